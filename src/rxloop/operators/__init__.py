@@ -1,7 +1,7 @@
-"""What works in the loop (`loop/`), and views for subscribers (`views/`): an operator is how the loop is extended.
+"""Operators of the loop (`loop/`) and views for subscribers (`views/`).
 
-An operator works in the loop: events pass untouched and at once, and only a request may be held, replaced, answered or
-multiplied. A view works for a subscriber, and any reactivex operator is one.
+Loop operators extend the loop. They must pass events unchanged and immediately, but can hold, replace, answer or
+multiply requests. Views run for a subscriber; any reactivex operator can be used as a view.
 """
 
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from rxloop._lazy import import_later
 __all__: list[str]
 import_later(__name__)
 
-# The list of the public names: type checkers read it, and `import_later` does.
+# Type checkers and `import_later` read the public names from these imports.
 if TYPE_CHECKING:
     from rxloop.operators.loop.answering import answering as answering
     from rxloop.operators.loop.at_end import at_end as at_end

@@ -105,7 +105,7 @@ DIFFERENT: dict[str, tuple[tuple[Any, ...], dict[str, Any], list[str]]] = {
         (call("get_weather", city="Bergen"), "It is 7 C."),
         {},
         [
-            "the run parts from the recording at event 3 of 8 that count",
+            "the run differs from the recording at compared event 3 of 8",
             "recorded     4 content-complete 1: get_weather(city='Oslo')",
             "happened     4 content-complete 1: get_weather(city='Bergen')",
         ],
@@ -114,7 +114,7 @@ DIFFERENT: dict[str, tuple[tuple[Any, ...], dict[str, Any], list[str]]] = {
         (SCRIPT[0], "It is 8 C."),
         {},
         [
-            "the run parts from the recording at event 7 of 8 that count",
+            "the run differs from the recording at compared event 7 of 8",
             "recorded  9 content-complete 2: It is 7 C.",
             "happened  9 content-complete 2: It is 8 C.",
             "  content: 'It is 7 C.' != 'It is 8 C.'",
@@ -124,7 +124,7 @@ DIFFERENT: dict[str, tuple[tuple[Any, ...], dict[str, Any], list[str]]] = {
         SCRIPT,
         {"name": "other"},
         [
-            "the run parts from the recording at event 2 of 8 that count",
+            "the run differs from the recording at compared event 2 of 8",
             "recorded  3 llm-call 1: scripted, 1 messages",
             "happened  3 llm-call 1: other, 1 messages",
             "  model: 'scripted' != 'other'",

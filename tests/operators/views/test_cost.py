@@ -71,7 +71,7 @@ def test_cached_tokens_have_their_own_price_or_the_input_price() -> None:
 
 
 def test_model_without_a_price_adds_nothing_and_warns_once() -> None:
-    with pytest.warns(errors.UnpricedModel, match="no price is known of 'unknown'") as warned:
+    with pytest.warns(errors.UnpricedModel, match="'unknown' has no price") as warned:
         assert total_costs(call_event("unknown"), usage_event(input_tokens=9), usage_event(input_tokens=9)) == [0]
     assert len(warned) == 1
     priced = call_event("a"), usage_event(output_tokens=MILLION)

@@ -1,1 +1,1 @@
-"""Operators that work in the loop."""
+"""Operators of the loop."""

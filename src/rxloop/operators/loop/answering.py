@@ -20,7 +20,7 @@ def answering(
 ) -> Operator[object]:
     """Replace requests of one type by their answers, and pass all other signals through.
 
-    The engine of the loop. `call_model`, `run_tools`, `iterate` and `on` use it.
+    Used by `call_model`, `run_tools`, `iterate` and `on`.
 
     ::
 
@@ -31,12 +31,12 @@ def answering(
 
     Args:
         request_type: Type of the requests to answer.
-        answer: Called with each of these requests. The result is subscribed once, and replaces the request.
-        concurrency: Maximum number of answers under way. Other requests wait, in order. None means no limit.
+        answer: Returns the signals that replace a request. The result is subscribed once.
+        concurrency: Maximum number of concurrent answers. Further requests wait in order. The default is no limit.
 
     Returns:
-        Operator that completes after its source and all answers. An error of one answer disposes the other answers and
-        is the error of the operator.
+        Operator that completes after its source and all answers. If one answer fails, the others are disposed and the
+        operator fails with the same error.
     """
     return answering_with_permits(request_type, lambda request, _: answer(request), concurrency)
 
@@ -44,12 +44,12 @@ def answering(
 def answering_with_permits(
     request_type: type[R], answer: Callable[[R, Permit | None], Observable[Signal]], concurrency: int | None
 ) -> Operator[object]:
-    """Return `answering`, but pass `answer` a permit, which the answer can give back while it waits for a person.
+    """Return `answering`, but pass `answer` a permit that it can release while it waits for a person.
 
     The permit is None if `concurrency` is None.
     """
     if concurrency is not None and concurrency < 1:
-        raise ConfigurationError(f"concurrency must be at least 1, not {concurrency}")
+        raise ConfigurationError(f"concurrency must be at least 1, got {concurrency}")
 
     def operator(source: Observable[Signal]) -> Observable[Signal]:
         def subscribe(observer: Any, scheduler: Any = None) -> abc.DisposableBase:
@@ -62,7 +62,7 @@ def answering_with_permits(
 
 
 class _Answering(Generic[R]):
-    """One subscription of `answering`. A class, because closures for each iteration would cost more."""
+    """Subscription of `answering`. A class is cheaper than closures for each iteration."""
 
     __slots__ = (
         "_active",
@@ -94,12 +94,12 @@ class _Answering(Generic[R]):
         # An empty deque would take 600 bytes.
         self._waiting: deque[R] | None = None
         self._active = 0
-        """Number of answers under way, including those that wait without their permits."""
+        """Number of active answers, including those that have released their permits."""
         self._source_ended = False
         self._advancing = False
 
     def connect(self, source: Observable[Signal]) -> abc.DisposableBase:
-        """Begin. Disposing the result ends the source and all answers."""
+        """Subscribe to the source. Disposing the result also disposes all answers."""
         connect(source, self._on_next, self._on_error, self._on_completed, self._scheduler, self._connections)
         return self._connections
 
@@ -115,7 +115,7 @@ class _Answering(Generic[R]):
 
     def _start(self, request: R) -> None:
         if self._connections.disposed:
-            # A source that delivers inside its `subscribe` cannot be disposed before.
+            # We cannot dispose a source that emits inside `subscribe`.
             return
         permit = None if self._permits is None else Permit(self._permits, self._advance, self._end)
         try:

@@ -10,7 +10,7 @@ from rxloop.stream.rx import ColdObservable, Connections, connect
 
 
 def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator[object]:
-    """Answer the end of an iteration, once everything before it is done.
+    """Replace the `IterationEnd` of an iteration after the source has completed.
 
     ::
 
@@ -18,11 +18,11 @@ def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator[obj
         answer               --a--E|
         out     -----e---e-----a--E|
 
-    E `IterationEnd`, which is held until the source has completed; then the answer takes its place.
+    E is the `IterationEnd`. It is held until the source has completed.
 
     Args:
-        answer: Called with the `IterationEnd` when all model and tool calls of the iteration are over. It should pass
-            the `IterationEnd` on after its own signals, for the operators that follow.
+        answer: Called with the `IterationEnd` after all model and tool calls of the iteration. It should emit the
+            `IterationEnd` again after its own signals, because later operators may need it.
     """
 
     def operator(source: Observable[Signal]) -> Observable[Signal]:
@@ -38,7 +38,7 @@ def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator[obj
 
 
 class _AtEnd:
-    """One subscription of `at_end`. A class and not a closure, because each iteration has one."""
+    """Subscription of `at_end`. A class is cheaper than closures for each iteration."""
 
     __slots__ = ("_answer", "_connections", "_held", "_observer", "_scheduler")
 
@@ -55,7 +55,7 @@ class _AtEnd:
         self._held: IterationEnd | None = None
 
     def of(self, source: Observable[Signal]) -> abc.DisposableBase:
-        """Begin; disposing the result ends the source and the answer."""
+        """Subscribe to the source. Disposing the result also disposes the answer."""
         connect(source, self._on_next, self._observer.on_error, self._on_completed, self._scheduler, self._connections)
         return self._connections
 

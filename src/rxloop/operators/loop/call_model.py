@@ -26,7 +26,7 @@ from rxloop.stream.sources import emit
 
 
 def call_model() -> Operator[object]:
-    """Answer each `ModelRequest`: call the model, and request the tools that it calls.
+    """Answer each `ModelRequest` with a model call, and request the tools that the model calls.
 
     ::
 
@@ -34,16 +34,17 @@ def call_model() -> Operator[object]:
         model      --delta--delta--complete--|
         out      --L-d------d------(C,T,T)---|
 
-    M `ModelRequest`, L `llm-call` just before the request is sent, d deltas and thoughts as they stream, C
-    `content-complete`, T one `ToolRequest` for each tool call of the message.
+    M is a `ModelRequest`, L the `llm-call` before the request is sent, d a delta or thought, C a `content-complete` and
+    T a `ToolRequest` for each tool call of the message.
 
-    Each failed request is an internal `llm-failed` event. `iterate` sends a request that was too long once more, with a
-    higher pressure. Every other failure of the provider is also the error of this operator. A step that an earlier
-    attempt of the run completed is answered from the log.
+    Each failed request is published as an internal `llm-failed` event. `iterate` retries a request that was too long
+    with a higher pressure. After any other provider failure, the operator fails. If an earlier attempt of the run has
+    completed the step, its message is read from the log.
 
-    Only this operator checks the messages that operators have changed. Each call must be followed by one result, in
-    order, and the newest message of the user, pinned messages and the system prompt must be there. Other requests are
-    repaired: `llm-call` lists the problems, and a warning names the loop.
+    If operators have changed the messages, they are checked before the call: each tool call must be followed by one
+    result, in order, and the newest user message, pinned messages and the system prompt must be present. Invalid
+    requests
+    are repaired. Their `llm-call` lists the problems, and a warning names the loop.
     """
     checks = RequestChecks()
 
@@ -61,7 +62,7 @@ def call_model() -> Operator[object]:
 
 
 class _Call(abc.DisposableBase):
-    """One call of the model. A class, because closures for each iteration would cost more."""
+    """Model call. A class is cheaper than closures for each iteration."""
 
     __slots__ = ("_answer", "_branch", "_ended", "_failures", "_host", "_observer", "_shown", "_step", "request")
 
@@ -80,7 +81,7 @@ class _Call(abc.DisposableBase):
         self._ended = False
         self._failures = 0
         self._shown: str | None = None
-        """Name of the last called tool, unless it is hidden."""
+        """Name of the most recently called tool, unless the tool is hidden."""
         observer.on_next(describe_request(request, problems))
         model = request.ctx.model
         if request.branch is None:
@@ -96,7 +97,7 @@ class _Call(abc.DisposableBase):
                 self._host.close_abandoned(self.request.ctx)
 
     def interrupt(self, ends: Sequence[Event]) -> None:
-        """Interrupt the answer. Its text so far is the message, and the iteration ends."""
+        """Stop the call. The text received so far becomes the message, and the iteration ends."""
         if self._ended:
             return
         self._over()
@@ -117,7 +118,7 @@ class _Call(abc.DisposableBase):
         except (AttributeError, KeyError):
             raise not_an_event(event, self.request) from None
         if published:
-            # Providers may send one object for several requests.
+            # Providers may send the same object for several requests.
             event = copy_unstamped(event)
             fields = mutable_fields(event)
         if fields["step"] is None:
@@ -125,7 +126,7 @@ class _Call(abc.DisposableBase):
         if self._branch is not None:
             fields["branch"] = self._branch
         if not event.durable:
-            # `isinstance` would take ten calls for each token.
+            # `isinstance` would make ten calls for each token.
             if type(event) is ToolCallDeltaEvent and event.name != self._shown and not event.hidden:
                 # Subscribers hide the call by this field.
                 fields["hidden"] = self._host.tools.hides(event.name)
@@ -139,7 +140,7 @@ class _Call(abc.DisposableBase):
         self._observer.on_next(event)
 
     def _complete(self, message: ContentCompleteEvent) -> None:
-        """Send the message and a request for each tool call."""
+        """Emit the message and a request for each tool call."""
         complete_message(message, self.request)
         self._observer.on_next(message)
         calls = enumerate(message.tool_calls)

@@ -17,7 +17,7 @@ _checkpoint = make_unchecked(CheckpointEvent, normalised=True)
 
 
 def checkpoint(every: int = 1) -> Operator[object]:
-    """Hold the end of an iteration until the log is durable, and say so.
+    """Publish a checkpoint at the end of an iteration, after its events are durable.
 
     ::
 
@@ -25,24 +25,25 @@ def checkpoint(every: int = 1) -> Operator[object]:
         log               ....ok
         out  -----e---e-------(k,E|)
 
-    E `IterationEnd`, which is held until everything before it is done; k `checkpoint`. Without a log there is nothing
-    to wait for, and the event says so by `durable_seq=None`.
+    E is the `IterationEnd`, which is held until all earlier signals have passed, and k the `checkpoint`. Without a log,
+    the operator does not wait, and the event has `durable_seq=None`.
 
     Args:
-        every: Do so after every n-th iteration only; after the last one of a run, and before a pause, in any case.
+        every: Number of iterations between checkpoints. A run always has a checkpoint after its last iteration and
+            before it waits for input.
     """
     if every < 1:
-        raise ConfigurationError(f"every must be at least 1, not {every}")
+        raise ConfigurationError(f"every must be at least 1, got {every}")
 
     def answer(end: IterationEnd) -> Observable[Signal]:
         state = end.ctx.state
         if state.open_step is not None:
-            # Either the request was too long for the model, and the same iteration is about to be tried again. Or its
-            # message is still on its way, and a checkpoint would not be true yet.
+            # Either the request was too long and the iteration is about to be retried, or its message has not been
+            # published yet. A checkpoint would be wrong in both cases.
             if state.failure is None:
                 log.warning(
-                    "iteration %s gets no checkpoint, since its message has not come out of the loop: if there is one, "
-                    "an operator after op.checkpoint() holds it back, but events have to pass at once",
+                    "skipping the checkpoint of iteration %s because its message has not left the loop; an operator "
+                    "after op.checkpoint() may be holding it, but operators must pass events immediately",
                     end.iteration,
                 )
             return emit(end)
@@ -67,7 +68,7 @@ def checkpoint(every: int = 1) -> Operator[object]:
 
 def _event(end: IterationEnd, durable_seq: int | None) -> CheckpointEvent:
     state = end.ctx.state
-    # The end of an iteration may be that of a strategy of the user's own.
+    # A custom strategy may have created the `IterationEnd`.
     make = _checkpoint if end.iteration.__class__ is int else CheckpointEvent
     return make(
         step=end.ctx.step,

@@ -32,19 +32,19 @@ NO_CALL = "Your message ended as if it called tools, but no usable call arrived.
 class _Handling(NamedTuple):
     request: type[Request]
     ends: bool
-    """No request of the type passes the operator."""
+    """True if the operator answers all requests of the type."""
     pipeline: Operator | None
-    """What it sends the requests of its iterations through, if it makes a run of them."""
+    """Pipeline of the iterations, if the operator answers a `RunRequest` with iterations."""
 
 
 def handling(operator: O, request: type[Request], *, ends: bool = False, pipeline: Operator | None = None) -> O:
-    """Write down what an operator handles.
+    """Declare the requests that an operator handles, and return the operator.
 
     Args:
         operator: The operator.
-        request: The type of the requests that it answers.
-        ends: It answers all of them, so that none passes it.
-        pipeline: What it sends the requests of its iterations through, if it answers a `RunRequest` by iterations.
+        request: Type of the requests that it handles.
+        ends: True if the operator answers all of these requests, so that later operators get none.
+        pipeline: Pipeline of the iterations, if the operator answers a `RunRequest` with iterations.
     """
     fields: dict[str, Any] = vars(operator)
     fields[HANDLING] = _Handling(request, ends, pipeline)
@@ -52,22 +52,22 @@ def handling(operator: O, request: type[Request], *, ends: bool = False, pipelin
 
 
 def check_iteration(operators: Iterable[Operator]) -> None:
-    """Refuse an operator of a loop that handles what never comes to its place.
+    """Check that every operator of an iteration can receive the requests that it handles.
 
     Args:
-        operators: Those of one iteration, in order.
+        operators: Operators of one iteration, in order.
 
     Raises:
-        ConfigurationError: There is one; it says where to put it.
+        ConfigurationError: An operator would never receive a request. The message tells where to move it.
     """
     _check(list(parts(operators)), around=False)
 
 
 def check_run(operator: Operator) -> None:
-    """Refuse what a strategy has made if an operator in it, or in its loop, handles what never comes to its place.
+    """Check that every operator of a strategy and its loop can receive the requests that it handles.
 
     Raises:
-        ConfigurationError: There is one; it says where to put it.
+        ConfigurationError: An operator would never receive a request. The message tells where to move it.
     """
     _check(list(parts([operator])), around=True)
 
@@ -85,8 +85,8 @@ def _check(line: list[Operator], *, around: bool) -> None:
         if advice is not None:
             where = "around the loop" if around else "in the loop"
             raise ConfigurationError(
-                f"the operator {describe(operator)} handles each {found.request.__name__}, and none ever comes to its "
-                f"place {where} {', '.join(map(describe, line))}: {advice}"
+                f"operator {describe(operator)} never receives a {found.request.__name__} at its position {where} "
+                f"{', '.join(map(describe, line))}; {advice}"
             )
 
 
@@ -95,12 +95,16 @@ def _handled(operator: Operator) -> _Handling | None:
 
 
 def _advice(kind: type[Request], place: int, ends: dict[type[Request], list[int]], *, around: bool) -> str | None:
-    """Say where a handler has to be put; None if its requests may come to its place."""
+    """Return where a misplaced handler belongs, or None if it can receive requests."""
     run, model, tools = (ends.get(ended, ()) for ended in (RunRequest, ModelRequest, ToolRequest))
     if issubclass(kind, RunRequest):
         if not around:
-            return "put it around the loop, by a strategy that gives op.compose(..., op.iterate(pipeline))"
-        return "put it before op.iterate(...), or what else answers it" if run and place > run[-1] else None
+            return "put it around the loop, with a strategy that returns op.compose(..., op.iterate(pipeline))"
+        return (
+            "put it before op.iterate(...), or before the operator that answers the RunRequest"
+            if run and place > run[-1]
+            else None
+        )
     if around and run and issubclass(kind, ModelRequest | ToolRequest | IterationEnd):
         return "put it into the loop, as in loop=op.standard(...)"
     if issubclass(kind, ModelRequest) and model and place > model[-1]:
@@ -113,43 +117,47 @@ def _advice(kind: type[Request], place: int, ends: dict[type[Request], list[int]
 
 
 def shown(value: object) -> str:
-    """Show a value in a message."""
+    """Return the repr of a value, truncated to 100 characters."""
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def find_signal_error(signal: object, loop: Operator) -> PipelineError | None:
-    """Return the error of an object that left the loop: an unanswered `RunRequest`, or neither an event nor a request.
+    """Return an error if a signal must not leave the loop, or None.
 
-    Call it in the thread in which the object arrives, because the error names the sender.
+    These signals are an unanswered `RunRequest`, and values that are neither events nor requests. Call it in the thread
+    that emits the signal, because the error names the sender.
     """
     if isinstance(signal, RunRequest):
-        return PipelineError(f"nothing answered the RunRequest: the loop is {describe(loop)}")
+        return PipelineError(f"no operator answered the RunRequest; the loop is {describe(loop)}")
     return None if isinstance(signal, Request) else no_signal(signal, loop)
 
 
 def no_signal(value: object, loop: Operator) -> PipelineError:
-    """Make the error of an operator that sent neither an event nor a request; call it where that arrives."""
+    """Return the error for a value that is neither an event nor a request.
+
+    Call it in the thread that emits the value, because the error names the sender.
+    """
     return PipelineError(
-        f"{find_sender(value)} sent {shown(value)}, of the type {type(value).__qualname__}, where only events and "
-        f"requests may travel: the loop is {describe(loop)}"
+        f"{find_sender(value)} must emit events or requests, got {shown(value)} of type {type(value).__qualname__}; "
+        f"the loop is {describe(loop)}"
     )
 
 
 def from_thread(loop: Operator, cause: Exception | None) -> PipelineError:
-    """Make the error of a delivery from another thread; call it in that thread."""
+    """Return the error for a signal from another thread. Call it in that thread."""
     why = "" if cause is None else f" ({cause!r})"
     error = PipelineError(
-        f"something in the loop delivered from the thread {threading.current_thread().name!r}{why}, but a run belongs "
-        "to the thread of its event loop: do what needs a thread inside from_task of rxloop.stream.sources, as in "
-        f"`await asyncio.to_thread(...)`, and push from there; the loop is {describe(loop)}"
+        f"operators must emit signals in the thread of the event loop, got one from thread "
+        f"{threading.current_thread().name!r}{why}; use from_task of rxloop.stream.sources, call "
+        f"`await asyncio.to_thread(...)` inside it, and push the result; the loop is {describe(loop)}"
     )
     error.__cause__ = cause
     return error
 
 
 def stuck(state: RunState, loop: Operator) -> PipelineError:
-    """Make the error of a run that nothing is left to continue."""
+    """Return the error for a run that no task and no timer can continue."""
     if state.open_step is not None:
         waits = f"the model call of step {state.open_step} has no answer"
     elif state.batch is not None:
@@ -158,17 +166,16 @@ def stuck(state: RunState, loop: Operator) -> PipelineError:
     else:
         waits = "an operator has not completed"
     return PipelineError(
-        f"nothing is left that could bring the run to its end, no task and no timer, but {waits}: something in the "
-        "loop waits for what never comes, such as rx.never(), a Subject, or an end that only itself could bring; what "
-        f"comes from outside has to be awaited in a task, by op.on or from_awaitable; the loop is {describe(loop)}"
+        f"the run cannot continue, because no task or timer is left, but {waits}; an operator may be waiting for "
+        "rx.never(), a Subject, or its own end; await external values in a task with op.on or from_awaitable; "
+        f"the loop is {describe(loop)}"
     )
 
 
 def unordered(what: str, loop: Operator) -> PipelineError:
-    """Make the error of an event that does not follow what came out of the loop before it."""
+    """Return the error for an event that is out of order."""
     return PipelineError(
-        f"{what}: something in the loop drops, doubles or holds back events, which have to pass untouched and at once; "
-        f"the loop is {describe(loop)}"
+        f"{what}: operators must pass events unchanged, once and immediately; the loop is {describe(loop)}"
     )
 
 
@@ -176,44 +183,44 @@ def unordered(what: str, loop: Operator) -> PipelineError:
 
 
 def unanswered(request: ModelRequest | ToolRequest, pipeline: Operator) -> PipelineError:
-    """Make the error of a request that left the pipeline of an iteration."""
+    """Return the error for a request that left the pipeline of an iteration."""
     return PipelineError(
-        f"nothing answered a {type(request).__name__} of step {request.ctx.step}: "
-        f"the pipeline is {describe(pipeline)}; put {_ANSWERS[type(request)]} after what sends it"
+        f"no operator answered a {type(request).__name__} of step {request.ctx.step}; "
+        f"put {_ANSWERS[type(request)]} after its sender; the pipeline is {describe(pipeline)}"
     )
 
 
 def check_iteration_end(state: RunState, step: str | None, pipeline: Operator) -> None:
-    """Check that an iteration completed its message and answered all calls.
+    """Check that an iteration has completed its message and answered all tool calls.
 
     Raises:
-        PipelineError: It did not.
+        PipelineError: The message or a result is missing.
     """
     if state.last is None or state.last.step != step:
-        raise PipelineError(f"iteration {step} ended without a content-complete: the pipeline is {describe(pipeline)}")
+        raise PipelineError(f"iteration {step} ended without a content-complete; the pipeline is {describe(pipeline)}")
     if state.batch is not None:
         names = ", ".join(state.batch.calls[index].name for index in state.batch.open)
         raise PipelineError(
-            f"iteration {step} left tool calls unanswered ({names}): the pipeline is {describe(pipeline)}"
+            f"iteration {step} left tool calls unanswered ({names}); the pipeline is {describe(pipeline)}"
         )
 
 
 def check_answer(state: RunState) -> None:
-    """Refuse an empty answer with an unknown finish reason, because it may not be an answer.
+    """Reject an empty answer with an unknown finish reason.
 
     Raises:
-        ProviderProtocolError: The newest message is such an answer.
+        ProviderProtocolError: The newest message is empty, and its finish reason is unknown.
     """
     last = state.last
     if last is None or state.content or state.files or last.finish_reason in KNOWN:
         return
-    raise ProviderProtocolError(f"the model gave no answer: its message is empty, and {explain_end(last)}")
+    raise ProviderProtocolError(f"the model returned an empty message, and {explain_end(last)}")
 
 
 def find_retry(state: RunState) -> LLMFailedEvent | None:
-    """Return the failure of a model call that `iterate` retries: too long a request, or media the vendor refused.
+    """Return the failed model call if `iterate` has to retry it, or None.
 
-    Providers retry after other failures.
+    This is the case if the request was too long or the vendor refused media. Providers retry after other failures.
     """
     failure = state.failure
     if failure is None or state.open_step is None:
@@ -222,22 +229,22 @@ def find_retry(state: RunState) -> LLMFailedEvent | None:
 
 
 class Retries:
-    """Repeated requests of one iteration."""
+    """Retries of the requests of one iteration."""
 
     __slots__ = ("_refusal", "pressure")
 
     def __init__(self) -> None:
         self.pressure = 0
-        """Number of times that the provider reported that the request is too long."""
+        """Number of times the provider has rejected the request as too long."""
         self._refusal: str | None = None
-        """Reason why the vendor refused images or files."""
+        """Reason that the vendor gave for refusing images or files."""
 
     def add(self, failure: LLMFailedEvent) -> None:
-        """Count a failure found by `find_retry`.
+        """Count a failure returned by `find_retry`.
 
         Raises:
-            MediaRefused: The vendor refused images or files again.
-            ContextLengthExceeded: The request is still too long.
+            MediaRefused: The vendor has refused images or files again.
+            ContextLengthExceeded: The request is still too long after the last retry.
         """
         if failure.refused:
             if self._refusal is not None:
@@ -255,10 +262,10 @@ def lacks_calls(state: RunState) -> bool:
 
 
 def lost_calls_note(state: RunState) -> str:
-    """Return the message to a model whose tool calls did not arrive.
+    """Return the note to a model whose tool calls did not arrive.
 
     Raises:
-        ProviderProtocolError: The model has just been told, so the run would not end.
+        ProviderProtocolError: The previous message already was this note, so the run would never end.
     """
     raw = state.last.raw_finish_reason if state.last is not None else None
     why = f" (finish reason {raw!r})" if raw and raw != "tool_calls" else ""
@@ -267,5 +274,5 @@ def lost_calls_note(state: RunState) -> str:
         why = f"{why}: {reason}"
     before = state.messages[-2] if len(state.messages) > 1 else None
     if before is not None and before.role == "user" and before.text.startswith(NO_CALL):
-        raise ProviderProtocolError(f"the model says that it calls tools, but its messages hold no usable call{why}")
+        raise ProviderProtocolError(f"the model's messages end as tool calls, but contain no usable call{why}")
     return f"{NO_CALL}{why}"

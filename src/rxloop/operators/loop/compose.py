@@ -12,7 +12,7 @@ from rxloop.support.foreign_errors import to_error
 
 
 def compose(*operators: Operator[OperatorDeps]) -> Operator[OperatorDeps]:
-    """Make one operator of several, the first one nearest to the source.
+    """Combine operators into one. The first one is nearest to the source.
 
     ::
 
@@ -22,11 +22,11 @@ def compose(*operators: Operator[OperatorDeps]) -> Operator[OperatorDeps]:
         [b]
         out  --C--------|
 
-    Unlike `Observable.pipe`, which the type checker follows through seven operators only, it takes any number: in a
-    loop they are all of one type.
+    The type checker follows `Observable.pipe` through seven operators only. This function takes any number, because all
+    operators of a loop have the same type.
 
     Args:
-        operators: Operators of the loop. Without any, the operator passes everything on.
+        operators: Operators of the loop. Without any, the result passes all signals through.
     """
 
     def operator(source: Observable[Signal]) -> Observable[Signal]:
@@ -38,9 +38,7 @@ def compose(*operators: Operator[OperatorDeps]) -> Operator[OperatorDeps]:
             except BaseException as error:
                 raise to_error(error, f"the operator {describe(part)}") from error
             if not isinstance(source, Observable):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise PipelineError(
-                    f"the operator {describe(part)} gave {source!r}: it has to give an Observable, made of its source"
-                )
+                raise PipelineError(f"operator {describe(part)} must return an Observable, got {source!r}")
         return source
 
     operator.__qualname__ = ", ".join(map(describe, operators)) or "nothing"
@@ -49,7 +47,7 @@ def compose(*operators: Operator[OperatorDeps]) -> Operator[OperatorDeps]:
 
 
 def parts(operators: Iterable[Operator]) -> Iterator[Operator]:
-    """Give the operators that these are composed of, in order."""
+    """Yield the operators, with composed operators replaced by their parts."""
     for operator in operators:
         composed = getattr(operator, PARTS, None)
         if composed is None:
@@ -59,11 +57,11 @@ def parts(operators: Iterable[Operator]) -> Iterator[Operator]:
 
 
 def describe(operator: Operator) -> str:
-    """Name an operator in a message: by its own name, or that of the function that made it."""
+    """Return the name of an operator, or of the function that created it, for messages."""
     name: str = getattr(operator, "__qualname__", None) or type(operator).__qualname__
     *makers, own = name.split(".<locals>.")
     if own == "_wrap_curried":
-        # What reactivex makes its operators of: the function that knows their name is among what it holds.
+        # A reactivex operator keeps the function with its name in its closure.
         held = [cell.cell_contents for cell in getattr(operator, "__closure__", None) or ()]
         names = [value.__name__ for value in held if isinstance(value, FunctionType)]
         return f"rx.{names[-1].strip('_')}" if names else own

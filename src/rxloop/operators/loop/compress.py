@@ -17,33 +17,34 @@ def compress(
     every: int | None = None,
     timeout: float = 30.0,
 ) -> Operator[object]:
-    """Make each `ModelRequest` fit: cut the history once it overflows.
+    """Compress the history of each `ModelRequest` that exceeds the token limit.
 
     ::
 
         in   --M--|    --M------|    --M--|
         out  --M--|    --(c,m)--|    --m--|
 
-    M `ModelRequest`, c `context-compressed`, m the same request with fewer messages. Between two cuts a request only
-    grows at its end, so that the provider's cache holds. The history in the log stays as it is: the event names what is
-    left out, and a run that is resumed sends the same. When the provider says that a request is too long, `iterate`
-    sends it again with more `pressure`, and it is cut further.
+    M is a `ModelRequest`, c a `context-compressed` event, and m the request with fewer messages. Between two
+    compressions,
+    requests only grow at the end, so the provider's cache stays valid. The history in the log does not change: the
+    event
+    names the omitted messages, so that a resumed run sends the same requests. If the provider rejects a request as too
+    long, `iterate` retries it with a higher `pressure`, and more messages are removed.
 
-    The result of the compressor is checked and repaired before it leaves. One that is not a history, is larger than
-    before, or takes too long is thrown away, and a `thinking-failed` event says so. After three failures the rest of
-    the run goes without.
+    The result of the compressor is checked and repaired. If it is invalid, larger than before or late, it is discarded
+    and a `thinking-failed` event is published. After three failures, the run continues without compression.
 
     Args:
-        compressor: Makes the cuts, for example `SlidingWindowCompressor(max_tokens=60_000)`.
-        counter: Counts tokens; by default an estimator that learns from what the providers report.
-        every: Also cut after this many model calls, even if there is room: to the compressor's `low` part of what the
-            history has by then. In between a request only grows at its end, as always.
-        timeout: Seconds that the compressor may take; then the request goes as it was.
+        compressor: For example `SlidingWindowCompressor(max_tokens=60_000)`.
+        counter: Counts tokens. The default is an estimator that learns from the usage reported by providers.
+        every: Also compress after this number of model calls, down to the compressor's `low` fraction of the current
+            history. By default the history is only compressed when it is too large.
+        timeout: Time limit of the compressor in seconds. After a timeout, the request is sent unchanged.
 
     Raises:
-        ConfigurationError: An argument is of a wrong kind.
+        ConfigurationError: An argument has the wrong type.
     """
-    # Imported here, because most programs do not need it.
+    # Imported here because most programs do not need it.
     from rxloop.context.request_compressor import RequestCutter
 
     cutter = RequestCutter(compressor, counter, every, timeout)

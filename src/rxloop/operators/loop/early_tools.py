@@ -29,7 +29,7 @@ _Slot = tuple[str, int]
 
 
 def starting_early(carried_out: CarriedOut, answer: Answer, concurrency: int) -> Operator[object]:
-    """Answer each `ToolRequest`, and start what is read-only before it comes.
+    """Answer each `ToolRequest`, and start calls of read-only tools before it arrives.
 
     ::
 
@@ -37,13 +37,13 @@ def starting_early(carried_out: CarriedOut, answer: Answer, concurrency: int) ->
         call of 1  -----s--p------x|
         out        --a--a-a---C-(s,p)--s2-x--x2-|
 
-    a `tool-call-delta`: with the second one the arguments of the first call are complete; C `content-complete`, T
-    `ToolRequest`, s `tool-start`, p `tool-progress`, x `tool-complete`.
+    a is a `tool-call-delta`; the second one completes the arguments of the first call. C is a `content-complete`, T a
+    `ToolRequest`, s a `tool-start`, p a `tool-progress` and x a `tool-complete`.
 
     Args:
-        carried_out: Carries out a call.
+        carried_out: Executes a call.
         answer: Answers a request whose call has not been started.
-        concurrency: How many tools may run at once.
+        concurrency: Maximum number of tools that run at once.
     """
 
     def operator(source: Observable[Signal]) -> Observable[Signal]:
@@ -62,7 +62,7 @@ def starting_early(carried_out: CarriedOut, answer: Answer, concurrency: int) ->
 
 
 class _Written:
-    """The arguments of a call, as they are written."""
+    """Streamed arguments of a tool call."""
 
     __slots__ = ("complete", "depth", "pieces", "place")
 
@@ -73,11 +73,12 @@ class _Written:
         self.complete = False
 
     def write(self, fragment: str) -> bool:
-        """Add a piece; True when it closes the object.
+        """Add a fragment, and return True if the JSON object is complete.
 
-        Once closed, a JSON object can only be followed by blanks: nothing that comes later makes another one of it.
-        Braces inside of texts are counted as well. What they make look complete is no JSON, and such a call is not
-        started early.
+        Only whitespace can follow a complete JSON object, so later fragments cannot change it. Braces in strings are
+        counted
+        as well. If they make the object look complete too early, it is not valid JSON, and the call is not started
+        early.
         """
         self.pieces.append(fragment)
         closes = fragment.count("}")
@@ -87,7 +88,7 @@ class _Written:
 
 
 class _EarlyCall:
-    """A call that is under way before the model has asked for it; what it sends is held until then."""
+    """Tool call that starts before its request. Its signals are held until the request arrives."""
 
     __slots__ = ("_active", "_asked_for", "_held", "_link", "_observer", "request", "tool")
 
@@ -99,7 +100,7 @@ class _EarlyCall:
         self._asked_for = asyncio.Event()
         self._held: list[Notification[Signal]] = []
         self._observer: abc.ObserverBase[Signal] | None = None
-        # It has a permit once the model has asked for it, and asks nobody before.
+        # The call gets its permit with the request. Until then it cannot ask questions.
         self._active = ActiveCall(None)
         ctx = request.ctx.bind(asked_for=self._asked_for.wait)
         self._link = connect(
@@ -117,7 +118,7 @@ class _EarlyCall:
             notification.accept(self._observer)
 
     def answer(self, permit: Permit | None) -> Observable[Signal]:
-        """Deliver what was held, and what comes."""
+        """Return the held signals, followed by the live ones."""
         self._active.permit = permit
 
         def subscribe(
@@ -129,7 +130,7 @@ class _EarlyCall:
                 for notification in self._held:
                     notification.accept(observer)
             except InvalidEvent as error:
-                # Otherwise the tool hears of it, where it emits the event.
+                # The tool would get this error if it had emitted the event after the request.
                 self.dispose()
                 observer.on_next(self.request.refuse(str(error)))
                 observer.on_completed()
@@ -143,12 +144,11 @@ class _EarlyCall:
             get_host(self.request.ctx).close_abandoned(self.request.ctx)
 
     def dispose(self) -> None:
-        """Cancel the call."""
         self._link.dispose()
 
 
 class _Ahead:
-    """What is started early in one iteration."""
+    """Early tool calls of one iteration."""
 
     __slots__ = (
         "_answer",
@@ -176,7 +176,7 @@ class _Ahead:
         self._started: dict[_Slot, _EarlyCall] = {}
 
     def watching(self, source: Observable[Signal]) -> abc.Subscription[Signal]:
-        """Pass everything on, and look at what the model writes."""
+        """Return a source that passes all signals and starts early calls."""
 
         def subscribe(
             observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
@@ -194,7 +194,7 @@ class _Ahead:
         return subscribe
 
     def answer(self, request: ToolRequest, permit: Permit | None) -> Observable[Signal]:
-        """Go on with the call that was started for this request, if it is still the same one."""
+        """Continue the early call of a request, unless the request has changed."""
         early = self._started.pop(request.slot, None)
         if early is not None:
             host = get_host(request.ctx)
@@ -211,7 +211,7 @@ class _Ahead:
         if type(signal) is ToolCallDeltaEvent:
             self._read(signal)
         elif isinstance(signal, IterationEnd):
-            # It passes what still waits for its answer, and has the run with it.
+            # The `IterationEnd` provides the context of the run.
             self._ctx = signal.ctx
         elif isinstance(signal, LLMFailedEvent) and signal.step == self._step:
             self._void_all()
@@ -265,5 +265,5 @@ class _Ahead:
 
 
 def _may_be_vain(tool: Tool) -> bool:
-    """Tell whether a call does nothing that anybody could notice, were it not asked for in the end."""
+    """Return True if the call has no visible effect, so that it can be discarded."""
     return bool(getattr(tool, "read_only", False)) and tool.idempotent and not tool.approve

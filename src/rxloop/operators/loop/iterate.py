@@ -41,9 +41,9 @@ from rxloop.support.foreign_errors import leave_to_loop, to_error
 
 
 def iterate(pipeline: Operator[OperatorDeps], times: int | None = None) -> Operator[OperatorDeps]:
-    """Answer the `RunRequest`: send one model request after another through a pipeline, until the model has answered.
+    """Answer the `RunRequest` with model requests, until the model has answered.
 
-    The usual strategy. Each iteration subscribes the pipeline to a new `ModelRequest` and an `IterationEnd`.
+    The default strategy. Each iteration subscribes the pipeline to a new `ModelRequest` and an `IterationEnd`.
 
     ::
 
@@ -52,14 +52,14 @@ def iterate(pipeline: Operator[OperatorDeps], times: int | None = None) -> Opera
         2nd                    (M,E)--e--e--e--|
         out     ---------e--e---------e--e--e--|
 
-    Only the state of the run decides between iterations: the model has answered, the run waits for input, or a limit is
-    reached. A request that was too long is sent again under the same step, with a higher `pressure` for compressors. A
-    request with images or files that the vendor refused is sent once more without them. A message with the finish
-    reason `pause` is part of an answer, which the model continues in the next iteration.
+    Between iterations, only the state of the run is checked: it may have an answer, wait for input, or have reached a
+    limit. A request that was too long is retried under the same step, with a higher `pressure` for compressors. If the
+    vendor refused images or files, the request is retried once without them. After a message with the finish reason
+    `pause`, the model continues its answer in the next iteration.
 
     Args:
-        pipeline: Executes one iteration: `op.compose(op.call_model(), op.run_tools(), ...)`.
-        times: Maximum number of iterations, for strategies that work step by step.
+        pipeline: Pipeline of one iteration, for example `op.compose(op.call_model(), op.run_tools())`.
+        times: Maximum number of iterations. The default is no limit.
     """
 
     def answer(request: RunRequest) -> Observable[Signal]:
@@ -101,9 +101,9 @@ class _Iterations(abc.DisposableBase):
         self._current.dispose()
 
     def _advance(self) -> None:
-        """Begin the next iteration, at once or as soon as the current one has returned."""
+        """Start the next iteration, or let the loop that is already active start it."""
         if threading.get_ident() != self._thread:
-            # The run detects this as well, and its error has the details.
+            # The run also detects this and reports the details.
             self._fail(PipelineError("an iteration ended in another thread"))
             return
         self._due = True
@@ -116,7 +116,7 @@ class _Iterations(abc.DisposableBase):
                 self._begin()
         except BaseException as error:
             if self._stopped:
-                # An error was sent before. This one was raised while the iteration was disposed.
+                # The error was raised while the iteration was disposed after an earlier one.
                 raise
             self._fail(error if isinstance(error, Exception) else to_error(error))
             leave_to_loop(error)
@@ -146,7 +146,7 @@ class _Iterations(abc.DisposableBase):
         self._observer.on_error(error)
 
     def _next(self) -> Observable[Signal] | None:
-        """Return the source of the next iteration, or None when the run has an answer or waits for one."""
+        """Return the source of the next iteration, or None if the run has an answer or waits for one."""
         state = self._ctx.state
         if self._fed is not None:
             if state.pending:
@@ -180,7 +180,7 @@ class _Iterations(abc.DisposableBase):
         return self._model_request(iteration)
 
     def _is_last(self, state: RunState) -> bool:
-        """Count the iteration that has just ended. True if it was the last one."""
+        """Count a finished iteration, and return True if it was the last one."""
         if self._times is None or find_retry(state) is not None or lacks_calls(state) or state.is_partial:
             return False
         self._times -= 1
@@ -203,7 +203,7 @@ class _Iterations(abc.DisposableBase):
         return from_task(send, ctx, name="rxloop-request")
 
     def _end_only(self, state: RunState) -> Observable[Signal]:
-        """Send only the end, because after a resume the last operators have not seen the answer in the log."""
+        """Emit only the `IterationEnd`, because after a resume later operators have not seen the answer in the log."""
         self._fed = state.last.step if state.last is not None else None
         return emit(IterationEnd(state.iteration, self._ctx.bind(step=self._fed)))
 

@@ -1,4 +1,4 @@
-"""Requests to the model before they are sent, and its messages and failures before they are published."""
+"""Preparation of model requests, and events of model messages and failures."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _llm_call = make_unchecked(LLMCallEvent, normalised=True)
 
 
 class RequestChecks:
-    """Last changes to requests: messages of the meantime, repair, and no media that the vendor refused before."""
+    """Final checks of a request: adds late messages, repairs the history and omits refused media."""
 
     def __init__(self) -> None:
         self._repair: RequestRepair | None = None
 
     def prepare(self, request: ModelRequest) -> tuple[ModelRequest, Sequence[str]]:
-        """Return the request to send, and the problems that were repaired."""
+        """Return the request to send and the repaired problems."""
         request, problems = self._check(_add_late_messages(request))
         if request.ctx.state.refused:
             request = _omit_refused_media(request)
@@ -68,7 +68,7 @@ class RequestChecks:
 
 
 def _add_late_messages(request: ModelRequest) -> ModelRequest:
-    """Add the messages that entered the history after the request was created."""
+    """Add the messages that were appended to the history after the request was created."""
     history = request.ctx.state.messages
     if request.history is None or len(history) == request.history:
         return request
@@ -92,14 +92,14 @@ def describe_request(request: ModelRequest, problems: Sequence[str]) -> LLMCallE
     """Return the `llm-call` event of a request.
 
     Args:
-        request: The request that is about to be sent.
-        problems: Problems that were repaired.
+        request: The request before it is sent.
+        problems: Descriptions of the repaired problems.
     """
     layers = (*request.system, *request.tail)
     repairs: dict[str, Any] = {"problems": list(problems)} if problems else {}
     name, iteration = request.ctx.model.name, request.iteration
     estimate = _estimate(request, layers) if request.estimate is None else request.estimate
-    # Providers, strategies and counters of users may return values of other types.
+    # Custom providers, strategies and counters may return other types.
     numbers = iteration.__class__ is int and estimate.__class__ is int and 0 <= estimate <= MAX_INTEGER
     make = _llm_call if numbers and name.__class__ is str and name.isascii() and not problems else LLMCallEvent
     return make(
@@ -124,7 +124,7 @@ def _estimate(request: ModelRequest, layers: Sequence[Message]) -> int:
 
 
 def find_refused_media(request: ModelRequest, error: MediaRefused) -> tuple[dict[str, str], list[LLMNoticeEvent]]:
-    """Return the images and files that the vendor refused, with the reason, and a notice that names them."""
+    """Return the refused media with the vendor's reason, and a notice that lists them."""
     reason = vendor_reason(replace_surrogates(str(error)))
     media = select_refused((*request.system, *request.tail), request.messages, error.media, error.scope)
     if not media:
@@ -136,13 +136,13 @@ def find_refused_media(request: ModelRequest, error: MediaRefused) -> tuple[dict
 
 
 def describe_failure(request: ModelRequest, error: Exception, refused: dict[str, str], tries: int) -> LLMFailedEvent:
-    """Return the `llm-failed` event of the last request of a call. Requests that were retried have their own events.
+    """Return the `llm-failed` event of the last request of a call. Retried requests have their own events.
 
     Args:
-        request: The request.
-        error: The error of the provider.
+        request: The failed request.
+        error: The error raised by the provider.
         refused: Images and files that the vendor refused.
-        tries: Number of requests.
+        tries: Number of requests sent.
     """
     known = error if isinstance(error, ProviderError) else None
     code = known.code if known else "error"
@@ -161,20 +161,19 @@ def describe_failure(request: ModelRequest, error: Exception, refused: dict[str,
 
 
 def copy_unstamped(event: Event) -> Event:
-    """Copy an event that was published, so that it can be published again."""
+    """Return a copy of a published event that can be published again."""
     return event.model_copy(update=_UNSTAMPED)
 
 
 def not_an_event(value: object, request: ModelRequest) -> PipelineError:
-    """Make the error of a provider that sent something else than an event."""
+    """Return the error for a provider that emits a value other than an event."""
     return PipelineError(
-        f"the provider {request.ctx.model.name} sent {value!r}, of the type {type(value).__qualname__}: "
-        "a provider may send nothing but events"
+        f"provider {request.ctx.model.name} must emit events, got {value!r} of type {type(value).__qualname__}"
     )
 
 
 def complete_message(message: ContentCompleteEvent, request: ModelRequest) -> None:
-    """Add what the request says about the calls of a message, before the message is published."""
+    """Mark hidden calls and add the offered tools and the token limit before a message is published."""
     if message.tool_calls:
         name = "content-complete: tool_calls"
         tools = get_host(request.ctx).tools
@@ -187,14 +186,14 @@ def complete_message(message: ContentCompleteEvent, request: ModelRequest) -> No
 
 
 def mark_hidden(call: ToolCall, tools: OfferedTools) -> ToolCall:
-    """Return the call, marked as hidden if clients do not get its tool."""
+    """Return the call, marked as hidden if its tool is hidden from clients."""
     return call.model_copy(update={"hidden": True}) if not call.hidden and tools.hides(call.name) else call
 
 
 def list_offered(tools: Sequence[ToolDefinition], calls: Sequence[ToolCall], offered: OfferedTools) -> list[str] | None:
-    """Return the names of the tools that a message was offered, or None if it was offered all tools of the run.
+    """Return the names of the tools offered for a message, or None if they were all tools of the run.
 
-    A resumed run uses them to decide which tools the calls of the message can reach.
+    A resumed run uses them to find the tools that the calls of the message can reach.
     """
     names = {tool.name for tool in tools}
     if names.issuperset(call.name for call in calls) and not offered.has_others(names):
@@ -208,15 +207,15 @@ def make_tool_requests(
     ctx: RunContext[Any],
     offered: tuple[ToolDefinition, ...] | None,
 ) -> list[Signal]:
-    """Return a `ToolRequest` for each tool call of a complete message, or a failed `tool-complete` otherwise.
+    """Return a `ToolRequest`, or a failed `tool-complete`, for each unanswered tool call of a message.
 
-    The arguments of an incomplete message may be truncated, so guards, tools and people never get requests for them.
+    An incomplete message may have truncated arguments, so guards, tools and people never receive its calls.
 
     Args:
-        message: The message that calls the tools.
-        calls: Its unanswered calls, with their indexes.
-        ctx: The context of the model call.
-        offered: The tools offered to the model, or None for all tools of the run.
+        message: The message with the tool calls.
+        calls: Unanswered calls and their indexes.
+        ctx: Context of the model call.
+        offered: Tools offered to the model. None means all tools of the run.
     """
     if message.finish_reason in CUT_OFF:
         return []

@@ -24,15 +24,14 @@ def _checked_copy(signal: Signal, handler: str) -> Signal:
         return signal
     if not isinstance(signal, Event):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PipelineError(
-            f"the handler {handler} yielded {signal!r}, of the type {type(signal).__qualname__}: "
-            "it may yield requests and events"
+            f"handler {handler} must yield requests or events, got {signal!r} of type {type(signal).__qualname__}"
         )
-    # A copy of an event, since the run stamps what it publishes: the handler may keep its own as a constant.
+    # The run stamps published events, and the handler may reuse its own as a constant.
     return signal.model_copy()
 
 
 def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[D]], AsyncIterator[Signal]]], Operator[D]]:
-    """Make an operator of an async generator function, without any Rx.
+    """Create an operator from an async generator function.
 
     ::
 
@@ -40,12 +39,13 @@ def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[D]], AsyncIte
         handler       ....R'
         out      --e------R'--e-----|
 
-    The handler is called with each request of the type and the context of the run. What it yields takes the request's
-    place: the request itself, which lets it through, another one, several, events, or nothing. The end of an iteration
-    reaches its handler when everything before it is done.
+    The handler is called with each request of the type and the context of the run. The signals it yields replace the
+    request: the same request, other requests, events, or nothing. An `IterationEnd` is handled after all other signals
+    of
+    the iteration.
 
     Args:
-        request_type: `ToolRequest` for a guard or a cache, `ModelRequest`, `IterationEnd` or `RunRequest`.
+        request_type: `ToolRequest` for a guard or a cache, or `ModelRequest`, `IterationEnd` or `RunRequest`.
 
     Example:
         ```
@@ -58,11 +58,11 @@ def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[D]], AsyncIte
         ```
 
     Raises:
-        ConfigurationError: It is not a class of requests, or the handler is not an async generator function.
+        ConfigurationError: The type is not a request class, or the handler is not an async generator function.
     """
     if not (isinstance(cast("Any", request_type), type) and issubclass(cast("Any", request_type), Request)):
         raise ConfigurationError(
-            f"op.on({request_type!r}) cannot be used: give ToolRequest, ModelRequest, IterationEnd or RunRequest"
+            f"op.on() requires ToolRequest, ModelRequest, IterationEnd or RunRequest, got {request_type!r}"
         )
 
     def decorate(handler: Callable[[R, RunContext[D]], AsyncIterator[Signal]]) -> Operator[D]:
@@ -70,8 +70,8 @@ def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[D]], AsyncIte
         if not any(map(inspect.isasyncgenfunction, (called, type(called).__call__))):
             named = getattr(handler, "__name__", repr(handler))
             raise ConfigurationError(
-                f"the handler {named} of op.on({request_type.__name__}) is not an async generator function: "
-                "write `async def`, and `yield` what takes the request's place"
+                f"the handler {named} of op.on({request_type.__name__}) must be an async generator function; "
+                "use `async def`, and `yield` the signals that replace the request"
             )
 
         def answer(request: R) -> Observable[Signal]:

@@ -36,32 +36,33 @@ _complete = make_unchecked(ToolCompleteEvent, normalised=True)
 
 
 def run_tools(concurrency: int = 5, *, early: bool = False) -> Operator[object]:
-    """Answer each `ToolRequest`: call the tool.
+    """Answer each `ToolRequest` with a call of the tool.
 
     ::
 
         in   --T1-T2------------------------------|
         out  --s1-s2--progress2--x2---thought1-x1-|
 
-    T `ToolRequest`, s `tool-start`, x `tool-complete`. The tool's own events come between them. Every failure becomes a
-    failed result for the model: an unknown tool, invalid arguments, a timeout, an exception. A refused call has no
-    `tool-start`. A call that is requested twice is executed once.
+    T is a `ToolRequest`, s a `tool-start` and x a `tool-complete`. Events of the tool come between them. Every failure
+    becomes a failed result for the model: an unknown tool, invalid arguments, a timeout, an exception. A refused call
+    has
+    no `tool-start`. A call that is requested twice is executed once.
 
-    With a log, a tool that is not idempotent is called after its `tool-start` is durable.
+    With a log, a tool that is not idempotent is only called after its `tool-start` is durable.
 
-    With `early=True`, a call of a read-only tool begins as soon as its arguments are complete, while the model still
-    writes the rest of its message. Its events are held until its `ToolRequest` arrives, so that the stream, the log and
-    a resume do not change. If the request does not arrive or differs, the call is cancelled and leaves only an internal
-    `tool-voided` event. Guards see the request after the call has begun.
+    With `early=True`, a call of a read-only tool starts as soon as its arguments are complete, while the model still
+    streams the rest of its message. Its events are held until the `ToolRequest` arrives, so the stream, the log and a
+    resume do not change. If the request does not arrive or differs, the call is cancelled and only an internal
+    `tool-voided` event is published. Guards see the request after the call has started.
 
     Args:
-        concurrency: Maximum number of tools that run at once in one iteration. A call that waits for a person does not
-            count.
-        early: Start calls early, on the main branch: calls of tools with `read_only=True` that need no approval.
+        concurrency: Maximum number of tools that run at once in one iteration, not counting calls that wait for a
+            person.
+        early: Start calls early on the main branch, for tools with `read_only=True` that need no approval.
     """
     operator = answering_with_permits(ToolRequest, _answer, concurrency)
     if early:
-        # Imported here, because few programs need it.
+        # Imported here because few programs need it.
         from rxloop.operators.loop.early_tools import starting_early
 
         operator = starting_early(_carried_out, _answer, concurrency)
@@ -75,7 +76,7 @@ def _answer(request: ToolRequest, permit: Permit | None = None) -> Observable[Si
     if earlier is not None:
         return emit(earlier)
     if not host.claim(request.slot):
-        # An operator has doubled the request, but the tool may only be called once.
+        # An operator has duplicated the request, but the tool must only be called once.
         return emit()
     tool = host.tools.find(request)
     if not isinstance(tool, str):
@@ -107,7 +108,7 @@ async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal], activ
     ctx: RunContext[Any] = request.ctx.bind(out=push, questions=[], active_call=active)
     call = request.call
     if tool.approve:
-        # Imported here, because `import rxloop` is faster without this module.
+        # Imported here to make `import rxloop` faster.
         from rxloop.tools.approval import approval_question
 
         if not await ctx.ask(approval_question(tool.approve, call)):
@@ -148,7 +149,7 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
         return failure
     limit = getattr(tool, "max_result", MAX_RESULT)
     if limit is not None and len(content) > limit and not ctx.answer:
-        # Imported here, because `import rxloop` is faster without this module.
+        # Imported here to make `import rxloop` faster.
         from rxloop.tools.artifacts import store_long_result
 
         content = truncate_text(content, limit, await store_long_result(content, ctx))

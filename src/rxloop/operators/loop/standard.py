@@ -17,7 +17,7 @@ def standard(
     *,
     early: bool = False,
 ) -> list[Operator[OperatorDeps]]:
-    """List the operators of the usual loop, with places for your own.
+    """Return the operators of the default loop, with custom operators inserted.
 
     ::
 
@@ -33,19 +33,17 @@ def standard(
         out      --L-d--(C,s,s)--x--x-----(k|)    k checkpoint
 
     Args:
-        before_model: See each `ModelRequest` before the model does: compression, a change of settings.
-        before_tools: See each `ToolRequest` before the tools do: guards, caches.
-        at_end: See the `IterationEnd` and all events of the iteration.
-        early: Start calls of read-only tools while the model still writes: see `run_tools`.
+        before_model: Operators that receive each `ModelRequest` before the model, such as compressors.
+        before_tools: Operators that receive each `ToolRequest` before the tools, such as guards and caches.
+        at_end: Operators that receive the `IterationEnd` and all events of the iteration.
+        early: Start calls of read-only tools while the model is still streaming. See `run_tools`.
 
     Raises:
-        ConfigurationError: One of them is not a list.
+        ConfigurationError: An argument is not a list of operators.
     """
     places = {"before_model": before_model, "before_tools": before_tools, "at_end": at_end}
     for place, given in cast("dict[str, Any]", places).items():
         if isinstance(given, str) or not isinstance(given, Iterable):
             named = getattr(given, "__name__", "operator")
-            raise ConfigurationError(
-                f"{place}={given!r} cannot be used: give a list of operators, such as {place}=[{named}]"
-            )
+            raise ConfigurationError(f"{place} must be a list of operators such as [{named}], got {given!r}")
     return [*before_model, call_model(), *before_tools, run_tools(early=early), *at_end, checkpoint()]

@@ -18,43 +18,46 @@ def thinking_phase(
     summary_tokens: int = 400,
     timeout: float = 30.0,
 ) -> Operator[object]:
-    """Think before each model call: make the request fit, and note for the model how far the run is.
+    """Compress each model request, and add a summary and a note on the progress of the run.
 
     ::
 
         in   --M---|     --M----------|     --M----|
         out  --Mn--|     --..(c,mn)---|     --m'n--|
 
-    M `ModelRequest`, c `context-compressed`, m the same request with fewer messages and one summary of the others, n
-    the note at its end, which says how far the run is, by rule and in a few lines. Neither the summary nor the note
-    enters the history; each request has one of each at most, and what they take does not grow with the run.
+    M is a `ModelRequest`, c a `context-compressed` event, m the request with fewer messages and a summary of the
+    removed
+    ones, and n a short note at the end about the progress of the run, which is built from rules. Summary and note are
+    never added to the history. Each request has at most one of each, and their size does not grow with the run.
 
-    By default the summary is made by rule: the facts of what was left out. A `thinking_model` writes another one before
-    them, in fixed sections, from its last summary and what has left the view since. If that fails, takes too long, or
-    gives a summary that is empty or not smaller than what it stands for, the request goes with the summary by rule.
-    `thinking-failed` says why, and after three failures the rest of the run goes without. The model is not asked again
-    when the provider has refused a request as too long. The `context-compressed` event has the tokens that it used,
-    which do not count in the usage of the run.
+    By default, the summary lists the facts of the removed messages. A `thinking_model` writes an additional summary
+    with
+    fixed sections, from its previous summary and the messages removed since. If the model fails, is too slow, or
+    returns an
+    empty or oversized summary, the request is sent with the facts only. A `thinking-failed` event has the reason. After
+    three failures, the model is not called again in this run. It is not called either when the provider has rejected a
+    request as too long. The `context-compressed` event has the tokens that it used, which are not part of the run's
+    usage.
 
-    Use it in place of `compress`, whose work it does as well.
+    Use it instead of `compress`, because it includes the same compression.
 
     Args:
-        compressor: Makes the cuts, for example `SlidingWindowCompressor(max_tokens=60_000)`.
-        thinking_model: Writes the summaries; a small and cheap model will do. A provider, or a model string such as
-            `zai:glm-4.5-air`, whose provider the agent opens and closes.
+        compressor: For example `SlidingWindowCompressor(max_tokens=60_000)`.
+        thinking_model: Model that writes summaries; a small, cheap one is enough. Either a provider, or a model string
+            such as `zai:glm-4.5-air`, whose provider is opened and closed by the agent.
         note: Whether to add the note.
-        counter: Counts tokens; by default an estimator that learns from what the providers report.
-        every: Also cut after this many model calls, even if there is room; see `compress`.
-        summary_tokens: The most tokens that the summary of the thinking model may take.
-        timeout: Seconds that the compressor may take, and then the thinking model.
+        counter: Counts tokens. The default is an estimator that learns from the usage reported by providers.
+        every: Also compress after this number of model calls. See `compress`.
+        summary_tokens: Maximum number of tokens of a summary by the thinking model.
+        timeout: Time limit in seconds, for the compressor and for the thinking model separately.
 
     Raises:
-        ConfigurationError: An argument is of a wrong kind, or the model string names nothing.
+        ConfigurationError: An argument has the wrong type, or the model string is unknown.
     """
     if not isinstance(cast("Any", summary_tokens), int) or summary_tokens < 1:
-        raise ConfigurationError(f"summary_tokens={summary_tokens!r} is not a number of tokens: give 1 or more")
+        raise ConfigurationError(f"summary_tokens must be an integer of at least 1, got {summary_tokens!r}")
     _check_model(thinking_model)
-    # Imported here, because most programs do not need it.
+    # Imported here because most programs do not need it.
     from rxloop.context.request_compressor import RequestCutter
     from rxloop.context.summaries import SummarisingPhase
 
@@ -67,11 +70,11 @@ def thinking_phase(
 
 def _check_model(model: object) -> None:
     if isinstance(model, str):
-        # Imported here, because most programs name no model in an operator.
+        # Imported here because most programs do not pass a model string.
         from rxloop.providers.factories import resolve_model
 
         resolve_model(model)
     elif model is not None and (isinstance(model, type) or not isinstance(model, Provider)):
         raise ConfigurationError(
-            f"thinking_model={model!r} is not a model: give a provider, or a model string such as 'zai:glm-4.5-air'"
+            f"thinking_model must be a provider or a model string such as 'zai:glm-4.5-air', got {model!r}"
         )

@@ -19,24 +19,26 @@ _READABLE = COMPLETE | CUT_OFF
 
 
 def typed_output(parse: Callable[[str], Any], retries: int = 2, *, by_tool: bool = False) -> Operator[object]:
-    """Check that an answer fits the output type, and send it back to the model if it does not.
+    """Validate the answer, and ask the model again if it is invalid.
 
     ::
 
         in   --E--C---|
         out  -----C---(m,E|)
 
-    C the `content-complete` with the answer, E `IterationEnd`, m a `message-added` (cause `retry`) that says what is
-    wrong; the loop then goes on. For an answer by a tool call, the `tool-complete` says what is wrong; such answers
-    count as well.
+    C is the `content-complete` with the answer, E the `IterationEnd`, and m a `message-added` event (cause `retry`)
+    with
+    the validation error, after which the loop continues. If the answer is a tool call, its `tool-complete` has the
+    validation error instead, and also counts as a retry.
 
-    The text of a message that did not end normally is never read as an answer. If the model refused, or a filter ended
-    the message, the run fails at once with `IncompleteOutput`. If it was truncated, the note says so, with the limit.
+    The text of a message that did not end normally is never parsed. If the model refused, or a filter ended the
+    message,
+    the run fails immediately with `IncompleteOutput`. If the message was truncated, the note has the limit.
 
     Args:
-        parse: Reads an answer; raises ValueError with a text for the model.
-        retries: How often an answer is sent back before the run fails with `InvalidOutput`.
-        by_tool: The answer should be the call of a tool; a text that fits is accepted too.
+        parse: Parses an answer. Raises ValueError with a message for the model.
+        retries: Maximum number of retries before the run fails with `InvalidOutput`.
+        by_tool: True if the model should answer with a tool call. Valid text is accepted too.
     """
     again = (
         f"Call the tool {FINAL_ANSWER} with your answer." if by_tool else "Answer again, with the corrected JSON alone."
@@ -47,7 +49,7 @@ def typed_output(parse: Callable[[str], Any], retries: int = 2, *, by_tool: bool
 
     def answer(end: IterationEnd) -> Observable[Signal]:
         if end.ctx.branch is not None:
-            # An answer beside the main line is not that of the run.
+            # Only an answer on the main branch is an answer of the run.
             return emit(end)
         state = end.ctx.state
         last = state.last
@@ -79,7 +81,7 @@ def typed_output(parse: Callable[[str], Any], retries: int = 2, *, by_tool: bool
 
 
 def _incomplete(message: ContentCompleteEvent, state: RunState) -> IncompleteOutput:
-    """Make the error of an answer that did not end normally; it ends with the text of the answer."""
+    """Return the error for an answer that did not end normally, including its text."""
     if is_refusal(message):
         code, why = "refused", "the model refused to answer"
     elif is_filtered(message):
@@ -96,7 +98,7 @@ def _shorter(message: ContentCompleteEvent) -> str:
 
 
 def _refusal(state: RunState) -> str:
-    """Find what the result of the last call for the answer said."""
+    """Return the validation error in the result of the newest call of the answer tool."""
     calls = state.last.tool_calls if state.last is not None else []
     asked = {call.id for call in calls if call.name == FINAL_ANSWER}
     texts = [message.text for message in reversed(state.messages) if message.tool_call_id in asked]

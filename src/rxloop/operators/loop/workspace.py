@@ -14,25 +14,27 @@ from rxloop.stream.sources import emit, from_awaitable
 
 
 def workspace(shown: Workspace) -> Operator[object]:
-    """Show the model a workspace in each request; it never enters the history.
+    """Add the current content of a workspace to each model request, but not to the history.
 
     ::
 
         in   --M--|     --M--|
         out  --M1-|     --M2-|
 
-    M1 is the request with the workspace as it is at that time, and M2 the next one, with the workspace by then. Static
-    parts stand after the system prompt, where a provider keeps them in its cache. Live parts stand at the end, after
-    the newest tool results, so that a change costs no more than the parts themselves.
+    M1 is the request with the workspace at that time, and M2 the next one. Static parts come after the system prompt,
+    so
+    that the provider can cache them. Live parts come last, after the newest tool results, so that changes to them do
+    not
+    invalidate the cache of other messages.
 
-    Put it before `compress` and `thinking_phase`, which count its tokens.
+    Put this operator before `compress` and `thinking_phase`, because they count its tokens.
 
     Args:
-        shown: The workspace; it is rendered anew before each model call.
+        shown: The workspace. It is rendered before each model call.
     """
 
     def answer(request: ModelRequest) -> Observable[Signal]:
-        # Imported here, because most programs have no workspace.
+        # Imported here because most programs have no workspace.
         from rxloop.context.workspaces import as_parts, is_quick
 
         if is_quick(shown):

@@ -1,4 +1,4 @@
-"""Views: operators for the subscribers of a run."""
+"""Views for the subscribers of a run."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 VIEW = "rxloop_view"
-"""Attribute of a view: its name in messages, such as `op.text`."""
+"""Attribute with the name of a view in messages, such as `op.text`."""
 
 View = Callable[[Observable[A]], Observable[T]]
-"""Works for a subscriber, outside the loop; any reactivex operator is one."""
+"""Operator for a subscriber, outside the loop. Any reactivex operator is a view."""
 
 EventView = View[Event, AnyEvent]
-"""A view of events that gives events of any kind."""
+"""View that filters or replaces events."""
 
 
 def named(function: F, name: str) -> F:
-    """Set the name of a view, and return the view."""
+    """Set the name of a view in messages, and return the view."""
     vars(function)[VIEW] = name
     return function

@@ -1,4 +1,4 @@
-"""Views that count the results of a batch, and show them as a progress bar."""
+"""Views that count the results of a batch and draw a progress bar."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 
 
 class Finished(Protocol):
-    """What came of one item of a batch."""
+    """Outcome of one item of a batch."""
 
     @property
     def error(self) -> Exception | None:
-        """What went wrong."""
+        """The error if the run failed, or None."""
         ...
 
     @property
     def usage(self) -> Usage:
-        """What it took."""
+        """Tokens used by the run."""
         ...
 
 
 class Tally(NamedTuple):
-    """How far a batch is.
+    """Totals of the finished items of a batch.
 
     Attributes:
-        done: The items that have an outcome.
-        failed: Those of them whose run failed.
-        usage: The tokens of all of them.
-        dollars: What these cost; None without a price.
+        done: Number of finished items.
+        failed: Number of finished items whose run failed.
+        usage: Total tokens.
+        dollars: Total cost in US dollars, or None without a price.
     """
 
     done: int = 0
@@ -56,7 +56,7 @@ class Tally(NamedTuple):
 
 
 def tally(price: Price | None = None) -> View[Finished, Tally]:
-    """Emit how far a batch is, after each outcome: how many have failed, and what all have cost so far.
+    """Emit the totals of a batch after each outcome.
 
     ::
 
@@ -67,11 +67,11 @@ def tally(price: Price | None = None) -> View[Finished, Tally]:
         >>> async for so_far in agent.map(documents).pipe(op.tally(PRICES["openai:gpt-5-mini"])):
 
     Args:
-        price: That of the model, for the cost. The tokens of a run do not say how long each request was: all count as
-            short ones.
+        price: Price of the model. The usage of a run does not have the length of each request, so all requests are
+            charged as short ones.
 
     Returns:
-        A view of a `Tally` for each outcome; `str(tally)` says it in words.
+        View of a `Tally` for each outcome. `str(tally)` describes it.
     """
 
     def add(so_far: Tally, outcome: Finished) -> Tally:
@@ -81,12 +81,12 @@ def tally(price: Price | None = None) -> View[Finished, Tally]:
 
 
 def nothing_yet(price: Price | None) -> Tally:
-    """The tally before the first outcome."""
+    """Return the totals before the first outcome."""
     return Tally(dollars=None if price is None else 0.0)
 
 
 def counted(so_far: Tally, outcome: Finished, price: Price | None) -> Tally:
-    """The tally with one more outcome."""
+    """Return the totals with one more outcome."""
     dollars = None if price is None or so_far.dollars is None else so_far.dollars + price.of_several(outcome.usage)
     failed = so_far.failed + (outcome.error is not None)
     return Tally(so_far.done + 1, failed, so_far.usage + outcome.usage, dollars)
@@ -98,10 +98,10 @@ F = TypeVar("F", bound=Finished)
 def progress(
     total: int | None = None, *, label: str = "", price: Price | None = None, console: Console | None = None
 ) -> Callable[[Observable[F]], Observable[F]]:
-    """Pass all outcomes of a batch on, and draw a progress bar with the cost so far, in a terminal or a notebook.
+    """Pass all outcomes of a batch, and draw a progress bar with the current cost in a terminal or notebook.
 
-    It needs the extra `rxloop[cli]`, for rich, and in a notebook ipywidgets. Where neither a terminal nor a notebook
-    shows it, nothing is drawn.
+    Requires rich from the extra `rxloop[cli]`, and ipywidgets in a notebook. Without a terminal or notebook, nothing is
+    drawn.
 
     ::
 
@@ -112,13 +112,13 @@ def progress(
         >>> async for outcome in agent.map(documents).pipe(op.progress(len(documents))):
 
     Args:
-        total: How many items there are; without it the bar shows only that something happens.
-        label: What stands before the bar.
-        price: That of the model, for the cost.
-        console: Where it is drawn; by default on stderr.
+        total: Number of items. The default is a bar without an end.
+        label: Text before the bar.
+        price: Price of the model, used to show the cost.
+        console: Console for the bar. The default writes to stderr.
 
     Returns:
-        A view of the same items.
+        View of the same outcomes.
 
     Raises:
         ConfigurationError: rich is not installed.
@@ -142,17 +142,17 @@ def progress(
 
 
 Drawing = Callable[[], tuple[Callable[[Tally], None], Callable[[], None]]]
-"""Begins to draw a bar, and gives what moves it and what ends it."""
+"""Starts a bar, and returns a function that updates it and one that stops it."""
 
 
 def _bar(total: int | None, label: str, console: Any) -> Drawing:
-    # Imported here: rich is an extra, and takes a while.
+    # Imported here because rich is an optional dependency and slow to import.
     try:
         from rich import progress as bars
         from rich.console import Console
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"op.progress needs {error.name}, which is not installed: pip install 'rxloop[cli]'"
+            f"op.progress requires {error.name}; install it with pip install 'rxloop[cli]'"
         ) from None
 
     def draw() -> tuple[Callable[[Tally], None], Callable[[], None]]:
@@ -164,7 +164,7 @@ def _bar(total: int | None, label: str, console: Any) -> Drawing:
             bars.TextColumn("{task.fields[tally]}"),
             bars.TimeRemainingColumn(elapsed_when_finished=True),
             console=shown,
-            # In a notebook, what draws from a thread of its own swallows what the cell writes meanwhile.
+            # In a notebook, a display thread would capture the output of the cell.
             auto_refresh=not shown.is_jupyter,
             disable=not (shown.is_terminal or shown.is_jupyter),
         )

@@ -1,4 +1,4 @@
-"""The view that compares a run with a recorded one, without the ids, numbers and times that differ."""
+"""View that compares a run with a recording, ignoring ids, numbers and times."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import Message
 
 _Line = tuple[Any, str | None]
-"""A run, by the call that it is nested in or else by its place among those in a stream, and a branch of it."""
+"""Key of a branch of a run. A nested run is identified by its call, other runs by their order in the stream."""
 
 
 def comparable(events: Sequence[Event]) -> list[Event]:
-    """The events that count, with those of each batch of calls in call order."""
+    """Return the events that are compared, with the events of each tool batch in call order."""
     void = _void(events)
     kept = [
         event
@@ -60,21 +60,21 @@ def comparable(events: Sequence[Event]) -> list[Event]:
 
 
 class _Batch:
-    """What belongs to the calls of a message, sorted by call."""
+    """Events of the tool calls of a message, sorted by call."""
 
     def __init__(self, message: ContentCompleteEvent) -> None:
         self._message = message
         self._events: list[tuple[int, Event]] = []
 
     def takes(self, event: Event) -> bool:
-        """Take an event, if it belongs to one of the calls."""
+        """Add an event if it belongs to one of the calls, and return whether it does."""
         place = _place(event, self._message)
         if place is not None:
             self._events.append((place, event))
         return place is not None
 
     def emptied(self) -> list[Event]:
-        """The events so far, in call order."""
+        """Return the events in call order, and clear the batch."""
         events, self._events = self._events, []
         return [event for _, event in sorted(events, key=lambda pair: pair[0])]
 
@@ -85,10 +85,10 @@ def parted(
     before_a: Sequence[Message] = (),
     before_b: Sequence[Message] = (),
 ) -> tuple[list[Event], list[Event]]:
-    """What is left of two runs from their first difference on; it begins with the two events that differ.
+    """Return the events of two runs from their first difference. Each list starts with the event that differs.
 
-    Nested runs, and lines of a strategy, go on side by side: how they mix is chance, and so each is compared by itself.
-    What was said before the runs is the conversation before each of them.
+    Nested runs and strategy branches are concurrent and interleave randomly, so each of them is compared separately.
+    `before_a` and `before_b` are the messages of the conversations before the runs.
     """
     theirs: dict[_Line, deque[Event]] = {}
     for line, event in _by_line(b):
@@ -109,7 +109,7 @@ def parted(
 
 
 def _by_line(events: Sequence[Event]) -> Iterable[tuple[_Line, Event]]:
-    # By the calls that they are nested in, and not by their order, which is chance as well.
+    # Identify nested runs by their calls, because their order is random as well.
     nested = {each.subtask_id: each for each in events if isinstance(each, SubtaskEvent)}
     runs: dict[str, Any] = {}
 
@@ -125,25 +125,25 @@ def _by_line(events: Sequence[Event]) -> Iterable[tuple[_Line, Event]]:
 
 
 def counts(event: Event) -> bool:
-    """Tell whether an event says what happened, and is not bookkeeping."""
+    """Return True if the event is compared. Bookkeeping events are not."""
     if isinstance(event, CheckpointEvent | UsageEvent | LLMFailedEvent | LLMNoticeEvent | ToolVoidedEvent):
         return False
     if isinstance(event, SubtaskEvent):
         return event.state not in WAITING
-    # A nested run that waits ends no more than the one around it.
+    # A nested run that waits has no more ended than its parent.
     rests = isinstance(event, StatusUpdateEvent) and (event.state in ("working", *WAITING) or ends_attempt(event))
     return not rests
 
 
 def _void(events: Iterable[Event]) -> set[int]:
-    """The beginnings that do not count, where one attempt began something and a later one began it again."""
+    """Return the seq numbers of events that a later attempt repeated."""
     calls: dict[tuple[str, str | None], int] = {}
     starts: set[tuple[str, str | None, int]] = set()
     nested: set[tuple[str, str]] = set()
     void: set[int] = set()
     for event in events:
         if isinstance(event, LLMCallEvent):
-            # The last one, which is the one that was answered: it may be another model's.
+            # Keep the last one, because it was answered, perhaps by another model.
             earlier = calls.get((event.task_id, event.step))
             if earlier is not None:
                 void.add(earlier)
@@ -154,7 +154,7 @@ def _void(events: Iterable[Event]) -> set[int]:
                 void.add(event.seq)
             nested.add(said)
         elif isinstance(event, ToolStartEvent):
-            # The first one: questions of the tool, and their answers, come after it.
+            # Keep the first one, because questions and answers of the tool follow it.
             slot = (event.task_id, event.step, event.index)
             if slot in starts:
                 void.add(event.seq)
@@ -163,7 +163,7 @@ def _void(events: Iterable[Event]) -> set[int]:
 
 
 def _place(event: Event, message: ContentCompleteEvent) -> int | None:
-    """The place of the call that an event belongs to; None for what belongs to no call of the message."""
+    """Return the index of the call that an event belongs to, or None."""
     if isinstance(event, ToolStartEvent | ToolCompleteEvent | SubtaskEvent):
         return event.index if event.step == message.step else None
     call_id = event.tool_call_id if isinstance(event, ThoughtStreamEvent) else None
@@ -176,9 +176,9 @@ _ENVELOPE = Event.model_fields.keys() - {"kind", "step", "branch"}
 
 
 def fact(event: Event, before: Sequence[Message]) -> dict[str, Any]:
-    """What an event says, without ids, numbers and times."""
+    """Return the compared data of an event, without ids, numbers and times."""
     if isinstance(event, TaskEvent):
-        # A fork has the history of its conversation in its own task. The model is named by each of its calls.
+        # The task of a fork contains the history of its conversation. The model is in each `llm-call`.
         messages = [*before, *event.messages]
         return {"kind": event.kind, "messages": [_message(message) for message in messages]}
     incidental = {name for cls in type(event).__mro__ for name in vars(cls).get("incidental_fields", ())}
@@ -193,7 +193,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def line(event: Event) -> str:
-    """An event in one line, for people: its number, its kind and what it says."""
+    """Return a one-line description of an event: its number, kind and content."""
     step = f" {event.step}" if event.step else ""
     text = event.describe()
     return f"{event.seq:>4} {event.kind}{step}{': ' if text else ''}{_short(text)}"
@@ -205,12 +205,12 @@ def _short(text: str) -> str:
 
 
 def compare(recording: Recording) -> EventView:
-    """Pass all events, and fail at the end of the stream if they are not what was recorded.
+    """Pass all events, and fail at the end of the stream if they differ from the recording.
 
-    What is compared is what happened, as `rxloop.diff` does it: messages, calls, results, thoughts, models, the end.
-    Ids, numbers, times, tokens and deltas do not count, and neither does the order in which the calls of one message
-    ended, nor how lines of a strategy are mixed that went on side by side. The error is a `RecordingMismatch`, which
-    is an `AssertionError`, and shows both sides of the first difference.
+    Like `rxloop.diff`, it compares messages, calls, results, thoughts, models and the end of the run. It ignores ids,
+    numbers, times, tokens, deltas, the order in which the calls of a message end, and the interleaving of concurrent
+    branches. The error is a `RecordingMismatch`, which is an `AssertionError` and shows both sides of the first
+    difference.
 
     ::
 
@@ -222,13 +222,13 @@ def compare(recording: Recording) -> EventView:
         >>> await Agent(recorded("run.jsonl"), tools=tools).run("Weather?").pipe(op.compare("run.jsonl"))
 
     Args:
-        recording: The recorded events, or the JSONL file that `op.record` made of them.
+        recording: Recorded events, or the path of a JSONL file written by `op.record`.
 
     Returns:
-        A view of all events, in order.
+        View of all events, in order.
 
     Raises:
-        ConfigurationError: The file cannot be read; raised at once.
+        ConfigurationError: The file cannot be read. Raised immediately.
     """
     recorded = comparable([event for event in read_recording(recording) if event.durable])
 
@@ -253,10 +253,10 @@ def compare(recording: Recording) -> EventView:
 
 
 def _check(recorded: Sequence[Event], seen: Sequence[Event]) -> None:
-    """Compare event by event.
+    """Compare the events.
 
     Raises:
-        RecordingMismatch: At the first difference.
+        RecordingMismatch: An event differs.
     """
     left, right = parted(recorded, seen)
     if not left and not right:
@@ -264,7 +264,7 @@ def _check(recorded: Sequence[Event], seen: Sequence[Event]) -> None:
     expected, happened = next(iter(left), None), next(iter(right), None)
     place = len(recorded) - len(left)
     message = [
-        f"the run parts from the recording at event {place + 1} of {len(recorded)} that count",
+        f"the run differs from the recording at compared event {place + 1} of {len(recorded)}",
         f"recorded  {line(expected).lstrip() if expected is not None else 'had ended'}",
         f"happened  {line(happened).lstrip() if happened is not None else 'has ended'}",
     ]

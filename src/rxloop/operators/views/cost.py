@@ -1,4 +1,4 @@
-"""The view of what a run costs."""
+"""View of the cost of a run."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 
 def cost(prices: Mapping[str, Price] | None = None) -> View[Event, float]:
-    """Emit the cost of the run so far, in US dollars, at each usage whose model has a price.
+    """Emit the cost of the run so far, in US dollars, after each usage of a model with a price.
 
-    Tokens that came from the vendor's cache, or were written into it, count by their own prices, and so do requests of
-    a length for which the vendor takes more. A model without a price adds nothing, and an `UnpricedModel` warning names
-    it. If nothing had a price, or nothing was used, the only cost is 0.0, at the end. Of a `fallback` or a `hedge` each
-    model that was asked counts, by its own price.
+    Cached tokens, tokens written to the cache, and long requests are charged at their own prices. A model without a
+    price
+    is not counted and causes an `UnpricedModel` warning. If no priced model was used, the view emits 0.0 at the end.
+    With
+    `fallback` and `hedge`, every model that was called is charged at its own price.
 
     ::
 
@@ -33,11 +34,10 @@ def cost(prices: Mapping[str, Price] | None = None) -> View[Event, float]:
         >>> async for dollars in run.pipe(op.cost({"mine:m": Price(input=0.5, output=1.5)})):
 
     Args:
-        prices: The price of each model, by its model string. Those that are not here have the prices of
-            `rxloop.providers.CATALOG`.
+        prices: Prices by model string. Other models have the prices of `rxloop.providers.CATALOG`.
 
     Returns:
-        A view of sums, each at least as large as the one before.
+        View of the total cost, which never decreases.
     """
 
     def add_up(out: ViewOutput[float]) -> Callable[[Event], None]:
@@ -66,29 +66,29 @@ def cost(prices: Mapping[str, Price] | None = None) -> View[Event, float]:
 def _unpriced(model: str) -> UnpricedModel:
     name = repr(model) if model else "a model without a name"
     return UnpricedModel(
-        f"no price is known of {name}, which is left out of the cost: op.cost({{{model!r}: Price(...)}}) takes one"
+        f"{name} has no price and is not included in the cost; pass op.cost({{{model!r}: Price(...)}})"
     )
 
 
 class Spending:
-    """The cost of a stream of events, so far.
+    """Total cost of a stream of events.
 
     Args:
-        prices: What models cost, before what `CATALOG` says of them.
+        prices: Prices by model string, which take precedence over `CATALOG`.
     """
 
     def __init__(self, prices: Mapping[str, Price] | None) -> None:
-        # Imported here, because the providers would make up a good part of the time to import rxloop.
+        # Imported here because importing the providers would slow down `import rxloop`.
         from rxloop.providers.catalog import count_long_kept, find_price
 
         self.dollars = 0.0
         self.unpriced: dict[str, None] = {}
-        """The models that were used and have no price, in order."""
+        """Models that were used and have no price, in order."""
         self._price, self._long_kept = partial(find_price, prices=prices), count_long_kept
         self._models: dict[tuple[str, str | None], str] = {}
 
     def take(self, event: Event) -> bool:
-        """Fold one more event; True if it was a usage that has a price."""
+        """Add an event, and return True if it is a usage with a price."""
         if not event.durable:
             return False
         call = (event.task_id, event.step)

@@ -1,4 +1,4 @@
-"""Views that keep some of the events: by class, by task, by audience, after a cursor, up to the end."""
+"""Views that filter events by class, task, audience or cursor, or until the run ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def of_type(first: type[Event], /, *others: type[Event]) -> View[Event, Event]: 
 
 
 def of_type(first: type[Event], /, *others: type[Event]) -> View[Any, Any]:
-    """Keep the events of the given classes, and tell the type checker so.
+    """Keep the events of the given classes. The type of the view is narrowed to them.
 
     ::
 
@@ -62,23 +62,20 @@ def of_type(first: type[Event], /, *others: type[Event]) -> View[Any, Any]:
         ...         case ToolCompleteEvent(): print("<-", event.content)
 
     Args:
-        first: A class of events; its subclasses count too.
-        others: More of them. Up to five classes in all, the type of the events is their union; beyond that it is
-            `Event`.
+        first: Event class, including its subclasses.
+        others: More event classes. With more than five classes in total, the static type of the events is `Event`.
 
     Returns:
-        A view of the events of these classes, in order.
+        View of the events of these classes, in order.
 
     Raises:
-        ConfigurationError: One of them is not a class.
+        ConfigurationError: An argument is not a class.
     """
     classes = (first, *others)
     for kind in cast("tuple[Any, ...]", classes):
         if not isinstance(kind, type):
-            raise ConfigurationError(
-                f"op.of_type({kind!r}) cannot be used: give classes of events, as ToolStartEvent is"
-            )
-    # `isinstance` is slow for a class that is none of them, and nearly every event is of such a class.
+            raise ConfigurationError(f"op.of_type() requires event classes such as ToolStartEvent, got {kind!r}")
+    # `isinstance` is slow for classes that do not match, as most events do not.
     known: dict[type[Event], bool] = {}
 
     def is_kept(event: Event) -> bool:
@@ -93,7 +90,7 @@ def of_type(first: type[Event], /, *others: type[Event]) -> View[Any, Any]:
 def for_task(task_id: str) -> EventView:
     """Keep the events of one task.
 
-    For the events of a whole conversation, or for a run with nested agents, whose events carry task ids of their own.
+    Useful for the events of a conversation or of nested agents, which have separate task ids.
 
     ::
 
@@ -101,10 +98,10 @@ def for_task(task_id: str) -> EventView:
         for_task("a")   --a1------a2------|
 
     Args:
-        task_id: The task; an id that does not occur gives an empty view.
+        task_id: Task id. An unknown id results in an empty view.
 
     Returns:
-        A view of the events of that task, in order.
+        View of the events of the task, in order.
     """
 
     def belongs(event: Event) -> bool:
@@ -122,7 +119,7 @@ def thoughts(
     min_confidence: float | None = None,
     verbosity: Verbosity | None = None,
 ) -> View[Event, ThoughtStreamEvent]:
-    """Keep the thoughts, or some of them.
+    """Keep thoughts, optionally filtered by type, confidence and verbosity.
 
     ::
 
@@ -133,19 +130,19 @@ def thoughts(
         >>> run.pipe(op.thoughts("decision", min_confidence=0.5)).subscribe(lambda t: print(t.content))
 
     Args:
-        types: The type of thought to keep, or several; None keeps all.
-        min_confidence: The least confidence, from 0 to 1. A thought that states none does not pass, not even 0.
-        verbosity: The most detail: `brief` keeps brief thoughts only, `normal` leaves out the detailed ones.
+        types: One or more thought types. The default is all.
+        min_confidence: Minimum confidence from 0 to 1. If it is set, thoughts without a confidence are omitted.
+        verbosity: Maximum verbosity. `brief` keeps brief thoughts only, `normal` omits detailed ones.
 
     Returns:
-        A view of the thoughts that match, in order.
+        View of the matching thoughts, in order.
 
     Raises:
-        ConfigurationError: A type, the confidence or the verbosity is not one; raised at once.
+        ConfigurationError: An argument is invalid. Raised immediately.
     """
     wanted = _types(types)
     if min_confidence is not None and not 0 <= min_confidence <= 1:
-        raise ConfigurationError(f"min_confidence must be from 0 to 1, not {min_confidence}")
+        raise ConfigurationError(f"min_confidence must be from 0 to 1, got {min_confidence}")
     levels = _levels(verbosity)
 
     def matches(event: Event) -> bool:
@@ -166,7 +163,7 @@ def _types(types: ThoughtType | Collection[ThoughtType] | None) -> frozenset[str
     wanted: frozenset[str] = frozenset([types] if isinstance(types, str) else types)
     unknown = sorted(wanted.difference(THOUGHT_TYPES))
     if unknown:
-        raise ConfigurationError(f"unknown thought types: {', '.join(unknown)}; there are {', '.join(THOUGHT_TYPES)}")
+        raise ConfigurationError(f"types must be among {', '.join(THOUGHT_TYPES)}, got {', '.join(unknown)}")
     return wanted
 
 
@@ -174,12 +171,12 @@ def _levels(verbosity: Verbosity | None) -> tuple[str, ...]:
     if verbosity is None:
         return _LEVELS
     if verbosity not in _LEVELS:
-        raise ConfigurationError(f"unknown verbosity {verbosity!r}; there are {', '.join(_LEVELS)}")
+        raise ConfigurationError(f"verbosity must be one of {', '.join(_LEVELS)}, got {verbosity!r}")
     return _LEVELS[: _LEVELS.index(verbosity) + 1]
 
 
 def tool_calls() -> View[Event, ToolCompleteEvent]:
-    """Keep the finished tool calls: each with its name, arguments, result or error, and duration.
+    """Keep the finished tool calls, with their arguments, result or error, and duration.
 
     ::
 
@@ -187,14 +184,13 @@ def tool_calls() -> View[Event, ToolCompleteEvent]:
         tool_calls()     --------C-----C--|
 
     Returns:
-        A view of the `tool-complete` events, in the order in which the calls ended. A call that was refused is there
-        too.
+        View of the `tool-complete` events in the order in which the calls ended, including refused calls.
     """
     return named(of_type(ToolCompleteEvent), "op.tool_calls")
 
 
 def usage() -> View[Event, UsageEvent]:
-    """Keep the token usage: one event for each model call whose provider sent it.
+    """Keep the token usage of each model call that reports it.
 
     ::
 
@@ -205,16 +201,16 @@ def usage() -> View[Event, UsageEvent]:
         >>> total = run.pipe(op.usage(), rx.scan(lambda sum, event: sum + event.usage, Usage()))
 
     Returns:
-        A view of the `usage` events; each has the numbers of its own call.
+        View of the `usage` events. Each one has the usage of its own call.
     """
     return named(of_type(UsageEvent), "op.usage")
 
 
 def public() -> EventView:
-    """Give the events as clients may see them.
+    """Return the public form of the events, for clients.
 
-    Internal kinds are left out, and so is what a hidden tool does: of `think_aloud` only its thoughts remain, for one.
-    Of the others, each field that is not for clients is at its default; see `Event.to_public`.
+    Internal events and the events of hidden tools are omitted; thoughts of a hidden tool such as `think_aloud` remain.
+    Fields that are not public have their default values. See `Event.to_public`.
 
     ::
 
@@ -222,7 +218,7 @@ def public() -> EventView:
         public()     --a-----b-----n--|      n the same without
 
     Returns:
-        A view of the public events, in order.
+        View of the public events, in order.
     """
 
     def show(out: ViewOutput[Event]) -> Callable[[Event], None]:
@@ -239,10 +235,11 @@ def public() -> EventView:
 
 
 def until_final() -> EventView:
-    """Complete right after the final `status-update` of the run.
+    """Complete after the final `status-update` of the run.
 
-    For streams that go on: those of a whole conversation, or of a log in which later attempts follow. The end of a
-    nested agent's run is passed on like any other event.
+    Useful for streams that continue, such as those of a conversation or of a log with later attempts. The end of a
+    nested
+    run does not complete the view.
 
     ::
 
@@ -250,7 +247,7 @@ def until_final() -> EventView:
         until_final()     --a--f'--b--(F|)
 
     Returns:
-        A view of the events up to and with the final one.
+        View of the events up to and including the final one.
     """
 
     def goes_on(event: Event) -> bool:
@@ -260,22 +257,25 @@ def until_final() -> EventView:
 
 
 def after(cursor: str, *, strict: bool = True) -> EventView:
-    """Leave out what a reader already has.
+    """Skip the events that a reader already has.
 
     ::
 
         source                 --a(1.1)--b(1.2)--c(1.3)--|
         after("run/1.1.2")     ------------------c(1.3)--|
 
-    If events after the cursor are missing, because it belongs to another run or an earlier attempt, or because they are
-    no longer retained, a `gap` event comes first.
+    If events after the cursor are missing, the view starts with a `gap` event. This happens if the cursor belongs to
+    another run or an earlier attempt, or the events are no longer retained.
 
     Args:
-        cursor: `event.cursor` of the last event that the reader has: `task_id/attempt.seq.sub`.
-        strict: Refuse what is not a cursor; otherwise it counts as that of an unknown run.
+        cursor: `event.cursor` of the last event that the reader has, in the form `task_id/attempt.seq.sub`.
+        strict: Whether to reject an invalid cursor. If False, it is treated as the cursor of an unknown run.
+
+    Returns:
+        View of the later events.
 
     Raises:
-        ConfigurationError: It is not a cursor.
+        ConfigurationError: The cursor is invalid, and `strict` is True.
     """
     task_id, attempt, seq, sub = read_cursor(cursor, strict=strict)
     place = (seq, sub)
@@ -288,7 +288,7 @@ def after(cursor: str, *, strict: bool = True) -> EventView:
         def take(event: Event) -> None:
             nonlocal first, foreign, newer
             if isinstance(event, GapEvent):
-                # A gap that ends before the cursor does not concern this reader.
+                # This reader already has the events after the gap.
                 if event.root_task_id != task_id or event.attempt != attempt or event.seq > place[0]:
                     emit(event)
                 return

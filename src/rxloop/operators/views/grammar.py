@@ -1,4 +1,4 @@
-"""The view that checks the grammar of a stream."""
+"""View that checks the order of events."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from rxloop.state.grammar import Grammar
 
 
 def grammar(*, whole: bool = True) -> EventView:
-    """Pass all events, and fail with a `GrammarError` at the first one that breaks a rule of the protocol.
+    """Pass all events, and fail with a `GrammarError` at the first event that violates the protocol.
 
-    What it checks, for the run and for each nested run and each branch by itself:
+    The view checks these rules for the run and separately for each nested run and branch:
 
-    * `task` comes first and `status-update` (working) second; a resumed attempt begins with its own `status-update`.
-    * `seq` has no gap, `sub` grows, and `attempt` grows by one where an attempt begins.
-    * Deltas lie between the `llm-call` of their step and its `content-complete`, of which there is one.
-    * A call is in a message before it starts, starts before it ends, and has one end; the model is asked again when all
-      calls of a line are answered.
+    * `task` is first and `status-update` (working) second. A resumed attempt starts with a `status-update`.
+    * `seq` has no gaps, `sub` increases, and `attempt` increases by one when an attempt starts.
+    * Deltas are between the `llm-call` of their step and its only `content-complete`.
+    * A tool call is in a message before it starts, starts before it ends, and ends once. The next model call comes
+    after
+      all tool calls of the branch have ended.
     * A question is asked before it is answered, and answered once.
-    * An attempt has one final event, with nothing left open before it and nothing after it.
+    * An attempt has one final event. All calls are closed before it, and no event follows it.
 
-    It needs the whole stream: put filters after it. It is silent where readers may get less, on deltas that were
-    merged or dropped, and after a `gap`. A nested run is checked if its `task` was passed on.
+    The view needs the whole stream, so put filters after it. It does not report merged or dropped deltas, or events
+    missing
+    after a `gap`. A nested run is checked if its `task` was passed on.
 
     ::
 
@@ -37,11 +39,12 @@ def grammar(*, whole: bool = True) -> EventView:
         >>> await agent.run("Weather?").pipe(op.grammar())
 
     Args:
-        whole: Whether the stream begins with its run or attempt. False for one that begins in the middle, after a
-            cursor: what belongs to something earlier is then taken on trust.
+        whole: Whether the stream starts with its run or attempt. If False, as after a cursor, references to earlier
+            events
+            are not checked.
 
     Returns:
-        A view of all events, in order.
+        View of all events, in order.
     """
 
     def check(out: ViewOutput[Event]) -> Callable[[Event], None]:

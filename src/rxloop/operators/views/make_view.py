@@ -54,7 +54,7 @@ class ViewOutput(Generic[T]):
 
     @cached_property
     def now(self) -> Callable[[], float]:
-        """Returns the current time of the subscription's scheduler in seconds. Only differences are meaningful."""
+        """Return the current time of the subscription's scheduler in seconds. Only differences are meaningful."""
         clock = self._clock
         return clock.monotonic if isinstance(clock, RunScheduler) else lambda: clock.to_seconds(clock.now)
 

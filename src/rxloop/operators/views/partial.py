@@ -1,4 +1,4 @@
-"""The view of a typed answer as it grows."""
+"""View of a typed answer while it is streamed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 _WHOLE = COMPLETE - {"pause"}
 _STEP = 16
-"""An answer of n characters is read again when it has grown by a character, or by n / 16 if that is more."""
+"""A text of n characters is parsed again after max(1, n / 16) more characters."""
 
 
 @overload
@@ -35,20 +35,22 @@ def partial(output_type: type[T]) -> View[Event, T | dict[str, Any]]: ...
 
 
 def partial(output_type: type[Any]) -> View[Event, Any]:
-    """Give the answer as it streams: what there is of its JSON, again and again, and the value at last.
+    """Emit snapshots of a typed answer while it is streamed, and finally the validated value.
 
     ::
 
         source           --d({"na)--d(me":"Os)--d(lo"})--c---|      d deltas, c content-complete
         partial(City)    -----------{name: Os}--{..Oslo}-City|
 
-    The snapshots before the value are plain JSON, a dict for an object. They are not validated: fields may be missing,
-    and the last field may be half a text or half a list. The value comes once, when the message is complete. An answer
-    that does not fit gives no value, and the next one begins anew. The answer may be text or a call of the tool for it.
+    The snapshots are plain JSON values, for example a dict for an object. They are not validated: fields may be
+    missing, and
+    the last one may be incomplete. The value is emitted when the message is complete. If the answer is invalid, no
+    value
+    is emitted, and the snapshots start again with the next answer. The answer may be text or a call of the answer tool.
 
-    A short answer gives a snapshot with each delta, and a long one in steps of a sixteenth of its length, so that the
-    work is in proportion to the length. Equal snapshots come once. Late subscribers get the value alone. The lines of a
-    strategy and nested agents are left out.
+    Short answers have a snapshot for each delta, longer ones for each sixteenth of their length, so that the work is
+    proportional to the length. Equal snapshots are emitted once. Late subscribers receive only the value. Answers of
+    branches and nested agents are ignored.
 
     Example:
         >>> async for city in run.pipe(op.partial(City)):
@@ -56,6 +58,9 @@ def partial(output_type: type[Any]) -> View[Event, Any]:
 
     Args:
         output_type: The `output_type` of the agent.
+
+    Returns:
+        View of the snapshots and the value.
 
     Raises:
         ConfigurationError: Pydantic cannot validate the type.
@@ -103,22 +108,22 @@ def partial(output_type: type[Any]) -> View[Event, Any]:
 
 
 class _Growing:
-    """The text of one answer, and the newest value that it was read as."""
+    """Text of an answer, and the newest value parsed from it."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self, call: int | None = None) -> None:
-        """Begin with another answer."""
+        """Start another answer."""
         self.call = call
-        """The place of the call whose arguments the text is; None for the text of the message."""
+        """Index of the tool call that contains the answer, or None for a text answer."""
         self.value: Any = None
         self._pieces: list[str] = []
         self._length = 0
         self._next = 1
 
     def add(self, piece: str, *, unwrap: bool) -> bool:
-        """Take a piece; whether it gave another value."""
+        """Add a fragment, and return True if there is a new value."""
         self._pieces.append(piece)
         self._length += len(piece)
         if self._length < self._next:
@@ -139,6 +144,6 @@ class _Growing:
 
 
 def _unfenced(text: str) -> str:
-    """The text after the opening of a code fence, if it begins with one."""
+    """Return the text without the opening of a code fence."""
     text = text.lstrip()
     return text.partition("\n")[2] if text.startswith("```") else text

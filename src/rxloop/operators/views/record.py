@@ -1,4 +1,4 @@
-"""The view that writes down what passes."""
+"""View that records events."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import Event
 
 Recording = str | os.PathLike[str] | Iterable[Event]
-"""Recorded events, or the JSONL file that holds them."""
+"""Recorded events, or the path of a JSONL file."""
 
 
 def record(target: list[Event] | str | os.PathLike[str]) -> EventView:
-    """Pass all events, and keep them: in a list, or in a file with the JSON of one event on each line.
+    """Pass all events, and record them in a list or in a JSONL file.
 
-    Each subscription begins the file anew, writes it line by line, and closes it at its end, so that it also holds what
-    a broken run has left. The times are those of the events. The file has everything that is not for clients, too: keep
-    it as you would a log. `recorded_events` of `rxloop.testing` reads it; so do `op.compare` and `recorded`.
+    Each subscription overwrites the file, writes one line per event, and closes the file at the end, so events of a
+    failed
+    run are recorded too. Timestamps are those of the events. The file also contains internal data, so protect it like a
+    log. It can be read with `op.compare`, `recorded`, and `recorded_events` of `rxloop.testing`.
 
     ::
 
@@ -33,11 +34,12 @@ def record(target: list[Event] | str | os.PathLike[str]) -> EventView:
         >>> await agent.run("Weather?").pipe(op.record("run.jsonl"))
 
     Args:
-        target: The list to append to, or the path of the file.
+        target: List to append to, or path of the file.
 
     Returns:
-        A view of all events, in order. A file that cannot be written is a `ConfigurationError` of its stream, and
-        leaves the run alone.
+        View of all events, in order. If the file cannot be written, the view fails with a `ConfigurationError`, but the
+        run
+        continues.
     """
 
     def keep(out: ViewOutput[Event]) -> Callable[[Event], None]:
@@ -55,21 +57,22 @@ def record(target: list[Event] | str | os.PathLike[str]) -> EventView:
 
 
 def _write(out: ViewOutput[Event], path: Path) -> Callable[[Event], None]:
-    """Open a file, and return the function that writes each event and passes it on."""
+    """Open a file, and return a function that writes and emits an event."""
     file = _opened(path)
 
     def close() -> None:
-        # With a full disk the rest of the buffer cannot be written, and the file is closed all the same.
+        # If the disk is full, flushing the buffer fails, but the file is closed anyway.
         with suppress(OSError):
             file.close()
 
     def write(event: Event) -> None:
         if file.closed:
-            return  # the disk is full: what came before is still delivered
+            return  # the disk is full, but the failure has yet to reach the subscriber
         try:
             file.write(event.to_json() + b"\n")
             if event.durable:
-                # With the transient events before it: a crash leaves whole lines, and no durable event out.
+                # This also flushes earlier transient events. After a crash, every line is complete and no durable event
+                # is missing.
                 file.flush()
         except OSError as error:
             out.fail(_unwritable(path, error))
@@ -93,10 +96,10 @@ def _unwritable(path: Path, error: OSError) -> ConfigurationError:
 
 
 def read_recording(recording: Recording) -> list[Event]:
-    """The events of a recording.
+    """Return the events of a recording.
 
     Raises:
-        ConfigurationError: The file is not there, or a line of it is not an event.
+        ConfigurationError: The file cannot be read, or a line is not an event.
     """
     if not isinstance(recording, str | os.PathLike):
         return list(recording)
@@ -105,7 +108,7 @@ def read_recording(recording: Recording) -> list[Event]:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise ConfigurationError(
-            f"there is no recording {str(path)!r} ({error.strerror}): make one with op.record({str(path)!r})"
+            f"cannot read recording {str(path)!r} ({error.strerror}); create it with op.record({str(path)!r})"
         ) from error
     events: list[Event] = []
     for number, data in enumerate(lines, 1):

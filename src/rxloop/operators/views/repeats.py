@@ -1,4 +1,4 @@
-"""The view that notices when the model goes in circles."""
+"""View that detects repeated tool calls."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from rxloop.protocol.messages import ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """A tool call that the model has asked for before, with the same arguments."""
+    """Tool call that the model has requested before with the same arguments."""
 
     call: ToolCall
-    """The newest of the equal calls."""
+    """Newest of the equal calls."""
     count: int
-    """How often it was asked for by now, this time included."""
+    """Number of equal calls so far, including this one."""
     task_id: str
-    """The run that asks for it."""
+    """Id of the run."""
     branch: str | None = None
-    """The line of a strategy that asks for it; None on the main line."""
+    """Branch of the strategy, or None on the main branch."""
     step: str | None = None
-    """The model call that asked for it this time."""
+    """Step of the newest call."""
 
     def __str__(self) -> str:
-        # A run is cancelled with it, and clients read why.
+        # This text is shown to clients when it is used as the reason of a cancel.
         if self.call.hidden:
             return f"a hidden call was asked for {self.count} times with the same arguments"
         arguments = ", ".join(f"{name}={_short(value)}" for name, value in self.call.arguments.items())
@@ -40,13 +40,13 @@ class Repeat:
 
 
 def repeats(n: int = 3, *, within: int | None = None) -> View[Event, Repeat]:
-    """Emit a `Repeat` when the model asks for the same call for the n-th time, and each time after.
+    """Emit a `Repeat` when the model requests the same call for the n-th time, and on each further repetition.
 
-    The same call is one of the same tool with the same arguments.
-
-    Calls count when the model asks for them, before they are carried out, even if they are refused. Each run and each
-    branch counts by itself: lines of a strategy may ask the same thing side by side. The order of arguments does not
-    matter.
+    Calls are equal if they have the same tool and arguments, in any order. They are counted when the model requests
+    them,
+    even if they are refused later. Each run and branch is counted separately, because concurrent branches may make the
+    same
+    calls.
 
     ::
 
@@ -57,20 +57,20 @@ def repeats(n: int = 3, *, within: int | None = None) -> View[Event, Repeat]:
         >>> run.pipe(op.repeats(3)).subscribe(lambda repeat: run.cancel(str(repeat)))
 
     Args:
-        n: The count from which on it emits.
-        within: How many of the newest calls count, so that a call which a long run makes now and then, to look at a
-            status, say, is not a repeat; None counts all calls of the run.
+        n: Number of equal calls from which on a `Repeat` is emitted.
+        within: Number of recent calls that are counted, so that occasional status checks in a long run are not
+            repeats. The default is all calls.
 
     Returns:
-        A view of repeats.
+        View of the repeats.
 
     Raises:
-        ConfigurationError: The count is below 2, or more than `within`; raised at once.
+        ConfigurationError: `n` is less than 2 or greater than `within`. Raised immediately.
     """
     if n < 2:
-        raise ConfigurationError(f"repeats needs a count of 2 or more, not {n}: once is not a repeat")
+        raise ConfigurationError(f"n must be at least 2, got {n}")
     if within is not None and within < n:
-        raise ConfigurationError(f"repeats cannot find {n} equal calls within {within}: within must be {n} or more")
+        raise ConfigurationError(f"within must be at least n={n}, got {within}")
 
     def count_calls(out: ViewOutput[Repeat]) -> Callable[[Event], None]:
         asked: dict[tuple[str, str | None], _Asked] = {}
@@ -91,7 +91,7 @@ def repeats(n: int = 3, *, within: int | None = None) -> View[Event, Repeat]:
 
 
 class _Asked:
-    """How often each call was asked for, on one line of one run."""
+    """Counts of the calls on one branch of a run."""
 
     def __init__(self, within: int | None) -> None:
         self._within = within
@@ -99,7 +99,7 @@ class _Asked:
         self._counts = Counter[bytes]()
 
     def add(self, call: ToolCall) -> int:
-        """Count one more call; how often there is one like it."""
+        """Add a call, and return the number of equal ones."""
         key = _digest(call)
         self._counts[key] += 1
         if self._within is not None:
@@ -113,14 +113,14 @@ class _Asked:
 
 
 def _digest(call: ToolCall) -> bytes:
-    """Make a short key, the same for equal calls; arguments that are not JSON count as they were written."""
+    """Return a short key of a call. Arguments that are not JSON are compared as text."""
     if call.error is not None:
         text = call.raw or ""
     else:
         try:
             text = json.dumps(call.arguments, sort_keys=True, default=repr)
         except (TypeError, ValueError):
-            # Made by a program, not by a model.
+            # The event was created by a program instead of a model.
             text = repr(call.arguments)
     return blake2b(
         f"{call.name}\0{call.error is None}\0{text}".encode(errors="backslashreplace"), digest_size=16

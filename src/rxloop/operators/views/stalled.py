@@ -1,4 +1,4 @@
-"""The view that says what a silent run waits for, and the work that is open in a stream of events."""
+"""View that reports what a silent run waits for, and the open work in a stream of events."""
 
 from __future__ import annotations
 
@@ -28,40 +28,40 @@ from rxloop.protocol.messages import ToolCall
 from rxloop.protocol.visibility import public_question
 
 Step = tuple[str, str | None, str | None]
-"""A run, a branch of it, and a step on that."""
+"""Run, branch and step."""
 Slot = tuple[Step, int]
-"""The place of a call in the message of a step."""
+"""Step and index of a tool call."""
 
 
 def begins_attempt(event: Event) -> bool:
-    """Tell whether an event begins a later attempt of the run itself; a nested run has attempts of its own."""
+    """Return True if an event starts a later attempt of the root run."""
     return isinstance(event, StatusUpdateEvent) and event.resumed and event.parent_task_id is None
 
 
 def step_of(event: Event) -> Step:
-    """Find the step that an event belongs to."""
+    """Return the step of an event."""
     return event.task_id, event.branch, event.step
 
 
 class Activity:
-    """The open model calls, tool calls and questions of a run and of those nested in it."""
+    """Open model calls, tool calls and questions of a run and its nested runs."""
 
     def __init__(self) -> None:
         self.models: dict[Step, str] = {}
-        """The names of the models that have not answered."""
+        """Names of the models that have not answered."""
         self.calls: dict[Slot, ToolCall] = {}
         self._questions: dict[tuple[str, str], tuple[Slot, PendingInput]] = {}
         self._above: dict[str, str] = {}
-        """The run that a nested run belongs to, while it goes on."""
+        """Parent run of each active nested run."""
 
     @property
     def questions(self) -> list[str]:
-        """The prompts of the questions that wait for an answer, as clients read them."""
+        """Prompts of the open questions, as shown to clients."""
         return [public_question(asked).prompt for _, asked in self._questions.values()]
 
     @property
     def works(self) -> bool:
-        """Whether a tool is at work: one that waits for a person is not."""
+        """True if a tool is running. A tool that waits for a person is not."""
         if not self._questions:
             return bool(self.calls)
         asking = self._asking
@@ -72,9 +72,9 @@ class Activity:
         return {slot for slot, _ in self._questions.values()}
 
     def awaited_calls(self) -> list[ToolCall]:
-        """List the calls whose own work is awaited.
+        """Return the tool calls that are running themselves.
 
-        If a run has only one call, and a nested run has something open, that call waits for the nested run.
+        The only call of a run is omitted while a nested run is active, because it waits for the nested run.
         """
         busy = {step[0] for step in (*self.models, *(slot[0] for slot in self.calls))}
         above = {self._above[task_id] for task_id in busy if task_id in self._above}
@@ -84,7 +84,7 @@ class Activity:
         ]
 
     def take(self, event: Event) -> None:
-        """Fold one more durable event."""
+        """Add a durable event."""
         if event.parent_task_id is not None:
             self._above.setdefault(event.task_id, event.parent_task_id)
         match event:
@@ -98,13 +98,13 @@ class Activity:
                 self._answered((step_of(event), event.index))
             case InputRequiredEvent() | AuthRequiredEvent():
                 asked = event.input
-                # A question that no call asks ends with none.
+                # A question that does not belong to a call has no call that could end it.
                 slot = (event.task_id, event.branch, asked.step), asked.index if asked.call is not None else -1
                 self._questions[event.task_id, event.input_id] = slot, asked
             case InputReceivedEvent():
                 self._questions.pop((event.task_id, event.input_id), None)
             case StatusUpdateEvent() if event.final or begins_attempt(event):
-                # The next attempt begins anew what this one had open. A question still waits.
+                # The next attempt restarts the open calls, but questions stay open.
                 self._forget(event.task_id, questions=event.state not in (*WAITING, "working"))
             case _:
                 pass
@@ -114,7 +114,7 @@ class Activity:
         self._questions = {key: asked for key, asked in self._questions.items() if asked[0] != slot}
         task_id = slot[0][0]
         if all(step[0] != task_id for step, _ in self.calls):
-            # The call that passed on the events of nested runs has ended.
+            # The call that ran the nested runs has ended.
             self._forget_below(task_id)
 
     def _forget(self, task_id: str, *, questions: bool) -> None:
@@ -132,32 +132,32 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Nothing has come for a while, and the run goes on."""
+    """Silence of an active run."""
 
     seconds: float
-    """How long nothing has come, in seconds: a multiple of what was asked for."""
+    """Duration of the silence in seconds, as a multiple of the configured time."""
     models: tuple[str, ...] = ()
-    """The models whose answers are awaited, by the names that they have on the stream."""
+    """Names of the models that have not answered."""
     calls: tuple[ToolCall, ...] = ()
-    """The tool calls that were started and have not ended; not one that itself waits for a nested run."""
+    """Tool calls that are running, excluding those that wait for a nested run."""
     questions: tuple[str, ...] = ()
-    """The prompts of the questions that wait for an answer; in the place of a hidden tool's, what clients read."""
+    """Prompts of the open questions. For a hidden tool, this is the prompt shown to clients."""
 
     @property
     def awaits(self) -> Literal["input", "tool", "model", "run"]:
-        """What keeps the run waiting: a person or client, else a tool, else a model, else the run's own work."""
+        """What the run waits for: input, else a tool, else a model, else its own work."""
         if self.questions:
             return "input"
         return "tool" if self.calls else "model" if self.models else "run"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the tools or models that are awaited, or the prompts of the questions."""
+        """Names of the awaited tools or models, or prompts of the open questions."""
         named = {"input": self.questions, "tool": tuple(call.name for call in self.calls), "model": self.models}
         return named.get(self.awaits, ())
 
     def __str__(self) -> str:
-        # A run is cancelled with it, and clients read why.
+        # This text is shown to clients when it is used as the reason of a cancel.
         names = (
             ["(hidden)" if call.hidden else call.name for call in self.calls] if self.awaits == "tool" else self.names
         )
@@ -166,12 +166,14 @@ class Stall:
 
 
 def stalled(seconds: float) -> View[Event, Stall]:
-    """Emit a `Stall` after that many seconds of silence, and again for every further `seconds`, while the run goes on.
+    """Emit a `Stall` after the given time without events, and again after each further period while the run is active.
 
-    This is not an error: the view continues, reports what the run waits for and for how long, and starts over with the
-    next event. Time comes from the scheduler of the subscription, which for a view of a run is the run's.
-    For the past the times of the events count: a late subscriber, or a replay that is not slower than the run, gets the
-    same stalls. Between the end of one attempt and the next nothing stalls.
+    A stall is not an error: the view continues, and starts over with the next event. Time is measured with the
+    scheduler of
+    the subscription, which for a view of a run is the run's scheduler. For past events, their timestamps are used, so
+    that
+    late subscribers and replays at the original speed or faster get the same stalls. Time between attempts is not
+    counted.
 
     ::
 
@@ -182,16 +184,16 @@ def stalled(seconds: float) -> View[Event, Stall]:
         >>> run.pipe(op.stalled(30), rx.filter(lambda stall: stall.awaits == "model")).subscribe(switch)
 
     Args:
-        seconds: The silence that is a stall, in seconds.
+        seconds: Length of a silence in seconds.
 
     Returns:
-        A view of stalls.
+        View of the stalls.
 
     Raises:
-        ConfigurationError: The time is not positive; raised at once.
+        ConfigurationError: The time is not positive. Raised immediately.
     """
     if not seconds > 0:
-        raise ConfigurationError(f"stalled needs a time above 0, not {seconds}")
+        raise ConfigurationError(f"seconds must be positive, got {seconds}")
 
     def watch(out: ViewOutput[Stall]) -> Callable[[Event], None]:
         return _Silence(seconds, out).take
@@ -200,28 +202,28 @@ def stalled(seconds: float) -> View[Event, Stall]:
 
 
 class _Silence:
-    """The time since the newest event, and what one subscriber is told of it."""
+    """Time since the newest event, for one subscriber."""
 
     def __init__(self, seconds: float, out: ViewOutput[Stall]) -> None:
         self._seconds, self._out, self._now = seconds, out, out.now
         self._open = Activity()
         self._began = self._now()
         self._emitted = 0
-        """The stalls of this silence so far."""
+        """Number of stalls in this silence."""
         self._before = 0
-        """The time of the newest event of the attempt."""
+        """Timestamp of the newest event of the attempt, in milliseconds."""
         self._ended = False
         self._timer = out.schedule(seconds, self._check)
 
     def take(self, event: Event) -> None:
         if type(event) is GapEvent:
-            return  # made for a reader, at no time of the run
+            return  # a gap has no time of its own
         if event.durable and begins_attempt(event):
             self._before = 0
         if self._before and not self._ended:
             self._emit_up_to((event.timestamp - self._before) / 1000)
         self._began, self._emitted = self._now(), 0
-        # Never back: the clock of the machine that goes on with the run may be slow.
+        # The clock of the machine that resumed the run may be behind.
         self._before = max(self._before, event.timestamp)
         if event.durable:
             self._take_durable(event)
@@ -234,7 +236,7 @@ class _Silence:
         elif over:
             self._timer = self._out.schedule(self._seconds, self._check)
 
-    # A timer for each event would cost more than the event. This one looks when the last came, and waits on.
+    # A timer for each event would be more expensive. This one checks the time of the last event and waits again.
     def _check(self) -> None:
         self._emit_up_to(self._now() - self._began)
         if not self._ended:
@@ -242,7 +244,7 @@ class _Silence:
             self._timer = self._out.schedule(next_ - self._now(), self._check)
 
     def _emit_up_to(self, silent: float) -> None:
-        # Timers may be a little early, and three tenths are less than three times a tenth.
+        # Timers may be slightly early, and floating-point multiples are inexact.
         count = int(silent / self._seconds + 1e-6)
         while self._emitted < count:
             self._emitted += 1

@@ -1,4 +1,4 @@
-"""The view of how a run is doing, in figures."""
+"""View of the statistics of a run."""
 
 from __future__ import annotations
 
@@ -35,30 +35,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The figures of a run at one moment, nested runs and branches included."""
+    """Statistics of a run, including nested runs and branches."""
 
     seconds: float
-    """Since the first event, without the time between attempts."""
+    """Seconds since the first event, without the time between attempts."""
     tokens_per_second: float
-    """Tokens per second in the window that ends now, or in the whole run while the run is shorter than a window.
+    """Tokens per second in the last window, or in the whole run if it is shorter than a window.
 
-    A delta counts as one token. An answer without deltas, because the model does not stream or the log does not keep
-    deltas, counts by its usage in the window in which it was complete. If it took longer than a window, it counts with
-    the speed of the whole answer.
+    A delta counts as one token. If an answer has no deltas, its usage is counted in the window in which it was
+    completed. If
+    that answer took longer than a window, it counts with its average rate.
     """
     time_to_first_token: float | None
-    """Seconds from the request to the first delta of its answer, of the newest answer that streamed; None while there
-    is none, as in a log, which keeps no deltas."""
+    """Seconds from the request to the first delta of the newest streamed answer. None before the first delta, and for
+    recorded events without deltas.
+    """
     tool_seconds: float
-    """The time in which at least one tool was at work, in seconds, so far; one that waits for a person is not."""
+    """Seconds during which at least one tool was running, excluding tools that wait for a person."""
     model_calls: int
-    """Requests to models so far."""
+    """Number of model requests."""
     tool_calls: int
-    """Tool calls that were started so far; a refused one does not count."""
+    """Number of started tool calls, without refused ones."""
     usage: Usage
-    """The tokens so far, as the providers counted them."""
+    """Tokens reported by the providers."""
     dollars: float | None
-    """The cost so far, in US dollars; None while no tokens of a model with a price are known."""
+    """Cost in US dollars, or None if no model with a price was used."""
 
     def __str__(self) -> str:
         rate, first = self.tokens_per_second, self.time_to_first_token
@@ -75,12 +76,12 @@ class Stats:
 
 
 def stats(window: float = 1.0, *, prices: Mapping[str, Price] | None = None) -> View[Event, Stats]:
-    """Emit the figures of the run: once a window while it goes on, and with the final event of each attempt.
+    """Emit statistics of the run once per window while it is active, and with the final event of each attempt.
 
-    Time is that of the events, so that a late subscriber, and a replay that is not slower than the run, get the figures
-    of the run as it was; while nothing comes, a timer goes on emitting. Of recorded events, windows in which nothing
-    came are left out: they would come all at once. The deltas of a message are dropped when it is complete, so late
-    subscribers have the rates from the usage alone.
+    Time is measured with the timestamps of the events, so that late subscribers and replays at the original speed or
+    faster
+    get the same statistics. While there are no events, a timer is used. For recorded events, windows without events are
+    skipped. Deltas are dropped when their message is complete, so late subscribers get rates that are based on usage.
 
     ::
 
@@ -91,17 +92,17 @@ def stats(window: float = 1.0, *, prices: Mapping[str, Price] | None = None) -> 
         >>> run.pipe(op.stats()).subscribe(print)
 
     Args:
-        window: The seconds between two values, and those that a rate looks back.
-        prices: What models cost, as for `op.cost`.
+        window: Interval between two values in seconds. Rates are measured over the same interval.
+        prices: Prices by model string, as in `op.cost`.
 
     Returns:
-        A view of figures, the last of which are those of the whole run.
+        View of the statistics. The last value covers the whole run.
 
     Raises:
-        ConfigurationError: The window is not positive; raised at once.
+        ConfigurationError: The window is not positive. Raised immediately.
     """
     if not window > 0:
-        raise ConfigurationError(f"stats needs a window above 0, not {window}")
+        raise ConfigurationError(f"window must be positive, got {window}")
 
     def report(out: ViewOutput[Stats]) -> Callable[[Event], None]:
         return _Report(window, _Figures(window, prices, out.now), out).take
@@ -110,7 +111,7 @@ def stats(window: float = 1.0, *, prices: Mapping[str, Price] | None = None) -> 
 
 
 class _Report:
-    """Times at which one subscriber gets the figures."""
+    """Schedule of the statistics for one subscriber."""
 
     def __init__(self, window: float, figures: _Figures, out: ViewOutput[Stats]) -> None:
         self._window, self._figures, self._out = window, figures, out
@@ -120,7 +121,7 @@ class _Report:
 
     def take(self, event: Event) -> None:
         if type(event) is GapEvent:
-            return  # made for a reader, at no time of the run
+            return  # a gap has no time of its own
         figures = self._figures
         now = figures.time_of(event)
         if not self._going or (event.durable and begins_attempt(event)):
@@ -138,7 +139,7 @@ class _Report:
 
     def _tick(self) -> None:
         now = self._figures.now()
-        # Timers may be a little early.
+        # Timers may be slightly early.
         if now >= self._due - 1e-6:
             self._emit(max(now, self._due))
         self._timer = self._out.schedule(self._due - now, self._tick)
@@ -150,25 +151,25 @@ class _Report:
 
 
 class _Figures:
-    """What is counted, by the time of the events in seconds."""
+    """Counters of a run, based on the timestamps of its events in seconds."""
 
     def __init__(self, window: float, prices: Mapping[str, Price] | None, clock: Callable[[], float]) -> None:
         self._newest = 0.0
-        """The time of the newest event."""
+        """Time of the newest event."""
         self._clock = clock
         self._came = clock()
-        """When that came, by the clock."""
+        """Clock time at which the newest event arrived."""
         self._window = window
         self._begin: float | None = None
         self._deltas = deque[float]()
         self._answers = deque[tuple[float, float, int]]()
-        """When each answer without deltas came, how long that took, and its tokens."""
+        """Completion time, duration and tokens of each answer without deltas."""
         self._asked: dict[Step, float] = {}
-        """When the requests left of whose answers nothing has streamed."""
+        """Send time of each request that has not streamed anything yet."""
         self._first_token: float | None = None
         self._open = Activity()
         self._since = 0.0
-        """Since when a tool is at work, if one is."""
+        """Time since which a tool has been running, if any."""
         self._tool_seconds = 0.0
         self._model_calls = self._tool_calls = 0
         self._usage = Usage()
@@ -176,16 +177,16 @@ class _Figures:
         self._dollars: float | None = None
 
     def now(self) -> float:
-        """The time of the run, which goes on after the newest event."""
+        """Return the time of the run, which continues after the newest event."""
         return self._newest + self._clock() - self._came
 
     def time_of(self, event: Event) -> float:
-        """The time of an event that comes now."""
-        # Never back: the clock of the machine that goes on with the run may be slow.
+        """Return the time of a new event."""
+        # The clock of the machine that resumed the run may be behind.
         return max(event.timestamp / 1000, self._newest) if event.timestamp else self.now()
 
     def go_on(self, now: float) -> None:
-        """A run or attempt begins at that time: leave out what has passed since the last one."""
+        """Start a run or attempt at this time, and exclude the time since the previous one."""
         if self._begin is None:
             self._begin = now
         else:
@@ -197,7 +198,7 @@ class _Figures:
         self._answers.clear()
 
     def at(self, now: float) -> Stats:
-        """The figures at a time after the newest event."""
+        """Return the statistics at a time after the newest event."""
         return Stats(
             seconds=round(self._age(now), 6),
             tokens_per_second=self._rate(now),
@@ -210,13 +211,13 @@ class _Figures:
         )
 
     def _rate(self, now: float) -> float:
-        """The tokens per second of the window that ends now."""
+        """Return the tokens per second in the window that ends at `now`."""
         begin = now - self._window
         while self._deltas and self._deltas[0] < begin:
             self._deltas.popleft()
         while self._answers and self._answers[0][0] < begin:
             self._answers.popleft()
-        # What is younger than a window is not slow because of that.
+        # A run shorter than a window must not be reported as slow.
         span = min(self._window, self._age(now)) or self._window
         return len(self._deltas) / span + sum(tokens / max(seconds, span) for _, seconds, tokens in self._answers)
 
@@ -224,7 +225,7 @@ class _Figures:
         return now - (self._begin if self._begin is not None else now)
 
     def take(self, event: Event, now: float) -> None:
-        """Fold one more event, which came at that time."""
+        """Add an event with its time."""
         if isinstance(event, ContentDeltaEvent | ThoughtDeltaEvent | ToolCallDeltaEvent):
             self._deltas.append(now)
             if self._asked and (asked := self._asked.pop(step_of(event), None)) is not None:

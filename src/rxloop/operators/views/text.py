@@ -1,4 +1,4 @@
-"""Views of text that streams: the answer as text, and merged deltas."""
+"""Views of streamed text: the answer as strings, and merged deltas."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from rxloop.stream.deltas import are_mergeable, delta_text, merge_deltas
 
 
 def text(*, nested: bool = False) -> View[Event, str]:
-    """Give the text of the answer as it streams: the deltas of the main line.
+    """Emit the text of the answer while it is streamed, from the deltas of the main branch.
 
-    The deltas of a message that is complete are not kept: late subscribers get its text in one piece.
+    The deltas of a complete message are not retained, so late subscribers get its text as one string.
 
-    The lines of a strategy are left out, and so is the text of nested agents, unless it is asked for. When a model call
-    is sent a second time, its text starts again. To notice that, follow the events themselves.
+    Text of strategy branches is omitted. If a model call is retried, its text starts again. Use the events instead to
+    detect
+    this.
 
     ::
 
@@ -26,11 +27,12 @@ def text(*, nested: bool = False) -> View[Event, str]:
         text()     --He--------y--------|
 
     Args:
-        nested: Give the text of nested agents, too. Where several answer side by side, their pieces mix: to tell them
-            apart, follow the events, which have an `agent_path`.
+        nested: Whether to include the text of nested agents. Concurrent answers are interleaved. Use the events, which
+            have
+            an `agent_path`, to separate them.
 
     Returns:
-        A view of the pieces of text, as they are: joined, they are the text of the messages.
+        View of text fragments. Joined, they are the text of the messages.
     """
 
     def write(out: ViewOutput[str]) -> Callable[[Event], None]:
@@ -67,10 +69,11 @@ def text(*, nested: bool = False) -> View[Event, str]:
 
 
 def coalesce_deltas(window: float | None = None) -> EventView:
-    """Merge neighbouring deltas of one kind, step and branch, and of one tool call.
+    """Merge consecutive deltas of the same kind, step, branch and tool call.
 
-    Nothing is lost and the order is kept: any other event comes after the deltas before it, and is passed on at once.
-    A merged delta has the joined text, and the numbers (`seq`, `sub`, `index`) and the time of the newest.
+    No text is lost, and the order is preserved. Other events are passed immediately, after the deltas before them. A
+    merged
+    delta has the joined text, and the `seq`, `sub`, `index` and time of its last delta.
 
     ::
 
@@ -79,17 +82,17 @@ def coalesce_deltas(window: float | None = None) -> EventView:
         coalesce_deltas(8)      --a-----(bc,X)d----(e|)
 
     Args:
-        window: Pass on at most one delta in this many seconds: the first at once, then what has gathered when the time
-            is over. Only another event, or the end, brings out what has gathered before. None gathers until then.
+        window: Minimum time between two deltas in seconds. The first delta is passed immediately, later ones are
+            collected until the time is over. The default collects deltas until another event or the end.
 
     Returns:
-        A view of all events, with fewer deltas.
+        View of all events, with fewer deltas.
 
     Raises:
-        ConfigurationError: The window is not positive; raised at once.
+        ConfigurationError: The window is not positive. Raised immediately.
     """
     if window is not None and window <= 0:
-        raise ConfigurationError(f"coalesce_deltas needs a window above 0, not {window}")
+        raise ConfigurationError(f"window must be positive, got {window}")
 
     def gather(out: ViewOutput[Event]) -> Callable[[Event], None]:
         gathered = _Gathered()
@@ -122,23 +125,23 @@ def coalesce_deltas(window: float | None = None) -> EventView:
 
 
 class _Gathered:
-    """Deltas that follow each other and belong together."""
+    """Consecutive deltas that can be merged."""
 
     def __init__(self) -> None:
         self._newest: Event | None = None
         self._texts: list[str] = []
 
     def fits(self, event: Event) -> bool:
-        """Whether an event continues what is gathered."""
+        """Return True if the event can be merged with the collected deltas."""
         return self._newest is not None and are_mergeable(self._newest, event)
 
     def add(self, event: Event, text: str) -> None:
-        """Take in a delta that fits."""
+        """Add a delta."""
         self._newest = event
         self._texts.append(text)
 
     def flush(self, out: ViewOutput[Event]) -> bool:
-        """Emit what is gathered, as one event, and keep nothing; whether there was anything."""
+        """Emit the collected deltas as one event, and return whether there were any."""
         newest, texts = self._newest, self._texts
         if newest is None:
             return False

@@ -1,4 +1,4 @@
-"""Views of the thoughts as a graph: the whole graph after each thought, or its changes."""
+"""Views of the thoughts as a graph, either as snapshots or as changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rxloop.thinking.graph.formats import EdgeKind, Link
 
 
 def thought_graph() -> View[Event, ThoughtGraph]:
-    """Give the graph of the thoughts so far, and of the tool calls that they follow from, after each thought.
+    """Emit the graph of thoughts and related tool calls after each thought.
 
     ::
 
@@ -22,7 +22,7 @@ def thought_graph() -> View[Event, ThoughtGraph]:
         thought_graph()     --G1-----G2-----|      G1 holds t1; G2 holds t1, c and t2
 
     Returns:
-        A view of graphs, none of which changes; the last one holds all thoughts.
+        View of immutable graphs. The last one contains all thoughts.
     """
 
     def grow(out: ViewOutput[ThoughtGraph]) -> Callable[[Event], None]:
@@ -30,7 +30,7 @@ def thought_graph() -> View[Event, ThoughtGraph]:
 
         def take(event: Event) -> None:
             nonlocal graph
-            # Not the thoughts alone: the graph also wants the tool calls that they follow from.
+            # Tool calls are also added, because thoughts can refer to them.
             if event.durable:
                 graph = graph.add(event)
             if isinstance(event, ThoughtStreamEvent):
@@ -43,51 +43,50 @@ def thought_graph() -> View[Event, ThoughtGraph]:
 
 @dataclass(frozen=True, slots=True)
 class NodeAdded:
-    """A thought, or a tool call that thoughts may follow from, enters the graph."""
+    """New node for a thought or tool call."""
 
     key: int
-    """The number of the node, from 0; ids may occur twice, keys do not."""
+    """Index of the node, starting at 0. Unlike ids, keys are unique."""
     node: ThoughtStreamEvent | ToolCall
 
     @property
     def id(self) -> str:
-        """The id of the thought or call."""
+        """Id of the thought or tool call."""
         return self.node.thought_id if isinstance(self.node, ThoughtStreamEvent) else self.node.id
 
     def to_json(self) -> bytes:
-        """The node in the form of `ThoughtGraph.to_json`: a list of this one node, and no edges."""
+        """Return JSON in the format of `ThoughtGraph.to_json`, with this node and no edges."""
         return formats.json({self.key: self.node}, [])
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeAdded:
-    """A thought follows from a node that is there, or replaces it."""
+    """New edge from a node to a thought that follows from it or replaces it."""
 
     source: int
-    """The key of the node that it follows from, or replaces."""
+    """Key of the earlier node."""
     target: int
-    """The key of the thought."""
+    """Key of the thought."""
     kind: EdgeKind
-    """As in an `Edge` of a `ThoughtGraph`."""
+    """Kind of the edge, as in `Edge`."""
 
     def to_json(self) -> bytes:
-        """The edge in the form of `ThoughtGraph.to_json`: no nodes, and a list of this one edge."""
+        """Return JSON in the format of `ThoughtGraph.to_json`, with this edge and no nodes."""
         return formats.json({}, [Link(self.source, self.target, self.kind)])
 
 
 GraphDelta = NodeAdded | EdgeAdded
-"""One change of a graph: it only grows."""
+"""Change of a graph. Nodes and edges are never removed."""
 
 
 def graph_deltas() -> View[Event, GraphDelta]:
-    """Give the graph of the thoughts as small changes: a node is added, an edge is added.
+    """Emit the graph of the thoughts as added nodes and edges.
 
-    For a drawing that grows, on a page or over a wire: `thought_graph` gives the whole graph at each thought. All
-    changes together add up to the same nodes and edges. An edge comes when both its ends are there, so a reference to a
-    later thought gives its edge later. All tool calls are there, even if no thought names them, except those of hidden
-    tools: a drawing is for everybody.
-
-    ::
+    Use it to draw a growing graph or to send it to a client; `thought_graph` emits the whole graph each time. All
+    changes
+    together result in the same nodes and edges. An edge is emitted after both of its nodes. Tool calls are included
+    even
+    if no thought refers to them, except for calls of hidden tools.
 
         source             --t1--c------t2------|      t2 follows from the call c
         graph_deltas()     --N0--N1-----(N2,E)--|      N a node, E the edge from 1 to 2
@@ -96,12 +95,12 @@ def graph_deltas() -> View[Event, GraphDelta]:
         >>> run.pipe(op.graph_deltas()).subscribe(lambda delta: queue.put_nowait(delta.to_json()))
 
     Returns:
-        A view of changes, each node before its edges.
+        View of changes. Each node precedes its edges.
     """
 
     def grow(out: ViewOutput[GraphDelta]) -> Callable[[Event], None]:
         graph = ThoughtGraph()
-        # The thoughts whose references have led to nothing so far, by the run and the id that they name.
+        # Thoughts with unresolved references, by run and referenced id.
         dangling: dict[tuple[str, str], list[int]] = {}
         hidden: set[int] = set()
 
@@ -131,7 +130,7 @@ def graph_deltas() -> View[Event, GraphDelta]:
 
 
 def _names(event: Event) -> set[str]:
-    """The ids by which thoughts may refer to what an event adds to the graph."""
+    """Return the ids that thoughts can use to refer to an event."""
     match event:
         case ThoughtStreamEvent():
             return {event.thought_id} | ({event.tool_call_id} if event.tool_call_id is not None else set())
