@@ -14,7 +14,7 @@ PATH = [
     "run/recorder.py",
     "pipeline/requests.py",
     "operators/loop/iterate.py",
-    "operators/loop/answering.py",
+    "operators/loop/answer_requests.py",
     "operators/loop/call_model.py",
     "operators/loop/run_tools.py",
     "state/fold.py",

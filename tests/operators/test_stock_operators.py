@@ -176,7 +176,7 @@ def test_retry(emit_values: Runner) -> None:
 
 def loop_with(call: Callable[[Observable[Signal]], Observable[Signal]]) -> list[Operator[Any]]:
     """Return a loop whose model call passes through stock operators."""
-    return [op.answering(ModelRequest, lambda request: emit(request).pipe(op.call_model(), call))]
+    return [op.answer_requests(ModelRequest, lambda request: emit(request).pipe(op.call_model(), call))]
 
 
 def run_events(agent: Agent[None, str]) -> list[Event]:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from rxloop.operators.views.compare import fact, line
+from rxloop.operators.views.compare import comparable_data, format_event
 from rxloop.protocol.envelope import EVENT_TYPES, Event
 from rxloop.testing.marbles import letter, marbles
 
@@ -33,9 +33,9 @@ def test_kind_defines_its_marble_letter() -> None:
 
 
 def test_kind_defines_its_description() -> None:
-    assert line(WeighedEvent(grams=7, seq=3)) == "   3 test-weighed: 7 g"
+    assert format_event(WeighedEvent(grams=7, seq=3)) == "   3 test-weighed: 7 g"
 
 
 def test_kind_names_its_incidental_fields() -> None:
-    assert fact(WeighedEvent(grams=1, took=1.0), ()) == fact(WeighedEvent(grams=1, took=2.0), ())
-    assert fact(WeighedEvent(grams=1), ()) != fact(WeighedEvent(grams=2), ())
+    assert comparable_data(WeighedEvent(grams=1, took=1.0), ()) == comparable_data(WeighedEvent(grams=1, took=2.0), ())
+    assert comparable_data(WeighedEvent(grams=1), ()) != comparable_data(WeighedEvent(grams=2), ())

@@ -105,7 +105,7 @@ async def test_error_is_reported_when_disposal_of_another_call_raises(error: typ
         return Observable(lambda observer, scheduler=None: Disposable(make_raiser(error)))
 
     model = ScriptedModel([call("look"), call("look")], "Done.")
-    loop = [op.call_model(), op.answering(ToolRequest, answer), op.run_tools(), op.checkpoint()]
+    loop = [op.call_model(), op.answer_requests(ToolRequest, answer), op.run_tools(), op.checkpoint()]
     assert "the second" in str(await expect_failure(Agent(model, tools=[look], loop=loop)))
 
 

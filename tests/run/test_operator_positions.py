@@ -74,7 +74,7 @@ def test_tool_guard_after_run_tools_is_rejected() -> None:
 
 def test_model_request_handler_after_call_model_is_rejected() -> None:
     assert "before op.call_model()" in get_error(op.standard(before_tools=[rewrite_request]))
-    assert "before op.call_model()" in get_error(op.standard(at_end=[op.answering(ModelRequest, emit)]))
+    assert "before op.call_model()" in get_error(op.standard(at_end=[op.answer_requests(ModelRequest, emit)]))
 
 
 @pytest.mark.parametrize(
@@ -82,16 +82,16 @@ def test_model_request_handler_after_call_model_is_rejected() -> None:
     [
         op.compose(guard),
         op.compose(custom_operator, op.compose(op.compose(), guard)),
-        op.answering(ToolRequest, emit),
+        op.answer_requests(ToolRequest, emit),
         wraps(guard)(lambda source: custom_operator(guard(source))),
     ],
 )
 def test_misplaced_guard_is_found_inside_composed_operators(operator: Operator) -> None:
     standard = op.standard(before_model=[operator])
-    assert "handles each ToolRequest" in get_error(standard)
-    assert "handles each ToolRequest" in get_error([custom_operator, *standard])
-    assert "handles each ToolRequest" in get_error([op.compose(*standard)])
-    assert "handles each ToolRequest" in get_error([*op.standard()[:2], operator])
+    assert "never receives a ToolRequest" in get_error(standard)
+    assert "never receives a ToolRequest" in get_error([custom_operator, *standard])
+    assert "never receives a ToolRequest" in get_error([op.compose(*standard)])
+    assert "never receives a ToolRequest" in get_error([*op.standard()[:2], operator])
 
 
 def test_run_request_handler_in_the_loop_is_rejected() -> None:
@@ -116,7 +116,7 @@ def test_misplaced_operator_of_a_strategy_is_rejected(last: Strategy) -> None:
 
 async def test_misplaced_operator_in_the_strategy_of_a_run_is_rejected() -> None:
     agent = Agent(ScriptedModel("Hi."))
-    with pytest.raises(ConfigurationError, match="handles each ToolRequest"):
+    with pytest.raises(ConfigurationError, match="never receives a ToolRequest"):
         await agent.run("Go.", strategy=lambda pipeline: op.iterate(op.compose(guard, pipeline)))
 
 
@@ -126,7 +126,7 @@ def test_operators_at_valid_positions_are_accepted() -> None:
         loop=op.standard(before_model=[rewrite_request], before_tools=[guard], at_end=[review_iteration]),
     )
     Agent(ScriptedModel("Hi."), loop=op.standard(before_model=[review_iteration]))
-    Agent(ScriptedModel("Hi."), loop=[op.call_model(), op.answering(ToolRequest, emit)])
+    Agent(ScriptedModel("Hi."), loop=[op.call_model(), op.answer_requests(ToolRequest, emit)])
     Agent(ScriptedModel("Hi."), loop=[custom_operator, guard, op.run_tools(), custom_operator])
 
 
@@ -149,7 +149,7 @@ async def test_strategy_that_feeds_the_loop_itself_accepts_loop_operators() -> N
             model_request: Any = get_host(ctx).build_request(ctx, 1, 0)
             return emit(model_request, IterationEnd(1, ctx))
 
-        return op.compose(op.answering(RunRequest, send), pipeline)
+        return op.compose(op.answer_requests(RunRequest, send), pipeline)
 
     agent = Agent(ScriptedModel("Hi."), loop=op.standard(before_model=[rewrite_request]), strategy=run_once)
     assert (await agent.run("Go.")).output == "Hi."

@@ -92,7 +92,7 @@ async def test_run_fails_when_a_provider_emits_a_final_status() -> None:
 async def test_error_names_the_operator_that_sent_an_invalid_signal() -> None:
     run_error = await expect_failure(agent_with_operator(ops.map(lambda signal: 5), 2))  # pyright: ignore[reportArgumentType]
     assert run_error.code == "pipeline"
-    assert "map sent 5, of the type int" in str(run_error)
+    assert "map must emit events or requests, got 5 of type int" in str(run_error)
 
 
 async def test_error_names_the_operator_that_returned_no_observable() -> None:

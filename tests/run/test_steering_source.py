@@ -133,9 +133,9 @@ def test_stuck_run_fails_although_its_source_is_open() -> None:
         yield ""
 
     with virtual_time() as time:
-        never: Any = op.answering(ModelRequest, lambda request: rx.never())
+        never: Any = op.answer_requests(ModelRequest, lambda request: rx.never())
         run = Agent(ScriptedModel(), loop=[never]).run("Go", steering=silent())
-        with pytest.raises(RunError, match="nothing is left"):
+        with pytest.raises(RunError, match="the run cannot continue"):
             time.run(run.result())
 
 

@@ -64,7 +64,7 @@ STUCK_OPERATORS: dict[str, Callable[[], Any]] = {
 async def test_stuck_run_fails_immediately(name: str, position: int) -> None:
     run_error = await expect_failure(agent_with_operator(STUCK_OPERATORS[name](), position))
     assert run_error.code == "pipeline"
-    assert "nothing is left" in str(run_error)
+    assert "the run cannot continue" in str(run_error)
 
 
 async def test_run_fails_when_iterations_share_a_publish_operator() -> None:
@@ -76,7 +76,7 @@ async def test_run_fails_when_iterations_share_a_publish_operator() -> None:
             # Iterations do not overlap at this position.
             assert (await agent.run("Go.")).output == "Done."
         else:
-            assert "nothing is left" in str(await expect_failure(agent))
+            assert "the run cannot continue" in str(await expect_failure(agent))
 
 
 async def test_stuck_operator_around_the_loop_fails_the_run() -> None:
@@ -85,7 +85,7 @@ async def test_stuck_operator_around_the_loop_fails_the_run() -> None:
         def wrap_loop(pipeline: Operator, name: str = name) -> Operator:
             return op.compose(op.iterate(pipeline), STUCK_OPERATORS[name]())
 
-        assert "nothing is left" in str(await expect_failure(Agent(script(), tools=[look], strategy=wrap_loop)))
+        assert "the run cannot continue" in str(await expect_failure(Agent(script(), tools=[look], strategy=wrap_loop)))
 
 
 async def test_error_of_stuck_run_names_the_unanswered_request() -> None:
@@ -227,7 +227,7 @@ async def test_stuck_run_fails_although_a_view_has_a_timer() -> None:
     agent = agent_with_operator(STUCK_OPERATORS["never"](), 2)
     run = agent.run("Go.")
     run.events.pipe(op.stats(3600)).subscribe(ignore)
-    with pytest.raises(RunError, match="nothing is left"):
+    with pytest.raises(RunError, match="the run cannot continue"):
         async with asyncio.timeout(10):
             await run
 
@@ -244,4 +244,4 @@ async def test_strategy_with_unanswered_requests_fails() -> None:
     for name in ("never", "swallowed"):
         loop = [*op.standard(), STUCK_OPERATORS[name]()]
         run_error = await expect_failure(Agent(ScriptedModel("1", "2", "3"), strategy=ask_twice, loop=loop))
-        assert "nothing is left" in str(run_error)
+        assert "the run cannot continue" in str(run_error)

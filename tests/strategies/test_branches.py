@@ -45,7 +45,7 @@ def side_by_side(*make: Callable[[RunContext[Any]], ModelRequest]) -> Callable[[
             events = rx.merge(*branches).pipe(ops.filter(lambda signal: isinstance(signal, Event)))
             return rx.concat(events, emit(ContentCompleteEvent(step="end", content="done")))
 
-        return op.answering(RunRequest, answer)
+        return op.answer_requests(RunRequest, answer)
 
     return strategy
 
@@ -70,7 +70,7 @@ async def test_the_tools_of_a_request_with_another_branch_belong_to_that_branch(
         def twice(request: ModelRequest) -> Observable[Signal]:
             return emit(request, request.replace(step="1/b", branch="b"))
 
-        return op.answering(ModelRequest, twice)(source)
+        return op.answer_requests(ModelRequest, twice)(source)
 
     model = ScriptedModel(call("echo", text="main"), call("echo", text="beside"), "end")
     agent = Agent(model, tools=[echo], loop=[multiplied, op.call_model(), op.run_tools()])

@@ -30,4 +30,4 @@ def two_branches(pipeline: Operator) -> Operator:
 
         return Observable(subscribe)
 
-    return op.answering(RunRequest, answer)
+    return op.answer_requests(RunRequest, answer)

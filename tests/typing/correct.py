@@ -213,7 +213,7 @@ def operators(agent: Agent[None, str]) -> None:
     Agent("m", strategy=twice)
     Agent("m", strategy=tree_of_thoughts())
     assert_type(emit(ModelRequest(messages=[])).pipe(op.call_model()), Observable[Signal])
-    op.answering(ToolRequest, lambda request: emit(request.answer(3, "3")))
+    op.answer_requests(ToolRequest, lambda request: emit(request.answer(3, "3")))
 
 
 # Events

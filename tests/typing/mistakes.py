@@ -359,8 +359,8 @@ def seams(agent: Agent[None, str]) -> None:
     client_tool("show_map", hidden=True)  # wrong
     RunContext().require_auth()  # wrong
     RunContext().require_auth("github", "https://github.com")  # wrong
-    op.answering(ToolRequest, lambda request: request)  # wrong
-    op.answering(ModelRequest, lambda request: emit("text"))  # wrong
+    op.answer_requests(ToolRequest, lambda request: request)  # wrong
+    op.answer_requests(ModelRequest, lambda request: emit("text"))  # wrong
 
 
 # Outputs

@@ -138,7 +138,7 @@ def cost(prices: Mapping[str, Price] | None = None, *, name: str = "cost") -> Sc
     def dollars(case: Case, events: Sequence[Event]) -> float:
         spending = Spending(prices)
         for event in events:
-            spending.take(event)
+            spending.add(event)
         if spending.unpriced:
             names = ", ".join(map(repr, spending.unpriced))
             raise ConfigurationError(f"no price is known of {names}: score.cost({{...}}) takes one")

@@ -13,7 +13,7 @@ import_later(__name__)
 
 # Type checkers and `import_later` read the public names from these imports.
 if TYPE_CHECKING:
-    from rxloop.operators.loop.answering import answering as answering
+    from rxloop.operators.loop.answer_requests import answer_requests as answer_requests
     from rxloop.operators.loop.at_end import at_end as at_end
     from rxloop.operators.loop.call_model import call_model as call_model
     from rxloop.operators.loop.checkpoint import checkpoint as checkpoint

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from rxloop.operators.views.compare import comparable, line, parted
+from rxloop.operators.views.compare import filter_comparable, format_event, split_at_difference
 from rxloop.operators.views.cost import Spending
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
@@ -66,7 +66,7 @@ class RunSide:
 
     def lines(self) -> list[str]:
         """What happened from the first difference on, a line for each event."""
-        return [line(event) for event in self.events]
+        return [format_event(event) for event in self.events]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +122,8 @@ async def diff(log: EventLog, a: str, b: str, *, prices: Mapping[str, Price] | N
     """
     runs = [await read_log(log.read, task_id) for task_id in (a, b)]
     before = [await conversation(log, events[0].context_id, before=events[0].task_id) for events in runs]
-    lines = [comparable(events) for events in runs]
-    left = parted(lines[0], lines[1], before[0].messages, before[1].messages)
+    lines = [filter_comparable(events) for events in runs]
+    left = split_at_difference(lines[0], lines[1], before[0].messages, before[1].messages)
     sides = [_side(*side, prices) for side in zip(runs, lines, left, strict=True)]
     return RunDiff(len(lines[0]) - len(left[0]), *sides)
 
@@ -175,7 +175,7 @@ def _cost(events: Sequence[Event], dollars: float | None) -> RunCost:
 
 def _dollars(events: Sequence[Event], prices: Mapping[str, Price] | None) -> float | None:
     spending = Spending(prices)
-    priced = [event for event in events if spending.take(event)]
+    priced = [event for event in events if spending.add(event)]
     return spending.dollars if priced else None
 
 

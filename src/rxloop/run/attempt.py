@@ -13,7 +13,7 @@ from reactivex.disposable import SerialDisposable
 
 from rxloop.coordination.lease import DeliveryGate
 from rxloop.errors import InvalidEvent
-from rxloop.operators.loop.checks import stuck
+from rxloop.operators.loop.checks import make_stuck_error
 from rxloop.operators.loop.compose import describe
 from rxloop.operators.loop.model_exchange import mark_hidden
 from rxloop.pipeline.host import ModelCall
@@ -244,7 +244,7 @@ class Attempt:
         Watchdog(self.task_id, self.info.scope, lambda: not self.life.ending, self._stuck)
 
     def _stuck(self) -> None:
-        self.life.finish(stuck(self.state(), self.spec.loop))
+        self.life.finish(make_stuck_error(self.state(), self.spec.loop))
 
     # -- steering
 

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple, TypeVar
 
 from rxloop.errors import RxloopError
-from rxloop.operators.loop.checks import from_thread
+from rxloop.operators.loop.checks import make_thread_error
 from rxloop.pipeline.requests import Operator
 from rxloop.state.run_state import LimitHit
 from rxloop.stream.rx import RunScheduler
@@ -193,7 +193,7 @@ class Life:
 
     def finish_from_thread(self, cause: Exception | None = None) -> None:
         """Decide for the error that the pipeline delivers from a thread in which nothing of a run may be touched."""
-        self.in_loop(self.finish, from_thread(self._operator, cause))
+        self.in_loop(self.finish, make_thread_error(self._operator, cause))
 
     def in_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call a function in the thread of the event loop."""

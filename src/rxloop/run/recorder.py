@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rxloop.coordination.lease import DeliveryGate
 from rxloop.errors import InvalidEvent, RxloopError
-from rxloop.operators.loop.checks import find_signal_error, unordered
+from rxloop.operators.loop.checks import find_signal_error, make_order_error
 from rxloop.pipeline.requests import Operator
 from rxloop.protocol.events import ContentCompleteEvent, Event, ToolProgressEvent
 from rxloop.run.life import Life, Phase
@@ -157,7 +157,7 @@ class Recorder:
     def _reject(self, event: Event, misorder: str) -> None:
         # A thread can still report progress after its call has ended, so only drop such an event.
         if not isinstance(event, ToolProgressEvent):
-            self._life.finish(unordered(misorder, self._operator))
+            self._life.finish(make_order_error(misorder, self._operator))
 
     def record(self, event: Event) -> Event:
         """Stamp a durable event, fold it and add it to the log's buffer without delivering it.

@@ -11,8 +11,8 @@ from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable
 
 from rxloop.errors import ConfigurationError, StrategyError
-from rxloop.operators.loop.answering import answering
-from rxloop.operators.loop.checks import handling
+from rxloop.operators.loop.answer_requests import answer_requests
+from rxloop.operators.loop.checks import declare_handler
 from rxloop.operators.loop.compose import describe
 from rxloop.pipeline.requests import IterationEnd, Operator, RunRequest, Signal, Strategy
 from rxloop.pipeline.run_context import RunContext
@@ -73,9 +73,11 @@ def strategy(
         definition = stages or STRATEGIES.get(name)
 
         def strategy(pipeline: Operator) -> Operator:
-            operator = answering(RunRequest, lambda each: _reasoning(name, definition, function, pipeline, each.ctx))
+            operator = answer_requests(
+                RunRequest, lambda each: _reasoning(name, definition, function, pipeline, each.ctx)
+            )
             operator.__qualname__ = f"{name}({describe(pipeline)})"
-            return handling(operator, RunRequest, ends=True, pipeline=pipeline)
+            return declare_handler(operator, RunRequest, ends=True, pipeline=pipeline)
 
         strategy.__name__ = strategy.__qualname__ = name
         strategy.__doc__ = function.__doc__

@@ -11,8 +11,8 @@ from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, Disposable
 
 from rxloop.errors import Paused
-from rxloop.operators.loop.answering import answering
-from rxloop.operators.loop.checks import from_thread, no_signal
+from rxloop.operators.loop.answer_requests import answer_requests
+from rxloop.operators.loop.checks import make_signal_error, make_thread_error
 from rxloop.operators.loop.compose import compose
 from rxloop.operators.loop.iterate import iterate
 from rxloop.pipeline.host import get_host
@@ -81,7 +81,7 @@ class Sender:
                 self._steps.add(request.step)
             return emit(shaped(request))
 
-        loop = iterate(compose(answering(ModelRequest, answer), self.pipeline), times)
+        loop = iterate(compose(answer_requests(ModelRequest, answer), self.pipeline), times)
         await self.send(loop, emit(RunRequest(ctx)), ctx, seen)
 
     async def send(
@@ -98,11 +98,11 @@ class Sender:
                 if seen is not None:
                     seen(signal)
             elif not isinstance(signal, Request):  # pyright: ignore[reportUnnecessaryIsInstance]
-                end(no_signal(signal, operator))
+                end(make_signal_error(signal, operator))
 
         def end(error: Exception | None = None) -> None:
             if threading.get_ident() != thread:
-                loop.call_soon_threadsafe(end, from_thread(operator, error))
+                loop.call_soon_threadsafe(end, make_thread_error(operator, error))
             elif not ended.done():
                 ended.set_result(error)
 

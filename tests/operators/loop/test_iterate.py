@@ -208,7 +208,7 @@ def parallel_branches(pipeline: Operator) -> Operator:
 
     def answer(request: RunRequest) -> Observable[Signal]:
         requests = [request_on_branch(request, branch) for branch in ("b/1", "b/2")]
-        return op.answering(ModelRequest, lambda request: pipeline(emit(request)))(emit(*requests)).pipe(
+        return op.answer_requests(ModelRequest, lambda request: pipeline(emit(request)))(emit(*requests)).pipe(
             append_event(lambda: best(request))
         )
 
@@ -222,7 +222,7 @@ def parallel_branches(pipeline: Operator) -> Operator:
         contents = [request.ctx.bind(branch=branch).state.content for branch in ("b/1", "b/2")]
         return ContentCompleteEvent(step="best", content=max(contents, key=len))
 
-    return op.answering(RunRequest, answer)
+    return op.answer_requests(RunRequest, answer)
 
 
 def append_event(last: Any) -> Any:
@@ -275,7 +275,7 @@ def parallel_loops(pipeline: Operator) -> Operator:
 
         return loop(emit(*branches)).pipe(append_event(join_answers))
 
-    return op.answering(RunRequest, answer)
+    return op.answer_requests(RunRequest, answer)
 
 
 def turn_on_branch(request: ModelRequest) -> Any:
@@ -356,7 +356,7 @@ def test_synchronous_iterations_keep_a_flat_stack() -> None:
         depths.add(stack_depth())
         return emit(request.answer(1, "1"))
 
-    loop = [op.call_model(), op.answering(ToolRequest, answers)]
+    loop = [op.call_model(), op.answer_requests(ToolRequest, answers)]
     model = ScriptedModel(*repeat_turn(call("step"), 1_000), "done")
     with virtual_time() as time:
         time.run(Agent(model, tools=[step], loop=loop, limits=Limits(iterations=None)).run("Go"))

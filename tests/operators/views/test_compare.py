@@ -143,7 +143,7 @@ async def test_difference_shows_both_sides(recorded_run: list[Event], name: str)
         " ".join(line.split()) for line in lines
     ]
     assert raised.value.expected in recorded_run
-    assert raised.value.position == int(lines[0].split()[8]) - 1
+    assert raised.value.position == int(lines[0].split()[9]) - 1
 
 
 async def test_mismatch_is_an_assertion_error_and_does_not_affect_the_run(recorded_run: list[Event]) -> None:
@@ -270,7 +270,7 @@ def test_error_of_the_stream_precedes_the_comparison_result(recorded_run: list[E
 
 
 def test_compare_rejects_a_file_that_it_cannot_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="no recording"):
+    with pytest.raises(ConfigurationError, match="cannot read recording"):
         op.compare(tmp_path / "nowhere.jsonl")
     (tmp_path / "run.jsonl").write_text("nonsense\n", encoding="utf-8")
     with pytest.raises(ConfigurationError, match="line 1"):

@@ -46,7 +46,7 @@ IN_TESTS = {"compare", "record"}
 OF_BATCHES = {"progress", "tally"}
 """Views of the outcomes of a batch."""
 IN_THE_LOOP = {
-    "answering",
+    "answer_requests",
     "at_end",
     "call_model",
     "checkpoint",

@@ -21,7 +21,7 @@ from rxloop.cli.database import opened
 from rxloop.cli.live_run import interrupts
 from rxloop.cli.terminal import CANCELLED, FAILED, drawing, running, say
 from rxloop.errors import ConfigurationError, NotFinished
-from rxloop.operators.views.batch_progress import Tally, counted, nothing_yet, progress
+from rxloop.operators.views.batch_progress import Tally, add_outcome, empty_tally, progress
 from rxloop.providers.catalog import find_price
 from rxloop.stream.stream import Stream
 
@@ -255,8 +255,8 @@ def map_(
                 model=ready.model,
                 strategy=agent.strategy,
             )
-            so_far = await _written(outcomes, output, left, asked)
-        return _end(so_far, len(output.answered), left)
+            totals = await _written(outcomes, output, left, asked)
+        return _end(totals, len(output.answered), left)
 
     running(main())
 
@@ -266,22 +266,22 @@ async def _written(outcomes: Stream[Outcome[Line, object]], output: Output, left
     price = find_price(model)
     console = drawing()
     shown = outcomes if console is None else outcomes.pipe(progress(left, price=price, console=console))
-    so_far = nothing_yet(price)
+    totals = empty_tally(price)
     async for outcome in shown:
         output.write(outcome)
-        so_far = counted(so_far, outcome, price)
-    return so_far
+        totals = add_outcome(totals, outcome, price)
+    return totals
 
 
-def _end(so_far: Tally, before: int, left: int) -> int:
-    say(str(so_far) + (f"; {before:,} were answered before" if before else ""))
-    missing = left - so_far.done
+def _end(totals: Tally, before: int, left: int) -> int:
+    say(str(totals) + (f"; {before:,} were answered before" if before else ""))
+    missing = left - totals.done
     if missing:
         say(f"{missing:,} left: the same command goes on with them")
         return CANCELLED
-    if so_far.failed:
+    if totals.failed:
         say("the same command tries the failed ones once more, where that may help")
-    return FAILED if so_far.failed else 0
+    return FAILED if totals.failed else 0
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from reactivex import Observable, abc
 
-from rxloop.operators.loop.checks import handling
+from rxloop.operators.loop.checks import declare_handler
 from rxloop.pipeline.requests import IterationEnd, Operator, Signal
 from rxloop.stream.rx import ColdObservable, Connections, connect
 
@@ -29,18 +29,18 @@ def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator[obj
         def subscribe(
             observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
-            return _AtEnd(answer, observer, scheduler).of(source)
+            return _AtEnd(answer, observer, scheduler).connect(source)
 
         return ColdObservable(subscribe)
 
     operator.__qualname__ = "at_end"
-    return handling(operator, IterationEnd)
+    return declare_handler(operator, IterationEnd)
 
 
 class _AtEnd:
     """Subscription of `at_end`. A class is cheaper than closures for each iteration."""
 
-    __slots__ = ("_answer", "_connections", "_held", "_observer", "_scheduler")
+    __slots__ = ("_answer", "_connections", "_end_request", "_observer", "_scheduler")
 
     def __init__(
         self,
@@ -52,28 +52,28 @@ class _AtEnd:
         self._observer = observer
         self._scheduler = scheduler
         self._connections = Connections()
-        self._held: IterationEnd | None = None
+        self._end_request: IterationEnd | None = None
 
-    def of(self, source: Observable[Signal]) -> abc.DisposableBase:
+    def connect(self, source: Observable[Signal]) -> abc.DisposableBase:
         """Subscribe to the source. Disposing the result also disposes the answer."""
         connect(source, self._on_next, self._observer.on_error, self._on_completed, self._scheduler, self._connections)
         return self._connections
 
     def _on_next(self, signal: Signal) -> None:
         if isinstance(signal, IterationEnd):
-            self._held = signal
+            self._end_request = signal
         else:
             self._observer.on_next(signal)
 
     def _on_completed(self) -> None:
         observer = self._observer
-        if self._held is None:
+        if self._end_request is None:
             observer.on_completed()
             return
         try:
-            answered = self._answer(self._held)
+            replacement = self._answer(self._end_request)
         except Exception as error:
             observer.on_error(error)
             return
         on_next, on_error, on_completed = observer.on_next, observer.on_error, observer.on_completed
-        connect(answered, on_next, on_error, on_completed, self._scheduler, self._connections)
+        connect(replacement, on_next, on_error, on_completed, self._scheduler, self._connections)

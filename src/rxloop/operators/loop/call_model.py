@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from reactivex import Observable, abc
 
 from rxloop.errors import ContextLengthExceeded, MediaRefused, PipelineError
-from rxloop.operators.loop.answering import answering
-from rxloop.operators.loop.checks import handling
+from rxloop.operators.loop.answer_requests import answer_requests
+from rxloop.operators.loop.checks import declare_handler
 from rxloop.operators.loop.model_exchange import (
     RequestChecks,
     complete_message,
@@ -14,8 +14,8 @@ from rxloop.operators.loop.model_exchange import (
     describe_failure,
     describe_request,
     find_refused_media,
+    make_event_error,
     make_tool_requests,
-    not_an_event,
 )
 from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
@@ -43,8 +43,7 @@ def call_model() -> Operator[object]:
 
     If operators have changed the messages, they are checked before the call: each tool call must be followed by one
     result, in order, and the newest user message, pinned messages and the system prompt must be present. Invalid
-    requests
-    are repaired. Their `llm-call` lists the problems, and a warning names the loop.
+    requests are repaired. Their `llm-call` lists the problems, and a warning names the loop.
     """
     checks = RequestChecks()
 
@@ -56,15 +55,15 @@ def call_model() -> Operator[object]:
         request, problems = checks.prepare(request)
         return ColdObservable(lambda observer, scheduler=None: _Call(request, problems, observer, scheduler))
 
-    operator = answering(ModelRequest, answer)
+    operator = answer_requests(ModelRequest, answer)
     operator.__qualname__ = "call_model"
-    return handling(operator, ModelRequest, ends=True)
+    return declare_handler(operator, ModelRequest, ends=True)
 
 
 class _Call(abc.DisposableBase):
     """Model call. A class is cheaper than closures for each iteration."""
 
-    __slots__ = ("_answer", "_branch", "_ended", "_failures", "_host", "_observer", "_shown", "_step", "request")
+    __slots__ = ("_answer", "_branch", "_ended", "_failures", "_host", "_observer", "_step", "_visible_name", "request")
 
     def __init__(
         self,
@@ -80,7 +79,7 @@ class _Call(abc.DisposableBase):
         self._branch = request.branch
         self._ended = False
         self._failures = 0
-        self._shown: str | None = None
+        self._visible_name: str | None = None
         """Name of the most recently called tool, unless the tool is hidden."""
         observer.on_next(describe_request(request, problems))
         model = request.ctx.model
@@ -93,20 +92,20 @@ class _Call(abc.DisposableBase):
             self._answer.dispose()
         finally:
             if not self._ended:
-                self._over()
+                self._mark_ended()
                 self._host.close_abandoned(self.request.ctx)
 
     def interrupt(self, ends: Sequence[Event]) -> None:
         """Stop the call. The text received so far becomes the message, and the iteration ends."""
         if self._ended:
             return
-        self._over()
+        self._mark_ended()
         self._answer.dispose()
         for event in ends:
             self._observer.on_next(event)
         self._observer.on_completed()
 
-    def _over(self) -> None:
+    def _mark_ended(self) -> None:
         self._ended = True
         if self._branch is None:
             self._host.open_call = None
@@ -116,7 +115,7 @@ class _Call(abc.DisposableBase):
             fields = mutable_fields(event)
             published = fields["attempt"]
         except (AttributeError, KeyError):
-            raise not_an_event(event, self.request) from None
+            raise make_event_error(event, self.request) from None
         if published:
             # Providers may send the same object for several requests.
             event = copy_unstamped(event)
@@ -127,10 +126,10 @@ class _Call(abc.DisposableBase):
             fields["branch"] = self._branch
         if not event.durable:
             # `isinstance` would make ten calls for each token.
-            if type(event) is ToolCallDeltaEvent and event.name != self._shown and not event.hidden:
+            if type(event) is ToolCallDeltaEvent and event.name != self._visible_name and not event.hidden:
                 # Subscribers hide the call by this field.
                 fields["hidden"] = self._host.tools.hides(event.name)
-                self._shown = None if event.hidden else event.name
+                self._visible_name = None if event.hidden else event.name
         elif isinstance(event, ContentCompleteEvent):
             self._complete(event)
             return
@@ -148,7 +147,7 @@ class _Call(abc.DisposableBase):
             self._observer.on_next(signal)
 
     def _on_error(self, error: Exception) -> None:
-        self._over()
+        self._mark_ended()
         refused, notices = find_refused_media(self.request, error) if isinstance(error, MediaRefused) else ({}, [])
         for notice in notices:
             self._observer.on_next(notice)
@@ -162,5 +161,5 @@ class _Call(abc.DisposableBase):
                 self._observer.on_error(error)
 
     def _on_completed(self) -> None:
-        self._over()
+        self._mark_ended()
         self._observer.on_completed()

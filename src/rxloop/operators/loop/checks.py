@@ -29,7 +29,7 @@ _ANSWERS: dict[type[Request], str] = {ModelRequest: "op.call_model()", ToolReque
 NO_CALL = "Your message ended as if it called tools, but no usable call arrived. Call the tool again, or answer."
 
 
-class _Handling(NamedTuple):
+class _Declaration(NamedTuple):
     request: type[Request]
     ends: bool
     """True if the operator answers all requests of the type."""
@@ -37,7 +37,7 @@ class _Handling(NamedTuple):
     """Pipeline of the iterations, if the operator answers a `RunRequest` with iterations."""
 
 
-def handling(operator: O, request: type[Request], *, ends: bool = False, pipeline: Operator | None = None) -> O:
+def declare_handler(operator: O, request: type[Request], *, ends: bool = False, pipeline: Operator | None = None) -> O:
     """Declare the requests that an operator handles, and return the operator.
 
     Args:
@@ -47,7 +47,7 @@ def handling(operator: O, request: type[Request], *, ends: bool = False, pipelin
         pipeline: Pipeline of the iterations, if the operator answers a `RunRequest` with iterations.
     """
     fields: dict[str, Any] = vars(operator)
-    fields[HANDLING] = _Handling(request, ends, pipeline)
+    fields[HANDLING] = _Declaration(request, ends, pipeline)
     return operator
 
 
@@ -72,51 +72,57 @@ def check_run(operator: Operator) -> None:
     _check(list(parts([operator])), around=True)
 
 
-def _check(line: list[Operator], *, around: bool) -> None:
-    known = [(place, operator, found) for place, operator in enumerate(line) if (found := _handled(operator))]
+def _check(operators: list[Operator], *, around: bool) -> None:
+    declared = [
+        (position, operator, declaration)
+        for position, operator in enumerate(operators)
+        if (declaration := _get_declaration(operator))
+    ]
     ends: dict[type[Request], list[int]] = {}
-    for place, _, found in known:
-        if found.ends:
-            ends.setdefault(found.request, []).append(place)
-    for place, operator, found in known:
-        if found.pipeline is not None:
-            check_iteration([found.pipeline])
-        advice = None if found.ends else _advice(found.request, place, ends, around=around)
+    for position, _, declaration in declared:
+        if declaration.ends:
+            ends.setdefault(declaration.request, []).append(position)
+    for position, operator, declaration in declared:
+        if declaration.pipeline is not None:
+            check_iteration([declaration.pipeline])
+        advice = None if declaration.ends else _find_advice(declaration.request, position, ends, around=around)
         if advice is not None:
             where = "around the loop" if around else "in the loop"
             raise ConfigurationError(
-                f"operator {describe(operator)} never receives a {found.request.__name__} at its position {where} "
-                f"{', '.join(map(describe, line))}; {advice}"
+                f"operator {describe(operator)} never receives a {declaration.request.__name__} at its position "
+                f"{where} {', '.join(map(describe, operators))}; {advice}"
             )
 
 
-def _handled(operator: Operator) -> _Handling | None:
+def _get_declaration(operator: Operator) -> _Declaration | None:
     return getattr(operator, HANDLING, None)
 
 
-def _advice(kind: type[Request], place: int, ends: dict[type[Request], list[int]], *, around: bool) -> str | None:
+def _find_advice(
+    request_type: type[Request], position: int, ends: dict[type[Request], list[int]], *, around: bool
+) -> str | None:
     """Return where a misplaced handler belongs, or None if it can receive requests."""
-    run, model, tools = (ends.get(ended, ()) for ended in (RunRequest, ModelRequest, ToolRequest))
-    if issubclass(kind, RunRequest):
+    run, model, tools = (ends.get(handled, ()) for handled in (RunRequest, ModelRequest, ToolRequest))
+    if issubclass(request_type, RunRequest):
         if not around:
             return "put it around the loop, with a strategy that returns op.compose(..., op.iterate(pipeline))"
         return (
             "put it before op.iterate(...), or before the operator that answers the RunRequest"
-            if run and place > run[-1]
+            if run and position > run[-1]
             else None
         )
-    if around and run and issubclass(kind, ModelRequest | ToolRequest | IterationEnd):
+    if around and run and issubclass(request_type, ModelRequest | ToolRequest | IterationEnd):
         return "put it into the loop, as in loop=op.standard(...)"
-    if issubclass(kind, ModelRequest) and model and place > model[-1]:
+    if issubclass(request_type, ModelRequest) and model and position > model[-1]:
         return "put it before op.call_model(), as in op.standard(before_model=[...])"
-    if issubclass(kind, ToolRequest) and model and place < model[0]:
+    if issubclass(request_type, ToolRequest) and model and position < model[0]:
         return "put it after op.call_model(), as in op.standard(before_tools=[...])"
-    if issubclass(kind, ToolRequest) and tools and place > tools[-1]:
+    if issubclass(request_type, ToolRequest) and tools and position > tools[-1]:
         return "put it before op.run_tools(), as in op.standard(before_tools=[...])"
     return None
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """Return the repr of a value, truncated to 100 characters."""
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:100]}..."
@@ -130,21 +136,21 @@ def find_signal_error(signal: object, loop: Operator) -> PipelineError | None:
     """
     if isinstance(signal, RunRequest):
         return PipelineError(f"no operator answered the RunRequest; the loop is {describe(loop)}")
-    return None if isinstance(signal, Request) else no_signal(signal, loop)
+    return None if isinstance(signal, Request) else make_signal_error(signal, loop)
 
 
-def no_signal(value: object, loop: Operator) -> PipelineError:
+def make_signal_error(value: object, loop: Operator) -> PipelineError:
     """Return the error for a value that is neither an event nor a request.
 
     Call it in the thread that emits the value, because the error names the sender.
     """
     return PipelineError(
-        f"{find_sender(value)} must emit events or requests, got {shown(value)} of type {type(value).__qualname__}; "
-        f"the loop is {describe(loop)}"
+        f"{find_sender(value)} must emit events or requests, got {format_value(value)} of type "
+        f"{type(value).__qualname__}; the loop is {describe(loop)}"
     )
 
 
-def from_thread(loop: Operator, cause: Exception | None) -> PipelineError:
+def make_thread_error(loop: Operator, cause: Exception | None) -> PipelineError:
     """Return the error for a signal from another thread. Call it in that thread."""
     why = "" if cause is None else f" ({cause!r})"
     error = PipelineError(
@@ -156,33 +162,33 @@ def from_thread(loop: Operator, cause: Exception | None) -> PipelineError:
     return error
 
 
-def stuck(state: RunState, loop: Operator) -> PipelineError:
+def make_stuck_error(state: RunState, loop: Operator) -> PipelineError:
     """Return the error for a run that no task and no timer can continue."""
     if state.open_step is not None:
-        waits = f"the model call of step {state.open_step} has no answer"
+        reason = f"the model call of step {state.open_step} has no answer"
     elif state.batch is not None:
         names = ", ".join(state.batch.calls[index].name for index in state.batch.open)
-        waits = f"tool calls of step {state.batch.step} have no answer ({names})"
+        reason = f"tool calls of step {state.batch.step} have no answer ({names})"
     else:
-        waits = "an operator has not completed"
+        reason = "an operator has not completed"
     return PipelineError(
-        f"the run cannot continue, because no task or timer is left, but {waits}; an operator may be waiting for "
+        f"the run cannot continue, because no task or timer is left, but {reason}; an operator may be waiting for "
         "rx.never(), a Subject, or its own end; await external values in a task with op.on or from_awaitable; "
         f"the loop is {describe(loop)}"
     )
 
 
-def unordered(what: str, loop: Operator) -> PipelineError:
+def make_order_error(problem: str, loop: Operator) -> PipelineError:
     """Return the error for an event that is out of order."""
     return PipelineError(
-        f"{what}: operators must pass events unchanged, once and immediately; the loop is {describe(loop)}"
+        f"{problem}: operators must pass events unchanged, once and immediately; the loop is {describe(loop)}"
     )
 
 
 # -- iterations
 
 
-def unanswered(request: ModelRequest | ToolRequest, pipeline: Operator) -> PipelineError:
+def make_unanswered_error(request: ModelRequest | ToolRequest, pipeline: Operator) -> PipelineError:
     """Return the error for a request that left the pipeline of an iteration."""
     return PipelineError(
         f"no operator answered a {type(request).__name__} of step {request.ctx.step}; "

@@ -4,7 +4,7 @@ from typing import Any
 
 from reactivex import Observable
 
-from rxloop.operators.loop.answering import answering
+from rxloop.operators.loop.answer_requests import answer_requests
 from rxloop.pipeline.interfaces import Compressor, TokenCounter
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
 from rxloop.stream.sources import Push, emit, from_task
@@ -25,11 +25,9 @@ def compress(
         out  --M--|    --(c,m)--|    --m--|
 
     M is a `ModelRequest`, c a `context-compressed` event, and m the request with fewer messages. Between two
-    compressions,
-    requests only grow at the end, so the provider's cache stays valid. The history in the log does not change: the
-    event
-    names the omitted messages, so that a resumed run sends the same requests. If the provider rejects a request as too
-    long, `iterate` retries it with a higher `pressure`, and more messages are removed.
+    compressions, requests only grow at the end, so the provider's cache stays valid. The history in the log does not
+    change: the event names the omitted messages, so that a resumed run sends the same requests. If the provider rejects
+    a request as too long, `iterate` retries it with a higher `pressure`, and more messages are removed.
 
     The result of the compressor is checked and repaired. If it is invalid, larger than before or late, it is discarded
     and a `thinking-failed` event is published. After three failures, the run continues without compression.
@@ -47,24 +45,24 @@ def compress(
     # Imported here because most programs do not need it.
     from rxloop.context.request_compressor import RequestCutter
 
-    cutter = RequestCutter(compressor, counter, every, timeout)
+    requests = RequestCutter(compressor, counter, every, timeout)
 
     def answer(request: ModelRequest) -> Observable[Signal]:
-        if cutter.skips(request):
+        if requests.skips(request):
             return emit(request)
-        known = cutter.counter(request)
-        compression = cutter.compression(request, known)
+        counter = requests.counter(request)
+        compression = requests.compression(request, counter)
         if compression.fits:
-            return emit(cutter.smaller(request, compression.unchanged().messages, known))
+            return emit(requests.smaller(request, compression.unchanged().messages, counter))
 
-        async def cut(push: Push[Any]) -> None:
-            made = await cutter.cut(request, compression)
-            for event in cutter.events(request, made):
+        async def compress_request(push: Push[Any]) -> None:
+            result = await requests.cut(request, compression)
+            for event in requests.events(request, result):
                 push(event)
-            push(cutter.smaller(request, made.messages, known))
+            push(requests.smaller(request, result.messages, counter))
 
-        return from_task(cut, request.ctx, name="rxloop-compress")
+        return from_task(compress_request, request.ctx, name="rxloop-compress")
 
-    operator = answering(ModelRequest, answer)
+    operator = answer_requests(ModelRequest, answer)
     operator.__qualname__ = f"compress({compressor!r})"
     return operator

@@ -11,7 +11,7 @@ from reactivex.disposable import Disposable
 from reactivex.notification import Notification, OnCompleted, OnError, OnNext
 
 from rxloop.errors import InvalidEvent
-from rxloop.operators.loop.answering import answering_with_permits
+from rxloop.operators.loop.answer_requests import answer_with_permits
 from rxloop.pipeline.active_call import ActiveCall, Permit
 from rxloop.pipeline.host import get_host
 from rxloop.pipeline.interfaces import Tool
@@ -21,14 +21,14 @@ from rxloop.protocol.events import LLMFailedEvent, ToolCallDeltaEvent, ToolCompl
 from rxloop.protocol.messages import ToolCall
 from rxloop.stream.rx import ColdObservable, connect
 
-CarriedOut = Callable[[Tool, ToolRequest, ActiveCall], Observable[Signal]]
+ExecuteCall = Callable[[Tool, ToolRequest, ActiveCall], Observable[Signal]]
 
 Answer = Callable[[ToolRequest, Permit | None], Observable[Signal]]
 
 _Slot = tuple[str, int]
 
 
-def starting_early(carried_out: CarriedOut, answer: Answer, concurrency: int) -> Operator[object]:
+def start_early(execute: ExecuteCall, answer: Answer, concurrency: int) -> Operator[object]:
     """Answer each `ToolRequest`, and start calls of read-only tools before it arrives.
 
     ::
@@ -41,7 +41,7 @@ def starting_early(carried_out: CarriedOut, answer: Answer, concurrency: int) ->
     `ToolRequest`, s a `tool-start`, p a `tool-progress` and x a `tool-complete`.
 
     Args:
-        carried_out: Executes a call.
+        execute: Executes a call.
         answer: Answers a request whose call has not been started.
         concurrency: Maximum number of tools that run at once.
     """
@@ -50,24 +50,24 @@ def starting_early(carried_out: CarriedOut, answer: Answer, concurrency: int) ->
         def subscribe(
             observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
-            ahead = _Ahead(carried_out, answer, concurrency, scheduler)
-            answered = answering_with_permits(ToolRequest, ahead.answer, concurrency)(
-                ColdObservable(ahead.watching(source))
+            early_calls = _EarlyCalls(execute, answer, concurrency, scheduler)
+            replaced = answer_with_permits(ToolRequest, early_calls.answer, concurrency)(
+                ColdObservable(early_calls.watch(source))
             )
-            return connect(answered, observer.on_next, observer.on_error, observer.on_completed, scheduler)
+            return connect(replaced, observer.on_next, observer.on_error, observer.on_completed, scheduler)
 
         return ColdObservable(subscribe)
 
     return operator
 
 
-class _Written:
+class _StreamedArguments:
     """Streamed arguments of a tool call."""
 
-    __slots__ = ("complete", "depth", "pieces", "place")
+    __slots__ = ("complete", "depth", "pieces", "position")
 
-    def __init__(self, place: int) -> None:
-        self.place = place
+    def __init__(self, position: int) -> None:
+        self.position = position
         self.pieces: list[str] = []
         self.depth = 0
         self.complete = False
@@ -76,42 +76,41 @@ class _Written:
         """Add a fragment, and return True if the JSON object is complete.
 
         Only whitespace can follow a complete JSON object, so later fragments cannot change it. Braces in strings are
-        counted
-        as well. If they make the object look complete too early, it is not valid JSON, and the call is not started
-        early.
+        counted as well. If they make the object look complete too early, it is not valid JSON, and the call is not
+        started early.
         """
         self.pieces.append(fragment)
-        closes = fragment.count("}")
-        self.depth += fragment.count("{") - closes
-        self.complete = self.complete or (closes > 0 and self.depth == 0)
+        closing = fragment.count("}")
+        self.depth += fragment.count("{") - closing
+        self.complete = self.complete or (closing > 0 and self.depth == 0)
         return self.complete
 
 
 class _EarlyCall:
     """Tool call that starts before its request. Its signals are held until the request arrives."""
 
-    __slots__ = ("_active", "_asked_for", "_held", "_link", "_observer", "request", "tool")
+    __slots__ = ("_active", "_connection", "_held", "_observer", "_requested", "request", "tool")
 
     def __init__(
-        self, tool: Tool, request: ToolRequest, carried_out: CarriedOut, scheduler: abc.SchedulerBase | None
+        self, tool: Tool, request: ToolRequest, execute: ExecuteCall, scheduler: abc.SchedulerBase | None
     ) -> None:
         self.tool = tool
         self.request = request
-        self._asked_for = asyncio.Event()
+        self._requested = asyncio.Event()
         self._held: list[Notification[Signal]] = []
         self._observer: abc.ObserverBase[Signal] | None = None
         # The call gets its permit with the request. Until then it cannot ask questions.
         self._active = ActiveCall(None)
-        ctx = request.ctx.bind(asked_for=self._asked_for.wait)
-        self._link = connect(
-            carried_out(tool, ToolRequest(request.call, ctx, request.offered), self._active),
-            lambda signal: self._take(OnNext(signal)),
-            lambda error: self._take(OnError(error)),
-            lambda: self._take(OnCompleted()),
+        ctx = request.ctx.bind(asked_for=self._requested.wait)
+        self._connection = connect(
+            execute(tool, ToolRequest(request.call, ctx, request.offered), self._active),
+            lambda signal: self._receive(OnNext(signal)),
+            lambda error: self._receive(OnError(error)),
+            lambda: self._receive(OnCompleted()),
             scheduler,
         )
 
-    def _take(self, notification: Notification[Signal]) -> None:
+    def _receive(self, notification: Notification[Signal]) -> None:
         if self._observer is None:
             self._held.append(notification)
         else:
@@ -125,7 +124,7 @@ class _EarlyCall:
             observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
             self._observer = observer
-            self._asked_for.set()
+            self._requested.set()
             try:
                 for notification in self._held:
                     notification.accept(observer)
@@ -139,53 +138,53 @@ class _EarlyCall:
         return ColdObservable(subscribe)
 
     def _abandon(self) -> None:
-        if not self._link.stopped:
+        if not self._connection.stopped:
             self.dispose()
             get_host(self.request.ctx).close_abandoned(self.request.ctx)
 
     def dispose(self) -> None:
-        self._link.dispose()
+        self._connection.dispose()
 
 
-class _Ahead:
+class _EarlyCalls:
     """Early tool calls of one iteration."""
 
     __slots__ = (
         "_answer",
-        "_carried_out",
+        "_arguments",
         "_concurrency",
         "_ctx",
+        "_execute",
         "_observer",
         "_scheduler",
         "_started",
         "_step",
-        "_written",
     )
 
     def __init__(
-        self, carried_out: CarriedOut, answer: Answer, concurrency: int, scheduler: abc.SchedulerBase | None
+        self, execute: ExecuteCall, answer: Answer, concurrency: int, scheduler: abc.SchedulerBase | None
     ) -> None:
-        self._carried_out = carried_out
+        self._execute = execute
         self._answer = answer
         self._concurrency = concurrency
         self._scheduler = scheduler
         self._observer: abc.ObserverBase[Signal]
         self._ctx: RunContext[Any] | None = None
         self._step: str | None = None
-        self._written: dict[int, _Written] = {}
+        self._arguments: dict[int, _StreamedArguments] = {}
         self._started: dict[_Slot, _EarlyCall] = {}
 
-    def watching(self, source: Observable[Signal]) -> abc.Subscription[Signal]:
+    def watch(self, source: Observable[Signal]) -> abc.Subscription[Signal]:
         """Return a source that passes all signals and starts early calls."""
 
         def subscribe(
             observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
             self._observer = observer
-            link = connect(source, self._on_next, self._on_error, self._on_completed, scheduler)
+            connection = connect(source, self._on_next, self._on_error, self._on_completed, scheduler)
 
             def dispose() -> None:
-                link.dispose()
+                connection.dispose()
                 for early in self._started.values():
                     early.dispose()
 
@@ -203,7 +202,7 @@ class _Ahead:
             )
             if same and host.claim(request.slot):
                 return early.answer(permit)
-            self._void(early)
+            self._discard(early)
         return self._answer(request, permit)
 
     def _on_next(self, signal: Signal) -> None:
@@ -214,56 +213,56 @@ class _Ahead:
             # The `IterationEnd` provides the context of the run.
             self._ctx = signal.ctx
         elif isinstance(signal, LLMFailedEvent) and signal.step == self._step:
-            self._void_all()
+            self._discard_all()
         elif isinstance(signal, ToolCompleteEvent):
-            refused = self._started.pop((signal.step or "", signal.index), None)
-            if refused is not None:
-                self._void(refused)
+            ended_early = self._started.pop((signal.step or "", signal.index), None)
+            if ended_early is not None:
+                self._discard(ended_early)
 
     def _read(self, delta: ToolCallDeltaEvent) -> None:
         if delta.branch is not None or self._ctx is None:
             return
         if delta.step != self._step:
             self._step = delta.step
-            self._written = {}
-        written = self._written.get(delta.index)
-        if written is None:
-            written = self._written[delta.index] = _Written(len(self._written))
-        if not written.complete and written.write(delta.fragment) and written.place < self._concurrency:
-            self._start(self._ctx, delta, written)
+            self._arguments = {}
+        arguments = self._arguments.get(delta.index)
+        if arguments is None:
+            arguments = self._arguments[delta.index] = _StreamedArguments(len(self._arguments))
+        if not arguments.complete and arguments.write(delta.fragment) and arguments.position < self._concurrency:
+            self._start(self._ctx, delta, arguments)
 
-    def _start(self, ctx: RunContext[Any], delta: ToolCallDeltaEvent, written: _Written) -> None:
+    def _start(self, ctx: RunContext[Any], delta: ToolCallDeltaEvent, arguments: _StreamedArguments) -> None:
         model_call = get_host(ctx).open_call
         if model_call is None or model_call.request.step != delta.step:
             return
         sent = model_call.request
-        call = ToolCall.parse(delta.tool_call_id, delta.name, "".join(written.pieces))
-        request = ToolRequest(call, sent.ctx.bind(call=call, index=written.place), sent.tools)
+        call = ToolCall.parse(delta.tool_call_id, delta.name, "".join(arguments.pieces))
+        request = ToolRequest(call, sent.ctx.bind(call=call, index=arguments.position), sent.tools)
         tool = get_host(ctx).tools.find(request)
-        if call.error is None and not isinstance(tool, str) and _may_be_vain(tool):
+        if call.error is None and not isinstance(tool, str) and _can_discard(tool):
             request = request.of(tool.definition)
-            self._started[request.slot] = _EarlyCall(tool, request, self._carried_out, self._scheduler)
+            self._started[request.slot] = _EarlyCall(tool, request, self._execute, self._scheduler)
 
-    def _void_all(self) -> None:
+    def _discard_all(self) -> None:
         started, self._started = self._started, {}
-        self._written = {}
+        self._arguments = {}
         for early in started.values():
-            self._void(early)
+            self._discard(early)
 
-    def _void(self, early: _EarlyCall) -> None:
+    def _discard(self, early: _EarlyCall) -> None:
         early.dispose()
         call, ctx = early.request.call, early.request.ctx
         self._observer.on_next(ToolVoidedEvent(call=call, index=ctx.index, step=ctx.step))
 
     def _on_error(self, error: Exception) -> None:
-        self._void_all()
+        self._discard_all()
         self._observer.on_error(error)
 
     def _on_completed(self) -> None:
-        self._void_all()
+        self._discard_all()
         self._observer.on_completed()
 
 
-def _may_be_vain(tool: Tool) -> bool:
+def _can_discard(tool: Tool) -> bool:
     """Return True if the call has no visible effect, so that it can be discarded."""
     return bool(getattr(tool, "read_only", False)) and tool.idempotent and not tool.approve

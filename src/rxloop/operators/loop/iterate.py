@@ -7,16 +7,16 @@ from reactivex import Observable, abc
 from reactivex.disposable import SerialDisposable
 
 from rxloop.errors import PipelineError
-from rxloop.operators.loop.answering import answering
+from rxloop.operators.loop.answer_requests import answer_requests
 from rxloop.operators.loop.checks import (
     Retries,
     check_answer,
     check_iteration_end,
+    declare_handler,
     find_retry,
-    handling,
     lacks_calls,
     lost_calls_note,
-    unanswered,
+    make_unanswered_error,
 )
 from rxloop.operators.loop.compose import describe
 from rxloop.operators.loop.model_exchange import make_tool_requests
@@ -65,9 +65,9 @@ def iterate(pipeline: Operator[OperatorDeps], times: int | None = None) -> Opera
     def answer(request: RunRequest) -> Observable[Signal]:
         return ColdObservable(lambda out, scheduler=None: _Iterations(pipeline, request.ctx, times, out, scheduler))
 
-    operator = answering(RunRequest, answer)
+    operator = answer_requests(RunRequest, answer)
     operator.__qualname__ = f"iterate({describe(pipeline)})"
-    return handling(operator, RunRequest, ends=True, pipeline=pipeline)
+    return declare_handler(operator, RunRequest, ends=True, pipeline=pipeline)
 
 
 class _Iterations(abc.DisposableBase):
@@ -88,7 +88,7 @@ class _Iterations(abc.DisposableBase):
         self._scheduler = scheduler
         self._current = SerialDisposable()
         self._retries = Retries()
-        self._fed: str | None = None
+        self._current_step: str | None = None
         """Step of the current iteration, or None before the first one."""
         self._due = False
         self._running = False
@@ -113,7 +113,7 @@ class _Iterations(abc.DisposableBase):
         try:
             while self._due and not self._stopped:
                 self._due = False
-                self._begin()
+                self._start_next()
         except BaseException as error:
             if self._stopped:
                 # The error was raised while the iteration was disposed after an earlier one.
@@ -123,21 +123,21 @@ class _Iterations(abc.DisposableBase):
         finally:
             self._running = False
 
-    def _begin(self) -> None:
-        source = self._next()
+    def _start_next(self) -> None:
+        source = self._next_source()
         if source is None:
             self._stopped = True
             self._observer.on_completed()
             return
-        connection = connect(self._pipeline(source), self._pass, self._fail, self._advance, self._scheduler)
+        connection = connect(self._pipeline(source), self._emit, self._fail, self._advance, self._scheduler)
         # Each iteration has a new disposable, so that finished iterations are not retained.
         self._current.disposable = connection
 
-    def _pass(self, signal: Signal) -> None:
+    def _emit(self, signal: Signal) -> None:
         if not isinstance(signal, Request):
             self._observer.on_next(signal)
         elif isinstance(signal, ModelRequest | ToolRequest):
-            self._fail(unanswered(signal, self._pipeline))
+            self._fail(make_unanswered_error(signal, self._pipeline))
 
     def _fail(self, error: Exception) -> None:
         if self._stopped:
@@ -145,15 +145,15 @@ class _Iterations(abc.DisposableBase):
         self._stopped = True
         self._observer.on_error(error)
 
-    def _next(self) -> Observable[Signal] | None:
+    def _next_source(self) -> Observable[Signal] | None:
         """Return the source of the next iteration, or None if the run has an answer or waits for one."""
         state = self._ctx.state
-        if self._fed is not None:
+        if self._current_step is not None:
             if state.pending:
                 return None
             failure = find_retry(state)
             if failure is None:
-                check_iteration_end(state, self._fed, self._pipeline)
+                check_iteration_end(state, self._current_step, self._pipeline)
             else:
                 self._retries.add(failure)
             if self._is_last(state):
@@ -161,7 +161,7 @@ class _Iterations(abc.DisposableBase):
         if state.batch is not None:
             return self._open_calls(state, state.batch)
         if state.done:
-            if self._fed is None:
+            if self._current_step is None:
                 return self._end_only(state)
             if not lacks_calls(state):
                 check_answer(state)
@@ -171,7 +171,7 @@ class _Iterations(abc.DisposableBase):
             state = self._ctx.state
         retry = find_retry(state) is not None
         iteration = state.iteration
-        if not retry and not (self._fed is None and state.open_step is not None):
+        if not retry and not (self._current_step is None and state.open_step is not None):
             limit = check_limits(state, self._ctx.info.limits, self._ctx.info.thought_limit)
             if limit is not None:
                 raise limit
@@ -188,7 +188,7 @@ class _Iterations(abc.DisposableBase):
 
     def _model_request(self, iteration: int) -> Observable[Signal]:
         step = str(iteration) if self._ctx.branch is None else f"{self._ctx.branch}/{iteration}"
-        self._fed = step
+        self._current_step = step
         ctx = self._ctx.bind(step=step)
         end = IterationEnd(iteration, ctx)
         request = get_host(ctx).build_request(ctx, iteration, self._retries.pressure)
@@ -204,11 +204,11 @@ class _Iterations(abc.DisposableBase):
 
     def _end_only(self, state: RunState) -> Observable[Signal]:
         """Emit only the `IterationEnd`, because after a resume later operators have not seen the answer in the log."""
-        self._fed = state.last.step if state.last is not None else None
-        return emit(IterationEnd(state.iteration, self._ctx.bind(step=self._fed)))
+        self._current_step = state.last.step if state.last is not None else None
+        return emit(IterationEnd(state.iteration, self._ctx.bind(step=self._current_step)))
 
     def _open_calls(self, state: RunState, batch: Batch) -> Observable[Signal]:
-        self._fed = batch.step
+        self._current_step = batch.step
         ctx = self._ctx.bind(step=batch.step)
         offered = get_host(ctx).tools.narrow(batch.step)
         calls = [(index, batch.calls[index]) for index in batch.open]

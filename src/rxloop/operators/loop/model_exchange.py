@@ -144,12 +144,14 @@ def describe_failure(request: ModelRequest, error: Exception, refused: dict[str,
         refused: Images and files that the vendor refused.
         tries: Number of requests sent.
     """
-    known = error if isinstance(error, ProviderError) else None
-    code = known.code if known else "error"
+    provider_error = error if isinstance(error, ProviderError) else None
+    code = provider_error.code if provider_error else "error"
     return LLMFailedEvent(
         error=ErrorInfo(code=code, message=replace_surrogates(str(error))),
-        retryable=isinstance(error, ContextLengthExceeded) or bool(refused) or (known is not None and known.retryable),
-        status=known and known.status,
+        retryable=isinstance(error, ContextLengthExceeded)
+        or bool(refused)
+        or (provider_error is not None and provider_error.retryable),
+        status=provider_error and provider_error.status,
         tries=tries,
         refused=refused,
         step=request.step,
@@ -165,7 +167,7 @@ def copy_unstamped(event: Event) -> Event:
     return event.model_copy(update=_UNSTAMPED)
 
 
-def not_an_event(value: object, request: ModelRequest) -> PipelineError:
+def make_event_error(value: object, request: ModelRequest) -> PipelineError:
     """Return the error for a provider that emits a value other than an event."""
     return PipelineError(
         f"provider {request.ctx.model.name} must emit events, got {value!r} of type {type(value).__qualname__}"

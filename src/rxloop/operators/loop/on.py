@@ -8,7 +8,7 @@ from reactivex import Observable
 from reactivex import operators as ops
 
 from rxloop.errors import ConfigurationError, PipelineError
-from rxloop.operators.loop.answering import answering
+from rxloop.operators.loop.answer_requests import answer_requests
 from rxloop.operators.loop.at_end import at_end
 from rxloop.pipeline.requests import IterationEnd, Operator, Request, Signal
 from rxloop.pipeline.run_context import RunContext
@@ -19,7 +19,7 @@ R = TypeVar("R", bound=Request[Any])
 D = TypeVar("D")
 
 
-def _checked_copy(signal: Signal, handler: str) -> Signal:
+def _check_and_copy(signal: Signal, handler: str) -> Signal:
     if isinstance(signal, Request):
         return signal
     if not isinstance(signal, Event):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -41,8 +41,7 @@ def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[D]], AsyncIte
 
     The handler is called with each request of the type and the context of the run. The signals it yields replace the
     request: the same request, other requests, events, or nothing. An `IterationEnd` is handled after all other signals
-    of
-    the iteration.
+    of the iteration.
 
     Args:
         request_type: `ToolRequest` for a guard or a cache, or `ModelRequest`, `IterationEnd` or `RunRequest`.
@@ -66,22 +65,24 @@ def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[D]], AsyncIte
         )
 
     def decorate(handler: Callable[[R, RunContext[D]], AsyncIterator[Signal]]) -> Operator[D]:
-        called: Any = getattr(handler, "__wrapped__", handler)
-        if not any(map(inspect.isasyncgenfunction, (called, type(called).__call__))):
-            named = getattr(handler, "__name__", repr(handler))
+        function: Any = getattr(handler, "__wrapped__", handler)
+        if not any(map(inspect.isasyncgenfunction, (function, type(function).__call__))):
+            handler_name = getattr(handler, "__name__", repr(handler))
             raise ConfigurationError(
-                f"the handler {named} of op.on({request_type.__name__}) must be an async generator function; "
+                f"the handler {handler_name} of op.on({request_type.__name__}) must be an async generator function; "
                 "use `async def`, and `yield` the signals that replace the request"
             )
 
         def answer(request: R) -> Observable[Signal]:
             ctx = request.ctx.bind(asked_by=name)
             signals = from_async_iter(lambda: handler(request, ctx), ctx, name=f"rxloop-handler-{name}")
-            return signals.pipe(ops.map(lambda signal: _checked_copy(signal, name)))
+            return signals.pipe(ops.map(lambda signal: _check_and_copy(signal, name)))
 
         name = getattr(handler, "__name__", "handler")
         answers: Any = answer
-        operator = at_end(answers) if request_type is IterationEnd else answering(cast("Any", request_type), answers)
+        operator = (
+            at_end(answers) if request_type is IterationEnd else answer_requests(cast("Any", request_type), answers)
+        )
         operator.__qualname__ = name
         operator.__doc__ = handler.__doc__
         return operator

@@ -6,8 +6,8 @@ from typing import Any
 
 from reactivex import Observable
 
-from rxloop.operators.loop.answering import answering_with_permits
-from rxloop.operators.loop.checks import handling
+from rxloop.operators.loop.answer_requests import answer_with_permits
+from rxloop.operators.loop.checks import declare_handler
 from rxloop.pipeline.active_call import ActiveCall, Permit
 from rxloop.pipeline.edited_calls import add_edit_note
 from rxloop.pipeline.host import get_host
@@ -45,8 +45,7 @@ def run_tools(concurrency: int = 5, *, early: bool = False) -> Operator[object]:
 
     T is a `ToolRequest`, s a `tool-start` and x a `tool-complete`. Events of the tool come between them. Every failure
     becomes a failed result for the model: an unknown tool, invalid arguments, a timeout, an exception. A refused call
-    has
-    no `tool-start`. A call that is requested twice is executed once.
+    has no `tool-start`. A call that is requested twice is executed once.
 
     With a log, a tool that is not idempotent is only called after its `tool-start` is durable.
 
@@ -60,14 +59,14 @@ def run_tools(concurrency: int = 5, *, early: bool = False) -> Operator[object]:
             person.
         early: Start calls early on the main branch, for tools with `read_only=True` that need no approval.
     """
-    operator = answering_with_permits(ToolRequest, _answer, concurrency)
+    operator = answer_with_permits(ToolRequest, _answer, concurrency)
     if early:
         # Imported here because few programs need it.
-        from rxloop.operators.loop.early_tools import starting_early
+        from rxloop.operators.loop.early_tools import start_early
 
-        operator = starting_early(_carried_out, _answer, concurrency)
+        operator = start_early(_execute, _answer, concurrency)
     operator.__qualname__ = "run_tools"
-    return handling(operator, ToolRequest, ends=True)
+    return declare_handler(operator, ToolRequest, ends=True)
 
 
 def _answer(request: ToolRequest, permit: Permit | None = None) -> Observable[Signal]:
@@ -91,20 +90,20 @@ def _answer(request: ToolRequest, permit: Permit | None = None) -> Observable[Si
     if not tool.idempotent and request.slot in host.earlier.interrupted:
         return emit(request.refuse(INTERRUPTED))
 
-    return _carried_out(tool, request, ActiveCall(permit), lambda: host.close_abandoned(request.ctx))
+    return _execute(tool, request, ActiveCall(permit), lambda: host.close_abandoned(request.ctx))
 
 
-def _carried_out(
+def _execute(
     tool: Tool, request: ToolRequest, active: ActiveCall, abandoned: Callable[[], None] | None = None
 ) -> Observable[Signal]:
     async def work(push: Push[Signal]) -> None:
         active.task = asyncio.current_task()
-        await _carry_out(tool, request, push, active)
+        await _run_tool(tool, request, push, active)
 
     return from_task(work, request.ctx, name=f"rxloop-tool-{public_name(request.ctx)}", on_abandoned=abandoned)
 
 
-async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal], active: ActiveCall) -> None:
+async def _run_tool(tool: Tool, request: ToolRequest, push: Push[Signal], active: ActiveCall) -> None:
     ctx: RunContext[Any] = request.ctx.bind(out=push, questions=[], active_call=active)
     call = request.call
     if tool.approve:
@@ -114,15 +113,15 @@ async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal], activ
         if not await ctx.ask(approval_question(tool.approve, call)):
             push(request.refuse(f"The call of {call.name} was not approved."))
             return
-    about: dict[str, Any] = {**ctx.call_fields, "call": freeze_model(call, "tool-start: call")}
-    push(_start(idempotency_key=ctx.idempotency_key, **about))
+    call_fields: dict[str, Any] = {**ctx.call_fields, "call": freeze_model(call, "tool-start: call")}
+    push(_start(idempotency_key=ctx.idempotency_key, **call_fields))
     if ctx.log is not None and not tool.idempotent:
         await ctx.port.durable()
     start = ctx.info.clock.monotonic()
     fields = await _result(tool, ctx)
     if not (ctx.answer and fields["success"]):
         fields["content"] = add_edit_note(fields["content"], ctx, call)
-    push(_complete(answer=ctx.answer, duration=ctx.info.clock.monotonic() - start, **about, **fields))
+    push(_complete(answer=ctx.answer, duration=ctx.info.clock.monotonic() - start, **call_fields, **fields))
 
 
 async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
@@ -138,7 +137,7 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
         value = collect_iterator(value)
         result, content, parts = encode_with_parts(value)
         result = freeze_json(result, "the result")
-        beside = {**make_messages_field(value), **make_parts_field(parts)}
+        extra_fields = {**make_messages_field(value), **make_parts_field(parts)}
         unawaited = [question for question in ctx.questions or () if question.forgotten]
         if unawaited:
             return make_failure(report_unawaited(unawaited, call.name, public_name(ctx)))
@@ -153,4 +152,4 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
         from rxloop.tools.artifacts import store_long_result
 
         content = truncate_text(content, limit, await store_long_result(content, ctx))
-    return {"success": True, "result": result, "content": content, **beside}
+    return {"success": True, "result": result, "content": content, **extra_fields}

@@ -41,9 +41,9 @@ def standard(
     Raises:
         ConfigurationError: An argument is not a list of operators.
     """
-    places = {"before_model": before_model, "before_tools": before_tools, "at_end": at_end}
-    for place, given in cast("dict[str, Any]", places).items():
-        if isinstance(given, str) or not isinstance(given, Iterable):
-            named = getattr(given, "__name__", "operator")
-            raise ConfigurationError(f"{place} must be a list of operators such as [{named}], got {given!r}")
+    arguments = {"before_model": before_model, "before_tools": before_tools, "at_end": at_end}
+    for name, value in cast("dict[str, Any]", arguments).items():
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            example = getattr(value, "__name__", "operator")
+            raise ConfigurationError(f"{name} must be a list of operators such as [{example}], got {value!r}")
     return [*before_model, call_model(), *before_tools, run_tools(early=early), *at_end, checkpoint()]

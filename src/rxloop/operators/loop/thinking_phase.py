@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators.loop.answering import answering
+from rxloop.operators.loop.answer_requests import answer_requests
 from rxloop.pipeline.interfaces import Compressor, Provider, TokenCounter
 from rxloop.pipeline.requests import ModelRequest, Operator
 
@@ -26,18 +26,16 @@ def thinking_phase(
         out  --Mn--|     --..(c,mn)---|     --m'n--|
 
     M is a `ModelRequest`, c a `context-compressed` event, m the request with fewer messages and a summary of the
-    removed
-    ones, and n a short note at the end about the progress of the run, which is built from rules. Summary and note are
-    never added to the history. Each request has at most one of each, and their size does not grow with the run.
+    removed ones, and n a short note at the end about the progress of the run, which is built from rules. Summary and
+    note are never added to the history. Each request has at most one of each, and their size does not grow with the
+    run.
 
     By default, the summary lists the facts of the removed messages. A `thinking_model` writes an additional summary
-    with
-    fixed sections, from its previous summary and the messages removed since. If the model fails, is too slow, or
-    returns an
-    empty or oversized summary, the request is sent with the facts only. A `thinking-failed` event has the reason. After
-    three failures, the model is not called again in this run. It is not called either when the provider has rejected a
-    request as too long. The `context-compressed` event has the tokens that it used, which are not part of the run's
-    usage.
+    with fixed sections, from its previous summary and the messages removed since. If the model fails, is too slow, or
+    returns an empty or oversized summary, the request is sent with the facts only. A `thinking-failed` event has the
+    reason. After three failures, the model is not called again in this run. It is not called either when the provider
+    has rejected a request as too long. The `context-compressed` event has the tokens that it used, which are not part
+    of the run's usage.
 
     Use it instead of `compress`, because it includes the same compression.
 
@@ -63,7 +61,7 @@ def thinking_phase(
 
     cutter = RequestCutter(compressor, counter, every, timeout, summary_tokens if thinking_model is not None else 0)
     phase = SummarisingPhase(cutter, thinking_model, note, summary_tokens, timeout)
-    operator = answering(ModelRequest, phase.answer)
+    operator = answer_requests(ModelRequest, phase.answer)
     operator.__qualname__ = f"thinking_phase({compressor!r})"
     return operator
 

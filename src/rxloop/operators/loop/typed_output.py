@@ -27,20 +27,18 @@ def typed_output(parse: Callable[[str], Any], retries: int = 2, *, by_tool: bool
         out  -----C---(m,E|)
 
     C is the `content-complete` with the answer, E the `IterationEnd`, and m a `message-added` event (cause `retry`)
-    with
-    the validation error, after which the loop continues. If the answer is a tool call, its `tool-complete` has the
+    with the validation error, after which the loop continues. If the answer is a tool call, its `tool-complete` has the
     validation error instead, and also counts as a retry.
 
     The text of a message that did not end normally is never parsed. If the model refused, or a filter ended the
-    message,
-    the run fails immediately with `IncompleteOutput`. If the message was truncated, the note has the limit.
+    message, the run fails immediately with `IncompleteOutput`. If the message was truncated, the note has the limit.
 
     Args:
         parse: Parses an answer. Raises ValueError with a message for the model.
         retries: Maximum number of retries before the run fails with `InvalidOutput`.
         by_tool: True if the model should answer with a tool call. Valid text is accepted too.
     """
-    again = (
+    instruction = (
         f"Call the tool {FINAL_ANSWER} with your answer." if by_tool else "Answer again, with the corrected JSON alone."
     )
 
@@ -61,14 +59,14 @@ def typed_output(parse: Callable[[str], Any], retries: int = 2, *, by_tool: bool
         if incomplete is not None:
             if is_filtered(incomplete) or state.retries >= retries:
                 return rx.throw(_incomplete(incomplete, state))
-            note = f"Your answer is incomplete: {explain_end(incomplete)}.\n{_shorter(incomplete)}{again}"
+            note = f"Your answer is incomplete: {explain_end(incomplete)}.\n{_shorter(incomplete)}{instruction}"
             return emit(MessageAddedEvent(content=note, cause="retry"), end)
         try:
             parse(state.content)
         except ValueError as error:
             if state.retries >= retries:
                 return rx.throw(failure(error))
-            note = f"Your answer does not fit what was asked for: {error}\n{again}"
+            note = f"Your answer does not fit what was asked for: {error}\n{instruction}"
             return emit(MessageAddedEvent(content=note, cause="retry"), end)
         if is_read_leniently(state.content):
             notice = "the answer is the only JSON value in a text that is not JSON"
@@ -100,6 +98,6 @@ def _shorter(message: ContentCompleteEvent) -> str:
 def _refusal(state: RunState) -> str:
     """Return the validation error in the result of the newest call of the answer tool."""
     calls = state.last.tool_calls if state.last is not None else []
-    asked = {call.id for call in calls if call.name == FINAL_ANSWER}
-    texts = [message.text for message in reversed(state.messages) if message.tool_call_id in asked]
-    return texts[0] if texts else "it came in no form that can be read"
+    call_ids = {call.id for call in calls if call.name == FINAL_ANSWER}
+    results = [message.text for message in reversed(state.messages) if message.tool_call_id in call_ids]
+    return results[0] if results else "it came in no form that can be read"

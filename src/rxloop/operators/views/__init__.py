@@ -23,7 +23,7 @@ EventView = View[Event, AnyEvent]
 """View that filters or replaces events."""
 
 
-def named(function: F, name: str) -> F:
+def name_view(function: F, name: str) -> F:
     """Set the name of a view in messages, and return the view."""
     vars(function)[VIEW] = name
     return function

@@ -9,7 +9,7 @@ from reactivex import Observable
 from reactivex import operators as ops
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators.views import View, named
+from rxloop.operators.views import View, name_view
 from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.messages import Usage
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rxloop.providers.catalog import Price
 
 
-class Finished(Protocol):
+class Outcome(Protocol):
     """Outcome of one item of a batch."""
 
     @property
@@ -55,7 +55,7 @@ class Tally(NamedTuple):
         return f"{self.done - self.failed:,} answered{failed}, {tokens:,} tokens{dollars}"
 
 
-def tally(price: Price | None = None) -> View[Finished, Tally]:
+def tally(price: Price | None = None) -> View[Outcome, Tally]:
     """Emit the totals of a batch after each outcome.
 
     ::
@@ -74,25 +74,25 @@ def tally(price: Price | None = None) -> View[Finished, Tally]:
         View of a `Tally` for each outcome. `str(tally)` describes it.
     """
 
-    def add(so_far: Tally, outcome: Finished) -> Tally:
-        return counted(so_far, outcome, price)
+    def add(totals: Tally, outcome: Outcome) -> Tally:
+        return add_outcome(totals, outcome, price)
 
-    return named(ops.scan(add, nothing_yet(price)), "op.tally")
+    return name_view(ops.scan(add, empty_tally(price)), "op.tally")
 
 
-def nothing_yet(price: Price | None) -> Tally:
+def empty_tally(price: Price | None) -> Tally:
     """Return the totals before the first outcome."""
     return Tally(dollars=None if price is None else 0.0)
 
 
-def counted(so_far: Tally, outcome: Finished, price: Price | None) -> Tally:
+def add_outcome(totals: Tally, outcome: Outcome, price: Price | None) -> Tally:
     """Return the totals with one more outcome."""
-    dollars = None if price is None or so_far.dollars is None else so_far.dollars + price.of_several(outcome.usage)
-    failed = so_far.failed + (outcome.error is not None)
-    return Tally(so_far.done + 1, failed, so_far.usage + outcome.usage, dollars)
+    dollars = None if price is None or totals.dollars is None else totals.dollars + price.of_several(outcome.usage)
+    failed = totals.failed + (outcome.error is not None)
+    return Tally(totals.done + 1, failed, totals.usage + outcome.usage, dollars)
 
 
-F = TypeVar("F", bound=Finished)
+F = TypeVar("F", bound=Outcome)
 
 
 def progress(
@@ -126,26 +126,26 @@ def progress(
     draw = _bar(total, label, console)
 
     def show_bar(out: ViewOutput[F]) -> Callable[[F], None]:
-        so_far = nothing_yet(price)
+        totals = empty_tally(price)
         show, stop = draw()
         out.on_dispose(stop)
 
-        def take(outcome: F) -> None:
-            nonlocal so_far
-            so_far = counted(so_far, outcome, price)
-            show(so_far)
+        def handle(outcome: F) -> None:
+            nonlocal totals
+            totals = add_outcome(totals, outcome, price)
+            show(totals)
             out.emit(outcome)
 
-        return take
+        return handle
 
     return make_view(show_bar)
 
 
-Drawing = Callable[[], tuple[Callable[[Tally], None], Callable[[], None]]]
+DrawBar = Callable[[], tuple[Callable[[Tally], None], Callable[[], None]]]
 """Starts a bar, and returns a function that updates it and one that stops it."""
 
 
-def _bar(total: int | None, label: str, console: Any) -> Drawing:
+def _bar(total: int | None, label: str, console: Any) -> DrawBar:
     # Imported here because rich is an optional dependency and slow to import.
     try:
         from rich import progress as bars

@@ -30,32 +30,32 @@ from rxloop.protocol.events import (
 )
 from rxloop.protocol.messages import Message
 
-_Line = tuple[Any, str | None]
+_BranchKey = tuple[Any, str | None]
 """Key of a branch of a run. A nested run is identified by its call, other runs by their order in the stream."""
 
 
-def comparable(events: Sequence[Event]) -> list[Event]:
+def filter_comparable(events: Sequence[Event]) -> list[Event]:
     """Return the events that are compared, with the events of each tool batch in call order."""
-    void = _void(events)
-    kept = [
+    repeated = _find_repeated(events)
+    compared = [
         event
         for event in events
-        if (counts(event) and event.seq not in void) or (event is events[-1] and ends_attempt(event))
+        if (is_compared(event) and event.seq not in repeated) or (event is events[-1] and ends_attempt(event))
     ]
     out: list[Event] = []
     batches: dict[tuple[str, str | None], _Batch] = {}
-    for event in kept:
-        line = (event.task_id, event.branch)
-        batch = batches.get(line)
+    for event in compared:
+        key = (event.task_id, event.branch)
+        batch = batches.get(key)
         if batch is not None:
-            if batch.takes(event):
+            if batch.add(event):
                 continue
-            out += batch.emptied()
+            out += batch.flush()
         out.append(event)
         if isinstance(event, ContentCompleteEvent):
-            batches[line] = _Batch(event)
+            batches[key] = _Batch(event)
     for batch in batches.values():
-        out += batch.emptied()
+        out += batch.flush()
     return out
 
 
@@ -66,20 +66,20 @@ class _Batch:
         self._message = message
         self._events: list[tuple[int, Event]] = []
 
-    def takes(self, event: Event) -> bool:
+    def add(self, event: Event) -> bool:
         """Add an event if it belongs to one of the calls, and return whether it does."""
-        place = _place(event, self._message)
-        if place is not None:
-            self._events.append((place, event))
-        return place is not None
+        index = _find_index(event, self._message)
+        if index is not None:
+            self._events.append((index, event))
+        return index is not None
 
-    def emptied(self) -> list[Event]:
+    def flush(self) -> list[Event]:
         """Return the events in call order, and clear the batch."""
         events, self._events = self._events, []
         return [event for _, event in sorted(events, key=lambda pair: pair[0])]
 
 
-def parted(
+def split_at_difference(
     a: Sequence[Event],
     b: Sequence[Event],
     before_a: Sequence[Message] = (),
@@ -90,41 +90,41 @@ def parted(
     Nested runs and strategy branches are concurrent and interleave randomly, so each of them is compared separately.
     `before_a` and `before_b` are the messages of the conversations before the runs.
     """
-    theirs: dict[_Line, deque[Event]] = {}
-    for line, event in _by_line(b):
-        theirs.setdefault(line, deque()).append(event)
+    queues: dict[_BranchKey, deque[Event]] = {}
+    for key, event in _by_branch(b):
+        queues.setdefault(key, deque()).append(event)
     same: set[int] = set()
-    first: Event | None = None
-    rest: Sequence[Event] = ()
-    for place, (line, event) in enumerate(_by_line(a)):
-        queue = theirs.get(line)
-        first = queue.popleft() if queue else None
-        if first is None or fact(event, before_a) != fact(first, before_b):
-            rest = a[place:]
+    other: Event | None = None
+    rest_of_a: Sequence[Event] = ()
+    for index, (key, event) in enumerate(_by_branch(a)):
+        queue = queues.get(key)
+        other = queue.popleft() if queue else None
+        if other is None or comparable_data(event, before_a) != comparable_data(other, before_b):
+            rest_of_a = a[index:]
             break
-        same.add(id(first))
-        first = None
-    left = [event for event in b if id(event) not in same and event is not first]
-    return [*rest], left if first is None else [first, *left]
+        same.add(id(other))
+        other = None
+    rest_of_b = [event for event in b if id(event) not in same and event is not other]
+    return [*rest_of_a], rest_of_b if other is None else [other, *rest_of_b]
 
 
-def _by_line(events: Sequence[Event]) -> Iterable[tuple[_Line, Event]]:
+def _by_branch(events: Sequence[Event]) -> Iterable[tuple[_BranchKey, Event]]:
     # Identify nested runs by their calls, because their order is random as well.
     nested = {each.subtask_id: each for each in events if isinstance(each, SubtaskEvent)}
     runs: dict[str, Any] = {}
 
-    def place_of(run: str) -> Any:
+    def get_key(run: str) -> Any:
         if run not in runs:
             runs[run] = len(runs)
             if (call := nested.get(run)) is not None:
-                runs[run] = (place_of(call.task_id), call.branch, call.step, call.index)
+                runs[run] = (get_key(call.task_id), call.branch, call.step, call.index)
         return runs[run]
 
     for event in events:
-        yield (place_of(event.task_id), event.branch), event
+        yield (get_key(event.task_id), event.branch), event
 
 
-def counts(event: Event) -> bool:
+def is_compared(event: Event) -> bool:
     """Return True if the event is compared. Bookkeeping events are not."""
     if isinstance(event, CheckpointEvent | UsageEvent | LLMFailedEvent | LLMNoticeEvent | ToolVoidedEvent):
         return False
@@ -135,39 +135,39 @@ def counts(event: Event) -> bool:
     return not rests
 
 
-def _void(events: Iterable[Event]) -> set[int]:
+def _find_repeated(events: Iterable[Event]) -> set[int]:
     """Return the seq numbers of events that a later attempt repeated."""
     calls: dict[tuple[str, str | None], int] = {}
     starts: set[tuple[str, str | None, int]] = set()
     nested: set[tuple[str, str]] = set()
-    void: set[int] = set()
+    repeated: set[int] = set()
     for event in events:
         if isinstance(event, LLMCallEvent):
             # Keep the last one, because it was answered, perhaps by another model.
             earlier = calls.get((event.task_id, event.step))
             if earlier is not None:
-                void.add(earlier)
+                repeated.add(earlier)
             calls[event.task_id, event.step] = event.seq
         elif isinstance(event, SubtaskEvent):
-            said = (event.subtask_id, event.state)
-            if said in nested:
-                void.add(event.seq)
-            nested.add(said)
+            transition = (event.subtask_id, event.state)
+            if transition in nested:
+                repeated.add(event.seq)
+            nested.add(transition)
         elif isinstance(event, ToolStartEvent):
             # Keep the first one, because questions and answers of the tool follow it.
             slot = (event.task_id, event.step, event.index)
             if slot in starts:
-                void.add(event.seq)
+                repeated.add(event.seq)
             starts.add(slot)
-    return void
+    return repeated
 
 
-def _place(event: Event, message: ContentCompleteEvent) -> int | None:
+def _find_index(event: Event, message: ContentCompleteEvent) -> int | None:
     """Return the index of the call that an event belongs to, or None."""
     if isinstance(event, ToolStartEvent | ToolCompleteEvent | SubtaskEvent):
         return event.index if event.step == message.step else None
     call_id = event.tool_call_id if isinstance(event, ThoughtStreamEvent) else None
-    return next((place for place, call in enumerate(message.tool_calls) if call.id == call_id), None)
+    return next((index for index, call in enumerate(message.tool_calls) if call.id == call_id), None)
 
 
 _CALL: Any = {"id", "raw", "hidden"}
@@ -175,7 +175,7 @@ _NESTED: dict[str, Any] = {"call": _CALL, "tool_calls": {"__all__": _CALL}, "inp
 _ENVELOPE = Event.model_fields.keys() - {"kind", "step", "branch"}
 
 
-def fact(event: Event, before: Sequence[Message]) -> dict[str, Any]:
+def comparable_data(event: Event, before: Sequence[Message]) -> dict[str, Any]:
     """Return the compared data of an event, without ids, numbers and times."""
     if isinstance(event, TaskEvent):
         # The task of a fork contains the history of its conversation. The model is in each `llm-call`.
@@ -192,7 +192,7 @@ def _message(message: Message) -> dict[str, Any]:
     return message.model_dump(mode="json", by_alias=False, exclude=exclude)
 
 
-def line(event: Event) -> str:
+def format_event(event: Event) -> str:
     """Return a one-line description of an event: its number, kind and content."""
     step = f" {event.step}" if event.step else ""
     text = event.describe()
@@ -230,24 +230,24 @@ def compare(recording: Recording) -> EventView:
     Raises:
         ConfigurationError: The file cannot be read. Raised immediately.
     """
-    recorded = comparable([event for event in read_recording(recording) if event.durable])
+    recorded = filter_comparable([event for event in read_recording(recording) if event.durable])
 
     def compare_at_end(out: ViewOutput[Event]) -> Callable[[Event], None]:
         seen: list[Event] = []
 
-        def take(event: Event) -> None:
+        def handle(event: Event) -> None:
             if event.durable:
                 seen.append(event)
             out.emit(event)
 
         def end() -> None:
             try:
-                _check(recorded, comparable(seen))
+                _check(recorded, filter_comparable(seen))
             except RecordingMismatch as error:
                 out.fail(error)
 
         out.on_end(end)
-        return take
+        return handle
 
     return cast("EventView", make_view(compare_at_end))
 
@@ -258,17 +258,17 @@ def _check(recorded: Sequence[Event], seen: Sequence[Event]) -> None:
     Raises:
         RecordingMismatch: An event differs.
     """
-    left, right = parted(recorded, seen)
-    if not left and not right:
+    expected_events, actual_events = split_at_difference(recorded, seen)
+    if not expected_events and not actual_events:
         return
-    expected, happened = next(iter(left), None), next(iter(right), None)
-    place = len(recorded) - len(left)
+    expected_event, actual_event = next(iter(expected_events), None), next(iter(actual_events), None)
+    index = len(recorded) - len(expected_events)
     message = [
-        f"the run differs from the recording at compared event {place + 1} of {len(recorded)}",
-        f"recorded  {line(expected).lstrip() if expected is not None else 'had ended'}",
-        f"happened  {line(happened).lstrip() if happened is not None else 'has ended'}",
+        f"the run differs from the recording at compared event {index + 1} of {len(recorded)}",
+        f"recorded  {format_event(expected_event).lstrip() if expected_event is not None else 'had ended'}",
+        f"happened  {format_event(actual_event).lstrip() if actual_event is not None else 'has ended'}",
     ]
-    if expected is not None and happened is not None and expected.kind == happened.kind:
-        then, now = fact(expected, ()), fact(happened, ())
+    if expected_event is not None and actual_event is not None and expected_event.kind == actual_event.kind:
+        then, now = comparable_data(expected_event, ()), comparable_data(actual_event, ())
         message += [f"  {name}: {then[name]!r} != {now[name]!r}" for name in then if then[name] != now.get(name)]
-    raise RecordingMismatch("\n".join(message), position=place, expected=expected, actual=happened)
+    raise RecordingMismatch("\n".join(message), position=index, expected=expected_event, actual=actual_event)

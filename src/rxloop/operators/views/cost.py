@@ -20,10 +20,8 @@ def cost(prices: Mapping[str, Price] | None = None) -> View[Event, float]:
     """Emit the cost of the run so far, in US dollars, after each usage of a model with a price.
 
     Cached tokens, tokens written to the cache, and long requests are charged at their own prices. A model without a
-    price
-    is not counted and causes an `UnpricedModel` warning. If no priced model was used, the view emits 0.0 at the end.
-    With
-    `fallback` and `hedge`, every model that was called is charged at its own price.
+    price is not counted and causes an `UnpricedModel` warning. If no priced model was used, the view emits 0.0 at the
+    end. With `fallback` and `hedge`, every model that was called is charged at its own price.
 
     ::
 
@@ -40,30 +38,30 @@ def cost(prices: Mapping[str, Price] | None = None) -> View[Event, float]:
         View of the total cost, which never decreases.
     """
 
-    def add_up(out: ViewOutput[float]) -> Callable[[Event], None]:
+    def sum_costs(out: ViewOutput[float]) -> Callable[[Event], None]:
         spending = Spending(prices)
         shown, warned = False, 0
 
-        def take(event: Event) -> None:
+        def handle(event: Event) -> None:
             nonlocal shown, warned
-            if spending.take(event):
+            if spending.add(event):
                 shown = True
                 out.emit(spending.dollars)
             elif len(spending.unpriced) > warned:
                 warned = len(spending.unpriced)
-                warnings.warn(_unpriced([*spending.unpriced][-1]), stacklevel=1)
+                warnings.warn(_make_warning([*spending.unpriced][-1]), stacklevel=1)
 
         def end() -> None:
             if not shown:
                 out.emit(spending.dollars)
 
         out.on_end(end)
-        return take
+        return handle
 
-    return make_view(add_up)
+    return make_view(sum_costs)
 
 
-def _unpriced(model: str) -> UnpricedModel:
+def _make_warning(model: str) -> UnpricedModel:
     name = repr(model) if model else "a model without a name"
     return UnpricedModel(
         f"{name} has no price and is not included in the cost; pass op.cost({{{model!r}: Price(...)}})"
@@ -87,7 +85,7 @@ class Spending:
         self._price, self._long_kept = partial(find_price, prices=prices), count_long_kept
         self._models: dict[tuple[str, str | None], str] = {}
 
-    def take(self, event: Event) -> bool:
+    def add(self, event: Event) -> bool:
         """Add an event, and return True if it is a usage with a price."""
         if not event.durable:
             return False

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast, get_args, overload
 from reactivex import operators as ops
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators.views import EventView, View, named
+from rxloop.operators.views import EventView, View, name_view
 from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import (
     THOUGHT_TYPES,
@@ -76,15 +76,15 @@ def of_type(first: type[Event], /, *others: type[Event]) -> View[Any, Any]:
         if not isinstance(kind, type):
             raise ConfigurationError(f"op.of_type() requires event classes such as ToolStartEvent, got {kind!r}")
     # `isinstance` is slow for classes that do not match, as most events do not.
-    known: dict[type[Event], bool] = {}
+    matches_by_type: dict[type[Event], bool] = {}
 
-    def is_kept(event: Event) -> bool:
-        kept = known.get(type(event))
+    def matches(event: Event) -> bool:
+        kept = matches_by_type.get(type(event))
         if kept is None:
-            kept = known[type(event)] = isinstance(event, classes)
+            kept = matches_by_type[type(event)] = isinstance(event, classes)
         return kept
 
-    return named(ops.filter(is_kept), "op.of_type")
+    return name_view(ops.filter(matches), "op.of_type")
 
 
 def for_task(task_id: str) -> EventView:
@@ -104,10 +104,10 @@ def for_task(task_id: str) -> EventView:
         View of the events of the task, in order.
     """
 
-    def belongs(event: Event) -> bool:
+    def matches(event: Event) -> bool:
         return event.task_id == task_id
 
-    return cast("EventView", named(ops.filter(belongs), "op.for_task"))
+    return cast("EventView", name_view(ops.filter(matches), "op.for_task"))
 
 
 _LEVELS: tuple[str, ...] = get_args(Verbosity)
@@ -154,7 +154,7 @@ def thoughts(
             return True
         return event.confidence is not None and event.confidence >= min_confidence
 
-    return cast("View[Event, ThoughtStreamEvent]", named(ops.filter(matches), "op.thoughts"))
+    return cast("View[Event, ThoughtStreamEvent]", name_view(ops.filter(matches), "op.thoughts"))
 
 
 def _types(types: ThoughtType | Collection[ThoughtType] | None) -> frozenset[str]:
@@ -186,7 +186,7 @@ def tool_calls() -> View[Event, ToolCompleteEvent]:
     Returns:
         View of the `tool-complete` events in the order in which the calls ended, including refused calls.
     """
-    return named(of_type(ToolCompleteEvent), "op.tool_calls")
+    return name_view(of_type(ToolCompleteEvent), "op.tool_calls")
 
 
 def usage() -> View[Event, UsageEvent]:
@@ -203,7 +203,7 @@ def usage() -> View[Event, UsageEvent]:
     Returns:
         View of the `usage` events. Each one has the usage of its own call.
     """
-    return named(of_type(UsageEvent), "op.usage")
+    return name_view(of_type(UsageEvent), "op.usage")
 
 
 def public() -> EventView:
@@ -221,25 +221,24 @@ def public() -> EventView:
         View of the public events, in order.
     """
 
-    def show(out: ViewOutput[Event]) -> Callable[[Event], None]:
+    def emit_public(out: ViewOutput[Event]) -> Callable[[Event], None]:
         emit = out.emit
 
-        def take(event: Event) -> None:
-            shown = event.to_public()
-            if shown is not None:
-                emit(shown)
+        def handle(event: Event) -> None:
+            public_event = event.to_public()
+            if public_event is not None:
+                emit(public_event)
 
-        return take
+        return handle
 
-    return cast("EventView", make_view(show))
+    return cast("EventView", make_view(emit_public))
 
 
 def until_final() -> EventView:
     """Complete after the final `status-update` of the run.
 
     Useful for streams that continue, such as those of a conversation or of a log with later attempts. The end of a
-    nested
-    run does not complete the view.
+    nested run does not complete the view.
 
     ::
 
@@ -250,10 +249,10 @@ def until_final() -> EventView:
         View of the events up to and including the final one.
     """
 
-    def goes_on(event: Event) -> bool:
+    def is_not_final(event: Event) -> bool:
         return not ends_attempt(event)
 
-    return cast("EventView", named(ops.take_while(goes_on, inclusive=True), "op.until_final"))
+    return cast("EventView", name_view(ops.take_while(is_not_final, inclusive=True), "op.until_final"))
 
 
 def after(cursor: str, *, strict: bool = True) -> EventView:
@@ -278,35 +277,35 @@ def after(cursor: str, *, strict: bool = True) -> EventView:
         ConfigurationError: The cursor is invalid, and `strict` is True.
     """
     task_id, attempt, seq, sub = read_cursor(cursor, strict=strict)
-    place = (seq, sub)
+    position = (seq, sub)
 
     def skip(out: ViewOutput[Event]) -> Callable[[Event], None]:
         emit = out.emit
         first = True
         foreign = newer = False
 
-        def take(event: Event) -> None:
+        def handle(event: Event) -> None:
             nonlocal first, foreign, newer
             if isinstance(event, GapEvent):
                 # This reader already has the events after the gap.
-                if event.root_task_id != task_id or event.attempt != attempt or event.seq > place[0]:
+                if event.root_task_id != task_id or event.attempt != attempt or event.seq > position[0]:
                     emit(event)
                 return
             if first:
                 foreign = task_id != event.root_task_id
             if first and foreign:
                 emit(make_gap(event, "unknown-cursor", cursor))
-            elif first and event.attempt > attempt and place < (event.seq - 1, 0):
+            elif first and event.attempt > attempt and position < (event.seq - 1, 0):
                 emit(make_gap(event, "trimmed", cursor))
-            elif not foreign and not newer and event.attempt > attempt and place > (event.seq - 1, 0):
+            elif not foreign and not newer and event.attempt > attempt and position > (event.seq - 1, 0):
                 emit(make_gap(event, "lost-attempt", cursor))
             first = False
             newer = newer or event.attempt > attempt
             if foreign or event.attempt > attempt:
                 emit(event)
-            elif (rest := trim_known(event, seq, sub)) is not None:
-                emit(rest)
+            elif (remaining := trim_known(event, seq, sub)) is not None:
+                emit(remaining)
 
-        return take
+        return handle
 
     return cast("EventView", make_view(skip))

@@ -27,8 +27,7 @@ def grammar(*, whole: bool = True) -> EventView:
     * An attempt has one final event. All calls are closed before it, and no event follows it.
 
     The view needs the whole stream, so put filters after it. It does not report merged or dropped deltas, or events
-    missing
-    after a `gap`. A nested run is checked if its `task` was passed on.
+    missing after a `gap`. A nested run is checked if its `task` was passed on.
 
     ::
 
@@ -40,8 +39,7 @@ def grammar(*, whole: bool = True) -> EventView:
 
     Args:
         whole: Whether the stream starts with its run or attempt. If False, as after a cursor, references to earlier
-            events
-            are not checked.
+            events are not checked.
 
     Returns:
         View of all events, in order.
@@ -50,7 +48,7 @@ def grammar(*, whole: bool = True) -> EventView:
     def check(out: ViewOutput[Event]) -> Callable[[Event], None]:
         rules = Grammar(whole=whole)
 
-        def take(event: Event) -> None:
+        def handle(event: Event) -> None:
             try:
                 rules.check(event)
             except GrammarError as error:
@@ -65,6 +63,6 @@ def grammar(*, whole: bool = True) -> EventView:
                 out.fail(error)
 
         out.on_end(end)
-        return take
+        return handle
 
     return cast("EventView", make_view(check))

@@ -11,7 +11,7 @@ from reactivex import Observable, abc
 from reactivex.disposable import Disposable, SerialDisposable, SingleAssignmentDisposable
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators.views import View, named
+from rxloop.operators.views import View, name_view
 from rxloop.stream.rx import Connection, Connections, RunScheduler, resolve_scheduler
 from rxloop.stream.stream import JOINS
 
@@ -151,9 +151,9 @@ class _Connection(ViewOutput[T], abc.DisposableBase):
         """Subscribe to the source and return this subscription."""
         self._subscription: abc.DisposableBase | None = None
         try:
-            take = _check_taker(make(self), name)
+            handle = _check_handler(make(self), name)
             self._subscription = source.subscribe(
-                take, self._fail_with_source, self.complete, scheduler=self._scheduler
+                handle, self._fail_with_source, self.complete, scheduler=self._scheduler
             )
         except BaseException:
             self.dispose()
@@ -189,21 +189,21 @@ def make_view(
         >>> def counter(out: ViewOutput[int]) -> Callable[[str], None]:
         ...     counts = Counter[str]()
         ...
-        ...     def take(item: str) -> None:
+        ...     def handle(item: str) -> None:
         ...         counts[item] += 1
         ...         out.emit(counts[item])
         ...
-        ...     return take
+        ...     return handle
         >>> counted = stream.pipe(op.make_view(counter))
 
     If the function raises an exception, the run logs it and unsubscribes the view, which fails with the exception. The
     run and its other subscribers continue.
 
     Args:
-        make: A function that is called with the output of the subscription. It returns the function that is called
-            with each item.
-        name: The name of the view in messages. The default is the name of the function that contains `make`, or that
-            of `make` if it is defined at module level.
+        make: A function that is called with the output of the subscription. It returns the function that is called with
+            each item.
+        name: The name of the view in messages. The default is the name of the function that contains `make`, or that of
+            `make` if it is defined at module level.
         joins: Whether the values are parts of one text. If so, several of them may be joined for a slow reader.
 
     Returns:
@@ -220,7 +220,7 @@ def make_view(
     view.__qualname__ = view.__name__ = name
     if joins:
         setattr(view, JOINS, True)
-    return named(view, f"op.{name}" if make.__module__.startswith("rxloop.operators.") else name)
+    return name_view(view, f"op.{name}" if make.__module__.startswith("rxloop.operators.") else name)
 
 
 def _call_link(link: Connection) -> Callable[[Any], None]:
@@ -237,16 +237,16 @@ def _derive_name(make: Callable[..., Any]) -> str:
     return makers[-1] if makers else own
 
 
-def _check_taker(take: Callable[[A], None], name: str) -> Callable[[A], None]:
-    given: Any = take
-    if not callable(given):
+def _check_handler(handle: Callable[[A], None], name: str) -> Callable[[A], None]:
+    handler: Any = handle
+    if not callable(handler):
         raise ConfigurationError(
             f"The function passed to make_view for {name!r} must return the function that handles each item, "
-            f"got {given!r}."
+            f"got {handler!r}."
         )
     # Each subscription gets here, so we do without the eleven calls of inspect.iscoroutinefunction().
-    if getattr(getattr(given, "__code__", None), "co_flags", 0) & inspect.CO_COROUTINE:
+    if getattr(getattr(handler, "__code__", None), "co_flags", 0) & inspect.CO_COROUTINE:
         raise ConfigurationError(
             f"The function of {name!r} that handles each item must not be async, because it is not awaited."
         )
-    return take
+    return handle

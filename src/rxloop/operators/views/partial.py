@@ -23,7 +23,7 @@ from rxloop.tools.output import FINAL_ANSWER, VALUE, is_object, make_adapter, ma
 E = TypeVar("E")
 T = TypeVar("T")
 
-_WHOLE = COMPLETE - {"pause"}
+_FINISHED = COMPLETE - {"pause"}
 _STEP = 16
 """A text of n characters is parsed again after max(1, n / 16) more characters."""
 
@@ -43,10 +43,9 @@ def partial(output_type: type[Any]) -> View[Event, Any]:
         partial(City)    -----------{name: Os}--{..Oslo}-City|
 
     The snapshots are plain JSON values, for example a dict for an object. They are not validated: fields may be
-    missing, and
-    the last one may be incomplete. The value is emitted when the message is complete. If the answer is invalid, no
-    value
-    is emitted, and the snapshots start again with the next answer. The answer may be text or a call of the answer tool.
+    missing, and the last one may be incomplete. The value is emitted when the message is complete. If the answer is
+    invalid, no value is emitted, and the snapshots start again with the next answer. The answer may be text or a call
+    of the answer tool.
 
     Short answers have a snapshot for each delta, longer ones for each sixteenth of their length, so that the work is
     proportional to the length. Equal snapshots are emitted once. Late subscribers receive only the value. Answers of
@@ -69,45 +68,45 @@ def partial(output_type: type[Any]) -> View[Event, Any]:
     wrapped = not is_object(make_adapter(output_type)[1])
 
     def read(out: ViewOutput[Any]) -> Callable[[Event], None]:
-        growing = _Growing()
+        answer = _StreamedAnswer()
 
-        def grow(piece: str, *, by_tool: bool) -> None:
-            if growing.add(piece, unwrap=by_tool and wrapped):
-                out.emit(growing.value)
+        def add_fragment(fragment: str, *, by_tool: bool) -> None:
+            if answer.add(fragment, unwrap=by_tool and wrapped):
+                out.emit(answer.value)
 
         def end(text: str) -> None:
-            growing.reset()
+            answer.reset()
             try:
                 value = parse(text)
             except ValueError:
                 return
             out.emit(value)
 
-        def take(event: Event) -> None:
+        def handle(event: Event) -> None:
             if event.branch is not None or event.parent_task_id is not None:
                 return
             match event:
                 case ContentDeltaEvent():
-                    grow(event.delta, by_tool=False)
+                    add_fragment(event.delta, by_tool=False)
                 case ToolCallDeltaEvent(name=name) if name == FINAL_ANSWER:
-                    if growing.call != event.index:
-                        growing.reset(event.index)
-                    grow(event.fragment, by_tool=True)
-                case ContentCompleteEvent() if not event.tool_calls and event.finish_reason in _WHOLE:
+                    if answer.call != event.index:
+                        answer.reset(event.index)
+                    add_fragment(event.fragment, by_tool=True)
+                case ContentCompleteEvent() if not event.tool_calls and event.finish_reason in _FINISHED:
                     end(event.content)
                 case ToolCompleteEvent(answer=True, success=True):
                     end(event.content)
                 case LLMCallEvent() | ContentCompleteEvent():
-                    growing.reset()
+                    answer.reset()
                 case _:
                     pass
 
-        return take
+        return handle
 
     return make_view(read)
 
 
-class _Growing:
+class _StreamedAnswer:
     """Text of an answer, and the newest value parsed from it."""
 
     def __init__(self) -> None:
@@ -122,17 +121,17 @@ class _Growing:
         self._length = 0
         self._next = 1
 
-    def add(self, piece: str, *, unwrap: bool) -> bool:
+    def add(self, fragment: str, *, unwrap: bool) -> bool:
         """Add a fragment, and return True if there is a new value."""
-        self._pieces.append(piece)
-        self._length += len(piece)
+        self._pieces.append(fragment)
+        self._length += len(fragment)
         if self._length < self._next:
             return False
         text = "".join(self._pieces)
         self._pieces = [text]
         self._next = self._length + max(1, self._length // _STEP)
         try:
-            value: Any = from_json(_unfenced(text), allow_partial="trailing-strings")
+            value: Any = from_json(_strip_fence(text), allow_partial="trailing-strings")
         except ValueError:
             return False
         if unwrap:
@@ -143,7 +142,7 @@ class _Growing:
         return True
 
 
-def _unfenced(text: str) -> str:
+def _strip_fence(text: str) -> str:
     """Return the text without the opening of a code fence."""
     text = text.lstrip()
     return text.partition("\n")[2] if text.startswith("```") else text

@@ -21,9 +21,8 @@ def record(target: list[Event] | str | os.PathLike[str]) -> EventView:
     """Pass all events, and record them in a list or in a JSONL file.
 
     Each subscription overwrites the file, writes one line per event, and closes the file at the end, so events of a
-    failed
-    run are recorded too. Timestamps are those of the events. The file also contains internal data, so protect it like a
-    log. It can be read with `op.compare`, `recorded`, and `recorded_events` of `rxloop.testing`.
+    failed run are recorded too. Timestamps are those of the events. The file also contains internal data, so protect it
+    like a log. It can be read with `op.compare`, `recorded`, and `recorded_events` of `rxloop.testing`.
 
     ::
 
@@ -38,27 +37,26 @@ def record(target: list[Event] | str | os.PathLike[str]) -> EventView:
 
     Returns:
         View of all events, in order. If the file cannot be written, the view fails with a `ConfigurationError`, but the
-        run
-        continues.
+        run continues.
     """
 
-    def keep(out: ViewOutput[Event]) -> Callable[[Event], None]:
+    def start_recording(out: ViewOutput[Event]) -> Callable[[Event], None]:
         if not isinstance(target, list):
             return _write(out, Path(target))
         append = target.append
 
-        def take(event: Event) -> None:
+        def handle(event: Event) -> None:
             append(event)
             out.emit(event)
 
-        return take
+        return handle
 
-    return cast("EventView", make_view(keep))
+    return cast("EventView", make_view(start_recording))
 
 
 def _write(out: ViewOutput[Event], path: Path) -> Callable[[Event], None]:
     """Open a file, and return a function that writes and emits an event."""
-    file = _opened(path)
+    file = _open_file(path)
 
     def close() -> None:
         # If the disk is full, flushing the buffer fails, but the file is closed anyway.
@@ -75,7 +73,7 @@ def _write(out: ViewOutput[Event], path: Path) -> Callable[[Event], None]:
                 # is missing.
                 file.flush()
         except OSError as error:
-            out.fail(_unwritable(path, error))
+            out.fail(_make_write_error(path, error))
         else:
             out.emit(event)
 
@@ -84,14 +82,14 @@ def _write(out: ViewOutput[Event], path: Path) -> Callable[[Event], None]:
     return write
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _open_file(path: Path) -> IO[bytes]:
     try:
         return path.open("wb")
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise _make_write_error(path, error) from error
 
 
-def _unwritable(path: Path, error: OSError) -> ConfigurationError:
+def _make_write_error(path: Path, error: OSError) -> ConfigurationError:
     return ConfigurationError(f"record cannot write to {str(path)!r}: {error.strerror}")
 
 

@@ -43,10 +43,8 @@ def repeats(n: int = 3, *, within: int | None = None) -> View[Event, Repeat]:
     """Emit a `Repeat` when the model requests the same call for the n-th time, and on each further repetition.
 
     Calls are equal if they have the same tool and arguments, in any order. They are counted when the model requests
-    them,
-    even if they are refused later. Each run and branch is counted separately, because concurrent branches may make the
-    same
-    calls.
+    them, even if they are refused later. Each run and branch is counted separately, because concurrent branches may
+    make the same calls.
 
     ::
 
@@ -58,8 +56,8 @@ def repeats(n: int = 3, *, within: int | None = None) -> View[Event, Repeat]:
 
     Args:
         n: Number of equal calls from which on a `Repeat` is emitted.
-        within: Number of recent calls that are counted, so that occasional status checks in a long run are not
-            repeats. The default is all calls.
+        within: Number of recent calls that are counted, so that occasional status checks in a long run are not repeats.
+            The default is all calls.
 
     Returns:
         View of the repeats.
@@ -73,24 +71,24 @@ def repeats(n: int = 3, *, within: int | None = None) -> View[Event, Repeat]:
         raise ConfigurationError(f"within must be at least n={n}, got {within}")
 
     def count_calls(out: ViewOutput[Repeat]) -> Callable[[Event], None]:
-        asked: dict[tuple[str, str | None], _Asked] = {}
+        counts: dict[tuple[str, str | None], _CallCounts] = {}
 
-        def take(event: Event) -> None:
+        def handle(event: Event) -> None:
             if not event.durable:
                 return
             if isinstance(event, ContentCompleteEvent) and event.finish_reason != "canceled":
-                line = asked.setdefault((event.task_id, event.branch), _Asked(within))
+                line = counts.setdefault((event.task_id, event.branch), _CallCounts(within))
                 for call in event.tool_calls:
                     count = line.add(call)
                     if count >= n:
                         out.emit(Repeat(call, count, event.task_id, event.branch, event.step))
 
-        return take
+        return handle
 
     return make_view(count_calls)
 
 
-class _Asked:
+class _CallCounts:
     """Counts of the calls on one branch of a run."""
 
     def __init__(self, within: int | None) -> None:

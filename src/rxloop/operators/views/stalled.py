@@ -38,7 +38,7 @@ def begins_attempt(event: Event) -> bool:
     return isinstance(event, StatusUpdateEvent) and event.resumed and event.parent_task_id is None
 
 
-def step_of(event: Event) -> Step:
+def get_step(event: Event) -> Step:
     """Return the step of an event."""
     return event.task_id, event.branch, event.step
 
@@ -51,7 +51,7 @@ class Activity:
         """Names of the models that have not answered."""
         self.calls: dict[Slot, ToolCall] = {}
         self._questions: dict[tuple[str, str], tuple[Slot, PendingInput]] = {}
-        self._above: dict[str, str] = {}
+        self._parents: dict[str, str] = {}
         """Parent run of each active nested run."""
 
     @property
@@ -60,7 +60,7 @@ class Activity:
         return [public_question(asked).prompt for _, asked in self._questions.values()]
 
     @property
-    def works(self) -> bool:
+    def has_running_tool(self) -> bool:
         """True if a tool is running. A tool that waits for a person is not."""
         if not self._questions:
             return bool(self.calls)
@@ -77,25 +77,27 @@ class Activity:
         The only call of a run is omitted while a nested run is active, because it waits for the nested run.
         """
         busy = {step[0] for step in (*self.models, *(slot[0] for slot in self.calls))}
-        above = {self._above[task_id] for task_id in busy if task_id in self._above}
+        parents = {self._parents[task_id] for task_id in busy if task_id in self._parents}
         runs = [task_id for (task_id, _, _), _ in self.calls]
         return [
-            call for ((task_id, _, _), _), call in self.calls.items() if task_id not in above or runs.count(task_id) > 1
+            call
+            for ((task_id, _, _), _), call in self.calls.items()
+            if task_id not in parents or runs.count(task_id) > 1
         ]
 
-    def take(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         """Add a durable event."""
         if event.parent_task_id is not None:
-            self._above.setdefault(event.task_id, event.parent_task_id)
+            self._parents.setdefault(event.task_id, event.parent_task_id)
         match event:
             case LLMCallEvent():
-                self.models[step_of(event)] = event.model
+                self.models[get_step(event)] = event.model
             case ContentCompleteEvent():
-                self.models.pop(step_of(event), None)
+                self.models.pop(get_step(event), None)
             case ToolStartEvent():
-                self.calls[step_of(event), event.index] = event.call
+                self.calls[get_step(event), event.index] = event.call
             case ToolCompleteEvent():
-                self._answered((step_of(event), event.index))
+                self._close_call((get_step(event), event.index))
             case InputRequiredEvent() | AuthRequiredEvent():
                 asked = event.input
                 # A question that does not belong to a call has no call that could end it.
@@ -105,29 +107,29 @@ class Activity:
                 self._questions.pop((event.task_id, event.input_id), None)
             case StatusUpdateEvent() if event.final or begins_attempt(event):
                 # The next attempt restarts the open calls, but questions stay open.
-                self._forget(event.task_id, questions=event.state not in (*WAITING, "working"))
+                self._remove_run(event.task_id, questions=event.state not in (*WAITING, "working"))
             case _:
                 pass
 
-    def _answered(self, slot: Slot) -> None:
+    def _close_call(self, slot: Slot) -> None:
         self.calls.pop(slot, None)
         self._questions = {key: asked for key, asked in self._questions.items() if asked[0] != slot}
         task_id = slot[0][0]
         if all(step[0] != task_id for step, _ in self.calls):
             # The call that ran the nested runs has ended.
-            self._forget_below(task_id)
+            self._remove_children(task_id)
 
-    def _forget(self, task_id: str, *, questions: bool) -> None:
+    def _remove_run(self, task_id: str, *, questions: bool) -> None:
         self.models = {step: name for step, name in self.models.items() if step[0] != task_id}
         self.calls = {slot: call for slot, call in self.calls.items() if slot[0][0] != task_id}
         if questions:
             self._questions = {key: asked for key, asked in self._questions.items() if key[0] != task_id}
-        self._forget_below(task_id)
-        self._above.pop(task_id, None)
+        self._remove_children(task_id)
+        self._parents.pop(task_id, None)
 
-    def _forget_below(self, task_id: str) -> None:
-        for below in [child for child, above in self._above.items() if above == task_id]:
-            self._forget(below, questions=True)
+    def _remove_children(self, task_id: str) -> None:
+        for child in [child for child, parent in self._parents.items() if parent == task_id]:
+            self._remove_run(child, questions=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +155,8 @@ class Stall:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the awaited tools or models, or prompts of the open questions."""
-        named = {"input": self.questions, "tool": tuple(call.name for call in self.calls), "model": self.models}
-        return named.get(self.awaits, ())
+        names = {"input": self.questions, "tool": tuple(call.name for call in self.calls), "model": self.models}
+        return names.get(self.awaits, ())
 
     def __str__(self) -> str:
         # This text is shown to clients when it is used as the reason of a cancel.
@@ -169,11 +171,9 @@ def stalled(seconds: float) -> View[Event, Stall]:
     """Emit a `Stall` after the given time without events, and again after each further period while the run is active.
 
     A stall is not an error: the view continues, and starts over with the next event. Time is measured with the
-    scheduler of
-    the subscription, which for a view of a run is the run's scheduler. For past events, their timestamps are used, so
-    that
-    late subscribers and replays at the original speed or faster get the same stalls. Time between attempts is not
-    counted.
+    scheduler of the subscription, which for a view of a run is the run's scheduler. For past events, their timestamps
+    are used, so that late subscribers and replays at the original speed or faster get the same stalls. Time between
+    attempts is not counted.
 
     ::
 
@@ -196,7 +196,7 @@ def stalled(seconds: float) -> View[Event, Stall]:
         raise ConfigurationError(f"seconds must be positive, got {seconds}")
 
     def watch(out: ViewOutput[Stall]) -> Callable[[Event], None]:
-        return _Silence(seconds, out).take
+        return _Silence(seconds, out).handle
 
     return make_view(watch)
 
@@ -215,35 +215,35 @@ class _Silence:
         self._ended = False
         self._timer = out.schedule(seconds, self._check)
 
-    def take(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         if type(event) is GapEvent:
             return  # a gap has no time of its own
         if event.durable and begins_attempt(event):
             self._before = 0
         if self._before and not self._ended:
-            self._emit_up_to((event.timestamp - self._before) / 1000)
+            self._emit_stalls((event.timestamp - self._before) / 1000)
         self._began, self._emitted = self._now(), 0
         # The clock of the machine that resumed the run may be behind.
         self._before = max(self._before, event.timestamp)
         if event.durable:
-            self._take_durable(event)
+            self._handle_durable(event)
 
-    def _take_durable(self, event: Event) -> None:
-        self._open.take(event)
-        over, self._ended = self._ended, ends_attempt(event)
+    def _handle_durable(self, event: Event) -> None:
+        self._open.add(event)
+        was_ended, self._ended = self._ended, ends_attempt(event)
         if self._ended:
             self._timer.dispose()
-        elif over:
+        elif was_ended:
             self._timer = self._out.schedule(self._seconds, self._check)
 
     # A timer for each event would be more expensive. This one checks the time of the last event and waits again.
     def _check(self) -> None:
-        self._emit_up_to(self._now() - self._began)
+        self._emit_stalls(self._now() - self._began)
         if not self._ended:
             next_ = self._began + (self._emitted + 1) * self._seconds
             self._timer = self._out.schedule(next_ - self._now(), self._check)
 
-    def _emit_up_to(self, silent: float) -> None:
+    def _emit_stalls(self, silent: float) -> None:
         # Timers may be slightly early, and floating-point multiples are inexact.
         count = int(silent / self._seconds + 1e-6)
         while self._emitted < count:

@@ -14,7 +14,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.operators.views import View
 from rxloop.operators.views.cost import Spending
 from rxloop.operators.views.make_view import ViewOutput, make_view
-from rxloop.operators.views.stalled import Activity, Step, begins_attempt, step_of
+from rxloop.operators.views.stalled import Activity, Step, begins_attempt, get_step
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     ContentDeltaEvent,
@@ -43,8 +43,7 @@ class Stats:
     """Tokens per second in the last window, or in the whole run if it is shorter than a window.
 
     A delta counts as one token. If an answer has no deltas, its usage is counted in the window in which it was
-    completed. If
-    that answer took longer than a window, it counts with its average rate.
+    completed. If that answer took longer than a window, it counts with its average rate.
     """
     time_to_first_token: float | None
     """Seconds from the request to the first delta of the newest streamed answer. None before the first delta, and for
@@ -67,8 +66,8 @@ class Stats:
             f"{self.seconds:.1f} s",
             f"{rate:.0f} tokens/s" if rate >= 10 else f"{rate:.1f} tokens/s",
             f"first token after {first:.2f} s" if first is not None else "",
-            _counted(self.model_calls, "model call"),
-            f"{_counted(self.tool_calls, 'tool call')} in {self.tool_seconds:.1f} s" if self.tool_calls else "",
+            _format_count(self.model_calls, "model call"),
+            f"{_format_count(self.tool_calls, 'tool call')} in {self.tool_seconds:.1f} s" if self.tool_calls else "",
             f"{self.usage.total_tokens:,} tokens",
             f"${self.dollars:.4f}" if self.dollars is not None else "",
         ]
@@ -79,9 +78,9 @@ def stats(window: float = 1.0, *, prices: Mapping[str, Price] | None = None) -> 
     """Emit statistics of the run once per window while it is active, and with the final event of each attempt.
 
     Time is measured with the timestamps of the events, so that late subscribers and replays at the original speed or
-    faster
-    get the same statistics. While there are no events, a timer is used. For recorded events, windows without events are
-    skipped. Deltas are dropped when their message is complete, so late subscribers get rates that are based on usage.
+    faster get the same statistics. While there are no events, a timer is used. For recorded events, windows without
+    events are skipped. Deltas are dropped when their message is complete, so late subscribers get rates that are based
+    on usage.
 
     ::
 
@@ -105,7 +104,7 @@ def stats(window: float = 1.0, *, prices: Mapping[str, Price] | None = None) -> 
         raise ConfigurationError(f"window must be positive, got {window}")
 
     def report(out: ViewOutput[Stats]) -> Callable[[Event], None]:
-        return _Report(window, _Figures(window, prices, out.now), out).take
+        return _Report(window, _Figures(window, prices, out.now), out).handle
 
     return make_view(report)
 
@@ -117,25 +116,25 @@ class _Report:
         self._window, self._figures, self._out = window, figures, out
         self._timer: abc.DisposableBase = Disposable()
         self._due = 0.0
-        self._going = False
+        self._is_active = False
 
-    def take(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         if type(event) is GapEvent:
             return  # a gap has no time of its own
         figures = self._figures
-        now = figures.time_of(event)
-        if not self._going or (event.durable and begins_attempt(event)):
-            self._going = True
-            figures.go_on(now)
+        now = figures.get_time(event)
+        if not self._is_active or (event.durable and begins_attempt(event)):
+            self._is_active = True
+            figures.resume(now)
             self._due = now + self._window
             self._timer = self._out.schedule(self._window, self._tick)
         elif now >= self._due:
             self._emit(now)
-        figures.take(event, now)
+        figures.add(event, now)
         if event.durable and ends_attempt(event):
-            self._going = False
+            self._is_active = False
             self._timer.dispose()
-            self._out.emit(figures.at(now))
+            self._out.emit(figures.snapshot(now))
 
     def _tick(self) -> None:
         now = self._figures.now()
@@ -145,9 +144,9 @@ class _Report:
         self._timer = self._out.schedule(self._due - now, self._tick)
 
     def _emit(self, now: float) -> None:
-        at = self._due
+        due = self._due
         self._due += ((now - self._due) // self._window + 1) * self._window
-        self._out.emit(self._figures.at(at))
+        self._out.emit(self._figures.snapshot(due))
 
 
 class _Figures:
@@ -157,18 +156,18 @@ class _Figures:
         self._newest = 0.0
         """Time of the newest event."""
         self._clock = clock
-        self._came = clock()
+        self._arrived_at = clock()
         """Clock time at which the newest event arrived."""
         self._window = window
         self._begin: float | None = None
         self._deltas = deque[float]()
         self._answers = deque[tuple[float, float, int]]()
         """Completion time, duration and tokens of each answer without deltas."""
-        self._asked: dict[Step, float] = {}
+        self._request_times: dict[Step, float] = {}
         """Send time of each request that has not streamed anything yet."""
         self._first_token: float | None = None
         self._open = Activity()
-        self._since = 0.0
+        self._tool_start = 0.0
         """Time since which a tool has been running, if any."""
         self._tool_seconds = 0.0
         self._model_calls = self._tool_calls = 0
@@ -178,32 +177,34 @@ class _Figures:
 
     def now(self) -> float:
         """Return the time of the run, which continues after the newest event."""
-        return self._newest + self._clock() - self._came
+        return self._newest + self._clock() - self._arrived_at
 
-    def time_of(self, event: Event) -> float:
+    def get_time(self, event: Event) -> float:
         """Return the time of a new event."""
         # The clock of the machine that resumed the run may be behind.
         return max(event.timestamp / 1000, self._newest) if event.timestamp else self.now()
 
-    def go_on(self, now: float) -> None:
+    def resume(self, now: float) -> None:
         """Start a run or attempt at this time, and exclude the time since the previous one."""
         if self._begin is None:
             self._begin = now
         else:
             self._begin += now - self._newest
-            self._since += now - self._newest
-        self._newest, self._came = now, self._clock()
-        self._asked.clear()
+            self._tool_start += now - self._newest
+        self._newest, self._arrived_at = now, self._clock()
+        self._request_times.clear()
         self._deltas.clear()
         self._answers.clear()
 
-    def at(self, now: float) -> Stats:
+    def snapshot(self, now: float) -> Stats:
         """Return the statistics at a time after the newest event."""
         return Stats(
             seconds=round(self._age(now), 6),
             tokens_per_second=self._rate(now),
             time_to_first_token=self._first_token,
-            tool_seconds=round(self._tool_seconds + (now - self._since if self._open.works else 0.0), 6),
+            tool_seconds=round(
+                self._tool_seconds + (now - self._tool_start if self._open.has_running_tool else 0.0), 6
+            ),
             model_calls=self._model_calls,
             tool_calls=self._tool_calls,
             usage=self._usage,
@@ -224,41 +225,41 @@ class _Figures:
     def _age(self, now: float) -> float:
         return now - (self._begin if self._begin is not None else now)
 
-    def take(self, event: Event, now: float) -> None:
+    def add(self, event: Event, now: float) -> None:
         """Add an event with its time."""
         if isinstance(event, ContentDeltaEvent | ThoughtDeltaEvent | ToolCallDeltaEvent):
             self._deltas.append(now)
-            if self._asked and (asked := self._asked.pop(step_of(event), None)) is not None:
-                self._first_token = round(now - asked, 6)
+            if self._request_times and (requested_at := self._request_times.pop(get_step(event), None)) is not None:
+                self._first_token = round(now - requested_at, 6)
         elif event.durable:
-            self._take_durable(event, now)
-        self._newest, self._came = now, self._clock()
+            self._add_durable(event, now)
+        self._newest, self._arrived_at = now, self._clock()
 
-    def _take_durable(self, event: Event, now: float) -> None:
+    def _add_durable(self, event: Event, now: float) -> None:
         match event:
             case LLMCallEvent():
                 self._model_calls += 1
-                self._asked[step_of(event)] = now
+                self._request_times[get_step(event)] = now
             case UsageEvent():
                 self._usage = self._usage + event.usage
-                asked = self._asked.get(step_of(event))
-                if asked is not None and event.output_tokens:
-                    self._answers.append((now, now - asked, event.output_tokens))
+                requested_at = self._request_times.get(get_step(event))
+                if requested_at is not None and event.output_tokens:
+                    self._answers.append((now, now - requested_at, event.output_tokens))
             case ContentCompleteEvent():
-                self._asked.pop(step_of(event), None)
+                self._request_times.pop(get_step(event), None)
             case ToolStartEvent():
                 self._tool_calls += 1
             case _:
                 pass
-        if self._spending.take(event):
+        if self._spending.add(event):
             self._dollars = self._spending.dollars
-        worked = self._open.works
-        self._open.take(event)
-        if worked and not self._open.works:
-            self._tool_seconds += now - self._since
-        elif not worked:
-            self._since = now
+        had_running_tool = self._open.has_running_tool
+        self._open.add(event)
+        if had_running_tool and not self._open.has_running_tool:
+            self._tool_seconds += now - self._tool_start
+        elif not had_running_tool:
+            self._tool_start = now
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def _format_count(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

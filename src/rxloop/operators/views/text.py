@@ -18,8 +18,7 @@ def text(*, nested: bool = False) -> View[Event, str]:
     The deltas of a complete message are not retained, so late subscribers get its text as one string.
 
     Text of strategy branches is omitted. If a model call is retried, its text starts again. Use the events instead to
-    detect
-    this.
+    detect this.
 
     ::
 
@@ -28,8 +27,7 @@ def text(*, nested: bool = False) -> View[Event, str]:
 
     Args:
         nested: Whether to include the text of nested agents. Concurrent answers are interleaved. Use the events, which
-            have
-            an `agent_path`, to separate them.
+            have an `agent_path`, to separate them.
 
     Returns:
         View of text fragments. Joined, they are the text of the messages.
@@ -38,9 +36,9 @@ def text(*, nested: bool = False) -> View[Event, str]:
     def write(out: ViewOutput[str]) -> Callable[[Event], None]:
         emit = out.emit
         streamed = False
-        below: set[str] = set()
+        streamed_tasks: set[str] = set()
 
-        def take(event: Event) -> None:
+        def handle(event: Event) -> None:
             nonlocal streamed
             if event.branch is not None or event.parent_task_id is not None:
                 if nested and event.branch is None:
@@ -56,14 +54,14 @@ def text(*, nested: bool = False) -> View[Event, str]:
 
         def take_nested(event: Event) -> None:
             if isinstance(event, ContentDeltaEvent):
-                below.add(event.task_id)
+                streamed_tasks.add(event.task_id)
                 emit(event.delta)
             elif isinstance(event, ContentCompleteEvent):
-                if event.content and event.task_id not in below:
+                if event.content and event.task_id not in streamed_tasks:
                     emit(event.content)
-                below.discard(event.task_id)
+                streamed_tasks.discard(event.task_id)
 
-        return take
+        return handle
 
     return make_view(write, joins=True)
 
@@ -72,8 +70,7 @@ def coalesce_deltas(window: float | None = None) -> EventView:
     """Merge consecutive deltas of the same kind, step, branch and tool call.
 
     No text is lost, and the order is preserved. Other events are passed immediately, after the deltas before them. A
-    merged
-    delta has the joined text, and the `seq`, `sub`, `index` and time of its last delta.
+    merged delta has the joined text, and the `seq`, `sub`, `index` and time of its last delta.
 
     ::
 
@@ -94,44 +91,44 @@ def coalesce_deltas(window: float | None = None) -> EventView:
     if window is not None and window <= 0:
         raise ConfigurationError(f"window must be positive, got {window}")
 
-    def gather(out: ViewOutput[Event]) -> Callable[[Event], None]:
-        gathered = _Gathered()
-        waiting = window is None
+    def merge(out: ViewOutput[Event]) -> Callable[[Event], None]:
+        buffer = _DeltaBuffer()
+        is_pending = window is None
 
         def release() -> None:
-            nonlocal waiting
-            waiting = gathered.flush(out)
-            if waiting and window is not None:
+            nonlocal is_pending
+            is_pending = buffer.flush(out)
+            if is_pending and window is not None:
                 out.schedule(window, release)
 
-        def take(event: Event) -> None:
-            if not gathered.fits(event):
-                gathered.flush(out)
+        def handle(event: Event) -> None:
+            if not buffer.can_merge(event):
+                buffer.flush(out)
             text = delta_text(event)
             if text is None:
                 out.emit(event)
                 return
-            gathered.add(event, text)
-            if not waiting:
+            buffer.add(event, text)
+            if not is_pending:
                 release()
 
         def end() -> None:
-            gathered.flush(out)
+            buffer.flush(out)
 
         out.on_end(end, also_on_error=True)
-        return take
+        return handle
 
-    return cast("EventView", make_view(gather))
+    return cast("EventView", make_view(merge))
 
 
-class _Gathered:
+class _DeltaBuffer:
     """Consecutive deltas that can be merged."""
 
     def __init__(self) -> None:
         self._newest: Event | None = None
         self._texts: list[str] = []
 
-    def fits(self, event: Event) -> bool:
+    def can_merge(self, event: Event) -> bool:
         """Return True if the event can be merged with the collected deltas."""
         return self._newest is not None and are_mergeable(self._newest, event)
 

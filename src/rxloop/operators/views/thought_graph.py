@@ -28,7 +28,7 @@ def thought_graph() -> View[Event, ThoughtGraph]:
     def grow(out: ViewOutput[ThoughtGraph]) -> Callable[[Event], None]:
         graph = ThoughtGraph()
 
-        def take(event: Event) -> None:
+        def handle(event: Event) -> None:
             nonlocal graph
             # Tool calls are also added, because thoughts can refer to them.
             if event.durable:
@@ -36,7 +36,7 @@ def thought_graph() -> View[Event, ThoughtGraph]:
             if isinstance(event, ThoughtStreamEvent):
                 out.emit(graph)
 
-        return take
+        return handle
 
     return make_view(grow)
 
@@ -83,10 +83,10 @@ def graph_deltas() -> View[Event, GraphDelta]:
     """Emit the graph of the thoughts as added nodes and edges.
 
     Use it to draw a growing graph or to send it to a client; `thought_graph` emits the whole graph each time. All
-    changes
-    together result in the same nodes and edges. An edge is emitted after both of its nodes. Tool calls are included
-    even
-    if no thought refers to them, except for calls of hidden tools.
+    changes together result in the same nodes and edges. An edge is emitted after both of its nodes. Tool calls are
+    included even if no thought refers to them, except for calls of hidden tools.
+
+    ::
 
         source             --t1--c------t2------|      t2 follows from the call c
         graph_deltas()     --N0--N1-----(N2,E)--|      N a node, E the edge from 1 to 2
@@ -104,32 +104,32 @@ def graph_deltas() -> View[Event, GraphDelta]:
         dangling: dict[tuple[str, str], list[int]] = {}
         hidden: set[int] = set()
 
-        def take(event: Event) -> None:
+        def handle(event: Event) -> None:
             nonlocal graph
             before, graph = graph, graph.add(event) if event.durable else graph
             if graph is before:
                 return
-            found = [key for name in _names(event) for key in dangling.pop((event.task_id, name), ())]
-            nodes, links = graph.grown(before, sorted(found))
-            led = {link.target for link in links if link.kind not in ("revision", "merge")}
+            resolved = [key for name in _list_ids(event) for key in dangling.pop((event.task_id, name), ())]
+            nodes, links = graph.grown(before, sorted(resolved))
+            linked = {link.target for link in links if link.kind not in ("revision", "merge")}
             for key, node in nodes.items():
-                if isinstance(node, ThoughtStreamEvent) and node.related_to and key not in led:
+                if isinstance(node, ThoughtStreamEvent) and node.related_to and key not in linked:
                     dangling.setdefault((node.task_id, node.related_to), []).append(key)
             for key, node in nodes.items():
-                if (shown := formats.shown(node)) is not None:
-                    out.emit(NodeAdded(key, shown))
+                if (public_node := formats.shown(node)) is not None:
+                    out.emit(NodeAdded(key, public_node))
                 else:
                     hidden.add(key)
             for link in links:
                 if not hidden & {link.source, link.target}:
                     out.emit(EdgeAdded(*link))
 
-        return take
+        return handle
 
     return make_view(grow)
 
 
-def _names(event: Event) -> set[str]:
+def _list_ids(event: Event) -> set[str]:
     """Return the ids that thoughts can use to refer to an event."""
     match event:
         case ThoughtStreamEvent():

@@ -12,7 +12,7 @@ import orjson
 from ag_ui.core import RunAgentInput, ToolMessage, UserMessage
 from reactivex import Observable
 
-from rxloop.operators.loop.answering import answering
+from rxloop.operators.loop.answer_requests import answer_requests
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
 from rxloop.protocol.events import (
     AuthRequiredEvent,
@@ -190,7 +190,7 @@ def agui_context() -> Operator[object]:
         layer = Message.user(f"{_NOTE}\n{json.dumps(context, ensure_ascii=False)}")
         return emit(request.replace(tail=(*request.tail, layer)))
 
-    operator = answering(ModelRequest, answer)
+    operator = answer_requests(ModelRequest, answer)
     operator.__qualname__ = "agui_context()"
     return operator
 

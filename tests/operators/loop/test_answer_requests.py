@@ -7,7 +7,7 @@ import reactivex as rx
 from reactivex import Observable, Subject, abc
 from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 
-from rxloop.operators.loop.answering import answering
+from rxloop.operators.loop.answer_requests import answer_requests
 from rxloop.pipeline.requests import Request
 from rxloop.stream.sources import emit
 
@@ -40,7 +40,7 @@ def run(
     scheduler = TestScheduler()
     xs = scheduler.create_hot_observable(*source)
     inner = {name: scheduler.create_cold_observable(*messages) for name, messages in answers.items()}
-    operator: Any = answering(Ask, lambda request: inner[request.name], concurrency)
+    operator: Any = answer_requests(Ask, lambda request: inner[request.name], concurrency)
     seen = scheduler.start(lambda: operator(xs), disposed=end)
     return seen.messages, xs.subscriptions, {name: each.subscriptions for name, each in inner.items()}
 
@@ -131,7 +131,7 @@ def test_exception_of_the_handler_becomes_an_error_of_the_stream() -> None:
     def answer(request: Ask) -> Observable[Any]:
         raise failure
 
-    operator: Any = answering(Ask, answer)
+    operator: Any = answer_requests(Ask, answer)
     seen = scheduler.start(lambda: operator(xs))
 
     assert seen.messages == [on_error(210, failure)]
@@ -145,8 +145,8 @@ def test_no_request_is_answered_after_an_error_when_the_source_emits_during_subs
         requests.append(request.name)
         raise ValueError(request.name)
 
-    before: Any = answering(Other, lambda _: emit(Ask("a"), Ask("b")))
-    operator: Any = answering(Ask, refuse)
+    before: Any = answer_requests(Other, lambda _: emit(Ask("a"), Ask("b")))
+    operator: Any = answer_requests(Ask, refuse)
     notifications: list[Any] = []
     operator(before(emit(Other(), Other()))).subscribe(
         notifications.append, notifications.append, lambda: notifications.append("end")
@@ -176,7 +176,7 @@ def test_queued_request_whose_handler_raises_ends_the_stream_once() -> None:
         def on_completed(self) -> None:
             notifications.append("end")
 
-    operator: Any = answering(Ask, refuse, 1)
+    operator: Any = answer_requests(Ask, refuse, 1)
     operator(source)._subscribe_core(Plain(), None)
     for name in "ab":
         source.on_next(Ask(name))
@@ -201,7 +201,7 @@ def test_answering_is_lazy_and_keeps_no_state_between_subscriptions() -> None:
     def answer(request: Ask) -> Observable[Any]:
         return rx.defer(lambda _: subscriptions.append(request.name) or emit(request.name))
 
-    operator: Any = answering(Ask, answer, 1)
+    operator: Any = answer_requests(Ask, answer, 1)
     out = operator(emit(Ask("a"), "e", Ask("b")))
     assert subscriptions == []
 
@@ -215,10 +215,10 @@ def test_answering_is_lazy_and_keeps_no_state_between_subscriptions() -> None:
 def test_ten_thousand_synchronous_answers_need_no_deep_stack() -> None:
     seen: list[Any] = []
     answer_at_once: Any = lambda request: emit(request.name)  # noqa: E731
-    operator: Any = answering(Ask, answer_at_once, concurrency=1)
+    operator: Any = answer_requests(Ask, answer_at_once, concurrency=1)
     gate: rx.Subject[Any] = rx.Subject()
     answer_later: Any = lambda request: gate if request.name == "0" else emit(request.name)  # noqa: E731
-    first: Any = answering(Ask, answer_later, concurrency=1)
+    first: Any = answer_requests(Ask, answer_later, concurrency=1)
 
     operator(emit(*(Ask(str(n)) for n in range(10_000)))).subscribe(seen.append)
     assert len(seen) == 10_000
@@ -233,4 +233,4 @@ def test_ten_thousand_synchronous_answers_need_no_deep_stack() -> None:
 @pytest.mark.parametrize("concurrency", [0, -1])
 def test_answering_rejects_a_concurrency_below_one(concurrency: int) -> None:
     with pytest.raises(ValueError, match="concurrency must be at least 1"):
-        answering(Ask, lambda request: emit(), concurrency)
+        answer_requests(Ask, lambda request: emit(), concurrency)

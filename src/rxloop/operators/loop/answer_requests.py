@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 from reactivex import Observable, abc
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators.loop.checks import handling
+from rxloop.operators.loop.checks import declare_handler
 from rxloop.pipeline.active_call import Permit, Permits
 from rxloop.pipeline.requests import Operator, Request, Signal
 from rxloop.stream.rx import ColdObservable, Connections, connect, dispose_on_error
@@ -15,7 +15,7 @@ from rxloop.stream.rx import ColdObservable, Connections, connect, dispose_on_er
 R = TypeVar("R", bound=Request[Any])
 
 
-def answering(
+def answer_requests(
     request_type: type[R], answer: Callable[[R], Observable[Signal]], concurrency: int | None = None
 ) -> Operator[object]:
     """Replace requests of one type by their answers, and pass all other signals through.
@@ -38,13 +38,13 @@ def answering(
         Operator that completes after its source and all answers. If one answer fails, the others are disposed and the
         operator fails with the same error.
     """
-    return answering_with_permits(request_type, lambda request, _: answer(request), concurrency)
+    return answer_with_permits(request_type, lambda request, _: answer(request), concurrency)
 
 
-def answering_with_permits(
+def answer_with_permits(
     request_type: type[R], answer: Callable[[R, Permit | None], Observable[Signal]], concurrency: int | None
 ) -> Operator[object]:
-    """Return `answering`, but pass `answer` a permit that it can release while it waits for a person.
+    """Return `answer_requests`, but pass `answer` a permit that it can release while it waits for a person.
 
     The permit is None if `concurrency` is None.
     """
@@ -53,16 +53,16 @@ def answering_with_permits(
 
     def operator(source: Observable[Signal]) -> Observable[Signal]:
         def subscribe(observer: Any, scheduler: Any = None) -> abc.DisposableBase:
-            return _Answering(request_type, answer, concurrency, observer, scheduler).connect(source)
+            return _AnswerSubscription(request_type, answer, concurrency, observer, scheduler).connect(source)
 
         return ColdObservable(subscribe)
 
-    operator.__qualname__ = f"answering({request_type.__name__})"
-    return handling(operator, request_type)
+    operator.__qualname__ = f"answer_requests({request_type.__name__})"
+    return declare_handler(operator, request_type)
 
 
-class _Answering(Generic[R]):
-    """Subscription of `answering`. A class is cheaper than closures for each iteration."""
+class _AnswerSubscription(Generic[R]):
+    """Subscription of `answer_requests`. A class is cheaper than closures for each iteration."""
 
     __slots__ = (
         "_active",
