@@ -184,7 +184,9 @@ def test_full_disk_is_reported_once() -> None:
 
 
 def test_error_for_a_missing_recording_explains_how_to_make_one(path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"cannot read recording .*\(No such file.*; create it with op\.record"):
+    with pytest.raises(
+        ConfigurationError, match=r"cannot read recording .*\(No such file.*; create it with op\.record"
+    ):
         recorded_events(path)
 
 
