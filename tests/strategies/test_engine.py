@@ -109,7 +109,7 @@ async def test_a_strategy_that_returns_no_text_is_told_so() -> None:
 
     result = await outcome(Agent(ScriptedModel("x"), strategy=forgetful).run("Q"))
     assert result.error is not None
-    assert "forgetful returned None" in result.error.message
+    assert "must return the answer as a string, got None" in result.error.message
 
 
 async def test_an_exception_of_the_function_ends_the_run_and_closes_what_goes_on() -> None:
@@ -298,7 +298,7 @@ async def test_a_message_of_the_model_is_told_before_its_tools_are_called() -> N
 
     @strategy
     async def watching(run: StrategyRun) -> str:
-        return (await run.ask("Go.", tools=True, said=lambda reply: order.append(reply.text))).text
+        return (await run.ask("Go.", tools=True, on_message=lambda reply: order.append(reply.text))).text
 
     model = ScriptedModel(["I will.", call("note")], "Done.")
     await Agent(model, tools=[note], strategy=watching, thoughts=Thoughts(limit=3)).run("Q")
@@ -307,6 +307,6 @@ async def test_a_message_of_the_model_is_told_before_its_tools_are_called() -> N
 
 async def test_a_strategy_of_the_table_that_plans_without_tools_says_what_is_missing() -> None:
     run = Agent(ScriptedModel("x"), strategy="rewoo").run("Q")
-    with pytest.raises(RunError, match="the agent has no tools") as raised:
+    with pytest.raises(RunError, match="requires an agent with tools") as raised:
         await run
     assert isinstance(raised.value.__cause__, StrategyError)

@@ -156,5 +156,5 @@ async def test_there_are_no_more_thoughts_than_was_said(most: int) -> None:
 
 @pytest.mark.parametrize("make", [linear, scratchpad, self_ask])
 def test_a_number_below_one_is_refused(make: Any) -> None:
-    with pytest.raises(ConfigurationError, match="must be at least 1, not 0"):
+    with pytest.raises(ConfigurationError, match="must be at least 1, got 0"):
         make(0)

@@ -88,11 +88,11 @@ def test_a_plan_is_read_from_a_json_list(form: str) -> None:
 
 def test_what_does_not_depend_on_each_other_is_ready_together() -> None:  # T79
     plan = parse_plan(PLAN)
-    assert ids(plan.ready(done=())) == ["E1", "E3"]
-    assert ids(plan.ready(done=(), running={"E1"})) == ["E3"]
-    assert ids(plan.ready(done={"E1"}, running={"E3"})) == ["E2"]
-    assert ids(plan.ready(done={"E3"})) == ["E1"]
-    assert plan.ready(done={"E1", "E2", "E3"}) == ()
+    assert ids(plan.list_ready(done=())) == ["E1", "E3"]
+    assert ids(plan.list_ready(done=(), running={"E1"})) == ["E3"]
+    assert ids(plan.list_ready(done={"E1"}, running={"E3"})) == ["E2"]
+    assert ids(plan.list_ready(done={"E3"})) == ["E1"]
+    assert plan.list_ready(done={"E1", "E2", "E3"}) == ()
 
 
 def test_a_result_takes_the_place_of_its_label() -> None:  # T79
@@ -117,7 +117,7 @@ def test_a_result_that_is_not_there_is_refused() -> None:
 
 
 def test_the_evidence_stands_in_the_order_of_the_labels() -> None:  # T79
-    assert parse_plan(PLAN).with_evidence({"E3": ["sun"], "E1": "Ridley Scott"}) == (
+    assert parse_plan(PLAN).format_with_evidence({"E3": ["sun"], "E1": "Ridley Scott"}) == (
         "Plan: Find the director.\n"
         '#E1 = search[{"query": "Who directed Alien?"}]\n'
         "Evidence: Ridley Scott\n"
@@ -177,7 +177,7 @@ def test_a_plan_is_refused_or_every_step_gets_its_turn(needs: dict[int, set[int]
     except PlanRefused:
         return
     done: dict[str, int] = {}
-    while ready := plan.ready(done):
+    while ready := plan.list_ready(done):
         for step in ready:
             assert plan.arguments(step.id, done) == {"all": [done[each] for each in labels(step)]}
         done.update({step.id: int(step.id[1:]) for step in ready})
@@ -195,4 +195,4 @@ def test_whatever_a_model_writes_is_a_plan_or_refused(text: str) -> None:
         plan = parse_plan("#E1 = a[x]\n" + text)
     except PlanRefused:
         return
-    assert plan.ready(())
+    assert plan.list_ready(())

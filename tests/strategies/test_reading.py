@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rxloop.strategies.replies import final_answer, labelled, listed, number, paragraphs, word
+from rxloop.strategies.replies import (
+    find_final_answer,
+    find_labelled,
+    find_number,
+    find_word,
+    parse_list,
+    split_paragraphs,
+)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +36,7 @@ from rxloop.strategies.replies import final_answer, labelled, listed, number, pa
     ],
 )
 def test_the_answer_at_the_end_of_a_reasoning(text: str, answer: str | None) -> None:
-    assert final_answer(text) == answer
+    assert find_final_answer(text) == answer
 
 
 @pytest.mark.parametrize(
@@ -47,7 +54,7 @@ def test_the_answer_at_the_end_of_a_reasoning(text: str, answer: str | None) -> 
     ],
 )
 def test_the_items_of_a_list(text: str, items: list[str]) -> None:
-    assert listed(text) == items
+    assert parse_list(text) == items
 
 
 @pytest.mark.parametrize(
@@ -62,12 +69,12 @@ def test_the_items_of_a_list(text: str, items: list[str]) -> None:
     ],
 )
 def test_what_stands_behind_a_label(text: str, behind: str | None) -> None:
-    assert labelled(text, "follow up") == behind
+    assert find_labelled(text, "follow up") == behind
 
 
 def test_the_word_behind_a_label() -> None:
-    assert word("I see.\n**Next:** *Continue*, for it is not done.", "next") == "continue"
-    assert word("Next steps are clear.", "next") == ""
+    assert find_word("I see.\n**Next:** *Continue*, for it is not done.", "next") == "continue"
+    assert find_word("Next steps are clear.", "next") == ""
 
 
 @pytest.mark.parametrize(
@@ -85,19 +92,19 @@ def test_the_word_behind_a_label() -> None:
     ],
 )
 def test_a_number_behind_a_label(text: str, value: float | None) -> None:
-    assert number(text, "score") == (pytest.approx(value) if value is not None else None)
+    assert find_number(text, "score") == (pytest.approx(value) if value is not None else None)
 
 
 def test_the_paragraphs_of_a_reasoning_or_its_lines() -> None:
-    assert paragraphs("One.\nStill.\n\n \nTwo.") == ["One.\nStill.", "Two."]
-    assert paragraphs("One.\nTwo.\n") == ["One.", "Two."]
-    assert paragraphs("") == []
+    assert split_paragraphs("One.\nStill.\n\n \nTwo.") == ["One.\nStill.", "Two."]
+    assert split_paragraphs("One.\nTwo.\n") == ["One.", "Two."]
+    assert split_paragraphs("") == []
 
 
 @given(st.text(alphabet="aA:=*_#-1.()\\{}boxed \n%/", max_size=60))
 def test_whatever_a_model_writes_is_read_without_a_failure(text: str) -> None:
-    final_answer(text)
-    listed(text)
-    labelled(text, "a", "a a")
-    number(text, "a")
-    paragraphs(text)
+    find_final_answer(text)
+    parse_list(text)
+    find_labelled(text, "a", "a a")
+    find_number(text, "a")
+    split_paragraphs(text)

@@ -36,7 +36,7 @@ def test_no_more_at_once_than_was_said() -> None:
 
     @strategy
     async def narrow(run: StrategyRun) -> str:
-        return "".join(await run.gather(*(ask_text(run, str(name)) for name in range(5)), at_once=2))
+        return "".join(await run.gather(*(ask_text(run, str(name)) for name in range(5)), max_concurrent=2))
 
     def says(request: ModelRequest) -> Any:
         nonlocal most
@@ -81,7 +81,9 @@ def test_enough_closes_the_rest_at_once() -> None:
 async def test_what_had_not_begun_when_it_was_enough_is_never_asked() -> None:
     @strategy
     async def first(run: StrategyRun) -> str:
-        return str(await run.gather(*(ask_text(run, name) for name in "abc"), at_once=1, until=lambda texts: True))
+        return str(
+            await run.gather(*(ask_text(run, name) for name in "abc"), max_concurrent=1, until=lambda texts: True)
+        )
 
     model = ScriptedModel("A")
     assert (await Agent(model, strategy=first).run("Q")).output == "['A']"

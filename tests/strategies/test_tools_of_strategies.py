@@ -100,7 +100,7 @@ async def test_a_call_that_is_cut_off_is_closed() -> None:
 
 async def test_a_pipeline_that_runs_no_tools_is_named() -> None:
     agent = Agent(ScriptedModel(), tools=[add], strategy=calling, loop=[op.call_model()])
-    with pytest.raises(RunError, match="nothing answered the call of add: the pipeline is call_model"):
+    with pytest.raises(RunError, match="no operator answered the call of add; the pipeline is call_model"):
         await agent.run("Q")
 
 

@@ -13,7 +13,7 @@ from rxloop._lazy import import_later
 __all__: list[str]
 import_later(__name__)
 
-# The list of the public names: type checkers read it, and `import_later` does.
+# Public names of the package, read by type checkers and by `import_later`.
 if TYPE_CHECKING:
     from rxloop.strategies.catalog import STRATEGIES as STRATEGIES
     from rxloop.strategies.catalog import get_stages as get_stages

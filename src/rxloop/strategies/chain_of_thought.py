@@ -1,4 +1,4 @@
-"""Chain of thought: reasoning in steps, then an answer from the reasoning."""
+"""Chain of thought: step-by-step reasoning, followed by an answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rxloop.pipeline.requests import Strategy
 from rxloop.strategies.engine import strategy
-from rxloop.strategies.replies import paragraphs
+from rxloop.strategies.replies import split_paragraphs
 from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION, SOLUTION_FORMULATION
 from rxloop.strategies.strategy_run import StrategyRun
 from rxloop.thinking.stages import Stage, StrategyDefinition
@@ -46,11 +46,11 @@ _STEP_BY_STEP = "Let's think step by step. Do not give the final answer yet."
 
 
 def chain_of_thought() -> Strategy:
-    """Reason step by step, then answer from the reasoning: two model calls.
+    """Reason step by step, then answer from the reasoning. Makes two model calls.
 
-    For problems that one straight line of steps solves. After Wei et al., "Chain-of-Thought Prompting Elicits Reasoning
-    in Large Language Models" (2022), in the two stages of Kojima et al., "Large Language Models are Zero-Shot
-    Reasoners" (2022): the reasoning comes first, and the answer is taken from it.
+    For problems that can be solved in a fixed sequence of steps. After Wei et al., "Chain-of-Thought Prompting Elicits
+    Reasoning in Large Language Models" (2022), in the two stages of Kojima et al., "Large Language Models are Zero-Shot
+    Reasoners" (2022).
     """
 
     @strategy(stages=STAGES)
@@ -58,9 +58,9 @@ def chain_of_thought() -> Strategy:
         run.stage("problem_reception")
         prompt = run.stage("step_decomposition", "sequential_reasoning")
         reasoning = await run.ask(f"{prompt}\n{_STEP_BY_STEP}")
-        before: str | None = None
-        for step in paragraphs(reasoning.text):
-            before = run.thought(step, related_to=before, reply=reasoning)
+        previous_id: str | None = None
+        for step in split_paragraphs(reasoning.text):
+            previous_id = run.thought(step, related_to=previous_id, reply=reasoning)
         return await run.conclude(run.stage("solution_formulation", "answer_verification", "final_response"))
 
     return chain_of_thought

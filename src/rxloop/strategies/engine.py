@@ -1,4 +1,4 @@
-"""An async function as a strategy."""
+"""Strategies written as async functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rxloop.thinking.stages import StrategyDefinition
 Function = Callable[[StrategyRun], Awaitable[str]]
 
 ANSWER = "answer"
-"""The step of an answer that a strategy gives in its own words."""
+"""Step of an answer that the strategy function returns."""
 
 
 @overload
@@ -41,19 +41,20 @@ def strategy(*, stages: StrategyDefinition) -> Callable[[Function], Strategy]: .
 def strategy(
     function: Function | None = None, /, *, stages: StrategyDefinition | None = None
 ) -> Strategy | Callable[[Function], Strategy]:
-    """Make a strategy of an async function, with no knowledge of Rx.
+    """Create a strategy from an async function, without knowledge of Rx.
 
-    The function asks the model as often as it likes, on lines beside the main one, and returns the answer of the run.
-    Its name is that of the strategy. A run that is resumed calls it again, from the start: what the model and the tools
-    have said already is answered from the log, so the function has to do the same when it gets the same answers.
+    The function may call the model any number of times on branches, and returns the answer of the run. The name of the
+    function is the name of the strategy. A resumed run calls the function again from the start. Recorded model messages
+    and
+    tool results are replayed from the log, so the function must be deterministic for equal replies.
 
     Args:
-        function: Takes a `StrategyRun`, and returns the answer.
-        stages: The stages that it goes through; a function that is named for one of the nine strategies goes through
-            the stages of that one.
+        function: Takes a `StrategyRun` and returns the answer.
+        stages: Stages of the strategy. Defaults to the stages of the built-in strategy of the same name, if there is
+            one.
 
     Raises:
-        ConfigurationError: It is not an async function.
+        ConfigurationError: If the function is not async.
 
     Example:
         ```
@@ -66,10 +67,10 @@ def strategy(
         ```
     """
 
-    def made(function: Function) -> Strategy:
+    def make(function: Function) -> Strategy:
         name = getattr(function, "__name__", type(function).__name__)
         if not any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):
-            raise ConfigurationError(f"@strategy is for an async function, and {name} is not one: write `async def`")
+            raise ConfigurationError(f"@strategy requires an async function, got {name}; use `async def`")
         definition = stages or STRATEGIES.get(name)
 
         def strategy(pipeline: Operator) -> Operator:
@@ -83,7 +84,7 @@ def strategy(
         strategy.__doc__ = function.__doc__
         return strategy
 
-    return made if function is None else made(function)
+    return make if function is None else make(function)
 
 
 def _reasoning(
@@ -97,32 +98,33 @@ def _reasoning(
             sender.owner = asyncio.current_task()
             answer = cast("object", await function(run))
             if not isinstance(answer, str):
-                raise StrategyError(f"the strategy {name} returned {answer!r}: it has to return the answer, a text")
+                raise StrategyError(f"the strategy {name} must return the answer as a string, got {answer!r}")
             await _answer(answer, run, sender)
 
         leaf = from_task(work, ctx, name=f"rxloop-strategy-{name}")
         task = connect(leaf, observer.on_next, observer.on_error, observer.on_completed, scheduler)
-        # What is under way comes first: its end is reported at once, not when the task gets round to being cancelled.
-        return CompositeDisposable(sender.open, task)
+        # Dispose pending requests first. Their end is then reported at once, rather than when the task handles its
+        # cancellation.
+        return CompositeDisposable(sender.pending, task)
 
     return Observable(subscribe)
 
 
 async def _answer(text: str, run: StrategyRun, sender: Sender) -> None:
-    """Answer on the main line, if it has no answer yet; the model corrects an answer of a wrong type."""
+    """Publish the answer on the main branch, unless it has one. The model corrects an answer of a wrong type."""
     ctx = run.ctx
     if not ctx.state.has_answered:
-        answered = ctx.bind(step=ANSWER)
+        answer_ctx = ctx.bind(step=ANSWER)
         message = ContentCompleteEvent(content=text, step=ANSWER)
         if (last := run.incomplete.get(text.strip())) is not None:
             end = ("finish_reason", "raw_finish_reason", "max_tokens")
             message = message.model_copy(update={name: getattr(last, name) for name in end})
-        source = emit(message, IterationEnd(ctx.state.iteration, answered))
-        await sender.send(sender.pipeline, source, answered)
+        source = emit(message, IterationEnd(ctx.state.iteration, answer_ctx))
+        await sender.send(sender.pipeline, source, answer_ctx)
         if ctx.state.done:
             return
     elif ctx.state.done and (ctx.state.last is None or ctx.state.last.step != ANSWER):
         return
-    # It does not fit, or somebody has said something that the model has not heard; or an earlier attempt gave it, and
-    # nothing at the end of the pipeline has looked at it.
+    # The answer is invalid, the model has not seen a new message, or an earlier attempt published an answer that the
+    # end of the pipeline has not checked.
     await sender.iterate(ctx, lambda request: request)

@@ -1,4 +1,4 @@
-"""Sequential thinking: thoughts one after another, revisions, and a tested hypothesis."""
+"""Sequential thinking: consecutive thoughts, revisions, and a tested hypothesis."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rxloop.pipeline.requests import Strategy
 from rxloop.strategies.engine import strategy
-from rxloop.strategies.replies import at_least, word
+from rxloop.strategies.replies import check_minimum, find_word
 from rxloop.strategies.shared_stages import BRANCH_CREATION, CONTINUATION_DECISION, FINAL_RESPONSE, PROBLEM_RECEPTION
 from rxloop.strategies.strategy_run import StrategyRun
 from rxloop.thinking.stages import Branching, IterationPoint, Stage, StrategyDefinition
@@ -91,46 +91,47 @@ _AGAIN = {"continue": "thought_adjustment", "revise": "thought_adjustment", "bra
 
 
 def linear(max_thoughts: int = 8) -> Strategy:
-    """Think one thought after another, revise, then state an answer and test it: a model call for each of these.
+    """Think, revise, then state an answer and test it. Makes one model call for each of these.
 
-    For open problems with no better fit. It is the flow of the sequential thinking tool of the Model Context Protocol's
-    reference servers, here run by the loop; testing an answer against one's own reasoning is after Madaan et al.,
-    "Self-Refine: Iterative Refinement with Self-Feedback" (2023).
+    For open problems that fit no other strategy. This is the flow of the sequential thinking tool of the Model Context
+    Protocol's reference servers, controlled by the loop. Testing an answer against one's own reasoning is after Madaan
+    et
+    al., "Self-Refine: Iterative Refinement with Self-Feedback" (2023).
 
     Args:
-        max_thoughts: The maximum number of thoughts; after them the answer is given as it is.
+        max_thoughts: Maximum number of thoughts. The answer is then returned without further tests.
     """
-    at_least(1, max_thoughts=max_thoughts)
+    check_minimum(1, max_thoughts=max_thoughts)
 
     @strategy(stages=STAGES)
     async def linear(run: StrategyRun) -> str:
         run.stage("problem_reception")
         prompt = run.stage("initial_thought_planning")
-        before: str | None = None
+        previous_id: str | None = None
         thoughts = 0
         while True:
             prompt += "\n" + run.stage("thought_generation")
             reply = await run.ask(f"{prompt}\n{_FORM}")
             thoughts += 1
-            before = run.thought(reply.text, related_to=before, reply=reply)
+            previous_id = run.thought(reply.text, related_to=previous_id, reply=reply)
             run.stage("thought_evaluation")
-            if word(reply.text, "next") == "revise" and thoughts < max_thoughts:
+            if find_word(reply.text, "next") == "revise" and thoughts < max_thoughts:
                 reply = await run.ask(f"{run.stage('thought_revision')}\n{_FORM}")
                 thoughts += 1
-                before = run.thought(reply.text, type="reflection", related_to=before, reply=reply)
+                previous_id = run.thought(reply.text, type="reflection", related_to=previous_id, reply=reply)
             run.stage("continuation_decision")
-            again = _AGAIN.get(word(reply.text, "next"))
-            if again is None or thoughts >= max_thoughts:
+            next_stage = _AGAIN.get(find_word(reply.text, "next"))
+            if next_stage is None or thoughts >= max_thoughts:
                 candidate = await run.ask(
                     f"{run.stage('hypothesis_generation')} Test it against what you know. {_HYPOTHESIS}"
                 )
-                before = run.thought(candidate.text, type="decision", related_to=before, reply=candidate)
+                previous_id = run.thought(candidate.text, type="decision", related_to=previous_id, reply=candidate)
                 run.stage("hypothesis_verification")
-                if word(candidate.text, "holds") != "no" or thoughts >= max_thoughts:
+                if find_word(candidate.text, "holds") != "no" or thoughts >= max_thoughts:
                     break
                 run.stage("continuation_decision")
-                again = "thought_adjustment"
-            prompt = run.stage(again)
+                next_stage = "thought_adjustment"
+            prompt = run.stage(next_stage)
         return await run.conclude(run.stage("solution_finalization", "final_response"))
 
     return linear

@@ -13,7 +13,7 @@ from typing import Any, cast
 from rxloop.errors import PlanRefused
 
 Arguments = dict[str, Any] | str
-"""The arguments of a call by name, or the one text that stood between the brackets."""
+"""Arguments of a call by name, or the text between the brackets."""
 
 _LABEL = re.compile(r"#E([0-9]{1,9})")
 
@@ -31,24 +31,26 @@ class PlanStep:
     """One call of a plan."""
 
     id: str
-    """Its label without the number sign, such as `E1`."""
+    """Label without the number sign, such as `E1`."""
     tool: str
     arguments: Arguments
     why: str = ""
-    """What the plan says about it."""
+    """Reason given in the plan."""
 
     @property
     def needs(self) -> frozenset[str]:
-        """The steps whose results its arguments refer to."""
-        return frozenset(_id(number) for text in _texts(self.arguments) for number in _LABEL.findall(text))
+        """Steps whose results the arguments refer to."""
+        return frozenset(
+            _make_id(number) for text in _iterate_strings(self.arguments) for number in _LABEL.findall(text)
+        )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps in the order of their labels, none of which waits for itself.
+    """Steps of a plan without cycles, in the order of their labels.
 
     Raises:
-        PlanRefused: A label stands twice, refers to nothing, or the steps wait for each other.
+        PlanRefused: If a label is duplicated or refers to no step, or the steps wait for each other.
     """
 
     steps: tuple[PlanStep, ...]
@@ -63,8 +65,10 @@ class Plan:
             raise PlanRefused(f"the plan has two steps #{twice[0]}; give each a number of its own")
         for step in steps:
             if unknown := step.needs - set(ids):
-                raise PlanRefused(f"step #{step.id} refers to {_listed(unknown)}; the plan has only {_listed(ids)}")
-        if cycle := self._cycle():
+                raise PlanRefused(
+                    f"step #{step.id} refers to {_format_ids(unknown)}; the plan has only {_format_ids(ids)}"
+                )
+        if cycle := self._find_cycle():
             raise PlanRefused(
                 f"the steps #{' -> #'.join(cycle)} wait for each other; "
                 "a step may refer only to results that do not depend on its own"
@@ -77,87 +81,89 @@ class Plan:
         return len(self.steps)
 
     def __getitem__(self, id: str) -> PlanStep:
-        found = self._by_id.get(id.removeprefix("#"))
-        if found is None:
+        step = self._by_id.get(id.removeprefix("#"))
+        if step is None:
             raise KeyError(id)
-        return found
+        return step
 
-    def ready(self, done: Collection[str], running: Collection[str] = ()) -> tuple[PlanStep, ...]:
-        """Return the steps that can run now: everything they need is done, and they are neither done nor running."""
-        known = set(done)
-        waiting = [step for step in self.steps if step.id not in known and step.id not in running]
-        return tuple(step for step in waiting if self.dependencies[step.id] <= known)
+    def list_ready(self, done: Collection[str], running: Collection[str] = ()) -> tuple[PlanStep, ...]:
+        """Return the steps that can run now: their dependencies are done, and they are neither done nor running."""
+        finished = set(done)
+        pending = [step for step in self.steps if step.id not in finished and step.id not in running]
+        return tuple(step for step in pending if self.dependencies[step.id] <= finished)
 
     def arguments(self, id: str, evidence: Mapping[str, Any]) -> Arguments | Any:
-        """Replace the labels in the arguments of a step by the results that they name.
+        """Replace the labels in the arguments of a step by results.
 
-        A text that is a label and nothing else becomes the result itself, whatever its type. Within a longer text, the
-        result stands as text, or as its JSON. A label inside a result is left as it is.
+        A string that consists of one label is replaced by the result itself, of any type. Within a longer string, the
+        result is
+        inserted as text or as JSON. Labels inside results are not replaced.
 
         Args:
-            id: The step.
-            evidence: The results by the ids of their steps.
+            id: Id of the step.
+            evidence: Results by step id.
 
         Raises:
-            PlanRefused: A result that it needs is not there.
+            PlanRefused: If a required result is missing.
         """
         step = self[id]
         if missing := step.needs - set(evidence):
-            raise PlanRefused(f"step #{step.id} needs the result of {_listed(missing)}, which is not there")
-        return _substituted(step.arguments, evidence)
+            raise PlanRefused(f"step #{step.id} needs the result of {_format_ids(missing)}, which is not there")
+        return _substitute(step.arguments, evidence)
 
-    def with_evidence(self, evidence: Mapping[str, Any]) -> str:
-        """Write the plan for the model that solves the problem: each step with its result, in order."""
+    def format_with_evidence(self, evidence: Mapping[str, Any]) -> str:
+        """Format the plan with its results for the model that writes the answer."""
         lines: list[str] = []
         for step in self.steps:
-            given = step.arguments if isinstance(step.arguments, str) else _json(step.arguments)
+            arguments = step.arguments if isinstance(step.arguments, str) else _json(step.arguments)
             lines += [f"Plan: {step.why}"] if step.why else []
-            lines.append(f"#{step.id} = {step.tool}[{given}]")
+            lines.append(f"#{step.id} = {step.tool}[{arguments}]")
             lines.append(f"Evidence: {_as_text(evidence[step.id])}" if step.id in evidence else "Evidence: none")
         return "\n".join(lines)
 
     @cached_property
     def dependencies(self) -> Mapping[str, frozenset[str]]:
-        """The steps that each step waits for."""
+        """Ids of the steps that each step depends on."""
         return {step.id: step.needs for step in self.steps}
 
     @cached_property
     def _by_id(self) -> dict[str, PlanStep]:
         return {step.id: step for step in self.steps}
 
-    def _cycle(self) -> list[str]:
-        """Find steps that wait for each other: the first is repeated at the end; empty if there are none."""
+    def _find_cycle(self) -> list[str]:
+        """Return steps that wait for each other, with the first repeated at the end. Empty if there is no cycle."""
         done = set[str]()
-        while ready := self.ready(done):
+        while ready := self.list_ready(done):
             done.update(step.id for step in ready)
-        left = [step.id for step in self.steps if step.id not in done]
-        # Each step that is left waits for another one that is left: following them comes back sooner or later.
-        way = left[:1]
-        while way:
-            following = min(self.dependencies[way[-1]] - done, key=_number)
-            if following in way:
-                return [*way[way.index(following) :], following]
-            way.append(following)
-        return way
+        remaining = [step.id for step in self.steps if step.id not in done]
+        # Each remaining step depends on another remaining step, so following them leads to a cycle.
+        path = remaining[:1]
+        while path:
+            following = min(self.dependencies[path[-1]] - done, key=_number)
+            if following in path:
+                return [*path[path.index(following) :], following]
+            path.append(following)
+        return path
 
 
 def parse_plan(text: str, tools: Collection[str] | None = None) -> Plan:
-    """Read the plan of a model.
+    """Parse the plan of a model.
 
-    The steps stand in the text as `#E1 = tool[input]`, the published form, or `#E1 = tool[{"argument": "value"}]`; what
-    follows `Plan:` before each is its reason, and everything else is passed over. Or the whole text is a JSON list of
-    steps, perhaps in a code fence: `[{"id": "E1", "tool": "search", "arguments": {...}, "plan": "why"}]`.
+    Steps have the published form `#E1 = tool[input]` or `#E1 = tool[{"argument": "value"}]`. The text after a preceding
+    `Plan:` is the reason of a step. All other text is ignored. Alternatively, the text is a JSON list of steps,
+    optionally
+    in a code fence: `[{"id": "E1", "tool": "search", "arguments": {...}, "plan": "why"}]`.
 
     Args:
-        text: What the model wrote.
-        tools: The tools that there are; without it, any name will do.
+        text: Text of the model.
+        tools: Names of the available tools. None accepts any name.
 
     Raises:
-        PlanRefused: It has no steps, or they cannot be carried out; the message is written for the model.
+        PlanRefused: If the plan has no steps or cannot be executed. The message is written for the model.
     """
     try:
-        listed = _json_steps(text)
-        plan = Plan(tuple(_of_objects(listed) if listed is not None else _of_text(text)))
+        json_steps = _parse_json_steps(text)
+        plan = Plan(tuple(_steps_from_json(json_steps) if json_steps is not None else _steps_from_text(text)))
     except RecursionError:
         raise PlanRefused(f"the arguments of the plan are nested too deeply; {_FORM}") from None
     for step in plan:
@@ -166,44 +172,44 @@ def parse_plan(text: str, tools: Collection[str] | None = None) -> Plan:
     return plan
 
 
-def _of_text(text: str) -> Iterator[PlanStep]:
-    at = 0
-    while match := _STEP.search(text, at):
-        arguments, end = _input(text, match)
-        before = text[at : match.start()]
+def _steps_from_text(text: str) -> Iterator[PlanStep]:
+    position = 0
+    while match := _STEP.search(text, position):
+        arguments, end = _parse_input(text, match)
+        before = text[position : match.start()]
         why = _WHY.search(before)
-        yield PlanStep(_id(match[1]), match[2], arguments, _one_line(before[why.end() :]) if why else "")
-        at = end
+        yield PlanStep(_make_id(match[1]), match[2], arguments, _one_line(before[why.end() :]) if why else "")
+        position = end
 
 
-def _input(text: str, match: re.Match[str]) -> tuple[Arguments, int]:
-    """Read the text between the brackets of a step; return it with the place where it ends."""
+def _parse_input(text: str, match: re.Match[str]) -> tuple[Arguments, int]:
+    """Parse the text between the brackets of a step, and return it with the index of its end."""
     start = match.end()
     begin = start + len(text[start:]) - len(text[start:].lstrip())
     if text.startswith("{", begin):
-        return _json_input(text, begin, match[1])
+        return _parse_json_input(text, begin, match[1])
     depth = 1
-    for place in range(start, len(text)):
-        depth += {"[": 1, "]": -1}.get(text[place], 0)
+    for index in range(start, len(text)):
+        depth += {"[": 1, "]": -1}.get(text[index], 0)
         if depth == 0:
-            return text[start:place].strip(), place + 1
+            return text[start:index].strip(), index + 1
     raise PlanRefused(f"the input of step #E{match[1]} has no closing bracket; {_FORM}")
 
 
-def _json_input(text: str, begin: int, number: str) -> tuple[Arguments, int]:
+def _parse_json_input(text: str, begin: int, number: str) -> tuple[Arguments, int]:
     try:
         arguments, end = json.JSONDecoder(strict=False).raw_decode(text, begin)
     except json.JSONDecodeError as error:
-        near = text[error.pos : error.pos + 20].split("\n")[0]
-        raise PlanRefused(f"the arguments of step #E{number} are not JSON: {error.msg} at {near!r}") from None
-    rest = text[end:].lstrip()
-    if not rest.startswith("]"):
+        excerpt = text[error.pos : error.pos + 20].split("\n")[0]
+        raise PlanRefused(f"the arguments of step #E{number} are not JSON: {error.msg} at {excerpt!r}") from None
+    remainder = text[end:].lstrip()
+    if not remainder.startswith("]"):
         raise PlanRefused(f"the arguments of step #E{number} are not followed by a closing bracket; {_FORM}")
-    return arguments, len(text) - len(rest) + 1
+    return arguments, len(text) - len(remainder) + 1
 
 
-def _json_steps(text: str) -> list[Any] | None:
-    """Read the steps, if the text is JSON."""
+def _parse_json_steps(text: str) -> list[Any] | None:
+    """Return the steps if the text is JSON."""
     fence = _FENCE.search(text)
     for candidate in (text, fence[1] if fence else ""):
         if not candidate.strip().startswith(("[", "{")):
@@ -219,41 +225,45 @@ def _json_steps(text: str) -> list[Any] | None:
     return None
 
 
-def _of_objects(steps: Sequence[Any]) -> Iterator[PlanStep]:
-    for place, step in enumerate(steps, 1):
+def _steps_from_json(steps: Sequence[Any]) -> Iterator[PlanStep]:
+    for index, step in enumerate(steps, 1):
         if not isinstance(step, Mapping) or not isinstance(tool := cast("Mapping[str, Any]", step).get("tool"), str):
-            raise PlanRefused(f"step {place} of the plan is not an object with a tool; it is {_json(step)}")
+            raise PlanRefused(f"step {index} of the plan is not an object with a tool; it is {_json(step)}")
         step = cast("Mapping[str, Any]", step)
-        label = re.fullmatch(r"#?E?([0-9]{1,9})", str(step.get("id", place)))
+        label = re.fullmatch(r"#?E?([0-9]{1,9})", str(step.get("id", index)))
         if label is None:
-            raise PlanRefused(f"step {place} of the plan has the id {step['id']!r}; ids are E1, E2 and so on")
+            raise PlanRefused(f"step {index} of the plan has the id {step['id']!r}; ids are E1, E2 and so on")
         arguments = step.get("arguments", {})
         if not isinstance(arguments, (dict, str)):
             raise PlanRefused(f"the arguments of step #E{label[1]} are {_json(arguments)}; they have to be an object")
         why = step.get("plan") or step.get("why") or ""
-        yield PlanStep(_id(label[1]), tool, cast("Arguments", arguments), _one_line(str(why)))
+        yield PlanStep(_make_id(label[1]), tool, cast("Arguments", arguments), _one_line(str(why)))
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts among the arguments, however deep, but not the names of arguments."""
+def _iterate_strings(value: Any) -> Iterator[str]:
+    """Yield all strings in the arguments at any depth, but not the names of arguments."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for inner in cast("Mapping[str, Any]", value).values():
-            yield from _texts(inner)
+            yield from _iterate_strings(inner)
     elif isinstance(value, list):
         for inner in cast("list[Any]", value):
-            yield from _texts(inner)
+            yield from _iterate_strings(inner)
 
 
-def _substituted(value: Any, evidence: Mapping[str, Any]) -> Any:
+def _substitute(value: Any, evidence: Mapping[str, Any]) -> Any:
     if isinstance(value, str):
         whole = _LABEL.fullmatch(value.strip())
-        return evidence[_id(whole[1])] if whole else _LABEL.sub(lambda label: _as_text(evidence[_id(label[1])]), value)
+        return (
+            evidence[_make_id(whole[1])]
+            if whole
+            else _LABEL.sub(lambda label: _as_text(evidence[_make_id(label[1])]), value)
+        )
     if isinstance(value, Mapping):
-        return {name: _substituted(inner, evidence) for name, inner in cast("Mapping[str, Any]", value).items()}
+        return {name: _substitute(inner, evidence) for name, inner in cast("Mapping[str, Any]", value).items()}
     if isinstance(value, list):
-        return [_substituted(inner, evidence) for inner in cast("list[Any]", value)]
+        return [_substitute(inner, evidence) for inner in cast("list[Any]", value)]
     return value
 
 
@@ -269,11 +279,11 @@ def _one_line(text: str) -> str:
     return " ".join(text.split()).strip("* ")
 
 
-def _listed(ids: Iterable[str]) -> str:
+def _format_ids(ids: Iterable[str]) -> str:
     return ", ".join(f"#{step}" for step in sorted(ids, key=_number))
 
 
-def _id(number: str) -> str:
+def _make_id(number: str) -> str:
     return f"E{int(number)}"
 
 

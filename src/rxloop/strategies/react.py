@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rxloop.pipeline.requests import Strategy
 from rxloop.strategies.engine import strategy
-from rxloop.strategies.replies import at_least
+from rxloop.strategies.replies import check_minimum
 from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION, SOLUTION_FORMULATION
 from rxloop.strategies.strategy_run import Reply, StrategyRun
 from rxloop.thinking.stages import IterationPoint, Stage, StrategyDefinition
@@ -73,52 +73,55 @@ _ENOUGH = "You can call no more tools. Answer from what you have found, and say 
 
 
 def react(max_cycles: int = 8) -> Strategy:
-    """Reason, act with the tools, observe, and go round until the model can answer: a model call each, and one more.
+    """Reason, call tools and observe in cycles, until the model can answer.
 
-    For questions whose next step depends on what the last one found. After Yao et al., "ReAct: Synergizing Reasoning
-    and Acting in Language Models" (2022).
+    Makes one model call per cycle and one more.
+
+    For questions whose next step depends on the previous result. After Yao et al., "ReAct: Synergizing Reasoning and
+    Acting
+    in Language Models" (2022).
 
     Args:
-        max_cycles: The maximum number of rounds of tool calls; after the last one the model has to answer.
+        max_cycles: Maximum number of rounds of tool calls. The model must then answer.
     """
-    at_least(1, max_cycles=max_cycles)
+    check_minimum(1, max_cycles=max_cycles)
 
     @strategy(stages=STAGES)
     async def react(run: StrategyRun) -> str:
-        before: str | None = None
+        previous_id: str | None = None
 
         def plan(reply: Reply) -> None:
-            # When the model has said what it will do, and before it is done.
-            nonlocal before
+            # Called when a message is complete and before its tools are called.
+            nonlocal previous_id
             if reply.calls:
                 run.stage("action_planning")
-                named = ", ".join(call.name for call in reply.calls if not call.hidden)
-                planned = reply.text.strip() or f"Call {named or 'a tool'}"
-                before = run.thought(planned, type="planning", related_to=before, reply=reply)
+                names = ", ".join(call.name for call in reply.calls if not call.hidden)
+                plan_id = reply.text.strip() or f"Call {names or 'a tool'}"
+                previous_id = run.thought(plan_id, type="planning", related_to=previous_id, reply=reply)
                 run.stage("action_execution")
 
         run.stage("problem_reception", "initial_reasoning")
         prompt: str | None = _CYCLE
         for _ in range(max_cycles):
-            reply = await run.ask(prompt, tools=True, times=1, said=plan)
+            reply = await run.ask(prompt, tools=True, times=1, on_message=plan)
             if not reply.calls:
                 break
             prompt = None
-            planned = before
+            plan_id = previous_id
             run.stage("observation_reception")
-            # Thoughts are for clients; what hidden tools find out is not.
+            # Thoughts are public, but the results of hidden tools are not.
             for result in sorted(
                 (answer for answer in reply.results if answer.public), key=lambda answer: answer.index
             ):
-                before = run.thought(
-                    result.content, type="observation", related_to=planned, reply=reply, tool_call_id=result.call.id
+                previous_id = run.thought(
+                    result.content, type="observation", related_to=plan_id, reply=reply, tool_call_id=result.call.id
                 )
             run.stage("reasoning_update", "evaluation_checkpoint")
         else:
             run.stage("solution_formulation", "final_response")
             return await run.conclude(_ENOUGH)
-        if before is None:
-            # The stage table has no way around a cycle: where nothing had to be found out, answering is the action.
+        if previous_id is None:
+            # The stages contain no path without a cycle, so treat the answer as the action.
             run.stage("action_planning", "action_execution", "observation_reception", "reasoning_update")
             run.stage("evaluation_checkpoint")
         run.stage("solution_formulation", "final_response")

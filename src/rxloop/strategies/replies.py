@@ -11,88 +11,88 @@ _MARK = re.compile(r"^[\s>*#_`]*(?:(?:step|thought|option|proposal)\s*)?(?:\(?\d
 
 _NUMBER = re.compile(r"(-?\d{1,15}(?:\.\d+)?|-?\.\d+)\s*(?:(%)|(?:/|out\s+of\s)\s*(\d{1,15}(?:\.\d+)?))?")
 
-_SAID = (
+_INLINE_ANSWERS = (
     re.compile(r"\banswer\**\s*:\**\s*(.+)$", re.IGNORECASE | re.MULTILINE),
     re.compile(r"\banswer\s+is:?\s+(.+?)(?:[.!]?\s*$|[.!]\s)", re.IGNORECASE | re.MULTILINE),
 )
-"""An answer in the middle of a line: to the end of it, or of its sentence."""
+"""Patterns for an answer within a line. They match up to the end of the line or sentence."""
 
 
-def paragraphs(text: str) -> list[str]:
-    """Split a text into paragraphs, or into lines where it has only one paragraph."""
+def split_paragraphs(text: str) -> list[str]:
+    """Split a text into paragraphs, or into lines if it has only one paragraph."""
     parts = re.split(r"\n\s*\n", text.strip())
     if len(parts) == 1:
         parts = text.splitlines()
     return [part.strip() for part in parts if part.strip()]
 
 
-def listed(text: str) -> list[str]:
-    """Read the items of a list, without numbers or dashes; where no line is marked as an item, every line is one."""
+def parse_list(text: str) -> list[str]:
+    """Return the items of a list without numbers or dashes. If no line is marked as an item, every line is an item."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    marked = [line for line in lines if _MARK.match(line)]
-    items = [_MARK.sub("", line).strip(" *_`") for line in marked or lines]
+    list_items = [line for line in lines if _MARK.match(line)]
+    items = [_MARK.sub("", line).strip(" *_`") for line in list_items or lines]
     return list(dict.fromkeys(item for item in items if item))
 
 
-def labelled(text: str, *labels: str) -> str | None:
-    """Find the text after the last `Label:` of a line, and the lines below it; None if there is no such line.
+def find_labelled(text: str, *labels: str) -> str | None:
+    """Return the text after the last `Label:`, including the lines below. Return None if there is no such line.
 
-    Upper and lower case and Markdown around the label do not count.
+    Ignores case, and Markdown around the label.
     """
     names = "|".join(re.escape(label).replace(r"\ ", r"[\s_-]*") for label in labels)
-    found = list(re.finditer(rf"(?im)^[\s>*#_`-]*(?:{names})[\s*_`]*[:=][\s*_`]*(?P<rest>.*)$", text))
-    if not found:
+    match = list(re.finditer(rf"(?im)^[\s>*#_`-]*(?:{names})[\s*_`]*[:=][\s*_`]*(?P<rest>.*)$", text))
+    if not match:
         return None
-    rest = found[-1]["rest"].strip(" *_`\t")
-    below = text[found[-1].end() :].strip()
-    return "\n".join(part for part in (rest, below) if part)
+    remainder = match[-1]["rest"].strip(" *_`\t")
+    following = text[match[-1].end() :].strip()
+    return "\n".join(part for part in (remainder, following) if part)
 
 
-def word(text: str, *labels: str) -> str:
-    """Find the first word after the last `Label:`, in lower case; empty if there is none."""
-    found = re.search(r"\w+", labelled(text, *labels) or "")
-    return found[0].lower() if found else ""
+def find_word(text: str, *labels: str) -> str:
+    """Return the first word after the last `Label:` in lower case, or an empty string."""
+    match = re.search(r"\w+", find_labelled(text, *labels) or "")
+    return match[0].lower() if match else ""
 
 
-def number(text: str, *labels: str) -> float | None:
-    """Find the number after the last `Label:`; a fraction or a percentage counts by its value."""
-    found = _NUMBER.search(labelled(text, *labels) or "")
-    if found is None:
+def find_number(text: str, *labels: str) -> float | None:
+    """Return the number after the last `Label:`, or None. Fractions and percentages are converted."""
+    match = _NUMBER.search(find_labelled(text, *labels) or "")
+    if match is None:
         return None
-    value, percent, whole = found.groups()
-    over = 100 if percent else float(whole or 1)
-    return float(value) / over if over else None
+    value, percent, whole = match.groups()
+    divisor = 100 if percent else float(whole or 1)
+    return float(value) / divisor if divisor else None
 
 
-def final_answer(text: str) -> str | None:
-    """Find the answer at the end of a line of reasoning: in a box, after `Answer:`, or in the last line."""
+def find_final_answer(text: str) -> str | None:
+    """Return the final answer of a text: a box, the text after `Answer:`, or the last line."""
     boxed = re.findall(r"\\boxed\{([^{}]*)\}", text)
     if boxed:
         return boxed[-1].strip() or None
-    # A label has its answer beside it, or right below.
-    lines = _lines(labelled(text, "answer", "final answer", "the answer", "the final answer") or "")
+    # The answer follows the label on the same line or on the next.
+    lines = _split_lines(find_labelled(text, "answer", "final answer", "the answer", "the final answer") or "")
     if lines:
         return lines[0]
-    said = [found[-1] for pattern in _SAID if (found := pattern.findall(text))]
-    lines = _lines(said[0] if said else text)
+    answers = [match[-1] for pattern in _INLINE_ANSWERS if (match := pattern.findall(text))]
+    lines = _split_lines(answers[0] if answers else text)
     return lines[-1] if lines else None
 
 
-def _lines(text: str) -> list[str]:
+def _split_lines(text: str) -> list[str]:
     return [line for line in (line.strip(" *_`\t") for line in text.splitlines()) if line]
 
 
-def numbered(items: Iterable[str]) -> str:
-    """Write items as a numbered list."""
-    return "\n".join(f"{place}. {item}" for place, item in enumerate(items, 1))
+def format_list(items: Iterable[str]) -> str:
+    """Format items as a numbered list."""
+    return "\n".join(f"{index}. {item}" for index, item in enumerate(items, 1))
 
 
-def at_least(least: int, **given: int) -> None:
-    """Refuse arguments that are too small.
+def check_minimum(minimum: int, **values: int) -> None:
+    """Check that arguments are not too small.
 
     Raises:
-        ConfigurationError: One is; it says which.
+        ConfigurationError: If an argument is less than `least`.
     """
-    for name, value in given.items():
-        if value < least:
-            raise ConfigurationError(f"{name} must be at least {least}, not {value}")
+    for name, value in values.items():
+        if value < minimum:
+            raise ConfigurationError(f"{name} must be at least {minimum}, got {value}")

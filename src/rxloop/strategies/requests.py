@@ -23,11 +23,11 @@ from rxloop.state.run_state import check_limits
 from rxloop.stream.rx import connect
 from rxloop.stream.sources import emit
 
-Seen = Callable[[Event], None]
+OnEvent = Callable[[Event], None]
 
 
 class Sender:
-    """Sends requests through the pipeline; what comes out goes onto the stream at once, whoever waits for it."""
+    """Sends requests through the pipeline. The output is published at once."""
 
     def __init__(
         self,
@@ -37,10 +37,10 @@ class Sender:
         scheduler: abc.SchedulerBase | None,
     ) -> None:
         self.pipeline = pipeline
-        self.open = CompositeDisposable()
-        """What is under way; disposing it closes all of that at once."""
+        self.pending = CompositeDisposable()
+        """Pending requests. Disposing it closes them all."""
         self.owner: asyncio.Task[Any] | None = None
-        """The task of the strategy."""
+        """Task of the strategy."""
         self._ctx = ctx
         self._observer = observer
         self._scheduler = scheduler
@@ -48,44 +48,44 @@ class Sender:
 
     @property
     def calls(self) -> int:
-        """The model calls so far, of all lines."""
+        """Number of model calls so far, on all branches."""
         return len(self._steps)
 
     def publish(self, event: Event) -> None:
-        """Put an event on the stream, unless the run is over."""
+        """Publish an event, unless the run has ended."""
         self._observer.on_next(event)
 
     async def iterate(
         self,
         ctx: RunContext[Any],
-        shaped: Callable[[ModelRequest], ModelRequest],
-        seen: Seen | None = None,
+        transform: Callable[[ModelRequest], ModelRequest],
+        on_event: OnEvent | None = None,
         times: int | None = None,
     ) -> None:
-        """Ask the model on the line of `ctx`, as the usual loop does on the main line.
+        """Call the model on the branch of `ctx`, in a loop like that of the main branch.
 
         Args:
-            ctx: Names the line.
-            shaped: Makes of each request the one that is sent.
-            seen: Called with each event, when it is on the stream.
-            times: Stop after so many model calls.
+            ctx: Context with the branch.
+            transform: Transforms each request before it is sent.
+            on_event: Called with each published event.
+            times: Maximum number of model calls.
         """
 
         def answer(request: ModelRequest) -> Observable[Signal]:
-            # Each model call is an iteration of the run, whatever its line; a request that is sent again is the same.
+            # Each model call is an iteration of the run, on any branch. A repeated request is not counted twice.
             if request.step not in self._steps:
                 state = request.ctx.state.replace(iteration=self.calls)
                 limit = check_limits(state, self._ctx.info.limits, self._ctx.info.thought_limit)
                 if limit is not None:
                     raise limit
                 self._steps.add(request.step)
-            return emit(shaped(request))
+            return emit(transform(request))
 
         loop = iterate(compose(answer_requests(ModelRequest, answer), self.pipeline), times)
-        await self.send(loop, emit(RunRequest(ctx)), ctx, seen)
+        await self.send(loop, emit(RunRequest(ctx)), ctx, on_event)
 
     async def send(
-        self, operator: Operator, source: Observable[Signal], ctx: RunContext[Any], seen: Seen | None = None
+        self, operator: Operator, source: Observable[Signal], ctx: RunContext[Any], on_event: OnEvent | None = None
     ) -> None:
         """Wait until an operator has answered the requests of a source."""
         loop = asyncio.get_running_loop()
@@ -95,8 +95,8 @@ class Sender:
         def on_next(signal: Signal) -> None:
             if isinstance(signal, Event):
                 self.publish(signal)
-                if seen is not None:
-                    seen(signal)
+                if on_event is not None:
+                    on_event(signal)
             elif not isinstance(signal, Request):  # pyright: ignore[reportUnnecessaryIsInstance]
                 end(make_signal_error(signal, operator))
 
@@ -106,19 +106,19 @@ class Sender:
             elif not ended.done():
                 ended.set_result(error)
 
-        def leave() -> None:
-            # A waiter in a task that is not the run's would otherwise wait for ever.
+        def stop_waiting() -> None:
+            # A task that does not belong to the run would otherwise wait forever.
             ended.cancel()
 
         subscription = connect(operator(source), on_next, end, end, self._scheduler)
-        under_way = CompositeDisposable(subscription, Disposable(leave))
-        self.open.add(under_way)
+        registration = CompositeDisposable(subscription, Disposable(stop_waiting))
+        self.pending.add(registration)
         try:
-            # The strategy cannot bring its own requests on, and neither can the task that waits here.
+            # Neither the strategy nor this task can advance the pending requests.
             with self._ctx.info.scope.mark_waiting(self.owner, asyncio.current_task()):
                 error = await ended
         finally:
-            self.open.remove(under_way)
+            self.pending.remove(registration)
         if error is not None:
             _close(ctx)
             raise error
@@ -127,7 +127,7 @@ class Sender:
 
 
 def _close(ctx: RunContext[Any]) -> None:
-    """Close what a failure has left open on a line: the strategy may go on without it."""
+    """Close the operations that a failure left open on a branch, because the strategy may continue."""
     state = ctx.state
     if state.open_step is not None:
         get_host(ctx).close_abandoned(ctx.bind(step=state.open_step, call=None))

@@ -1,4 +1,4 @@
-"""ReWOO: a plan of all tool calls, the calls, and an answer from their results."""
+"""ReWOO: a plan of all tool calls, their execution, and an answer from the results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rxloop.pipeline.requests import Strategy, ToolDefinition
 from rxloop.protocol.events import ToolCompleteEvent
 from rxloop.strategies.engine import strategy
 from rxloop.strategies.plan import Plan, parse_plan
-from rxloop.strategies.replies import at_least
+from rxloop.strategies.replies import check_minimum
 from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION
 from rxloop.strategies.strategy_run import StrategyRun
 from rxloop.thinking.stages import Stage, StrategyDefinition
@@ -68,27 +68,28 @@ STAGES = StrategyDefinition(
 
 
 def rewoo(concurrency: int = 5, replans: int = 1) -> Strategy:
-    """Plan all tool calls at once, make them, and answer from what they gave: two model calls, however many tools.
+    """Plan all tool calls, execute them, and answer from the results. Makes two model calls for any number of tools.
 
-    For questions whose calls can be named beforehand. The calls run side by side as far as they do not need each
-    other's results, which stand in the plan as `#E1`. After Xu et al., "ReWOO: Decoupling Reasoning from Observations
-    for Efficient Augmented Language Models" (2023).
+    For questions whose calls can be planned in advance. Calls that do not depend on each other run concurrently. The
+    plan
+    refers to results as `#E1`. After Xu et al., "ReWOO: Decoupling Reasoning from Observations for Efficient Augmented
+    Language Models" (2023).
 
     Args:
-        concurrency: The calls that may run at once.
-        replans: How often the model may correct a plan that cannot be carried out, at a further model call each.
+        concurrency: Maximum number of concurrent calls.
+        replans: Maximum number of times that the model may correct an invalid plan. Each takes a model call.
     """
-    at_least(1, concurrency=concurrency)
-    at_least(0, replans=replans)
+    check_minimum(1, concurrency=concurrency)
+    check_minimum(0, replans=replans)
 
     @strategy(stages=STAGES)
     async def rewoo(run: StrategyRun) -> str:
         tools = {tool.name: tool for tool in await run.tools()}
         if not tools:
-            raise StrategyError("rewoo plans tool calls, and the agent has no tools: Agent(..., tools=[...])")
+            raise StrategyError("rewoo requires an agent with tools; pass Agent(..., tools=[...])")
         run.stage("problem_reception")
         prompt = run.stage("planning_phase", "tool_call_specification")
-        plan = await _plan(run, f"{prompt}\nThe tools:\n{_described(tools.values())}", list(tools), replans)
+        plan = await _plan(run, f"{prompt}\nThe tools:\n{_describe_tools(tools.values())}", list(tools), replans)
         planned = {
             step.id: run.thought(
                 step.why or f"Call {'a tool' if tools[step.tool].hidden else step.tool}.",
@@ -98,15 +99,17 @@ def rewoo(concurrency: int = 5, replans: int = 1) -> Strategy:
             for step in plan
         }
         run.stage("working_phase")
-        answers = await _carry_out(run, plan, tools, concurrency)
+        answers = await _execute(run, plan, tools, concurrency)
         run.stage("evidence_collection")
         for label, thought in planned.items():
             answer = answers[label]
-            # Thoughts are for clients; what hidden tools find out is not.
+            # Thoughts are public, but the results of hidden tools are not.
             if answer.public:
                 run.thought(answer.content, type="observation", related_to=thought, tool_call_id=answer.call.id)
         evidence = {label: _value(answer) for label, answer in answers.items()}
-        return await run.conclude(f"{run.stage('solving_phase', 'final_response')}\n\n{plan.with_evidence(evidence)}")
+        return await run.conclude(
+            f"{run.stage('solving_phase', 'final_response')}\n\n{plan.format_with_evidence(evidence)}"
+        )
 
     return rewoo
 
@@ -123,49 +126,49 @@ async def _plan(run: StrategyRun, prompt: str, tools: Sequence[str], replans: in
             prompt = f"This plan cannot be carried out: {error}. Write the whole plan again."
 
 
-async def _carry_out(
+async def _execute(
     run: StrategyRun, plan: Plan, tools: Mapping[str, ToolDefinition], concurrency: int
 ) -> dict[str, ToolCompleteEvent]:
-    """Make the calls of a plan, and return the answers by step."""
+    """Execute the calls of a plan, and return the results by step."""
     answers: dict[str, ToolCompleteEvent] = {}
-    known = {step.id: asyncio.Event() for step in plan}
-    places = asyncio.Semaphore(concurrency)
+    finished = {step.id: asyncio.Event() for step in plan}
+    semaphore = asyncio.Semaphore(concurrency)
 
-    async def carry_out(id: str) -> None:
+    async def execute_step(id: str) -> None:
         step = plan[id]
         for need in step.needs:
-            await known[need].wait()
-        given = plan.arguments(id, {need: _value(answers[need]) for need in step.needs})
-        arguments = _arguments(given, tools[step.tool])
-        async with places:
+            await finished[need].wait()
+        resolved = plan.arguments(id, {need: _value(answers[need]) for need in step.needs})
+        arguments = _arguments(resolved, tools[step.tool])
+        async with semaphore:
             answers[id] = await run.call(step.tool, arguments, branch=f"rewoo/{id}")
-        known[id].set()
+        finished[id].set()
 
-    await run.gather(*(carry_out(step.id) for step in plan))
+    await run.gather(*(execute_step(step.id) for step in plan))
     return answers
 
 
 def _value(answer: ToolCompleteEvent) -> Any:
-    """Return what a call has found; the error text of one that failed."""
+    """Return the result of a call, or the error text of a failed call."""
     return answer.result if answer.success else answer.content
 
 
-def _arguments(given: Any, tool: ToolDefinition) -> dict[str, Any]:
-    """Give arguments their names: an unnamed one is the first that the tool requires."""
-    if isinstance(given, dict):
-        return cast("dict[str, Any]", given)
+def _arguments(resolved: Any, tool: ToolDefinition) -> dict[str, Any]:
+    """Return the arguments by name. An unnamed argument is passed as the first required parameter."""
+    if isinstance(resolved, dict):
+        return cast("dict[str, Any]", resolved)
     properties: dict[str, dict[str, Any]] = tool.parameters.get("properties") or {}
     names: list[str] = [*(tool.parameters.get("required") or ()), *properties]
     if not names:
         return {}
-    if isinstance(given, str) and properties.get(names[0], {}).get("type") not in (None, "string"):
-        # What is not JSON is passed on as it is: the tool refuses it, and says what it wants.
+    if isinstance(resolved, str) and properties.get(names[0], {}).get("type") not in (None, "string"):
+        # Text that is not JSON is passed unchanged, so that the tool can reject it with a helpful message.
         with contextlib.suppress(json.JSONDecodeError):
-            given = json.loads(given)
-    return {names[0]: given}
+            resolved = json.loads(resolved)
+    return {names[0]: resolved}
 
 
-def _described(tools: Iterable[ToolDefinition]) -> str:
+def _describe_tools(tools: Iterable[ToolDefinition]) -> str:
     return "\n".join(
         f"{tool.name}({json.dumps(tool.parameters.get('properties') or {})}): {tool.description}" for tool in tools
     )

@@ -1,4 +1,4 @@
-"""Scratchpad: a calculation whose variables are written down after each step."""
+"""Scratchpad: a calculation that records its variables after each step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rxloop.pipeline.requests import Strategy
 from rxloop.strategies.engine import strategy
-from rxloop.strategies.replies import at_least, word
+from rxloop.strategies.replies import check_minimum, find_word
 from rxloop.strategies.shared_stages import CONTINUATION_DECISION, FINAL_RESPONSE, PROBLEM_RECEPTION
 from rxloop.strategies.strategy_run import StrategyRun
 from rxloop.thinking.stages import IterationPoint, Stage, StrategyDefinition
@@ -55,27 +55,29 @@ _FORM = "End with a line `Done: yes` if the values hold the result, or `Done: no
 
 
 def scratchpad(max_steps: int = 10) -> Strategy:
-    """Calculate with the values written down after each step: a model call for each, and one for the answer.
+    """Calculate step by step and record the values after each step.
 
-    For calculations and other problems with a state that changes. After Nye et al., "Show Your Work: Scratchpads for
+    Makes one model call per step and one for the answer.
+
+    For calculations and other problems with a changing state. After Nye et al., "Show Your Work: Scratchpads for
     Intermediate Computation with Language Models" (2021).
 
     Args:
-        max_steps: The maximum number of steps; after them the result is read from what there is.
+        max_steps: Maximum number of steps. The answer is then derived from the current values.
     """
-    at_least(1, max_steps=max_steps)
+    check_minimum(1, max_steps=max_steps)
 
     @strategy(stages=STAGES)
     async def scratchpad(run: StrategyRun) -> str:
         run.stage("problem_reception")
         prompt = f"{run.stage('scratchpad_initialization')}\n"
-        before: str | None = None
+        previous_id: str | None = None
         for _ in range(max_steps):
             prompt += run.stage("iterative_calculation", "state_tracking")
             reply = await run.ask(f"{prompt}\n{_FORM}")
-            before = run.thought(reply.text, related_to=before, reply=reply)
+            previous_id = run.thought(reply.text, related_to=previous_id, reply=reply)
             run.stage("continuation_decision")
-            if word(reply.text, "done") != "no":
+            if find_word(reply.text, "done") != "no":
                 break
             prompt = ""
         return await run.conclude(run.stage("result_extraction", "final_response"))

@@ -1,4 +1,4 @@
-"""Self-ask: sub-questions and their answers, until they answer the question."""
+"""Self-ask: sub-questions and their answers, until the question can be answered."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rxloop.pipeline.requests import Strategy
 from rxloop.strategies.engine import strategy
-from rxloop.strategies.replies import at_least, labelled
+from rxloop.strategies.replies import check_minimum, find_labelled
 from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION, SOLUTION_FORMULATION
 from rxloop.strategies.strategy_run import StrategyRun
 from rxloop.thinking.stages import IterationPoint, Stage, StrategyDefinition
@@ -64,39 +64,41 @@ _SUB_QUESTION = "Answer this question alone, in a sentence; look it up if you ca
 
 
 def self_ask(max_questions: int = 5) -> Strategy:
-    """Ask and answer sub-questions, one by one, until they give the answer: two model calls each, and one to answer.
+    """Ask and answer sub-questions one by one. Makes two model calls per sub-question, and one more for the answer.
 
-    A sub-question that is looked up takes a call more for each round of tools.
+    A sub-question that needs tools takes one additional call per round of tools.
 
-    For questions whose answer takes several facts. A sub-question is answered on a line of its own, with the tools that
-    the agent has. After Press et al., "Measuring and Narrowing the Compositionality Gap in Language Models" (2022).
+    For questions whose answer requires several facts. Each sub-question is answered on its own branch with the agent's
+    tools. After Press et al., "Measuring and Narrowing the Compositionality Gap in Language Models" (2022).
 
     Args:
-        max_questions: The maximum number of sub-questions; after the last one the model has to answer.
+        max_questions: Maximum number of sub-questions. The model must then answer.
     """
-    at_least(1, max_questions=max_questions)
+    check_minimum(1, max_questions=max_questions)
 
     @strategy(stages=STAGES)
     async def self_ask(run: StrategyRun) -> str:
         run.stage("problem_reception")
         prompt = run.stage("problem_decomposition")
-        before: str | None = None
+        previous_id: str | None = None
         for number in range(1, max_questions + 1):
             reply = await run.ask(f"{prompt}\n{_FORM}")
-            question = labelled(reply.text, "follow up", "follow up question", "sub question", "followup")
-            answer = labelled(reply.text, "so the final answer is", "final answer", "the final answer is", "answer")
+            question = find_labelled(reply.text, "follow up", "follow up question", "sub question", "followup")
+            answer = find_labelled(
+                reply.text, "so the final answer is", "final answer", "the final answer is", "answer"
+            )
             if answer is not None or question is None:
                 break
             run.stage("sub_question_formulation")
-            asked = run.thought(question, type="planning", related_to=before, reply=reply)
+            question_id = run.thought(question, type="planning", related_to=previous_id, reply=reply)
             run.stage("sub_question_answering")
-            found = await run.ask(_SUB_QUESTION + question, branch=f"self_ask/{number}", tools=True)
-            before = run.thought(found.text, type="observation", related_to=asked, reply=found)
-            prompt = f"Intermediate answer: {found.text}\n{run.stage('answer_integration', 'completion_check')}"
+            answer_reply = await run.ask(_SUB_QUESTION + question, branch=f"self_ask/{number}", tools=True)
+            previous_id = run.thought(answer_reply.text, type="observation", related_to=question_id, reply=answer_reply)
+            prompt = f"Intermediate answer: {answer_reply.text}\n{run.stage('answer_integration', 'completion_check')}"
         else:
             return await run.conclude(f"{prompt}\nAsk no more. {run.stage('solution_formulation', 'final_response')}")
-        if before is None:
-            # The question is its own sub-question, and is answered.
+        if previous_id is None:
+            # The question needed no sub-question, so pass through the stages.
             run.stage("sub_question_formulation", "sub_question_answering", "answer_integration", "completion_check")
         run.stage("solution_formulation", "final_response")
         return reply.text.strip() if answer is None else answer

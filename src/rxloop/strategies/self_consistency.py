@@ -18,7 +18,7 @@ from rxloop.pipeline.requests import Strategy
 from rxloop.protocol.finish import COMPLETE
 from rxloop.protocol.settings import ModelSettings
 from rxloop.strategies.engine import strategy
-from rxloop.strategies.replies import at_least, final_answer
+from rxloop.strategies.replies import check_minimum, find_final_answer
 from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION
 from rxloop.strategies.strategy_run import Reply, StrategyRun
 from rxloop.thinking.stages import Branching, Stage, StrategyDefinition
@@ -90,7 +90,7 @@ def self_consistency(samples: int = 5, temperature: float | None = 0.7, concurre
         concurrency: Maximum number of samples at the same time. A lower number takes longer, but closes fewer calls
             that were already started.
     """
-    at_least(1, samples=samples, concurrency=concurrency or 1)
+    check_minimum(1, samples=samples, concurrency=concurrency or 1)
 
     @strategy(stages=STAGES)
     async def self_consistency(run: StrategyRun) -> str:
@@ -104,12 +104,12 @@ def self_consistency(samples: int = 5, temperature: float | None = 0.7, concurre
             except ProviderError as error:
                 failures.append(error)
                 return None
-            return reply, final_answer(reply.text) if reply.finish_reason in COMPLETE else None
+            return reply, find_final_answer(reply.text) if reply.finish_reason in COMPLETE else None
 
-        def enough(ended: Sequence[tuple[Reply, str | None] | None]) -> bool:
+        def is_enough(ended: Sequence[tuple[Reply, str | None] | None]) -> bool:
             return is_decided(_answers(ended), samples - len(ended))
 
-        ended = await run.gather(*map(sample, range(1, samples + 1)), at_once=concurrency, until=enough)
+        ended = await run.gather(*map(sample, range(1, samples + 1)), max_concurrent=concurrency, until=is_enough)
         run.stage("answer_collection")
         for path in ended:
             if path is not None:
@@ -161,9 +161,9 @@ def normalise(answer: Any) -> str:
 
 def _normalise_text(text: str) -> str:
     plain = " ".join(unicodedata.normalize("NFKC", text).casefold().split()).replace("\N{MINUS SIGN}", "-")
-    before = None
-    while plain != before:
-        before = plain
+    previous = None
+    while plain != previous:
+        previous = plain
         plain = plain.strip(_QUOTES).rstrip(_PUNCTUATION).strip()
     number = _NUMBER.fullmatch(plain)
     if number is None or (number[1] and number[2]):
@@ -256,5 +256,5 @@ def is_decided(answers: Sequence[Any], remaining: int) -> bool:
     most = max(counts)
     first = counts.index(most)
     # An answer before the leader wins with as many votes. An answer after the leader needs one more.
-    before = all(count + remaining < most for count in counts[:first])
-    return before and all(count + remaining <= most for count in [*counts[first + 1 :], 0])
+    previous = all(count + remaining < most for count in counts[:first])
+    return previous and all(count + remaining <= most for count in [*counts[first + 1 :], 0])

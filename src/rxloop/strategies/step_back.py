@@ -63,10 +63,10 @@ _GENERAL = "Speak of the general alone: do not solve the problem yet."
 
 
 def step_back() -> Strategy:
-    """Find the general principles first, then apply them to the case: two model calls.
+    """Find general principles first, then apply them to the case. Makes two model calls.
 
-    For questions full of detail that a law or a principle decides. After Zheng et al., "Take a Step Back: Evoking
-    Reasoning via Abstraction in Large Language Models" (2023).
+    For detailed questions that a law or principle decides. After Zheng et al., "Take a Step Back: Evoking Reasoning via
+    Abstraction in Large Language Models" (2023).
     """
 
     @strategy(stages=STAGES)

@@ -1,4 +1,4 @@
-"""The tool that guides a model through stages."""
+"""The tool that guides a model through the stages of a strategy."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from rxloop.tools.sequential_thinking import Owner, SessionTool
 
 NAME = "strategic_thinking"
 
-_KEPT = 256
-"""Flows that are cached, so that a new thought does not cost folding those before it."""
+_MAX_FLOWS = 256
+"""Maximum number of cached flows. A cached flow need not be rebuilt from the earlier thoughts of its session."""
 
 _DESCRIPTION = """\
 Think a problem through by a reasoning strategy, which leads you from stage to stage. One call a thought.
@@ -36,7 +36,7 @@ current stage, name that stage.
 flow. Give an evaluationScore in a branch, keep=1 to keep the best and give up the others, and mergeBranch to go \
 on with a branch on the main line.
 - Set nextThoughtNeeded to false in the last stage, such as final_response, and then give the answer."""
-"""With what chooses a strategy under 1,024 characters, which is all that some vendors accept."""
+"""Description of the tool. Below 1,024 characters, the maximum of some vendors."""
 
 _PROPERTIES: dict[str, dict[str, Any]] = {
     "stage": {"type": "string", "description": "The stage of this thought; needed where several may follow."},
@@ -66,22 +66,22 @@ class StrategicThinking(SessionTool):
         hidden: bool = False,
     ) -> None:
         """See `strategic_thinking`."""
-        found = tuple(
-            get_stages(given) if isinstance(given, str) else given for given in strategies or STRATEGIES.values()
+        definitions = tuple(
+            get_stages(item) if isinstance(item, str) else item for item in strategies or STRATEGIES.values()
         )
         definition = ToolDefinition(
             name=NAME,
-            description=_description(found),
-            parameters=_parameters(found, bound=session_id is not None),
+            description=_description(definitions),
+            parameters=_parameters(definitions, bound=session_id is not None),
             hidden=hidden,
         )
         super().__init__(definition, session_id, sessions, owner, text_tokens)
-        self._definitions = index_definitions(found)
+        self._definitions = index_definitions(definitions)
         self._loop_cap = loop_cap
         self._budget = budget
         self._strict = strict
         self._flows: OrderedDict[tuple[str, str], tuple[tuple[int, int], int, Flow]] = OrderedDict()
-        for table in found:
+        for table in definitions:
             if budget is not None and budget <= (steps := table.steps_to_end(table.initial)):
                 raise ConfigurationError(
                     f"budget={budget!r} is too small for the strategy {table.name!r}, whose shortest way has "
@@ -89,33 +89,35 @@ class StrategicThinking(SessionTool):
                 )
 
     async def _think(self, arguments: dict[str, Any], owner: str | None, call_id: str | None) -> ThoughtResult:
-        given = StagedInput.of(arguments)
-        assert isinstance(given, StagedInput)
-        size, most = len(orjson.dumps(given.fields, default=str)), self.sessions.rules.max_length
-        if size > most:
-            raise InvalidThought(f"the fields of the stage take {size} bytes, and {most} are allowed. Say it in less")
+        staged = StagedInput.of(arguments)
+        assert isinstance(staged, StagedInput)
+        size, max_length = len(orjson.dumps(staged.fields, default=str)), self.sessions.rules.max_length
+        if size > max_length:
+            raise InvalidThought(
+                f"the fields of the stage take {size} bytes, and {max_length} are allowed. Say it in less"
+            )
         admitted: list[Flow] = []
 
         def admit(session: Session, thought: ThoughtInput) -> dict[str, Any]:
             assert isinstance(thought, StagedInput)
-            # Taken out while it moves: when the thought is refused half way, the flow is folded again.
+            # Removed from the cache while it changes. If the thought is rejected halfway, the flow is rebuilt.
             flow = self._flow(session)
-            kept = flow.admit(session, thought, strict=self._strict)
+            fields = flow.admit(session, thought, strict=self._strict)
             admitted.append(flow)
-            return kept
+            return fields
 
-        result = await self.sessions.think(given, owner=owner, session_id=self._bound, call_id=call_id, admit=admit)
+        result = await self.sessions.think(staged, owner=owner, session_id=self._bound, call_id=call_id, admit=admit)
         if admitted:
             session = result.session
-            self._flows[session.owner, session.session_id] = (_begun(session), len(session), admitted[-1])
-            if len(self._flows) > _KEPT:
+            self._flows[session.owner, session.session_id] = (_get_start(session), len(session), admitted[-1])
+            if len(self._flows) > _MAX_FLOWS:
                 self._flows.popitem(last=False)
         return result
 
     def _flow(self, session: Session) -> Flow:
-        """The flow of a session as it stands, which is the caller's from now on."""
-        begun, length, flow = self._flows.pop((session.owner, session.session_id), ((0, 0), 0, None))
-        if flow is None or begun != _begun(session) or length > len(session):
+        """Return the current flow of a session, and remove it from the cache."""
+        start, length, flow = self._flows.pop((session.owner, session.session_id), ((0, 0), 0, None))
+        if flow is None or start != _get_start(session) or length > len(session):
             length, flow = 0, Flow(self._definitions, loop_cap=self._loop_cap, budget=self._budget)
         for placed in session.placed(length + 1):
             flow.follow(session, placed)
@@ -123,8 +125,12 @@ class StrategicThinking(SessionTool):
 
     def _text(self, result: ThoughtResult) -> str:
         flow = result.thought.flow or {}
-        found = self._definitions.get(flow.get("strategy", ""))
-        guidance = {name: found.stage(name).prompt for name in flow.get("nextStages", ())} if found is not None else {}
+        definition = self._definitions.get(flow.get("strategy", ""))
+        guidance = (
+            {name: definition.stage(name).prompt for name in flow.get("nextStages", ())}
+            if definition is not None
+            else {}
+        )
         return result.to_text(self._text_tokens, guidance=guidance)
 
 
@@ -139,28 +145,32 @@ def strategic_thinking(
     text_tokens: int = 600,
     hidden: bool = False,
 ) -> StrategicThinking:
-    """Make the tool that guides a model through the stages of a reasoning strategy.
+    """Return a tool that guides a model through the stages of a reasoning strategy.
 
-    Its sessions are those of `sequential_thinking`, with a place in the strategy for the main line and for each branch.
-    Every thought is a `thought-stream` event, and every change of stage a `stage` event; so is one that is refused.
+    The sessions are those of `sequential_thinking`, with a position in the strategy for the main branch and each other
+    branch. Every thought is published as a `thought-stream` event, and every change of stage as a `stage` event,
+    including
+    rejected changes.
 
     Args:
-        *strategies: Those that the model may choose from, by name or your own; all nine by default. If there
-            is one alone, the model need not know its name.
+        *strategies: Names or definitions of the strategies that the model may choose from. Defaults to all nine. The
+          model
+            need not know the name of a single strategy.
         session_id: Binds the tool to a session, as for `sequential_thinking`.
-        sessions: Where the sessions are kept.
-        owner: Whose they are, as for `sequential_thinking`.
-        loop_cap: How often each way back of a strategy may be taken; after that the way out is what is left.
-        budget: The thoughts of a line; when they are just enough for the way to the end, only that is offered.
-        strict: Refuse a thought that lacks what its stage asks for; otherwise the answer says what is missing.
-        text_tokens: The most tokens that the answer to a thought may take in the conversation.
-        hidden: Clients see the thoughts and not the calls.
+        sessions: Storage of the sessions.
+        owner: Owner of the sessions, as for `sequential_thinking`.
+        loop_cap: Maximum number of times that each loop of a strategy may be repeated.
+        budget: Number of thoughts on a branch. When it just suffices to reach the end, only the shortest path is
+            offered.
+        strict: True to reject a thought without the fields of its stage. Otherwise the result lists the missing fields.
+        text_tokens: Maximum number of tokens of the result of a call in the conversation.
+        hidden: True to hide the calls from clients. The thoughts stay visible.
 
     Example:
         >>> agent = Agent("zai:glm-4.7", tools=[strategic_thinking("tree_of_thoughts", budget=40)])
 
     Raises:
-        ConfigurationError: A strategy is unknown, or the budget is too small for its shortest way.
+        ConfigurationError: If a strategy is unknown, or the budget is too small for its shortest path.
     """
     return StrategicThinking(
         *strategies,
@@ -175,8 +185,8 @@ def strategic_thinking(
     )
 
 
-def _begun(session: Session) -> tuple[int, int]:
-    """Tell a session from itself before it was begun again."""
+def _get_start(session: Session) -> tuple[int, int]:
+    """Return a value that changes when a session is restarted."""
     return session.created, session.version
 
 
@@ -185,22 +195,24 @@ def _description(strategies: tuple[StrategyDefinition, ...]) -> str:
     if len(strategies) > 1:
         choose += " At a decision point you may begin another one by naming it."
     else:
-        choose += f" The strategy is {' '.join(map(_line, strategies))}"
+        choose += f" The strategy is {' '.join(map(_format_choice, strategies))}"
     return _DESCRIPTION.format(choose=choose)
 
 
-def _line(table: StrategyDefinition) -> str:
+def _format_choice(table: StrategyDefinition) -> str:
     return f"{table.name}: {table.when} It begins with {table.initial}."
 
 
 def _parameters(strategies: tuple[StrategyDefinition, ...], *, bound: bool) -> dict[str, Any]:
     schema = parameters(bound=bound)
-    chosen: dict[str, Any] = {}
+    choice: dict[str, Any] = {}
     if len(strategies) > 1:
-        chosen["strategy"] = {
+        choice["strategy"] = {
             "type": "string",
             "enum": [table.name for table in strategies],
-            "description": "\n- ".join(["The strategy; needed in the first thought:", *map(_line, strategies)]),
+            "description": "\n- ".join(
+                ["The strategy; needed in the first thought:", *map(_format_choice, strategies)]
+            ),
         }
-    # Open: the fields that a stage asks for stand beside those that every thought has.
-    return {**schema, "properties": {**schema["properties"], **chosen, **_PROPERTIES}, "additionalProperties": True}
+    # Additional properties are allowed, because stages have fields of their own.
+    return {**schema, "properties": {**schema["properties"], **choice, **_PROPERTIES}, "additionalProperties": True}

@@ -1,4 +1,4 @@
-"""The run as a strategy function sees it."""
+"""Interface of a run for strategy functions."""
 
 from __future__ import annotations
 
@@ -38,34 +38,34 @@ from rxloop.thinking.stages.stage_manager import StageManager
 T = TypeVar("T")
 
 CANCELED = "canceled"
-"""The error of a call that was closed because the run was cancelled."""
+"""Error of a call that was closed because the run was cancelled."""
 
 _NO_CAP = 10**9
-"""A strategy that runs has limits of its own, so that its loops need none."""
+"""Strategy functions have their own limits, so their loops need no cap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the model said to one `ask`."""
+    """Reply of the model to one `ask`."""
 
     text: str
     step: str
-    """The model call that said it."""
+    """Step of the model call."""
     branch: str
     calls: tuple[ToolCall, ...] = ()
-    """The tools that this message calls."""
+    """Tool calls of the message."""
     results: tuple[ToolCompleteEvent, ...] = ()
-    """What the tools of this `ask` answered, in the order in which they ended."""
+    """Results of the tools called during this `ask`, in the order of their completion."""
     finish_reason: str = "stop"
-    """How the message ended, such as `length` where it was truncated."""
+    """Reason why the message ended, such as `length` if it was truncated."""
 
 
 class StrategyRun:
-    """The run, as a strategy sees it.
+    """Interface of a run for a strategy function.
 
     Attributes:
-        name: The name of the strategy; also that of the line on which it asks unless it says otherwise.
-        ctx: The context of the run.
+        name: Name of the strategy, and of the branch that it uses by default.
+        ctx: Context of the run.
     """
 
     def __init__(self, name: str, ctx: RunContext[Any], sender: Sender, stages: StrategyDefinition | None) -> None:
@@ -74,39 +74,41 @@ class StrategyRun:
         self._sender = sender
         self._flow = StageManager(stages, loop_cap=_NO_CAP) if stages is not None else None
         self._stage: str | None = None
-        self._newest: str | None = None
+        self._last_thought_id: str | None = None
         self._thoughts: Counter[str] = Counter()
-        self._born: dict[str, int] = {}
+        self._branch_starts: dict[str, int] = {}
         self.incomplete: dict[str, ContentCompleteEvent] = {}
-        """The messages of replies that did not end normally, by their text: an answer made of one is incomplete too."""
+        """Messages of replies that did not end normally, by text. An answer with the same text is incomplete too."""
 
     @property
     def state(self) -> RunState:
-        """The main line as it stands: the history, and the tokens of all lines."""
+        """State of the main branch: its history, and the tokens of all branches."""
         return self.ctx.state
 
     @property
     def question(self) -> str:
-        """What the run was asked: the last message that it was started with."""
+        """Question of the run: the last message that it was started with."""
         return self.state.initial_messages[-1].text if self.state.initial_messages else ""
 
     @property
     def calls(self) -> int:
-        """The model calls so far, of all lines."""
+        """Number of model calls so far, on all branches."""
         return self._sender.calls
 
     def stage(self, *names: str) -> str:
-        """Go on to the next stage, or through several, and say so on the stream.
+        """Move to the next stages, and publish them.
 
         Returns:
-            What the model is to do there, where the stages are known.
+            Instructions for the model, if the stages are known.
 
         Raises:
-            StageRefused: A stage may not follow the one before it.
+            StageRefused: If a stage may not follow the previous one.
         """
         prompts: list[str] = []
         for name in names:
-            event = StageEvent(strategy=self.name, from_stage=self._stage, to_stage=name, thought_id=self._newest)
+            event = StageEvent(
+                strategy=self.name, from_stage=self._stage, to_stage=name, thought_id=self._last_thought_id
+            )
             if self._flow is not None and not (self._stage is None and name == self._flow.stage):
                 try:
                     self._flow.transition_to(name)
@@ -130,25 +132,25 @@ class StrategyRun:
         alternatives: Sequence[str] = (),
         tool_call_id: str | None = None,
     ) -> str:
-        """Put a thought on the stream.
+        """Publish a thought.
 
         Args:
             content: The thought.
-            type: Its kind.
-            id: Unique in the run, and the same when the run is resumed; by default counted on the line.
-            related_to: The thought or the tool call that it follows from.
-            reply: The message that it was read from.
-            confidence: From 0 to 1.
-            alternatives: What else was thought of.
-            tool_call_id: The call that it is about.
+            type: Type of the thought.
+            id: Id that is unique in the run and the same after a resume. By default thoughts are numbered per branch.
+            related_to: Id of the thought or tool call that it follows from.
+            reply: Message that contains the thought.
+            confidence: Confidence from 0 to 1.
+            alternatives: Other options that were considered.
+            tool_call_id: Id of the tool call that it refers to.
 
         Returns:
-            Its id.
+            The id of the thought.
         """
-        line = reply.branch if reply is not None else self.name
-        self._thoughts[line] += 1
+        own_branch = reply.branch if reply is not None else self.name
+        self._thoughts[own_branch] += 1
         thought = ThoughtStreamEvent(
-            thought_id=id or f"{line}:{self._thoughts[line]}",
+            thought_id=id or f"{own_branch}:{self._thoughts[own_branch]}",
             thought_type=type,
             content=content,
             confidence=confidence,
@@ -160,8 +162,8 @@ class StrategyRun:
             branch=reply.branch if reply is not None else None,
         )
         self._sender.publish(thought)
-        self._newest = thought.thought_id
-        return self._newest
+        self._last_thought_id = thought.thought_id
+        return self._last_thought_id
 
     async def ask(
         self,
@@ -171,97 +173,105 @@ class StrategyRun:
         tools: bool = False,
         times: int | None = None,
         settings: ModelSettings | None = None,
-        said: Callable[[Reply], None] | None = None,
+        on_message: Callable[[Reply], None] | None = None,
     ) -> Reply:
-        """Ask the model on a line beside the main one, and wait for its message.
+        """Call the model on a branch, and return its message.
 
-        A line begins with the history of the run, and each `ask` continues it.
+        A branch starts with the history of the run. Each `ask` continues it.
 
         Args:
-            prompt: What to say before; None lets the model go on.
-            branch: The line; what goes on side by side needs lines of its own. By default there is one, named for the
-                strategy. The model calls of a line are its steps 1, 2 and so on: those of `tot/1` are `tot/1/1` ...
-            tools: Whether the model may call the agent's tools; it is then asked until it calls none any more.
-            times: At most this many times, where it may call tools.
-            settings: Over those of the run. A forced `tool_choice` applies to the first request of this `ask`.
-            said: Called with each message when it is complete, before its tools are called.
+            prompt: Message to add before the call. None continues without one.
+            branch: Name of the branch. Concurrent calls need different branches. Defaults to the name of the strategy.
+                The
+                model calls of a branch are its steps 1, 2 and so on: the steps of `tot/1` are `tot/1/1` ...
+            tools: True if the model may call the agent's tools. It is then called until it makes no more tool calls.
+            times: Maximum number of model calls if tools are allowed.
+            settings: Override the settings of the run. A forced `tool_choice` applies to the first request of this
+                `ask`.
+            on_message: Called with each complete message, before its tools are called.
 
         Raises:
-            ProviderError: The model call failed. It is closed then, and the strategy may go on without it.
+            ProviderError: If the model call failed. The call is closed, and the strategy may continue.
         """
-        line = branch or self.name
-        ctx = self.ctx.bind(branch=line)
-        self._born.setdefault(line, len(ctx.state.messages))
+        own_branch = branch or self.name
+        ctx = self.ctx.bind(branch=own_branch)
+        self._branch_starts.setdefault(own_branch, len(ctx.state.messages))
         results: list[ToolCompleteEvent] = []
-        own = settings
+        effective = settings
         if prompt is not None:
-            self._sender.publish(MessageAddedEvent(content=prompt, cause="strategy", branch=line))
+            self._sender.publish(MessageAddedEvent(content=prompt, cause="strategy", branch=own_branch))
 
-        def seen(event: Event) -> None:
-            nonlocal own
+        def on_event(event: Event) -> None:
+            nonlocal effective
             if isinstance(event, ToolCompleteEvent):
                 results.append(event)
             elif isinstance(event, ContentCompleteEvent):
-                own = None if settings is None else settings.relax_tool_choice(())
-                if said is not None:
+                effective = None if settings is None else settings.relax_tool_choice(())
+                if on_message is not None:
                     calls = tuple(event.tool_calls)
-                    said(Reply(event.content, event.step or "", line, calls, finish_reason=event.finish_reason))
+                    on_message(
+                        Reply(event.content, event.step or "", own_branch, calls, finish_reason=event.finish_reason)
+                    )
 
-        def shaped(request: ModelRequest) -> ModelRequest:
+        def transform(request: ModelRequest) -> ModelRequest:
             return request.replace(
                 tools=tuple(tool for tool in request.tools if not tool.answer) if tools else (),
-                settings=own.merge_defaults(request.settings) if own is not None else request.settings,
+                settings=effective.merge_defaults(request.settings) if effective is not None else request.settings,
                 response_schema=None,
             )
 
-        await self._sender.iterate(ctx, shaped, seen, times)
+        await self._sender.iterate(ctx, transform, on_event, times)
         state = ctx.state
         last = state.last
         assert last is not None
         if not is_complete(last):
             self.incomplete[state.content.strip()] = last
         calls = tuple(last.tool_calls)
-        return Reply(state.content, last.step or "", line, calls, tuple(results), last.finish_reason)
+        return Reply(state.content, last.step or "", own_branch, calls, tuple(results), last.finish_reason)
 
     async def conclude(self, prompt: str, *, branch: str | None = None) -> str:
-        """Let the model answer on the main line, where its text streams as the answer of the run.
+        """Let the model answer on the main branch, where its text is streamed as the answer of the run.
 
-        The prompt does not enter the history: what a conversation keeps is the question and the answer.
+        The prompt is not added to the history. A conversation only keeps the question and the answer.
 
         Args:
-            prompt: Asks for the answer.
-            branch: The line whose messages the model sees before the prompt; by default the one of the strategy.
+            prompt: Instructions for the answer.
+            branch: Branch whose messages the model sees before the prompt. Defaults to the branch of the strategy.
 
         Returns:
-            The answer, for the strategy to return.
+            The answer, which the strategy should return.
         """
-        line = branch or self.name
-        said = self.ctx.bind(branch=line).state.messages[self._born[line] :] if line in self._born else ()
-        tail = (*said, Message.user(prompt))
-        begun = len(self.state.messages)
+        own_branch = branch or self.name
+        messages = (
+            self.ctx.bind(branch=own_branch).state.messages[self._branch_starts[own_branch] :]
+            if own_branch in self._branch_starts
+            else ()
+        )
+        tail = (*messages, Message.user(prompt))
+        start = len(self.state.messages)
 
-        def shaped(request: ModelRequest) -> ModelRequest:
+        def transform(request: ModelRequest) -> ModelRequest:
             request = request.replace(tail=tail, tools=tuple(tool for tool in request.tools if tool.answer))
-            pieces = request.messages[begun:]
-            if not pieces or any(piece.role != "assistant" or piece.tool_calls for piece in pieces):
+            continuation = request.messages[start:]
+            if not continuation or any(piece.role != "assistant" or piece.tool_calls for piece in continuation):
                 return request
-            # Pieces of the answer, with which the model goes on, stand behind what it answers.
-            return request.replace(messages=request.messages[:begun], tail=(*tail, *pieces))
+            # Parts of a continued answer follow the prompt that they answer.
+            return request.replace(messages=request.messages[:start], tail=(*tail, *continuation))
 
-        await self._sender.iterate(self.ctx, shaped)
+        await self._sender.iterate(self.ctx, transform)
         return self.state.content
 
     async def call(self, tool: str, arguments: Mapping[str, Any], *, branch: str) -> ToolCompleteEvent:
-        """Call a tool of the agent, with no model call; guards see it like any other call.
+        """Call a tool of the agent without a model call. Guards apply as usual.
 
         Args:
-            tool: Its name.
-            arguments: Its arguments.
-            branch: The line of this one call, such as `rewoo/E1`; also its step and the id of the call.
+            tool: Name of the tool.
+            arguments: Arguments of the call.
+            branch: Branch of this call, such as `rewoo/E1`. Also used as its step and id.
         """
-        return await self._called(tool, arguments, self.ctx.bind(step=branch, branch=branch))
+        return await self._call_on(tool, arguments, self.ctx.bind(step=branch, branch=branch))
 
-    async def _called(self, tool: str, arguments: Mapping[str, Any], ctx: RunContext[Any]) -> ToolCompleteEvent:
+    async def _call_on(self, tool: str, arguments: Mapping[str, Any], ctx: RunContext[Any]) -> ToolCompleteEvent:
         branch = ctx.step or ""
         given = dict(arguments)
         call = mark_hidden(
@@ -269,16 +279,18 @@ class StrategyRun:
         )
         tools = await self.tools()
         request = ToolRequest(call, ctx.bind(call=call), get_host(ctx).tools.narrow(branch, tools))
-        answer = await self._answered(request, list_offered(tools, [call], get_host(ctx).tools))
+        answer = await self._send_call(request, list_offered(tools, [call], get_host(ctx).tools))
         earlier = answer.attempt and answer.attempt < ctx.attempt
         if earlier and answer.error == CANCELED and getattr(get_host(ctx).tools.find(request), "idempotent", False):
-            # It was cut off when an earlier attempt was cancelled, and may be made once more.
-            again = f"{branch}/again"
+            # The call was interrupted by the cancellation of an earlier attempt, and may be repeated.
+            again_branch = f"{branch}/again"
             first = ctx.first_step or branch
-            return await self._called(tool, arguments, ctx.bind(step=again, branch=again, first_step=first))
+            return await self._call_on(
+                tool, arguments, ctx.bind(step=again_branch, branch=again_branch, first_step=first)
+            )
         return answer
 
-    async def _answered(self, request: ToolRequest, offered: list[str] | None) -> ToolCompleteEvent:
+    async def _send_call(self, request: ToolRequest, offered: list[str] | None) -> ToolCompleteEvent:
         ctx = request.ctx.bind(call=None)
         message = ContentCompleteEvent(
             tool_calls=[request.call],
@@ -287,70 +299,71 @@ class StrategyRun:
             step=ctx.step,
             branch=ctx.branch,
         )
-        answers: list[ToolCompleteEvent] = []
+        results: list[ToolCompleteEvent] = []
 
-        def seen(event: Event) -> None:
+        def on_event(event: Event) -> None:
             if isinstance(event, ToolCompleteEvent):
-                answers.append(event)
+                results.append(event)
 
         pipeline = self._sender.pipeline
-        await self._sender.send(pipeline, emit(message, request, IterationEnd(1, ctx)), ctx, seen)
-        if not answers:
+        await self._sender.send(pipeline, emit(message, request, IterationEnd(1, ctx)), ctx, on_event)
+        if not results:
             name = request.call.name
-            raise PipelineError(f"nothing answered the call of {name}: the pipeline is {describe(pipeline)}")
-        return answers[0]
+            raise PipelineError(f"no operator answered the call of {name}; the pipeline is {describe(pipeline)}")
+        return results[0]
 
     async def tools(self) -> tuple[ToolDefinition, ...]:
-        """List the tools of the agent that are for work, and not for thinking aloud or for the answer."""
-        made = get_host(self.ctx).build_request(self.ctx, 0, 0)
-        request = made if isinstance(made, ModelRequest) else await made
+        """Return the tools of the agent, except those for thinking aloud and for the answer."""
+        result = get_host(self.ctx).build_request(self.ctx, 0, 0)
+        request = result if isinstance(result, ModelRequest) else await result
         return tuple(tool for tool in request.tools if not tool.answer and tool.name != THINK_ALOUD)
 
     async def gather(
         self,
         *work: Coroutine[Any, Any, T],
-        at_once: int | None = None,
+        max_concurrent: int | None = None,
         until: Callable[[Sequence[T]], bool] | None = None,
     ) -> list[T]:
-        """Do several things side by side; the first failure ends them all.
+        """Run coroutines concurrently. The first failure cancels the others.
 
         Args:
-            *work: Coroutines, such as those of `ask` on several lines.
-            at_once: How many may go on at the same time; None is no limit.
-            until: Called with the results so far whenever there are more, in the order of `work`. What still goes on is
-                closed as soon as it says so.
+            *work: Coroutines, such as calls of `ask` on several branches.
+            max_concurrent: Maximum number of concurrent coroutines. None for no limit.
+            until: Called with the results so far, in the order of `work`, after each new result. If it returns True,
+                the
+                remaining coroutines are cancelled.
 
         Returns:
-            The results in the order of `work`, without those of what was closed.
+            The results in the order of `work`, without those of cancelled coroutines.
         """
         results: dict[int, T] = {}
-        places = asyncio.Semaphore(at_once or max(len(work), 1))
-        enough = False
+        semaphore = asyncio.Semaphore(max_concurrent or max(len(work), 1))
+        is_enough = False
 
-        async def one(place: int, each: Coroutine[Any, Any, T]) -> None:
-            nonlocal enough
-            async with places:
-                if not enough:
-                    results[place] = await each
-                    enough = until is not None and until([results[place] for place in sorted(results)])
+        async def run_one(index: int, each: Coroutine[Any, Any, T]) -> None:
+            nonlocal is_enough
+            async with semaphore:
+                if not is_enough:
+                    results[index] = await each
+                    is_enough = until is not None and until([results[index] for index in sorted(results)])
 
         name = f"rxloop-strategy-{self.name}"
-        tasks = [self.ctx.info.scope.spawn(one(place, coroutine), name) for place, coroutine in enumerate(work)]
+        tasks = [self.ctx.info.scope.spawn(run_one(index, coroutine), name) for index, coroutine in enumerate(work)]
         pending = set(tasks)
         try:
             while pending:
                 _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                # In order, not in that of a set, so that a run is recorded in the same way each time.
+                # In a fixed order, so that repeated runs are recorded identically.
                 for task in tasks:
                     if task.done():
                         task.result()
-                if enough:
+                if is_enough:
                     break
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             for coroutine in work:
-                # A coroutine that was cancelled before it began would warn that nobody has awaited it.
+                # Avoids the warning that a coroutine was never awaited.
                 coroutine.close()
-        return [results[place] for place in sorted(results)]
+        return [results[index] for index in sorted(results)]

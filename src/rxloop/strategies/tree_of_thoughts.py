@@ -1,4 +1,4 @@
-"""Tree of thoughts: a search among partial solutions."""
+"""Tree of thoughts: a search through partial solutions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.requests import Strategy
 from rxloop.strategies.engine import strategy
-from rxloop.strategies.replies import at_least, labelled, listed, number, numbered
+from rxloop.strategies.replies import check_minimum, find_labelled, find_number, format_list, parse_list
 from rxloop.strategies.shared_stages import (
     BRANCH_CREATION,
     CONTINUATION_DECISION,
@@ -76,7 +76,7 @@ STAGES = StrategyDefinition(
 
 Judge = Callable[[Sequence[str]], "float | Awaitable[float]"]
 Evaluate = Literal["value", "vote"] | Judge
-"""How thoughts are judged: by the model, or by a function of the thoughts from the first one on."""
+"""Evaluation of thoughts: by the model, or by a function of the path of thoughts."""
 
 ROOT = "tot"
 _WORDS = {"impossible": 0.0, "unlikely": 0.2, "maybe": 0.5, "likely": 0.7, "sure": 1.0, "certain": 1.0}
@@ -90,29 +90,33 @@ def tree_of_thoughts(
     max_calls: int = 40,
     search: Literal["breadth", "best"] = "breadth",
 ) -> Strategy:
-    """Grow a tree of partial solutions, judge them, and follow the best ones.
+    """Build a tree of partial solutions, evaluate them, and follow the best ones.
 
-    For puzzles and designs in which a partial answer can be judged. A model call for each thought that is taken
-    further, one for each that is judged by `value`, one a round for `vote`, none for a function; and one for the
-    answer. After Yao et al., "Tree of Thoughts: Deliberate Problem Solving with Large Language Models" (2023).
+    For puzzles and designs whose partial solutions can be evaluated. Makes one model call for each expanded thought,
+    one for
+    each thought evaluated by `value`, one per round for `vote`, none for a function, and one for the answer. After Yao
+    et
+    al., "Tree of Thoughts: Deliberate Problem Solving with Large Language Models" (2023).
 
     Args:
-        propose: The next thoughts that are proposed at a time.
-        keep: The thoughts that are followed; the rest is dropped.
-        depth: The thoughts in a row that make a solution.
-        evaluate: `value`: the model scores each thought. `vote`: it chooses among those of a round. Or a function of
-            the thoughts from the first one on, sync or async, that gives a score; 0 and False drop the thought. A plain
-            function runs in a thread.
-        max_calls: The budget: it never makes more model calls than this, the answer included, nor more than
-            `Limits.iterations` of the run allows.
-        search: `breadth` takes all kept thoughts a step further at once; `best` takes the best one further, wherever in
-            the tree it stands, until that is a solution.
+        propose: Number of next thoughts proposed at a time.
+        keep: Number of thoughts to follow. The others are dropped.
+        depth: Number of thoughts in a solution.
+        evaluate: `value` lets the model score each thought, `vote` lets it choose among the thoughts of a round. A sync
+            or
+            async function receives the path of thoughts and returns a score. 0 and False drop the thought. A sync
+            function
+            runs in a thread.
+        max_calls: Maximum number of model calls, including the answer. `Limits.iterations` of the run applies as well.
+        search: `breadth` expands all kept thoughts at once. `best` expands the best thought of the whole tree, until it
+            is a
+            solution.
     """
-    at_least(1, propose=propose, keep=keep, depth=depth, max_calls=max_calls)
+    check_minimum(1, propose=propose, keep=keep, depth=depth, max_calls=max_calls)
     if search not in ("breadth", "best") or not (evaluate in ("value", "vote") or callable(evaluate)):
         raise ConfigurationError(
-            f"tree_of_thoughts(evaluate={evaluate!r}, search={search!r}): evaluate is 'value', 'vote' or a function of "
-            "the thoughts, and search is 'breadth' or 'best'"
+            f"tree_of_thoughts(evaluate={evaluate!r}, search={search!r}): evaluate must be 'value', 'vote' or a "
+            "function of the thoughts, and search must be 'breadth' or 'best'"
         )
 
     @strategy(stages=STAGES)
@@ -121,28 +125,31 @@ def tree_of_thoughts(
         run.stage("problem_reception", "approach_exploration", "branch_creation")
         best = _Node(ROOT)
         frontier = [best]
-        growing = min(max_calls, run.ctx.info.limits.iterations or max_calls) - 1
+        call_budget = min(max_calls, run.ctx.info.limits.iterations or max_calls) - 1
         while True:
-            chosen = frontier[: tree.affordable(growing - run.calls)]
+            chosen = frontier[: tree.count_affordable(call_budget - run.calls)]
             chosen = chosen[:1] if search == "best" else chosen
-            rest = frontier[1:] if search == "best" else []
+            others = frontier[1:] if search == "best" else []
             run.stage("branch_development")
-            grown = await tree.grown(chosen)
+            children = await tree.expand(chosen)
             run.stage("branch_evaluation")
-            judged = await tree.judged(grown)
+            evaluated = await tree.evaluate_nodes(children)
             run.stage("branch_selection")
-            frontier = _best([*rest, *judged], keep)
+            frontier = _best([*others, *evaluated], keep)
             best = frontier[0] if frontier else best
-            tree.publish_round(judged, frontier)
+            tree.publish_round(evaluated, frontier)
             run.stage("continuation_decision")
-            if not frontier or len(best.path) >= depth or not tree.affordable(growing - run.calls):
+            if not frontier or len(best.path) >= depth or not tree.count_affordable(call_budget - run.calls):
                 break
         run.stage("solution_formulation", "path_justification")
         run.thought(
-            _why(best), type="decision", related_to=best.id if best.path else None, confidence=_confidence(best)
+            _explain_choice(best),
+            type="decision",
+            related_to=best.id if best.path else None,
+            confidence=_confidence(best),
         )
         run.stage("final_response")
-        return await run.conclude(_answer(best))
+        return await run.conclude(_make_prompt(best))
 
     return tree_of_thoughts
 
@@ -163,30 +170,30 @@ class _Tree:
     depth: int
     evaluate: Evaluate
 
-    def affordable(self, calls: int) -> int:
-        """Count the thoughts that so many model calls can take a step further and judge."""
+    def count_affordable(self, calls: int) -> int:
+        """Return the number of thoughts that can be expanded and evaluated with a number of model calls."""
         if self.evaluate == "vote":
             return max(calls - 1, 0)
         return max(calls // (1 + self.propose if self.evaluate == "value" else 1), 0)
 
-    async def grown(self, nodes: Sequence[_Node]) -> list[_Node]:
-        """Ask for the thoughts that may follow."""
+    async def expand(self, nodes: Sequence[_Node]) -> list[_Node]:
+        """Ask the model for the next thoughts."""
         return [child for children in await self.run.gather(*map(self._children, nodes)) for child in children]
 
     async def _children(self, node: _Node) -> list[_Node]:
         reply = await self.run.ask(
-            f"{_so_far(node)}Propose {self.propose} different next steps, of {self.depth} that lead to the solution; "
+            f"{_describe(node)}Propose {self.propose} different next steps, of {self.depth} that lead to the solution; "
             f"this is step {len(node.path) + 1}. Write each on one line of a numbered list, with everything that the "
             "step after it needs to know, and nothing else.",
             branch=node.id,
         )
         return [
-            _Node(f"{node.id}/{place}", (*node.path, text), reply=reply)
-            for place, text in enumerate(listed(reply.text)[: self.propose], 1)
+            _Node(f"{node.id}/{index}", (*node.path, text), reply=reply)
+            for index, text in enumerate(parse_list(reply.text)[: self.propose], 1)
         ]
 
-    async def judged(self, nodes: Sequence[_Node]) -> list[_Node]:
-        """Judge thoughts, and return them with their scores."""
+    async def evaluate_nodes(self, nodes: Sequence[_Node]) -> list[_Node]:
+        """Evaluate thoughts, and return them with their scores."""
         if not nodes:
             return []
         if self.evaluate == "vote":
@@ -194,33 +201,33 @@ class _Tree:
         elif self.evaluate == "value":
             scores = await self.run.gather(*map(self._value, nodes))
         else:
-            made = await _evaluated(self.evaluate, [node.path for node in nodes])
-            scores = await self.run.gather(*map(_awaited, made))
+            results = await _run_evaluate(self.evaluate, [node.path for node in nodes])
+            scores = await self.run.gather(*map(_to_float, results))
         return [replace(node, score=score) for node, score in zip(nodes, scores, strict=True)]
 
     async def _value(self, node: _Node) -> float:
         reply = await self.run.ask(
-            f"{_so_far(node)}How likely does this lead to a right solution? Consider what is left to do, and whether "
+            f"{_describe(node)}How likely does this lead to a right solution? Consider what is left to do, and whether "
             "it can be done at all. End with one line: `Score: ` and a number from 0 (impossible) to 1 (certain).",
             branch=f"{node.id}/value",
         )
         return _score(reply.text)
 
     async def _votes(self, nodes: Sequence[_Node]) -> list[float]:
-        lines = numbered(" -> ".join(node.path) for node in nodes)
+        lines = format_list(" -> ".join(node.path) for node in nodes)
         reply = await self.run.ask(
             f"These are partial solutions:\n{lines}\nWhich {min(self.keep, len(nodes))} are the most promising? "
             "Compare them. End with one line: `Best: ` and their numbers, the best one first.",
             branch=f"{nodes[0].id}/vote",
         )
-        places = map(int, re.findall(r"\d{1,4}", labelled(reply.text, "best") or reply.text))
-        chosen = list(dict.fromkeys(places))[: self.keep]
-        ranks = {place: 1 - rank / self.keep for rank, place in enumerate(chosen)}
-        return [ranks.get(place, 0.0) for place in range(1, len(nodes) + 1)]
+        numbers = map(int, re.findall(r"\d{1,4}", find_labelled(reply.text, "best") or reply.text))
+        chosen = list(dict.fromkeys(numbers))[: self.keep]
+        ranks = {index: 1 - rank / self.keep for rank, index in enumerate(chosen)}
+        return [ranks.get(index, 0.0) for index in range(1, len(nodes) + 1)]
 
-    def publish_round(self, judged: Sequence[_Node], kept: Sequence[_Node]) -> None:
-        """Put the thoughts of a round on the stream."""
-        for node in judged:
+    def publish_round(self, evaluated: Sequence[_Node], kept: Sequence[_Node]) -> None:
+        """Publish the thoughts of a round."""
+        for node in evaluated:
             parent = node.id.rpartition("/")[0]
             self.run.thought(
                 node.path[-1],
@@ -234,49 +241,49 @@ class _Tree:
 
 
 def _best(nodes: Sequence[_Node], keep: int) -> list[_Node]:
-    """Choose the best thoughts; of equals, those that were proposed first."""
+    """Return the best thoughts. Equal thoughts keep their order."""
     return sorted((node for node in nodes if node.score > 0), key=lambda node: -node.score)[:keep]
 
 
-async def _evaluated(evaluate: Judge, paths: Sequence[Sequence[str]]) -> list[float | Awaitable[float]]:
+async def _run_evaluate(evaluate: Judge, paths: Sequence[Sequence[str]]) -> list[float | Awaitable[float]]:
     if inspect.iscoroutinefunction(evaluate):
         return [evaluate(path) for path in paths]
-    # One after the other, in one thread: on the event loop it would hold up every run, and no limit would end it.
+    # Sequentially in one thread, because on the event loop a slow function would block all runs.
     return await run_in_thread(lambda: [evaluate(path) for path in paths])
 
 
-async def _awaited(score: float | Awaitable[float]) -> float:
+async def _to_float(score: float | Awaitable[float]) -> float:
     return float(await score if inspect.isawaitable(score) else score)
 
 
 def _score(text: str) -> float:
-    """Read the score in a judgement; what cannot be read is neither good nor bad."""
-    given = number(text, "score")
-    if given is None:
+    """Return the score in a judgement, or 0.5 if it has none."""
+    score = find_number(text, "score")
+    if score is None:
         words = [_WORDS[found] for found in re.findall(r"\w+", text.lower()) if found in _WORDS]
         return words[-1] if words else 0.5
-    # Some models count to 10 or to 100, whatever the prompt says.
-    return max(0.0, given if given <= 1 else given / 10 if given <= 10 else min(given / 100, 1.0))
+    # Some models use a scale up to 10 or 100 despite the prompt.
+    return max(0.0, score if score <= 1 else score / 10 if score <= 10 else min(score / 100, 1.0))
 
 
 def _confidence(node: _Node) -> float:
     return min(max(node.score, 0.0), 1.0)
 
 
-def _so_far(node: _Node) -> str:
-    return f"The steps so far:\n{numbered(node.path)}\n\n" if node.path else ""
+def _describe(node: _Node) -> str:
+    return f"The steps so far:\n{format_list(node.path)}\n\n" if node.path else ""
 
 
-def _why(best: _Node) -> str:
+def _explain_choice(best: _Node) -> str:
     if not best.path:
         return "No step was found that leads anywhere."
     return f"Of what was tried, this was judged best ({best.score:.2g}): {' -> '.join(best.path)}"
 
 
-def _answer(best: _Node) -> str:
+def _make_prompt(best: _Node) -> str:
     if not best.path:
         return "No step was found that is sure to lead to a solution. Answer as well as you can, and say so."
     return (
-        f"These steps were found to be the best:\n{numbered(best.path)}\n\n"
+        f"These steps were found to be the best:\n{format_list(best.path)}\n\n"
         "Give the answer that they lead to, complete, and without working notes."
     )
