@@ -324,7 +324,7 @@ async def test_error_of_the_function_ends_the_view_alone_and_is_logged(caplog: p
     assert (await run).output == "abc"
     assert seen == ["a"]
     assert texts == ["a", "b", "c"]
-    assert [record.getMessage().partition(" at ")[0] for record in caplog.records] == ["a subscriber raised"]
+    assert [record.getMessage().partition(" at ")[0] for record in caplog.records] == ["A subscriber raised"]
 
 
 async def test_error_of_the_function_releases_the_resources_of_the_view() -> None:
