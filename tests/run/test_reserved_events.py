@@ -101,7 +101,7 @@ async def test_error_names_the_operator_that_returned_no_observable() -> None:
 
     run_error = await expect_failure(agent_with_operator(return_nothing, 2))
     assert "return_nothing" in str(run_error)
-    assert "gave None" in str(run_error)
+    assert "must return an Observable, got None" in str(run_error)
 
 
 async def test_error_names_stock_operators() -> None:
@@ -115,4 +115,6 @@ async def test_error_names_the_handler_that_yielded_an_invalid_signal() -> None:
     async def mine(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Any]:
         yield "refused"
 
-    assert "the handler mine yielded 'refused'" in str(await expect_failure(agent_with_operator(mine, 1)))
+    assert "handler mine must yield requests or events, got 'refused'" in str(
+        await expect_failure(agent_with_operator(mine, 1))
+    )

@@ -1,4 +1,4 @@
-"""What fits the window: use it to compress long histories, and to show a model its workspace."""
+"""Compression of long histories, and workspaces shown to the model."""
 
 from typing import TYPE_CHECKING
 
@@ -7,7 +7,7 @@ from rxloop._lazy import import_later
 __all__: list[str]
 import_later(__name__)
 
-# The list of the public names: type checkers read it, and `import_later` does.
+# Type checkers and `import_later` read the public names from these imports.
 if TYPE_CHECKING:
     from rxloop.context.compressors import ChainedCompressor as ChainedCompressor
     from rxloop.context.counting import TextCounter as TextCounter

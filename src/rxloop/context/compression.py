@@ -1,4 +1,4 @@
-"""Compression as a pure step."""
+"""A single compression as a pure step."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _AFTER_REFUSAL = 0.8
 
 @dataclass(frozen=True, slots=True)
 class LastCut:
-    """The result of the last cut of a run: all that has to be remembered between two requests.
+    """State of the last compression.
 
-    Together with the history it gives the messages to send, in this process or another: see `dump` and `load`.
+    Together with the history, it determines the messages to send in any process. See `dump` and `load`.
     """
 
     upto: int = 0
-    """How many messages the history had at the last cut; later ones are sent as they are."""
+    """Length of the history at the last compression. Later messages are sent unchanged."""
     view: tuple[int | Message, ...] = ()
-    """What is sent of them: a place in the history, or a message that stands for others."""
+    """Messages to send for this part: indexes in the history, or replacement messages."""
     limit: int | None = None
-    """What a whole request may take, if a provider has refused one that was within the compressor's own limit."""
+    """Lower token limit, if a provider has rejected a request within the compressor's own limit."""
 
     def messages(self, history: Sequence[Message]) -> Sequence[Message]:
-        """Return the messages to send: the history itself, the same object, if nothing was cut."""
+        """Return the messages to send. If nothing was compressed, this is the history itself."""
         if not self.upto or self.upto > len(history):
             return history
         cut = [history[item] if isinstance(item, int) else item for item in self.view]
@@ -44,18 +44,18 @@ class LastCut:
 
     @property
     def left_out(self) -> tuple[int, ...]:
-        """The places of the messages that are not sent as they are."""
+        """Indexes of omitted or replaced messages."""
         kept = {item for item in self.view if isinstance(item, int)}
         return tuple(place for place in range(self.upto) if place not in kept)
 
     @property
     def summary(self) -> str:
-        """What stands for the messages that were left out."""
+        """Text that replaces the omitted messages."""
         made = [item.text for item in self.view if isinstance(item, Message) and item.role not in ("tool", "assistant")]
         return "\n".join(made)
 
     def dump(self) -> dict[str, Any]:
-        """Write the state as JSON values, with consecutive places as `[first, last]`."""
+        """Convert the state to JSON data. Consecutive indexes are stored as `[first, last]`."""
         view: list[Any] = []
         for item in self.view:
             if isinstance(item, Message):
@@ -68,14 +68,14 @@ class LastCut:
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> LastCut:
-        """Read the state that `dump` wrote."""
+        """Load a state from `dump`."""
         view: list[int | Message] = []
         for item in data["view"]:
             if isinstance(item, list):
                 first, last = cast("list[int]", item)
                 view += range(first, last + 1)
             else:
-                # As JSON, where bytes are base64.
+                # Validate as JSON, where bytes are base64.
                 view.append(Message.model_validate_json(orjson.dumps(item)))
         return cls(data["upto"], tuple(view), data.get("limit"))
 
@@ -83,59 +83,59 @@ class LastCut:
 def _written(message: Message) -> dict[str, Any]:
     fields = message.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"message_id"})
     if not isinstance(message.content, str):
-        # The type of a part is a default, and what it is told by.
+        # A part's type is a default value, but required to identify it.
         fields["content"] = [part.model_dump(mode="json", by_alias=True, exclude_none=True) for part in message.content]
     return fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compressed:
-    """What became of a history on its way into a request."""
+    """Result of a compression."""
 
     messages: Sequence[Message]
-    """The messages to send; the very history, if nothing was ever cut."""
+    """Messages to send. If nothing was ever compressed, this is the history itself."""
     state: LastCut
-    """To be passed in with the next request of the run."""
+    """State for the next request of the run."""
     tokens_before: int
-    """Tokens of what would have gone out without a cut."""
+    """Tokens without this compression."""
     tokens_after: int
     cut: bool = False
-    """Whether this step cut; otherwise the request only grew at its end."""
+    """True if the history was compressed in this step."""
     dropped: int = 0
-    """Messages that this cut took out."""
+    """Number of messages that this step removed."""
     shortened: int = 0
-    """Results that this cut left a part of."""
+    """Number of tool results that this step truncated."""
     stable: int = 0
-    """How many messages at the front are the same as without the cut, so that a provider has them in its cache."""
+    """Number of unchanged messages at the start, which a provider may have cached."""
     stable_tokens: int = 0
     budget_unmet: bool = False
-    """The messages take more than there is room for, and nothing more can be left out."""
+    """True if the messages are too large and nothing more can be removed."""
     problems: tuple[str, ...] = ()
-    """What was wrong with the result of the compressor, and was repaired."""
+    """Problems in the compressor's result that were repaired."""
     failed: str = ""
-    """Why the result of the compressor was thrown away; the messages are then those without a cut."""
+    """Reason for discarding the compressor's result, or empty. The messages are unchanged in this case."""
     seconds: float = 0.0
-    """How long the compressor took."""
+    """Duration in seconds."""
     reason: str = "overflow"
-    """Why it was asked: `overflow`, or `steps` when there was room and it was time."""
+    """Reason for compressing: `overflow`, or `steps` if it was due but there was room."""
 
     @property
     def ratio(self) -> float:
-        """Tokens after, as a part of those before."""
+        """Ratio of the tokens after and before."""
         return self.tokens_after / self.tokens_before if self.tokens_before else 1.0
 
 
 class Compression:
-    """A history on its way into a request: it goes as it is while it fits, and is cut once when it overflows.
+    """Compression of a history, if necessary.
 
     Args:
-        compressor: Makes the cut.
-        messages: The whole history.
-        counter: Counts the tokens.
-        state: What the last compression of this run gave as its `state`.
-        overhead: Tokens of what goes with the messages: system prompt, tools, workspace.
-        pressure: More than 0 if the provider has just refused what the last compression gave, as too long.
-        every: Ask the compressor after so many messages of the model too, even when there is room.
+        compressor: Selects the messages to keep.
+        messages: Complete history.
+        counter: Counts tokens.
+        state: State from the previous result in this run.
+        overhead: Tokens for the system prompt, tools and workspace.
+        pressure: Greater than 0 if a provider has just rejected the previous request as too long.
+        every: Also compress after this number of assistant messages.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Compression:
     ) -> None:
         state = state or LastCut()
         if state.upto > len(messages):
-            # The state is of another history, such as that of a fork.
+            # The state belongs to another history, for example after a fork.
             state = LastCut(limit=state.limit)
         self._compressor = compressor
         self._history = messages
@@ -171,17 +171,17 @@ class Compression:
 
     @property
     def fits(self) -> bool:
-        """Whether nothing has to be cut."""
+        """True if no compression is needed."""
         return not self._due and not self._full
 
     async def result(self, *, pinned: frozenset[int] = frozenset(), seconds: float | None = None) -> Compressed:
-        """Ask the compressor, unless everything fits, and check what it gives.
+        """Run the compressor if necessary, and check its result.
 
-        A compressor of the user's own that does not await runs in a thread, so that it cannot block the event loop.
+        A custom synchronous compressor runs in a thread, so that it cannot block the event loop.
 
         Args:
-            pinned: The places of messages that must stay.
-            seconds: How long the compressor may take; after that, the messages go as they were.
+            pinned: Indexes of messages that must be kept.
+            seconds: Time limit. After a timeout, the messages are unchanged. The default is no limit.
         """
         if self.fits:
             return self.unchanged()
@@ -207,7 +207,7 @@ class Compression:
         return self._checked(made, pinned, time.perf_counter() - begin)
 
     def unchanged(self, **fields: Any) -> Compressed:
-        """Describe what goes out without a cut."""
+        """Return a result without a compression."""
         return Compressed(
             messages=self._sent,
             state=self._state,
@@ -223,7 +223,7 @@ class Compression:
         return self.unchanged(failed=reason)
 
     def _checked(self, made: object, pinned: frozenset[int], seconds: float) -> Compressed:
-        """Check and repair the cut that a compressor made."""
+        """Check and repair a compressor's result."""
         try:
             view = _view(made, self._history)
         except ValueError as error:
@@ -231,7 +231,7 @@ class Compression:
         blocks = blocks_of(self._history)
         view, lost = _restored(view, self._history, blocks, pinned)
         chosen = [self._history[item] if isinstance(item, int) else item for item in view]
-        # A call may leave without its result only where the history itself waits for it.
+        # A call may only lack its result if it does in the history.
         at_work = bool(blocks) and blocks[-1].open
         problems = (*lost, *problems_of(chosen, open_tail=at_work))
         if problems:
@@ -267,7 +267,7 @@ class Compression:
 
 
 async def _ask(compressor: Compressor, messages: Sequence[Message], budget: Budget) -> object:
-    """Ask a compressor."""
+    """Run a compressor."""
     if not _is_ours(compressor):
         return await call_user_function(compressor.compress, messages, budget)
     made = compressor.compress(messages, budget)
@@ -275,23 +275,23 @@ async def _ask(compressor: Compressor, messages: Sequence[Message], budget: Budg
 
 
 def _is_ours(compressor: Compressor) -> bool:
-    """Return whether a compressor is one of this library, all of which are known to return."""
+    """Return True if the compressor and its parts belong to this library, and therefore do not block."""
     parts: Sequence[Compressor] = getattr(compressor, "compressors", ())
     module: str = getattr(compressor.compress, "__module__", None) or ""
     return module.partition(".")[0] == "rxloop" and all(map(_is_ours, parts))
 
 
 def _calls_since(history: Sequence[Message], place: int, count: int) -> bool:
-    """Return whether the model has spoken so often since that place. A history says the same after a resume."""
+    """Return True if there are at least `count` assistant messages after an index. This also works after a resume."""
     newer = (history[at] for at in range(len(history) - 1, place - 1, -1))
     return sum(1 for _ in islice((message for message in newer if message.role == "assistant"), count)) >= count
 
 
 def _view(made: object, history: Sequence[Message]) -> tuple[int | Message, ...]:
-    """Replace the messages in the result of a compressor that are in the history by their places.
+    """Replace messages from the history with their indexes.
 
     Raises:
-        ValueError: It is not a list of messages, or not in the order of the history.
+        ValueError: The value is not a list of messages, or their order has changed.
     """
     if not isinstance(made, Sequence) or isinstance(made, str | bytes):
         raise ValueError(f"the result is {type(made).__name__}: return a list of messages")
@@ -318,10 +318,10 @@ def _view(made: object, history: Sequence[Message]) -> tuple[int | Message, ...]
 def _restored(
     view: tuple[int | Message, ...], history: Sequence[Message], blocks: Sequence[Block], pinned: frozenset[int]
 ) -> tuple[tuple[int | Message, ...], list[str]]:
-    """Put back what must not be missing from a view.
+    """Add required messages that are missing.
 
-    That is the task, the newest message of the user, pinned messages, system messages and calls at work; and of the
-    newest block, whose results the model has not seen yet, all of it where a part of it is there.
+    These are the task, the newest user message, pinned and system messages, and open calls. If a part of the newest
+    block is present, so must be the rest, because the model has not seen its results.
     """
     kept = {item for item in view if isinstance(item, int)}
     users = [place for place, message in enumerate(history) if message.role == "user"]
@@ -342,7 +342,7 @@ def _restored(
 
 
 def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
-    """Count the messages at the front that both have in common."""
+    """Count identical messages at the start."""
     length = min(len(one), len(other))
     return next(
         (place for place in range(length) if one[place] is not other[place] and one[place] != other[place]), length

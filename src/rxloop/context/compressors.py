@@ -20,10 +20,10 @@ from rxloop.protocol.messages import Message
 
 
 class SlidingWindowCompressor(Marks):
-    """Keeps the newest blocks that fit, and the facts of the others as a summary after the task.
+    """Compressor that keeps the most recent messages.
 
-    The window is as large as both its limits say: by tokens, by messages, or by one of them. It is cut to `low` of the
-    limit, and grows until the limit is reached again.
+    Facts from the removed messages are summarised after the task. The window has a token limit, a message limit, or
+    both. When a limit is reached, the history is compressed to `low` times the limit.
 
     Example:
         ```python
@@ -31,14 +31,14 @@ class SlidingWindowCompressor(Marks):
         ```
 
     Args:
-        max_tokens: What a whole request may take; None where messages alone count.
-        max_messages: How many messages of the history a request may have, the task and the summary among them. A block
-            is never torn for it, and the newest one always stays.
-        high: The part of `max_tokens` at which the history is cut.
-        low: The part of both limits that the request has after a cut.
+        max_tokens: Maximum size of a request. The default is no token limit.
+        max_messages: Maximum number of messages, including the task and the summary. Blocks are never split, and the
+            newest one is always kept.
+        high: Fraction of `max_tokens` at which the history is compressed.
+        low: Fraction of both limits that the request has after a compression.
 
     Raises:
-        ConfigurationError: There is no limit, or it is not a number that can be one.
+        ConfigurationError: A limit is missing or invalid.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class SlidingWindowCompressor(Marks):
         low: float = 0.6,
     ) -> None:
         if max_tokens is None and max_messages is None:
-            raise ConfigurationError("a window needs a limit: give max_tokens, max_messages, or both")
+            raise ConfigurationError("SlidingWindowCompressor requires max_tokens, max_messages or both")
         if max_messages is not None and max_messages < 0:
-            raise ConfigurationError(f"max_messages is {max_messages}: give the messages that a request may have")
+            raise ConfigurationError(f"max_messages must not be negative, got {max_messages}")
         super().__init__(sys.maxsize if max_tokens is None else max_tokens, high=high, low=low)
         self.max_messages = max_messages
 
@@ -63,7 +63,7 @@ class SlidingWindowCompressor(Marks):
         return f"{type(self).__name__}({tokens}max_messages={self.max_messages}, high={self.high}, low={self.low})"
 
     def compress(self, messages: Sequence[Message], budget: Budget) -> list[Message]:
-        """Choose the messages to send instead of the history."""
+        """Return the messages to send."""
         layout = Layout(messages, budget)
         layout.keep_newest({})
         return layout.messages()
@@ -77,14 +77,14 @@ _BRIEF = 400
 
 
 class TokenBudgetCompressor(Marks):
-    """Shortens old tool results, blanks them, and then drops the oldest blocks, as far as it must; and keeps the facts.
+    """Compressor that shortens old tool results before it drops the oldest blocks.
 
-    What was called, and what the model said to it, stays longer than with a window; the results go first: those that a
-    later one repeats, then the middle of long ones, then the old ones whole.
+    Calls and the model's messages are retained longer than with a window. Repeated results are removed first, then long
+    results are truncated, then old ones are blanked. Facts from removed messages are summarised.
     """
 
     def compress(self, messages: Sequence[Message], budget: Budget) -> list[Message]:
-        """Choose the messages to send instead of the history."""
+        """Return the messages to send."""
         layout = Layout(messages, budget)
         repeats = _repeats(messages)
         forms: dict[int, Sequence[Message]] = {}
@@ -99,7 +99,7 @@ class TokenBudgetCompressor(Marks):
 def _shorten(
     layout: Layout, forms: dict[int, Sequence[Message]], shorten: Callable[[Message], Message], over: int
 ) -> int:
-    """Shorten the results of free blocks, the oldest first, until nothing is over; what is over then."""
+    """Shorten results in free blocks, oldest first, and return the tokens that are still over the limit."""
     for index in layout.free:
         if over <= 0:
             break
@@ -117,7 +117,7 @@ def _shorten(
 
 
 def _repeats(messages: Sequence[Message]) -> set[int]:
-    """Find the results that a later one repeats, by their identity; two images are taken for different ones."""
+    """Return the ids of results that a later one repeats. Images never count as repeated."""
     seen: set[str] = set()
     found: set[int] = set()
     for message in reversed(messages):
@@ -144,23 +144,25 @@ def _blank(message: Message) -> Message:
 
 
 class ChainedCompressor(Marks):
-    """Asks one compressor after the other, until the budget is met.
+    """Compressor that runs several compressors until the budget is met.
 
-    Each sees what the one before it left, without its summary: there is one summary in the end, and it covers all that
-    was left out.
+    Each one receives the previous result without its summary, so the final summary covers all dropped messages.
 
     Args:
-        compressors: The gentlest first.
-        max_tokens: What a whole request may take; None is the least that one of them states.
-        high: The part of it at which the history is cut.
-        low: The part of it that the request has after a cut.
+        compressors: Compressors in the order to try.
+        max_tokens: Maximum size of a request. The default is the lowest limit of the compressors.
+        high: Fraction of the limit at which the history is compressed.
+        low: Fraction of the limit that the request has after a compression.
+
+    Raises:
+        ConfigurationError: There are no compressors, or a limit is invalid.
     """
 
     def __init__(
         self, *compressors: Compressor, max_tokens: int | None = None, high: float = 1.0, low: float = 0.6
     ) -> None:
         if not compressors:
-            raise ConfigurationError("ChainedCompressor() has nothing to ask: give it compressors")
+            raise ConfigurationError("ChainedCompressor() requires at least one compressor")
         least = min(compressor.max_tokens for compressor in compressors)
         super().__init__(least if max_tokens is None else max_tokens, high=high, low=low)
         windows = [
@@ -170,7 +172,7 @@ class ChainedCompressor(Marks):
         self.compressors = compressors
 
     def compress(self, messages: Sequence[Message], budget: Budget) -> Sequence[Message] | Awaitable[Sequence[Message]]:
-        """Choose the messages to send instead of the history."""
+        """Return the messages to send."""
         return self._ask_from(0, messages, messages, budget)
 
     def _ask_from(
@@ -203,7 +205,7 @@ def _without_summary(history: Sequence[Message], messages: Sequence[Message]) ->
 
 
 def _remaining_budget(history: Sequence[Message], messages: Sequence[Message], budget: Budget) -> Budget:
-    """Give the next compressor its budget: with what is gone already, and where pinned messages stand now."""
+    """Return the budget for the next compressor, with updated dropped and pinned messages."""
     pins = {id(history[place]) for place in budget.pinned if place < len(history)}
     left = _without_summary(history, messages)
     there = {id(message) for message in left}
@@ -227,7 +229,7 @@ _words_of = PerMessage(_words)
 
 
 def bag_of(messages: Sequence[Message]) -> Counter[str]:
-    """Count how often each word occurs in some messages."""
+    """Count all words in the messages."""
     total: Counter[str] = Counter()
     for message in messages:
         total.update(_words_of(message))
@@ -235,7 +237,7 @@ def bag_of(messages: Sequence[Message]) -> Counter[str]:
 
 
 def bm25(query: Counter[str], bags: Sequence[Counter[str]]) -> list[float]:
-    """Score how well each bag of words fits the query."""
+    """Return the BM25 score for each bag of words."""
     if not bags:
         return []
     lengths = [sum(one.values()) for one in bags]
@@ -252,7 +254,7 @@ def bm25(query: Counter[str], bags: Sequence[Counter[str]]) -> list[float]:
 
 
 Embedder = Callable[[Sequence[str]], Awaitable[Sequence[Sequence[float]]]]
-"""Turns texts into vectors, one for each."""
+"""Returns one vector for each text."""
 
 _log = logging.getLogger(__name__)
 
@@ -262,16 +264,17 @@ _TEXT = 8_000
 
 
 class SemanticCompressor(Marks):
-    """Keeps the blocks most relevant to the goal, newer ones before older ones, and the facts of the others.
+    """Compressor that keeps the blocks most relevant to the goal, and prefers newer ones.
 
-    The goal is what the task, the last user message and the newest block are about. What stays, stays in order.
+    The task, the last user message and the newest block define the goal. Messages stay in order, and facts from removed
+    messages are summarised.
 
     Args:
-        max_tokens: What a whole request may take.
-        high: The part of it at which the history is cut.
-        low: The part of it that the request has after a cut.
-        relevance: What it counts to fit the goal perfectly, against 1 for being the newest.
-        embed: Measures fitting by the vectors that this gives; without it, and when it fails, by words (BM25).
+        max_tokens: Maximum size of a request.
+        high: Fraction of the limit at which the history is compressed.
+        low: Fraction of the limit that the request has after a compression.
+        relevance: Weight of perfect relevance, compared to 1 for the newest block.
+        embed: Returns vectors to measure relevance. The default, also used when it fails, is BM25.
     """
 
     def __init__(
@@ -286,11 +289,11 @@ class SemanticCompressor(Marks):
         super().__init__(max_tokens, high=high, low=low)
         self.relevance = relevance
         self._embed = embed
-        # Vectors of texts, not of runs: the same text has the same one wherever it stands.
+        # Vectors only depend on the text, so runs can share them.
         self._vectors: OrderedDict[str, Sequence[float]] = OrderedDict()
 
     def compress(self, messages: Sequence[Message], budget: Budget) -> list[Message] | Awaitable[list[Message]]:
-        """Choose the messages to send instead of the history."""
+        """Return the messages to send."""
         layout = Layout(messages, budget)
         if self._embed is None:
             return self._selected(layout, _by_words(layout))
@@ -300,12 +303,12 @@ class SemanticCompressor(Marks):
         try:
             fitting = await self._by_vectors(layout, embed)
         except Exception:
-            _log.warning("the embedder failed: relevance is measured by words instead", exc_info=True)
+            _log.warning("Embedding failed, falling back to BM25", exc_info=True)
             fitting = _by_words(layout)
         return self._selected(layout, fitting)
 
     def _selected(self, layout: Layout, fitting: Sequence[float]) -> list[Message]:
-        """Keep what counts most, the newest first among equals, as far as there is room."""
+        """Keep the blocks with the highest scores that fit, newest first among equals."""
         free = layout.free
         newest = max(1, len(free) - 1)
         scores = [self.relevance * fits + age / newest for age, fits in enumerate(fitting)]
@@ -334,7 +337,7 @@ def _goal(layout: Layout) -> list[Sequence[Message]]:
 
 
 def _by_words(layout: Layout) -> list[float]:
-    """Score how well each free block fits the goal by its words, from 0 to 1."""
+    """Return a relevance score from 0 to 1 for each free block, based on its words."""
     goal: Counter[str] = Counter()
     for messages in _goal(layout):
         goal.update(bag_of(messages))

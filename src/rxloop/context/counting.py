@@ -1,4 +1,4 @@
-"""Token estimates without a vocabulary, cached for each message."""
+"""Token estimates without a tokenizer, cached for each message."""
 
 from __future__ import annotations
 
@@ -16,16 +16,13 @@ from rxloop.protocol.messages import FilePart, ImagePart, Message
 T = TypeVar("T")
 
 LONGEST = 64
-"""Characters of the longest text that is kept."""
+"""Maximum length of cached strings, in characters."""
 
 MOST = 16_384
 
 
 def for_short_texts(work_out: Callable[[str], T]) -> Callable[[str], T]:
-    """Let a pure function of a text work short texts out once: the same few words come again and again.
-
-    Longer ones are somebody's own, and not kept.
-    """
+    """Cache a pure function for short strings, because they often repeat. Long strings are not cached."""
     kept = lru_cache(maxsize=MOST)(work_out)
 
     @wraps(work_out)
@@ -36,10 +33,10 @@ def for_short_texts(work_out: Callable[[str], T]) -> Callable[[str], T]:
 
 
 class PerMessage(Generic[T]):
-    """A pure function of a message that works each message out once.
+    """Pure function of a message, with a cache.
 
-    Messages are frozen, and those of a history are the same objects from request to request, so their identity is the
-    key. An entry goes when its message does.
+    Messages are immutable, and a history keeps the same objects between requests, so the cache uses their identity. An
+    entry is removed with its message.
     """
 
     __slots__ = ("_kept", "_work_out")
@@ -56,22 +53,22 @@ class PerMessage(Generic[T]):
             return entry[1]
         value = self._work_out(message)
         kept = self._kept
-        # The callback runs before the id can be given to another object.
+        # The callback runs before Python can reuse the id.
         self._kept[key] = (ref(message, lambda gone: kept.pop(key, None)), value)
         return value
 
 
-# What a message and a call take beside their texts, in most chat formats.
+# Tokens per message, call and tool in addition to their text, in most chat formats.
 _MESSAGE, _CALL, _TOOL = 4.0, 6.0, 8.0
 
-# An image in the usual size, and a page or so of a document; what they really take differs by provider.
+# An image of usual size, and about one page of a document. Actual numbers differ between providers.
 _IMAGE, _FILE = 800.0, 1_500.0
 
 
 def _class_of(byte: int) -> str:
     char = chr(byte)
     if byte >= 0x80:
-        # The first byte of a character tells its script: from three bytes on they are mostly syllables and signs.
+        # The first byte indicates the script. Characters with three or more bytes are mostly syllables and signs.
         return "c" if byte >= 0xE0 else "x" if byte >= 0xC0 else "z"
     if char.isalpha():
         return "l" if char.islower() else "u"
@@ -82,9 +79,9 @@ _CLASSES = bytes(ord(_class_of(byte)) for byte in range(256))
 
 
 def _estimate(text: str) -> float:
-    """Estimate the tokens of a text; the figures are fitted to the mean of several public vocabularies.
+    """Estimate the tokens in a string. The weights are fitted to the mean of several public vocabularies.
 
-    What counts beside the bytes of each class is how often a run of them begins: a word, a number, a row of signs.
+    They apply to the bytes in each class, and to the starts of words, numbers and signs.
     """
     count = text.encode("utf-8", "replace").translate(_CLASSES).count
     words = count(b"sl") + count(b"nl") + count(b"pl") + count(b"dl")
@@ -108,7 +105,7 @@ def _estimate(text: str) -> float:
 
 
 text_tokens = for_short_texts(_estimate)
-"""The estimated tokens of a short text; the same few come again and again."""
+"""Estimate the tokens in a string, with a cache for short ones."""
 
 
 def _arguments(message: Message) -> list[str]:
@@ -116,7 +113,7 @@ def _arguments(message: Message) -> list[str]:
 
 
 def _json(value: dict[str, Any]) -> str:
-    # Not orjson, which refuses integers beyond 64 bits.
+    # orjson rejects integers beyond 64 bits.
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
@@ -138,13 +135,13 @@ def _message_tokens(message: Message, size: Callable[[str], float]) -> float:
 
 
 class _PerTool:
-    """The tokens of tools, each worked out once: an agent offers the same ones in every request."""
+    """Token counts with a cache, because an agent offers the same tools in every request."""
 
     _MOST = 1_000
 
     def __init__(self, size: Callable[[str], float]) -> None:
         self._size = size
-        # With the tool, so that its id is not given to another one.
+        # Keep the tool, so that its id is not reused.
         self._kept: dict[int, tuple[ToolDefinition, float]] = {}
 
     def __call__(self, tool: ToolDefinition) -> float:
@@ -159,7 +156,7 @@ class _PerTool:
 
 
 class TextCounter:
-    """Counts with an exact counter of texts, such as a tokenizer's.
+    """Token counter based on a tokenizer.
 
     Example:
         ```python
@@ -168,7 +165,7 @@ class TextCounter:
         ```
 
     Args:
-        size: The tokens of a text.
+        size: Counts the tokens in a string.
     """
 
     def __init__(self, size: Callable[[str], int]) -> None:
@@ -176,17 +173,16 @@ class TextCounter:
         self._tools = _PerTool(size)
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> int:
-        """Count the tokens of messages and tools; each message is counted once."""
+        """Count tokens. Each message is only counted once."""
         return sum(map(self._messages, messages)) + math.ceil(sum(map(self._tools, tools)))
 
 
 @dataclass(slots=True)
 class _Calibration:
-    """What is known of a model: `actual = ratio * estimate + base`, and how well.
+    """Calibration for one model: `actual = ratio * estimate + base`, with variances.
 
-    Two figures, kept as a Kalman filter keeps them. One report cannot tell a chat format with a long preamble (`base`)
-    from a vocabulary with shorter tokens (`ratio`); the variances decide: small requests teach the one, large requests
-    the other.
+    It is a Kalman filter with two values. One report cannot distinguish a long preamble (`base`) from shorter tokens
+    (`ratio`). The variances decide: small requests adjust the base, large ones the ratio.
     """
 
     ratio: float = 1.0
@@ -200,12 +196,12 @@ class _Calibration:
         return max(0.0, self.ratio * estimate + self.base)
 
     def deviation(self, estimate: float) -> float:
-        """Return the standard deviation of what is predicted for an estimate."""
+        """Return the standard deviation of a prediction."""
         between = 2 * estimate * self.covariance
         return math.sqrt(max(0.0, self.ratio_variance * estimate**2 + between + self.base_variance))
 
     def learn(self, estimate: float, actual: float) -> None:
-        # The texts of the next request differ a little from those of the last one, so nothing is known for good.
+        # Requests differ slightly, so increase the uncertainty.
         self.ratio_variance += 0.005**2
         self.base_variance += 4.0
         toward_ratio = self.ratio_variance * estimate + self.covariance
@@ -222,10 +218,10 @@ class _Calibration:
 
 
 class TokenEstimator:
-    """Estimates tokens from the bytes of the texts, and learns from what the providers report.
+    """Token estimates based on bytes, calibrated with the usage that providers report.
 
-    An estimate without a report is within 10 % on most texts, with one within 1 % on the next requests of the same run.
-    Knowledge of models is shared by all the counters of an estimator; it holds no messages, and nothing of a run.
+    Most estimates are within 10 % without a report. With one, they are within 1 % for the next requests of the same
+    run. Calibrations are shared by all counters from the same estimator. Messages and runs are not retained.
 
     Args:
         model: The model whose reports correct the counts; see `for_model`.
@@ -247,43 +243,43 @@ class TokenEstimator:
         self._tools = _PerTool(_estimate)
 
     def for_model(self, model: str) -> TokenEstimator:
-        """Make a counter for that model, which shares what is known."""
+        """Return a counter for this model, with shared calibrations."""
         other = TokenEstimator.__new__(TokenEstimator)
         other.model, other._models = model, self._models
         other._messages, other._tools = self._messages, self._tools
         return other
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> int:
-        """Count the tokens of messages and tools, by all that is known.
+        """Count the tokens in messages and tools, using the calibrated ratio.
 
-        Without what the model takes for every request (its preamble), so that counts can be added up; see `request`.
+        A model's preamble is not included, so counts can be added. See `request`.
         """
         return math.ceil(self._known.ratio * self.raw(messages, tools))
 
     def request(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> int:
-        """Predict the tokens that the provider will report for a whole request."""
+        """Predict the tokens that a provider will report for a request."""
         return self.predicted(self.raw(messages, tools))
 
     def predicted(self, raw: float) -> int:
-        """Predict the tokens that the provider will report for a request with this `raw` estimate."""
+        """Predict the tokens that a provider will report, from a `raw` estimate."""
         return math.ceil(self._known.predict(raw))
 
     def raw(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> float:
-        """Estimate without any correction."""
+        """Return the estimate without calibration."""
         return sum(map(self._messages, messages)) + sum(map(self._tools, tools))
 
     def observe(self, raw: float, actual: int) -> None:
-        """Learn from a report.
+        """Calibrate with a report.
 
         Args:
-            raw: What `raw` gave for that request.
-            actual: The input tokens that the provider reported, cached ones included.
+            raw: Result of `raw` for the request.
+            actual: Number of input tokens reported, including cached ones.
         """
         if raw > 0 and actual > 0:
             self._models.setdefault(self.model, _Calibration()).learn(raw, actual)
 
     def margin(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> float:
-        """Tell how sure `request` is: the real number is seldom farther away than this part of it (0.1 is 10 %)."""
+        """Return the expected relative error of `request`, as two standard deviations (0.1 means 10 %)."""
         known, raw = self._known, self.raw(messages, tools)
         return 2 * known.deviation(raw) / max(1.0, known.predict(raw)) if known.reports else 0.2
 

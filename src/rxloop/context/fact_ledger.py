@@ -13,43 +13,42 @@ from rxloop.context.counting import text_tokens
 from rxloop.context.facts import facts_of
 from rxloop.protocol.messages import Message
 
-# Recent mentions count more, old ones never count for nothing: what an agent comes back to may be far away.
+# The score of an entry decays with its age, but only slightly, because an agent may need values from long ago.
 _OLD, _FADES = 0.8, 20.0
 
-# No text has room for more values than this; there may be twice as many until the least useful ones go.
+# A text has no room for more values. Twice as many are kept before the least useful ones are removed.
 _MOST = 4_000
 
 
 class Entry(NamedTuple):
-    """One value of the ledger."""
+    """Value in the ledger."""
 
     value: str
     label: str
-    """The word that named it where it stood last."""
+    """The word before the value in its newest mention."""
     weight: float
     mentions: int
-    """How many messages mention it."""
+    """Number of messages that mention the value."""
     place: int
-    """The message that mentioned it last."""
+    """Number of the newest message that mentions it."""
     order: int
-    """Which mention of any value that was, in order."""
+    """Number of the newest mention."""
 
     @property
     def cost(self) -> float:
-        """The tokens of its line, roughly."""
+        """Approximate number of tokens in its line."""
         return text_tokens(self.value) + text_tokens(self.label) + 1.0
 
     def worth(self, now: int) -> float:
-        """Return how much each of its tokens is worth."""
+        """Return the entry's value per token."""
         age = _OLD + (1 - _OLD) * math.exp((self.place - now) / _FADES)
         return self.weight * (1 + 0.5 * math.log2(self.mentions)) * age / math.sqrt(self.cost)
 
 
 class FactLedger:
-    """Facts of messages, each once, oldest first.
+    """Facts from messages, without duplicates, oldest first.
 
-    It grows as messages are added, and depends on nothing but them: the same messages give the same ledger and the same
-    text, in this process or another.
+    The ledger depends only on its messages. The same messages result in the same ledger and text, in any process.
     """
 
     __slots__ = ("_entries", "_order", "_place")
@@ -60,7 +59,7 @@ class FactLedger:
         self.add(messages)
 
     def add(self, messages: Iterable[Message]) -> None:
-        """Take in the facts of these messages, which come after all that were added before."""
+        """Add facts from messages that follow the earlier ones."""
         entries = self._entries
         for message in messages:
             self._place += 1
@@ -77,18 +76,18 @@ class FactLedger:
                 self._entries = entries = {entry.value: entry for entry in best}
 
     def copy(self) -> FactLedger:
-        """Copy the ledger; the copy grows independently."""
+        """Return an independent copy."""
         other = FactLedger()
         other._entries, other._place, other._order = self._entries.copy(), self._place, self._order
         return other
 
     def text(self, tokens: float, *, visible: Collection[str] = (), size: Callable[[str], float] = text_tokens) -> str:
-        """Write the ledger as lines, within the budget; the most useful values win.
+        """Return the most useful entries as lines of text, within a token limit.
 
         Args:
-            tokens: What the text may take.
-            visible: Values to leave out, since they are to be seen elsewhere.
-            size: Counts the tokens of a text.
+            tokens: Maximum number of tokens.
+            visible: Values to omit, because they are visible elsewhere.
+            size: Counts the tokens in a text.
         """
         ranked = sorted(
             (entry for entry in self._entries.values() if entry.value not in visible),
@@ -106,7 +105,7 @@ class FactLedger:
 
     @property
     def tokens(self) -> float:
-        """The approximate tokens of the whole ledger."""
+        """Approximate number of tokens in the whole ledger."""
         return sum(entry.cost for entry in self._entries.values())
 
     def __len__(self) -> int:
@@ -127,15 +126,15 @@ class FactLedger:
 _NOTHING_READ: tuple[list[ref[Message]], FactLedger] = [], FactLedger()
 
 _read: dict[int, tuple[list[ref[Message]], FactLedger]] = {}
-"""By the id of the newest message that was read: all that were read, and their facts.
+"""Messages that were read, and their facts, by the id of the newest message.
 
-An entry goes with that message, which belongs to one conversation. The first one may not: a constant system message
-lives as long as the program.
+An entry is removed when this message is, because it belongs to one conversation. The first message may be a system
+message that lives as long as the program.
 """
 
 
 def ledger_of(history: Sequence[Message]) -> FactLedger:
-    """Read the facts of a history; of one that has grown since the last time, only the new messages are read."""
+    """Return the facts of a history. If it has grown since the last call, only new messages are read."""
     seen, ledger = _take_known_beginning(history)
     new = history[len(seen) :]
     ledger.add(new)
@@ -148,7 +147,7 @@ def ledger_of(history: Sequence[Message]) -> FactLedger:
 
 
 def _take_known_beginning(history: Sequence[Message]) -> tuple[list[ref[Message]], FactLedger]:
-    """Take out what was read of the longest beginning of a history; nothing was read of a new one."""
+    """Remove and return the longest cached prefix of a history."""
     for length in range(len(history), 0, -1):
         key = id(history[length - 1])
         seen, ledger = _read.get(key, _NOTHING_READ)
@@ -159,7 +158,7 @@ def _take_known_beginning(history: Sequence[Message]) -> tuple[list[ref[Message]
 
 
 def _chosen(ranked: Iterable[Entry], tokens: float) -> list[Entry]:
-    """Choose what fits, the best first; a value that stands inside another is there already."""
+    """Select the best entries that fit, and omit values that are part of others."""
     chosen: list[Entry] = []
     taken = "\n"
     for entry in ranked:
@@ -188,7 +187,7 @@ def _stands_in(value: str, text: str) -> bool:
 
 
 def _lines(entries: list[Entry]) -> str:
-    """Write one line for each message, its values in their order there, each after its label."""
+    """Format one line for each message, with its labels and values in order."""
     parts: list[str] = []
     place, label = -1, ""
     for entry in sorted(entries, key=lambda entry: entry.order):

@@ -1,4 +1,4 @@
-"""Facts in a message that later steps may need word for word."""
+"""Facts in a message that later steps may need verbatim."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rxloop.protocol.messages import Message
 
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
 
-# Scripts without spaces: a count or date (5月15日) is one word, and so is what stands between Latin letters and signs.
+# In scripts without spaces, a count or date (5月15日) is one word, as is text between Latin letters and signs.
 _RUN = re.compile(rf"(?:(?<![\w./-])|(?<=[{_CJK}]))(?:\d+[{_CJK}])+|[{_CJK}]+")
 
 _COMPOUND = re.compile(r"[#~./-]{0,3}\w++(?:(?:[/.@+,-]|:(?://|:)?)\w++)*+%?")
@@ -32,7 +32,7 @@ _NEAR = 40
 
 _SHORT = 80
 
-# Of a very long text, what is read: what it begins and ends with.
+# Characters to read at each end of a very long text.
 _FRONT, _BACK = 20_000, 8_000
 
 _LONGEST = 200
@@ -41,15 +41,15 @@ _DEEPEST = 40
 
 
 class Fact(NamedTuple):
-    """A value that may be needed again, and what it was called where it stood."""
+    """Value that may be needed again, with its label in the text."""
 
     value: str
     label: str
     weight: float
-    """How likely it is to be needed again, by its form and its place."""
+    """Likelihood that it is needed again, based on its form and position."""
 
 
-# By what a value looks like. Measured on what agents came back to, and flat around these figures.
+# Weights by form. They were measured on values that agents used again, and small changes have little effect.
 _WEIGHTS: Final = {
     "address": 1.2,
     "path": 1.0,
@@ -75,7 +75,7 @@ _LEAST = 0.12
 
 @for_short_texts
 def form_of(word: str) -> str:
-    """Classify a word by its form alone; most are `plain`."""
+    """Classify a word by its form."""
     if len(word) < 2:
         return "plain"
     digits = sum(map(str.isdigit, word))
@@ -99,9 +99,9 @@ def form_of(word: str) -> str:
 
 @for_short_texts
 def _pieces(compound: str) -> tuple[tuple[str, float], ...]:
-    """Cut a compound into parts with weights: one part, unless a separator only stands between two of them."""
+    """Split a compound into weighted parts, unless its separators belong to it."""
     if not compound[0].isalnum():
-        # Of the signs before the first word, those that belong to it: a path, a hidden file, a number, an option.
+        # Keep leading signs that belong to the word: a path, hidden file, number or option.
         compound = next(compound[place:] for place in range(len(compound)) if _PREFIX.match(compound, place))
     pieces = [compound]
     if "," in compound and not _NUMBER.fullmatch(compound):
@@ -112,7 +112,7 @@ def _pieces(compound: str) -> tuple[tuple[str, float], ...]:
 
 
 class _Reader:
-    """Reads running text, code or a log, and remembers the words on the way, one of which names the next value."""
+    """Reads text, code or logs, and labels values with nearby words."""
 
     def __init__(self, text: str, name: str) -> None:
         self.found: list[Fact] = []
@@ -124,7 +124,7 @@ class _Reader:
         self._waiting: list[tuple[str, float]] = []
 
     def read(self) -> list[Fact]:
-        """Read the facts of the text, in order."""
+        """Return all facts, in order."""
         for match in _COMPOUND.finditer(self._text):
             found = match.group()
             for piece, weight in _pieces(found):
@@ -136,7 +136,7 @@ class _Reader:
         return self.found
 
     def _value(self, value: str, weight: float, start: int) -> None:
-        # The form gives the weight, so a second mention adds nothing; code and logs are full of them.
+        # Weights depend on the form, so further mentions add nothing, and they are frequent in code and logs.
         if value in self._seen:
             return
         self._seen.add(value)
@@ -154,7 +154,7 @@ class _Reader:
         label = word if size <= 24 else word[-8:]
         if self._waiting:
             self._settle(label)
-        # The longer of two neighbours is seldom the one without meaning, in any language.
+        # Of two neighbouring words, the longer one is usually more meaningful, in any language.
         if start - self._label_end > 16 or len(label) >= len(self._label):
             self._label = label
         self._label_end = end
@@ -164,13 +164,13 @@ class _Reader:
             self._capital, self._capital_end = word, end
 
     def _settle(self, label: str) -> None:
-        """Name what waits for a name."""
+        """Label all pending values."""
         self.found += [Fact(value, label, weight) for value, weight in self._waiting]
         self._waiting.clear()
 
 
 def _in_text(text: str, name: str) -> list[Fact]:
-    """Read the facts of running text, code or a log; `name` is what the whole of it is called."""
+    """Return facts from text, code or logs, with a default label."""
     if len(text) > _FRONT + _BACK:
         text = f"{text[:_FRONT]}\n{text[-_BACK:]}"
     if not text.isascii():
@@ -192,7 +192,7 @@ def _numbers_a_line(text: str, start: int, end: int) -> bool:
 
 
 def _in_value(value: Any, key: str, depth: int = 0) -> Iterator[Fact]:
-    """Read the facts of a JSON value; `key` is the name of the field that it stands in."""
+    """Return facts from a JSON value, labelled with its key."""
     if depth > _DEEPEST:
         return
     if isinstance(value, dict):
@@ -241,4 +241,4 @@ def _in_message(message: Message) -> tuple[Fact, ...]:
 
 
 facts_of = PerMessage(_in_message)
-"""The facts of a message, each value once, in order."""
+"""Return unique facts from a message, in order."""

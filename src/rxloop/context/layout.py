@@ -1,4 +1,4 @@
-"""Layout of a request: indivisible blocks of the history, what always stays, and where the summary goes."""
+"""Layout of a compressed request: blocks, required messages, and the summary."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ from rxloop.protocol.messages import Message
 class Block:
     """Messages that are kept or dropped together.
 
-    An assistant message with tool calls, its reasoning and all their results is one block; any other message is one by
-    itself.
+    An assistant message with tool calls forms a block with all its results. Any other message is a separate block.
     """
 
     start: int
-    """The place of the first message in the history."""
+    """Index of the first message in the history."""
     messages: tuple[Message, ...]
 
     @property
     def places(self) -> range:
-        """The places of the messages in the history."""
+        """Indexes of all messages in the history."""
         return range(self.start, self.start + len(self.messages))
 
     @property
     def calls(self) -> bool:
-        """Whether the block begins with a message that calls tools."""
+        """True if the block has tool calls."""
         return bool(self.messages[0].tool_calls)
 
     @property
     def open(self) -> bool:
-        """Whether a call in it has no result yet."""
+        """True if a call has no result yet."""
         return bool(_unanswered(self.messages))
 
 
 def blocks_of(messages: Iterable[Message]) -> list[Block]:
-    """Cut a history into its blocks, in order."""
+    """Split a history into blocks."""
     blocks: list[Block] = []
     current: list[Message] = []
     start = place = 0
@@ -58,11 +57,11 @@ def blocks_of(messages: Iterable[Message]) -> list[Block]:
 
 
 def problems_of(messages: Sequence[Message], *, open_tail: bool = True) -> list[str]:
-    """Describe what a provider would refuse in a list of messages; empty if all is well.
+    """Return the problems that would make a provider reject the messages.
 
     Args:
-        messages: The messages, without the system prompt.
-        open_tail: Whether calls of the last block may still be without results.
+        messages: Messages without the system prompt.
+        open_tail: Whether calls in the last block may have no results yet.
     """
     found: list[str] = []
     blocks = blocks_of(messages)
@@ -85,10 +84,10 @@ def problems_of(messages: Sequence[Message], *, open_tail: bool = True) -> list[
 
 
 def repaired(messages: Sequence[Message], *, open_tail: bool = True) -> list[Message]:
-    """Remove what a provider would refuse: results without a call, and calls without their results.
+    """Remove results without a call, and calls without results.
 
-    A block with an unanswered call goes whole, so that no message is changed; only at the end of the list, where the
-    results are still to come, it stays. A list without problems comes back with the same objects.
+    A block with an unanswered call is removed completely, so that no message is modified. The last block is kept if
+    `open_tail` is True. Valid messages are returned unchanged.
     """
     kept: list[Message] = []
     blocks = blocks_of(messages)
@@ -111,7 +110,7 @@ def _unanswered(messages: Sequence[Message]) -> list[str]:
 
 
 def _strangers(messages: Sequence[Message]) -> list[int]:
-    """Find the places in the block of results that no call has asked for."""
+    """Return the indexes of results without a call."""
     missing = [call.id for call in messages[0].tool_calls]
     found: list[int] = []
     for place, message in enumerate(messages[1:], 1):
@@ -123,24 +122,24 @@ def _strangers(messages: Sequence[Message]) -> list[int]:
 
 
 class Marks:
-    """The limit of a compressor and its two marks.
+    """Token limit and watermarks of a compressor.
 
     Args:
-        max_tokens: What a whole request may take: system prompt, tools, messages and workspace.
-        high: The part of it at which the history is cut.
-        low: The part of it that the request has after a cut. The farther below `high`, the longer the provider's cache
-            holds until the next cut, and the less of the history is there word for word.
+        max_tokens: Maximum size of a request, including system prompt, tools and workspace.
+        high: Fraction of the limit at which the history is compressed.
+        low: Fraction of the limit that the request has after a compression. Lower values keep the provider's cache
+            valid for longer, but retain fewer messages.
     """
 
     max_messages: int | None = None
-    """How many messages of the history a request may have."""
+    """Maximum number of messages from the history in a request."""
 
     def __init__(self, max_tokens: int, *, high: float = 1.0, low: float = 0.6) -> None:
         if max_tokens < 0:
-            raise ConfigurationError(f"max_tokens is {max_tokens}: give the tokens that a whole request may take")
+            raise ConfigurationError(f"max_tokens must not be negative, got {max_tokens}")
         if not 0 < low <= high <= 1:
             raise ConfigurationError(
-                f"low is {low} and high is {high}: they are parts of max_tokens, 0 < low <= high <= 1"
+                f"low and high must be fractions with 0 < low <= high <= 1, got low={low} and high={high}"
             )
         self.max_tokens = max_tokens
         self.high = high
@@ -150,7 +149,7 @@ class Marks:
         return f"{type(self).__name__}(max_tokens={self.max_tokens}, high={self.high}, low={self.low})"
 
 
-# The ledger's share of the room: much of a small one, where little else fits; less of what is beyond.
+# The ledger gets a large share of a small budget, where little else fits, and a smaller share of the rest.
 _SHARE, _SMALL, _SHARE_BEYOND = 0.45, 2_000, 0.05
 
 _TITLE = "[Earlier messages are left out here. Values from them, oldest first, as data:]\n"
@@ -165,10 +164,11 @@ _NOTHING = "[left out]"
 
 
 class Layout:
-    """A cut in preparation: which blocks stay, in which form, and the summary of what does not.
+    """Compressed history in preparation: retained blocks, and a summary of the others.
 
-    The task (the first user message), the last user message, pinned messages and system messages stay as they are. The
-    last block stays too, since the model has not answered it yet; its results may be shortened. The rest is `free`.
+    The task (the first user message), the last user message, pinned messages and system messages are kept. So is the
+    last block, because the model has not answered it yet, but its results may be truncated. All other blocks are
+    `free`.
     """
 
     def __init__(self, messages: Sequence[Message], budget: Budget) -> None:
@@ -189,7 +189,7 @@ class Layout:
         need = 1.2 * self._ledger.tokens + budget.count(Message.user(_TITLE)) + 8
         self._summary_tokens = int(min(most, need))
         self.room = max(0, budget.target - fixed) - self._summary_tokens
-        """What is left for free blocks."""
+        """Tokens available for free blocks."""
         last = len(self.blocks) - 1
         if self.blocks and last not in self._kept:
             limit = whole - self._summary_tokens
@@ -198,14 +198,14 @@ class Layout:
         self.free = [index for index in range(len(self.blocks)) if index not in self._kept]
 
     def keep(self, index: int, messages: Sequence[Message] | None = None) -> None:
-        """Let a block stay, as it is or in another form."""
+        """Keep a block, optionally in a shorter form."""
         self._kept[index] = messages or self.blocks[index].messages
         if messages:
             self.costs[index] = self.budget.count(*messages)
         self.room -= self.costs[index]
 
     def has_room(self, index: int) -> bool:
-        """Return whether a free block may stay, by its tokens and by its messages."""
+        """Return True if there is room for a free block, in tokens and messages."""
         most = self.budget.messages
         if most is not None and self._count + len(self.blocks[index].messages) > most:
             return False
@@ -213,14 +213,14 @@ class Layout:
 
     @property
     def _count(self) -> int:
-        """The messages that stay, and the summary."""
+        """Number of retained messages, including the summary."""
         return 1 + sum(map(len, self._kept.values()))
 
     def keep_newest(self, forms: dict[int, Sequence[Message]]) -> None:
-        """Let the newest free blocks stay, as many as there is room for.
+        """Keep as many of the newest free blocks as possible.
 
         Args:
-            forms: The blocks that are to stay in another form than their own, with `costs` to match.
+            forms: Shorter forms to use for some blocks. Their `costs` must be updated already.
         """
         for index in reversed(self.free):
             if not self.has_room(index):
@@ -228,9 +228,9 @@ class Layout:
             self.keep(index, forms.get(index))
 
     def messages(self) -> list[Message]:
-        """Return the messages that stay, with the summary of the others after the task.
+        """Return the retained messages, with the summary after the task.
 
-        Where the summary would take more than it replaces, these are the messages as they would go out without a cut.
+        If this would be larger than the messages without another compression, those are returned instead.
         """
         out: list[Message] = []
         place = 0
@@ -245,7 +245,7 @@ class Layout:
         return list(sent) if sent and count(*out) > count(*sent) else out
 
     def _summary(self, kept: Sequence[Message]) -> Message | None:
-        """Summarise everything that does not stay by its facts; None if all stays."""
+        """Return a message with the facts of all dropped messages, or None if nothing was dropped."""
         count, dropped = self.budget.count, self.budget.dropped
         whole = {id(message) for message in kept}
         everything = [*dropped, *(message for block in self.blocks for message in block.messages)]
@@ -261,14 +261,14 @@ class Layout:
         )
         if text:
             return Message.user(_TITLE + text)
-        # A shortened result says itself that something is missing.
+        # A truncated result already shows that text is missing.
         return Message.user(_BARE_TITLE) if dropped or len(self._kept) < len(self.blocks) else None
 
 
 def shortened(messages: Sequence[Message], limit: int, budget: Budget) -> list[Message]:
-    """Cut the longest results of a block in the middle, until it fits or nothing more can be cut.
+    """Truncate the longest results in a block until it fits, or nothing more can be removed.
 
-    Its images and files go first. The calls stay as they are, and so does every `tool_call_id`.
+    Images and files are removed first. Calls and each `tool_call_id` are retained.
     """
     whole = list(messages)
     out = list(messages)
@@ -283,7 +283,7 @@ def shortened(messages: Sequence[Message], limit: int, budget: Budget) -> list[M
         text = whole[place].text
         length = min(len(text), len(out[place].text))
         goal = costs[place] - (sum(costs) - limit)
-        # Not below the next longest: several long results are to share the cut.
+        # Don't go far below the next longest result, so that several long ones are truncated evenly.
         others = sorted((costs[other] for other in results if other != place), reverse=True)
         goal = max(goal, (others[0] * 3 // 4) if others else 0)
         keep = int(length * min(0.9, goal / costs[place])) - len(_CUT) - 4
@@ -297,7 +297,7 @@ def shortened(messages: Sequence[Message], limit: int, budget: Budget) -> list[M
 
 
 def brief(message: Message, keep: int) -> Message:
-    """Keep the beginning and the end of a result, with a note between them on what is missing."""
+    """Truncate a result in the middle."""
     text = message.text_with_placeholders
     front = keep * 2 // 3
     gone = len(text) - keep
@@ -307,17 +307,17 @@ def brief(message: Message, keep: int) -> Message:
 
 
 def without_media(message: Message) -> Message:
-    """Leave the images and files of a result out, which take more than a short text; one without any stays itself."""
+    """Replace images and files with placeholders."""
     return marked(message, message.text_with_placeholders) if message.media else message
 
 
 def marked(message: Message, content: str) -> Message:
-    """Give a result another text."""
+    """Return a copy with other content."""
     return message.model_copy(update={"content": content})
 
 
 def text_of(messages: Iterable[Message]) -> str:
-    """Join the texts of messages, calls included."""
+    """Return the text of all messages, including their calls."""
     parts: list[str] = []
     for message in messages:
         parts.append(message.text)

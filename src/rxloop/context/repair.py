@@ -1,4 +1,4 @@
-"""Requests made valid again after operators changed them."""
+"""Repair of requests that operators have made invalid."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ log = logging.getLogger("rxloop")
 
 
 class RequestRepair:
-    """Checks requests whose messages are not the history itself.
+    """Checks requests whose messages differ from the history.
 
-    For each line of a run it keeps the last messages that were right: of messages that only grow at their end, it
-    looks at the new ones alone.
+    It remembers the last valid messages of each branch. If messages are only appended, only new ones are checked.
     """
 
     def __init__(self) -> None:
@@ -31,7 +30,7 @@ class RequestRepair:
         self._warned: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
     def checked(self, request: ModelRequest) -> tuple[ModelRequest, list[str]]:
-        """Give the request as it may leave, and its problems: none, and the same object, if all is well."""
+        """Return a valid request and a list of problems. A valid request is returned as the same object."""
         host, state = get_host(request.ctx), request.ctx.state
         system, problems = _with_layers(request.system, host.system)
         messages, wrong = self._checked(request, state)
@@ -41,7 +40,7 @@ class RequestRepair:
         if host not in self._warned:
             self._warned[host] = True
             log.warning(
-                "run %s: an operator before call_model in %s made a request that had to be repaired: %s",
+                "run %s: repaired a request that an operator before call_model in %s had made invalid: %s",
                 request.ctx.task_id,
                 host.info.describe_loop(),
                 "; ".join(problems),
@@ -70,18 +69,18 @@ class RequestRepair:
 
 
 def pair_problems(messages: Sequence[Message], same: int = 0) -> list[str]:
-    """Say what is wrong with calls and their results.
+    """Describe invalid calls and results.
 
     Args:
-        messages: Those of a request.
-        same: How many of them, from the first one on, are known to be right.
+        messages: Messages in a request.
+        same: Number of messages at the start that have been checked before.
     """
     start = same
     while start and messages[start - 1].role == "tool":
         start -= 1
     if start and messages[start - 1].tool_calls:
         start -= 1
-    # Not a slice: `messages` may be any sequence.
+    # `messages` may be any sequence, so slicing is not guaranteed to be cheap or possible.
     return [
         problem
         for block in blocks_of(messages[place] for place in range(start, len(messages)))
@@ -106,7 +105,7 @@ def _problem(block: Block, place: int) -> str | None:
 
 
 def _not_messages(given: object) -> str | None:
-    """Say what is wrong if something is not a list of messages."""
+    """Describe the problem if a value is not a list of messages."""
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         return f"the messages are {_typed(given)} and not a list: the history was sent"
     for item in cast("Sequence[object]", given):
@@ -120,7 +119,7 @@ def _typed(value: object) -> str:
 
 
 def _with_layers(given: object, own: tuple[Message, ...]) -> tuple[tuple[Message, ...], list[str]]:
-    """Restore the layers of the run's system prompt that are gone, unless a new layer stands for them."""
+    """Restore missing layers of the system prompt, unless an operator has added a new layer."""
     if given is own:
         return own, []
     if not isinstance(given, Sequence) or not all(
@@ -135,12 +134,12 @@ def _with_layers(given: object, own: tuple[Message, ...]) -> tuple[tuple[Message
 
 
 def _holds(messages: Sequence[Message], message: Message) -> bool:
-    """Tell whether that very message is among them. By identity: two equal messages of a user are both needed."""
+    """Return True if the messages contain this object. Equal messages from a user are both needed."""
     return any(map(is_, messages, repeat(message)))
 
 
 def _missing(messages: Sequence[Message], history: History, state: RunState) -> list[int]:
-    """Find the places in the history of the messages that are missing and have to be there."""
+    """Return the indexes of required messages that are missing."""
     places: list[int] = []
     newest = history.newest_user
     if newest is not None and not _holds(messages, history[newest]):
@@ -159,7 +158,7 @@ def _missing(messages: Sequence[Message], history: History, state: RunState) -> 
 
 
 def _rewritten(messages: Sequence[Message], history: History, kind: Callable[[Message], bool]) -> bool:
-    """Tell whether there is a message of that kind that the history does not know."""
+    """Return True if there is a matching message that is not in the history."""
     return any(kind(message) and not _holds(history, message) for message in messages)
 
 
@@ -172,7 +171,7 @@ def _is_pinned(message: Message) -> bool:
 
 
 def _repaired(messages: Sequence[Message], history: History, missing: Sequence[int]) -> list[Message]:
-    """Put in what has to be there, and leave out what a provider would refuse."""
+    """Insert required messages, and remove those a provider would reject."""
     start, newest = _newest_block(history)
     kept: list[Message] = []
     for block in blocks_of(messages):
@@ -195,7 +194,7 @@ def _repaired(messages: Sequence[Message], history: History, missing: Sequence[i
 
 
 def _newest_block(history: History) -> tuple[int, list[Message]]:
-    """Find the newest message of the model that calls tools: its place, and the message with its results."""
+    """Return the index of the newest message with tool calls, and the message with its results."""
     start = len(history) - 1
     while start >= 0 and history[start].role != "assistant":
         start -= 1
@@ -205,7 +204,7 @@ def _newest_block(history: History) -> tuple[int, list[Message]]:
 
 
 def _in_order(calls: Sequence[ToolCall], results: list[Message]) -> list[Message] | None:
-    """Find one result for each call, in the order of the calls; None if one is missing."""
+    """Return one result for each call, in call order, or None if one is missing."""
     found: list[Message] = []
     for call in calls:
         at = next((at for at, message in enumerate(results) if message.tool_call_id == call.id), None)
@@ -216,11 +215,11 @@ def _in_order(calls: Sequence[ToolCall], results: list[Message]) -> list[Message
 
 
 def _place_for(kept: Sequence[Message], place: int, order: dict[int, int], *, last: bool) -> int:
-    """Find where a message of the history belongs among those that are left: after what was before it."""
+    """Return the position for a message from the history, after the messages that precede it."""
     before = [at for at, message in enumerate(kept) if order.get(id(message), len(order)) < place]
     later = next((at for at, message in enumerate(kept) if order.get(id(message), -1) > place), None)
     at = before[-1] + 1 if before else later if later is not None else len(kept) if last else 0
-    # Never between a call and its results.
+    # Don't separate a call from its results.
     while at < len(kept) and kept[at].role == "tool" and before:
         at += 1
     while not before and at and at < len(kept) and kept[at].role == "tool":

@@ -1,4 +1,4 @@
-"""Requests shortened to the window, and the events that say so."""
+"""Compression of requests, and the events that report it."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from rxloop.protocol.messages import Message
 log = logging.getLogger("rxloop")
 
 _BELIEVED = 0.4
-"""A report below this part of the estimate does not count the whole request."""
+"""Fraction of the estimate below which a reported usage is ignored, because it cannot cover the whole request."""
 
 MOST_FAILURES = 3
-"""After this many failures the rest of the run is not compressed."""
+"""Number of failures after which compression is disabled for the rest of the run."""
 
 
 class RequestCutter:
-    """Cuts requests to the limit of a compressor.
+    """Compresses requests to the limit of a compressor.
 
-    It keeps what it learns about models. Of a run it keeps only the estimate of the last request.
+    It keeps what it learns about models, but of each run only the estimate of the last request and the compression
+    state.
 
     Args:
-        compressor: Makes the cuts.
-        counter: Counts tokens; by default an estimator that learns from what the providers report.
-        every: Also ask the compressor after this many model calls, even if there is room.
-        timeout: Seconds that the compressor may take.
+        compressor: Selects the messages to keep.
+        counter: Counts tokens. The default is an estimator that learns from the usage reported by providers.
+        every: Also compress after this number of model calls.
+        timeout: Time limit of the compressor in seconds.
         reserve: Tokens to keep free in each request.
 
     Raises:
-        ConfigurationError: An argument is of a wrong kind.
+        ConfigurationError: An argument has the wrong type.
     """
 
     def __init__(
@@ -60,26 +61,26 @@ class RequestCutter:
         self._read: WeakKeyDictionary[Any, dict[str | None, tuple[Event, LastCut]]] = WeakKeyDictionary()
 
     def counter(self, request: ModelRequest) -> TokenCounter:
-        """Get the counter for the model of a request, corrected by what the provider reported for the last one."""
+        """Return the counter for the model of a request, corrected by the usage of the previous request."""
         if not isinstance(self._counter, TokenEstimator):
             return self._counter
         counter = self._counter.for_model(request.ctx.model.name)
         step, raw = self._sent.get(get_host(request.ctx), {}).pop(request.branch, ("", 0.0))
         measured = request.ctx.state.measured
-        # Some providers report the uncached tokens alone: whoever believed them would never cut.
+        # Some providers only report uncached tokens. Believing them would disable compression.
         if measured is not None and measured.step == step and measured.input_tokens > _BELIEVED * raw:
             counter.observe(raw, measured.input_tokens)
         return counter
 
     def skips(self, request: ModelRequest) -> bool:
-        """Tell whether a request is sent as it is: its answer is in the log, or compression has failed too often."""
+        """Return True if the request's answer is in the log, or compression has failed too often."""
         return (
             request.step in get_host(request.ctx).earlier.messages
             or request.ctx.state.thinking_failures >= MOST_FAILURES
         )
 
     def last_cut(self, request: ModelRequest) -> LastCut | None:
-        """Give what the last cut left: the same object, with the same messages, until the next cut."""
+        """Return the state of the last compression. It is the same object until the next compression."""
         event = request.ctx.state.compressed
         if event is None or not event.view:
             return None
@@ -90,7 +91,7 @@ class RequestCutter:
         return known[1]
 
     def compression(self, request: ModelRequest, counter: TokenCounter) -> Compression:
-        """Set up the compression of the history of a request."""
+        """Prepare the compression of a request's history."""
         return Compression(
             self._compressor,
             request.messages,
@@ -102,11 +103,11 @@ class RequestCutter:
         )
 
     async def cut(self, request: ModelRequest, compression: Compression) -> Compressed:
-        """Cut the history of a request."""
+        """Compress a request's history."""
         return await compression.result(pinned=_pinned(request), seconds=self._timeout)
 
     def smaller(self, request: ModelRequest, messages: Sequence[Message], counter: TokenCounter) -> ModelRequest:
-        """Make the request with these messages and the estimate of their tokens."""
+        """Return the request with the given messages and an estimate of its tokens."""
         everything = [*request.system, *messages, *request.tail]
         if not isinstance(counter, TokenEstimator):
             return request.replace(messages=messages, estimate=counter.count(everything, request.tools))
@@ -116,12 +117,12 @@ class RequestCutter:
 
     def _overhead(self, request: ModelRequest, counter: TokenCounter) -> int:
         layers = [*request.system, *request.tail]
-        # The preamble that a model adds to every request counts here and not in the messages.
+        # A model's preamble counts here instead of in the messages.
         count = counter.request if isinstance(counter, TokenEstimator) else counter.count
         return count(layers, request.tools) + self._reserve
 
     def events(self, request: ModelRequest, found: Compressed, **fields: Any) -> list[Signal]:
-        """Make the events that report a compression; none if nothing happened."""
+        """Return the events that report a compression. Empty if nothing has changed."""
         failed = found.failed
         if found.problems and not found.cut:
             failed = f"nothing of the result was left after its repair: {'; '.join(found.problems)}"
@@ -133,11 +134,11 @@ class RequestCutter:
         return _compressed(request, found, **fields)
 
     def _warn(self, request: ModelRequest, what: str) -> None:
-        """Name the compressor in a warning, once a run."""
+        """Log a warning, at most once per run."""
         if get_host(request.ctx) not in self._warned:
             self._warned[get_host(request.ctx)] = True
             log.warning(
-                "run %s: the result of %r had to be repaired or thrown away: %s",
+                "run %s: repaired or discarded the result of %r: %s",
                 request.ctx.task_id,
                 self._compressor,
                 what,
@@ -168,28 +169,28 @@ def _compressed(request: ModelRequest, found: Compressed, **fields: Any) -> list
 
 
 def _pinned(request: ModelRequest) -> frozenset[int]:
-    """Find the places of the messages that must stay: the pinned ones, and the question that the run was asked."""
+    """Return the indexes of messages that must be kept: pinned ones, and the run's question."""
     asked = next((message for message in reversed(request.ctx.state.initial_messages) if message.role == "user"), None)
     return frozenset(place for place, message in enumerate(request.messages) if message.pinned or (message is asked))
 
 
 def _check(compressor: Any, counter: Any, every: Any, timeout: Any) -> None:
-    """Refuse arguments of a wrong kind.
+    """Check the arguments.
 
     Raises:
-        ConfigurationError: One is.
+        ConfigurationError: An argument has the wrong type.
     """
     if not callable(getattr(compressor, "compress", None)) or not _is_number(getattr(compressor, "max_tokens", None)):
         raise ConfigurationError(
-            f"{compressor!r} is not a compressor: give one, such as SlidingWindowCompressor(max_tokens=60_000), or an "
-            "object of your own with max_tokens and compress(messages, budget)"
+            "compressor must be a compressor such as SlidingWindowCompressor(max_tokens=60_000), or an object with "
+            f"max_tokens and compress(messages, budget), got {compressor!r}"
         )
     if counter is not None and not callable(getattr(counter, "count", None)):
-        raise ConfigurationError(f"counter={counter!r} is not a counter: give an object with count(messages, tools)")
+        raise ConfigurationError(f"counter must have a method count(messages, tools), got {counter!r}")
     if every is not None and (not isinstance(every, int) or every < 1):
-        raise ConfigurationError(f"every={every!r} is not a number of model calls: give 1 or more")
+        raise ConfigurationError(f"every must be an integer of at least 1, got {every!r}")
     if not _is_number(timeout) or not timeout > 0:
-        raise ConfigurationError(f"timeout={timeout!r} is not a number of seconds above 0")
+        raise ConfigurationError(f"timeout must be a positive number, got {timeout!r}")
 
 
 def _is_number(value: object) -> bool:

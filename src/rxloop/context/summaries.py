@@ -24,7 +24,7 @@ from rxloop.stream.sources import Push, collect_answer, emit, from_task
 from rxloop.support.text import to_one_line
 
 _LINE = 200
-"""Characters of one thing in a note."""
+"""Maximum length of a line in a note, in characters."""
 
 _FEW = 3
 
@@ -32,7 +32,7 @@ _PLANS, _FINDINGS = ("planning", "strategy"), ("decision", "reflection", "observ
 
 
 def reflect(state: RunState) -> ThinkingResult:
-    """Read from the state of a run, by rule, where it stands: the same state gives the same result."""
+    """Derive the progress of a run from its state. The result is deterministic."""
     newest = [thought for thought in list(state.thoughts.values())[-50:] if thought.branch is None]
     plans = [thought.content for thought in newest if thought.thought_type in _PLANS]
     findings = [thought.content for thought in newest if thought.thought_type in _FINDINGS]
@@ -47,7 +47,7 @@ def reflect(state: RunState) -> ThinkingResult:
 
 
 def _progress(state: RunState) -> str:
-    """Say how many model calls there were, and what the last of them did."""
+    """Describe the number of model calls and the last called tools."""
     if not state.iteration:
         return ""
     last = next((message for message in reversed(list(state.messages)[-100:]) if message.role == "assistant"), None)
@@ -61,7 +61,7 @@ def _progress(state: RunState) -> str:
 
 
 def _failed(messages: Sequence[Message]) -> list[tuple[str, str]]:
-    """Find the calls of the newest block whose results look like failures."""
+    """Return failed calls from the newest block, with their results."""
     block: list[Message] = []
     for message in reversed(list(messages)[-50:]):
         block.append(message)
@@ -90,7 +90,7 @@ class Summary(Wire):
     @field_validator("constraints", "done", "next", "facts", "open_errors", "files", mode="before")
     @classmethod
     def _as_lines(cls, value: Any) -> Any:
-        """Make a list of texts of it, whatever shape a model gave it."""
+        """Convert a value to a list of strings, because models may return other shapes."""
         if value is None:
             return []
         if isinstance(value, dict):
@@ -101,10 +101,10 @@ class Summary(Wire):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Read the summary from the JSON object in what a model said.
+        """Parse the JSON object in a model's answer.
 
         Raises:
-            ValueError: The text has no such object, or the object is empty.
+            ValueError: There is no valid object, or it is empty.
         """
         start, end = text.find("{"), text.rfind("}")
         if start < 0 or end < start:
@@ -119,7 +119,7 @@ class Summary(Wire):
         return found
 
     def lines(self) -> list[str]:
-        """Write the sections that are not empty, as lines."""
+        """Return all non-empty sections as lines."""
         sections = [("Constraints", self.constraints), ("Done", self.done), ("Next", self.next), ("Facts", self.facts)]
         sections += [("Open errors", self.open_errors), ("Files", self.files)]
         lines = [f"Goal: {self.goal.strip()}"] if self.goal.strip() else []
@@ -131,10 +131,10 @@ class Summary(Wire):
         return lines
 
     def text(self, fits: Callable[[str], bool]) -> str:
-        """Cut the summary to what fits: the oldest lines of the longest sections go first.
+        """Shorten the summary until it fits, starting with the oldest items in the longest sections.
 
         Args:
-            fits: Says whether a text fits.
+            fits: Returns True if a text is short enough.
         """
         found = self.model_copy()
         while not fits("\n".join(found.lines())):
@@ -157,13 +157,13 @@ goal is a text, the others are lists of short texts."""
 
 
 def question(task: str, before: str, left: Sequence[Message], limit: int) -> str:
-    """Write the question to the thinking model: the task, the summary as it was, and what leaves the view.
+    """Return the prompt for a thinking model.
 
     Args:
-        task: The first message of the user.
-        before: The summary so far.
-        left: The messages that leave the view, in order.
-        limit: Characters of these messages; the middle of what is longer is left out.
+        task: The user's first message.
+        before: Current summary.
+        left: Messages to summarise, in order.
+        limit: Maximum number of characters for these messages. Longer text is truncated in the middle.
     """
     said = "\n".join(_line(message) for message in left)
     if len(said) > limit:
@@ -178,13 +178,13 @@ def _line(message: Message) -> str:
 
 
 _SHOWN = 24_000
-"""Characters of what leaves the view that the summarising model reads."""
+"""Maximum number of characters that a thinking model reads."""
 
 _TITLE = "[Summary of the messages that are left out here:]\n"
 
 
 class SummarisingPhase:
-    """Cuts requests, notes how far the run is, and has a model summarise what is left out."""
+    """Compresses requests, and adds a note and summaries."""
 
     def __init__(
         self, cutter: RequestCutter, model: Provider | str | None, note: bool, summary_tokens: int, timeout: float
@@ -196,7 +196,7 @@ class SummarisingPhase:
         self._timeout = timeout
 
     def answer(self, request: ModelRequest) -> Observable[Signal]:
-        """Answer a request with the one to send in its place."""
+        """Return an observable of the request to send instead."""
         if self._cutter.skips(request):
             return emit(request)
         result = reflect(request.ctx.state)
@@ -230,7 +230,7 @@ class SummarisingPhase:
     async def _summarised(
         self, model: Provider | str, request: ModelRequest, made: Compressed, counter: TokenCounter
     ) -> tuple[Compressed, dict[str, Any], Event | None]:
-        """Put the summary of a model into the cut; give the fields of its event, and the failure if there is one."""
+        """Add a model's summary. Returns the result, event fields, and a failure or None."""
         used = Usage()
         name = model if isinstance(model, str) else type(model).__name__
         try:
@@ -253,7 +253,7 @@ class SummarisingPhase:
         return made, {"thinking_model": name, "thinking": used}, failure
 
     async def _ask(self, model: Provider, request: ModelRequest, made: Compressed) -> tuple[str, Usage]:
-        """Have the model summarise the messages that leave the view; give its text and the tokens that it used."""
+        """Ask a model for a summary, and return its text and usage."""
         history = request.messages
         before = self._cutter.last_cut(request) or LastCut()
         gone = set(made.state.left_out) - set(before.left_out)
@@ -272,10 +272,10 @@ class SummarisingPhase:
 
 
 def _with_summary(made: Compressed, text: str, request: ModelRequest, counter: TokenCounter) -> Compressed:
-    """Put the model's summary before the facts of the cut.
+    """Insert a model's summary before the facts.
 
     Raises:
-        ValueError: The summary is empty, or takes no less than what it stands for.
+        ValueError: The summary is empty, or makes the request no smaller than before compression.
     """
     if not text.strip():
         raise ValueError("the summary is empty")

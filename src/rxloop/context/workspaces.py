@@ -18,13 +18,13 @@ Kind = Literal["static", "live"]
 
 
 class TextWorkspace:
-    """A text that stays as it is, or is replaced from time to time.
+    """Text that can be replaced at any time.
 
     Args:
-        text: What it shows.
-        title: A line above it.
-        kind: `static` comes right after the system prompt, where a provider keeps it in its cache for as long as it
-            does not change; `live` stands at the end of the request.
+        text: Content.
+        title: Heading above the text.
+        kind: `static` text follows the system prompt, so that providers can cache it. `live` text is at the end of the
+            request.
     """
 
     def __init__(self, text: str = "", *, title: str = "", kind: Kind = "static") -> None:
@@ -33,12 +33,12 @@ class TextWorkspace:
         self._kind: Kind = kind
 
     def render(self) -> Sequence[WorkspacePart]:
-        """Render the text as one part; nothing if it is empty."""
+        """Return the text as one part, or nothing if it is empty."""
         return (WorkspacePart(self.text, self._title, self._kind),) if self.text.strip() else ()
 
 
 class Scratchpad:
-    """Named notes that tools write and that the model sees from then on.
+    """Named notes that tools can write and the model can see.
 
     Example:
         >>> pad = Scratchpad(max_length=4_000)
@@ -49,9 +49,9 @@ class Scratchpad:
         ...     return "Noted."
 
     Args:
-        notes: What it has to begin with.
-        title: A line above the notes.
-        max_length: Characters of all notes together; of more, the oldest go.
+        notes: Initial notes.
+        title: Heading above the notes.
+        max_length: Maximum number of characters in all notes. The oldest notes are removed first.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Scratchpad:
         return self._notes[name]
 
     def __setitem__(self, name: str, text: str) -> None:
-        # To the end, so that what was written last is the last to go.
+        # Move it to the end, so that it is removed last.
         self._notes.pop(name, None)
         if text:
             self._notes[name] = text
@@ -87,73 +87,73 @@ class Scratchpad:
         return len(self._notes)
 
     def render(self) -> Sequence[WorkspacePart]:
-        """Render the notes as one live part; nothing if there are none."""
+        """Return the notes as one live part, or nothing if there are none."""
         text = "\n".join(f"{name}: {note}" for name, note in self._notes.items())
         return (WorkspacePart(text, self._title, "live"),) if text else ()
 
 
 class CompositeWorkspace:
-    """Several workspaces as one; their parts keep the order.
+    """Several workspaces combined, in order.
 
     Args:
-        *workspaces: What it is made of.
+        *workspaces: Workspaces to combine.
     """
 
     def __init__(self, *workspaces: Workspace) -> None:
         self._workspaces = workspaces
 
     async def render(self) -> Sequence[WorkspacePart]:
-        """Render the parts of all of them."""
+        """Return all parts."""
         return [part for workspace in self._workspaces for part in await parts_of(workspace)]
 
 
 async def parts_of(workspace: Workspace) -> list[WorkspacePart]:
-    """Render a workspace; a plain text is one live part. A plain `render` of the user runs in a thread."""
+    """Render a workspace. A string becomes one live part, and a custom synchronous `render` runs in a thread."""
     if is_quick(workspace):
         return as_parts(cast("Rendered", workspace.render()))
     return as_parts(await call_user_function(workspace.render))
 
 
 def is_quick(workspace: Workspace) -> bool:
-    """Return whether `render` is ours, plain, and done at once."""
+    """Return True if `render` is one of ours and does not block."""
     return type(workspace) in (TextWorkspace, Scratchpad)
 
 
 def as_parts(rendered: Rendered) -> list[WorkspacePart]:
-    """Turn what was rendered into parts; empty ones are left out."""
+    """Convert rendered content to parts, without empty ones."""
     found = [WorkspacePart(rendered)] if isinstance(rendered, str) else list(rendered)
     return [part for part in found if part.text.strip()]
 
 
 def text_of_parts(found: Sequence[WorkspacePart], kind: Kind) -> str:
-    """Join the parts of one kind into one text; empty if there are none."""
+    """Join all parts with this kind into one text."""
     texts = [f"## {part.title}\n{part.text}" if part.title else part.text for part in found if part.kind == kind]
     return "\n\n".join(texts)
 
 
 _HEAD = 8_000
-"""Bytes in which a NUL says that a file is not text."""
+"""Number of bytes to search for NUL, which indicates a binary file."""
 
 _MOST_SEEN = 50_000
-"""Files and folders that are looked at, whether they are wanted or not."""
+"""Maximum number of files and folders to visit."""
 
 
 class FolderWorkspace:
-    """The text files of a folder, read again for each request; those that are too long are cut in the middle.
+    """Text files in a folder. They are read again for each request, and long files are truncated in the middle.
 
-    Links are left out, wherever they lead, and so are pipes and devices.
+    Symbolic links, pipes and devices are ignored.
 
     Args:
-        path: The folder.
-        patterns: Which files, as glob patterns over their paths below the folder.
-        exclude: Which not; what begins with a dot is left out in any case.
-        max_bytes: What one file may take.
-        max_total: What all may take; of the files beyond it only the names are shown.
-        max_files: How many files are shown; of the others only the number.
-        kind: Where they stand in the request.
+        path: Folder.
+        patterns: Glob patterns for the paths to include, relative to the folder.
+        exclude: Glob patterns to exclude. Hidden files are always excluded.
+        max_bytes: Maximum size per file.
+        max_total: Maximum total size. Only names are shown for further files.
+        max_files: Maximum number of files. Further files are only counted.
+        kind: Position in the request, `static` or `live`.
 
     Raises:
-        ConfigurationError: There is no such folder.
+        ConfigurationError: The folder does not exist.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class FolderWorkspace:
         self._kind: Kind = kind
 
     async def render(self) -> Sequence[WorkspacePart]:
-        """Read the files in a thread, in the order of their paths; each is one part."""
+        """Read the files in a thread, and return a part for each one, in path order."""
         return await run_in_thread(self._render)
 
     def _render(self) -> list[WorkspacePart]:
@@ -208,7 +208,7 @@ class FolderWorkspace:
 
 
 def _text(root: Path, name: str, limit: int) -> str | None:
-    """Read a text file, without its middle where it is too long; None if it is not text or cannot be read."""
+    """Return a file's text, without its middle if it is too long, or None if it is unreadable or binary."""
     try:
         with open_path(root, name) as handle:
             size = os.fstat(handle).st_size
@@ -226,5 +226,5 @@ def _text(root: Path, name: str, limit: int) -> str | None:
 
 
 def _shown(name: str) -> str:
-    """Write a path as one line of a heading: what is not a visible character is written as an escape."""
+    """Return a path as one line, with escapes for characters that are not printable."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in name)

@@ -183,7 +183,7 @@ async def test_faulty_operator_is_logged_once_per_run(caplog: pytest.LogCaptureF
     model = ScriptedModel(*look_calls(5), "Done.")
     with caplog.at_level(logging.WARNING, "rxloop"):
         await collect_run(model, rewrite_messages(lambda messages: messages[-1:]))
-    warnings = [each.getMessage() for each in caplog.records if "had to be repaired" in each.getMessage()]
+    warnings = [each.getMessage() for each in caplog.records if "had made invalid" in each.getMessage()]
     assert len(warnings) == 1
     assert "trims" in warnings[0]
 
