@@ -344,5 +344,5 @@ async def test_a_follower_gets_deltas_behind_its_cursor_where_the_log_keeps_them
 
 
 def test_a_follower_ends_with_the_attempt_or_with_the_run(written: Written) -> None:
-    with pytest.raises(ConfigurationError, match="until must be 'attempt' or 'end', not 'later'"):
+    with pytest.raises(ConfigurationError, match="until must be 'attempt' or 'end', got 'later'"):
         written.follow(until="later")

@@ -1,4 +1,4 @@
-"""The typed client of the HTTP API: runs elsewhere, as streams that any view works on."""
+"""Typed client for the HTTP API, with runs as streams."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ __all__ = ["Client", "ContextInfo", "RunInfo", "StateInfo"]
 
 
 _SILENCE = 60.0
-"""Seconds after which a stream without a sign of life counts as broken; the server gives one every 15."""
+"""Seconds after which a silent stream is considered broken. The server sends a heartbeat every 15 seconds."""
 
 
 class Client:
-    """A server with the HTTP API, and its runs.
+    """Client for an rxloop server.
 
     Example:
         >>> async with Client("https://agents.example.com", token="...") as client:
@@ -57,14 +57,14 @@ class Client:
         retries: int = 8,
         http: httpx.AsyncClient | None = None,
     ) -> None:
-        """Describe a server; nothing is sent yet.
+        """Create a client. No request is sent yet.
 
         Args:
-            url: Where the API is, with the prefix that it is mounted under.
-            token: Says who asks.
-            retries: How often in a row what may pass is tried again.
-            http: A client of httpx to send over, such as one with certificates or a proxy; it stays open, and `url` and
-                `token` are put on each request.
+            url: Base URL of the API, including its path prefix.
+            token: Bearer token.
+            retries: Maximum number of consecutive retries after temporary failures.
+            http: Custom httpx client, for example with certificates or a proxy. `url` and `token` are set on it. It is
+                not closed by this client.
         """
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         self._own = http is None
@@ -87,24 +87,24 @@ class Client:
         metadata: Mapping[str, Any] | None = None,
         wait: float | None = None,
     ) -> RunInfo:
-        """Start a run; it is durable when this returns.
+        """Start a run. The run is durable when this method returns.
 
         Args:
-            agent: Its name; None where the server has one.
-            input: A text, or parts as the API has them, such as `{"type": "image", "url": ...}`.
-            key: The same key is the same run; a new one by default, so that trying again starts no second run.
-            context_id: The conversation to go on with.
-            when_busy: What to do while the conversation has a run under way.
-            tools: What this client carries out: `name`, `description` and `parameters` of each tool.
-            settings: Of its model calls, such as `{"temperature": 0}`; the server says which it takes.
-            metadata: Comes back with the run.
-            wait: Seconds to wait for the run to come to rest.
+            agent: Agent name. Optional if the server has only one agent.
+            input: Text, or parts in the API's format, such as `{"type": "image", "url": ...}`.
+            key: Idempotency key. The default is a new key, so that retries don't start a second run.
+            context_id: Conversation to continue.
+            when_busy: Whether to wait or fail if the conversation has an active run.
+            tools: Tools that this client executes, each with `name`, `description` and `parameters`.
+            settings: Model settings such as `{"temperature": 0}`. The server decides which ones are allowed.
+            metadata: Metadata that is returned with the run.
+            wait: Time to wait until the run is idle, in seconds.
 
         Raises:
-            ApiError: It was refused, or the server is out of reach.
-            ConfigurationError: An argument does not fit.
+            ApiError: The request was refused, or the server is unreachable.
+            ConfigurationError: An argument is invalid.
         """
-        # Few programs need it, and it takes time to import.
+        # Imported here because few programs need it, and the import is slow.
         import uuid6
 
         given = {
@@ -131,22 +131,22 @@ class Client:
         speed: float | None = None,
         internal: bool = False,
     ) -> Stream[AnyEvent]:
-        """The events of a run from the first one, over pauses, attempts and broken connections, until it is over.
+        """Return the events of a run until it has ended, across pauses, attempts and broken connections.
 
-        Any view works on it. Each subscriber and each iterator asks the server for itself.
+        Any view can be used. Each subscriber and iterator sends its own requests.
 
         Args:
-            task_id: The run.
-            after: The cursor of the last event that the reader has.
-            kinds: Only events of these kinds.
-            branch: Only this line of a strategy; the empty text is the main line.
-            nested: Whether the events of nested agents come, too.
-            until: `attempt` ends at a pause.
-            speed: Replay what there is; 1 is the recorded pace.
-            internal: With what is not for clients, where that is allowed.
+            task_id: Task id.
+            after: Cursor of the last event that the reader has.
+            kinds: Event kinds to include. The default is all.
+            branch: Strategy branch to include. An empty string selects the main branch.
+            nested: Whether to include events from nested agents.
+            until: `attempt` ends the stream at a pause.
+            speed: Replay speed for existing events, where 1 is the original speed.
+            internal: Whether to include internal data, if allowed.
 
         Returns:
-            A stream. `ApiError` ends it if the server refuses, or stays out of reach.
+            Stream of events. It fails with `ApiError` if the server refuses the request or remains unreachable.
         """
         query = {
             "kinds": None if kinds is None else ",".join(kinds),
@@ -160,32 +160,32 @@ class Client:
         return followed(self._http, task_id, after, given, self._requests.retries)
 
     async def record(self, task_id: str, *, wait: float | None = None) -> RunInfo:
-        """Where a run stands; with `wait`, once it has come to rest, or after so many seconds.
+        """Return the record of a run. With `wait`, return when it is idle or after this number of seconds.
 
         Raises:
-            ApiError: There is no such run, or the server is out of reach.
+            ApiError: The run does not exist, or the server is unreachable.
         """
         return await self._requests.get(RunInfo, _run(task_id), {"wait": wait})
 
     async def state(self, task_id: str, seq: int | None = None, *, internal: bool = False) -> StateInfo:
-        """How a run stood after one of its events, the newest one by default: its messages, open calls and questions.
+        """Return the state of a run: its messages, open calls and questions.
 
         Args:
-            task_id: The run.
-            seq: The last event that counts.
-            internal: With what is not for clients, where that is allowed.
+            task_id: Task id.
+            seq: Number of the last event to apply. The default is the newest one.
+            internal: Whether to include internal data, if allowed.
 
         Raises:
-            ApiError: There is no such run or event, or the server is out of reach.
+            ApiError: The run or event does not exist, or the server is unreachable.
         """
         query = {"seq": seq, "visibility": "all" if internal else None}
         return await self._requests.get(StateInfo, f"{_run(task_id)}/state", query)
 
     async def graph(self, task_id: str, form: Literal["json", "mermaid", "html"] = "json") -> str:
-        """The thoughts of a run, drawn.
+        """Return the thought graph of a run.
 
         Raises:
-            ApiError: There is no such run, or the server is out of reach.
+            ApiError: The run does not exist, or the server is unreachable.
         """
         return await self._requests.text(f"{_run(task_id)}/graph", {"form": form})
 
@@ -197,53 +197,53 @@ class Client:
         after: str | None = None,
         limit: int | None = None,
     ) -> RunPage:
-        """One's own runs, newest first, a page at a time.
+        """Return a page of the caller's runs, newest first.
 
         Args:
-            context_id: Of this conversation.
-            state: In this state.
-            after: `next` of the page before.
-            limit: How many.
+            context_id: Only include runs in this conversation.
+            state: Only include runs in this state.
+            after: `next` of the previous page.
+            limit: Maximum number of runs.
 
         Raises:
-            ApiError: There is no such conversation, or the server is out of reach.
+            ApiError: The conversation does not exist, or the server is unreachable.
         """
         path = "runs" if context_id is None else f"{_context(context_id)}/runs"
         return await self._requests.get(RunPage, path, {"state": state, "after": after, "limit": limit})
 
     async def contexts(self, *, after: str | None = None, limit: int | None = None) -> ContextPage:
-        """One's own conversations, those with the newest runs first, a page at a time.
+        """Return a page of the caller's conversations, starting with those that have the newest runs.
 
         Args:
-            after: `next` of the page before.
-            limit: How many.
+            after: `next` of the previous page.
+            limit: Maximum number of conversations.
 
         Raises:
-            ApiError: It was refused, or the server is out of reach.
+            ApiError: The request was refused, or the server is unreachable.
         """
         return await self._requests.get(ContextPage, "contexts", {"after": after, "limit": limit})
 
     async def messages(self, context_id: str) -> list[Message]:
-        """The messages of a conversation, oldest first.
+        """Return all messages in a conversation, oldest first.
 
         Raises:
-            ApiError: There is no such conversation, or the server is out of reach.
+            ApiError: The conversation does not exist, or the server is unreachable.
         """
         return (await self._requests.get(MessageList, f"{_context(context_id)}/messages")).messages
 
     async def agents(self) -> list[AgentInfo]:
-        """The agents of the server.
+        """Return all agents on the server.
 
         Raises:
-            ApiError: It was refused, or the server is out of reach.
+            ApiError: The request was refused, or the server is unreachable.
         """
         return (await self._requests.get(AgentList, "agents")).agents
 
     async def answer(self, task_id: str, inputs: Mapping[str, Any], *, wait: float | None = None) -> RunInfo:
-        """Answer questions of a run, by their `input_id`; it goes on.
+        """Answer the questions of a run by `input_id`, and resume it.
 
         Raises:
-            ApiError: With the code `not_waiting` if the run does not wait for that, `invalid_input` if it does not fit.
+            ApiError: `not_waiting` if the run does not wait for this input, or `invalid_input` if an answer is invalid.
         """
         body = _body(ResumeRun, {"inputs": inputs})
         return await self._requests.post(RunInfo, f"{_run(task_id)}/resume", body, query={"wait": wait})
@@ -251,19 +251,19 @@ class Client:
     async def send(
         self, task_id: str, input: str | Sequence[str | Mapping[str, Any]], *, interrupt: bool = False
     ) -> RunInfo:
-        """Put a message into a run that goes on; `interrupt` cuts off the answer that is being written.
+        """Send a message to an active run. `interrupt` stops the current answer.
 
         Raises:
-            ApiError: With the code `run_over` if nobody goes on with the run.
+            ApiError: `run_over` if the run is not active.
         """
         body = _body(SendMessage, {"input": _said(input), "interrupt": interrupt})
         return await self._requests.post(RunInfo, f"{_run(task_id)}/say", body)
 
     async def cancel(self, task_id: str, reason: str | None = None) -> RunInfo:
-        """Cancel a run that goes on or waits; one that is over stays as it is.
+        """Cancel an active or waiting run. A run that has ended is not changed.
 
         Raises:
-            ApiError: There is no such run, or the server is out of reach.
+            ApiError: The run does not exist, or the server is unreachable.
         """
         body = _body(CancelRun, {"reason": reason})
         return await self._requests.post(RunInfo, f"{_run(task_id)}/cancel", body)
@@ -276,23 +276,23 @@ class Client:
         input: str | Sequence[str | Mapping[str, Any]] | None = None,
         results: Mapping[str, Any] | None = None,
     ) -> RunInfo:
-        """Begin a new run with a part of another one.
+        """Start a new run from a prefix of another one.
 
         Args:
-            task_id: The run to begin with.
-            at: The `seq` of the last event to take over.
-            input: In the place of the question for `at=1`, else a new message.
-            results: What tools have answered, by the id of the call or by its slot.
+            task_id: Run to fork.
+            at: `seq` of the last event to copy.
+            input: Replaces the prompt if `at` is 1, and is added as a new message otherwise.
+            results: Tool results, by call id or slot.
 
         Raises:
-            ApiError: There is no such run, event or call.
+            ApiError: The run, event or call does not exist.
         """
         said = None if input is None else _said(input)
         body = _body(ForkRun, {"at": at, "results": results, "input": said})
         return await self._requests.post(RunInfo, f"{_run(task_id)}/fork", body)
 
     async def aclose(self) -> None:
-        """Close the connections; a client of httpx that was given stays open."""
+        """Close the connections, except for a custom httpx client."""
         if self._own:
             await self._http.aclose()
 

@@ -1,4 +1,4 @@
-"""Requests to a server, their retries, and followed streams."""
+"""Requests to a server, retries, and streams."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from rxloop.stream.stream import ReadOnlyHold, Stream
 M = TypeVar("M", bound=BaseModel)
 
 _PASSES = (429, 502, 503, 504)
-"""What is said where another try may succeed."""
+"""HTTP status codes of temporary failures."""
 
 _LONGEST_PAUSE = 10.0
 
 
 class Tries:
-    """How often something is tried again, and how long to wait before."""
+    """Retry counter with exponential backoff."""
 
     def __init__(self, most: int) -> None:
-        """Give up after so many failures in a row."""
+        """Create a counter that fails after `most` consecutive failures."""
         self._most = most
         self._failed = 0
 
     def worked(self) -> None:
-        """The failures so far do not count any more."""
+        """Reset the number of failures."""
         self._failed = 0
 
     async def again(self, error: ApiError) -> None:
-        """Wait before the next try.
+        """Wait before the next attempt.
 
         Raises:
-            ApiError: This failure does not pass, or it has failed too often.
+            ApiError: The failure is permanent, or there were too many.
         """
         self._failed += 1
         if self._failed > self._most or not (error.status is None or error.status in _PASSES):
@@ -50,22 +50,22 @@ class Tries:
 
 
 class Requests:
-    """Sends requests whose answer is a model."""
+    """HTTP requests with typed responses."""
 
     def __init__(self, http: httpx.AsyncClient, retries: int) -> None:
-        """Send over a client of httpx; a request that does no harm twice is sent again so often."""
+        """Use an httpx client, and retry idempotent requests up to `retries` times."""
         self.http, self.retries = http, retries
 
     async def get(self, model: type[M], path: str, query: Mapping[str, Any] | None = None) -> M:
-        """Ask for something; tried again where that may help.
+        """Send a GET request, with retries.
 
         Raises:
-            ApiError: It was refused, or the server is out of reach.
+            ApiError: The request was refused, or the server is unreachable.
         """
         return _read(model, await self._patiently("GET", path, params=_given(query)))
 
     async def text(self, path: str, query: Mapping[str, Any] | None = None) -> str:
-        """Ask for a text, as `get` asks for a model."""
+        """Send a GET request, with retries, and return its text."""
         return (await self._patiently("GET", path, params=_given(query))).text
 
     async def post(
@@ -77,10 +77,10 @@ class Requests:
         query: Mapping[str, Any] | None = None,
         key: str | None = None,
     ) -> M:
-        """Have something done; with a key it is tried again where that may help.
+        """Send a POST request. It is only retried if there is an idempotency key.
 
         Raises:
-            ApiError: It was refused, or the server is out of reach.
+            ApiError: The request was refused, or the server is unreachable.
         """
         content = body.model_dump_json(by_alias=True, exclude_unset=True)
         headers = {"content-type": "application/json", **({"idempotency-key": key} if key else {})}
@@ -107,7 +107,7 @@ class Requests:
 
 def _read(model: type[M], response: httpx.Response) -> M:
     try:
-        # A later server may know more fields.
+        # A newer server may send additional fields.
         return model.model_validate_json(response.content, extra="ignore")
     except ValidationError as error:
         path = response.request.url.path
@@ -115,17 +115,17 @@ def _read(model: type[M], response: httpx.Response) -> M:
 
 
 def unreachable(error: Exception) -> ApiError:
-    """The error for a connection that could not be made, or broke."""
-    return ApiError(f"the server cannot be reached: {type(error).__name__}: {error}", code="connection")
+    """Return the error for a failed connection."""
+    return ApiError(f"the server is unreachable: {type(error).__name__}: {error}", code="connection")
 
 
 def refusal(response: httpx.Response) -> ApiError:
-    """The error for an answer that is one."""
+    """Convert an unsuccessful response to an error."""
     try:
         said = Problem.model_validate_json(response.content, extra="ignore").error
         code, message, fields = said.code, said.message, said.fields
     except ValidationError:
-        # Of a proxy, say.
+        # The response may come from a proxy.
         code, message, fields = "refused", response.reason_phrase, None
     after = response.headers.get("retry-after", "")
     details = "".join(f"; {name}: {wrong}" for name, wrong in (fields or {}).items())
@@ -145,16 +145,15 @@ def _given(query: Mapping[str, Any] | None) -> dict[str, Any]:
 _OVER = ("completed", "failed", "canceled")
 
 _LARGEST = 64 << 20
-"""Bytes that one event may have."""
+"""Maximum size of an event in bytes."""
 
 
 def followed(
     http: httpx.AsyncClient, task_id: str, after: str | None, query: Mapping[str, Any], retries: int
 ) -> Stream[AnyEvent]:
-    """The events of a run after a cursor, until there are no more; each subscriber asks the server for itself.
+    """Return the events after a cursor until the end. Each subscriber sends its own requests.
 
-    A connection that breaks is made anew, from the last event that came. A reader that is slow holds the connection
-    back.
+    A broken connection is reopened after the last received event. Slow readers slow down the connection.
     """
     hold = ReadOnlyHold()
 
@@ -177,26 +176,26 @@ def followed(
             else:
                 if over or "speed" in query:
                     return
-                # It has gone away in good order, or the attempt is over: what comes next, it says when it is asked.
-                await tries.again(ApiError("the server ends the stream again and again", code="connection"))
+                # The server has closed the stream, or the attempt has ended. The next request will tell.
+                await tries.again(ApiError("the server keeps closing the stream", code="connection"))
 
-    # A bare cancel would leave connections behind in the pool of httpx.
+    # Without shielding, a cancel would leave connections in httpx's pool.
     source = from_task(work, name=f"rxloop-client-{task_id}", shielded=True)
     return Stream(source, hold, overflow="block")
 
 
 class _NoMore(Exception):
-    """The server says that nothing more comes."""
+    """Raised when the server has no more events."""
 
 
 async def _connected(
     http: httpx.AsyncClient, task_id: str, cursor: str | None, query: Mapping[str, Any]
 ) -> AsyncGenerator[Event]:
-    """The events that come over one connection.
+    """Yield events from one connection.
 
     Raises:
-        ApiError: The server refused, or the connection broke.
-        _NoMore: There are no more.
+        ApiError: The request was refused, or the connection is broken.
+        _NoMore: There are no more events.
     """
     headers = {"accept": "application/x-ndjson", **({"last-event-id": cursor} if cursor else {})}
     path = f"runs/{quote(task_id, safe='')}/events"
@@ -216,7 +215,7 @@ async def _connected(
 
 
 async def _lines(response: httpx.Response) -> AsyncGenerator[bytes]:
-    """Lines that are complete and not empty; those of httpx also end at characters that JSON may hold."""
+    """Yield complete lines that are not empty. httpx would also split at other characters, which JSON may contain."""
     rest = bytearray()
     async for piece in response.aiter_bytes():
         rest += piece

@@ -1,4 +1,4 @@
-"""Experiments: use them to compare models, prompts and settings by scores.
+"""Experiments that compare models, prompts and settings by scores.
 
 Cases are asked of variants of an agent, and their answers are scored, reported and compared.
 """

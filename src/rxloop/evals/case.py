@@ -21,7 +21,7 @@ from rxloop.state.run_state import get_final_history
 from rxloop.storage.conversation import conversation
 
 MARK = "rxloop.experiment"
-"""The key in the metadata of a run that an experiment has made: its name; of a judge's run the one that it judged."""
+"""Metadata key with the experiment's name. For a run of a judge, its value is the judged run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class Case:
 
     def __post_init__(self) -> None:
         if (self.fork_of is None) != (self.fork_at is None):
-            raise ConfigurationError(f"the case {self.id!r} needs both fork_of and fork_at, or neither")
+            raise ConfigurationError(f"the case {self.id!r} must have both fork_of and fork_at, or neither")
         if self.input is None and self.fork_of is None:
             raise ConfigurationError(
-                f"the case {self.id!r} has no input: give a text, or whatever prompt= can turn into one"
+                f"the case {self.id!r} has no input; set a string, or a value that prompt= converts"
             )
         check_printable(self.id, "the id of a case")
 
@@ -145,10 +145,13 @@ def _answer(events: Sequence[Event]) -> str | None:
 
 
 def numbered(cases: Sequence[Case]) -> list[Case]:
-    """Give an id to each case that has none.
+    """Assign an id to each case without one.
+
+    Args:
+        cases: Cases of an experiment.
 
     Raises:
-        ConfigurationError: There are no cases, one is something else, or two have the same id.
+        ConfigurationError: An item is not a case, or an id occurs twice.
     """
     if not cases:
         raise ConfigurationError('an experiment needs a case: Case("What is 6 * 7?", expected="42")')
@@ -159,13 +162,13 @@ def numbered(cases: Sequence[Case]) -> list[Case]:
     seen: set[str] = set()
     for case in named:
         if case.id in seen:
-            raise ConfigurationError(f"two cases have the id {case.id!r}: the runs of a case are found by it")
+            raise ConfigurationError(f"case ids must be unique, got {case.id!r} twice")
         seen.add(case.id)
     return named
 
 
 def plain_input(case: Case) -> Any:
-    """What a case asks, as it stands in a report: messages as a text, anything else as JSON has it."""
+    """Return a case's input for a report, as text or JSON."""
     given = case.input
     if isinstance(given, Message):
         return given.text

@@ -1,4 +1,4 @@
-"""Definition and start of an experiment."""
+"""Definition and execution of an experiment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Variants = Agent[Any, Any] | Mapping[str, "Agent[Any, Any] | Variant"]
 
 
 class Experiment(Plan):
-    """A description of what is asked of whom, and how the answers are scored; `experiment` makes one."""
+    """Cases, variants and scorers, as created by `experiment`."""
 
     @override
     def __repr__(self) -> str:
@@ -122,7 +122,7 @@ def experiment(
     if log is not None and not name.strip():
         raise ConfigurationError("an experiment with a log needs a name, by which its runs are found: name='capitals'")
     if repeats < 1 or concurrency < 1:
-        raise ConfigurationError(f"repeats and concurrency must be at least 1, not {repeats} and {concurrency}")
+        raise ConfigurationError(f"repeats and concurrency must be at least 1, got {repeats} and {concurrency}")
     asked = Case.read(cases) if isinstance(cases, str | PathLike) else cases
     made = Experiment(
         name=check_printable(name or "experiment", "the name of an experiment"),
@@ -159,7 +159,7 @@ def _variant(name: str, given: Any) -> Variant:
 
 def _scorers(given: Sequence[Scorer | Callable[..., Any]]) -> tuple[Scorer, ...]:
     if isinstance(given, Scorer) or callable(given):
-        raise ConfigurationError(f"scorers is {given!r}: give a list of them")
+        raise ConfigurationError(f"scorers must be a list, got {given!r}")
     scorers = tuple(as_scorer(each) for each in given)
     if not scorers:
         raise ConfigurationError("an experiment needs a scorer: score.exact(), or a function of the result")

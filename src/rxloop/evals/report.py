@@ -25,7 +25,7 @@ class Report(Trials):
     """
 
     def to_json(self) -> bytes:
-        """Write it as JSON."""
+        """Return the report as JSON."""
         return self.model_dump_json().encode()
 
     @classmethod
@@ -38,10 +38,10 @@ class Report(Trials):
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:
-            raise ConfigurationError(f"this is not a report of an experiment: {error.errors()[0]['msg']}") from error
+            raise ConfigurationError(f"data must be a report of an experiment: {error.errors()[0]['msg']}") from error
 
     def to_html(self) -> str:
-        """Write one page that opens in any browser and loads nothing. What a model wrote is text there, no markup."""
+        """Return a self-contained HTML page. Output from models is escaped."""
         return page(self)
 
     @override
@@ -54,17 +54,17 @@ class Report(Trials):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What changed from one report to another. Printed it is a table; `rich.print` colours it."""
+    """Changes between two reports. `str` returns a table, and `rich.print` adds colours."""
 
     before: str
     after: str
     changes: tuple[Change, ...]
     left_out: tuple[str, ...]
-    """What could not be compared, a line for each."""
+    """Reasons why something could not be compared."""
 
     @property
     def worse(self) -> list[Change]:
-        """What got clearly worse."""
+        """Changes that are clearly worse."""
         return [change for change in self.changes if change.verdict == "worse"]
 
     @override
@@ -178,7 +178,7 @@ def _change(
 
 
 def _answered_alike(name: str, before: Report, after: Report, cases: set[str], left_out: list[str]) -> set[str]:
-    """Take the cases that failed as often before as after: a run that fails at once is no saving."""
+    """Keep cases with the same number of failures in both reports, because failed runs only seem cheaper."""
     old, new = _failing(before), _failing(after)
     alike = {case for case in cases if old[case] == new[case]}
     if alike != cases:
@@ -190,7 +190,7 @@ def _answered_alike(name: str, before: Report, after: Report, cases: set[str], l
 
 
 def _failing(report: Report) -> dict[str, float]:
-    """The share of the runs of each case that have no answer."""
+    """Return the fraction of runs without an answer for each case."""
     failed: dict[str, list[bool]] = {}
     for trial in report.trials:
         failed.setdefault(trial.case, []).append(trial.error is not None)

@@ -1,4 +1,4 @@
-"""Runs of the cases and variants."""
+"""Execution of cases and variants."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class Variant:
     on_input: OnInput | None = None
 
     def options(self) -> dict[str, Any]:
-        """The options of its runs."""
+        """Run options of the variant."""
         names = ("model", "strategy", "settings", "limits", "on_input")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Plan:
-    """The fields of an experiment; see `experiment`."""
+    """Fields of an experiment. See `experiment`."""
 
     name: str
     cases: Sequence[Case]
@@ -77,12 +77,12 @@ class Plan:
 
 
 Known = Collection[str]
-"""The ids of the runs that the log has already."""
+"""Ids of runs that the log already contains."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A run that is to be made, or to be found in the log."""
+    """Run to start, or to find in the log."""
 
     variant: str
     case: Case
@@ -101,7 +101,7 @@ async def carry_out(experiment: Plan, push: Push[Report]) -> None:
     trials: dict[int, Trial] = {}
 
     def report() -> Report:
-        # Without validation, which would go through all trials for each of them.
+        # Without validation, because it would visit all trials each time.
         return Report.model_construct(
             name=experiment.name,
             created=CLOCK.get().now(),
@@ -117,7 +117,7 @@ async def carry_out(experiment: Plan, push: Push[Report]) -> None:
         todo = iter(enumerate(plan))
 
         async def work() -> None:
-            # All take from one iterator: whoever is free makes the next run.
+            # Workers share one iterator, so that an idle one starts the next run.
             for place, planned in todo:
                 trials[place] = await _trial(experiment, planned, known, asks)
                 push(report())
@@ -167,7 +167,7 @@ def _asks_the_same(experiment: Plan, planned: _Planned, first: TaskEvent) -> boo
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """A message without what a run adds to it."""
+    """Return a message without the fields that a run adds."""
     return message.model_dump(include={"role", "content", "tool_call_id"})
 
 
@@ -199,7 +199,7 @@ async def _trial(experiment: Plan, planned: _Planned, known: Known, asks: Sequen
 
 
 async def _evidence(experiment: Plan, planned: _Planned, known: Known) -> Evidence:
-    """Make a run, or find it, and wait for its end; how it fails is a value."""
+    """Start or find a run, and wait until it has ended. Failures are returned."""
     result: Result[Any] | None = None
     error: str | None = None
     kept: list[Event] = []
@@ -213,7 +213,7 @@ async def _evidence(experiment: Plan, planned: _Planned, known: Known) -> Eviden
         elif task_id in known:
             result = await _resumed(experiment, planned)
         else:
-            # Another process may carry out the same experiment, and be quicker.
+            # Another process may run the same experiment and be faster.
             result = await run_once(lambda: _begun(experiment, planned), lambda: _resumed(experiment, planned))
     except AttemptError as failure:
         result, error = failure.result, f"{failure.code}: {failure}"
@@ -243,12 +243,12 @@ def _begun(experiment: Plan, planned: _Planned) -> Run[Any]:
 
 def _resumed(experiment: Plan, planned: _Planned) -> Run[Any]:
     agent, options = _agent(experiment, planned)
-    # It may be under way elsewhere, or on its way to its end, where the experiment was cancelled a moment ago.
+    # The run may be active elsewhere, or still ending after an experiment was cancelled.
     return agent.resume(planned.task_id, when_busy="wait", **options)
 
 
 def _agent(experiment: Plan, planned: _Planned) -> tuple[Agent[Any, Any], dict[str, Any]]:
-    """The agent that makes a run, and the options of the run."""
+    """Return the agent and the options for a run."""
     variant = experiment.variants[planned.variant]
     options = variant.options()
     if experiment.deps is not None:
@@ -257,7 +257,7 @@ def _agent(experiment: Plan, planned: _Planned) -> tuple[Agent[Any, Any], dict[s
 
 
 async def _events(log: EventLog | None, task_id: str, kept: Sequence[Event]) -> list[Event]:
-    """The durable events of a run; of a fork, those that came after what it has taken over."""
+    """Return the durable events of a run, without those that a fork has copied."""
     events = kept if log is None else await read_log(log.read, task_id)
     first = next((event.fork_seq for event in events if isinstance(event, TaskEvent)), None)
     return [event for event in events if event.durable and event.seq > (first or 0)]

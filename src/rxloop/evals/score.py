@@ -73,7 +73,7 @@ def matches(pattern: str | re.Pattern[str], *, name: str = "matches") -> Scorer:
     try:
         found = re.compile(pattern)
     except re.error as error:
-        raise ConfigurationError(f"{pattern!r} is not a regular expression: {error}") from error
+        raise ConfigurationError(f"{pattern!r} is not a valid regular expression: {error}") from error
 
     def fits(result: Result[Any]) -> bool:
         return found.search(result.content) is not None
@@ -104,7 +104,7 @@ def fields(*names: str, name: str = "fields") -> Scorer:
 
 
 def _both(case: Case, result: Result[Any]) -> tuple[Any, Any]:
-    """The answer and the expected one as plain data; an expected text is read as JSON for a typed answer."""
+    """Return both answers as plain data. If the answer is typed, an expected string is parsed as JSON."""
     given, wanted = to_jsonable_python(result.output), to_jsonable_python(_expected(case))
     if isinstance(wanted, str) and not isinstance(given, str):
         try:
@@ -248,7 +248,7 @@ def steps(*, name: str = "steps") -> Scorer:
 
 
 def _called(events: Sequence[Event]) -> list[str]:
-    """The tools that the agent itself called, in the order in which they began; thinking aloud is none."""
+    """Return the called tools in order, without nested calls and `think_aloud`."""
     return [
         event.name
         for event in events

@@ -1,4 +1,4 @@
-"""Scorers, and a model as judge."""
+"""Scorers, including a model as judge."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from rxloop.stream.stream import A, B, C, V
 from rxloop.tools.think_aloud import NAME as THINK_ALOUD
 
 Value = bool | float | str
-"""What a scorer gives: a verdict, a number, or a label."""
+"""Value of a scorer: a verdict, a number or a label."""
 
 Better = Literal["higher", "lower"]
 
 
 class Score(Wire):
-    """What a scorer says of one run."""
+    """Result of a scorer for one run."""
 
     value: bool | int | float | str | None = None
     """A verdict (which counts as 1 or 0), a number, or a label.
@@ -46,27 +46,27 @@ class Score(Wire):
     None where the scorer failed, and for a run without an answer where lower is better.
     """
     reason: str = ""
-    """Why, for people."""
+    """Explanation for people."""
     error: str | None = None
-    """What the scorer raised."""
+    """Error raised by the scorer."""
     usage: Usage | None = None
-    """What a judging model used for it."""
+    """Tokens used by a judge."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a run of a case came to: what scorers see."""
+    """Outcome of a run, as passed to scorers."""
 
     case: Case
     task_id: str
     state: State
-    """`failed` for a run that was refused."""
+    """State of the run. `failed` if the run was rejected."""
     events: Sequence[Event]
-    """The durable events of the run; of a fork, those that came after what it has taken over."""
+    """Durable events, without those that a fork has copied."""
     result: Result[Any] | None
-    """None for a run that was refused before it began, or that waits for an answer."""
+    """None if the run was rejected or waits for input."""
     error: str | None
-    """Why there is no answer."""
+    """Reason for a missing answer."""
 
 
 Measured = Score | bool | int | float | str | None
@@ -104,7 +104,7 @@ class Scorer:
         if not name.strip() or name == "<lambda>":
             raise ConfigurationError("a scorer needs a name: Scorer('short', lambda result: len(result.content) < 200)")
         if better not in ("higher", "lower"):
-            raise ConfigurationError(f"better must be higher or lower, not {better!r}")
+            raise ConfigurationError(f"better must be 'higher' or 'lower', got {better!r}")
         self.name = name
         self.better: Better = better
         self._function = function
@@ -130,14 +130,14 @@ class Scorer:
 
 
 class EventScorer(Scorer):
-    """A scorer that is a fold of the events of a run; one without an answer has events, too."""
+    """Scorer that is based on a run's events. It also applies to runs without an answer."""
 
     of_failures = True
 
     def __init__(
         self, name: str, function: Callable[[Case, Sequence[Event]], Any], *, better: Better = "higher"
     ) -> None:
-        """Name a function of a case and the events of its run."""
+        """Create a scorer from a function with a case and events."""
         super().__init__(name, function, better=better)
 
     @override
@@ -230,9 +230,9 @@ def _takes_case(name: str, function: Callable[..., Any]) -> bool:
 
 
 async def scored(scorer: Scorer, ask: Ask, evidence: Evidence) -> Score | None:
-    """Ask a scorer; what it raises is a score with its error, and None says that it does not apply."""
+    """Run a scorer. An exception becomes a score with an error. Returns None if the scorer does not apply."""
     if evidence.error is not None and not scorer.of_failures:
-        # 0 would be the best value where lower is better.
+        # 0 would be the best value if lower is better.
         return Score(value=False if scorer.better == "higher" else None, reason=f"no answer: {evidence.error}")
     try:
         value = await ask(evidence)
@@ -320,7 +320,7 @@ class _Judge(Scorer):
         self._calls = calls
         self._settings = settings
         grade: Any = Annotated[float, Field(ge=0, le=1)] if verdict is float else verdict
-        # The reason comes first, so that the verdict follows from it and not the other way round.
+        # The reason comes first, so that the verdict is based on it.
         self._answer: type[BaseModel] = create_model("Verdict", reason=(str, ...), verdict=(grade, ...))
 
     @override
@@ -339,7 +339,7 @@ class _Judge(Scorer):
         async def ask(evidence: Evidence) -> Score:
             return await self._judged(agent, evidence, kept=log is not None)
 
-        # Closed with the experiment, and with it the client of a model string; a provider stays open.
+        # Close the model string's client with the experiment. A provider stays open.
         async with agent:
             yield ask
 

@@ -1,4 +1,4 @@
-"""Tables and HTML page of a report."""
+"""Tables and HTML page for a report."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 _SHOWN = 10
-"""How many failures a table lists, and cases of each scorer that got worse."""
+"""Maximum number of failures, and of worse cases for each scorer."""
 
 _GAP = 3
 
 Rows = list[tuple[str, ...]]
-"""The cells of a table, its head first."""
+"""Table rows, starting with the header."""
 
 
 def report_rows(report: Trials) -> Rows:
-    """Give a row to each scorer, and a column to each variant."""
+    """Return a table with a row for each scorer and a column for each variant."""
     head = ("", *(_safe(variant) for variant in report.variants))
     parts = [report.of(variant) for variant in report.variants]
     rows: Rows = [(_safe(each.name), *(_cell(part, each.name) for part in parts)) for each in report.measures]
@@ -37,7 +37,7 @@ def report_rows(report: Trials) -> Rows:
 
 
 def report_notes(report: Trials) -> Iterator[str]:
-    """Say what a table has no place for, a line for each."""
+    """Yield lines with details that are not in the table."""
     cases = len({trial.case for trial in report.trials})
     yield f"{_safe(report.name)}: {len(report.trials)} of {report.planned} trials, {_many(cases, 'case')}"
     if report.judging.total_tokens:
@@ -51,7 +51,7 @@ def report_notes(report: Trials) -> Iterator[str]:
 
 
 def comparison_rows(changes: Sequence[Change]) -> Rows:
-    """Give a row to each scorer of each variant."""
+    """Return a table with a row for each scorer and variant."""
     rows: Rows = [("", "before", "after", "difference", "")]
     for change in changes:
         low, high = change.interval
@@ -75,29 +75,29 @@ def comparison_notes(changes: Sequence[Change], left_out: Sequence[str]) -> Iter
 
 
 def report_text(report: Trials) -> str:
-    """Write a report as plain text."""
+    """Format a report as plain text."""
     first, *rest = report_notes(report)
     return "\n".join([first, *aligned(report_rows(report)), *rest])
 
 
 def comparison_text(changes: Sequence[Change], left_out: Sequence[str]) -> str:
-    """Write a comparison as plain text."""
+    """Format a comparison as plain text."""
     return "\n".join([*aligned(comparison_rows(changes)), *comparison_notes(changes, left_out)])
 
 
 def report_table(report: Trials) -> Group:
-    """Make what rich prints of a report."""
+    """Return a report as rich renderable."""
     first, *rest = report_notes(report)
     return _rich(report_rows(report), [first], rest)
 
 
 def comparison_table(changes: Sequence[Change], left_out: Sequence[str]) -> Group:
-    """Make what rich prints of a comparison."""
+    """Return a comparison as rich renderable."""
     return _rich(comparison_rows(changes), [], [*comparison_notes(changes, left_out)])
 
 
 def _rich(rows: Rows, above: Sequence[str], below: Sequence[str]) -> Group:
-    # Whoever prints by rich has it; nobody else needs it.
+    # rich is optional, but installed if it is used for printing.
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -112,18 +112,18 @@ def _rich(rows: Rows, above: Sequence[str], below: Sequence[str]) -> Group:
 
 
 def aligned(rows: Rows) -> list[str]:
-    """Write rows as lines, the first column to the left and the others to the right."""
+    """Format rows as aligned lines."""
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     return [(" " * _GAP).join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
 
 
 def number(value: float) -> str:
-    """Write a number with three digits, or as many as it has before the point."""
+    """Format a number with at least three digits."""
     return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
 
 
 def _cell(report: Trials, name: str) -> str:
-    """The mean of a scorer with its interval, or its labels; how often it failed, and how many runs are left out."""
+    """Format a scorer's mean with its interval, or its labels, followed by errors and omitted runs."""
     scores = [trial.scores[name] for trial in report.trials if name in trial.scores]
     errors = sum(score.error is not None for score in scores)
     left_out = sum(score.error is None and score.value is None for score in scores)
@@ -150,7 +150,7 @@ def _moved(case: CaseChange) -> str:
 
 
 def _safe(text: str, width: int = 60) -> str:
-    """A text on one line, with nothing in it that a terminal would act upon."""
+    """Return a string as one line without control characters."""
     return to_visible(to_one_line(text, width))
 
 
@@ -197,7 +197,7 @@ $cases
 
 
 def page(report: Trials) -> str:
-    """Write the page: the table of the report, and under each case its trials."""
+    """Return a page with the report's table, and all trials for each case."""
     first, *notes = report_notes(report)
     head, *rows = report_rows(report)
     places = {trial.case: place for place, trial in reversed([*enumerate(report.trials)])}
@@ -259,5 +259,5 @@ def _value(value: object) -> str:
 
 
 def _text(text: str) -> str:
-    """A text as it stands on the page: no markup, and nothing that turns the direction of writing."""
+    """Escape text for HTML, and remove characters that change its direction."""
     return escape(to_visible(text))

@@ -24,7 +24,7 @@ SEED = 1
 
 
 class Interval(NamedTuple):
-    """Where a mean lies, with the probability that was asked for."""
+    """Confidence interval of a mean."""
 
     low: float
     high: float
@@ -44,18 +44,18 @@ def bootstrap(values: Sequence[float], level: float = 0.95) -> Interval:
         ConfigurationError: There are no values, or the level does not lie between 0 and 1.
     """
     if not 0 < level < 1:
-        raise ConfigurationError(f"level must lie between 0 and 1, such as 0.95, not {level!r}")
+        raise ConfigurationError(f"level must be between 0 and 1, got {level!r}")
     if not values:
         raise ConfigurationError("an interval needs at least one value")
     return _bootstrap(tuple(values), level)
 
 
-# A table, a page and a comparison of one report ask for the same ones, and each takes a moment with many cases.
+# Cached, because several tables use the same intervals, which are slow to compute.
 @lru_cache(maxsize=256)
 def _bootstrap(values: tuple[float, ...], level: float) -> Interval:
     random, size = Random(SEED), len(values)
     means = sorted(fsum(random.choices(values, k=size)) / size for _ in range(RESAMPLES))
-    # The same number of means is cut off at either end, so that the interval of the negated values is the mirror image.
+    # Remove the same number of means at both ends, so that negated values have the mirrored interval.
     cut = int(RESAMPLES * (1 - level) / 2)
     return Interval(means[cut], means[-1 - cut])
 
@@ -65,7 +65,7 @@ Verdict = Literal["better", "worse", "unclear", "same"]
 
 @dataclass(frozen=True, slots=True)
 class CaseChange:
-    """A case whose score changed."""
+    """Case with a changed score."""
 
     case: str
     before: float
@@ -73,90 +73,90 @@ class CaseChange:
 
     @property
     def difference(self) -> float:
-        """The score after less that before."""
+        """Difference between the scores, after minus before."""
         return self.after - self.before
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How one scorer changed, over the cases that both reports have."""
+    """Change of a scorer, for cases in both reports."""
 
     scorer: str
     better: Better
-    """Whether higher or lower is better."""
+    """Better direction, higher or lower."""
     variant: tuple[str, str]
-    """Before and after; two names where one variant is compared with another."""
+    """Variants before and after. They differ if one variant is compared to another."""
     cases: int
     before: float
     after: float
     interval: Interval
-    """Of the mean difference of the cases, by a paired bootstrap."""
+    """Interval of the mean difference, from a paired bootstrap."""
     verdict: Verdict
-    """`better` or `worse` where the interval leaves zero out, `same` where no case differs, and else `unclear`."""
+    """`better` or `worse` if the interval excludes zero, `same` if no case differs, and `unclear` otherwise."""
     regressions: tuple[CaseChange, ...]
-    """The cases that got worse, the worst first."""
+    """Worse cases, starting with the worst."""
     improvements: tuple[CaseChange, ...]
-    """The cases that got better, the best first."""
+    """Better cases, starting with the best."""
 
     @property
     def difference(self) -> float:
-        """The mean after less that before."""
+        """Difference between the means, after minus before."""
         return self.after - self.before
 
 
 class Trial(Wire):
-    """One run of one case by one variant, and its scores."""
+    """Run of a case by a variant, with its scores."""
 
     variant: str
     case: str
     repeat: int = 1
-    """Counted from 1."""
+    """Repetition, starting at 1."""
     task_id: str
-    """The run; with a log it is there."""
+    """Task id."""
     input: Any = None
-    """What was asked, as a text where it is messages."""
+    """Prompt, as text if it consists of messages."""
     expected: Any = None
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
     state: State
     content: str = ""
-    """The text of the answer, partial where there is none."""
+    """Text of the answer, which may be partial if the run failed."""
     error: str | None = None
-    """Why there is no answer."""
+    """Reason for a missing answer."""
     usage: Usage = Field(default_factory=Usage)
-    """What the run took, that of judging models not included."""
+    """Tokens used by the run, without judges."""
     seconds: float = 0.0
-    """The time that the run went on; what lay between two attempts does not count."""
+    """Duration in seconds, without the time between attempts."""
     scores: dict[str, Score] = Field(default_factory=dict[str, Score])
-    """By the names of the scorers; one that does not apply is not there."""
+    """Scores by scorer name, for scorers that apply."""
 
     @property
     def failed(self) -> bool:
-        """Whether there is no answer, or a scorer has failed."""
+        """True if there is no answer, or a scorer has failed."""
         return self.error is not None or any(score.error is not None for score in self.scores.values())
 
     @property
     def reasons(self) -> list[str]:
-        """What went wrong, a line for each."""
+        """Reasons for the failure."""
         own = [] if self.error is None else [self.error]
         return own + [f"{name}: {score.error}" for name, score in self.scores.items() if score.error is not None]
 
 
 class Measure(Wire):
-    """What a report knows of a scorer."""
+    """Properties of a scorer in a report."""
 
     name: str
     better: Better = "higher"
 
 
 class Trials(Wire):
-    """The trials of an experiment, in the order of its variants, cases and repeats."""
+    """Trials of an experiment, ordered by variant, case and repetition."""
 
     version: Literal[1] = 1
     name: str
     created: int
-    """Milliseconds since 1970."""
+    """Creation time in milliseconds since 1970."""
     planned: int
-    """How many trials there are when it is complete."""
+    """Number of trials in a complete report."""
     measures: list[Measure]
     variants: list[str]
     trials: list[Trial] = Field(repr=False)
@@ -266,16 +266,16 @@ class Trials(Wire):
 
     @property
     def failures(self) -> list[Trial]:
-        """The trials that have no answer, or where a scorer failed."""
+        """Trials without an answer or with a failed scorer."""
         return [trial for trial in self.trials if trial.failed]
 
     @property
     def usage(self) -> Usage:
-        """The tokens of all runs, those of judging models not included."""
+        """Tokens used by all runs, without judges."""
         return sum((trial.usage for trial in self.trials), Usage())
 
     @property
     def judging(self) -> Usage:
-        """The tokens that judging models took."""
+        """Tokens used by judges."""
         used = (score.usage for trial in self.trials for score in trial.scores.values() if score.usage is not None)
         return sum(used, Usage())

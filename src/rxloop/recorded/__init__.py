@@ -1,4 +1,4 @@
-"""Recorded runs: use the results of `rxloop.replay`, `rxloop.follow` and `rxloop.diff` by these types."""
+"""Types of recorded runs, as returned by `rxloop.replay`, `rxloop.follow` and `rxloop.diff`."""
 
 from typing import TYPE_CHECKING
 
@@ -7,7 +7,7 @@ from rxloop._lazy import import_later
 __all__: list[str]
 import_later(__name__)
 
-# The list of the public names: type checkers read it, and `import_later` does.
+# Type checkers and `import_later` read the public names from these imports.
 if TYPE_CHECKING:
     from rxloop.recorded.diff import RunCost as RunCost
     from rxloop.recorded.diff import RunDiff as RunDiff

@@ -1,4 +1,4 @@
-"""The differences of two runs."""
+"""Differences between two runs."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from rxloop.providers.catalog import Price
 
 SHOWN = 8
-"""Lines of each run that the text of a diff shows."""
+"""Maximum number of lines shown for each run."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunCost:
-    """What some events of a run cost, nested agents included."""
+    """Cost of some events of a run, including nested agents."""
 
     model_calls: int
     tool_calls: int
-    """Calls that were carried out; one that was refused costs nothing."""
+    """Number of tool calls, without refused ones."""
     usage: Usage
     seconds: float
-    """Wall time; what lies between two attempts does not count."""
+    """Wall time in seconds, without the time between attempts."""
     dollars: float | None
-    """None where no model has a price."""
+    """Cost in US dollars, or None if no model has a price."""
 
     def __str__(self) -> str:
         money = f", ${self.dollars:.4f}" if self.dollars is not None else ""
@@ -52,35 +52,35 @@ class RunCost:
 
 @dataclass(frozen=True, slots=True)
 class RunSide:
-    """One of the two runs."""
+    """One of two compared runs."""
 
     task_id: str
     state: State
-    """What it came to."""
+    """Final or current state of the run."""
     events: tuple[Event, ...] = field(repr=False)
-    """From the first difference on; the calls of one message in call order, whatever the order they ended in."""
+    """Events from the first difference on. Tool calls in a message are in call order."""
     cost: RunCost
-    """Of the whole run; for a fork, with what it has taken over."""
+    """Cost of the whole run. For a fork, this includes the copied events."""
     cost_since: RunCost
-    """From the first difference on."""
+    """Cost from the first difference on."""
 
     def lines(self) -> list[str]:
-        """What happened from the first difference on, a line for each event."""
+        """Return a one-line description for each event."""
         return [format_event(event) for event in self.events]
 
 
 @dataclass(frozen=True, slots=True)
 class RunDiff:
-    """Where two runs first differ, how each goes on from there, and what each cost."""
+    """First difference between two runs, with the following events and costs."""
 
     shared: int
-    """The events, of those that are compared, that are the same at the beginning."""
+    """Number of compared events before the first difference."""
     a: RunSide
     b: RunSide
 
     @property
     def first(self) -> tuple[Event | None, Event | None] | None:
-        """The first two events that differ, None for a run that has ended there; None if the runs are the same."""
+        """The first two events that differ. One is None if its run has ended there. None if the runs are equal."""
         pair = (next(iter(self.a.events), None), next(iter(self.b.events), None))
         return None if pair == (None, None) else pair
 
@@ -107,18 +107,17 @@ class RunDiff:
 async def diff(log: EventLog, a: str, b: str, *, prices: Mapping[str, Price] | None = None) -> RunDiff:
     """Compare two runs.
 
-    It compares what happened: messages, calls, results, thoughts, the end. Ids, numbers, times, tokens and the
-    bookkeeping of attempts do not count. Neither does the order in which the calls of one message ended, nor how the
-    lines of a strategy are mixed.
+    Messages, calls, results, thoughts and the end of the run are compared. Ids, numbers, times, tokens and attempts are
+    ignored, as are the order in which the calls in a message ended, and the interleaving of strategy branches.
 
     Args:
-        log: Holds both.
-        a: One run.
-        b: The other one.
-        prices: What models cost, as for `op.cost`.
+        log: Event log with both runs.
+        a: Task id of the first run.
+        b: Task id of the second run.
+        prices: Prices by model string, as in `op.cost`.
 
     Raises:
-        UnknownRun: The log does not hold one of them.
+        UnknownRun: The log does not contain one of the runs.
     """
     runs = [await read_log(log.read, task_id) for task_id in (a, b)]
     before = [await conversation(log, events[0].context_id, before=events[0].task_id) for events in runs]
@@ -129,7 +128,7 @@ async def diff(log: EventLog, a: str, b: str, *, prices: Mapping[str, Price] | N
 
 
 def cost_of(events: Sequence[Event], prices: Mapping[str, Price] | None = None) -> RunCost:
-    """Sum up what the events of a run cost."""
+    """Return the total cost of a run."""
     return _cost(events, _dollars(events, prices))
 
 
@@ -141,7 +140,7 @@ def _side(
         if isinstance(event, StatusUpdateEvent) and event.parent_task_id is None:
             state = event.state
     first = min((event.seq for event in rest), default=events[-1].seq + 1)
-    # What is not compared, such as the tokens of an answer, goes with what it stands before.
+    # Events that are not compared, such as usage, belong to the next compared event.
     begin = 1 + max((event.seq for event in compared if event.seq < first), default=0)
     until = [event for event in events if event.seq < begin]
     since = [event for event in events if event.seq >= begin]

@@ -23,16 +23,16 @@ from rxloop.stream.stream import ReadOnlyHold, Stream
 from rxloop.support.tasks import close_iterator
 
 OVER: tuple[State, ...] = ("completed", "failed", "canceled")
-"""The states in which nobody goes on with a run unless somebody asks for it."""
+"""States in which a run has ended, unless it is resumed explicitly."""
 
 
 async def is_over(log: EventLog, record: RunRecord) -> bool:
-    """Tell whether nothing more comes of a run unless it is resumed: it ended, or a later run dropped its questions."""
+    """Return True if a run has ended, or a later run has dropped its questions."""
     return record.state in OVER or await is_dropped(log, record)
 
 
 class RecordedStream(Stream[AnyEvent]):
-    """A stream of events out of a log. Each subscriber and each iterator reads the log for itself."""
+    """Stream of events from a log. Each subscriber and iterator reads the log separately."""
 
     def __init__(
         self,
@@ -43,14 +43,14 @@ class RecordedStream(Stream[AnyEvent]):
         until: Until = "attempt",
         reading: ReadOnlyHold | None = None,
     ) -> None:
-        """Make a stream of what comes from a log.
+        """Create a stream.
 
         Args:
-            source: The events.
-            buffer: That of a reader, as for `Run.stream`.
-            run: Where they come from: the log and the id of the run.
-            until: Where they end.
-            reading: Has the gate at which the source waits for a reader that is slow; without one it never waits.
+            source: Events.
+            buffer: Buffer size for a reader, as in `Run.stream`.
+            run: The log and the task id.
+            until: End of the stream, `"attempt"` or `"end"`.
+            reading: Provides the gate that pauses the source for slow readers. The default never pauses it.
         """
         overflow: Overflow = "coalesce" if reading is None else "block"
         super().__init__(
@@ -60,27 +60,27 @@ class RecordedStream(Stream[AnyEvent]):
         self._goes_on = until == "end"
 
     def sse(self, heartbeat: float | None = 15) -> AsyncIterator[bytes]:
-        """Give the public events as server-sent events, as `Run.sse` does.
+        """Return the public events as server-sent events, like `Run.sse`.
 
         Args:
-            heartbeat: Seconds of silence after which a comment line is sent; None sends none.
+            heartbeat: Seconds without events after which a comment is sent. None disables comments.
         """
         return Frames(aiter(self.pipe(public())), heartbeat)
 
     async def has_more(self, after: str | None) -> bool:
-        """Tell whether a client that comes back gets anything, like `Run.has_more`; by what the log has now.
+        """Return True if there are events for a client that reconnects, like `Run.has_more`, based on the current log.
 
         Args:
-            after: Its `Last-Event-ID`.
+            after: The client's `Last-Event-ID`.
 
         Raises:
-            UnknownRun: The log holds no such run.
+            UnknownRun: The log does not contain the run.
         """
         if self._run is None:
             return True
         log, task_id = self._run
         cursor = read_cursor(after or "", strict=False)
-        # Of a good cursor at the end, one event is all that has to be read.
+        # For a valid cursor at the end, only one event has to be read.
         from_there = cursor.seq - 1 if cursor.task_id == task_id and cursor.seq > 1 else 0
         events = await read_log(log.read, task_id, after_seq=from_there) or await read_log(log.read, task_id)
         return has_unread(cursor, events[-1]) or not await self._is_over(log, task_id, events[-1])
@@ -100,36 +100,34 @@ def follow(
     deltas: bool = False,
     until: Literal["attempt", "end"] = "attempt",
 ) -> RecordedStream:
-    """Follow a run that is being written, maybe in another process: the events that are there, then those that come.
+    """Follow a run that is being written, perhaps in another process.
 
     ::
 
         log                         abc   d----e--F
         follow(after="run/1.2.0")   --c---d----e--F|
 
-    There is neither a gap nor a duplicate up to the final event of the attempt, or of the run. If the cursor lies in a
-    part of an attempt that was lost in a crash, or is not of this run, a `gap` event comes first, and then everything
-    that the reader needs: from the place where the lost part began, or from the first event.
+    There are no gaps or duplicates before the final event. If the cursor belongs to another run, or to events that were
+    lost in a crash, the stream starts with a `gap` event, followed by all events since the first one that was lost.
 
-    A log may go back in time, when it is restored or fails over to a server that lacks its last moments. A reader that
-    has an event which is not there any more, or another one in its place, gets `LogRolledBack`, or a `gap` if it is not
-    strict: what it has is void.
+    After a restore or failover, a log may lack events that a reader already has, or have others instead. The stream
+    then fails with `LogRolledBack`, or emits a `gap` if `strict` is False. The reader must discard its events.
 
     Args:
-        log: Where the run is written.
-        task_id: The run.
-        after: The cursor of the last event that the reader has.
-        strict: Refuse what is not a cursor; otherwise it counts as that of an unknown run. And end with `LogRolledBack`
-            if the log goes back; otherwise a `gap` says so, and the whole run follows.
-        deltas: Give the deltas too, where the log keeps them.
-        until: `"end"` goes on over pauses and attempts until the run is completed or failed, or a later run of its
-            conversation drops the questions that it waits with.
+        log: Event log.
+        task_id: Task id.
+        after: Cursor of the last event that the reader has.
+        strict: Whether to reject an invalid cursor, and to fail if the log was rolled back. If False, the stream starts
+            with a `gap` event in both cases.
+        deltas: Whether to include deltas, if the log keeps them.
+        until: `"attempt"` ends with the current attempt. `"end"` continues until the run has ended, or a later run in
+            the conversation drops its questions.
 
     Returns:
-        A stream. `UnknownRun` ends it if the log holds no such run.
+        Stream of events. It fails with `UnknownRun` if the log does not contain the run.
 
     Raises:
-        ConfigurationError: `after` is not a cursor, or `until` is neither of the two.
+        ConfigurationError: `after` or `until` is invalid.
     """
     return follow_on(log, task_id, after, None, strict=strict, deltas=deltas, until=until)
 
@@ -144,21 +142,21 @@ def follow_on(
     deltas: bool,
     until: Literal["attempt", "end"],
 ) -> RecordedStream:
-    """Follow a run as `follow` does.
+    """Follow a run like `follow`, and check the reader's last event.
 
     Args:
-        log: As for `follow`.
-        task_id: As for `follow`.
-        after: As for `follow`.
-        known: The last durable event that the reader has, by which is seen that it is not the one in the log.
-        strict: As for `follow`.
-        deltas: As for `follow`.
-        until: As for `follow`.
+        log: As in `follow`.
+        task_id: As in `follow`.
+        after: As in `follow`.
+        known: The reader's last durable event, used to detect that the log was rolled back.
+        strict: As in `follow`.
+        deltas: As in `follow`.
+        until: As in `follow`.
     """
     cursor = read_cursor(after, strict=strict) if after is not None else None
     if until not in ("attempt", "end"):
-        raise ConfigurationError(f"until must be 'attempt' or 'end', not {until!r}")
-    # Only what is asked for, so that a log of the user's own need not know these options.
+        raise ConfigurationError(f"until must be 'attempt' or 'end', got {until!r}")
+    # Omit defaults, so that custom logs need not support these options.
     options: dict[str, Any] = {**({"deltas": True} if deltas else {}), **({"until": until} if until == "end" else {})}
 
     reading = ReadOnlyHold()
@@ -171,7 +169,7 @@ def follow_on(
 
 
 class _Follower:
-    """One reader of a run that is being written."""
+    """Reader of a run that is being written."""
 
     def __init__(
         self,
@@ -186,23 +184,23 @@ class _Follower:
         self._log = log
         self._task_id = task_id
         self._cursor = cursor
-        """That of the reader, until an event has come that it does not have."""
+        """The reader's cursor, until the first new event."""
         self._after = after
         self._known = known
         self._push = push
         self._gate = gate
 
     async def follow(self, strict: bool, **options: Any) -> None:
-        """Deliver what the reader does not have, until the attempt ends, or as the options for the log say."""
+        """Push new events until the attempt ends, or according to the options."""
         if "until" in options and await is_dropped(self._log, await read_log(self._log.get_record, self._task_id)):
-            # What there is up to its last pause is all that there will be.
+            # The run ends at its last pause.
             del options["until"]
         while True:
             try:
                 last = await self._read(await self._begin() if self._cursor is not None else 0, **options)
                 if self._cursor is None or last >= self._cursor.seq:
                     return
-                # The attempt is over, and has not come as far as the reader.
+                # The attempt has ended before the reader's cursor.
                 await self._anew("unknown-cursor")
             except LogRolledBack:
                 if strict:
@@ -210,12 +208,12 @@ class _Follower:
                 await self._anew("log-went-back")
 
     async def _anew(self, reason: Literal["unknown-cursor", "log-went-back"]) -> None:
-        """Take nothing for known any more, and say so."""
+        """Start again from the first event, with a gap."""
         self._cursor = self._known = None
         self._gap((await read_log(self._log.read, self._task_id))[0], reason)
 
     async def _read(self, begin: int, **options: Any) -> int:
-        """Deliver what comes after an event; give the last event that there is."""
+        """Push the events after `begin`, and return the last seq."""
         expected = begin + 1
         events = self._log.follow(self._task_id, after_seq=begin, **options)
         try:
@@ -228,7 +226,7 @@ class _Follower:
                     continue
                 cursor, self._cursor = self._cursor, None
                 if cursor is not None and event.attempt <= cursor.attempt and event.seq <= cursor.seq:
-                    # Published before it was in the log: the reader has it from the run itself.
+                    # The reader received it from the run before it was stored.
                     self._check(event)
                     self._cursor = cursor
                 elif cursor is not None and event.attempt > cursor.attempt and cursor[2:] > (event.seq - 1, 0):
@@ -248,21 +246,21 @@ class _Follower:
         self._push(event)
 
     def _check(self, event: Event) -> None:
-        """Check that an event of the log is the one that the reader has, if that is known.
+        """Check that an event equals the reader's last one.
 
         Raises:
-            LogRolledBack: It is another one, and not of a later attempt either.
+            LogRolledBack: The log has another event from the same attempt.
         """
         known = self._known
         if known is not None and (known.attempt, known.seq) == (event.attempt, event.seq) and not same(known, event):
             raise went_back(self._task_id, event.seq)
 
     async def _begin(self) -> int:
-        """Find the `seq` after which the reader has to go on; send it a gap if its cursor is not of this run."""
+        """Return the seq after which to continue, with a gap if the cursor belongs to another run."""
         cursor = self._cursor
         assert cursor is not None
         if cursor.task_id == self._task_id and cursor.attempt > 0:
-            # Where the cursor is good, the event at it is all that has to be read beside what follows.
+            # For a valid cursor, only one earlier event has to be read.
             held = await read_log(self._log.read, self._task_id, after_seq=max(cursor.seq - 1, 0))
             if cursor.seq and held:
                 self._check(held[0])
@@ -274,7 +272,7 @@ class _Follower:
             if later is not None and later.seq <= cursor.seq:
                 return later.seq - 1
             if cursor.seq > whole[-1].seq and not ends_attempt(whole[-1]):
-                # The run is ahead of its log; the next event in it shows whether the reader has it.
+                # The log is behind the run. Its next event shows whether the reader has it.
                 return whole[-1].seq
         await self._anew("unknown-cursor")
         return 0

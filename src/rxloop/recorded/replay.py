@@ -1,4 +1,4 @@
-"""Replay of a stored run, and the history of a conversation."""
+"""Replay of a stored run, and the messages of a conversation."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from rxloop.stream.sources import Push, from_task
 from rxloop.thinking.graph import ThoughtGraph
 
 _TURN = 256
-"""Events that are delivered before the rest of the event loop has a turn."""
+"""Number of events to emit before other tasks can run."""
 
 _ALL = 1 << 62
 
 
 class Replay(RecordedStream):
-    """The events of a recorded run; `replay` makes one."""
+    """Events of a recorded run, as returned by `replay`."""
 
     def __init__(
         self, log: EventLog, task_id: str, *, speed: float | None, deltas: bool, until: int | None = None
     ) -> None:
-        """Replay a run up to the event `until`; the other arguments are those of `replay`."""
-        # Everything is in memory when it is delivered: nothing is gained by merging deltas.
+        """Create a replay up to the seq `until`. The other arguments are those of `replay`."""
+        # All events are in memory already, so merging deltas has no benefit.
         super().__init__(from_task(self._play, name="rxloop-replay"), buffer=_ALL, run=(log, task_id))
         self._log = log
         self._task_id = task_id
@@ -41,33 +41,33 @@ class Replay(RecordedStream):
         self._until = until
 
     def until(self, seq: int) -> Replay:
-        """The replay up to the event with that `seq`, which is its last one.
+        """Return a replay that ends with this event.
 
         Raises:
-            ConfigurationError: No event has such a number.
+            ConfigurationError: `seq` is less than 1.
         """
         if seq < 1:
-            raise ConfigurationError(f"until({seq}): the first event of a run has the seq 1")
+            raise ConfigurationError(f"seq must be at least 1, got {seq}")
         until = seq if self._until is None else min(seq, self._until)
         return Replay(self._log, self._task_id, speed=self._speed, deltas=self._deltas, until=until)
 
     async def state_at(self, seq: int) -> RunState:
-        """Fold the state of the run up to the event with that `seq`, its conversation included.
+        """Return the state after an event, including the conversation.
 
         Raises:
-            ConfigurationError: The run has no such event.
-            UnknownRun: The log holds no such run.
+            ConfigurationError: The run has no event with this seq.
+            UnknownRun: The log does not contain the run.
         """
         events = await self._events(deltas=False)
         if not 1 <= seq <= len(events):
-            raise ConfigurationError(f"the run {self._task_id} has the events 1 to {len(events)}, and not {seq}")
+            raise ConfigurationError(f"seq must be from 1 to {len(events)} for run {self._task_id}, got {seq}")
         return await self._fold(events[:seq])
 
     async def result(self) -> Result[str]:
-        """Give the result of the run up to the end of this replay. Nothing is raised for a run that failed.
+        """Return the result at the end of this replay. A failed run does not raise an error.
 
         Raises:
-            UnknownRun: The log holds no such run.
+            UnknownRun: The log does not contain the run.
         """
         events = await self._events(deltas=False)
         state = await self._fold(events)
@@ -96,7 +96,7 @@ class Replay(RecordedStream):
         return fold_all(events, await conversation(self._log, events[0].context_id, before=self._task_id))
 
     async def _events(self, *, deltas: bool) -> list[Event]:
-        """The events of this replay, read anew."""
+        """Read the events again."""
         events = await read_log(self._log.read, self._task_id, deltas=deltas and self._log.keeps_deltas)
         until = (self._until or _ALL, 0)
         return [event for event in events if (event.seq, event.sub) <= until]
@@ -107,7 +107,7 @@ class Replay(RecordedStream):
         due = time()
         for place, event in enumerate(events):
             if self._speed is not None and place and event.attempt == events[place - 1].attempt:
-                # Counted from the beginning, so that what the readers take of it delays nothing.
+                # Measure from the start, so that slow readers don't delay later events.
                 due += max(event.timestamp - events[place - 1].timestamp, 0) / 1000 / self._speed
                 if due > time():
                     await asyncio.sleep(due - time())
@@ -117,7 +117,7 @@ class Replay(RecordedStream):
 
 
 def replay(log: EventLog, task_id: str, *, speed: float | None = None, deltas: bool = True) -> Replay:
-    """Replay a recorded run, as a stream of its events. No model and no tool is called.
+    """Replay a recorded run without calling models or tools.
 
     ::
 
@@ -125,34 +125,34 @@ def replay(log: EventLog, task_id: str, *, speed: float | None = None, deltas: b
         replay(speed=2)        -a--b-c--d|
         replay().until(3)      abc|
 
-    Every view works on it. Several attempts are replayed one right after the other.
+    Any view can be used. There is no pause between attempts.
 
     Args:
-        log: Holds the run.
-        task_id: The run.
-        speed: 1 is the recorded pace, 4 four times as fast; None gives everything at once.
-        deltas: Give the deltas too, where the log keeps them.
+        log: Event log.
+        task_id: Task id.
+        speed: Speed factor, where 1 is the original speed. The default emits all events immediately.
+        deltas: Whether to include deltas, if the log keeps them.
 
     Returns:
-        A stream; what the log has at that time is read when it is subscribed. `UnknownRun` ends it if the log holds no
-        such run.
+        Stream of events. Each subscription reads the log. It fails with `UnknownRun` if the log does not contain the
+        run.
 
     Raises:
-        ConfigurationError: The speed is not more than 0.
+        ConfigurationError: The speed is not positive.
     """
     if speed is not None and not speed > 0:
-        raise ConfigurationError(f"speed must be more than 0, or None for all at once, not {speed!r}")
+        raise ConfigurationError(f"speed must be positive or None, got {speed!r}")
     return Replay(log, task_id, speed=speed, deltas=deltas)
 
 
 async def history(log: EventLog, context_id: str, *, public: bool = False) -> list[Message]:
-    """Read the messages of a conversation, oldest first, as the next run of it would begin with them.
+    """Return all messages in a conversation, oldest first, as its next run would receive them.
 
     Args:
-        log: Holds the runs of the conversation.
-        context_id: The conversation; of one that the log does not know there are none.
-        public: As clients may see them: without messages of the system, without calls of hidden tools and their
-            answers, and without what providers want back. Only these may leave the server.
+        log: Event log.
+        context_id: Context id. An unknown context has no messages.
+        public: Whether to return only messages for clients, without system messages, hidden tool calls and their
+            results, and provider state. Other messages must not leave the server.
 
     Raises:
         EventLogError: The log cannot be read.

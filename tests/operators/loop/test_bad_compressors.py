@@ -122,7 +122,7 @@ async def test_thinking_failure_is_reported_when_repair_leaves_no_messages() -> 
 def test_compression_operators_reject_invalid_compressors_and_options() -> None:
     for wrong in (5, None, "window", SlidingWindowCompressor, object()):
         for make in (op.compress, op.thinking_phase):
-            with pytest.raises(ConfigurationError, match="is not a compressor"):
+            with pytest.raises(ConfigurationError, match="must be a compressor"):
                 make(wrong)  # pyright: ignore[reportArgumentType]
     window: Any = SlidingWindowCompressor(1_000)
     odd: list[dict[str, Any]] = [{"counter": 5}, {"every": 0}, {"every": "2"}, {"timeout": 0}, {"timeout": "1"}]
