@@ -18,7 +18,7 @@ def test_a_case_without_an_id_is_called_by_its_place() -> None:
 
 
 def test_two_cases_of_one_id_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="two cases have the id 'a'"):
+    with pytest.raises(ConfigurationError, match="case ids must be unique, got 'a' twice"):
         numbered([Case("x", id="a"), Case("y", id="a")])
 
 

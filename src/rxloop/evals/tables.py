@@ -118,7 +118,7 @@ def aligned(rows: Rows) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Format a number with at least three digits."""
+    """Format a number with three significant digits, or without decimals from 1,000."""
     return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
 
 
@@ -150,7 +150,7 @@ def _moved(case: CaseChange) -> str:
 
 
 def _safe(text: str, width: int = 60) -> str:
-    """Return a string as one line without control characters."""
+    """Return a string as one line, with control characters made visible."""
     return to_visible(to_one_line(text, width))
 
 
@@ -259,5 +259,5 @@ def _value(value: object) -> str:
 
 
 def _text(text: str) -> str:
-    """Escape text for HTML, and remove characters that change its direction."""
+    """Escape text for HTML, and make control characters visible."""
     return escape(to_visible(text))
