@@ -10,7 +10,7 @@ from rxloop._lazy import import_later
 __all__: list[str]
 import_later(__name__)
 
-# The list of the public names: type checkers read it, and `import_later` does.
+# Public names of the package, read by type checkers and by `import_later`.
 if TYPE_CHECKING:
     from rxloop.thinking.sessions import ThinkingSessions as ThinkingSessions
     from rxloop.thinking.sessions.result import ThoughtResult as ThoughtResult

@@ -26,7 +26,7 @@ from rxloop.thinking.sessions import ThinkingSessions
 from rxloop.thinking.sessions.result import ThoughtResult
 from rxloop.thinking.sessions.session import Session
 from rxloop.thinking.sessions.session_artifacts import is_generated
-from rxloop.thinking.sessions.thought import DESCRIPTION, ThoughtInput, parameters, wrong_with_name
+from rxloop.thinking.sessions.thought import DESCRIPTION, ThoughtInput, find_name_problem, parameters
 from rxloop.tools.result import ToolResult
 
 Owner = str | Callable[[RunContext[Any]], str]
@@ -49,7 +49,7 @@ class SessionTool(ABC):
     ) -> None:
         if session_id is not None and not session_id.strip():
             raise ConfigurationError("session_id must not be blank; pass a name or omit it")
-        if session_id is not None and (problem := wrong_with_name(session_id)) is not None:
+        if session_id is not None and (problem := find_name_problem(session_id)) is not None:
             raise ConfigurationError(f"session_id={session_id[:60]!r} {problem}")
         if text_tokens < 1:
             raise ConfigurationError(f"text_tokens must be at least 1, got {text_tokens!r}")

@@ -36,7 +36,7 @@ from rxloop.thinking.sessions.thought import (
     OptionalCount,
     SessionId,
     ThoughtInput,
-    wrong_with_name,
+    find_name_problem,
 )
 
 Context = ServerRequestContext[Any, Any]
@@ -187,7 +187,7 @@ class ThinkingTools:
         Raises:
             ConfigurationError: The name is too long, or contains control characters.
         """
-        if session is not None and (fault := wrong_with_name(session)) is not None:
+        if session is not None and (fault := find_name_problem(session)) is not None:
             raise ConfigurationError(f"session={session[:60]!r} {fault}")
         self._sessions = sessions if sessions is not None else make_connection_sessions()
         self._session_name = session

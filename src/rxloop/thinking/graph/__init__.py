@@ -1,4 +1,4 @@
-"""The thoughts of a run as a graph, a fold of its events."""
+"""Graph of the thoughts of a run, a fold of its events."""
 
 from __future__ import annotations
 
@@ -14,50 +14,51 @@ from rxloop.thinking.graph.formats import EdgeKind, Link, Node
 
 
 class Edge(NamedTuple):
-    """A thought follows from something, or replaces another one."""
+    """An edge between thoughts, or between a tool call and a thought."""
 
     source: str
-    """The id of the thought or tool call that it follows from, or replaces."""
+    """Id of the thought or tool call that the target follows or replaces."""
     target: str
-    """The id of the thought."""
+    """Id of the target thought."""
     kind: EdgeKind
-    """What the source is, or to begin with what the target does: `branch` off, be a `revision`, or `merge` it."""
+    """Kind of the source. For branches, revisions and merges: what the target does."""
 
 
 Conversation = tuple[str, str | None]
-"""A context, and the run that a nested agent is part of: what it thinks is not part of what the others say."""
+"""Key of a context and a nested run. References do not cross nested runs."""
 
 
 class _Store:
-    """What all versions of a graph share. It only grows: a version is the beginning of it, up to some length."""
+    """Store shared by all versions of a graph. It only grows, and each version uses a prefix of it."""
 
     __slots__ = ("conversations", "messages", "named", "nodes", "places", "thoughts")
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
-        """Thoughts and calls in the order in which they came."""
+        """Thoughts and calls in order."""
         self.messages: list[tuple[str, str | None]] = []
-        """Beside each node: the run and the step, which are those of its message."""
+        """Run and step of each node, which identify its message."""
         self.thoughts: list[int] = []
-        """The places of the thoughts."""
+        """Indices of the thoughts."""
         self.conversations: list[Conversation] = []
-        """Beside each node, too: the conversation of its run."""
+        """Conversation of each node's run."""
         self.places: dict[tuple[str, str], list[int]] = {}
-        """Where a reference to an id, in a run, may lead."""
+        """Possible targets of references to an id within a run."""
         self.named: dict[tuple[Conversation, str], list[int]] = {}
-        """Where one to an earlier run of a conversation may lead."""
+        """Possible targets of references to earlier runs of a conversation."""
 
 
 class ThoughtGraph:
-    """The thoughts of a run, the tool calls, and which thought follows from which of them.
+    """Thoughts and tool calls of a run, with the edges between them.
 
-    A thought follows from what its `related_to` names: the thought or call of that id that came last before it in its
-    run, or else in an earlier run of its conversation, or else the first one after it. The id of a call that made a
-    thought stands for the thought. A reference to nothing, or to the thought itself, is not an edge; references may go
-    in circles.
+    A thought follows the thought or call in its `related_to`: the last one with that id before it in its run, otherwise
+    in
+    an earlier run of its conversation, otherwise the first one after it. The id of a call that made a thought refers to
+    the
+    thought. References to unknown ids or to the thought itself are not edges. References may form cycles.
 
-    A graph never changes: `add` gives another one. Iterating gives the thoughts in order; `graph["plan"]` is the newest
-    thought of that id, `graph[0]` the first thought.
+    Graphs are immutable: `add` returns a new one. Iteration yields the thoughts in order. `graph["plan"]` is the newest
+    thought with that id, and `graph[0]` is the first thought.
     """
 
     # `add` is cheap because versions share one store: the newest version appends to it, and older versions know how far
@@ -71,14 +72,14 @@ class ThoughtGraph:
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> ThoughtGraph:
-        """Make the graph of these events; those that are neither thoughts nor tool calls are passed over."""
+        """Create the graph of a sequence of events. Events other than thoughts and tool calls are ignored."""
         graph = cls()
         for event in events:
             graph = graph.add(event)
         return graph
 
     def add(self, event: Event) -> ThoughtGraph:
-        """Add one more event; the same graph if the event adds nothing to it."""
+        """Return the graph with another event, or the same graph if the event adds nothing."""
         nodes: list[Node]
         match event:
             case ThoughtStreamEvent():
@@ -89,10 +90,13 @@ class ThoughtGraph:
                 nodes = [event.call]
             case _:
                 return self
-        return self._with(nodes, event) if nodes else self
+        return self._extend(nodes, event) if nodes else self
 
     def _has_call(self, event: ToolStartEvent) -> bool:
-        """Tell whether the message of the call was there; a filtered stream may have the start alone."""
+        """True if the graph contains the message of a call.
+
+        A filtered stream may only contain the start of the call.
+        """
         places = self._store.places.get((event.task_id, event.call.id), ())
         message = (event.task_id, event.step)
         return any(
@@ -102,7 +106,7 @@ class ThoughtGraph:
             for place in places
         )
 
-    def _with(self, nodes: list[Node], event: Event) -> ThoughtGraph:
+    def _extend(self, nodes: list[Node], event: Event) -> ThoughtGraph:
         store = self._store
         # That of an empty one, with which many runs begin, stays empty.
         if not 0 < self._length == len(store.nodes):
@@ -138,7 +142,7 @@ class ThoughtGraph:
         found = [thought for thought in reversed(self.thoughts) if thought.thought_id == key]
         if not found:
             raise KeyError(key)
-        # Nested runs count their thoughts anew.
+        # Nested runs number their thoughts separately.
         return next((thought for thought in found if thought.parent_task_id is None), found[0])
 
     def __repr__(self) -> str:
@@ -146,29 +150,29 @@ class ThoughtGraph:
 
     @property
     def thoughts(self) -> tuple[ThoughtStreamEvent, ...]:
-        """The thoughts, in order."""
+        """Thoughts in order."""
         nodes = (self._store.nodes[place] for place in self._store.thoughts[: self._thoughts])
         return tuple(node for node in nodes if isinstance(node, ThoughtStreamEvent))
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """All tool calls, in order."""
+        """All tool calls in order."""
         return tuple(node for node in self._store.nodes[: self._length] if isinstance(node, ToolCall))
 
     @property
     def edges(self) -> tuple[Edge, ...]:
-        """What the thoughts follow from, in the order of the thoughts."""
+        """Edges in the order of the thoughts."""
         nodes = self._store.nodes
         return tuple(
             Edge(_id(nodes[source]), _id(nodes[target]), kind) for source, target, kind in self._links(self._parents())
         )
 
     def grown(self, before: ThoughtGraph, dangling: Iterable[int] = ()) -> tuple[dict[int, Node], list[Link]]:
-        """Find what this graph has that an earlier version of it had not: nodes by place, and edges between places.
+        """Return the nodes and edges that an earlier version of this graph does not have.
 
         Args:
             before: The earlier version.
-            dangling: The places of its thoughts whose references led to nothing; others can gain no edge.
+            dangling: Indices of its thoughts with unresolved references. Other thoughts cannot gain edges.
         """
         nodes = {place: self._store.nodes[place] for place in range(before._length, self._length)}
         links: list[Link] = []
@@ -176,13 +180,13 @@ class ThoughtGraph:
             if (parent := self._parent(place)) is not None:
                 links.append(self._link(parent, place))
             if place in nodes:
-                links += self._beside(place)
+                links += self._iterate_session_links(place)
         return nodes, links
 
     def chains(self) -> list[list[Node]]:
-        """Return every line of thoughts, from what follows from nothing to what nothing follows from.
+        """Return all paths of thoughts, from thoughts without sources to thoughts without successors.
 
-        References in a circle begin at the one that came first. Tool calls that no thought names are left out.
+        A cycle starts at its first thought. Tool calls that no thought refers to are omitted.
         """
         parents = _without_circles(self._parents())
         inner = set(parents.values())
@@ -196,17 +200,18 @@ class ThoughtGraph:
         return chains
 
     def tree(self, width: int = 80) -> str:
-        """Draw the thoughts as a tree of text, for a terminal.
+        """Draw the thoughts as a text tree for a terminal.
 
-        Beside the edges, it shows what was called: a tool call hangs under the last thought of its own message. A call
-        with no thought beside it is there only if a thought names it; one that made a thought is that thought.
+        In addition to the edges, each tool call is shown below the last thought of its message. A call without such a
+        thought is
+        only shown if a thought refers to it. A call that made a thought is shown as that thought.
 
         Args:
-            width: The characters of a thought that are shown.
+            width: Maximum number of characters of a thought.
         """
         parents = self._parents()
         self._place_calls(parents)
-        parents = {place: above for place, above in parents.items() if self._seen(place) and self._seen(above)}
+        parents = {place: above for place, above in parents.items() if self._is_drawn(place) and self._is_drawn(above)}
         edges = dict(parents)
         parents = _without_circles(parents)
         drawn = {*self._store.thoughts[: self._thoughts], *parents, *parents.values()}
@@ -215,7 +220,7 @@ class ThoughtGraph:
             below.setdefault(parents.get(place), []).append(place)
 
         def label(place: int) -> str:
-            node = formats.shown(self._store.nodes[place]) or self._store.nodes[place]
+            node = formats.to_public_node(self._store.nodes[place]) or self._store.nodes[place]
             text = formats.label(node, width)
             if isinstance(node, ThoughtStreamEvent) and node.related_to and place not in parents:
                 text += f" [circle: {to_one_line(node.related_to)}]" if place in edges else _dangling(node)
@@ -228,52 +233,56 @@ class ThoughtGraph:
         return formats.mermaid(*self._drawing())
 
     def to_dot(self) -> str:
-        """Write the graph in the language of Graphviz."""
+        """Return the graph in the Graphviz language."""
         return formats.dot(*self._drawing())
 
     def to_json(self) -> bytes:
-        """Write the graph as JSON: `nodes`, each with a `key`, and `edges` between keys."""
+        """Return the graph as JSON: `nodes` with a `key` each, and `edges` between keys."""
         return formats.json(*self._drawing())
 
     def to_html(self, title: str = "Thoughts") -> str:
-        """Write the graph as one HTML file that opens in any browser: a click on a node shows its whole text.
+        """Return the graph as one HTML file for any browser. A click on a node shows its full text.
 
         Args:
-            title: The title of the page.
+            title: Title of the page.
         """
-        # Imported when there is something to draw: the page is text that most programs never need.
+        # Imported lazily, because most programs do not need the large template.
         from rxloop.thinking.graph.html import html
 
         return html(*self._drawing(), title)
 
     def _drawing(self) -> tuple[dict[int, Node], list[Link]]:
-        """Choose the nodes that are drawn, by place: thoughts, and the calls that thoughts name. And the edges.
+        """Return the nodes to draw by index (thoughts and the calls that they refer to), and the edges.
 
-        A drawing is for everybody: it has no calls of hidden tools.
+        Drawings are public, so they omit calls of hidden tools.
         """
         parents = self._parents()
         drawn = sorted({*self._store.thoughts[: self._thoughts], *parents.values()})
-        nodes = {place: node for place in drawn if (node := formats.shown(self._store.nodes[place])) is not None}
-        return nodes, [link for link in self._links(parents) if self._seen(link.source) and self._seen(link.target)]
+        nodes = {
+            place: node for place in drawn if (node := formats.to_public_node(self._store.nodes[place])) is not None
+        }
+        return nodes, [
+            link for link in self._links(parents) if self._is_drawn(link.source) and self._is_drawn(link.target)
+        ]
 
-    def _seen(self, place: int) -> bool:
-        """Tell whether a node is in drawings."""
-        return formats.shown(self._store.nodes[place]) is not None
+    def _is_drawn(self, place: int) -> bool:
+        """True if a node is drawn."""
+        return formats.to_public_node(self._store.nodes[place]) is not None
 
     def _links(self, parents: dict[int, int]) -> list[Link]:
-        """Find the edges between places, in the order of the thoughts: what each follows from, and what it revises."""
+        """Yield the edges between indices in the order of the thoughts: sources and revised thoughts."""
         links: list[Link] = []
         for place in self._store.thoughts[: self._thoughts]:
             if (parent := parents.get(place)) is not None:
                 links.append(self._link(parent, place))
-            links += self._beside(place)
+            links += self._iterate_session_links(place)
         return links
 
     def _link(self, parent: int, place: int) -> Link:
         return Link(parent, place, _kind(self._store.nodes[parent], self._store.nodes[place]))
 
-    def _beside(self, place: int) -> Iterator[Link]:
-        """Return what a thought of a session replaces, and the branch that ends in it."""
+    def _iterate_session_links(self, place: int) -> Iterator[Link]:
+        """Return the thought that a thought of a session replaces, and the branch that is merged into it."""
         thought = self._store.nodes[place]
         if not isinstance(thought, ThoughtStreamEvent) or thought.session is None:
             return
@@ -291,12 +300,12 @@ class ThoughtGraph:
                 yield Link(found, place, kind)
 
     def _parents(self) -> dict[int, int]:
-        """Return the place that each thought follows from, in the order of the thoughts."""
+        """Return the index of each thought's source, in the order of the thoughts."""
         places = self._store.thoughts[: self._thoughts]
         return {place: parent for place in places if (parent := self._parent(place)) is not None}
 
     def _parent(self, place: int) -> int | None:
-        """Return the place that a thought follows from."""
+        """Return the index of a thought's source."""
         store = self._store
         thought = store.nodes[place]
         if not isinstance(thought, ThoughtStreamEvent) or not thought.related_to:
@@ -315,7 +324,7 @@ class ThoughtGraph:
         return next((other for other in named if place < other < self._length), None)
 
     def _in_earlier_run(self, name: str, place: int) -> int | None:
-        """Return the newest of that id before a place, in another run of the same conversation."""
+        """Return the newest index of an id before an index, in another run of the same conversation."""
         store = self._store
         named = store.named.get((store.conversations[place], name), [])
         run = store.messages[place][0]
@@ -323,7 +332,7 @@ class ThoughtGraph:
         return next((other for other in before if store.messages[other][0] != run), None)
 
     def _place_calls(self, parents: dict[int, int]) -> None:
-        """Hang each call under the last thought of its message."""
+        """Add each call below the last thought of its message."""
         store = self._store
         last: dict[tuple[str, str | None], int] = {}
         made: set[tuple[tuple[str, str | None], str | None]] = set()
@@ -356,7 +365,7 @@ def _append(store: _Store, node: Node, message: tuple[str, str | None], conversa
 
 
 def _without_circles(parents: dict[int, int]) -> dict[int, int]:
-    """Make a forest of it: each circle is opened above the place that came first, for a place has one parent."""
+    """Convert the graph to a forest. Each cycle is opened above its first node, because a node has one parent."""
     result = dict(parents)
     finished: set[int] = set()
     for start in parents:
@@ -384,7 +393,7 @@ def _kind(source: Node, target: Node) -> EdgeKind:
 
 
 def _dangling(thought: ThoughtStreamEvent) -> str:
-    """Say that a reference leads nowhere."""
+    """Return a note on a reference that cannot be resolved."""
     related_to = thought.related_to or ""
     itself = related_to in (thought.thought_id, thought.tool_call_id)
     return " [refers to itself]" if itself else f" [refers to {to_one_line(related_to)}, which is not here]"

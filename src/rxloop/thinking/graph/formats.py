@@ -1,6 +1,6 @@
 """Drawings of a graph as a tree, Mermaid, Graphviz and JSON.
 
-Text of the model is escaped: no thought can add a line, a node or a directive to a drawing.
+Text of the model is escaped. No thought can add a line, a node or a directive to a drawing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EdgeKind = Literal["thought", "call", "branch", "revision", "merge"]
 
 
 class Link(NamedTuple):
-    """An edge between two places."""
+    """An edge between two nodes."""
 
     source: int
     target: int
@@ -32,18 +32,18 @@ Nodes = Mapping[int, Node]
 Edges = Sequence[Link]
 
 _WIDTH = 120
-"""The characters of a thought that are drawn."""
+"""Maximum number of characters of a thought in a drawing."""
 
 
-def shown(node: Node) -> Node | None:
-    """Show a node as clients may see it; None for a call that is not for them."""
+def to_public_node(node: Node) -> Node | None:
+    """Return a node as clients may see it, or None for a hidden call."""
     if isinstance(node, ToolCall):
         return None if node.hidden else node
     return cast("ThoughtStreamEvent | None", node.to_public())
 
 
 def label(node: Node, width: int = _WIDTH) -> str:
-    """Write a node on one line: `planning plan: content (0.9)`, or the name and arguments of a call."""
+    """Return a node as one line: `planning plan: content (0.9)`, or the name and arguments of a call."""
     return ": ".join(part for part in _parts(node, width) if part)
 
 
@@ -56,7 +56,10 @@ def _parts(node: Node, width: int) -> tuple[str, str]:
 
 
 def name(node: Node) -> str:
-    """Name a node: the thought of a session by its number, such as `3/5 on dual-write, revises 2`."""
+    """Return the name of a node.
+
+    A thought of a session is named by its number, such as `3/5 on dual-write, revises 2`.
+    """
     if isinstance(node, ToolCall) or node.session is None:
         return to_one_line(node.id if isinstance(node, ToolCall) else node.thought_id)
     place = node.session
@@ -70,11 +73,11 @@ def tree(below: Mapping[int | None, Sequence[int]], label: Callable[[int], str])
     """Draw a forest as lines with branches.
 
     Args:
-        below: What stands under each place, in order; the roots stand under None.
-        label: The text of a place.
+        below: Children of each node, in order. The roots are the children of None.
+        label: Returns the text of a node.
     """
     lines: list[str] = []
-    # A stack of our own: a chain of thoughts may be longer than Python's.
+    # An explicit stack, because a chain of thoughts may exceed the recursion limit.
     stack = [(root, "", "") for root in reversed(below.get(None, ()))]
     while stack:
         place, before, margin = stack.pop()
@@ -87,7 +90,7 @@ def tree(below: Mapping[int | None, Sequence[int]], label: Callable[[int], str])
 
 
 def mermaid(nodes: Nodes, edges: Edges) -> str:
-    """Draw a flowchart; thoughts are boxes, calls are hexagons."""
+    """Return a Mermaid flowchart. Thoughts are boxes, calls are hexagons."""
     lines = ["flowchart TD"]
     for place, node in nodes.items():
         head, body = (to_mermaid_text(part) for part in _parts(node, _WIDTH))
@@ -100,7 +103,7 @@ def mermaid(nodes: Nodes, edges: Edges) -> str:
 
 
 def dot(nodes: Nodes, edges: Edges) -> str:
-    """Draw a directed graph; thoughts are boxes, calls are hexagons."""
+    """Return a Graphviz graph. Thoughts are boxes, calls are hexagons."""
     lines = ["digraph thoughts {", "    node [shape=box];"]
     for place, node in nodes.items():
         text = "\\n".join(_dot_text(part) for part in _parts(node, _WIDTH) if part)
@@ -116,12 +119,12 @@ def dot(nodes: Nodes, edges: Edges) -> str:
 
 
 def _dot_text(text: str) -> str:
-    # Graphviz decodes HTML entities in labels, too.
+    # Graphviz also decodes HTML entities in labels.
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;")
 
 
 def json(nodes: Nodes, edges: Edges) -> bytes:
-    """Nodes with all that they hold, and edges between their keys."""
+    """Return nodes with all their data, and edges between their keys."""
     data = {
         "nodes": [{"key": f"n{place}", **_data(node)} for place, node in nodes.items()],
         "edges": [{"from": f"n{source}", "to": f"n{target}", "kind": kind} for source, target, kind in edges],

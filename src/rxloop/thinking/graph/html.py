@@ -15,13 +15,13 @@ from rxloop.support.text import to_one_line
 from rxloop.thinking.graph import formats
 
 WIDTH, HEIGHT = 230, 54
-"""A box, in pixels."""
+"""Size of a box in pixels."""
 
 BESIDE: tuple[formats.EdgeKind, ...] = ("revision", "merge")
 """Edges that are not steps of a chain."""
 
 STEP, ROW, MARGIN = 290, 70, 24
-"""From a column to the next, from a row to the next, and around it all."""
+"""Distances between columns and rows, and the margin, in pixels."""
 
 
 def html(nodes: formats.Nodes, edges: formats.Edges, title: str) -> str:
@@ -33,7 +33,7 @@ def html(nodes: formats.Nodes, edges: formats.Edges, title: str) -> str:
         title: The title of the page.
     """
     spots = layout(nodes, edges)
-    # In a script element nothing but this sign can end it.
+    # Only this sequence could end the script element.
     data = formats.json(nodes, edges).decode().replace("<", "\\u003c")
     return Template(PAGE).substitute(
         title=escape(title),
@@ -69,13 +69,13 @@ def layout(nodes: formats.Nodes, edges: formats.Edges) -> dict[int, tuple[int, i
         spots[place] = (MARGIN + depths[place] * STEP, MARGIN + row * ROW)
         children = below.get(place, ())
         stack.extend(reversed(children))
-        # A chain goes on in its own row; the next branch gets a new one.
+        # A chain stays in its row. The next branch gets a new row.
         row += not children
     return spots
 
 
 def _depth(place: int, parents: dict[int, int], depths: dict[int, int]) -> None:
-    """Note how long the chain to a node is, and to all that it hangs on."""
+    """Store the length of the chain to a node and to its ancestors."""
     line: list[int] = []
     seen: set[int] = set()
     at: int | None = place
@@ -83,7 +83,7 @@ def _depth(place: int, parents: dict[int, int], depths: dict[int, int]) -> None:
         line.append(at)
         seen.add(at)
         at = parents.get(at)
-    # A chain begins after a circle, as it does after nothing.
+    # A chain also starts after a cycle.
     depth = depths[at] + 1 if at is not None and at in depths else 0
     for member in reversed(line):
         depths[member] = depth
@@ -110,7 +110,7 @@ def _edge(spots: dict[int, tuple[int, int]], link: formats.Link) -> str:
     (x1, y1), (x2, y2) = spots[link.source], spots[link.target]
     ends = f'data-edge="n{link.source} n{link.target}"'
     if link.kind in BESIDE:
-        # From top to top, so that it is told apart from the steps, which run from side to side.
+        # From top to top, to distinguish it from steps, which run from side to side.
         x1, x2, high = x1 + WIDTH // 2, x2 + WIDTH // 2, min(y1, y2) - MARGIN + 6
         return f'<path class="{link.kind}" d="M{x1} {y1}C{x1} {high} {x2} {high} {x2} {y2}" {ends}/>'
     x1, y1, y2 = x1 + WIDTH, y1 + HEIGHT // 2, y2 + HEIGHT // 2

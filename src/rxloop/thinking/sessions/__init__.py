@@ -1,4 +1,4 @@
-"""Sessions of an application, kept as artifacts."""
+"""Sessions of thoughts, stored as artifacts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rxloop.thinking.sessions.session_artifacts import (
     is_generated,
     new_id,
 )
-from rxloop.thinking.sessions.thought import ThoughtInput, ThoughtWarning, wrong_with_name
+from rxloop.thinking.sessions.thought import ThoughtInput, ThoughtWarning, find_name_problem
 
 T = TypeVar("T")
 
@@ -28,19 +28,20 @@ Admit = Callable[[Session, ThoughtInput], dict[str, Any]]
 
 NEW = "session_new"
 
-_TRIES = 50
-"""How often a thought is tried again when another writer was first."""
+_MAX_ATTEMPTS = 50
+"""Maximum number of attempts to store a thought if other writers are faster."""
 
 
 class ThinkingSessions:
-    """Sequential thinking: sessions of thoughts, kept in an artifact store.
+    """Sequential thinking: sessions of thoughts in an artifact store.
 
-    Each session belongs to an owner, and no model finds another owner's. There is no timer: a lifetime is checked
-    when a session is touched, and from time to time a thought frees the expired sessions of all owners.
+    Each session belongs to an owner and is invisible to the models of other owners. There is no timer. The lifetime of
+    a
+    session is checked on access, and thoughts occasionally trigger the deletion of all expired sessions.
 
     Attributes:
-        artifacts: Keeps the sessions.
-        rules: What a session takes.
+        artifacts: Store of the sessions.
+        rules: Limits of a session.
 
     Example:
         >>> sessions = ThinkingSessions(MemoryArtifacts())
@@ -62,20 +63,22 @@ class ThinkingSessions:
         max_thoughts: int = 200,
         max_length: int = 20_000,
     ) -> None:
-        """Describe how sessions are kept.
+        """Create the storage.
 
         Args:
-            artifacts: Keeps them; may be the store of an event log, `log.artifacts`.
-            ttl: Seconds that a session lives; None is for ever.
-            ttl_from: Whether they count from the last thought, or from the beginning of the session.
-            max_sessions: Sessions of an owner. Of more, the least recently used goes: a complete one if there is one.
-            max_total: Sessions of all owners. Of more, a tenth goes, in that order.
-            strict: Refuse a thought that revises, or branches from, one that does not exist.
-            max_thoughts: Thoughts of a session.
-            max_length: Characters of a thought.
+            artifacts: Store of the sessions, such as the store of an event log, `log.artifacts`.
+            ttl: Lifetime of a session in seconds. None for no limit.
+            ttl_from: Start of the lifetime: the last thought, or the creation of the session.
+            max_sessions: Maximum number of sessions per owner. If it is exceeded, the least recently used session is
+                deleted,
+                complete sessions first.
+            max_total: Maximum number of sessions of all owners. If it is exceeded, 10 % are deleted in the same order.
+            strict: True to reject a thought that revises or branches from a missing thought.
+            max_thoughts: Maximum number of thoughts of a session.
+            max_length: Maximum number of characters of a thought.
 
         Raises:
-            ConfigurationError: A number is too small, or `ttl_from` is neither of the two.
+            ConfigurationError: If a number is too small, or `ttl_from` is invalid.
         """
         self.artifacts = artifacts
         self.rules = Rules(strict=strict, max_thoughts=max_thoughts, max_length=max_length)
@@ -94,95 +97,99 @@ class ThinkingSessions:
         call_id: str | None = None,
         admit: Admit | None = None,
     ) -> ThoughtResult:
-        """Take one thought into its session: validated first, and then stored, all of it or nothing.
+        """Validate a thought and add it to its session. Either the whole thought is stored or nothing.
 
         Args:
-            thought: The thought, with the names of the wire. Its `sessionId` must be one that was given out before;
-                without any it begins a session.
-            owner: Whose sessions these are. By default the program's; and a generated `session_id` leads to its
-                session, whoever owns it.
-            session_id: The session, whatever the thought says of it; one that does not exist begins with it. One that
-                begins though its id looks like one that was given out has the warning `session_new`.
-            call_id: Names the call: the same one again makes no other thought, and gives the first answer again.
-            admit: What else decides on the thought: called with the session and the thought, before anything is stored,
-                it gives what is kept as `flow`, or raises. It is called again when another writer was first.
+            thought: The thought with wire names. Its `sessionId` must be the generated id of an earlier result. Without
+                an id,
+                a session is created.
+            owner: Owner of the session. By default the program, and a generated `session_id` is valid for any owner.
+            session_id: Id of the session. Overrides the id in the thought. If the session does not exist, it is
+                created. If
+                its id looks like a generated one, the result has the warning `session_new`.
+            call_id: Id of the tool call. A repeated call adds no second thought and returns the first result again.
+            admit: Called with the session and the thought before it is stored. Returns the data to store as `flow`, or
+                raises.
+                Called again if another writer was faster.
 
         Raises:
-            InvalidThought: The thought does not fit.
-            UnknownSession: The owner has no session of the id that the thought names, or `session_id` is another
-                owner's and cannot be meant.
-            SessionFull: The session has all the thoughts that it may have.
-            SessionConflict: Other writers were first every time.
-            ArtifactError: The store failed.
+            InvalidThought: If the thought is invalid.
+            UnknownSession: If the owner has no session with the id in the thought, or `session_id` belongs to another
+                owner.
+            SessionFull: If the session has reached its maximum number of thoughts.
+            SessionConflict: If other writers were faster in all attempts.
+            ArtifactError: If the store failed.
         """
-        if session_id is not None and (wrong := wrong_with_name(session_id)) is not None:
-            raise ConfigurationError(f"session_id={session_id[:60]!r} {wrong}")
+        if session_id is not None and (problem := find_name_problem(session_id)) is not None:
+            raise ConfigurationError(f"session_id={session_id[:60]!r} {problem}")
         given = ThoughtInput.of(thought)
-        wanted = session_id if session_id is not None else given.session_id
-        # Before anything else that waits: thoughts of one session keep the order in which they came.
-        async with self._lock(owner or "", wanted):
+        requested_id = session_id if session_id is not None else given.session_id
+        # Acquire the lock first, so that the thoughts of a session keep their order.
+        async with self._lock(owner or "", requested_id):
             await self._limits.tidy()
-            if wanted is None:
-                return await _retried(lambda: self._think_in_new(given, owner or "", call_id, admit))
+            if requested_id is None:
+                return await _retry(lambda: self._think_in_new_session(given, owner or "", call_id, admit))
             adopt = session_id is not None
-            return await _retried(lambda: self._think_in(wanted, given, owner, call_id, admit, adopt=adopt))
+            return await _retry(lambda: self._think_in_session(requested_id, given, owner, call_id, admit, adopt=adopt))
 
     async def get_session(self, session_id: str, *, owner: str | None = None) -> Session:
-        """Return a session as it is now; a value that never changes.
+        """Return the current state of a session. The returned object never changes.
 
         Args:
-            session_id: Its id.
-            owner: Whose it is. By default the program's; and a generated id leads to its session, whoever owns it.
+            session_id: Id of the session.
+            owner: Owner of the session. By default the program, and a generated id is valid for any owner.
 
         Raises:
-            UnknownSession: The owner has no such session, or it has expired.
-            ArtifactError: The store failed.
+            UnknownSession: If the owner has no such session, or it has expired.
+            ArtifactError: If the store failed.
         """
-        return (await _retried(lambda: self._find_open(session_id, owner))).session
+        return (await _retry(lambda: self._find_open(session_id, owner))).session
 
     async def all_sessions(self, *, owner: str | None = None) -> list[Session]:
-        """List the sessions of an owner, or of all, the least recently used first; without those that have expired.
+        """Return the sessions of an owner or of all owners, least recently used first. Omits expired sessions.
 
         Raises:
-            ArtifactError: The store failed.
+            ArtifactError: If the store failed.
         """
         records = await self._stored.list(owner)
-        found = [stored.session for record in records if (stored := await self._stored.read(record)) and stored.lines]
-        # Generated ids sort by time, so of sessions that were used in the same millisecond the oldest comes first.
+        stored_session = [
+            stored.session for record in records if (stored := await self._stored.read(record)) and stored.lines
+        ]
+        # Generated ids sort by time, so sessions used in the same millisecond are sorted by age.
         return sorted(
-            (each for each in found if not self._limits.is_expired(each)),
+            (each for each in stored_session if not self._limits.is_expired(each)),
             key=lambda session: (session.used, session.created, session.session_id),
         )
 
     async def clear_session(self, session_id: str, *, owner: str | None = None) -> Session:
-        """Forget the thoughts of a session, and return it: its id stays, and it is empty.
+        """Delete the thoughts of a session, and return the empty session with the same id.
 
         Args:
-            session_id: Its id.
-            owner: Whose it is, as for `get_session`.
+            session_id: Id of the session.
+            owner: Owner of the session, as for `get_session`.
 
         Raises:
-            UnknownSession: The owner has no such session, or it has expired.
-            ArtifactError: The store failed.
+            UnknownSession: If the owner has no such session, or it has expired.
+            ArtifactError: If the store failed.
         """
 
         async def clear() -> Session:
-            found = await self._find_open(session_id, owner)
-            stored = await self._stored.append(found, _begun_again(found.session), None, begins=True)
+            stored_session = await self._find_open(session_id, owner)
+            stored = await self._stored.append(stored_session, _restart(stored_session.session), None, begins=True)
             self._limits.note(stored)
             return stored.session
 
         async with self._lock(owner or "", session_id):
-            return await _retried(clear)
+            return await _retry(clear)
 
     async def clear_all_sessions(self, *, owner: str = "") -> int:
-        """Delete all sessions of an owner, by default of the program; how many there were."""
+        """Delete all sessions of an owner, by default of the program. Return their number."""
         return await self._limits.delete_all(owner)
 
     async def sweep(self) -> int:
-        """Delete the sessions of all owners that have expired, and those beyond `max_total`; how many that were.
+        """Delete expired sessions of all owners and sessions beyond `max_total`. Return their number.
 
-        A thought does the same when a lifetime has passed since the last sweep, or when `max_total` is exceeded.
+        A thought does the same if a lifetime has passed since the last sweep, or `max_total` is exceeded.
         """
         return await self._limits.sweep()
 
@@ -191,32 +198,32 @@ class ThinkingSessions:
         await self.artifacts.aclose()
 
     async def _find_open(self, session_id: str, owner: str | None) -> StoredSession:
-        found = await self._stored.find(artifact_id(owner or "", session_id))
-        if not _is_named(found, session_id, owner) or self._limits.is_expired(found.session):
-            raise _unknown(session_id)
-        return found
+        stored_session = await self._stored.find(artifact_id(owner or "", session_id))
+        if not _matches(stored_session, session_id, owner) or self._limits.is_expired(stored_session.session):
+            raise _make_unknown_error(session_id)
+        return stored_session
 
-    async def _think_in_new(
+    async def _think_in_new_session(
         self, given: ThoughtInput, owner: str, call_id: str | None, admit: Admit | None
     ) -> ThoughtResult:
-        """Take a thought that names no session, unless its call has begun one already."""
-        session_id, found = new_id(), None
+        """Add a thought without a session id to a new session, unless its call has already created one."""
+        session_id, stored_session = new_id(), None
         if call_id is not None:
             session_id = new_id(owner, call_id)
-            found = await self._stored.find(artifact_id(owner, session_id))
-            if found is not None and (placed := found.session.of_call(call_id)) is not None:
-                return ThoughtResult(found.session, placed)
-            if found is not None and not found.lines:
+            stored_session = await self._stored.find(artifact_id(owner, session_id))
+            if stored_session is not None and (placed := stored_session.session.find_by_call(call_id)) is not None:
+                return ThoughtResult(stored_session.session, placed)
+            if stored_session is not None and not stored_session.lines:
                 # A process has created the artifact and crashed, or is about to write the thought.
-                session_id = found.session.session_id
-            elif found is not None:
-                # The session that the call has begun was cleared.
-                session_id, found = new_id(), None
-        return await self._add(given, found, _fresh(session_id, owner), call_id, admit, begins=True)
+                session_id = stored_session.session.session_id
+            elif stored_session is not None:
+                # The session of the call was cleared.
+                session_id, stored_session = new_id(), None
+        return await self._add(given, stored_session, _create(session_id, owner), call_id, admit, begins=True)
 
-    async def _think_in(
+    async def _think_in_session(
         self,
-        wanted: str,
+        requested_id: str,
         given: ThoughtInput,
         owner: str | None,
         call_id: str | None,
@@ -224,39 +231,42 @@ class ThinkingSessions:
         *,
         adopt: bool,
     ) -> ThoughtResult:
-        """Take a thought into a session that a program or a model names."""
-        artifact = artifact_id(owner or "", wanted)
-        # Only a program's word leads to another owner's session; what a model names has to be the owner's.
-        whose = owner if adopt else owner or ""
-        found = self._stored.cached(artifact)
-        if found is None or self._limits.is_expired(found.session):
-            found = await self._stored.find(artifact)
-        if found is not None and found.lines:
-            if not _is_named(found, wanted, whose):
-                raise _unknown(wanted)
-            session = found.session
-            if call_id is not None and (placed := session.of_call(call_id)) is not None:
+        """Add a thought to a session that the program or the model names."""
+        artifact = artifact_id(owner or "", requested_id)
+        # Only the program may refer to sessions of other owners.
+        required_owner = owner if adopt else owner or ""
+        stored_session = self._stored.cached(artifact)
+        if stored_session is None or self._limits.is_expired(stored_session.session):
+            stored_session = await self._stored.find(artifact)
+        if stored_session is not None and stored_session.lines:
+            if not _matches(stored_session, requested_id, required_owner):
+                raise _make_unknown_error(requested_id)
+            session = stored_session.session
+            if call_id is not None and (placed := session.find_by_call(call_id)) is not None:
                 return ThoughtResult(session, placed)
             if self._limits.is_expired(session):
-                notice = (_expired(wanted),)
-                return await self._add(given, found, _begun_again(session), call_id, admit, notice, begins=True)
+                notice = (_make_expired_warning(requested_id),)
+                return await self._add(given, stored_session, _restart(session), call_id, admit, notice, begins=True)
             if given.clear_session and len(session):
-                return await self._add(given, found, _begun_again(session), call_id, admit, begins=True)
-            return await self._add(given, found, session, call_id, admit, begins=False)
-        fresh, notices = _fresh(wanted, owner or ("" if found is None else found.session.owner)), ()
-        if self._limits.was_expired(fresh.owner, wanted):
-            # The ids of its thoughts must differ from those of the deleted session.
-            fresh, notices = fresh.changed(version=fresh.created), (_expired(wanted),)
+                return await self._add(given, stored_session, _restart(session), call_id, admit, begins=True)
+            return await self._add(given, stored_session, session, call_id, admit, begins=False)
+        fresh, notices = (
+            _create(requested_id, owner or ("" if stored_session is None else stored_session.session.owner)),
+            (),
+        )
+        if self._limits.was_expired(fresh.owner, requested_id):
+            # The ids of the thoughts must differ from those of the deleted session.
+            fresh, notices = fresh.changed(version=fresh.created), (_make_expired_warning(requested_id),)
         elif not adopt:
-            raise _unknown(wanted)
-        elif is_generated(wanted):
-            notices = (_not_found(wanted),)
-        return await self._add(given, found, fresh, call_id, admit, notices, begins=True)
+            raise _make_unknown_error(requested_id)
+        elif is_generated(requested_id):
+            notices = (_make_new_warning(requested_id),)
+        return await self._add(given, stored_session, fresh, call_id, admit, notices, begins=True)
 
     async def _add(
         self,
         given: ThoughtInput,
-        found: StoredSession | None,
+        stored_session: StoredSession | None,
         session: Session,
         call_id: str | None,
         admit: Admit | None,
@@ -264,23 +274,23 @@ class ThinkingSessions:
         *,
         begins: bool,
     ) -> ThoughtResult:
-        """Check a thought, and store it.
+        """Validate and store a thought.
 
         Args:
             given: The thought.
-            found: What is stored of the session, if there is anything.
-            session: The session to which the thought is added; empty if it begins, or begins again.
-            call_id: The call.
-            admit: What else decides on the thought.
-            notices: What happened to the session.
-            begins: True if the session begins, or begins again.
+            stored_session: Stored session, or None.
+            session: Session to extend. Empty if it is new or restarted.
+            call_id: Id of the tool call.
+            admit: See `think`.
+            notices: Warnings about the session.
+            begins: True if the session is new or restarted.
         """
-        kept = accept(session, given, self.rules, at=CLOCK.get().now(), call_id=call_id)
+        accepted = accept(session, given, self.rules, at=CLOCK.get().now(), call_id=call_id)
         if admit is not None:
-            kept = kept.model_copy(update={"flow": admit(session, given)})
-        if found is None or not found.lines:
+            accepted = accepted.model_copy(update={"flow": admit(session, given)})
+        if stored_session is None or not stored_session.lines:
             await self._limits.make_room(session.owner)
-        stored = await self._stored.append(found, session.add(kept), kept, begins=begins)
+        stored = await self._stored.append(stored_session, session.add(accepted), accepted, begins=begins)
         self._limits.note(stored)
         return ThoughtResult(stored.session, stored.session.at(len(stored.session)), notices)
 
@@ -295,9 +305,9 @@ class ThinkingSessions:
         return lock
 
 
-async def _retried(change: Callable[[], Awaitable[T]]) -> T:
-    """Make a change; when another writer was first, make it again on what the store has now."""
-    for _ in range(_TRIES - 1):
+async def _retry(change: Callable[[], Awaitable[T]]) -> T:
+    """Run a change, and repeat it on the current data if another writer was faster."""
+    for _ in range(_MAX_ATTEMPTS - 1):
         try:
             return await change()
         except SessionConflict:
@@ -305,34 +315,34 @@ async def _retried(change: Callable[[], Awaitable[T]]) -> T:
     return await change()
 
 
-def _is_named(found: StoredSession | None, session_id: str, owner: str | None) -> TypeGuard[StoredSession]:
-    """Return whether a session was begun and has that id and that owner; None is any owner."""
-    if found is None or not found.lines:
+def _matches(stored_session: StoredSession | None, session_id: str, owner: str | None) -> TypeGuard[StoredSession]:
+    """Return True if a session has thoughts, this id and this owner. None matches any owner."""
+    if stored_session is None or not stored_session.lines:
         return False
-    return found.session.session_id == session_id and owner in (None, found.session.owner)
+    return stored_session.session.session_id == session_id and owner in (None, stored_session.session.owner)
 
 
-def _fresh(session_id: str, owner: str, *, version: int = 1) -> Session:
+def _create(session_id: str, owner: str, *, version: int = 1) -> Session:
     now = CLOCK.get().now()
     return Session(session_id, owner, created=now, used=now, version=version)
 
 
-def _begun_again(session: Session) -> Session:
-    return _fresh(session.session_id, session.owner, version=session.version + 1)
+def _restart(session: Session) -> Session:
+    return _create(session.session_id, session.owner, version=session.version + 1)
 
 
-def _unknown(session_id: str) -> UnknownSession:
+def _make_unknown_error(session_id: str) -> UnknownSession:
     return UnknownSession(
         f"there is no session {session_id!r}: leave sessionId out to begin one, and go on with the id of its answer"
     )
 
 
-def _expired(session_id: str) -> ThoughtWarning:
+def _make_expired_warning(session_id: str) -> ThoughtWarning:
     message = f"Session {session_id} has expired; this thought begins it again, without the thoughts before."
     return ThoughtWarning(code="session_expired", message=message)
 
 
-def _not_found(session_id: str) -> ThoughtWarning:
+def _make_new_warning(session_id: str) -> ThoughtWarning:
     message = (
         f"There is no session {session_id} here, though the id looks like one that was given out: it starts empty, "
         "without the thoughts that it may have had. Are they in another store, or has it expired?"

@@ -59,21 +59,21 @@ class SessionLimits:
     ) -> None:
         if (ttl is not None and not ttl > 0) or max_sessions < 1 or max_total < 1:
             raise ConfigurationError(
-                f"ttl={ttl!r} must be more than 0 seconds, max_sessions={max_sessions!r} and max_total={max_total!r} "
-                "at least 1"
+                f"ttl must be greater than 0 seconds and max_sessions and max_total at least 1, got ttl={ttl!r}, "
+                f"max_sessions={max_sessions!r} and max_total={max_total!r}"
             )
         if ttl_from not in ("used", "created"):
-            raise ConfigurationError(f"ttl_from is 'used' or 'created', not {ttl_from!r}")
+            raise ConfigurationError(f"ttl_from must be 'used' or 'created', got {ttl_from!r}")
         self._artifacts = artifacts
         self._ttl = ttl
         self._ttl_from = ttl_from
         self._max_sessions = max_sessions
         self._max_total = max_total
-        self._swept: int | None = None  # In milliseconds since 1970.
+        self._swept_at: int | None = None  # In milliseconds since 1970.
         self._entries: dict[str, _Entry] = {}
         self._owners: dict[str, dict[str, _Entry]] = {}
         self._listed = False
-        self._begun = 0  # Since the last listing.
+        self._created_since_listing = 0  # Since the last listing.
         self._expired: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def is_expired(self, session: Session) -> bool:
@@ -89,16 +89,16 @@ class SessionLimits:
         assert stored.record is not None
         session = stored.session
         if stored.record.artifact_id not in self._entries:
-            self._begun += 1
+            self._created_since_listing += 1
         self._expired.pop((session.owner, session.session_id), None)
-        self._put(_Entry(session.owner, session.session_id, stored.record, session.status == "complete"))
+        self._store(_Entry(session.owner, session.session_id, stored.record, session.status == "complete"))
 
     async def make_room(self, owner: str) -> None:
         """Delete sessions of an owner until one more fits the limit.
 
         Expired sessions are deleted first, then complete sessions, then the least recently used sessions.
         """
-        if not self._listed or self._begun >= self._max_sessions // 10:
+        if not self._listed or self._created_since_listing >= self._max_sessions // 10:
             await self._list()
         for _ in range(_ROUNDS):
             entries = self._owners.get(owner, {})
@@ -114,26 +114,26 @@ class SessionLimits:
     async def tidy(self) -> None:
         """Sweep if `ttl` has passed since the last sweep or the list exceeds `max_total`."""
         now = CLOCK.get().now()
-        if self._swept is None:
-            self._swept = now
-        late = self._ttl is not None and now - self._swept > self._ttl * 1_000
-        if late or len(self._entries) > self._max_total:
+        if self._swept_at is None:
+            self._swept_at = now
+        is_due = self._ttl is not None and now - self._swept_at > self._ttl * 1_000
+        if is_due or len(self._entries) > self._max_total:
             await self.sweep()
 
     async def sweep(self) -> int:
         """Delete expired sessions, and more if `max_total` is exceeded. Return the number of deleted sessions."""
-        self._swept = CLOCK.get().now()
+        self._swept_at = CLOCK.get().now()
         await self._list()
         entries = list(self._entries.values())
-        gone = [entry for entry in entries if await self._has_expired(entry)]
-        expired = {entry.record.artifact_id for entry in gone}
-        kept = [entry for entry in entries if entry.record.artifact_id not in expired]
-        excess = len(kept) - self._max_total
+        doomed = [entry for entry in entries if await self._has_expired(entry)]
+        expired = {entry.record.artifact_id for entry in doomed}
+        remaining = [entry for entry in entries if entry.record.artifact_id not in expired]
+        excess = len(remaining) - self._max_total
         if excess > 0:
             # Delete a tenth more, so that the next new sessions do not cause a sweep each.
-            gone += (await self._in_order(kept))[: excess + self._max_total // 10]
+            doomed += (await self._in_order(remaining))[: excess + self._max_total // 10]
         count = 0
-        for entry in gone:
+        for entry in doomed:
             if await self._delete(entry):
                 count += 1
                 if entry.record.artifact_id in expired:
@@ -153,14 +153,14 @@ class SessionLimits:
         return count
 
     async def _list(self) -> None:
-        before, self._begun, self._listed = set(self._entries), 0, True
+        before, self._created_since_listing, self._listed = set(self._entries), 0, True
         records = {record.artifact_id: record for record in await self._artifacts.list()}
         for artifact in before - records.keys():
             self._drop(artifact)
         for artifact, record in records.items():
             entry, head = self._entries.get(artifact), Head.of(record)
             if head is not None and (entry is None or entry.record != record):
-                self._put(_Entry(head.owner, head.session_id, record))
+                self._store(_Entry(head.owner, head.session_id, record))
 
     async def _in_order(self, entries: Iterable[_Entry]) -> list[_Entry]:
         """Sort sessions in the order of deletion."""
@@ -198,7 +198,7 @@ class SessionLimits:
             self._drop(entry.record.artifact_id)
         return deleted
 
-    def _put(self, entry: _Entry) -> None:
+    def _store(self, entry: _Entry) -> None:
         artifact = entry.record.artifact_id
         self._drop(artifact)
         self._entries[artifact] = self._owners.setdefault(entry.owner, {})[artifact] = entry

@@ -1,4 +1,4 @@
-"""Answer to an accepted thought."""
+"""Results of accepted thoughts."""
 
 from __future__ import annotations
 
@@ -14,70 +14,71 @@ from rxloop.thinking.sessions.thought import SequentialThought, ThoughtWarning
 BYTES_PER_TOKEN = 4
 
 FLOW = ("strategy", "stage", "nextStages", "stepsToEnd", "missingFields", "kept", "pruned", "merged")
-"""What is said of the flow that a thought belongs to."""
+"""Fields of the flow that a result contains."""
 
-_NAMES = 20
-"""Names of branches that a model is shown, and that stand in a result on the stream."""
+_MAX_NAMES = 20
+"""Maximum number of branch names in texts for the model and in published results."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThoughtResult:
-    """A thought was accepted: what the session says to it."""
+    """Result of an accepted thought."""
 
     session: Session
-    """The session, with this thought in it; when a call is repeated, as it is by now."""
+    """Session including this thought. For a repeated call, the current session."""
     placed: Placed
-    """The thought and its place."""
+    """The thought and its position."""
     notices: tuple[ThoughtWarning, ...] = ()
-    """What happened to the session that was asked for: it has expired, or is not there any more."""
+    """Warnings that the requested session has expired or does not exist."""
 
     @property
     def thought(self) -> SequentialThought:
-        """The thought as it is kept."""
+        """The stored thought."""
         return self.placed.thought
 
     @property
     def session_id(self) -> str:
-        """The session that the thought is in."""
+        """Id of the session."""
         return self.session.session_id
 
     @property
     def thought_id(self) -> str:
-        """The id of the thought on the stream."""
+        """Id of the thought in events."""
         return self.session.thought_id(self.placed.place)
 
     @property
     def history(self) -> Sequence[SequentialThought]:
-        """The thoughts of the session up to this one."""
+        """Thoughts of the session up to this one."""
         return [placed.thought for placed in self.session.placed(last=self.placed.place)]
 
     @property
     def branches(self) -> list[str]:
-        """The names of the branches, in the order in which they were opened."""
+        """Names of the branches, in the order in which they were opened."""
         return self.session.branch_names(self.placed.branches)
 
     @property
     def warnings(self) -> tuple[ThoughtWarning, ...]:
-        """What is odd about the thought, and about the session that it was meant for."""
+        """Warnings about the thought and the requested session."""
         return (*self.notices, *self.thought.warnings)
 
     @property
     def complete(self) -> bool:
-        """Whether the session was complete with this thought."""
+        """True if this thought completed the session."""
         return not self.thought.next_thought_needed and not self.thought.needs_more_thoughts
 
     @property
     def summary(self) -> str | None:
-        """One sentence once the session is complete."""
+        """A summary if the session is complete, otherwise None."""
         if not self.complete:
             return None
         count, branches = self.placed.place, self.placed.branches
         return f"Sequential thinking complete: {count} thoughts processed across {branches} branches."
 
     def official(self) -> dict[str, Any]:
-        """Return the five keys of the reference server's answer, with its values.
+        """Return the five keys of the reference server's result.
 
-        It knows nothing of `needsMoreThoughts`, so that a total which was raised for it is the one before.
+        The reference server does not support `needsMoreThoughts`, so the result contains the total before it was
+        raised.
         """
         raised = any(warning.code == RAISED for warning in self.thought.warnings)
         return {
@@ -89,67 +90,67 @@ class ThoughtResult:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON data."""
+        """Return all data of the result as JSON data."""
         history = [thought.echo for thought in self.history]
-        return {**self._head(self.branches), "thoughtHistory": history, **self._remarks()}
+        return {**self._head(self.branches), "thoughtHistory": history, **self._make_remarks()}
 
     def to_published(self, budget: int) -> dict[str, Any]:
-        """Return what the stream and its log keep, as JSON data: with the thoughts that the model is shown.
+        """Return the data for events and the log, with the thoughts that the model sees.
 
-        The whole history in each answer would make a log that grows with the square of the thoughts; it is in the
-        session.
+        Results with the full history would make the size of the log quadratic. The session contains the full history.
 
         Args:
-            budget: Tokens of the text for the model, as for `to_text`.
+            budget: Number of tokens of the text for the model, as for `to_text`.
         """
-        names, said = self._newest_branches()
-        shown = max(self._fitting(self._room(budget, {})), 1)
-        places = self.session.placed(self.placed.place - shown + 1, self.placed.place)
-        said |= {"thoughtHistory": [placed.thought.echo for placed in places]}
-        return {**self._head(names), **said, **self._earlier(shown), **self._remarks()}
+        names, data = self._newest_branches()
+        count = max(self._count_fitting(self._count_available_bytes(budget, {})), 1)
+        places = self.session.placed(self.placed.place - count + 1, self.placed.place)
+        data |= {"thoughtHistory": [placed.thought.echo for placed in places]}
+        return {**self._head(names), **data, **self._earlier_note(count), **self._make_remarks()}
 
     def to_text(self, budget: int, **more: Any) -> str:
-        """Write what a model is shown, as JSON: with the last thoughts that fit, and how many came before.
+        """Return the text for the model as JSON, with the last thoughts that fit and the number of earlier ones.
 
         Args:
-            budget: Tokens for the whole text, at four bytes each. The head, the warnings and the newest thought, cut
-                where it must be, are there in any case.
-            **more: What else to say.
+            budget: Number of tokens of the text, at four bytes each. The text always contains the head, the warnings
+                and the
+                newest thought, truncated if necessary.
+            **more: Additional fields.
         """
-        room = self._room(budget, more)
-        shown = self._fitting(room)
-        places = self.session.placed(self.placed.place - max(shown, 1) + 1, self.placed.place)
-        history = [_short(placed.thought) for placed in places]
-        if not shown:
-            history[0]["thought"] = _cut(history[0]["thought"], max(room - 100, 40))
-        said = {**self._brief(more), "thoughtHistory": history, **self._earlier(max(shown, 1))}
-        return orjson.dumps(said).decode()
+        available = self._count_available_bytes(budget, more)
+        count = self._count_fitting(available)
+        places = self.session.placed(self.placed.place - max(count, 1) + 1, self.placed.place)
+        history = [_to_entry(placed.thought) for placed in places]
+        if not count:
+            history[0]["thought"] = _truncate(history[0]["thought"], max(available - 100, 40))
+        data = {**self._make_summary(more), "thoughtHistory": history, **self._earlier_note(max(count, 1))}
+        return orjson.dumps(data).decode()
 
-    def _brief(self, more: dict[str, Any]) -> dict[str, Any]:
-        names, count = self._newest_branches()
-        return {**self._head([_cut(name, 60) for name in names]), **self._remarks(), **more, **count}
+    def _make_summary(self, more: dict[str, Any]) -> dict[str, Any]:
+        names, branch_count = self._newest_branches()
+        return {**self._head([_truncate(name, 60) for name in names]), **self._make_remarks(), **more, **branch_count}
 
-    def _room(self, budget: int, more: dict[str, Any]) -> int:
-        """Count the bytes that are left for thoughts in a text of so many tokens."""
-        return budget * BYTES_PER_TOKEN - len(orjson.dumps(self._brief(more)))
+    def _count_available_bytes(self, budget: int, more: dict[str, Any]) -> int:
+        """Return the number of bytes available for thoughts."""
+        return budget * BYTES_PER_TOKEN - len(orjson.dumps(self._make_summary(more)))
 
-    def _fitting(self, room: int) -> int:
-        """Count how many of the last thoughts fit."""
+    def _count_fitting(self, available: int) -> int:
+        """Return the number of recent thoughts that fit."""
         count = 0
         while count < self.placed.place:
-            room -= len(orjson.dumps(_short(self.session.at(self.placed.place - count).thought))) + 1
-            if room < 0:
+            available -= len(orjson.dumps(_to_entry(self.session.at(self.placed.place - count).thought))) + 1
+            if available < 0:
                 break
             count += 1
         return count
 
-    def _earlier(self, shown: int) -> dict[str, str]:
-        earlier = self.placed.place - shown
+    def _earlier_note(self, count: int) -> dict[str, str]:
+        earlier = self.placed.place - count
         return {"earlierThoughts": f"{earlier} earlier thoughts are kept and not shown here."} if earlier else {}
 
     def _newest_branches(self) -> tuple[list[str], dict[str, int]]:
-        """Return the names of the branches that were opened last, and how many there are if those are not all."""
-        names = self.branches[-_NAMES:]
+        """Return the names of the most recently opened branches, and the number of branches if not all are included."""
+        names = self.branches[-_MAX_NAMES:]
         return names, {"branchCount": self.placed.branches} if self.placed.branches > len(names) else {}
 
     def _head(self, branches: list[str]) -> dict[str, Any]:
@@ -161,7 +162,7 @@ class ThoughtResult:
             **{name: value for name, value in (self.thought.flow or {}).items() if name in FLOW},
         }
 
-    def _remarks(self) -> dict[str, Any]:
+    def _make_remarks(self) -> dict[str, Any]:
         remarks: dict[str, Any] = {}
         if self.summary is not None:
             remarks["summary"] = self.summary
@@ -170,10 +171,10 @@ class ThoughtResult:
         return remarks
 
 
-def _short(thought: SequentialThought) -> dict[str, Any]:
-    """Write a thought as a model is shown it: only what says something."""
+def _to_entry(thought: SequentialThought) -> dict[str, Any]:
+    """Return the non-empty fields of a thought for the model."""
     return {name: value for name, value in thought.echo.items() if value not in (None, False)}
 
 
-def _cut(text: str, length: int) -> str:
+def _truncate(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"

@@ -1,4 +1,4 @@
-"""A session, a fold of its thoughts, and the rules for the next one."""
+"""Sessions as folds of their thoughts, and validation of new thoughts."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ Status = Literal["active", "complete"]
 
 
 class BranchOrigin(NamedTuple):
-    """Where a branch, an alternative line of thoughts, leaves from."""
+    """Origin of a branch."""
 
     branch_id: str
     from_thought: int
-    """The number of the thought that it leaves from, as its author said it."""
+    """Number of the thought that it branches from, as sent by the author."""
     parent: str | None
-    """The branch that this thought is on; None is the main line."""
+    """Branch of that thought. None for the main branch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A thought, and where it stands among the others. Thoughts are told apart by their place, from 1."""
+    """A thought and its position in the session. Positions start at 1 and identify thoughts."""
 
     place: int
     thought: SequentialThought
     branch: str | None
-    """The branch that it is on; None is the main line."""
+    """Branch of the thought. None for the main branch."""
     follows: int | None
-    """The thought before it on its line, or the one that its branch leaves from."""
+    """Position of the previous thought of the branch, or of the thought that the branch starts from."""
     revises: int | None
-    """The thought that it replaces."""
+    """Position of the thought that it replaces."""
     opens: bool
-    """Whether it is the first of its branch."""
+    """True if it is the first thought of its branch."""
     branches: int
-    """How many branches there are with it."""
+    """Number of branches, including its own."""
 
 
-# Without slots, like `RunState`: a copy is then a copy of one dict.
+# Without slots, as in `RunState`, so that a copy is a copy of one dict.
 @dataclass(frozen=True)
 class Session:
-    """A session after some thoughts; it never changes, and one more thought gives another one."""
+    """Immutable state of a session. Adding a thought returns a new state."""
 
     session_id: str
     owner: str = ""
     created: int = 0
-    """Milliseconds since 1970."""
+    """Time of creation, in milliseconds since 1970."""
     used: int = 0
-    """When the last thought came, in milliseconds since 1970."""
+    """Time of the last thought, in milliseconds since 1970."""
     version: int = 1
-    """Grows each time that the session is begun again, because it was cleared or has expired."""
+    """Incremented when the session restarts because it was cleared or has expired."""
     status: Status = "active"
     _placed: Ledger[int, Placed] = field(default_factory=Ledger[int, Placed], repr=False)
     _calls: Ledger[str, int] = field(default_factory=Ledger[str, int], repr=False)
@@ -74,12 +74,12 @@ class Session:
 
     @property
     def thoughts(self) -> tuple[SequentialThought, ...]:
-        """All thoughts, in the order in which they came."""
+        """All thoughts in order."""
         return tuple(placed.thought for placed in self.placed())
 
     @property
     def branches(self) -> dict[str, tuple[SequentialThought, ...]]:
-        """The thoughts of each branch, by its name, in the order in which the branches were opened."""
+        """Thoughts of each branch by name, in the order in which the branches were opened."""
         lines: dict[str, list[SequentialThought]] = {name: [] for name in self._branches}
         for placed in self.placed():
             if placed.branch is not None:
@@ -88,44 +88,44 @@ class Session:
 
     @property
     def total_thoughts(self) -> int:
-        """How many thoughts the newest one expects; 0 before the first."""
+        """Expected number of thoughts according to the newest one. 0 for an empty session."""
         return self._placed[len(self)].thought.total_thoughts if len(self) else 0
 
     def branch(self, name: str) -> BranchOrigin | None:
-        """Return where a branch leaves from; None if there is no such branch."""
+        """Return the origin of a branch, or None if there is no such branch."""
         return self._branches.get(name)
 
     def branch_names(self, count: int | None = None) -> list[str]:
-        """Return the names of the branches that were opened first, all of them by default."""
+        """Return the names of the first branches, or of all branches by default."""
         return list(islice(self._branches, count))
 
     def placed(self, first: int = 1, last: int | None = None) -> Sequence[Placed]:
-        """Return the thoughts with their places, from one place to another."""
+        """Return the thoughts with positions in a range."""
         return [self._placed[place] for place in range(first, (len(self) if last is None else last) + 1)]
 
     def at(self, place: int) -> Placed:
-        """Return the thought of that place, from 1.
+        """Return the thought at a position, starting at 1.
 
         Raises:
-            KeyError: There is none.
+            KeyError: If there is no such thought.
         """
         return self._placed[place]
 
     def thought_id(self, place: int) -> str:
-        """Return the id that the thought of that place has on the stream."""
+        """Return the event id of the thought at a position."""
         return f"{self.session_id}#{place}" if self.version == 1 else f"{self.session_id}#{self.version}.{place}"
 
-    def of_call(self, call_id: str) -> Placed | None:
-        """Find the thought that a tool call has made already."""
+    def find_by_call(self, call_id: str) -> Placed | None:
+        """Return the thought that a tool call has already added, or None."""
         place = self._calls.get(call_id)
         return None if place is None else self._placed[place]
 
     def newest(self, branch: str | None = None) -> Placed | None:
-        """Return the last thought of a branch, or of the main line."""
+        """Return the last thought of a branch or of the main branch."""
         return self._newest.get(branch)
 
     def find(self, number: int, branch: str | None = None) -> int | None:
-        """Find the place of the thought with that number: on this line, on those that it comes from, or on any."""
+        """Return the position of the thought with a number: on this branch, its ancestors, or any branch."""
         line = branch
         while (place := self._numbers.get((line, number))) is None and line is not None:
             above = self._branches.get(line)
@@ -133,21 +133,21 @@ class Session:
         return self._anywhere.get(number) if place is None else place
 
     def has_number(self, number: int, branch: str | None) -> bool:
-        """Return whether that line has a thought of that number."""
+        """Return True if a branch has a thought with a number."""
         return (branch, number) in self._numbers
 
     def highest(self, branch: str | None) -> int | None:
-        """Return the highest number on that line; None if it has no thought."""
+        """Return the highest number on a branch, or None if the branch is empty."""
         return self._highest.get(branch)
 
-    def line_of(self, branch_id: str | None, branch_from: int | None) -> str | None:
-        """Return the branch that a thought with these fields stands on: one that exists, or one that it opens."""
+    def find_branch(self, branch_id: str | None, branch_from: int | None) -> str | None:
+        """Return the branch of a thought with these fields: an existing branch or a new one."""
         if branch_id is None or (branch_id not in self._branches and branch_from is None):
             return None
         return branch_id
 
     def changed(self, **changes: Any) -> Session:
-        """Copy the session with some fields changed; `dataclasses.replace` costs ten times as much."""
+        """Return a copy with changed fields. Ten times as fast as `dataclasses.replace`."""
         session = object.__new__(Session)
         fields = vars(session)
         fields.update(vars(self))
@@ -155,8 +155,8 @@ class Session:
         return session
 
     def add(self, thought: SequentialThought) -> Session:
-        """Return the session with one more thought."""
-        placed = self._place(thought)
+        """Return the session with another thought."""
+        placed = self._locate(thought)
         line, number = placed.branch, thought.thought_number
         branches = self._branches
         if placed.opens and line is not None:
@@ -175,8 +175,8 @@ class Session:
             _highest={**self._highest, line: max(number, self._highest.get(line, 0))},
         )
 
-    def _place(self, thought: SequentialThought) -> Placed:
-        line = self.line_of(thought.branch_id, thought.branch_from_thought)
+    def _locate(self, thought: SequentialThought) -> Placed:
+        line = self.find_branch(thought.branch_id, thought.branch_from_thought)
         opens = line is not None and line not in self._branches
         if opens and thought.branch_from_thought is not None:
             last = self._placed.get(len(self))
@@ -197,25 +197,25 @@ class Session:
 
 
 REPETITIONS = 3
-"""How often the same thought in a row is a repetition."""
+"""Number of consecutive equal thoughts that count as a repetition."""
 
 RAISED = "total_raised"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a session takes."""
+    """Limits of a session."""
 
     strict: bool = False
-    """Refuse a thought that revises, or branches from, one that does not exist; otherwise it is kept with a warning."""
+    """True to reject a thought that revises or branches from a missing thought. Otherwise it gets a warning."""
     max_length: int = 20_000
-    """Characters of a thought."""
+    """Maximum number of characters of a thought."""
     max_thoughts: int = 200
-    """Thoughts of a session."""
+    """Maximum number of thoughts of a session."""
 
     @property
     def max_name(self) -> int:
-        """Characters of the name of a branch: a hundredth of those of a thought, and 200 at least."""
+        """Maximum number of characters of a branch name: 200, or 1 % of `max_length` if that is more."""
         return max(200, self.max_length // 100)
 
     def __post_init__(self) -> None:
@@ -226,18 +226,18 @@ class Rules:
 
 
 def accept(session: Session, given: ThoughtInput, rules: Rules, *, at: int, call_id: str | None) -> SequentialThought:
-    """Check a thought, and return it as the session would keep it; the session stays as it is.
+    """Validate a thought, and return it in its stored form. The session is not changed.
 
     Args:
-        session: The session that it comes to.
-        given: What was sent.
-        rules: What the session takes.
-        at: Now, in milliseconds since 1970.
-        call_id: The tool call that it comes from.
+        session: Session for the thought.
+        given: The thought.
+        rules: Limits of the session.
+        at: Current time, in milliseconds since 1970.
+        call_id: Id of the tool call that sent the thought.
 
     Raises:
-        InvalidThought: It is too long, or refers to nothing and the rules are strict.
-        SessionFull: The session has all the thoughts that it may have.
+        InvalidThought: If the thought is too long, or refers to a missing thought and the rules are strict.
+        SessionFull: If the session has reached its maximum number of thoughts.
     """
     if len(given.thought) > rules.max_length:
         reason = f"too long: {len(given.thought)} characters, and {rules.max_length} are allowed. Say it in less"
@@ -251,11 +251,11 @@ def accept(session: Session, given: ThoughtInput, rules: Rules, *, at: int, call
             "have, or begin again with clearSession.",
             code="max_thoughts",
         )
-    warnings = list(_remarks(session, given))
-    refused = next((warning for warning in warnings if rules.strict and warning.code.startswith("dangling")), None)
-    if refused is not None:
-        field = "revisesThought" if refused.code == "dangling_revision" else "branchFromThought"
-        raise InvalidThought(f"{field}: {refused.message}", {field: refused.message}, code=refused.code)
+    warnings = list(_iterate_warnings(session, given))
+    rejected = next((warning for warning in warnings if rules.strict and warning.code.startswith("dangling")), None)
+    if rejected is not None:
+        field = "revisesThought" if rejected.code == "dangling_revision" else "branchFromThought"
+        raise InvalidThought(f"{field}: {rejected.message}", {field: rejected.message}, code=rejected.code)
     total = max(given.total_thoughts, given.thought_number)
     if any(warning.code == RAISED for warning in warnings):
         total = given.thought_number + 1
@@ -275,10 +275,10 @@ def accept(session: Session, given: ThoughtInput, rules: Rules, *, at: int, call
     )
 
 
-def _remarks(session: Session, given: ThoughtInput) -> Iterator[ThoughtWarning]:
-    yield from _about_revision(session, given)
-    yield from _about_branch(session, given)
-    yield from _about_number(session, given)
+def _iterate_warnings(session: Session, given: ThoughtInput) -> Iterator[ThoughtWarning]:
+    yield from _check_revision(session, given)
+    yield from _check_branch(session, given)
+    yield from _check_number(session, given)
     number = given.thought_number
     if given.needs_more_thoughts and not given.next_thought_needed:
         yield _warning(
@@ -298,38 +298,38 @@ def _remarks(session: Session, given: ThoughtInput) -> Iterator[ThoughtWarning]:
         )
 
 
-def _about_revision(session: Session, given: ThoughtInput) -> Iterator[ThoughtWarning]:
+def _check_revision(session: Session, given: ThoughtInput) -> Iterator[ThoughtWarning]:
     target = given.revises_thought
     if target is None:
         if given.is_revision:
             yield _warning("revision_without_target", "isRevision is true, but revisesThought does not say of what.")
     elif session.find(target) is None:
-        yield _warning("dangling_revision", f"There is no thought {target} to revise{_has(session)}.")
+        yield _warning("dangling_revision", f"There is no thought {target} to revise{_describe_length(session)}.")
 
 
-def _about_branch(session: Session, given: ThoughtInput) -> Iterator[ThoughtWarning]:
+def _check_branch(session: Session, given: ThoughtInput) -> Iterator[ThoughtWarning]:
     origin, name = given.branch_from_thought, given.branch_id
-    known = None if name is None else session.branch(name)
-    if origin is not None and known is None and session.find(origin) is None:
-        yield _warning("dangling_branch", f"There is no thought {origin} to branch from{_has(session)}.")
+    branch = None if name is None else session.branch(name)
+    if origin is not None and branch is None and session.find(origin) is None:
+        yield _warning("dangling_branch", f"There is no thought {origin} to branch from{_describe_length(session)}.")
     if origin is not None and name is None:
         yield _warning(
             "branch_without_id", f"A branch from thought {origin} needs a branchId; this thought is on the main line."
         )
-    if name is not None and known is None and origin is None:
+    if name is not None and branch is None and origin is None:
         yield _warning(
             "branch_without_origin",
             f"There is no branch {name!r}; to open it, give branchFromThought. This thought is on the main line.",
         )
-    if known is not None and origin is not None and origin != known.from_thought:
+    if branch is not None and origin is not None and origin != branch.from_thought:
         yield _warning(
             "branch_elsewhere",
-            f"The branch {name!r} leaves from thought {known.from_thought}, not {origin}; this thought goes on in it.",
+            f"The branch {name!r} leaves from thought {branch.from_thought}, not {origin}; this thought goes on in it.",
         )
 
 
-def _about_number(session: Session, given: ThoughtInput) -> Iterator[ThoughtWarning]:
-    line = session.line_of(given.branch_id, given.branch_from_thought)
+def _check_number(session: Session, given: ThoughtInput) -> Iterator[ThoughtWarning]:
+    line = session.find_branch(given.branch_id, given.branch_from_thought)
     number = given.thought_number
     revision = given.is_revision or given.revises_thought is not None
     if not revision and session.has_number(number, line):
@@ -341,7 +341,7 @@ def _about_number(session: Session, given: ThoughtInput) -> Iterator[ThoughtWarn
         yield _warning("gap", f"Thought {number} comes after thought {before}: there is none in between.")
 
 
-def _has(session: Session) -> str:
+def _describe_length(session: Session) -> str:
     if not len(session):
         return ": the session is empty"
     return f" among the {len(session)} of the session"

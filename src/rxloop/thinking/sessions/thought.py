@@ -1,4 +1,4 @@
-"""A thought as the model sends it, its schema and its description."""
+"""Thoughts sent by the model, with their schema and description."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from rxloop.protocol.json_data import replace_surrogates
 from rxloop.protocol.messages import Wire
 from rxloop.support.text import to_short_repr
 
-# A number as JavaScript's Number() reads it: clients of the reference server may send any of these.
+# Clients of the reference server may send any number that JavaScript's Number() accepts.
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 _OTHER_BASE = re.compile(r"0([xX][0-9a-fA-F]+|[oO][0-7]+|[bB][01]+)")
 
-_MOST = 2**53 - 1
-"""The largest whole number that every reader of JSON keeps as it is."""
+_MAX_INTEGER = 2**53 - 1
+"""Largest integer that all JSON parsers read exactly."""
 
-_LONGEST = 200
-"""Characters of an id, or of the name of a stage."""
+_MAX_NAME = 200
+"""Maximum number of characters of an id or the name of a stage."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-def _whole(value: object) -> object:
-    """Read a whole number of at least 1, however a client has written it: 2, "2", " 2 ", "2.0", 2.0 or ["2"]."""
+def _parse_integer(value: object) -> object:
+    """Parse an integer of at least 1 in any notation of a client: 2, "2", " 2 ", "2.0", 2.0 or ["2"]."""
     number = value
-    while isinstance(number, list) and len(found := cast("list[object]", number)) == 1:
-        number = found[0]
+    while isinstance(number, list) and len(items := cast("list[object]", number)) == 1:
+        number = items[0]
     if isinstance(number, str):
-        number = _read(number.strip().strip("\ufeff").strip())
+        number = _parse_number(number.strip().strip("\ufeff").strip())
     if isinstance(number, float) and number.is_integer():
         number = int(number)
-    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= _MOST:
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= _MAX_INTEGER:
         raise PydanticCustomError("whole", "must be a whole number, 1 or more")
     return number
 
 
-def _read(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     if _OTHER_BASE.fullmatch(text):
         return int(text, 0)
-    # A float holds every whole number up to the largest that is allowed.
+    # Floats are exact for all allowed integers.
     return float(text) if _DECIMAL.fullmatch(text) else None
 
 
-def _truth(value: object) -> object:
-    """Read a truth value, which may be written as text: true, "true", "FALSE"."""
+def _parse_bool(value: object) -> object:
+    """Parse a bool, which may be a string: true, "true", "FALSE"."""
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.lower() in ("true", "false"):
@@ -59,68 +59,69 @@ def _truth(value: object) -> object:
     raise PydanticCustomError("truth", "must be true or false")
 
 
-def wrong_with_name(name: str) -> str | None:
-    """Say why a text is not a valid name; None if it is one."""
-    if len(name) > _LONGEST:
-        return f"is {len(name)} characters long, and {_LONGEST} are allowed"
+def find_name_problem(name: str) -> str | None:
+    """Return why a string is not a valid name, or None."""
+    if len(name) > _MAX_NAME:
+        return f"is {len(name)} characters long, and {_MAX_NAME} are allowed"
     return "has a line end or another control character in it" if _CONTROL.search(name) else None
 
 
-def _name(value: object) -> object:
-    """Read a name: a number counts as a name, an empty text does not."""
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MOST:
+def _parse_name(value: object) -> object:
+    """Parse a name. A number is converted to a string, and an empty string to None."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_INTEGER:
         return str(value)
     if isinstance(value, str):
         return replace_surrogates(value) or None
     return value
 
 
-def _label(value: object) -> object:
-    """Read a name that people and programs see unchanged, such as that of a stage."""
-    if isinstance(value, str) and (wrong := wrong_with_name(value)) is not None:
-        raise PydanticCustomError("label", "{wrong}", {"wrong": wrong})
-    return _name(value)
+def _parse_label(value: object) -> object:
+    """Parse a name that is displayed unchanged, such as the name of a stage."""
+    if isinstance(value, str) and (problem := find_name_problem(value)) is not None:
+        raise PydanticCustomError("label", "{wrong}", {"wrong": problem})
+    return _parse_name(value)
 
 
-def _id(value: object) -> object:
-    """Read the id of a session; a blank text is not an id."""
-    return None if isinstance(value, str) and not value.strip() else _name(value)
+def _parse_session_id(value: object) -> object:
+    """Parse the id of a session. A blank string is converted to None."""
+    return None if isinstance(value, str) and not value.strip() else _parse_name(value)
 
 
-def _text(value: object) -> object:
+def _clean_text(value: object) -> object:
     return replace_surrogates(value) if isinstance(value, str) else value
 
 
-def _or_absent(check: Any) -> BeforeValidator:
+def _allow_null(check: Any) -> BeforeValidator:
     return BeforeValidator(lambda value: None if value is None else check(value))
 
 
-Count = Annotated[int, BeforeValidator(_whole)]
+Count = Annotated[int, BeforeValidator(_parse_integer)]
 
-OptionalCount = Annotated[int | None, _or_absent(_whole)]
+OptionalCount = Annotated[int | None, _allow_null(_parse_integer)]
 
-Truth = Annotated[bool, BeforeValidator(_truth)]
+Truth = Annotated[bool, BeforeValidator(_parse_bool)]
 
-OptionalTruth = Annotated[bool | None, _or_absent(_truth)]
+OptionalTruth = Annotated[bool | None, _allow_null(_parse_bool)]
 
-Name = Annotated[str | None, _or_absent(_name)]
+Name = Annotated[str | None, _allow_null(_parse_name)]
 
-Label = Annotated[str | None, _or_absent(_label)]
+Label = Annotated[str | None, _allow_null(_parse_label)]
 
-SessionId = Annotated[str | None, _or_absent(_id)]
+SessionId = Annotated[str | None, _allow_null(_parse_session_id)]
 
 
 class ThoughtInput(Wire):
-    """A thought as a model or a client sends it.
+    """A thought as sent by a model or client.
 
-    Reading is lenient where nothing is lost: numbers and truth values may be text, null counts as absent, and unknown
-    fields are ignored.
+    Parsing is lenient if no information is lost: numbers and bools may be strings, null fields are treated as absent,
+    and
+    unknown fields are ignored.
     """
 
-    # Not `from_attributes`: only the wire names and those of Python.
+    # Without `from_attributes`: accept only the wire names and the Python names.
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", strict=True)
 
-    thought: Annotated[str, BeforeValidator(_text)]
+    thought: Annotated[str, BeforeValidator(_clean_text)]
     next_thought_needed: Truth
     thought_number: Count
     total_thoughts: Count
@@ -134,18 +135,20 @@ class ThoughtInput(Wire):
 
     @classmethod
     def of(cls, given: ThoughtInput | Mapping[str, Any]) -> ThoughtInput:
-        """Validate what was sent.
+        """Validate a thought.
 
         Raises:
-            InvalidThought: It does not fit; the message names each field and what is wrong with it.
+            InvalidThought: If the thought is invalid. The message lists the invalid fields.
         """
         if isinstance(given, ThoughtInput):
             return given
         try:
             return cls.model_validate(dict(given))
         except ValidationError as error:
-            wrong = {".".join(map(str, fault["loc"])): _reason(fault) for fault in error.errors(include_url=False)}
-            raise InvalidThought("; ".join(f"{field}: {reason}" for field, reason in wrong.items()), wrong) from None
+            problem = {".".join(map(str, fault["loc"])): _reason(fault) for fault in error.errors(include_url=False)}
+            raise InvalidThought(
+                "; ".join(f"{field}: {reason}" for field, reason in problem.items()), problem
+            ) from None
 
 
 def _reason(error: Any) -> str:
@@ -156,23 +159,23 @@ def _reason(error: Any) -> str:
 
 
 class ThoughtWarning(Wire):
-    """Something about a thought that was accepted, and that its author should know."""
+    """A warning about an accepted thought, for its author."""
 
     code: str
-    """A stable name for programs, such as `dangling_revision`."""
+    """Stable code for programs, such as `dangling_revision`."""
     message: str
-    """What is odd, in a sentence."""
+    """Description in one sentence."""
 
 
 class SequentialThought(Wire):
-    """A thought as it is kept: one entry of a session."""
+    """A stored thought of a session."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", ignored_types=(cached_property,))
 
     thought: str
     thought_number: int
     total_thoughts: int
-    """How many thoughts its author expects; never less than its own number."""
+    """Expected number of thoughts. At least the number of this thought."""
     next_thought_needed: bool
     is_revision: bool | None = None
     revises_thought: int | None = None
@@ -180,16 +183,16 @@ class SequentialThought(Wire):
     branch_id: str | None = None
     needs_more_thoughts: bool | None = None
     at: int = 0
-    """When it was accepted, in milliseconds since 1970."""
+    """Time of acceptance, in milliseconds since 1970."""
     call_id: str | None = None
-    """The tool call that it came from: the same call does not make another thought."""
+    """Id of the tool call that sent the thought. A repeated call adds no second thought."""
     warnings: tuple[ThoughtWarning, ...] = Field(default_factory=tuple[ThoughtWarning, ...])
     flow: dict[str, Any] | None = None
-    """What a strategy keeps of it: the stage, what may follow, and what became of the branches."""
+    """Data of the strategy: the stage, possible next stages, and the outcome of branches."""
 
     @cached_property
     def echo(self) -> dict[str, Any]:
-        """The thought as it stands in `thoughtHistory`."""
+        """The entry of the thought in `thoughtHistory`."""
         return {
             "thoughtNumber": self.thought_number,
             "thought": self.thought,
@@ -211,7 +214,7 @@ tax.", "thoughtNumber": 4, "totalThoughts": 6, "nextThoughtNeeded": true, "isRev
 and repeat a short branchId in each thought of the branch. Example: {..., "branchFromThought": 2, "branchId": "queue"}
 - When the last thought is not enough, set needsMoreThoughts to true and go on.
 - Set nextThoughtNeeded to false only when the answer is found and checked; then give the answer itself."""
-"""Under 1,024 characters, which is all that some vendors accept."""
+"""Below 1,024 characters, the maximum of some vendors."""
 
 _BOOLEAN = {"type": "boolean"}
 
@@ -228,7 +231,7 @@ PROPERTIES: dict[str, dict[str, Any]] = {
     "branchId": {"type": "string", "description": "A short name for the branch, the same in each thought of it."},
     "needsMoreThoughts": {**_BOOLEAN, "description": "At the end: more thoughts are needed than you expected."},
 }
-"""The fields of a thought, as JSON Schema."""
+"""Fields of a thought as JSON Schema."""
 
 SESSION_PROPERTIES: dict[str, dict[str, Any]] = {
     "sessionId": {
@@ -237,16 +240,16 @@ SESSION_PROPERTIES: dict[str, dict[str, Any]] = {
     },
     "clearSession": {**_BOOLEAN, "description": "Forget the thoughts so far: this one is the first of a new session."},
 }
-"""The fields that say which session a thought belongs to."""
+"""Fields that select the session of a thought."""
 
 REQUIRED = ["thought", "nextThoughtNeeded", "thoughtNumber", "totalThoughts"]
 
 
 def parameters(*, bound: bool) -> dict[str, Any]:
-    """Make the JSON Schema of the tool's arguments.
+    """Return the JSON Schema of the tool's arguments.
 
     Args:
-        bound: The tool has a session of its own, and the model need not know of ids.
+        bound: True if the tool is bound to a session, so that the model need not know its id.
     """
     own = {name: field for name, field in SESSION_PROPERTIES.items() if not (bound and name == "sessionId")}
     return {"type": "object", "properties": {**PROPERTIES, **own}, "required": REQUIRED}

@@ -1,4 +1,4 @@
-"""The flow engine: strategies as tables of stages and transitions."""
+"""Strategies as tables of stages and transitions."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ BranchingKind = Literal["explicit", "parallel_paths", "tree"]
 
 _NAME = re.compile(r"\w[\w.-]{0,99}")
 
-# Names that can be the id of a node as they are; Mermaid takes these words for its own, wherever they stand.
+# Names that are valid node ids. Mermaid reserves these words.
 _PLAIN = re.compile(r"(?!(?:end|graph|flowchart|subgraph|direction|style|linkstyle|class|classdef|click|default)$)\w+")
 
 _STAGES = 500
-"""Stages of a strategy; what is worked out of them takes time by the square."""
+"""Maximum number of stages. The time for derived data is quadratic in it."""
 
 
 def _one_or_many(value: object) -> object:
@@ -46,7 +46,7 @@ def _names(value: Iterable[str]) -> tuple[str, ...]:
 
 
 def _list_stages(value: object) -> object:
-    """Return stages by name as a list of stages that have their names."""
+    """Convert stages by name to a list of named stages."""
     if not isinstance(value, Mapping):
         return value
     stages = cast("Mapping[object, object]", value)
@@ -63,44 +63,44 @@ def _name_stage(name: object, stage: object) -> object:
 
 
 Names = Annotated[Sequence[str], BeforeValidator(_one_or_many)]
-"""Several names, kept as a tuple; a single one may stand for itself."""
+"""Several names as a tuple. A single string is accepted as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage of a strategy."""
+    """A stage of a strategy."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     name: str
     next: Names = ()
-    """The stages that may follow, in the order in which they are offered."""
+    """Possible next stages in the order in which they are offered."""
     description: str = ""
-    """What the stage is for, in a few words, for people."""
+    """Short description for people."""
     prompt: str = ""
-    """What the model is to do; the description, unless given."""
+    """Instructions for the model. Defaults to the description."""
     fields: Names = ()
-    """What a thought in this stage is to bring along, by names as they are on the wire; `a|b` is either of them."""
+    """Wire names of the required fields of a thought in this stage. `a|b` requires one of both."""
 
     def __post_init__(self) -> None:
         _set(self, next=_names(self.next), fields=_names(self.fields), prompt=self.prompt or self.description)
 
     def missing(self, given: Collection[str]) -> tuple[str, ...]:
-        """Return the required fields that are not among those given."""
+        """Return the required fields that are missing."""
         return tuple(field for field in self.fields if not any(name in given for name in field.split("|")))
 
 
 @dataclass(frozen=True, kw_only=True)
 class IterationPoint:
-    """Where a strategy decides to go round once more."""
+    """Stage at which a strategy decides whether to repeat a loop."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     stage: str
     back_to: Names
-    """Where a further round begins."""
+    """First stages of the loop."""
     via: Names = ()
-    """The stages between, where the way back is not a single transition."""
+    """Stages between the decision and the start of the loop, if there is no direct transition."""
 
     def __post_init__(self) -> None:
         _set(self, back_to=_names(self.back_to), via=_names(self.via))
@@ -108,14 +108,14 @@ class IterationPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Branching:
-    """Where a strategy opens branches."""
+    """Stage at which a strategy opens branches."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     kind: BranchingKind
     stage: str
     fields: Names = ()
-    """The fields of thoughts that tell branches apart."""
+    """Fields of thoughts that identify branches."""
 
     def __post_init__(self) -> None:
         _set(self, fields=_names(self.fields))
@@ -123,12 +123,12 @@ class Branching:
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyDefinition:
-    """A reasoning strategy as data: frozen, and checked when it is built.
+    """An immutable reasoning strategy, validated on creation.
 
-    Every stage can be reached, and from every stage the end.
+    Every stage is reachable, and the end is reachable from every stage.
 
     Raises:
-        ConfigurationError: The strategy is inconsistent; the message names the strategy and the stage.
+        ConfigurationError: If the strategy is inconsistent. The message names the strategy and the stage.
 
     Example:
         >>> StrategyDefinition(
@@ -147,18 +147,18 @@ class StrategyDefinition:
     name: str
     stages: Annotated[Sequence[Stage], BeforeValidator(_list_stages)]
     title: str = ""
-    """The name as people write it; made of `name` unless given."""
+    """Display name. Derived from `name` by default."""
     aliases: Names = ()
     when: str = ""
-    """When to use it: one sentence, for people and for models."""
+    """When to use the strategy: one sentence for people and models."""
     pattern: str = "custom"
-    """The shape of the flow in a word, such as `linear`, `cyclic` or `branching`."""
+    """Shape of the flow in one word, such as `linear`, `cyclic` or `branching`."""
     initial: str = ""
-    """Where a flow begins: the first stage, unless given."""
+    """Initial stage. Defaults to the first stage."""
     terminal: Names = ()
-    """Where a flow ends: the last stage, unless given."""
+    """Terminal stages. Defaults to the last stage."""
     decision_points: Names = ()
-    """The stages after which there is a choice; found in the transitions, and checked against them where given."""
+    """Stages with several next stages. Derived from the transitions, and checked against them if passed."""
     iteration_point: IterationPoint | None = None
     branching: Branching | None = None
     traits: Set[Trait] = field(default_factory=frozenset[Trait])
@@ -191,12 +191,12 @@ class StrategyDefinition:
 
     @classmethod
     def from_json(cls, source: str | bytes | PathLike[str]) -> StrategyDefinition:
-        """Read a strategy from JSON: from the text itself, or from the file at a `Path`.
+        """Parse a strategy from a JSON string, or from the file at a `Path`.
 
-        The keys are the fields of this class; `stages` is an object of stages by name, or a list of them.
+        The keys are the fields of this class. `stages` is an object of stages by name, or a list of stages.
 
         Raises:
-            ConfigurationError: The text is not a valid strategy; the message says what is wrong, and where.
+            ConfigurationError: If the strategy is invalid. The message gives the reason and the location.
         """
         from rxloop.thinking.stages import files as load
 
@@ -204,24 +204,24 @@ class StrategyDefinition:
 
     @classmethod
     def from_yaml(cls, source: str | bytes | PathLike[str]) -> StrategyDefinition:
-        """Read a strategy from YAML, like `from_json`; needs the extra `yaml`.
+        """Parse a strategy from YAML, like `from_json`. Requires the extra `yaml`.
 
         Raises:
-            ConfigurationError: The text is not a valid strategy, or the package that reads YAML is not installed.
+            ConfigurationError: If the strategy is invalid, or the extra is not installed.
         """
         from rxloop.thinking.stages import files as load
 
         return load.from_yaml(cls, source)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without what is worked out from the fields, of which some cannot be copied.
+        # Without derived data, because some of it cannot be copied.
         return {kept.name: getattr(self, kept.name) for kept in fields(self)}
 
     def stage(self, name: str) -> Stage:
-        """Look up a stage by its name.
+        """Return a stage by name.
 
         Raises:
-            ConfigurationError: The strategy has no such stage.
+            ConfigurationError: If the strategy has no such stage.
         """
         found = self._by_name.get(name)
         if found is None:
@@ -233,29 +233,29 @@ class StrategyDefinition:
 
     @cached_property
     def transitions(self) -> Mapping[str, tuple[str, ...]]:
-        """What may follow each stage."""
+        """Possible next stages of each stage."""
         return MappingProxyType({stage.name: tuple(stage.next) for stage in self.stages})
 
     @cached_property
     def loops(self) -> tuple[routes.Edge, ...]:
-        """The transitions that lead back: each cycle has one of them."""
-        return routes.loops(self.transitions, self.initial)
+        """Transitions that lead back. Every cycle contains one of them."""
+        return routes.find_loops(self.transitions, self.initial)
 
     def steps_to_end(self, stage: str) -> int:
-        """Count the transitions on the shortest way from a stage to the end."""
+        """Return the number of transitions on the shortest path from a stage to the end."""
         return self._steps[self.stage(stage).name]
 
-    def ways(self, closed: frozenset[routes.Edge] = frozenset()) -> routes.Ways:
-        """Return what may follow each stage, with its steps to the end, when some loops are closed."""
+    def ways(self, closed: frozenset[routes.Edge] = frozenset()) -> routes.Routes:
+        """Return the possible next stages of each stage with their distances to the end, if some loops are closed."""
         found = self._ways.get(closed)
         if found is None:
-            found = self._ways[closed] = routes.ways(self.transitions, self.terminal, closed)
+            found = self._ways[closed] = routes.find_routes(self.transitions, self.terminal, closed)
         return found
 
     def to_mermaid(self) -> str:
         """Draw the strategy as a Mermaid flowchart.
 
-        Decisions are diamonds, the first and the last stages are rounded, the ways back are dotted.
+        Decisions are diamonds, the first and last stages are rounded, and transitions that lead back are dotted.
         """
         plain = all(_PLAIN.fullmatch(stage.name.lower()) and stage.name.isascii() for stage in self.stages)
         ids = {stage.name: stage.name if plain else f"n{place}" for place, stage in enumerate(self.stages)}
@@ -275,7 +275,7 @@ class StrategyDefinition:
         return ("([", "])") if stage == self.initial or stage in self.terminal else ("[", "]")
 
     def describe(self) -> str:
-        """Describe the strategy on a page of text: when to use it, its stages and what may follow each."""
+        """Return a page of text with the use of the strategy, its stages and their transitions."""
         aliases = f" (also {', '.join(self.aliases)})" if self.aliases else ""
         lines = [f"{self.name}{aliases}: {self.title}", *([self.when] if self.when else []), ""]
         for place, stage in enumerate(self.stages, 1):
@@ -294,10 +294,10 @@ class StrategyDefinition:
 
     @cached_property
     def _steps(self) -> dict[str, int]:
-        return routes.steps_to_end(self.transitions, self.terminal)
+        return routes.measure_steps_to_end(self.transitions, self.terminal)
 
     @cached_property
-    def _ways(self) -> dict[frozenset[routes.Edge], routes.Ways]:
+    def _ways(self) -> dict[frozenset[routes.Edge], routes.Routes]:
         return {}
 
     def _check_names(self) -> None:
@@ -335,7 +335,7 @@ class StrategyDefinition:
                 seen.add(target)
             if stage.name in self.terminal and stage.next:
                 self._wrong(f"ends at {stage.name!r}, but lets {_listed(stage.next)} follow it")
-        found = routes.reachable(self.transitions, self.initial)
+        found = routes.find_reachable(self.transitions, self.initial)
         lost = [name for name in self.transitions if name not in found]
         if lost:
             self._wrong(f"has no way from {self.initial!r} to {_listed(lost)}")
@@ -369,6 +369,6 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _set(target: object, **values: object) -> None:
-    """Give fields of a frozen dataclass, while it is made, the form in which it keeps them."""
+    """Convert fields of a frozen dataclass during creation."""
     for name, value in values.items():
         object.__setattr__(target, name, value)

@@ -15,37 +15,39 @@ BranchStatus = Literal["active", "pruned", "merged"]
 
 @dataclass(slots=True)
 class Branch:
-    """One line of a flow; its place in the strategy is its own."""
+    """A branch of a flow with its own position in the strategy."""
 
     name: str
     parent: str | None
-    """The branch that it departs from; None is the main line."""
+    """Parent branch. None for the main branch."""
     stages: StageManager
     status: BranchStatus = "active"
     score: float | None = None
-    """What the evaluation gave it; the larger the better."""
+    """Score of the evaluation. Higher is better."""
     merged_into: str | None = None
-    """Where a merged branch went; None is the main line."""
+    """Target of a merged branch. None for the main branch."""
 
 
 class Selection(NamedTuple):
-    """What a selection kept and what it pruned, each in the order in which the branches were opened."""
+    """Branches kept and pruned by a selection, each in the order in which they were opened."""
 
     kept: tuple[str, ...]
     pruned: tuple[str, ...]
 
 
 class Branches:
-    """The main line of a flow and the branches that were opened from it, and from each other.
+    """The main branch of a flow and all other branches.
 
-    Every argument takes the name of a branch, or None for the main line. A pruned or merged branch can still be read,
-    but not continued. A refused operation changes nothing.
+    Arguments are names of branches, or None for the main branch. Pruned and merged branches can be read but not
+    continued. A
+    rejected operation changes nothing.
 
-    Iterating gives the branches, without the main line, in the order in which they were opened; `branches["a"]` is one
-    of them, whatever its status.
+    Iteration yields the branches except the main branch, in the order in which they were opened. `branches["a"]`
+    returns a
+    branch of any status.
 
     Args:
-        main: The main line.
+        main: The main branch.
     """
 
     def __init__(self, main: StageManager) -> None:
@@ -63,25 +65,25 @@ class Branches:
 
     @property
     def active(self) -> tuple[str, ...]:
-        """The branches that are open."""
+        """Open branches."""
         return tuple(branch.name for branch in self if branch.status == "active")
 
     @property
     def leaves(self) -> tuple[str, ...]:
-        """The open branches from which no open branch departs: the ends of the tree."""
+        """Open branches without open children."""
         parents = {branch.parent for branch in self if branch.status == "active"}
         return tuple(name for name in self.active if name not in parents)
 
     def stages(self, name: str | None) -> StageManager:
-        """Return the place in the strategy of an open branch, or of the main line, to go on from.
+        """Return the position of an open branch or of the main branch.
 
         Raises:
-            BranchRefused: There is no such branch, or it is no longer open.
+            BranchRefused: If there is no such branch, or it is not open.
         """
         return self.main if name is None else self._open(name, "goes no further").stages
 
     def lineage(self, name: str | None) -> tuple[str, ...]:
-        """Return a branch and its ancestors, the nearest first; nothing for the main line."""
+        """Return a branch and its ancestors, nearest first. Empty for the main branch."""
         found: list[str] = []
         while name is not None:
             found.append(name)
@@ -89,14 +91,14 @@ class Branches:
         return tuple(found)
 
     def open(self, name: str, parent: str | None = None) -> Branch:
-        """Open a branch, which begins where its parent stands in the strategy.
+        """Open a branch at the position of its parent in the strategy.
 
         Args:
-            name: Its name.
-            parent: The branch that it departs from.
+            name: Name of the new branch.
+            parent: Name of the parent branch.
 
         Raises:
-            BranchRefused: The name is taken, or the parent is not open.
+            BranchRefused: If the name exists, or the parent is not open.
         """
         if not name:
             raise BranchRefused("a branch needs a name")
@@ -109,10 +111,10 @@ class Branches:
         return made
 
     def score(self, name: str, score: float) -> None:
-        """Score an open branch: the larger the better, and the last score counts.
+        """Set the score of an open branch. Higher is better, and the last score is used.
 
         Raises:
-            BranchRefused: It is not open, or the score is not a finite number.
+            BranchRefused: If the branch is not open, or the score is not a finite number.
         """
         branch = self._open(name, "it gets no score")
         if not math.isfinite(score):
@@ -120,14 +122,17 @@ class Branches:
         branch.score = score
 
     def select(self, keep: int, among: Iterable[str] | None = None) -> Selection:
-        """Keep the branches with the highest scores and prune the others; of equals, what was opened first stays.
+        """Keep the branches with the highest scores and prune the others.
+
+        If scores are equal, earlier branches are kept.
 
         Args:
-            keep: How many to keep.
-            among: The candidates: all leaves, unless given.
+            keep: Number of branches to keep.
+            among: Candidates. Defaults to all leaves.
 
         Raises:
-            BranchRefused: A candidate is not open, has no score or came from another candidate, or `keep` is below 1.
+            BranchRefused: If a candidate is not open, has no score or descends from another candidate, or `keep` is
+                below 1.
         """
         if keep < 1:
             raise BranchRefused(f"{keep} branches are to be kept; keep one at least, or prune them by name")
@@ -145,22 +150,23 @@ class Branches:
         return Selection(kept, self._prune(names - best))
 
     def prune(self, name: str) -> tuple[str, ...]:
-        """Give up an open branch, and the open ones that came from it.
+        """Prune an open branch and its open descendants.
 
         Returns:
-            What was pruned.
+            Names of the pruned branches.
 
         Raises:
-            BranchRefused: It is not open.
+            BranchRefused: If the branch is not open.
         """
         self._open(name, "it cannot be pruned")
         return self._prune({name})
 
     def merge(self, name: str, into: str | None = None) -> None:
-        """Merge an open branch into the main line, or into another open branch.
+        """Merge an open branch into the main branch or into another open branch.
 
         Raises:
-            BranchRefused: One of them is not open, the target came from the branch, or open branches depart from it.
+            BranchRefused: If a branch is not open, the target descends from the branch, or the branch has open
+                children.
         """
         branch = self._open(name, "it cannot be merged")
         if into is not None:

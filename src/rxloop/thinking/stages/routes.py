@@ -1,4 +1,4 @@
-"""Stages as a graph: reachability, distance to the end, loops."""
+"""Graph of stages: reachability, distance to the end, and loops."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ Edge = tuple[str, str]
 
 Transitions = Mapping[str, Sequence[str]]
 
-Ways = Mapping[str, tuple[tuple[str, int], ...]]
-"""For each stage the stages that may follow, in the order of the table, each with its steps to the end."""
+Routes = Mapping[str, tuple[tuple[str, int], ...]]
+"""Possible next stages of each stage, in the order of the strategy, each with its distance to the end."""
 
 
-def reachable(transitions: Transitions, start: str) -> set[str]:
-    """Find the stages that can be reached from a stage, itself among them."""
-    found = {start}
-    waiting = [start]
-    while waiting:
-        fresh = [target for target in transitions[waiting.pop()] if target not in found]
-        found.update(fresh)
-        waiting += fresh
-    return found
+def find_reachable(transitions: Transitions, start: str) -> set[str]:
+    """Return the stages that can be reached from a stage, including the stage itself."""
+    result = {start}
+    pending = [start]
+    while pending:
+        fresh = [target for target in transitions[pending.pop()] if target not in result]
+        result.update(fresh)
+        pending += fresh
+    return result
 
 
-def steps_to_end(transitions: Transitions, terminal: Iterable[str], closed: Collection[Edge] = ()) -> dict[str, int]:
-    """Measure the shortest way to the end, for each stage that has one.
+def measure_steps_to_end(
+    transitions: Transitions, terminal: Iterable[str], closed: Collection[Edge] = ()
+) -> dict[str, int]:
+    """Return the length of the shortest path to the end for each stage that has one.
 
     Args:
-        transitions: What may follow each stage.
-        terminal: The stages at which a flow ends.
-        closed: Edges that are not to be used.
+        transitions: Possible next stages of each stage.
+        terminal: Stages at which a flow ends.
+        closed: Edges that must not be used.
     """
     sources: dict[str, list[str]] = {stage: [] for stage in transitions}
     for source, targets in transitions.items():
@@ -38,41 +40,44 @@ def steps_to_end(transitions: Transitions, terminal: Iterable[str], closed: Coll
             if (source, target) not in closed:
                 sources[target].append(source)
     steps = dict.fromkeys(terminal, 0)
-    waiting = deque(steps)
-    while waiting:
-        stage = waiting.popleft()
+    pending = deque(steps)
+    while pending:
+        stage = pending.popleft()
         for source in sources[stage]:
             if source not in steps:
                 steps[source] = steps[stage] + 1
-                waiting.append(source)
+                pending.append(source)
     return steps
 
 
-def loops(transitions: Transitions, initial: str) -> tuple[Edge, ...]:
-    """Find the edges that lead back: to a stage on the way of a search in depth, in table order.
+def find_loops(transitions: Transitions, initial: str) -> tuple[Edge, ...]:
+    """Return the back edges that a depth-first search finds, in the order of the transitions.
 
-    Every cycle has one, and without them the end can still be reached from the initial stage.
+    Every cycle contains one of them. Without them the end can still be reached from the initial stage.
     """
-    found: list[Edge] = []
-    entered, left = {initial}, set[str]()
-    way = [(initial, iter(transitions[initial]))]
-    while way:
-        source, targets = way[-1]
+    result: list[Edge] = []
+    entered, finished = {initial}, set[str]()
+    path = [(initial, iter(transitions[initial]))]
+    while path:
+        source, targets = path[-1]
         target = next(targets, None)
         if target is None:
-            left.add(source)
-            way.pop()
+            finished.add(source)
+            path.pop()
         elif target not in entered:
             entered.add(target)
-            way.append((target, iter(transitions[target])))
-        elif target not in left:
-            found.append((source, target))
-    return tuple(found)
+            path.append((target, iter(transitions[target])))
+        elif target not in finished:
+            result.append((source, target))
+    return tuple(result)
 
 
-def ways(transitions: Transitions, terminal: Iterable[str], closed: Collection[Edge] = ()) -> Ways:
-    """Find what may follow each stage when some edges are closed: only what still leads to the end."""
-    steps = steps_to_end(transitions, terminal, closed)
+def find_routes(transitions: Transitions, terminal: Iterable[str], closed: Collection[Edge] = ()) -> Routes:
+    """Return the possible next stages of each stage if some edges are closed.
+
+    Omits stages from which the end is unreachable.
+    """
+    steps = measure_steps_to_end(transitions, terminal, closed)
     return {
         source: tuple(
             (target, steps[target]) for target in targets if target in steps and (source, target) not in closed

@@ -13,11 +13,11 @@ from rxloop.thinking.stages import files as load
 from rxloop.thinking.stages.routes import Edge
 
 LOOP_CAP = 10
-"""How often each way back may be taken, unless said otherwise."""
+"""Default maximum number of times that each loop may be taken."""
 
 
 class StageSnapshot(TypedDict):
-    """A `StageManager` as plain values, ready for JSON."""
+    """State of a `StageManager` as plain values for JSON."""
 
     strategy: str
     stage: str
@@ -75,58 +75,58 @@ class StageManager:
 
     @property
     def history(self) -> tuple[str, ...]:
-        """The stages that were left, in order, as often as they were left."""
+        """Stages that were left, in order and with repetitions."""
         return tuple(self._history)
 
     @property
     def passes(self) -> dict[Edge, int]:
-        """How often each way back was taken."""
+        """Number of times that each loop was taken."""
         return dict(self._passes)
 
     @property
     def steps(self) -> int:
-        """The steps taken: transitions, and thoughts that stayed in their stage."""
+        """Number of steps: transitions, and thoughts that stayed in their stage."""
         return len(self._history) + self._stays
 
     @property
     def remaining(self) -> int | None:
-        """The steps that the budget leaves; None without one."""
+        """Remaining steps of the budget. None without a budget."""
         return None if self.budget is None else self.budget - self.steps
 
     @property
     def steps_to_end(self) -> int:
-        """The transitions on the shortest way from here to the end, by ways that are still open."""
+        """Number of transitions on the shortest open path to the end."""
         return 0 if self.is_terminal else 1 + min(steps for _, steps in self._ways[self._stage])
 
     @property
     def next_stages(self) -> tuple[str, ...]:
-        """The stages that may follow now, in the order of the strategy; none at the end."""
+        """Possible next stages in the order of the strategy. Empty at the end."""
         remaining = self.remaining
         return tuple(target for target, steps in self._ways[self._stage] if remaining is None or steps < remaining)
 
     @property
     def is_terminal(self) -> bool:
-        """Whether this is the end: nothing follows."""
+        """True at the end of the strategy."""
         return self._stage in self.strategy.terminal
 
     @property
     def is_decision_point(self) -> bool:
-        """Whether the strategy has a choice after the current stage, however much of it is still open."""
+        """True if the strategy has several stages after the current one, even if some of them are closed."""
         return self._stage in self.strategy.decision_points
 
     @property
     def prompt(self) -> str:
-        """What the model is to do in the current stage."""
+        """Instructions for the model in the current stage."""
         return self.strategy.stage(self._stage).prompt
 
     def transition_to(self, stage: str) -> str:
-        """Go on to a stage.
+        """Move to a stage.
 
         Returns:
-            The stage, which is now the current one.
+            The new current stage.
 
         Raises:
-            StageRefused: It may not follow; nothing has changed.
+            StageRefused: If the stage may not follow. The flow is not changed.
         """
         if stage not in self.next_stages:
             raise self._refused(StageRefused, self._why_not(stage) + self._what_else(), stage)
@@ -134,14 +134,14 @@ class StageManager:
         return stage
 
     def advance(self) -> str:
-        """Go on to the one stage that may follow.
+        """Move to the only possible next stage.
 
         Returns:
-            The stage, which is now the current one.
+            The new current stage.
 
         Raises:
-            StageChoiceRequired: Several may follow; the error has them in the order of the strategy.
-            StageRefused: This is the end.
+            StageChoiceRequired: If several stages may follow. The error lists them in the order of the strategy.
+            StageRefused: If the flow is at the end.
         """
         offered = self.next_stages
         if len(offered) > 1:
@@ -155,10 +155,10 @@ class StageManager:
         return self._stage
 
     def stay(self) -> None:
-        """Spend a step of the budget in the current stage: one more thought, and no transition.
+        """Use a step of the budget for a thought that stays in the current stage.
 
         Raises:
-            StageRefused: The budget has no step to spare on the way to the end; nothing has changed.
+            StageRefused: If all remaining steps are needed to reach the end. The flow is not changed.
         """
         remaining = self.remaining
         if remaining is not None and remaining <= self.steps_to_end:
@@ -167,7 +167,7 @@ class StageManager:
         self._stays += 1
 
     def copy(self) -> Self:
-        """Copy the flow: the copy stands at the same stage and then moves independently."""
+        """Return an independent copy at the same stage."""
         made = object.__new__(type(self))
         for name in StageManager.__slots__:
             setattr(made, name, getattr(self, name))
@@ -176,7 +176,7 @@ class StageManager:
         return made
 
     def snapshot(self) -> StageSnapshot:
-        """Write the whole state as plain values."""
+        """Return the state as plain values."""
         return {
             "strategy": self.strategy.name,
             "stage": self._stage,
@@ -251,7 +251,7 @@ class StageManager:
         return f"; allowed: {', '.join(offered)}" if offered else "; no stage follows"
 
     def _why_not(self, stage: str) -> str:
-        """Say why a stage may not follow, without what may."""
+        """Return why a stage may not follow, without the possible stages."""
         place = self._position()
         if stage not in self.strategy:
             return f"{place}: the strategy has no stage {stage!r}"

@@ -1,4 +1,4 @@
-"""A session that follows a strategy."""
+"""Sessions that follow a strategy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rxloop.thinking.stages.stage_manager import LOOP_CAP, StageManager
 
 
 def _score(value: object) -> object:
-    """Read a finite number, which may be written as text."""
+    """Parse a finite number, which may be a string."""
     if value is None:
         return None
     try:
@@ -31,7 +31,7 @@ def _score(value: object) -> object:
 
 
 class StagedInput(ThoughtInput):
-    """A thought of a strategy as a model sends it; whatever else it has are fields of its stage."""
+    """A thought of a strategy as sent by a model. Additional fields belong to its stage."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
 
@@ -43,12 +43,12 @@ class StagedInput(ThoughtInput):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields of the stage that were sent and that this class does not know."""
+        """Additional fields of the stage."""
         return {name: value for name, value in (self.model_extra or {}).items() if value is not None}
 
     @property
     def given(self) -> set[str]:
-        """The names on the wire of everything that was sent and says something."""
+        """Wire names of all non-empty fields that were sent."""
         known = {name: type(self).model_fields[name].alias or name for name in self.model_fields_set if name in _KNOWN}
         return {alias for name, alias in known.items() if getattr(self, name) is not None} | self.fields.keys()
 
@@ -57,27 +57,27 @@ _KNOWN = StagedInput.model_fields.keys()
 
 
 class _Move(NamedTuple):
-    """What a thought does in the flow."""
+    """Effect of a thought on the flow."""
 
     line: str | None
     parent: str | None
     opens: bool
     strategy: str | None
-    """The strategy that begins with it."""
+    """Strategy that starts with the thought."""
     stage: str | None
-    """The stage that it names."""
+    """Stage named by the thought."""
     score: float | None
     keep: int | None
     merge: str | None
 
 
 class Flow:
-    """The place of a session in its strategy, of its main line and of each branch, after some of its thoughts.
+    """Position of a session in its strategy, for the main branch and each other branch.
 
     Args:
-        definitions: The strategies that there are, by name and alias.
-        loop_cap: How often each way back may be taken.
-        budget: The thoughts of a line, from its first to the end; None is no limit.
+        definitions: Available strategies by name and alias.
+        loop_cap: Maximum number of times that each loop may be taken.
+        budget: Maximum number of thoughts on a branch. None for no limit.
     """
 
     def __init__(
@@ -87,10 +87,10 @@ class Flow:
         self._loop_cap = loop_cap
         self._budget = budget
         self.branches: Branches | None = None
-        """The main line and its branches; None before the first thought."""
+        """The branches, or None before the first thought."""
 
     def follow(self, session: Session, placed: Placed) -> None:
-        """Take a thought of the session that was admitted before."""
+        """Apply a stored thought of the session."""
         kept = placed.thought.flow
         if kept is None:
             return
@@ -100,25 +100,25 @@ class Flow:
             placed.branch, parent, placed.opens, begins, kept["stage"], kept.get("score"), kept.get("keep"),
             kept.get("merged"),
         )  # fmt: skip
-        self._carry_out(move)
+        self._execute(move)
 
     def admit(self, session: Session, given: StagedInput, *, strict: bool = False) -> dict[str, Any]:
-        """Take the next thought, and say what is to be kept of it.
+        """Apply the next thought, and return the data to store with it.
 
-        If it raises, this flow may be half changed: fold the session again.
+        If this raises, the flow may be partly changed and must be rebuilt from the session.
 
         Args:
-            session: The session, as it is before the thought.
+            session: Session before the thought.
             given: The thought.
-            strict: Refuse a thought that lacks what its stage asks for.
+            strict: True to reject a thought without the required fields of its stage.
 
         Raises:
-            InvalidThought: No strategy, or one that is not known; with `strict`, fields are missing.
-            StageRefused: The stage may not follow, or several may and none was named.
-            BranchRefused: Its branch is not open, or cannot be scored, selected or merged.
+            InvalidThought: If the strategy is missing or unknown, or fields are missing and `strict` is set.
+            StageRefused: If the stage may not follow, or several stages may follow and none was named.
+            BranchRefused: If the branch is not open, or cannot be scored, selected or merged.
         """
-        move = self._move_of(session, given)
-        trail, selection = self._carry_out(move)
+        move = self._parse_move(session, given)
+        trail, selection = self._execute(move)
         assert self.branches is not None
         stages = self.branches.stages(move.line)
         missing = stages.strategy.stage(stages.stage).missing(given.given)
@@ -143,8 +143,8 @@ class Flow:
         }
         return {name: value for name, value in kept.items() if value is not None}
 
-    def _move_of(self, session: Session, given: StagedInput) -> _Move:
-        line = session.line_of(given.branch_id, given.branch_from_thought)
+    def _parse_move(self, session: Session, given: StagedInput) -> _Move:
+        line = session.find_branch(given.branch_id, given.branch_from_thought)
         opens = line is not None and session.branch(line) is None
         parent = None
         if opens and given.branch_from_thought is not None and len(session):
@@ -162,7 +162,7 @@ class Flow:
         )
 
     def _strategy_begun(self, given: StagedInput, line: str | None) -> str | None:
-        """Find the strategy that begins with a thought: with the first one, or with one that switches to another."""
+        """Return the strategy that starts with a thought, or None. It may be the first thought or a switch."""
         named = self._definition(given.strategy) if given.strategy is not None else None
         if self.branches is None:
             if named is None and len(self._names) > 1:
@@ -197,8 +197,8 @@ class Flow:
             raise InvalidThought(f"strategy: {reason}", {"strategy": reason}, code="unknown_strategy")
         return found
 
-    def _carry_out(self, move: _Move) -> tuple[list[tuple[str | None, str]], Any]:
-        """Carry out a move; return the stages that it went through, each with the one before, and what was selected."""
+    def _execute(self, move: _Move) -> tuple[list[tuple[str | None, str]], Any]:
+        """Execute a move. Return the stages with their predecessors, and the selection."""
         trail: list[tuple[str | None, str]] = []
         before = self.branches.main.stage if self.branches is not None else None
         if move.strategy is not None:
@@ -232,7 +232,7 @@ class Flow:
         return StageManager(definition, loop_cap=self._loop_cap, budget=steps)
 
     def _take_over(self, name: str, line: str | None) -> None:
-        """Let a line go on from where the branch that ends in it has come to, if that is nearer to the end."""
+        """Move a branch to the position of the branch merged into it, if that is closer to the end."""
         assert self.branches is not None
         merged, stages = self.branches[name].stages, self.branches.stages(line)
         if merged.steps_to_end >= stages.steps_to_end:
@@ -244,10 +244,10 @@ class Flow:
 
 
 def index_definitions(definitions: tuple[StrategyDefinition, ...]) -> dict[str, StrategyDefinition]:
-    """Index strategies by their names and aliases.
+    """Return strategies by their names and aliases.
 
     Raises:
-        ConfigurationError: Two have the same name.
+        ConfigurationError: If two strategies have the same name.
     """
     found: dict[str, StrategyDefinition] = {}
     for definition in definitions:
