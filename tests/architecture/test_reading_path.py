@@ -10,7 +10,7 @@ PATH = [
     "agents/agent.py",
     "run/handle.py",
     "run/lifecycle.py",
-    "run/beginning.py",
+    "run/startup.py",
     "run/recorder.py",
     "pipeline/requests.py",
     "operators/loop/iterate.py",

@@ -86,7 +86,7 @@ async def test_resume_of_canceled_unstarted_run_is_refused_while_an_answer_is_pe
     later = await agent(log).submit("And now?", context_id="c")
     await agent(log).get_run(later.task_id).cancel()
     await agent(log).get_run(waiting_id).answer(ANSWER)
-    with pytest.raises(ContextBusy, match=f"{waiting_id}.* has got its answer"):
+    with pytest.raises(ContextBusy, match=f"{waiting_id}.* was answered"):
         await agent(log, "Never.").resume(later.task_id)
     assert await applies_answer(log, waiting_id)
 
@@ -162,7 +162,7 @@ async def test_later_run_is_refused_when_an_answer_arrives_before_it_drops_the_q
         return await send(task_id, command)
 
     monkeypatch.setattr(log, "send_command", answer_and_send)
-    with pytest.raises(ContextBusy, match=f"{waiting_id}.* has got its answer"):
+    with pytest.raises(ContextBusy, match=f"{waiting_id}.* was answered"):
         await agent(log, "Never.").run("Never mind", context_id="c")
     assert await applies_answer(log, waiting_id)
 

@@ -245,7 +245,7 @@ async def test_send_rejects_a_steer_object(machines: Machines) -> None:
     a, _ = machines
     task_id = await start_waiting_run(a)
     steer: Any = Steer("Stop", interrupt=True)
-    with pytest.raises(ConfigurationError, match=r"the message is Steer.*use send\(text, interrupt=True\)"):
+    with pytest.raises(ConfigurationError, match=r"got Steer.*use send\(text, interrupt=True\)"):
         await a.agent().get_run(task_id).send(steer)
 
 

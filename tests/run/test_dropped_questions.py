@@ -81,7 +81,7 @@ async def test_new_run_does_not_drop_an_answered_question(machines: Machines) ->
     )
     await a.agent().get_run(first.task_id).answer({"1.0.1": True})
 
-    with pytest.raises(ContextBusy, match=f"{first.task_id}.* has got its answer"):
+    with pytest.raises(ContextBusy, match=f"{first.task_id}.* was answered"):
         await b.agent("never").run("And now?", context_id="c")
     queued_run = b.agent("later").run("And then?", context_id="c", when_busy="wait").start()
     assert (await a.agent("paid").get_run(first.task_id).execute()).state == "completed"

@@ -36,7 +36,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
         record.getMessage()
         for record in caplog.records
-        if record.levelno == logging.WARNING and "nobody asked" in record.getMessage()
+        if record.levelno == logging.WARNING and "never retrieved" in record.getMessage()
     ]
 
 
@@ -81,8 +81,8 @@ async def test_failure_is_logged_when_only_a_view_was_read(
     assert warnings(caplog) == []  # awaiting is still possible
     del run
     assert warnings(caplog) == [
-        f"the run {task_id} of 'bot' failed, and nobody asked how it ended: [overloaded] no room. "
-        "Await it, or read run.text(), which raises"
+        f"Run {task_id} of 'bot' failed, but its result was never retrieved: [overloaded] no room. "
+        "Await the run, or iterate over run.text()"
     ]
 
 

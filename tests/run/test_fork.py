@@ -349,7 +349,7 @@ async def test_fork_rejects_invalid_arguments(shop: Shop) -> None:
 
     with pytest.raises(UnknownRun, match="nowhere"):
         await agent.fork("nowhere", 1)
-    with pytest.raises(ConfigurationError, match=f"{EVENT_COUNT} events.*at=99"):
+    with pytest.raises(ConfigurationError, match=f"{EVENT_COUNT}, the number of events.*got 99"):
         await agent.fork(parent, 99)
     for at in (-1, 0, "3", True, None):
         with pytest.raises(ConfigurationError, match=r"at=.*1 or more"):

@@ -24,7 +24,7 @@ def test_run_of_another_machine_makes_the_conversation_busy(machines: Machines) 
         async def main() -> None:
             running = a.agent(call("work"), "done").run("1", context_id="c").start()
             await running.begin()
-            with pytest.raises(ContextBusy, match="or in another one"):
+            with pytest.raises(ContextBusy, match="or another process"):
                 await b.agent("two").run("2", context_id="c")
             assert (await b.agent("two").run("2", context_id="d")).output == "two"
             assert (await running).output == "done"

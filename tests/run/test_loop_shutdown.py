@@ -139,7 +139,7 @@ async def test_run_ends_when_the_loop_closes_during_its_cleanup(has_log: bool) -
     await wait_until(lambda: stopping)
     run.cancel()
     await wait_until(lambda: 1 in stopping)
-    driver = run.hold.driver
+    driver = run.hold.task
     assert driver is not None
     for _ in range(3):
         driver.cancel()

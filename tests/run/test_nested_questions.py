@@ -20,7 +20,7 @@ from rxloop import (
     tool,
 )
 from rxloop.errors import InvalidInput
-from rxloop.run.ends import canceled_call
+from rxloop.run.final_events import make_canceled_call
 from rxloop.state import fold
 from rxloop.testing import call
 from support.nested_agents import (
@@ -259,7 +259,7 @@ async def test_nested_questions_are_dropped_when_their_call_is_canceled() -> Non
     (question,) = state.pending.values()
     assert question.agent_path == ("researcher",)
     assert state.batch is not None
-    assert not fold(state, canceled_call(state.batch, 0, "cut off")).pending
+    assert not fold(state, make_canceled_call(state.batch, 0, "cut off")).pending
 
 
 async def test_cancel_of_paused_run_ends_its_waiting_nested_runs() -> None:  # L117

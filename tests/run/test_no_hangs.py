@@ -389,7 +389,7 @@ async def test_event_subclass_follows_the_order_of_its_kind() -> None:
 
     run = agent_with_operator(ops.flat_map(duplicate_start), 2).run("Go.")
     recorder = Recorder(run.events)
-    with pytest.raises(RunError, match="begins twice") as caught:
+    with pytest.raises(RunError, match="started twice") as caught:
         await run
     assert caught.value.code == "pipeline"
     check_grammar(recorder.events)

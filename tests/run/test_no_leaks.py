@@ -163,7 +163,7 @@ async def test_ended_run_has_no_subscribers() -> None:
     assert hub.subscribers == 3
     await run
     assert hub.subscribers == 0
-    assert run._attempt.holds == set()
+    assert run._attempt.holders == set()
 
 
 def pool_states(provider: Any) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 import rxloop
 from rxloop import Agent, MemoryEventLog, RunContext, tool
 from rxloop.errors import ContextBusy
-from rxloop.run.life import Life, Phase
+from rxloop.run.lifetime import Lifetime, Phase
 from rxloop.testing import ScriptedModel, call
 from support.runs import outcome
 
@@ -18,14 +18,14 @@ from support.runs import outcome
 def phases(monkeypatch: pytest.MonkeyPatch) -> list[Phase]:
     """Phases entered by attempts."""
     entered: list[Phase] = []
-    set_attribute = Life.__setattr__
+    set_attribute = Lifetime.__setattr__
 
-    def record_phase(life: Life, name: str, value: Any) -> None:
+    def record_phase(life: Lifetime, name: str, value: Any) -> None:
         if name == "phase":
             entered.append(value)
         set_attribute(life, name, value)
 
-    monkeypatch.setattr(Life, "__setattr__", record_phase)
+    monkeypatch.setattr(Lifetime, "__setattr__", record_phase)
     return entered
 
 

@@ -109,7 +109,7 @@ def test_cancel_by_id_raises_when_it_cannot_be_recorded() -> None:
         async def cancel() -> None:
             asyncio.get_running_loop().call_later(0.5, setattr, SlowReadLog, "seconds", 3600.0)
             SlowReadLog.seconds = 1.0
-            with pytest.raises(RunError, match="could not be recorded"):
+            with pytest.raises(RunError, match="could not be logged"):
                 await bank.agent().get_run(paused.task_id).cancel()
 
         try:
@@ -226,7 +226,7 @@ def test_one_of_two_concurrent_resumes_continues() -> None:
             [error] = [end for end in outcomes if isinstance(end, Exception)]
             assert result.output == "done"
             assert isinstance(error, ConflictError)
-            assert "taken up elsewhere at the same moment" in str(error)
+            assert "resumed elsewhere at the same time" in str(error)
             assert "follow(log" in str(error)
             assert len(final_events(await bank.log.read(paused.task_id))) == 2
             await assert_no_tasks()
@@ -253,7 +253,7 @@ async def test_overtaken_attempt_fails_with_code_conflict() -> None:
     run = Agent(ScriptedModel(call("overtaken"), "never said"), tools=[overtaken], log=log).run("Go")
     events = await collect(run.pipe(op.grammar()))
 
-    with pytest.raises(RunError, match="another process goes on with the run") as caught:
+    with pytest.raises(RunError, match="another process is executing run") as caught:
         await run
     assert caught.value.code == "conflict"
     last = events[-1]

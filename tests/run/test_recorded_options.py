@@ -137,7 +137,7 @@ async def test_resume_warns_when_the_strategy_was_an_object(
     task_id = await start_run(log, strategy=react())
     await Agent(ScriptedModel("Hi"), log=log).resume(task_id)
 
-    assert "was begun with react and goes on with none" in caplog.text
+    assert "was started using react, but is being resumed using none" in caplog.text
 
 
 def test_time_limit_of_run_applies_to_its_next_attempt(log: MemoryEventLog) -> None:

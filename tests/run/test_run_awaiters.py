@@ -279,7 +279,7 @@ async def test_tool_that_awaits_its_own_run_fails() -> None:
     holder.append(run)
     async with asyncio.timeout(2):
         assert (await run).output == "ok"
-    assert "awaits the run itself" in model.requests[1].messages[-1].text
+    assert "awaits its own run" in model.requests[1].messages[-1].text
 
 
 async def test_tool_can_run_another_agent() -> None:

@@ -19,7 +19,7 @@ def make_run(agent: Agent | None = None) -> Any:
 @pytest.mark.parametrize("name", ["output", "messages", "usage", "content", "state", "thoughts"])
 async def test_attribute_of_the_result_on_a_run_raises_with_the_remedy(name: str) -> None:
     run = make_run()
-    with pytest.raises(AttributeError, match=rf"await it first, `\(await run\)\.{name}`"):
+    with pytest.raises(AttributeError, match=rf"its result does: use `\(await run\)\.{name}`"):
         getattr(run, name)
     with pytest.raises(AttributeError, match="'Run' object has no attribute 'outptu'"):
         _ = run.outptu

@@ -128,7 +128,7 @@ async def test_abandoned_iterator_without_a_handle_cancels_the_run() -> None:
 
     await read()
     final = await wait_until_canceled(holder[0])
-    assert "nobody holds the run" in final.error.message  # type: ignore[attr-defined]
+    assert "the run is no longer referenced" in final.error.message  # type: ignore[attr-defined]
 
 
 async def test_iterator_alone_keeps_the_run_alive() -> None:

@@ -35,7 +35,7 @@ from rxloop import (
 )
 from rxloop.agents import Steer
 from rxloop.errors import InvalidEvent, RunOver
-from rxloop.run.steering import say
+from rxloop.run.steering import send_messages
 from rxloop.state.fold import fold_all
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
 from support.runs import collect, copy_first_events, marble_letters, outcome, shape
@@ -171,7 +171,7 @@ async def test_send_rejects_invalid_message(wrong: Any) -> None:
 async def test_error_of_send_calls_the_value_a_message() -> None:
     run = Agent(ScriptedModel("Hi")).run("Hello")
     steer: Any = Steer("Stop", interrupt=True)
-    with pytest.raises(ConfigurationError, match=r"the message is Steer.*use send\(text, interrupt=True\)"):
+    with pytest.raises(ConfigurationError, match=r"got Steer.*use send\(text, interrupt=True\)"):
         run.send(steer)
     with pytest.raises(ConfigurationError, match="the message must be a string"):
         run.send(7)  # pyright: ignore[reportArgumentType]
@@ -294,7 +294,7 @@ async def test_steering_message_is_public() -> None:
 async def test_message_that_is_not_json_raises_for_the_sender() -> None:
     run = Agent(ScriptedModel("Hi")).run("Hello")
     with pytest.raises(InvalidEvent):
-        say(run._attempt, [Message.user("x")], metadata={"a": object()})  # pyright: ignore[reportPrivateUsage]
+        send_messages(run._attempt, [Message.user("x")], metadata={"a": object()})  # pyright: ignore[reportPrivateUsage]
     assert (await run).output == "Hi"
 
 
@@ -362,7 +362,7 @@ async def test_fork_keeps_the_messages_before_its_fork_point() -> None:
 
 async def test_number_of_the_message_command_is_recorded_in_the_state() -> None:
     run = Agent(ScriptedModel("Hi")).run("Hello")
-    say(run._attempt, [Message.user("x")], metadata={"mail_id": 7})  # pyright: ignore[reportPrivateUsage]
+    send_messages(run._attempt, [Message.user("x")], metadata={"mail_id": 7})  # pyright: ignore[reportPrivateUsage]
     await run
 
     assert run._attempt.state().last_command == 7  # pyright: ignore[reportPrivateUsage]
@@ -376,7 +376,7 @@ async def test_message_to_a_finished_run_that_is_resumed_is_logged(caplog: pytes
     resumed.send("And be brief.")
     await resumed
 
-    assert "was over before it heard" in caplog.text
+    assert "ended before reading" in caplog.text
 
 
 def test_message_between_the_end_of_the_loop_and_the_end_of_the_run_is_processed() -> None:

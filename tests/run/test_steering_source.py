@@ -15,7 +15,7 @@ from reactivex.subject import Subject
 
 from rxloop import Agent, ConfigurationError, MemoryEventLog, Message, ModelRequest, RunError, op, tool
 from rxloop.agents import Steer
-from rxloop.run.spec import Said
+from rxloop.run.spec import SteeringMessage
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
 from support.runs import outcome, shape
 
@@ -25,11 +25,11 @@ class RecordingSource:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.subject: Subject[Said] = Subject()
-        self.events: Observable[Said] = Observable(self._subscribe)
+        self.subject: Subject[SteeringMessage] = Subject()
+        self.events: Observable[SteeringMessage] = Observable(self._subscribe)
 
     def _subscribe(
-        self, observer: abc.ObserverBase[Said], scheduler: abc.SchedulerBase | None = None
+        self, observer: abc.ObserverBase[SteeringMessage], scheduler: abc.SchedulerBase | None = None
     ) -> abc.DisposableBase:
         self.calls.append("subscribed")
         subscription = self.subject.subscribe(observer, scheduler=scheduler)
@@ -44,7 +44,7 @@ class RecordingSource:
 def test_messages_of_an_observable_are_added_to_the_history() -> None:
     """model --a------|b---|; steering ----x--------; request 2 contains x."""
     with virtual_time() as time:
-        source: Observable[Said] = rx.timer(0.1).pipe(ops.map(lambda _: "In short."))
+        source: Observable[SteeringMessage] = rx.timer(0.1).pipe(ops.map(lambda _: "In short."))
         model = ScriptedModel(frames("-a-------|"), frames("-b-|"))
         result = time.run(Agent(model).run("Go", steering=source).result())
 
@@ -61,7 +61,7 @@ def test_immediate_messages_are_part_of_the_first_request() -> None:
 
 def test_source_can_interrupt_an_answer() -> None:
     with virtual_time() as time:
-        source: Observable[Said] = rx.timer(0.06).pipe(ops.map(lambda _: Steer("Stop.", interrupt=True)))
+        source: Observable[SteeringMessage] = rx.timer(0.06).pipe(ops.map(lambda _: Steer("Stop.", interrupt=True)))
         model = ScriptedModel(frames("-a-b-c-d-e-|"), "Stopped.")
         result = time.run(Agent(model).run("Go", steering=source).result())
 
@@ -95,7 +95,9 @@ async def test_completed_source_does_not_end_the_run() -> None:
 
 def test_error_of_the_source_fails_the_run() -> None:
     with virtual_time() as time:
-        source: Observable[Said] = rx.timer(0.1).pipe(ops.flat_map(lambda _: rx.throw(ValueError("the socket broke"))))
+        source: Observable[SteeringMessage] = rx.timer(0.1).pipe(
+            ops.flat_map(lambda _: rx.throw(ValueError("the socket broke")))
+        )
         run = Agent(ScriptedModel(frames("--"))).run("Go", steering=source)
         with pytest.raises(RunError, match=r"steering=.*ValueError: the socket broke"):
             time.run(run.result())
@@ -142,7 +144,7 @@ def test_stuck_run_fails_although_its_source_is_open() -> None:
 async def test_thoughts_of_another_run_can_be_the_source() -> None:
     teacher = Agent(ScriptedModel(call("think_aloud", thought="Use blue.", thought_type="decision"), "Done."))
     lesson = teacher.run("Plan it.")
-    source: Observable[Said] = lesson.pipe(op.thoughts()).pipe(ops.map(lambda thought: thought.content))
+    source: Observable[SteeringMessage] = lesson.pipe(op.thoughts()).pipe(ops.map(lambda thought: thought.content))
     released = asyncio.Event()
 
     @tool
@@ -178,10 +180,10 @@ def test_run_rejects_invalid_source(value: Any) -> None:
 
 
 async def test_late_message_of_a_source_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    subject: Subject[Said] = Subject()
+    subject: Subject[SteeringMessage] = Subject()
     async with Agent(ScriptedModel(frames("--"))).run("Go", steering=subject) as run:
         await run.begin()
         run.cancel()
         subject.on_next("late")
 
-    assert "a message of steering= came too late" in caplog.text
+    assert "Dropping a steering= message sent too late" in caplog.text

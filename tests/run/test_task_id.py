@@ -34,7 +34,7 @@ async def test_id_of_a_recorded_run_is_rejected_without_a_model_call() -> None:
     await agent.run("Hello", task_id=ID)
     before = await log.read(ID)
 
-    with pytest.raises(RunExists, match=f"the run {ID} exists, it is in the log"):
+    with pytest.raises(RunExists, match=rf"run {ID} already exists \(is in the log\)"):
         await agent.run("Hello", task_id=ID).begin()
     with pytest.raises(RunExists):
         await agent.run("Hello", task_id=ID)
@@ -50,7 +50,7 @@ async def test_second_of_two_concurrent_runs_with_the_same_id_is_rejected() -> N
     first.start()
     second.start()
 
-    with pytest.raises(RunExists, match="goes on in this process"):
+    with pytest.raises(RunExists, match="is running in this process"):
         await second
     assert (await first).messages[0].text == "1"
     assert len(model.requests) == 1
@@ -76,7 +76,7 @@ async def test_run_is_rejected_when_another_process_starts_the_same_id_first(tmp
             return super().append_now(*args, **options)
 
     log = Racing(path)
-    with pytest.raises(RunExists, match="was begun elsewhere at the same moment"):
+    with pytest.raises(RunExists, match="was just started elsewhere"):
         await Agent(model, log=log).run("Hello", task_id=ID)
 
     assert model.requests == []
@@ -103,7 +103,7 @@ async def test_run_is_rejected_when_another_log_object_executes_the_same_id(tmp_
 
     log = Racing(path)
     model = ScriptedModel("mine")
-    with pytest.raises(RunExists, match="was begun elsewhere at the same moment"):
+    with pytest.raises(RunExists, match="was just started elsewhere"):
         await Agent(model, log=log).run("Hello", task_id=ID)
 
     assert model.requests == []

@@ -49,7 +49,7 @@ async def test_run_pauses_for_an_answer_and_continues() -> None:
         assert started.headers["location"] == f"/runs/{run['taskId']}"
         path = f"/runs/{run['taskId']}/resume"
         misfit = await client.post(path, json={"inputs": {question["inputId"]: "perhaps"}})
-        unasked = await client.post(path, json={"type": "resume", "inputs": {"nobody asked": True}})
+        unasked = await client.post(path, json={"type": "resume", "inputs": {"never retrieved": True}})
         waiting = (await client.get(f"/runs/{run['taskId']}")).json()
         resumed = await client.post(f"{path}?wait=10", json={"inputs": {question["inputId"]: True}})
         again = await client.post(path, json={"inputs": {question["inputId"]: True}})

@@ -21,7 +21,7 @@ from rxloop.client import Client
 from rxloop.errors import ApiError, InvalidInput, NotAsked
 from rxloop.protocol.commands import AnswerCommand, MessageCommand
 from rxloop.recorded.replay import history
-from rxloop.run import loading
+from rxloop.run import loader
 from rxloop.server import a2a, agui, api, mcp_server, openai_api, ui_stream
 from support.api_server import serve_app
 from support.clients.a2a import collect_responses, task_states
@@ -163,7 +163,7 @@ async def test_reader_of_a_run_that_an_earlier_version_dropped_ends(
     async with serve_world("sqlite", tmp_path, request) as two:
         record = await start_waiting_run(two.here, context_id="c")
         with monkeypatch.context() as earlier_version:
-            earlier_version.setattr(loading, "drop_earlier_questions", begins)
+            earlier_version.setattr(loader, "drop_earlier_questions", begins)
             await drop_question(two.elsewhere, record)
         assert (await two.here.get_record(record.task_id)).state == "input-required"
         async with asyncio.timeout(20):

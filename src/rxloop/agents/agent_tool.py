@@ -25,9 +25,9 @@ from rxloop.protocol.messages import Prompt, to_messages
 from rxloop.protocol.model import EMPTY_DICT, FrozenDict
 from rxloop.protocol.visibility import HIDDEN, redact_error
 from rxloop.run.attempt import Attempt
-from rxloop.run.life import CUT_OFF, Canceled, End, Released
-from rxloop.run.lifecycle import carry_out_nested
-from rxloop.run.nested import NestedAttempt, runs_above
+from rxloop.run.lifecycle import execute_nested_attempt
+from rxloop.run.lifetime import PARENT_ENDED, Canceled, End, Released
+from rxloop.run.nested import NestedAttempt, list_ancestors
 from rxloop.run.spec import RunSpec
 from rxloop.support.threads import call_user_function
 from rxloop.tools.function import CallOptions, FunctionTool
@@ -115,14 +115,14 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
             await _carry_out(child, ctx)
             state = child.state()
         if state.state in WAITING:
-            above.recorder.waits_below(ctx.branch, state.pending)
+            above.recorder.add_nested_questions(ctx.branch, state.pending)
             raise Paused
         return _answer(child, self.definition.name)
 
     @override
     async def aclose(self) -> None:
         """Close what the agent has opened, unless runs of its own go on."""
-        if not any(hold.goes_on for hold in self._agent.resources.runs):
+        if not any(hold.is_executing for hold in self._agent.resources.runs):
             await self._agent.close_resources()
 
     def _made(self, above: Attempt, ctx: RunContext[Any], prompt: Prompt, deps: Any) -> RunSpec:
@@ -133,7 +133,7 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
         options: Options = {"limits": self._limits, "metadata": above.info.metadata, "on_input": above.spec.on_input}
         task_id = make_nested_id(above.task_id, ctx.first_step or ctx.step, ctx.index)
         spec = make_spec(self._agent, task_id, above.context_id, deps, options, messages=messages)
-        return spec._replace(log=above.info.log, initiator=above.info.agent_name, begun_with=None)
+        return spec._replace(log=above.info.log, initiator=above.info.agent_name, recorded_options=None)
 
     def _check_room(self, above: Attempt) -> None:
         """Refuse a run that would be nested too deep, or be one too many, or in one that is given up.
@@ -141,9 +141,9 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
         Raises:
             ToolError: It would.
         """
-        if not above.recorder.taking:
+        if not above.recorder.is_accepting:
             raise ToolError(f"The agent {self._agent.name} was not called: the run of {above.info.agent_name} is over.")
-        for depth, run in enumerate([above, *runs_above(above)], 1):
+        for depth, run in enumerate([above, *list_ancestors(above)], 1):
             if run.info.limits.depth is not None and depth > run.info.limits.depth:
                 raise ToolError(
                     f"The agent {self._agent.name} was not called: below {run.info.agent_name}, agents may be nested "
@@ -159,12 +159,12 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
 
 async def _carry_out(child: NestedAttempt, ctx: RunContext[Any]) -> None:
     """Carry a nested run out to the end of its attempt, also where the call is cut off meanwhile."""
-    above = child.above
+    above = child.parent
     above.nested = (*above.nested, child)
     _tell(child, ctx, "working")
     loop = asyncio.get_running_loop()
     child.life.bind(loop)
-    driver = loop.create_task(carry_out_nested(child), name=f"rxloop-run-{child.task_id}")
+    driver = loop.create_task(execute_nested_attempt(child), name=f"rxloop-run-{child.task_id}")
     cut_off: asyncio.CancelledError | None = None
     try:
         while not driver.done():
@@ -185,17 +185,17 @@ async def _carry_out(child: NestedAttempt, ctx: RunContext[Any]) -> None:
 def _why(above: Attempt) -> End:
     """What ends a nested run whose call is cut off."""
     end = above.life.end
-    if not above.life.ending:
+    if not above.life.is_ending:
         return Canceled("its call was cut off")
     if isinstance(end, Canceled | Released):
         return Canceled(end.reason) if isinstance(end, Canceled) else end
-    return CUT_OFF
+    return PARENT_ENDED
 
 
 def _tell(child: NestedAttempt, ctx: RunContext[Any], state: State) -> None:
-    above = child.above
+    above = child.parent
     # Not by `ctx.emit`: what a call says that is cut off is lost.
-    if above.recorder.taking:
+    if above.recorder.is_accepting:
         above.publish(
             SubtaskEvent(
                 subtask_id=child.task_id,
@@ -218,7 +218,7 @@ def _answer(child: NestedAttempt, name: str) -> Any:
     """
     state = child.state()
     if state.state == "completed":
-        answer = child.parsed(state.content)[0]
+        answer = child.try_parse(state.content)[0]
         incomplete = explain_incomplete(state.last)
         if incomplete is None:
             return ToolResult(answer, encode_result(answer)[1], parts=state.files) if state.files else answer

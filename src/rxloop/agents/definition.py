@@ -162,7 +162,7 @@ class AgentDefinition:
             raise RxloopError(f"the agent {self.name!r} is closed: make another one")
         attempt = Attempt(spec)
         caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage] (the line that warnings about the run show)
-        attempt.made_at = (caller.f_code.co_filename, caller.f_lineno)
+        attempt.created_at = (caller.f_code.co_filename, caller.f_lineno)
         run: Run[Any] = Run(attempt, self.owned)
         self.resources.runs.add(run.hold)
         return run

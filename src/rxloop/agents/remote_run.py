@@ -32,14 +32,14 @@ from rxloop.pipeline.records import RunRecord, Snapshot
 from rxloop.pipeline.run_context import D
 from rxloop.protocol.messages import Prompt
 from rxloop.run.attempt import Attempt
-from rxloop.run.beginning import task_event
-from rxloop.run.ends import run_exists
+from rxloop.run.final_events import make_exists_error
 from rxloop.run.handle import Run
 from rxloop.run.log_writer import LogWriter
 from rxloop.run.ownership import find_owned, wait_stored
 from rxloop.run.result import Result
 from rxloop.run.spec import WhenBusy
-from rxloop.run.steering import as_said
+from rxloop.run.startup import make_task_event
+from rxloop.run.steering import to_sent_messages
 
 log = logging.getLogger("rxloop")
 
@@ -166,7 +166,7 @@ class RemoteRun(Generic[D, O]):
             ConfigurationError: The agent has no log, or one without an inbox, or the message is empty.
         """
         event_log = self._definition.get_log(f"send a message to {self.task_id}")
-        messages = as_said(message)
+        messages = to_sent_messages(message)
         if not messages or any(each.role not in ("user", "system") for each in messages):
             raise ConfigurationError("send() takes messages of the user or the system, such as a text")
         await send_message(event_log, self.task_id, messages, interrupt=interrupt)
@@ -183,11 +183,11 @@ async def submit_run(definition: AgentDefinition, prompt: Prompt, options: RunOp
     attempt = Attempt(spec)
     writer = LogWriter(event_log, spec.task_id, 0, lambda error: None)
     attempt.recorder.writer = writer
-    task = attempt.recorder.record(task_event(attempt))
+    task = attempt.recorder.record(make_task_event(attempt))
     try:
         await writer.flush()
     except ConflictError as error:
-        raise run_exists(spec.task_id, "is in the log") from error
+        raise make_exists_error(spec.task_id, "is in the log") from error
     finally:
         await writer.close()
     return RunRecord.from_events(spec.task_id, [task])
@@ -215,10 +215,10 @@ async def execute_run(
     asks, when_busy = on_input is not None, options.get("when_busy", "wait")
     attempt_options: ResumeOptions = {"on_input": on_input, "when_busy": "wait"}
     hold = find_owned(event_log, task_id)
-    if hold is not None and hold.surrounds:
+    if hold is not None and hold.is_called_from_tool:
         raise RxloopError(f"a tool of the run {task_id} settles the run itself: neither could ever end")
     while (known := known or await until_due(event_log, task_id, asks=asks, when_busy=when_busy)) is not None:
-        spec = make_resume_spec(definition, _EXECUTE, task_id, deps, attempt_options, settles=True, known=known)
+        spec = make_resume_spec(definition, _EXECUTE, task_id, deps, attempt_options, only_executes=True, known=known)
         run = definition.make_run(spec)
         if on_run is not None:
             on_run(run)

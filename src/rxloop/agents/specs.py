@@ -68,7 +68,7 @@ def make_resume_spec(
     deps: Any,
     options: ResumeOptions,
     *,
-    settles: bool = False,
+    only_executes: bool = False,
     known: RunRecord | Snapshot | None = None,
 ) -> RunSpec:
     """Return the specification of the next attempt of a run.
@@ -79,7 +79,7 @@ def make_resume_spec(
         task_id: The run.
         deps: Dependencies of the run.
         options: Options of the attempt.
-        settles: True if the attempt executes the run, and so waits for the lease without a time limit.
+        only_executes: True if the attempt executes the run, and so waits for the lease without a time limit.
         known: Contents of the log for this run a moment ago, if the caller has read them.
 
     Raises:
@@ -92,16 +92,16 @@ def make_resume_spec(
     overrides, inputs = definition.overrides, options.get("inputs")
 
     def make(merged: Options) -> RunSpec:
-        fields: dict[str, Any] = {"resume": True, "settles": settles, "inputs": inputs, "known": known}
+        fields: dict[str, Any] = {"resume": True, "only_executes": only_executes, "inputs": inputs, "known": known}
         return make_spec(definition, task_id, options.get("context_id") or "", deps, merged, overrides, **fields)
 
-    def as_begun(recorded: Mapping[str, Any]) -> RunSpec:
+    def apply_recorded_options(recorded: Mapping[str, Any]) -> RunSpec:
         spec = make(merge_options(options, recorded))
         if "model" not in overrides:
             compare_model(task_id, options, recorded, spec.model)
         return spec
 
-    return make(options)._replace(as_begun=as_begun)
+    return make(options)._replace(apply_recorded_options=apply_recorded_options)
 
 
 def make_fork_spec(definition: AgentDefinition, task_id: str, at: int, deps: Any, options: ForkOptions[Any]) -> RunSpec:
@@ -177,7 +177,7 @@ def make_spec(
         parse=output.parse,
         output_prompt=output.prompt(chosen),
         response_schema=output.schema,
-        begun_with=options_to_record(options, client),
+        recorded_options=options_to_record(options, client),
         **fields,
     )
 

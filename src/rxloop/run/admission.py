@@ -1,4 +1,4 @@
-"""Admission of an attempt to its conversation: it acquires the lease and drops the questions of earlier runs."""
+"""Admission of attempts: acquiring the conversation lease, and dropping questions left by earlier runs."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import SUPERSEDED, WAITING, Event
 from rxloop.run.attempt import Attempt
-from rxloop.run.ends import is_over, run_exists
-from rxloop.run.life import Life
+from rxloop.run.final_events import is_over, make_exists_error
+from rxloop.run.lifetime import Lifetime
 from rxloop.run.recorder import Recorder
 from rxloop.support.tasks import GRACE
 
 log = logging.getLogger("rxloop")
 
 Close = Callable[[Attempt], Awaitable[None]]
-"""Executes an attempt that ends a run."""
+"""Async function executing an attempt that ends a run."""
 
 _RELEASED_IN = 2.0
-"""Seconds in which a run normally releases its lease after its last event is in the log."""
+"""Seconds a run normally needs to release its lease after logging its last event."""
 _POLL = 0.02
-"""Seconds between two tries to acquire a lease that is about to be released."""
+"""Seconds to wait before retrying to acquire a lease about to be released."""
 
 
 async def acquire_lease(attempt: Attempt, event_log: EventLog) -> bool:
-    """Acquire the lease of the conversation. `spec.when_busy` decides whether to wait for it.
+    """Acquire the conversation lease, waiting for it if `spec.when_busy` allows that.
 
     Returns:
-        False if the attempt must end before it gets the lease, or the run is over by now.
+        False if the attempt must end without getting the lease, or if the run has already ended.
 
     Raises:
-        ContextBusy: Another run is working, and the attempt must not wait. If the log shows the other run as idle, the
-            attempt waits until that run has released its lease.
+        ContextBusy: Another run is working, and waiting isn't allowed. If that run is already idle according to the
+            log, the attempt still waits for it to release the lease.
     """
-    # The grace period lets an attempt that was cancelled at its start record its end.
+    # With a grace period, an attempt cancelled at startup can still record its end.
     if await attempt.life.prepare(try_acquire_lease(attempt, event_log), GRACE):
         return True
-    if attempt.spec.when_busy == "refuse" and not attempt.life.ending:
+    if attempt.spec.when_busy == "refuse" and not attempt.life.is_ending:
         if await attempt.life.prepare(_acquire_from_idle_run(attempt, event_log), GRACE):
             return True
-        # An attempt that was cancelled meanwhile ends as canceled.
-        if not attempt.life.ending:
+        # If cancelled while trying, the attempt ends as canceled instead.
+        if not attempt.life.is_ending:
             raise ContextBusy(
-                f"the conversation {attempt.context_id} has a run that has not ended, in this process or in another "
-                'one: await it, cancel it, use another context_id, or queue this one with when_busy="wait"'
+                f"conversation {attempt.context_id} already has an unfinished run, in this or another process: "
+                'await it, cancel it, use another context_id, or wait for it using when_busy="wait"'
             )
     return await attempt.life.prepare(_wait_for_lease(attempt, event_log)) or False
 
 
 async def acquire_lease_to_begin(attempt: Attempt, event_log: EventLog, close: Close) -> bool:
-    """Acquire the lease for a new run, and drop the questions of earlier runs of the conversation.
+    """Acquire the lease for a new run, and drop questions left by earlier runs of the conversation.
 
     Returns:
         See `acquire_lease`.
@@ -67,7 +67,7 @@ async def acquire_lease_to_begin(attempt: Attempt, event_log: EventLog, close: C
         ContextBusy: See `acquire_lease` and `drop_earlier_questions`.
     """
     while await acquire_lease(attempt, event_log):
-        if attempt.life.ending:
+        if attempt.life.is_ending:
             return True
         listing = read_log(event_log.list_runs, context_id=attempt.context_id, states=WAITING, newest_first=True)
         waiting = await attempt.life.prepare(listing, GRACE)
@@ -79,29 +79,28 @@ async def acquire_lease_to_begin(attempt: Attempt, event_log: EventLog, close: C
 async def drop_earlier_questions(
     attempt: Attempt, event_log: EventLog, waiting: Sequence[RunRecord], close: Close
 ) -> bool:
-    """End the earlier runs that wait for answers, unless one of them has an answer and must continue first.
+    """End earlier runs waiting for answers, unless one was answered and must be resumed first.
 
     Args:
-        attempt: The attempt. It holds the lease.
-        event_log: The log.
-        waiting: The earlier runs, the newest one first.
-        close: Executes the attempt that ends an earlier run.
+        attempt: Attempt holding the lease.
+        event_log: Log with the conversation.
+        waiting: Earlier runs, newest first.
+        close: Async function executing the attempt that ends an earlier run.
 
     Returns:
-        False if the attempt has released the lease and waited for an earlier run that has an answer.
+        False if an earlier run was answered, after releasing the lease and waiting for that run.
 
     Raises:
-        ContextBusy: An earlier run has an answer, and the attempt must not wait.
+        ContextBusy: An earlier run was answered, and waiting isn't allowed.
     """
-    # The grace period lets a cancelled attempt finish, so that no earlier run is left half closed.
+    # With a grace period, even a cancelled attempt finishes closing earlier runs.
     answered = await attempt.life.prepare(_drop_questions(attempt, event_log, waiting, close), GRACE)
     if answered is None:
         return True
-    if attempt.spec.when_busy == "refuse" or attempt.spec.settles:
+    if attempt.spec.when_busy == "refuse" or attempt.spec.only_executes:
         raise ContextBusy(
-            f"the run {answered.task_id}, which is earlier in the conversation {attempt.context_id}, has got its "
-            "answer, and nobody has gone on with it yet: settle or resume that one first, cancel it, or queue this "
-            'one with when_busy="wait"'
+            f"an earlier run of conversation {attempt.context_id}, {answered.task_id}, was answered but has not been "
+            'resumed yet: execute, resume or cancel it first, or wait for it using when_busy="wait"'
         )
     if attempt.lease is not None:
         await attempt.lease.release()
@@ -112,10 +111,10 @@ async def drop_earlier_questions(
 async def _drop_questions(
     attempt: Attempt, event_log: EventLog, waiting: Sequence[RunRecord], close: Close
 ) -> RunRecord | None:
-    """End the earlier runs of the conversation that wait for answers, so that their readers learn that none counts.
+    """End earlier runs waiting for answers, so that their subscribers stop waiting too.
 
     Returns:
-        The run that has an answer, so that the attempt cannot begin yet.
+        The earlier run that was answered and must be resumed first, or None.
     """
     answered = await drop_questions(event_log, waiting[0], attempt.task_id)
     if answered is not None:
@@ -129,25 +128,25 @@ async def _drop_questions(
             known=record,
             cancel=reason,
             cancel_code=SUPERSEDED,
-            # The options of the new run do not apply to the earlier run.
-            settles=False,
+            # Options passed for the new run must not affect earlier runs.
+            only_executes=False,
             messages=(),
             inputs=None,
             fork=None,
             metadata={},
-            as_begun=None,
+            apply_recorded_options=None,
             steering=None,
             chosen_id=False,
         )
         try:
             await close(Attempt(spec))
         except ConflictError as error:
-            log.debug("the run %s was ended elsewhere: %s", record.task_id, error)
+            log.debug("Run %s was ended elsewhere: %s", record.task_id, error)
     return None
 
 
 async def try_acquire_lease(attempt: Attempt, event_log: EventLog) -> bool:
-    """Acquire the lease of the conversation without waiting; False if another attempt holds it."""
+    """Try to acquire the conversation lease. Return False if another attempt is holding it."""
     lease, recorder = _get_lease(attempt, event_log), attempt.recorder
     if not await lease.try_acquire():
         return False
@@ -159,14 +158,14 @@ async def try_acquire_lease(attempt: Attempt, event_log: EventLog) -> bool:
 
 def _get_lease(attempt: Attempt, event_log: EventLog) -> Lease:
     if attempt.lease is None:
-        # The lease must not refer to the attempt: the cycle would leave each attempt to the garbage collector.
+        # Avoid a reference cycle, which would leave every attempt to the garbage collector.
         lose = partial(_end_unleased, attempt.life, attempt.recorder)
         attempt.lease = Lease(event_log, attempt.context_id, attempt.task_id, lose)
     return attempt.lease
 
 
-def _end_unleased(life: Life, recorder: Recorder, error: EventLogError) -> None:
-    """End an attempt at once: its tools are cancelled, and its events reach neither the log nor subscribers."""
+def _end_unleased(life: Lifetime, recorder: Recorder, error: EventLogError) -> None:
+    """End an attempt immediately, cancelling its tools. Its events are neither logged nor delivered."""
     if recorder.writer is not None:
         recorder.writer.fail(error)
     else:
@@ -179,14 +178,14 @@ def _fail_writer(recorder: Recorder, error: EventLogError) -> None:
 
 
 async def _acquire_from_idle_run(attempt: Attempt, event_log: EventLog) -> bool:
-    """Acquire the lease from a run that the log shows as idle, and that is about to release it.
+    """Try to acquire the lease from a run that is already idle according to the log.
 
     Returns:
-        False if a run of the conversation is working, or the lease is not released in time.
+        False if a run is working, or the lease isn't released in time.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _RELEASED_IN
-    while loop.time() < deadline and not attempt.life.ending:
+    while loop.time() < deadline and not attempt.life.is_ending:
         if _get_lease(attempt, event_log).is_busy_here:
             return False
         if await read_log(event_log.list_runs, context_id=attempt.context_id, states=("working",), limit=1):
@@ -198,12 +197,12 @@ async def _acquire_from_idle_run(attempt: Attempt, event_log: EventLog) -> bool:
 
 
 async def _wait_for_lease(attempt: Attempt, event_log: EventLog) -> bool:
-    """Wait for the lease. Attempts of this process wait in order; for other processes, the attempt tries again."""
+    """Wait for the lease: in first-in first-out order within this process, by polling between processes."""
     await _get_lease(attempt, event_log).wait_for_lock()
-    if attempt.spec.settles:
-        # The time limit of the run does not include the time in which other runs work.
+    if attempt.spec.only_executes:
+        # Time spent waiting for other runs doesn't count towards the time limit.
         attempt.life.limit(None)
-    # The holder of the lease may finish this run, so that there is nothing left to do.
+    # While we are waiting, the lease holder may finish this run.
     ending = asyncio.ensure_future(_follow_to_end(attempt, event_log)) if attempt.spec.resume else None
     try:
         while not await try_acquire_lease(attempt, event_log):
@@ -216,30 +215,30 @@ async def _wait_for_lease(attempt: Attempt, event_log: EventLog) -> bool:
     finally:
         if ending is not None:
             ending.cancel()
-    if attempt.spec.settles:
-        attempt.life.limit(attempt.info.limits.seconds, anew=True)
+    if attempt.spec.only_executes:
+        attempt.life.limit(attempt.info.limits.seconds, restart=True)
     return True
 
 
 async def _follow_to_end(attempt: Attempt, event_log: EventLog) -> Event | None:
-    """Wait until the attempt of another process ends; return its last event, if the log has it."""
+    """Wait for another process to end its attempt. Return the last event, or None if unavailable."""
     last: Event | None = None
     try:
         async for event in event_log.follow(attempt.task_id):
             last = event
     except Exception as error:
-        log.debug("the run %s cannot be followed: %s", attempt.task_id, error)
+        log.debug("Cannot follow run %s: %s", attempt.task_id, error)
     return last
 
 
 async def claim_run(attempt: Attempt, first: Iterable[Event]) -> None:
-    """Append the first events of an attempt. Of several processes, only one succeeds and continues the run.
+    """Log the first events of an attempt. When several processes try, only one succeeds.
 
-    A fork appends the events that it copied from another run in the same batch.
+    For forks, the copied events are logged in the same batch.
 
     Raises:
-        RunExists: A new run of this id has just begun elsewhere.
-        ConflictError: Another process continues the run.
+        RunExists: A new run using this id was just started elsewhere.
+        ConflictError: Another process has resumed the run.
         Fenced: The lease was lost.
     """
     recorder, writer = attempt.recorder, attempt.recorder.writer
@@ -248,30 +247,30 @@ async def claim_run(attempt: Attempt, first: Iterable[Event]) -> None:
             if event.seq > writer.durable_seq:
                 writer.add(event)
     recorded = [recorder.record(event) for event in first]
-    # An attempt that only ends the run is appended as a whole, so that no reader sees it working.
-    ends_at_once = recorder.begun and attempt.life.ending
+    # An attempt that only ends the run is logged as one batch, to avoid showing the run as working.
+    ends_at_once = recorder.begun and attempt.life.is_ending
     if writer is not None and not ends_at_once:
         try:
-            await attempt.life.insist(writer.flush)
+            await attempt.life.run_to_completion(writer.flush)
         except ConflictError as error:
             await writer.close()
             if isinstance(error, Fenced) and not await _is_in_another_conversation(attempt):
                 raise
             run = attempt.task_id
             if attempt.spec.chosen_id:
-                raise run_exists(run, "was begun elsewhere at the same moment") from error
+                raise make_exists_error(run, "was just started elsewhere") from error
             raise ConflictError(
-                f"the run {run} was taken up elsewhere at the same moment, and goes on there; nothing was done here. "
-                f"follow(log, {run!r}) shows what it comes to; agent.resume() gives its end later"
+                f"run {run} was resumed elsewhere at the same time and continues there; nothing was changed here. Use "
+                f"follow(log, {run!r}) to read its events, or call agent.resume() later to get its result"
             ) from error
     for event in (*attempt.earlier_events, *recorded):
         recorder.hub.publish(event)
 
 
 async def _is_in_another_conversation(attempt: Attempt) -> bool:
-    """Return True if the log has a run of the chosen id in another conversation.
+    """Return True if a run using the chosen id exists in another conversation.
 
-    The owner of that conversation keeps every other process out, and this one had no lease of it to lose.
+    In that case another process holds that conversation's lease, and this attempt can't have lost it.
     """
     log = attempt.info.log
     if log is None or not attempt.spec.chosen_id:

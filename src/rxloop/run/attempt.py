@@ -1,4 +1,4 @@
-"""One attempt of a run: what operators and tools see as the `Host`."""
+"""Attempt of a run, which operators and tools use through the `Host` interface."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from rxloop.protocol.events import (
     ToolCompleteEvent,
 )
 from rxloop.protocol.messages import Message, PendingInput
-from rxloop.run.ends import OpenWork
-from rxloop.run.life import Canceled, Life
+from rxloop.run.final_events import OpenWork
+from rxloop.run.lifetime import Canceled, Lifetime
 from rxloop.run.offered_tools import AttemptTools, RequestBuilder
 from rxloop.run.questions.asking import Questions
 from rxloop.run.questions.open_questions import Place
@@ -52,33 +52,33 @@ log = logging.getLogger("rxloop")
 
 
 class Attempt:
-    """One attempt of a run. The tasks of the run know only this and not its handle, so that a dropped one can end it.
+    """Single attempt of a run. Tasks only refer to the attempt, so that dropping the run's handle can end it.
 
-    `life` says where the attempt stands, `recorder` makes its stream, `lifecycle` carries it out.
+    `life` tracks its phase, `recorder` publishes its events, and `lifecycle` executes it.
     """
 
-    # With more than 30 attributes, Python gives each instance a dict of its own, which takes 1,800 bytes.
+    # With over 30 attributes, Python would give each instance its own 1,800 byte dict.
     __slots__ = (
         "__weakref__",
         "_writes",
         "claimed_slots",
+        "created_at",
         "credentials",
         "durable",
         "durable_now",
         "earlier_events",
-        "exists",
         "final",
-        "first_news",
-        "holds",
+        "grace_factor",
+        "holders",
+        "id_in_use",
         "inbox",
         "info",
+        "initial_events",
+        "is_observed",
         "lease",
         "life",
-        "made_at",
         "nested",
-        "noticed",
         "open_call",
-        "patience",
         "publish",
         "questions",
         "recorder",
@@ -95,12 +95,12 @@ class Attempt:
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
-        self.patience = 1.0
-        """Fraction of the normal grace period that cancelled work gets."""
-        self.life = Life(spec.task_id, spec.loop)
+        self.grace_factor = 1.0
+        """Fraction of the normal grace period for cancelled work."""
+        self.life = Lifetime(spec.task_id, spec.loop)
         clock = CLOCK.get()
         self.recorder = self.make_recorder(clock)
-        # Bound here so that publishing an event is a single call.
+        # Bound here to make publishing a single call.
         self.publish = self.recorder.publish
         self.state = self.recorder.state
         self.durable = self.recorder.durable
@@ -108,47 +108,47 @@ class Attempt:
         self.info = self._make_info(clock, Scope(self.life.fail, self.life.time_scope), spec.metadata)
         self.use_spec(spec)
         self.earlier_events: Sequence[Event] = ()
-        """Events that precede this attempt: the prefix that a fork copied, or the `task` event of a submitted run."""
-        self.first_news: Iterable[Event] = ()
-        """Events published right after the start: the answers of a resume, or the changes of a fork."""
+        """Events preceding this attempt: those copied by a fork, or the `task` event of a submitted run."""
+        self.initial_events: Iterable[Event] = ()
+        """Events published right after starting: answers when resuming, or changes when forking."""
         self.skipped_commands = 0
-        """Number of the last command before the start that becomes no event; 0 if there is none."""
+        """Highest number among initial commands that produced no event, or 0."""
         self.inbox: Inbox | None = None
-        """Inbox of the run, from loading to the end of the attempt, if the run has a log."""
+        """Inbox of the run, open until the attempt ends. None if the run has no log."""
         self.lease: Lease | None = None
-        """Lease of the conversation, if the run has a log."""
+        """Conversation lease, or None if the run has no log."""
         self.subscription = SerialDisposable()
-        """That to the pipeline."""
-        self.holds: set[object] = set()
-        """What keeps the run going though its handle is gone."""
+        """Subscription to the pipeline."""
+        self.holders: set[object] = set()
+        """Objects keeping the run alive after its handle is gone."""
         self.final: Event | None = None
-        """The last event of the attempt, once it is published."""
+        """Final event, set once the attempt has ended."""
         self.refusal: Exception | None = None
-        """Why the attempt never began."""
-        self.noticed = False
-        """Whether somebody has learnt how it ended, so that a failure is not silent."""
+        """Error that prevented the attempt from starting."""
+        self.is_observed = False
+        """True once the outcome has been observed. Unobserved failures are logged."""
         self.unpublished_messages: list[Event] = []
-        """Messages sent to the run before its start."""
+        """Messages sent before the run started."""
         self.steering: DisposableBase | None = None
-        """The subscription to the messages that steer the run."""
+        """Subscription to the steering messages."""
         self.open_call: ModelCall | None = None
         self.nested: tuple[Attempt, ...] = ()
-        """The runs of agents that go on in its calls."""
-        self.exists = False
-        """Whether a run of this id, which is to be a new one, goes on in this process."""
-        self.made_at: tuple[str, int] | None = None
-        """The file and line in which the run was made."""
+        """Nested runs started by its tool calls."""
+        self.id_in_use = False
+        """True if this process is already running another run under the same id."""
+        self.created_at: tuple[str, int] | None = None
+        """File name and line number where the run was created."""
         self.credentials: dict[str, Any] = {}
-        """Those that the attempt was begun with, by the id of the question: here alone, and until they are used."""
+        """Credentials passed when starting, keyed by question id. They are kept in memory until used."""
         self.questions = Questions(spec.on_input, self.credentials, Place(self.info.scope, self.life.time_scope))
         self.claimed_slots: set[Slot] = set()
-        """The tool calls that this attempt handles."""
+        """Tool calls already claimed by this attempt."""
         self._writes: Writes | None = None
         if spec.cancel is not None:
             self.life.finish(Canceled(spec.cancel, code=spec.cancel_code))
 
     def use_spec(self, spec: RunSpec) -> None:
-        """Use another specification, before anything is offered to the model."""
+        """Replace the specification, before any request is sent."""
         self.spec = spec
         self.info = self._make_info(self.info.clock, self.info.scope, self.info.metadata)
         self.tools = AttemptTools(spec.tools, self.recorder)
@@ -178,7 +178,7 @@ class Attempt:
         stamp = EventStamp(spec.task_id, spec.context_id, Numbering(clock.now))
         return Recorder(stamp, hub, DeliveryGate(hub.publish, clock), spec.loop, self.life)
 
-    # -- what a run is, for those inside
+    # -- properties of the run
 
     @property
     def task_id(self) -> str:
@@ -190,58 +190,58 @@ class Attempt:
 
     @property
     def resumed(self) -> bool:
-        """Whether an earlier attempt has begun the run."""
+        """True if the run was started by an earlier attempt."""
         return self.recorder.attempt > 1
 
     @property
     def first_attempt(self) -> int:
-        """The attempt of the first event on the stream."""
+        """Attempt number of the first event in the stream."""
         return self.earlier_events[0].attempt if self.earlier_events else self.recorder.attempt
 
     def artifact_writes(self) -> Writes:
-        """What the writes to artifacts share: those of the agent's store, of its log, or else of this attempt alone."""
+        """Return the shared artifact writes, backed by the agent's store, the log's store, or memory."""
         if self._writes is None:
-            # Few runs make any.
+            # Imported here because few runs write artifacts.
             from rxloop.pipeline.artifacts import Writes
             from rxloop.storage.memory_artifacts import MemoryArtifacts
 
             log = self.spec.log
-            beside = log.artifacts if log is not None else None
-            given = self.spec.artifacts
-            self._writes = Writes(given or beside or MemoryArtifacts(), given=given is not None)
+            log_store = log.artifacts if log is not None else None
+            agent_store = self.spec.artifacts
+            self._writes = Writes(agent_store or log_store or MemoryArtifacts(), given=agent_store is not None)
         return self._writes
 
     @property
     def system(self) -> tuple[Message, ...]:
-        """The layers of the system prompt that the run itself has."""
+        """Layers of the system prompt defined by the agent."""
         return self.requests.system
 
     @property
     def earlier(self) -> EarlierAttempts:
-        """What earlier attempts of the run received, and have not finished."""
+        """Unfinished work left by earlier attempts."""
         return self.recorder.earlier
 
     def context(self) -> RunContext[Any]:
-        """The context of the main line."""
+        """Return the context for the main branch."""
         return RunContext(self.spec.deps, self)
 
-    # -- what comes out of the loop
+    # -- events from the loop
 
     def emit(self, event: Event, out: Callable[[Event], None] | None) -> None:
-        """Give an event to `out`, or else to `publish`; from any thread.
+        """Pass an event to `out`, or publish it if None. Can be called from any thread.
 
         Raises:
-            InvalidEvent: It is not one that may come now.
+            InvalidEvent: The event isn't allowed now.
         """
-        # Here as well, where it is still told to who emits it in a thread of its own.
+        # Check here too, so that errors are raised in the emitting thread.
         self.recorder.check(event)
         if event.metadata and COMMAND_ID in event.metadata and event.task_id in ("", self.task_id):
             raise InvalidEvent(f"{COMMAND_ID!r} in metadata is reserved for commands. Use another key.")
-        self.life.in_loop(out or self.publish, event)
+        self.life.call_in_loop(out or self.publish, event)
 
     def watch(self) -> None:
-        """From now on, end the attempt when nothing is left that could do so."""
-        Watchdog(self.task_id, self.info.scope, lambda: not self.life.ending, self._stuck)
+        """Start the watchdog, which ends the attempt when it is stuck."""
+        Watchdog(self.task_id, self.info.scope, lambda: not self.life.is_ending, self._stuck)
 
     def _stuck(self) -> None:
         self.life.finish(make_stuck_error(self.state(), self.spec.loop))
@@ -250,13 +250,13 @@ class Attempt:
 
     @property
     def unheard(self) -> bool:
-        """Whether something was said that no request has carried, and the run could go on with it."""
+        """True if messages are waiting for a request, and the run can still continue."""
         state = self.recorder.states[None]
-        in_loop = threading.get_ident() == self.life.thread
-        return bool(state.unread_count) and not state.pending and not self.life.ending and in_loop
+        call_in_loop = threading.get_ident() == self.life.thread
+        return bool(state.unread_count) and not state.pending and not self.life.is_ending and call_in_loop
 
     def cut_off(self, step: str) -> Sequence[Event]:
-        """The ends of the open message of that step, and of the thought in it, when it is interrupted."""
+        """Return events closing the interrupted message, and any thought inside it."""
         hub = self.recorder.hub
         thought = hub.get_open_thought(self.task_id, step)
         text = hub.get_open_text(self.task_id, step)
@@ -265,44 +265,44 @@ class Attempt:
             return [message]
         return [ThoughtStreamEvent(step=step, content=thought, source="reasoning", incomplete=True), message]
 
-    # -- what is left open
+    # -- open work
 
     @property
     def _open_work(self) -> OpenWork:
-        # Not kept: with what it asks of the attempt it would be a circle, for the garbage collector to find.
+        # Created on demand, because caching it would form a reference cycle.
         return OpenWork(self.recorder, self.tools.is_idempotent)
 
     def close_abandoned(self, ctx: RunContext[Any]) -> None:
-        """Close the message, or the call, of a subscription that was disposed before its end."""
-        if self.recorder.taking:
-            for event in self._open_work.ends_of(ctx):
+        """Close the open message or call after its subscription was disposed early."""
+        if self.recorder.is_accepting:
+            for event in self._open_work.close_context(ctx):
                 self.publish(event)
 
-    def left_open(self) -> Iterator[Event]:
-        """The ends of every open message and call."""
+    def close_open_work(self) -> Iterator[Event]:
+        """Return events closing every open message and call."""
         return self._open_work.ends()
 
     @property
-    def at_work(self) -> bool:
-        """Whether a call, here or of a nested run, is being carried out that nobody can make again."""
-        return any(child.at_work for child in self.nested) or self._open_work.at_work
+    def has_unrepeatable_call(self) -> bool:
+        """True while executing a call that can't be repeated, including calls in nested runs."""
+        return any(child.has_unrepeatable_call for child in self.nested) or self._open_work.has_unrepeatable_call
 
     # -- messages and answers
 
-    def asked(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages that a run is started with: each with an id, and with its hidden calls marked."""
-        return [self._named(message, place) for place, message in enumerate(messages)]
+    def prepare_messages(self, messages: Sequence[Message]) -> list[Message]:
+        """Prepare the initial messages: assign missing ids, and mark hidden calls."""
+        return [self._prepare_message(message, index) for index, message in enumerate(messages)]
 
-    def _named(self, message: Message, place: int) -> Message:
+    def _prepare_message(self, message: Message, index: int) -> Message:
         changes: dict[str, Any] = {}
         if message.message_id is None:
-            changes["message_id"] = f"{self.task_id}:input:{place}"
+            changes["message_id"] = f"{self.task_id}:input:{index}"
         if any(self.tools.hides(call.name) and not call.hidden for call in message.tool_calls):
             changes["tool_calls"] = tuple(mark_hidden(call, self.tools) for call in message.tool_calls)
         return message.model_copy(update=changes) if changes else message
 
-    def parsed(self, content: str) -> tuple[Any, str | None]:
-        """An answer as the output type, or what is wrong with it."""
+    def try_parse(self, content: str) -> tuple[Any, str | None]:
+        """Parse an answer as the output type. Return the value, and an error message if that fails."""
         try:
             return self.spec.parse(content), None
         except ValueError as error:
@@ -310,7 +310,7 @@ class Attempt:
             return None, f"the answer {shown!r} does not fit the output type: {error}"
 
     async def ask(self, ctx: RunContext[Any], question: PendingInput, read: Callable[[Any], Any]) -> Any:
-        """Put a question to the person or client behind the run."""
+        """Ask the user or client a question."""
         if ctx.asked_for is not None:
             await ctx.asked_for()
         return await self.questions.ask(ctx, question, read, self.recorder.earlier.questions)
@@ -321,23 +321,23 @@ class Attempt:
         """Return the request of the next model call."""
         return self.requests.build(ctx, iteration, pressure)
 
-    # -- what earlier attempts have come to
+    # -- results of earlier attempts
 
     def recorded_outcome(self, request: ToolRequest, tool: Tool | str) -> ToolCompleteEvent | None:
         """Return the tool result that follows from an unused recorded answer, or None."""
         if not self.recorder.earlier.undecided:
             return None
-        # Imported here: few runs are resumed at a question, and importing rxloop is quicker without.
+        # Imported here because few runs are resumed at a question.
         from rxloop.run.questions.recorded_answers import recorded_outcome
 
         return recorded_outcome(self.recorder, self.questions.read, request, tool)
 
     def claim(self, slot: Slot) -> bool:
-        """Claim a call to execute it; False if this attempt has claimed it before, or is coming to its end."""
-        if self.life.ending:
+        """Claim a call before executing it. Return False if already claimed, or if the attempt is ending."""
+        if self.life.is_ending:
             return False
         if slot in self.claimed_slots:
-            log.warning("call %s of step %s was asked for twice: it is carried out once", slot[1], slot[0])
+            log.warning("Call %s of step %s was requested twice, executing it once", slot[1], slot[0])
             return False
         self.claimed_slots.add(slot)
         return True

@@ -1,4 +1,4 @@
-"""A fork: a run that begins with a part of another one, and what is different in it."""
+"""Forks: runs starting from a copied part of another run, with changes."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from rxloop.tools.result import collect_iterator, encode_with_parts, failure_fie
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """Where a fork leaves the run that it is made of, and what is changed there."""
+    """Position at which to fork a run, and the changes to apply."""
 
     task_id: str
-    """The run that it is a fork of."""
+    """Id of the original run."""
     at: int
-    """The last event that it takes over."""
+    """Sequence number of the last event to copy."""
     messages: tuple[Message, ...] = ()
-    """In the place of the user's message where the fork leaves at the first event, else after what is there."""
+    """New messages. They replace the user's prompt when forking at the first event, and are appended otherwise."""
     results: Mapping[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    """Outcomes of tool calls, as fields of their events, by the id of the call or by its slot."""
+    """Changed tool results as event fields, keyed by call id or slot."""
 
     @property
     def added(self) -> list[MessageAddedEvent]:
-        """The new messages of the user that stand after what the fork has taken over."""
+        """Events for new messages, to be added after the copied events."""
         if self.at == 1:
             return []
         return [
@@ -57,37 +57,39 @@ class Fork:
         events: Sequence[Event],
         before: Sequence[Message],
         *,
-        asked: Callable[[Sequence[Message]], list[Message]],
+        prepare: Callable[[Sequence[Message]], list[Message]],
         **envelope: Any,
     ) -> tuple[list[Event], list[ToolCompleteEvent]]:
-        """The events that the fork takes over, as its own, and the answers to calls that are open after them.
+        """Copy events from the original run. Also return results for calls left open by the copied events.
 
         Args:
-            events: Those of the run that it is made of.
-            before: The history of the conversation before that run: a fork stands for itself.
-            asked: Makes of messages those that a run is started with.
-            envelope: Fields of its `task` event.
+            events: Events of the original run.
+            before: Conversation history before the original run, which the fork copies.
+            prepare: Function preparing the initial messages of a run.
+            envelope: Fields of the new `task` event.
 
         Raises:
-            ConfigurationError: The run ends before `at`, or has no such call.
-            EventLogError: An event up to `at` could not be read.
+            ConfigurationError: The run ends before `at`, or doesn't have the call for a result.
+            EventLogError: An event up to `at` can't be read.
         """
         last = events[-1].seq
         check_whole(self.task_id, events, min(self.at, last))
         if self.at > last:
-            raise ConfigurationError(f"the run {self.task_id} has {last} events: it cannot be forked at={self.at}")
-        taken = [event for event in events if event.seq <= self.at]
-        calls = _calls(taken)
-        outcomes = {_slot(key, calls, self): fields for key, fields in self.results.items()}
+            raise ConfigurationError(
+                f"at must not exceed {last}, the number of events in run {self.task_id}, got {self.at}"
+            )
+        copied = [event for event in events if event.seq <= self.at]
+        calls = _find_calls(copied)
+        outcomes = {_find_slot(key, calls, self): fields for key, fields in self.results.items()}
         envelope.update(fork_of=self.task_id, fork_seq=self.at)
         past: list[Event] = []
         answered: set[Slot] = set()
         ids = {self.task_id: envelope["task_id"]}
-        for event in taken:
+        for event in copied:
             changes = self._new_ids(event, events[0].context_id, envelope["context_id"], ids)
             if event.parent_task_id is None:
                 if isinstance(event, TaskEvent):
-                    changes |= {**envelope, "messages": asked([*before, *self._asked(event.messages)])}
+                    changes |= {**envelope, "messages": prepare([*before, *self._replace_prompt(event.messages)])}
                 elif isinstance(event, ToolCompleteEvent):
                     answered.add((event.step or "", event.index))
                     changes |= outcomes.get((event.step or "", event.index), {})
@@ -100,14 +102,14 @@ class Fork:
         return past, answers
 
     def _new_ids(self, event: Event, old: str, context_id: str, ids: dict[str, str]) -> dict[str, Any]:
-        """The ids of an event in the fork; `ids` has those of the run and of the runs that are nested in it."""
+        """Return the new ids for an event. `ids` maps old to new ids, including nested runs."""
         changes: dict[str, Any] = {}
         if event.context_id == old:
             changes["context_id"] = context_id
         if event.task_id in ids:
             changes["task_id"] = ids[event.task_id]
         if isinstance(event, SubtaskEvent) and event.task_id in ids:
-            # As it is made of the slot that called it first, by whoever goes on with it.
+            # Must match the id created when the nested run is resumed.
             new = make_nested_id(ids[event.task_id], event.step, event.index)
             changes["subtask_id"] = ids.setdefault(event.subtask_id, new)
         if event.parent_task_id in ids:
@@ -116,12 +118,12 @@ class Fork:
             changes["metadata"] = {**event.metadata, ROOT: ids[self.task_id]}
         return changes
 
-    def _asked(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """What the run was started with, with another question where there is one."""
+    def _replace_prompt(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return the initial messages, replacing the user's message if there is a new one."""
         if self.at > 1 or not self.messages:
             return messages
-        place = max((place for place, message in enumerate(messages) if message.role == "user"), default=len(messages))
-        return [*messages[:place], *self.messages]
+        end = max((index for index, message in enumerate(messages) if message.role == "user"), default=len(messages))
+        return [*messages[:end], *self.messages]
 
 
 class _Call(NamedTuple):
@@ -130,35 +132,37 @@ class _Call(NamedTuple):
 
 
 def make_fork(task_id: str, at: int, messages: tuple[Message, ...], results: Mapping[str, Any]) -> Fork:
-    """A fork, of arguments as a user gives them.
+    """Create a fork from validated user arguments.
 
     Raises:
-        ConfigurationError: A message or a result cannot be used.
+        ConfigurationError: A message or result is invalid.
     """
-    wrong = next((message for message in messages if at > 1 and message.role not in ("user", "system")), None)
-    if wrong is not None:
+    invalid = next((message for message in messages if at > 1 and message.role not in ("user", "system")), None)
+    if invalid is not None:
         raise ConfigurationError(
-            f"the prompt of a fork holds a message of the role {wrong.role!r}: after the first event only messages "
-            "of the user or the system can be added; give results={...} to change what a tool answered"
+            f"prompt must only contain user or system messages unless at=1, got a message with role {invalid.role!r}; "
+            "use results={...} to change tool results"
         )
-    return Fork(task_id=task_id, at=at, messages=messages, results={key: _fields(key, results[key]) for key in results})
+    return Fork(
+        task_id=task_id, at=at, messages=messages, results={key: _to_fields(key, results[key]) for key in results}
+    )
 
 
-def _fields(key: str, value: Any) -> dict[str, Any]:
-    """The outcome of a call as fields of its event."""
+def _to_fields(key: str, value: Any) -> dict[str, Any]:
+    """Convert a tool result to event fields."""
     if isinstance(value, ToolError):
         return {"result": None, "parts": EMPTY_LIST, **failure_fields(value)}
     try:
         value = collect_iterator(value)
-        result, content, found = encode_with_parts(value)
-        parts = make_parts_field(found).get("parts", EMPTY_LIST)
+        result, content, media = encode_with_parts(value)
+        parts = make_parts_field(media).get("parts", EMPTY_LIST)
     except ToolError as error:
-        raise ConfigurationError(f"results[{key!r}]={value!r} cannot be written as JSON: give plain data") from error
+        raise ConfigurationError(f"results[{key!r}] must be JSON serializable, got {value!r}") from error
     return {"success": True, "result": result, "error": None, "content": content, "parts": parts}
 
 
-def _calls(events: Sequence[Event]) -> dict[Slot, _Call]:
-    """The tool calls of a run by their slots."""
+def _find_calls(events: Sequence[Event]) -> dict[Slot, _Call]:
+    """Return a run's tool calls, keyed by slot."""
     return {
         (event.step or "", index): _Call(call, event.branch)
         for event in events
@@ -167,22 +171,21 @@ def _calls(events: Sequence[Event]) -> dict[Slot, _Call]:
     }
 
 
-def _slot(key: str, calls: Mapping[Slot, _Call], fork: Fork) -> Slot:
-    found = [slot for slot, (call, _) in calls.items() if call.id == key]
-    named = [slot for slot in calls if _name(slot) == key]
-    if len(found) > 1 and not named:
-        names = " or ".join(map(_name, found))
+def _find_slot(key: str, calls: Mapping[Slot, _Call], fork: Fork) -> Slot:
+    by_id = [slot for slot, (call, _) in calls.items() if call.id == key]
+    by_name = [slot for slot in calls if _format_slot(slot) == key]
+    if len(by_id) > 1 and not by_name:
+        names = " or ".join(map(_format_slot, by_id))
         raise ConfigurationError(
-            f"results: {len(found)} calls of the run {fork.task_id} have the id {key!r}; name one by its slot: {names}"
+            f"results: run {fork.task_id} has {len(by_id)} calls with id {key!r}; use a slot instead: {names}"
         )
-    if not found and not named:
-        there = ", ".join(f"{call.id!r} ({call.name}, {_name(slot)})" for slot, (call, _) in calls.items())
+    if not by_id and not by_name:
+        existing = ", ".join(f"{call.id!r} ({call.name}, {_format_slot(slot)})" for slot, (call, _) in calls.items())
         raise ConfigurationError(
-            f"results: the run {fork.task_id} has no call {key!r} up to event {fork.at}; "
-            f"its calls are {there or 'none'}"
+            f"results: run {fork.task_id} has no call {key!r} up to event {fork.at}; it has {existing or 'none'}"
         )
-    return found[0] if len(found) == 1 else named[0]
+    return by_id[0] if len(by_id) == 1 else by_name[0]
 
 
-def _name(slot: Slot) -> str:
+def _format_slot(slot: Slot) -> str:
     return f"{slot[0]}/{slot[1]}"

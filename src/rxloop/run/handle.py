@@ -1,4 +1,4 @@
-"""Handle of a run, as returned by `agent.run()`."""
+"""Run handle, as returned by `agent.run()`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rxloop.protocol.ids import has_unread, read_cursor
 from rxloop.protocol.messages import Message
 from rxloop.run.attempt import Attempt
 from rxloop.run.ownership import OwnedRuns, RunHold
-from rxloop.run.result import Misuse, Result, copy_error, or_failure, outcome
+from rxloop.run.result import MisuseErrors, Result, copy_error, make_result, raise_failure
 from rxloop.stream.back_pressure import Overflow
 from rxloop.stream.stream import Pipeable, Stream, check_reader
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 O = TypeVar("O", default=str)  # noqa: E741
 
 
-class Run(Misuse, Pipeable[AnyEvent], Generic[O]):
-    """A run of an agent: a stream of events, an awaitable result, and a handle to cancel it.
+class Run(MisuseErrors, Pipeable[AnyEvent], Generic[O]):
+    """Handle of an agent run: an awaitable result, and an async iterable of events.
 
-    The first use starts it, exactly once. Awaiting it is like awaiting a task: cancelling the awaiter cancels the run.
-    Leaving `async with` cancels an unfinished run. Reading never cancels it, but the end of its last holder does. A
-    task that is cancelled while it reads drops everything that its functions hold.
+    The run starts on first use. Awaiting it works like awaiting a task: cancelling the awaiter also cancels the run.
+    Leaving `async with` cancels the run unless finished. Stopping iteration doesn't cancel it, but dropping the last
+    reference does. When a task is cancelled while reading, all locals of its functions are dropped.
     """
 
     def __init__(self, attempt: Attempt, owned: OwnedRuns) -> None:
         self._attempt = attempt
         self.hold = RunHold(attempt, owned)
-        """Ownership of the run, shared by the handle and its streams."""
+        """Ownership shared between the handle and its streams."""
 
     @property
     def task_id(self) -> str:
@@ -46,34 +46,34 @@ class Run(Misuse, Pipeable[AnyEvent], Generic[O]):
 
     @property
     def context_id(self) -> str:
-        """Id of the conversation."""
+        """Conversation id."""
         return self._attempt.context_id
 
     @property
     def artifacts(self) -> Artifacts:
-        """Artifacts of the conversation, read-only. Without a log and a store, only those of this run."""
-        # Imported here, because few programs read artifacts.
+        """Read-only artifacts of the conversation. Without a log and store, only includes this run."""
+        # Imported here because few programs read artifacts.
         from rxloop.pipeline.artifacts import Artifacts
 
         return Artifacts(self._attempt.artifact_writes().store, self.context_id)
 
     @property
     def started(self) -> bool:
-        """True if the run was started."""
-        return self.hold.driver is not None
+        """True once the run has been started."""
+        return self.hold.task is not None
 
     @property
     def pending(self) -> list[PendingInput]:
-        """Questions without an answer, also while other calls of the run work.
+        """Unanswered questions, available even while other calls are running.
 
-        Answer them with `agent.get_run(run.task_id).answer({input_id: value})`. `result.pending` has the questions of a
-        paused run.
+        Use `agent.get_run(run.task_id).answer({input_id: value})` to answer. For paused runs, see also
+        `result.pending`.
         """
         return self.hold.pending
 
     @property
     def events(self) -> Stream[AnyEvent]:
-        """Every event of the run, from the first one, for each subscriber and each iterator."""
+        """Stream of all events since the start, repeated for each subscriber or iterator."""
         return Stream(self.hold.events(), self.hold)
 
     def _pipe(self, operators: Sequence[Callable[[Any], Any]]) -> Any:
@@ -82,57 +82,57 @@ class Run(Misuse, Pipeable[AnyEvent], Generic[O]):
     def stream(
         self, *, overflow: Overflow = "coalesce", buffer: int = 1024, after: str | None = None
     ) -> Stream[AnyEvent]:
-        """Return a stream with a policy for a slow reader.
+        """Return a stream with options for handling slow readers.
 
         Args:
-            overflow: Policy for an item while `buffer` items wait. `coalesce` merges adjacent deltas, `block` pauses
-                the model's socket, `drop_oldest` drops transient events and reports them by a `gap` event, `error`
-                raises `SlowReader` from the iteration. Durable events are never merged or dropped.
-            buffer: Maximum number of items that wait.
-            after: Cursor of the last event that the reader has. The stream starts with the next event.
+            overflow: What to do when `buffer` is exceeded. `coalesce` merges adjacent deltas, `block` pauses the
+                model's socket, `drop_oldest` drops transient events and reports them in a `gap` event, and `error`
+                raises `SlowReader` while iterating. Durable events are never merged or dropped.
+            buffer: Maximum number of waiting items.
+            after: Cursor of the last event already received.
         """
         check_reader(overflow, buffer)
         return Stream(self.hold.events(after), self.hold, overflow=overflow, buffer=buffer).pipe()
 
     def text(self) -> Stream[str]:
-        """Return the text of the answer, as it streams.
+        """Return the answer's text as it is streamed.
 
-        An answer that `send(..., interrupt=True)` interrupts is followed by the new one. In `events`, a
-        `content-complete` with the finish reason `interrupted` comes between them.
+        An answer interrupted by `send(..., interrupt=True)` is followed by the new answer. In `events`, they are
+        separated by a `content-complete` event with the finish reason `interrupted`.
 
         Raises:
-            LimitReached: After the last piece, if a limit ended the run.
-            RunError: After the last piece, if the run failed. The stream of a cancelled run ends without an error.
+            LimitReached: A limit ended the run. Raised after the last item.
+            RunError: The run failed. Raised after the last item. Cancelled runs just end the stream.
         """
-        return self.pipe(text(), or_failure(self._attempt))
+        return self.pipe(text(), raise_failure(self._attempt))
 
     def sse(self, after: str | None = None, heartbeat: float | None = 15) -> AsyncIterator[bytes]:
-        """Return the public events as server-sent events.
+        """Return public events encoded as server-sent events.
 
         Args:
-            after: The `Last-Event-ID` of a client that reconnects.
-            heartbeat: Seconds of silence before a comment line is sent, or None for no comment lines.
+            after: `Last-Event-ID` sent by a reconnecting client.
+            heartbeat: Seconds of silence before sending a comment line, or None to disable.
 
         Raises:
-            ConfigurationError: The heartbeat is not more than 0.
+            ConfigurationError: The heartbeat isn't positive.
         """
         if heartbeat is not None and not heartbeat > 0:
-            raise ConfigurationError(f"heartbeat must be more than 0 seconds, or None for none, not {heartbeat!r}")
-        # Imported here, because `import rxloop` is faster without these modules.
+            raise ConfigurationError(f"heartbeat must be positive or None, got {heartbeat!r}")
+        # Imported here to keep `import rxloop` fast.
         from rxloop.operators.views.filters import public
         from rxloop.stream.readers import Frames
 
-        # The cursor comes from a client, so an invalid one counts as unknown.
+        # The cursor comes from a client, so treat invalid ones as unknown.
         source = self.hold.events(after or None, strict=False)
         return Frames(aiter(Stream(source, self.hold).pipe(public())), heartbeat)
 
     async def has_more(self, after: str | None) -> bool:
-        """Return True if a client that reconnects gets an event. Otherwise, answer 204.
+        """Return True if a reconnecting client would receive any events. Otherwise respond with a 204.
 
-        An `EventSource` reconnects after every end of its stream, except after a 204.
+        An `EventSource` reconnects whenever its stream ends, unless it receives a 204.
 
         Args:
-            after: The `Last-Event-ID` of the client.
+            after: `Last-Event-ID` sent by the client.
         """
         final = self._attempt.final
         return final is None or not after or has_unread(read_cursor(after, strict=False), final)
@@ -144,113 +144,111 @@ class Run(Misuse, Pipeable[AnyEvent], Generic[O]):
         return self.result().__await__()
 
     async def result(self) -> Result[O]:
-        """Return the result of the run. A coroutine, for `asyncio.run` and `TaskGroup.create_task`.
+        """Wait for the run, and return its result. Usable with `asyncio.run` and `TaskGroup.create_task`.
 
         Raises:
             LimitReached: A limit ended the run.
-            RunError: The provider, the pipeline, the tool machinery or the log failed.
+            RunError: The provider, pipeline, tool machinery or log failed.
             RunCancelled: The run was cancelled.
-            RxloopError: The run was refused before it began: unknown id, busy conversation, or invalid inputs.
+            RxloopError: The run was refused, for example due to an unknown id, busy conversation, or invalid input.
         """
-        driver = self.hold.start()
+        task = self.hold.start()
         if self._attempt.info.scope.owns(asyncio.current_task()):
-            raise RxloopError(f"a tool of the run {self.task_id} awaits the run itself: neither could ever end")
+            raise RxloopError(f"a tool of run {self.task_id} awaits its own run, which would deadlock")
         try:
-            await asyncio.wait([driver])
+            await asyncio.wait([task])
         except asyncio.CancelledError:
             await self.hold.aclose("the task that awaited the run was cancelled")
             raise
-        self._attempt.noticed = True
-        refusal = driver.exception()
+        self._attempt.is_observed = True
+        refusal = task.exception()
         if refusal is not None:
             raise copy_error(refusal)
-        return outcome(self._attempt)
+        return make_result(self._attempt)
 
     def start(self) -> Self:
-        """Start the run without waiting, and return it. Keep the handle, because a run without holders ends.
+        """Start the run without waiting. Keep a reference to it, because dropped runs are cancelled.
 
         Raises:
-            RxloopError: There is no running event loop, or the run belongs to another one.
+            RxloopError: No event loop is running, or the run belongs to another one.
         """
         self.hold.start()
         return self
 
     async def begin(self) -> Self:
-        """Start the run, wait until it is accepted and its first events are in the log, and return it.
+        """Start the run, and wait until its first events have been logged.
 
-        A refusal is raised before any request to the model. A run that is working or over is accepted.
+        Errors are raised before sending any model request. Runs that are working or finished are accepted.
 
         Raises:
             ContextBusy: The conversation has an unfinished run.
-            RunExists: A run of this `task_id` exists.
-            UnknownRun: The log does not have the run to resume or to fork.
-            InvalidInput: An answer does not fit the resumed run.
-            EventLogError: The log cannot be read or written.
-            RxloopError: The run was refused for another reason, such as a missing event loop.
+            RunExists: The `task_id` is already in use.
+            UnknownRun: The run to resume or fork isn't in the log.
+            InvalidInput: An answer doesn't fit the resumed run.
+            EventLogError: Reading or writing the log failed.
+            RxloopError: The run was refused for other reasons, such as a missing event loop.
         """
-        attempt, driver = self._attempt, self.hold.start()
-        await attempt.life.until_open(driver)
-        refusal = driver.exception() if driver.done() else None
+        attempt, task = self._attempt, self.hold.start()
+        await attempt.life.wait_open(task)
+        refusal = task.exception() if task.done() else None
         if refusal is not None:
-            attempt.noticed = True
+            attempt.is_observed = True
             raise copy_error(refusal)
         try:
             await attempt.durable()
         except EventLogError:
-            attempt.noticed = True
+            attempt.is_observed = True
             raise
         return self
 
     def send(self, message: str | Message | Sequence[Message | str], *, interrupt: bool = False) -> None:
-        """Send a message to the model during the run. Safe from any thread, from tools and from readers.
+        """Send a message to the model while running. Can be called from any thread.
 
-        The message enters the history at once, or after the open message and the results of all its calls. A model that
-        is answering, or has just answered, is called once more within the limits of the run. Messages that are sent
-        before the run begins follow its prompt.
+        The message is added to the history immediately, or after any open message and its tool results. If the model is
+        answering or has just answered, it is called again within the run's limits. Messages sent before starting are
+        added after the prompt.
 
         Args:
-            message: Text or message of the user, message of the system, or a sequence of them.
-            interrupt: Interrupt the open answer. Its text so far stays in the history, its tool calls are not executed,
-                and the model continues with the new message. Running tools are not interrupted.
+            message: Text, user or system message, or a sequence of them.
+            interrupt: Whether to interrupt the current answer. Its text stays in the history, its tool calls aren't
+                executed, and the model continues with the new message. Running tools aren't interrupted.
 
         Raises:
-            RunOver: The end of the run is decided, so the message was not sent.
+            RunOver: The run is already ending. The message wasn't sent.
             ConfigurationError: The message is invalid.
         """
-        # Imported here, because few programs send messages.
-        from rxloop.run.steering import as_said, say
+        # Imported here because few programs send messages.
+        from rxloop.run.steering import send_messages, to_sent_messages
 
-        say(self._attempt, as_said(message), interrupt=interrupt)
+        send_messages(self._attempt, to_sent_messages(message), interrupt=interrupt)
 
     def cancel(self, reason: str | None = None) -> None:
-        """Cancel the run without waiting. `await run.aclose()` waits for its end."""
+        """Cancel the run without waiting. Use `await run.aclose()` to wait."""
         self.hold.cancel(reason)
 
     async def release(self, grace: float = 0) -> None:
-        """Stop owning the run without ending it, and wait until this process has stopped working on it.
+        """Stop executing the run without ending it, and wait until this process is done with it.
 
-        In the log the run is working, with its open calls and messages, and any process can continue it at once by
-        `agent.get_run(task_id).execute` or `agent.resume`. The readers of this attempt get a final event that is not in
-        the log, in state `working` with the code `released`.
+        The log still shows it as working, with open calls and messages. Any process can continue it using
+        `agent.get_run(task_id).execute` or `agent.resume`. Subscribers receive a final event in state `working` with
+        the code `released`, which isn't logged.
 
         Args:
-            grace: Seconds to wait for running tools that are not idempotent. No call begins in this time. A call that
-                takes longer is interrupted, and the next attempt reports it as such.
+            grace: Seconds to wait for running tools that aren't idempotent. No new calls are started. Calls that take
+                longer are interrupted, and reported as such by the next attempt.
 
         Raises:
-            ConfigurationError: The run has no log, so no process could continue it.
+            ConfigurationError: The run has no log.
         """
         if self._attempt.info.log is None:
-            raise ConfigurationError(
-                f"the run {self.task_id} has no log, so that nobody could go on with it: cancel it, or await it"
-            )
+            raise ConfigurationError(f"cannot release run {self.task_id} because it has no log: cancel or await it")
         if not grace >= 0:
-            raise ConfigurationError(f"grace must be 0 seconds or more, not {grace!r}")
+            raise ConfigurationError(f"grace must not be negative, got {grace!r}")
         await self.hold.release(grace)
 
     async def aclose(self) -> None:
-        """Cancel the run if it is unfinished, and wait for its end. Never raises the error of the run."""
-        self._attempt.noticed = True
+        """Cancel the run unless finished, and wait for it to end. Never raises the run's own error."""
+        self._attempt.is_observed = True
         await self.hold.aclose("closed")
 
     async def __aenter__(self) -> Self:
@@ -265,7 +263,7 @@ class Run(Misuse, Pipeable[AnyEvent], Generic[O]):
     def __repr__(self) -> str:
         attempt, name = self._attempt, self._attempt.info.agent_name
         if not self.started:
-            # `asyncio.create_task(run)` needs a coroutine, and its error shows this text.
+            # Using `asyncio.create_task(run)` is an error, and its message includes this text.
             return f"<Run {self.task_id} of {name!r}, not started: await it, or create_task(run.result())>"
         final = attempt.final
         state = final.state if isinstance(final, StatusUpdateEvent) else "refused" if attempt.refusal else "under way"

@@ -1,4 +1,4 @@
-"""Life cycle of an attempt: load, announce, begin, wait, close. `attempt_end.py` has the steps of the end."""
+"""Life cycle of an attempt: load, announce, begin, wait, close. See `attempt_end` for the last steps."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from rxloop.errors import EventLogError
 from rxloop.protocol.events import Event, normalise
 from rxloop.run.attempt import Attempt
 from rxloop.run.attempt_end import close_nested, record_end, release, stop, stop_accepting, wait_for_calls
-from rxloop.run.beginning import announce, begin, first_events
-from rxloop.run.ends import end_before_it_began, run_exists, unrecorded_end
-from rxloop.run.life import Phase, Released
+from rxloop.run.final_events import make_exists_error, make_unlogged_end, make_unstarted_end
+from rxloop.run.lifetime import Phase, Released
+from rxloop.run.startup import announce, begin, make_first_events
 
 log = logging.getLogger("rxloop")
 
 
 def start(attempt: Attempt, event_loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
-    """Start an attempt in an event loop, and give the task that carries it out."""
+    """Start an attempt in an event loop, and return its task."""
     attempt.life.bind(event_loop)
     attempt.life.phase = Phase.LOADING
-    return event_loop.create_task(carry_out(attempt), name=f"rxloop-run-{attempt.task_id}")
+    return event_loop.create_task(execute_attempt(attempt), name=f"rxloop-run-{attempt.task_id}")
 
 
-async def carry_out(attempt: Attempt) -> None:
-    """Carry out one attempt. Whatever happens, the stream of the run ends.
+async def execute_attempt(attempt: Attempt) -> None:
+    """Execute an attempt. The run's stream is always ended.
 
-    An exception here is a run that was refused before its first event; everything later is an event.
+    Raises an exception only if the run was refused before its first event. Later errors are published as events.
     """
     life, hub = attempt.life, attempt.recorder.hub
     life.limit(attempt.info.limits.seconds)
@@ -39,7 +39,7 @@ async def carry_out(attempt: Attempt) -> None:
             if attempt.inbox is not None:
                 attempt.inbox.open()
             await begin(attempt)
-            await life.until_end()
+            await life.wait_end()
             if isinstance(life.end, Released):
                 await wait_for_calls(attempt, life.end.grace)
                 stop_accepting(attempt)
@@ -53,46 +53,46 @@ async def carry_out(attempt: Attempt) -> None:
     except Exception as error:
         life.phase = Phase.REFUSED
         attempt.refusal = error
-        attempt.noticed = attempt.noticed or hub.subscribers > 0
+        attempt.is_observed = attempt.is_observed or hub.subscribers > 0
         hub.complete(error)
         raise
     finally:
         life.limit(None)
         attempt.credentials.clear()
         if attempt.unpublished_messages:
-            log.warning("the run %s was over before it heard what had been said to it", attempt.task_id)
+            log.warning("Run %s ended before reading the messages sent to it", attempt.task_id)
         if attempt.inbox is not None:
-            await life.insist(attempt.inbox.aclose)
-            attempt.inbox = None  # It refers to the attempt, so a cycle would be left to the garbage collector.
+            await life.run_to_completion(attempt.inbox.aclose)
+            attempt.inbox = None  # It refers to the attempt, so drop it to avoid a reference cycle.
         attempt.recorder.delivery.stop_guarding()
         if attempt.lease is not None:
-            await life.insist(attempt.lease.release)
+            await life.run_to_completion(attempt.lease.release)
         attempt.info.scope.close()
 
 
 async def _load(attempt: Attempt) -> Event | None:
-    """Load what the log has; give the final event of an attempt that does not begin.
+    """Load the run from the log. Return the final event if the attempt doesn't start.
 
     Raises:
-        RunExists: A new run has the id of another one.
+        RunExists: The id of a new run is already in use.
     """
-    if attempt.exists:
-        raise run_exists(attempt.task_id, "goes on in this process")
+    if attempt.id_in_use:
+        raise make_exists_error(attempt.task_id, "is running in this process")
     if attempt.info.log is None:
         return None
-    # Imported here: a run without a log has nothing to load, and importing rxloop is quicker without.
-    from rxloop.run.loading import load
+    # Imported here because runs without a log have nothing to load.
+    from rxloop.run.loader import load
 
-    final = await load(attempt, attempt.info.log, carry_out)
+    final = await load(attempt, attempt.info.log, execute_attempt)
     if final is None and attempt.recorder.writer is None:
-        # It had to end before its turn, or before the log told where it stands: nothing of it can be recorded.
+        # The attempt had to end before reading the log, so nothing can be recorded.
         lost = attempt.lease.lost if attempt.lease is not None else None
-        return attempt.recorder.record(end_before_it_began(attempt.spec, attempt.state(), lost or attempt.life.end))
+        return attempt.recorder.record(make_unstarted_end(attempt.spec, attempt.state(), lost or attempt.life.end))
     return final
 
 
 async def _close(attempt: Attempt) -> Event:
-    """Close what is open, and record the final event; give it as readers get it."""
+    """Close all open work, record the final event, and return the event to deliver."""
     life, recorder = attempt.life, attempt.recorder
     writer = recorder.writer
     if isinstance(life.end, Released):
@@ -101,32 +101,32 @@ async def _close(attempt: Attempt) -> Event:
     if writer is None:
         return final
     try:
-        await life.insist(writer.flush)
-        # Nobody else can have the turn whose events the log takes.
+        await life.run_to_completion(writer.flush)
+        # A successful write confirms that we are still holding the lease.
         recorder.delivery.open()
     except EventLogError as error:
         recorder.delivery.drop()
-        log.error("the run %s could not be recorded to its end: %s", attempt.task_id, error)
-        end = unrecorded_end(attempt.task_id, attempt.state(), error)
+        log.error("Failed to log the end of run %s: %s", attempt.task_id, error)
+        end = make_unlogged_end(attempt.task_id, attempt.state(), error)
         final = end.model_copy(update={name: getattr(final, name) for name in _ENVELOPE})
-    await life.insist(writer.close)
+    await life.run_to_completion(writer.close)
     return final
 
 
-async def carry_out_nested(attempt: Attempt) -> None:
-    """Carry out the attempt of a run that is nested in another one, which has the log, the turn and the mail."""
+async def execute_nested_attempt(attempt: Attempt) -> None:
+    """Execute the attempt of a nested run. Its parent manages the log, lease and inbox."""
     life = attempt.life
     if life.phase is Phase.CLOSED:
-        # Given up with the run around it before it began.
+        # Released together with its parent before starting.
         return
     life.limit(attempt.info.limits.seconds)
     try:
         life.phase = Phase.ANNOUNCING
-        for event in first_events(attempt):
+        for event in make_first_events(attempt):
             attempt.publish(event)
         life.open()
         await begin(attempt)
-        await life.until_end()
+        await life.wait_end()
     except Exception as error:
         life.fail(error)
     await stop(attempt)

@@ -1,4 +1,4 @@
-"""Batches of events on their way into the log."""
+"""Event log writer that batches events."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rxloop.stream.back_pressure import Gate
 from rxloop.support.foreign_errors import leave_to_loop, to_error
 
 LOG_TASK = "rxloop-log-"
-"""How the names of the tasks begin that write."""
+"""Name prefix of writer tasks."""
 
 FLUSH_EVERY = 0.05
 
-MOST = 1_000
-"""How many events wait for the log before the model's sockets are held back."""
+MAX_PENDING = 1_000
+"""Maximum number of pending events before pausing the model's sockets."""
 
 
-def _append_now_of(log: EventLog) -> Callable[..., bool] | None:
-    """Return `append_now` of a log; None if the log does not implement it, or the object has only its own `append`."""
+def _get_append_now(log: EventLog) -> Callable[..., bool] | None:
+    """Return the log's `append_now`, or None if not implemented, or if only `append` was replaced on the instance."""
     own = vars(log)
     if "append_now" in own:
         return log.append_now
@@ -31,10 +31,10 @@ def _append_now_of(log: EventLog) -> Callable[..., bool] | None:
 
 
 class LogWriter:
-    """Buffers events, and appends them on demand or every 50 ms, the first ones at once. The one writer of its attempt.
+    """Buffered writer for an attempt's events, flushing on demand or every 50 ms. The first ones are flushed at once.
 
-    A log that fails may be back in a moment: the batch is appended again, under the same name, until it succeeds or
-    `PATIENCE` is over. A conflict is final at once, since somebody else writes the run.
+    If the log fails, the same batch is retried for up to `PATIENCE` seconds. Conflicts aren't retried, because another
+    process is writing the run.
     """
 
     def __init__(
@@ -42,54 +42,62 @@ class LogWriter:
         log: EventLog,
         task_id: str,
         durable_seq: int,
-        failed: Callable[[Exception], None],
+        on_failure: Callable[[Exception], None],
         gate: Gate | None = None,
     ) -> None:
-        """Write what comes after `durable_seq`; call `failed` once if the log fails; close `gate` while many wait."""
+        """Create a writer.
+
+        Args:
+            log: Event log.
+            task_id: Id of the run.
+            durable_seq: Last event already in the log.
+            on_failure: Called once if writing fails.
+            gate: Gate to close while too many events are pending.
+        """
         self.durable_seq = durable_seq
-        """The last event that is in the log."""
+        """Last event in the log."""
         self.error: EventLogError | None = None
         self.token = secrets.token_hex(8)
-        """Proves to the log who appends: no other attempt, in whatever process, has the same."""
+        """Token identifying this writer to the log. Unique among all attempts and processes."""
         self._log = log
         self._takes_deltas = log.takes_deltas
-        self._append_now = _append_now_of(log)
+        self._append_now = _get_append_now(log)
         self._task_id = task_id
-        self._failed = failed
+        self._on_failure = on_failure
         self._gate = gate
         self._gate_closed = False
         self._buffer: list[Event] = []
-        self._begun = False
+        self._has_stored = False
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
     def add(self, event: Event) -> None:
-        """Take an event; it is in the log within 50 ms, or when `flush` returns; the first ones of an attempt at once.
+        """Add an event to the buffer.
 
-        A transient one is left out, unless the log keeps those, or passes them on.
+        Transient events are skipped, unless the log stores or forwards them.
         """
         if self.error is not None or not (event.durable or self._takes_deltas):
             return
         self._buffer.append(event)
-        if self._timer is None and not self._writing:
-            delay = FLUSH_EVERY if self._begun else 0
-            self._timer = asyncio.get_running_loop().call_later(delay, self._on_time)
-        elif len(self._buffer) > MOST:
-            self._hold_back(True)
+        if self._timer is None and not self._is_writing:
+            delay = FLUSH_EVERY if self._has_stored else 0
+            self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
+        elif len(self._buffer) > MAX_PENDING:
+            self._set_gate(True)
 
     async def flush(self) -> int:
-        """Wait until everything that was taken is in the log.
+        """Wait until all added events have been logged.
 
         Returns:
-            The last `seq` in the log.
+            Last `seq` in the log.
 
         Raises:
-            EventLogError: The log failed, now or before, and for longer than `PATIENCE`.
-            ConflictError: Somebody else writes the run.
+            EventLogError: Writing has failed for longer than `PATIENCE`, now or earlier.
+            ConflictError: Another process is writing the run.
         """
         while self.error is None and self.flush_now() is None:
             self._start()
-            await self._written()
+            await self._wait_written()
         if self.error is not None:
             kinds = (Fenced, ConflictError, LogUnreachable)
             kind = next((kind for kind in kinds if isinstance(self.error, kind)), EventLogError)
@@ -97,8 +105,8 @@ class LogWriter:
         return self.durable_seq
 
     def flush_now(self) -> int | None:
-        """Write what was taken if that takes no waiting: gives the last `seq` in the log, or None."""
-        if self._writing or self.error is not None:
+        """Write all added events if possible without waiting. Return the last `seq` in the log, or None."""
+        if self._is_writing or self.error is not None:
             return None
         if self._buffer:
             if self._append_now is None:
@@ -108,44 +116,44 @@ class LogWriter:
                 if not self._append_now(self._task_id, batch, expected_seq=self.durable_seq, writer=self.token):
                     return None
             except BaseException as error:
-                # What may pass is tried again where it can be waited for.
+                # Temporary errors are retried in a task, where we can wait.
                 if not may_pass(error):
                     self._fail(error)
                 return None
             self._buffer = []
-            self._wrote(batch)
+            self._mark_stored(batch)
         return self.durable_seq
 
-    def _on_time(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         if self.flush_now() is None:
             self._start()
 
     def fail(self, error: EventLogError) -> None:
-        """Write nothing more: the run is somebody else's by now."""
+        """Stop writing, because another process owns the run."""
         if self.error is None:
             self._fail(error)
 
     async def close(self) -> None:
-        """Stop the timer and wait for the write that is under way."""
+        """Stop the timer, and wait for any running write."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        await self._written()
+        await self._wait_written()
 
     @property
-    def _writing(self) -> bool:
+    def _is_writing(self) -> bool:
         return self._task is not None and not self._task.done()
 
-    async def _written(self) -> None:
-        """Wait for the write that is under way."""
+    async def _wait_written(self) -> None:
+        """Wait for any running write."""
         task = self._task
         if task is None or task.done():
             return
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError as error:
-            # A closing event loop cancels the write as well: it is made again, by whoever waits and goes on.
+            # A closing event loop cancels the write too. The caller will retry it.
             if not task.cancelled() or is_cancelled(error):
                 raise
 
@@ -153,7 +161,7 @@ class LogWriter:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if not self._writing and self._buffer and self.error is None:
+        if not self._is_writing and self._buffer and self.error is None:
             self._task = asyncio.get_running_loop().create_task(self._write(), name=f"{LOG_TASK}{self._task_id}")
 
     async def _write(self) -> None:
@@ -167,36 +175,36 @@ class LogWriter:
                     raise
                 self._fail(error)
             else:
-                self._wrote(batch)
+                self._mark_stored(batch)
 
     async def _append(self, batch: list[Event]) -> None:
-        """Append a batch, however often that takes within `PATIENCE`."""
+        """Append a batch, retrying for up to `PATIENCE` seconds."""
         await patiently(
             lambda: self._log.append(self._task_id, batch, expected_seq=self.durable_seq, writer=self.token),
-            f"the log does not take the events of the run {self._task_id}",
+            f"the log is not accepting events of run {self._task_id}",
             answers_in=ANSWERS_IN,
         )
 
-    def _wrote(self, batch: list[Event]) -> None:
-        self._begun = True
+    def _mark_stored(self, batch: list[Event]) -> None:
+        self._has_stored = True
         self.durable_seq = batch[-1].seq
-        self._hold_back(False)
+        self._set_gate(False)
 
     def _fail(self, raised: BaseException) -> None:
         error = raised if isinstance(raised, Exception) else to_error(raised)
         if isinstance(error, EventLogError) and not may_pass(error):
             self.error = error
         else:
-            # It was asked again for as long as that makes sense, or is broken.
+            # Either retrying timed out, or the log is broken.
             kind = LogUnreachable if may_pass(error) else EventLogError
             self.error = kind(f"the event log failed: {error}")
         self._buffer.clear()
-        self._hold_back(False)
-        self._failed(self.error)
+        self._set_gate(False)
+        self._on_failure(self.error)
         leave_to_loop(raised)
 
-    def _hold_back(self, closed: bool) -> None:
-        """Close the gate of the run, or open it, so that what waits for the log has a bound."""
+    def _set_gate(self, closed: bool) -> None:
+        """Close or open the gate, to bound the number of pending events."""
         if self._gate is None or closed == self._gate_closed:
             return
         self._gate_closed = closed

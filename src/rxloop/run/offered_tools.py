@@ -1,4 +1,4 @@
-"""Tools that an attempt offers to the model, and the requests that carry them."""
+"""Tools offered to the model during an attempt, and the requests offering them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rxloop.pipeline.requests import ModelRequest, ToolDefinition, ToolRequest
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import ToolsUnavailableEvent
 from rxloop.protocol.messages import Message, ToolCall
-from rxloop.run.life import Life
+from rxloop.run.lifetime import Lifetime
 from rxloop.run.recorder import Recorder
 from rxloop.run.spec import RunSpec
 
@@ -24,7 +24,7 @@ log = logging.getLogger("rxloop")
 
 
 class AttemptTools:
-    """The tools that the model of one attempt has been offered."""
+    """Tools offered to the model so far."""
 
     __slots__ = ("_agent_tools", "_missing", "_offered", "_recorder")
 
@@ -32,26 +32,26 @@ class AttemptTools:
         self._agent_tools, self._recorder = agent_tools, recorder
         self._offered: dict[str, Tool] = {}
         self._missing: Sequence[MissingToolset] = ()
-        """The toolsets whose tools cannot be had now."""
+        """Toolsets currently unavailable."""
 
     def replace(self, tools: Mapping[str, Tool], missing: Sequence[MissingToolset], ctx: RunContext[Any]) -> None:
-        """Replace the tools, for the calls from before a resume, and report the toolsets that cannot be had."""
+        """Replace the offered tools when resuming, and report unavailable toolsets."""
         self._offered = dict(tools)
         self._report_missing(missing, ctx)
 
     def add(self, offered: OfferedTools, ctx: RunContext[Any]) -> None:
-        """Add the tools of a request, and report the toolsets that cannot be had."""
+        """Add tools offered in a request, and report unavailable toolsets."""
         self._offered.update(offered.tools)
         self._report_missing(offered.missing, ctx)
 
     def _report_missing(self, missing: Sequence[MissingToolset], ctx: RunContext[Any]) -> None:
-        """Publish an event once for each toolset whose tools cannot be had, until they can be had again."""
+        """Publish one event per unavailable toolset, until it becomes available again."""
         if not missing and not self._missing:
             return
-        known = {each.name for each in self._missing}
+        reported = {each.name for each in self._missing}
         self._missing = missing
         for each in missing:
-            if each.name not in known:
+            if each.name not in reported:
                 log.warning(
                     "the tools of %s are missing in the run %s: %s", each.name, self._recorder.task_id, each.reason
                 )
@@ -60,13 +60,13 @@ class AttemptTools:
                 )
 
     def find(self, request: ToolRequest) -> Tool | str:
-        """Return the tool that a call asks for, or the reason why it cannot be called."""
+        """Return the requested tool, or a message explaining why it can't be called."""
         name = request.call.name
         offered = self._offered if request.offered is None else (each.name for each in request.offered)
         tool = self._offered.get(name) or self._agent_tools.plain_tools.get(name)
         if tool is None or name not in offered:
-            known = self._offered if request.offered is None else [each.name for each in request.offered]
-            return self._agent_tools.explain_unavailable(name, list(known), [missing.name for missing in self._missing])
+            names = self._offered if request.offered is None else [each.name for each in request.offered]
+            return self._agent_tools.explain_unavailable(name, list(names), [missing.name for missing in self._missing])
         earlier = self._recorder.earlier
         asked = earlier.question_kinds.get(request.slot)
         if request.slot[0] in earlier.messages and self._agent_tools.is_swapped(name, tool, asked):
@@ -74,14 +74,14 @@ class AttemptTools:
         return tool
 
     def narrow(self, step: str, tools: tuple[ToolDefinition, ...] | None = None) -> tuple[ToolDefinition, ...] | None:
-        """Return the tools that the message of a step, of an earlier attempt, was offered as well.
+        """Return only tools that were also offered when an earlier attempt requested the same step.
 
         Args:
-            step: The model call.
-            tools: The tools that it may call now; None for all tools that were offered.
+            step: Step of the model call.
+            tools: Tools allowed now. Defaults to all offered tools.
 
         Returns:
-            `tools`, if the message does not record that it lacked any.
+            Unchanged `tools` if the earlier message has no record of its tools.
         """
         earlier = self._recorder.earlier.messages.get(step)
         if earlier is None or earlier.offered is None:
@@ -90,28 +90,28 @@ class AttemptTools:
         return tuple(tool for tool in now if tool.name in earlier.offered)
 
     def offers(self, name: str) -> bool:
-        """Return True if the model has been offered a tool of that name."""
+        """Return True if the model has been offered a tool by that name."""
         return name in self._offered
 
     def hides(self, name: str) -> bool:
-        """Return True if the tool of that name is not for clients."""
+        """Return True if the tool's calls are hidden from clients."""
         return self._agent_tools.hides(name)
 
     def has_others(self, names: Set[str]) -> bool:
-        """Return True if the run has tools of other names, offered now or not."""
+        """Return True if the run has any other tools, whether offered or not."""
         return not (names >= self._offered.keys() and names >= self._agent_tools.plain_tools.keys())
 
     def is_idempotent(self, call: ToolCall) -> bool:
-        """Return True if the tool of a call is known, and may be called again."""
+        """Return True if the call's tool is offered and can be called again safely."""
         tool = self._offered.get(call.name)
         return tool is not None and tool.idempotent
 
 
 class RequestBuilder:
-    """Builds the requests of the model calls of one attempt.
+    """Builder for the model requests of an attempt.
 
     Attributes:
-        system: The layers of the system prompt that the run itself has.
+        system: Layers of the system prompt defined by the agent.
     """
 
     __slots__ = ("_recorder", "_spec", "_tools", "system")
@@ -120,7 +120,7 @@ class RequestBuilder:
         self._spec, self._tools, self._recorder = spec, tools, recorder
         self.system: tuple[Message, ...] = ()
 
-    async def resolve_system(self, ctx: RunContext[Any], life: Life) -> None:
+    async def resolve_system(self, ctx: RunContext[Any], life: Lifetime) -> None:
         """Set the layers of the system prompt, unless the end of the attempt is decided meanwhile.
 
         Raises:
@@ -135,7 +135,7 @@ class RequestBuilder:
 
             name = f"the instructions {getattr(instructions, '__name__', 'function')}()"
             text = await life.prepare(limit_time(ctx, lambda: call_user_function(instructions, ctx), name))
-            if not isinstance(text, str) and not life.ending:
+            if not isinstance(text, str) and not life.is_ending:
                 raise ConfigurationError(f"{name} gave {text!r}: they have to give a text")
         texts = [part for part in (text, self._spec.output_prompt) if part]
         self.system = (Message.system("\n\n".join(texts)),) if texts else ()

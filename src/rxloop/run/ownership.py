@@ -1,4 +1,4 @@
-"""Who holds a run: it goes on as long as its handle, or one of its streams, is held."""
+"""Ownership of running attempts. A run continues while its handle, or any of its streams, is referenced."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.protocol.events import WAITING, AnyEvent, Event, PendingInput, StatusUpdateEvent
 from rxloop.run.attempt import Attempt
-from rxloop.run.ends import error_code
-from rxloop.run.life import Canceled, Released
+from rxloop.run.final_events import get_error_code
 from rxloop.run.lifecycle import start
+from rxloop.run.lifetime import Canceled, Released
 from rxloop.state.fold import fold_all
 from rxloop.stream.back_pressure import Gate
 from rxloop.stream.rx import get_running_loop
@@ -37,70 +37,70 @@ log = logging.getLogger("rxloop")
 
 
 class OwnedRuns:
-    """Runs that this process has started and still holds, of one log object or of one agent without a log."""
+    """Runs started by this process and still referenced. One instance per log object, or per agent without a log."""
 
     def __init__(self) -> None:
         self._holds: weakref.WeakSet[RunHold] = weakref.WeakSet()
 
     def add(self, hold: RunHold) -> None:
-        """Add a run that was started."""
+        """Add a started run."""
         self._holds.add(hold)
 
     def find(self, task_id: str) -> RunHold | None:
-        """Return the run of that id that is executed in this process, whatever agent has made it."""
-        return next((hold for hold in list(self._holds) if hold.task_id == task_id and hold.goes_on), None)
+        """Return the run executing in this process under that id, whichever agent created it."""
+        return next((hold for hold in list(self._holds) if hold.task_id == task_id and hold.is_executing), None)
 
 
 def find_owned(event_log: EventLog, task_id: str) -> RunHold | None:
-    """Return the run of that id that is executed in this process with this log object, if there is one."""
+    """Return the run executing in this process with that log object, or None."""
     return event_log.local.get(OwnedRuns).find(task_id)
 
 
 class RunHold:
-    """What the handle and the streams of a run hold together. When the last of them lets go, the run ends."""
+    """Reference shared between a run's handle and its streams. Dropping the last one ends the run."""
 
     def __init__(self, attempt: Attempt, owned: OwnedRuns) -> None:
-        """Hold a run that was not started yet.
+        """Create a hold for a run that hasn't been started.
 
         Args:
-            attempt: Its attempt.
-            owned: Gets the run when it is started.
+            attempt: Attempt of the run.
+            owned: Collection to add the run to when started.
         """
         self._attempt, self._owned = attempt, owned
-        self.driver: asyncio.Task[None] | None = None
-        """The task that carries the run out, once it is started."""
-        weakref.finalize(self, _abandoned, attempt).atexit = False
+        self.task: asyncio.Task[None] | None = None
+        """Task executing the run, set when started."""
+        weakref.finalize(self, _handle_dropped, attempt).atexit = False
 
     @property
     def task_id(self) -> str:
-        """The id of the run."""
+        """Id of the run."""
         return self._attempt.task_id
 
     @property
     def has_log(self) -> bool:
-        """Whether the run can go on elsewhere."""
+        """True if the run has a log, so that other processes can continue it."""
         return self._attempt.info.log is not None
 
     @property
-    def surrounds(self) -> bool:
-        """Whether the caller is one of the tools of the run."""
+    def is_called_from_tool(self) -> bool:
+        """True if called from one of the run's tools."""
         return self._attempt.info.scope.contains()
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the run is under way, in an event loop that turns."""
+    def is_executing(self) -> bool:
+        """True while executing in a running event loop."""
         loop = self._attempt.life.event_loop
-        return self.driver is not None and not self.driver.done() and loop is not None and loop.is_running()
+        return self.task is not None and not self.task.done() and loop is not None and loop.is_running()
 
     @property
     def paused(self) -> bool:
-        """Whether the attempt ended because the run waits for an answer."""
+        """True if the attempt ended because the run is waiting for an answer."""
         final = self._attempt.final
         return isinstance(final, StatusUpdateEvent) and final.state in WAITING
 
     @property
     def end(self) -> StatusUpdateEvent | None:
-        """The final event of the attempt, if the log has it, and no other attempt is expected to follow."""
+        """Final event, if logged and no further attempt is expected."""
         final = self._attempt.final
         if not isinstance(final, StatusUpdateEvent) or final.state not in ("completed", "failed"):
             return None
@@ -108,23 +108,23 @@ class RunHold:
 
     @property
     def pending(self) -> list[PendingInput]:
-        """The questions of the run, and of its nested runs, that have no answer yet."""
+        """Pending questions, including those from nested runs."""
         return list(self._attempt.recorder.state().pending.values())
 
     @property
     def gate(self) -> Gate:
-        """Holds the sockets of the run back."""
+        """Gate for pausing the run's sockets."""
         return self._attempt.info.scope.gate
 
     def events(self, after: str | None = None, *, strict: bool = True) -> Observable[AnyEvent]:
-        """Return the events of the run. Events that are not in memory are read from the log.
+        """Return the events of the run. Events no longer in memory are read from the log.
 
         Args:
-            after: Cursor of the last event to omit. None starts with the first event of this attempt.
-            strict: Refuse an invalid cursor. Otherwise it counts as unknown.
+            after: Cursor of the last event to skip. Defaults to including all events of this attempt.
+            strict: Whether to reject invalid cursors. Otherwise they are treated as unknown.
         """
         attempt = self._attempt
-        # Users match their own kinds by `isinstance`, so a type checker may assume the built-in kinds.
+        # Users match custom kinds using `isinstance`, so type checkers may assume the built-in kinds here.
         source = cast("Observable[AnyEvent]", attempt.recorder.hub.events)
         if after is not None:
             return after_cursor(after, strict=strict)(self._add_past(source, 1))
@@ -134,7 +134,7 @@ class RunHold:
         attempt, log = self._attempt, self._attempt.info.log
         if log is None:
             return source
-        # Imported here, because `import rxloop` is faster without this module.
+        # Imported here to keep `import rxloop` fast.
         from rxloop.stream.readers import prepend_past
 
         async def read(before: int) -> Sequence[Event]:
@@ -145,50 +145,48 @@ class RunHold:
         return cast("Observable[AnyEvent]", prepend_past(source, read))
 
     def scheduler(self) -> abc.SchedulerBase:
-        """The scheduler of the run; starts the run."""
+        """Return the run's scheduler, starting the run if necessary."""
         self.start()
         return cast("abc.SchedulerBase", self._attempt.life.scheduler)
 
     def keep(self) -> Callable[[], None]:
-        """Keep the run going until the function that is returned is called."""
-        # Among the observers of the hub, and so reachable from the tasks of the run, for as long as it lasts.
+        """Keep the run alive until the returned function is called."""
+        # The run's tasks can reach the hub's observers, and therefore this hold.
         token = (object(), self)
-        self._attempt.holds.add(token)
-        return lambda: self._attempt.holds.discard(token)
+        self._attempt.holders.add(token)
+        return lambda: self._attempt.holders.discard(token)
 
     def start(self) -> asyncio.Task[None]:
-        """Start the run, once."""
-        if self.driver is None:
+        """Start the run, unless already started."""
+        if self.task is None:
             try:
                 loop = asyncio.get_running_loop()
             except RuntimeError:
                 raise RxloopError(NO_LOOP) from None
             attempt = self._attempt
-            # Looked for here, and not by the task, so that of two that are started together the first one is the run.
-            attempt.exists = attempt.spec.chosen_id and self._owned.find(attempt.task_id) is not None
-            self.driver = start(attempt, loop)
-            # The outcome is told by the stream and to those who await; nobody has to fetch it from the task.
-            self.driver.add_done_callback(_fetch)
+            # Checked here instead of in the task, so that the first of two runs started together wins.
+            attempt.id_in_use = attempt.spec.chosen_id and self._owned.find(attempt.task_id) is not None
+            self.task = start(attempt, loop)
+            # Errors are delivered through the stream and to awaiters, so mark the exception as retrieved.
+            self.task.add_done_callback(_retrieve_exception)
             self._owned.add(self)
         elif self._attempt.life.event_loop is not get_running_loop(f"reading the run {self._attempt.task_id}"):
-            raise RxloopError(
-                f"the run {self._attempt.task_id} belongs to another event loop; start a new run in this one"
-            )
-        return self.driver
+            raise RxloopError(f"run {self._attempt.task_id} belongs to another event loop; start a new run in this one")
+        return self.task
 
     def cancel(self, reason: str | None) -> None:
-        """Begin to cancel the run."""
+        """Request cancellation of the run."""
         self._attempt.life.cancel(reason)
 
     async def cancelled(self, reason: str) -> None:
-        """Cancel the run, in whatever event loop it is, and wait for its end."""
-        await self._in_its_loop(lambda: self.aclose(reason))
+        """Cancel the run in its own event loop, and wait for it to end."""
+        await self._run_in_loop(lambda: self.aclose(reason))
 
     async def durable(self) -> None:
-        """Wait, in whatever event loop the run is, until everything that its readers have seen is in the log."""
-        await self._in_its_loop(self._attempt.durable)
+        """Wait until everything seen by subscribers has been logged. Works from other event loops."""
+        await self._run_in_loop(self._attempt.durable)
 
-    async def _in_its_loop(self, act: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    async def _run_in_loop(self, act: Callable[[], Coroutine[Any, Any, object]]) -> None:
         loop = self._attempt.life.event_loop
         if loop is None or loop is asyncio.get_running_loop():
             await act()
@@ -196,54 +194,54 @@ class RunHold:
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(act(), loop))
 
     async def aclose(self, reason: str) -> None:
-        """Cancel the run, and wait for its end however often the waiting task is cancelled itself."""
+        """Cancel the run, and keep waiting for it to end even if the waiting task is cancelled."""
         self.cancel(reason)
         await self._over()
 
     async def release(self, grace: float) -> None:
-        """Give the run up without ending it, and wait until nothing of it is left here."""
-        if self.driver is None:
+        """Release the run without ending it, and wait until this process has stopped working on it."""
+        if self.task is None:
             return
         attempt = self._attempt
-        attempt.noticed = True
-        attempt.life.in_loop(attempt.life.finish, Released(grace))
+        attempt.is_observed = True
+        attempt.life.call_in_loop(attempt.life.finish, Released(grace))
         await self._over()
 
     async def _over(self) -> None:
-        # A tool that closes its own run cannot wait for an end that waits for the tool.
-        if self.driver is None or self._attempt.info.scope.contains():
+        # A tool closing its own run can't wait, because the run would wait for the tool.
+        if self.task is None or self._attempt.info.scope.contains():
             return
-        await wait_all([self.driver])
+        await wait_all([self.task])
 
 
-def _fetch(task: asyncio.Task[None]) -> None:
+def _retrieve_exception(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
         task.exception()
 
 
-def _abandoned(attempt: Attempt) -> None:
-    if not attempt.life.used:
+def _handle_dropped(attempt: Attempt) -> None:
+    if not attempt.life.is_used:
         name = attempt.info.agent_name
-        text = f"the run {attempt.task_id} of {name!r} was never started: await it, iterate it or subscribe to it"
-        if attempt.made_at is not None:
-            warnings.warn_explicit(text, RuntimeWarning, *attempt.made_at)
+        text = f"run {attempt.task_id} of {name!r} was never started: await it, iterate over it, or subscribe to it"
+        if attempt.created_at is not None:
+            warnings.warn_explicit(text, RuntimeWarning, *attempt.created_at)
         else:
             warnings.warn(text, RuntimeWarning, stacklevel=2)
-    elif not attempt.noticed and (failure := _failure(attempt)) is not None:
+    elif not attempt.is_observed and (failure := _describe_failure(attempt)) is not None:
         log.warning(
-            "the run %s of %r failed, and nobody asked how it ended: %s. Await it, or read run.text(), which raises",
+            "Run %s of %r failed, but its result was never retrieved: %s. Await the run, or iterate over run.text()",
             attempt.task_id,
             attempt.info.agent_name,
             failure,
         )
-    elif attempt.life.event_loop is not None and not attempt.life.event_loop.is_closed() and not attempt.life.ending:
-        attempt.life.event_loop.call_soon_threadsafe(attempt.life.finish, Canceled("nobody holds the run any more"))
+    elif attempt.life.event_loop is not None and not attempt.life.event_loop.is_closed() and not attempt.life.is_ending:
+        attempt.life.event_loop.call_soon_threadsafe(attempt.life.finish, Canceled("the run is no longer referenced"))
 
 
-def _failure(attempt: Attempt) -> str | None:
-    """The code and message of what the run failed by, or was refused for."""
+def _describe_failure(attempt: Attempt) -> str | None:
+    """Describe the error that ended or refused the run, or return None."""
     if attempt.refusal is not None:
-        return f"[{error_code(attempt.refusal)}] {attempt.refusal}"
+        return f"[{get_error_code(attempt.refusal)}] {attempt.refusal}"
     final = attempt.final
     if not isinstance(final, StatusUpdateEvent) or final.state not in ("failed", "working") or final.error is None:
         return None
@@ -251,11 +249,11 @@ def _failure(attempt: Attempt) -> str | None:
 
 
 async def wait_stored(event_log: EventLog, task_id: str) -> None:
-    """Wait until the log has all events that subscribers in this process have seen, such as a question.
+    """Wait until everything seen by subscribers in this process has been logged.
 
     Args:
-        event_log: The log.
-        task_id: The run. If another process executes it, there is nothing to wait for.
+        event_log: Log with the run.
+        task_id: Id of the run. Nothing to wait for if another process is executing it.
     """
     hold = find_owned(event_log, task_id)
     if hold is not None:
@@ -263,14 +261,14 @@ async def wait_stored(event_log: EventLog, task_id: str) -> None:
 
 
 async def read_open_questions(event_log: EventLog, task_id: str) -> list[PendingInput]:
-    """Return the unanswered questions of a run, also while its other calls work.
+    """Return the run's unanswered questions, even while other calls are running.
 
     Args:
-        event_log: The log. Its events are read if another process executes the run.
-        task_id: The run.
+        event_log: Log with the run, which is read if another process is executing the run.
+        task_id: Id of the run.
 
     Raises:
-        UnknownRun: The log does not have the run.
+        UnknownRun: The run isn't in the log.
     """
     hold = find_owned(event_log, task_id)
     if hold is not None:

@@ -1,4 +1,4 @@
-"""Publication of events: stamp, fold, store, deliver."""
+"""Event publication: stamping, folding, storing and delivering."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rxloop.errors import InvalidEvent, RxloopError
 from rxloop.operators.loop.checks import find_signal_error, make_order_error
 from rxloop.pipeline.requests import Operator
 from rxloop.protocol.events import ContentCompleteEvent, Event, ToolProgressEvent
-from rxloop.run.life import Life, Phase
+from rxloop.run.lifetime import Lifetime, Phase
 from rxloop.run.stamp import TRAITS, EventStamp, EventTraits, check_publisher, fill_references
 from rxloop.state.earlier_attempts import EarlierAttempts, no_attempts
 from rxloop.state.fold import fold, fold_other_branch
@@ -29,44 +29,44 @@ log = logging.getLogger("rxloop")
 _ACCEPTING = (Phase.OPEN, Phase.ANNOUNCING)
 _BEGUN = (Phase.OPEN, Phase.CLOSED, Phase.OVER)
 _NO_THOUGHTS = ThoughtGraph()
-"""Initial graph of every run. Graphs are immutable."""
+"""Initial graph, shared between runs because graphs are immutable."""
 
 
 class Recorder:
-    """Event stream and state of one attempt.
+    """Event stream and state of an attempt.
 
-    `publish` is called for every token, so it makes as few calls as possible.
+    Publishing happens for every token, so avoid function calls here.
     """
 
-    def __init__(self, stamp: EventStamp, hub: Hub, delivery: DeliveryGate, operator: Operator, life: Life) -> None:
-        """Create a recorder without events.
+    def __init__(self, stamp: EventStamp, hub: Hub, delivery: DeliveryGate, operator: Operator, life: Lifetime) -> None:
+        """Create an empty recorder.
 
         Args:
-            stamp: Numbers, ids and time of the events.
-            hub: Subject of the run.
+            stamp: Stamp for numbers, ids and timestamps.
+            hub: Event subject of the run.
             delivery: Gate in front of the hub.
             operator: Loop of the run, for error messages.
-            life: Life cycle of the attempt. An invalid event from the loop ends it.
+            life: Lifetime of the attempt, which is ended by invalid events.
         """
         self.task_id = stamp.task_id
         self.attempt = 1
-        """Number of the current attempt, starting from 1."""
+        """Attempt number, starting from 1."""
         self.stamp = stamp
         self.hub = hub
         self.delivery = delivery
         self.writer: LogWriter | None = None
-        """Writer of the event log, or None if the run has no log."""
+        """Event log writer, or None if the run has no log."""
         self.earlier: EarlierAttempts = no_attempts()
         self.graph = _NO_THOUGHTS
         self.states: dict[str | None, RunState] = {None: self.earlier.state}
-        """State of the main branch (None) and of each other branch."""
+        """States of all branches. None is the main branch."""
         self._operator = operator
         self._life = life
 
     def state(self, branch: str | None = None) -> RunState:
-        """Return the state of a branch. A new branch starts from the state of the main branch.
+        """Return the state of a branch. New branches start from the main branch's state.
 
-        A branch of an earlier attempt starts from its recorded state, so that the strategy sees the same state again.
+        When resuming, a branch starts from its recorded state instead, so that its strategy sees the same state again.
         """
         main = self.states[None]
         if branch is None:
@@ -78,31 +78,31 @@ class Recorder:
 
     @property
     def context_id(self) -> str:
-        """Id of the conversation."""
+        """Conversation id."""
         return self.stamp.ids["context_id"]
 
     @property
     def top(self) -> Recorder:
-        """Recorder of the outermost run, which publishes the events of nested runs."""
+        """Recorder of the outermost run, which publishes all nested events."""
         return self
 
     @property
-    def taking(self) -> bool:
-        """True if the recorder accepts events."""
+    def is_accepting(self) -> bool:
+        """True while accepting events."""
         return self._life.phase in _ACCEPTING
 
     @property
     def begun(self) -> bool:
-        """True if this attempt or an earlier one has recorded an event."""
+        """True if any attempt has recorded an event."""
         return self.stamp.numbering.seq > 0
 
     def resume(self, earlier: EarlierAttempts, graph: ThoughtGraph, attempt: int) -> None:
-        """Continue a run as the given attempt.
+        """Continue from earlier attempts.
 
         Args:
-            earlier: Events and state of the earlier attempts.
-            graph: Thought graph of the earlier attempts.
-            attempt: Number of this attempt.
+            earlier: Recorded events and state of earlier attempts.
+            graph: Thought graph of earlier attempts.
+            attempt: Number of the new attempt.
         """
         self.earlier = earlier
         self.attempt = self.stamp.ids["attempt"] = attempt
@@ -111,15 +111,15 @@ class Recorder:
         self.stamp.numbering.seq = earlier.state.seq
 
     def publish(self, event: Event) -> None:
-        """Stamp an event, fold it, add it to the log's buffer and deliver it, without waiting.
+        """Stamp, fold, buffer and deliver an event without waiting.
 
-        Subscribers can get an event before the log has stored it; `durable` waits. A misplaced event ends the run.
+        Subscribers may receive the event before it is logged; use `durable` to wait. Misplaced events end the run.
 
         Args:
-            event: Event to publish, or another object that the loop emitted by mistake.
+            event: Event to publish, or any object the loop emitted by mistake.
 
         Raises:
-            InvalidEvent: The event is not allowed now.
+            InvalidEvent: The event isn't allowed now.
         """
         life = self._life
         if get_ident() != life.thread:
@@ -137,7 +137,7 @@ class Recorder:
         if life.phase not in _ACCEPTING:
             log.debug("%r came when the run was over", event)
             return
-        # Avoid a function call for each token of the main branch.
+        # Avoid another function call for main branch tokens.
         fits = traits.text and event.step == self.states[None].open_step and event.branch is None
         if not fits and traits.rule is not None:
             misorder = self.stamp.find_misorder(self.states.get(event.branch), event, traits)
@@ -145,7 +145,7 @@ class Recorder:
                 self._reject(event, misorder)
                 return
         if event.durable:
-            if traits.by_run:
+            if traits.is_reserved:
                 self.check(event)
             event = self._record(event, traits)
         else:
@@ -155,15 +155,15 @@ class Recorder:
         self.delivery.deliver(event)
 
     def _reject(self, event: Event, misorder: str) -> None:
-        # A thread can still report progress after its call has ended, so only drop such an event.
+        # Threads may report progress after their call has ended, so just drop such events.
         if not isinstance(event, ToolProgressEvent):
             self._life.finish(make_order_error(misorder, self._operator))
 
     def record(self, event: Event) -> Event:
-        """Stamp a durable event, fold it and add it to the log's buffer without delivering it.
+        """Stamp, fold and buffer a durable event without delivering it.
 
         Raises:
-            InvalidEvent: The event cannot be folded.
+            InvalidEvent: Folding the event failed.
         """
         return self._record(event, TRAITS[type(event)])
 
@@ -171,7 +171,7 @@ class Recorder:
         numbering = self.stamp.numbering
         seq, sub = numbering.seq, numbering.sub
         event = self.stamp.apply(event, traits)
-        if traits.refers:
+        if traits.has_references:
             fill_references(event, self.states[None])  # pyright: ignore[reportArgumentType]
         try:
             self.fold(event)
@@ -182,12 +182,12 @@ class Recorder:
             raise InvalidEvent(f"a `{event.kind}` event that the run cannot take: {error}") from error
         if self.writer is not None:
             self.writer.add(event)
-        if traits.drawn:
+        if traits.in_graph:
             self.graph = self.graph.add(event)
         return event
 
     def check(self, event: Event) -> None:
-        """Reject events that only the run itself may publish. Events of nested runs are accepted.
+        """Reject events reserved for the run itself. Events from nested runs are allowed.
 
         Raises:
             InvalidEvent: The event starts or ends this run.
@@ -196,7 +196,7 @@ class Recorder:
             check_publisher(event)
 
     def fold(self, event: Event) -> None:
-        """Fold a stamped event into the state of its branch."""
+        """Fold a stamped event into its branch."""
         branch = event.branch
         if branch is None or event.parent_task_id is not None:
             self.states[None] = fold(self.states[None], event)
@@ -205,13 +205,13 @@ class Recorder:
             self.states[None] = fold_other_branch(self.states[None], event)
 
     def fold_nested(self, event: Event) -> None:
-        """Fold an event of a nested run."""
+        """Fold an event from a nested run."""
         self.states[None] = fold(self.states[None], event)
-        if TRAITS[type(event)].drawn:
+        if TRAITS[type(event)].in_graph:
             self.graph = self.graph.add(event)
 
-    def waits_below(self, branch: str | None, questions: Iterable[str]) -> None:
-        """Add the pending questions of a nested run to the branch that started it."""
+    def add_nested_questions(self, branch: str | None, questions: Iterable[str]) -> None:
+        """Add a nested run's pending questions to the branch that started it."""
         if branch is not None:
             asked = self.states[None].pending
             state = self.state(branch)
@@ -219,27 +219,27 @@ class Recorder:
             self.states[branch] = state.replace(pending={**state.pending, **known})
 
     def guard(self, max_silence: int, on_doubt: Callable[[], None]) -> None:
-        """Hold events after a gap of more than `max_silence` milliseconds; see `DeliveryGate.guard`."""
+        """Hold events after any gap exceeding `max_silence` milliseconds; see `DeliveryGate.guard`."""
         self.stamp.numbering.now = self.delivery.guard(max_silence, on_doubt)
 
     def _repeat(self, event: Event) -> None:
-        """Fold a recorded event into its branch. The state of the main branch already contains it.
+        """Fold a recorded event into its branch. The main branch's state already includes it.
 
-        The event is not delivered: subscribers get it from the log, or from `RunHold.events`.
+        Not delivered again, because subscribers read past events from the log, or through `RunHold.events`.
         """
         self.earlier.count_recreated(event, self.attempt)
         if event.branch is None:
             return
         state = self.state(event.branch)
         if isinstance(event, ContentCompleteEvent):
-            # The `llm-call` event, which counts the iterations, is not repeated.
+            # Iterations are counted by `llm-call` events, which aren't repeated.
             state = replace(state, iteration=state.iteration + 1)
         self.states[event.branch] = fold(state, event)
 
     def durable_now(self) -> int | None:
-        """Return the last `seq` in the log, or None if writing all published events requires waiting."""
+        """Return the last logged `seq`, or None if logging the published events requires waiting."""
         return None if self.writer is None else self.writer.flush_now()
 
     async def durable(self) -> int | None:
-        """Wait until all published events are in the log, and return its last `seq`."""
+        """Wait until all published events have been logged, and return the last `seq`."""
         return None if self.writer is None else await self.writer.flush()

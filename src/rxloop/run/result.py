@@ -23,21 +23,22 @@ O = TypeVar("O", default=str)  # noqa: E741
 
 @dataclass(frozen=True, slots=True)
 class Result(Generic[O]):
-    """The end of an attempt: the answer, or how far it came.
+    """Outcome of an attempt: its answer, or its progress so far.
 
     Attributes:
-        state: `completed`, `failed`, `canceled`, `input-required` or `auth-required`; `working` if the attempt ended
-            and its log could not take the end, so that the run has not.
-        reason: What ended an attempt that has no answer, such as `max_iterations`.
-        content: The text of the answer, partial where there is none; of one that came in pieces, that of the last.
-        files: Images and files that the model has made with the answer.
-        citations: What the text of the answer rests on, as the provider says.
-        messages: The history, well-formed: `agent.run([*result.messages, "And Bergen?"])` goes on by hand.
-        usage: The tokens of all model calls.
-        thoughts: The thoughts, tool calls and their relations.
-        pending: The questions that wait for an answer.
-        finish_reason: `stop`, `length`, `content_filter`, as the provider said.
-        error: What went wrong.
+        state: `completed`, `failed`, `canceled`, `input-required` or `auth-required`. It is `working` if the end
+            couldn't be logged, in which case the run hasn't ended.
+        reason: Reason for ending without an answer, such as `max_iterations`.
+        content: Text of the answer. Partial if there is no answer, and the last part if it arrived in several.
+        files: Images and files generated with the answer.
+        citations: Sources cited by the answer, as reported by the provider.
+        messages: Well-formed message history, which can be used to continue: `agent.run([*result.messages, "And
+            Bergen?"])`.
+        usage: Token usage of all model calls.
+        thoughts: Graph of thoughts and tool calls.
+        pending: Questions waiting for an answer.
+        finish_reason: `stop`, `length` or `content_filter`, as reported by the provider.
+        error: Error details, if any.
     """
 
     task_id: str
@@ -54,10 +55,10 @@ class Result(Generic[O]):
     files: Sequence[ImagePart | FilePart] = ()
     citations: Sequence[Citation] = ()
     compression: CompressionTotals = field(default_factory=CompressionTotals, repr=False)
-    """What the compressions of the context came to."""
+    """Totals over all compressions of the context."""
     parsed: Any = field(default=None, repr=False)
     misfit: str | None = field(default=None, repr=False)
-    """Why the answer of a run that is over does not fit an `output_type` that the run did not have."""
+    """Error message if the completed answer doesn't fit an `output_type` added after running."""
 
     def __repr__(self) -> str:
         # As clients may see it, like the repr of an event.
@@ -79,32 +80,32 @@ class Result(Generic[O]):
 
     @property
     def output(self) -> O:
-        """The answer, as the agent's `output_type`.
+        """Answer, parsed as the agent's `output_type`.
 
         Raises:
-            NotFinished: There is none.
-            InvalidOutput: The run was completed by an agent of another `output_type`, and its answer does not fit.
+            NotFinished: The run has no answer.
+            InvalidOutput: The answer doesn't fit, because the run was completed using a different `output_type`.
         """
         if self.state != "completed":
-            waits = f"; it waits for {', '.join(p.input_id for p in self.pending)}" if self.pending else ""
-            raise NotFinished(f"the run {self.task_id} has no output: its state is {self.state}{waits}")
+            hint = f", waiting for {', '.join(p.input_id for p in self.pending)}" if self.pending else ""
+            raise NotFinished(f"run {self.task_id} has no output because it is {self.state}{hint}")
         if self.misfit is not None:
             raise InvalidOutput(self.misfit)
         return self.parsed
 
 
-def outcome(attempt: Attempt) -> Result[Any]:
-    """The result of an attempt that is over.
+def make_result(attempt: Attempt) -> Result[Any]:
+    """Create the result of a finished attempt.
 
     Raises:
-        AttemptError: It has no answer, and waits for none.
+        AttemptError: The attempt has no answer, and isn't waiting for input.
     """
     final = attempt.final
     if not isinstance(final, StatusUpdateEvent):
-        raise RxloopError(f"the run {attempt.task_id} has no final event")
+        raise RxloopError(f"run {attempt.task_id} has no final event")
     state = attempt.state()
     completed = final.state == "completed"
-    parsed, misfit = attempt.parsed(final.content or "") if completed else (None, None)
+    parsed, misfit = attempt.try_parse(final.content or "") if completed else (None, None)
     result: Result[Any] = Result(
         task_id=attempt.task_id,
         context_id=attempt.context_id,
@@ -137,8 +138,8 @@ def outcome(attempt: Attempt) -> Result[Any]:
     raise RunError(message, code=code, result=result) from cause
 
 
-def or_failure(attempt: Attempt) -> Callable[[Observable[str]], Observable[str]]:
-    """Pass everything on, and after it the error of a run that failed: a view would end as if all were well."""
+def raise_failure(attempt: Attempt) -> Callable[[Observable[str]], Observable[str]]:
+    """Pass all items through, then raise the error if the run failed. Otherwise its text would seem complete."""
 
     def operator(source: Observable[str]) -> Observable[str]:
         def subscribe(
@@ -147,11 +148,11 @@ def or_failure(attempt: Attempt) -> Callable[[Observable[str]], Observable[str]]
             def on_completed() -> None:
                 try:
                     if attempt.final is not None:
-                        outcome(attempt)
+                        make_result(attempt)
                 except RunCancelled:
                     pass
                 except AttemptError as error:
-                    attempt.noticed = True
+                    attempt.is_observed = True
                     observer.on_error(error)
                     return
                 observer.on_completed()
@@ -164,7 +165,7 @@ def or_failure(attempt: Attempt) -> Callable[[Observable[str]], Observable[str]]
 
 
 def copy_error(error: BaseException) -> BaseException:
-    """Copy an exception for another awaiter, because each raise of the same object makes its traceback longer."""
+    """Copy an exception for another awaiter, because raising the same object again extends its traceback."""
     try:
         fresh = copy(error).with_traceback(error.__traceback__)
     except Exception:
@@ -173,22 +174,22 @@ def copy_error(error: BaseException) -> BaseException:
     return fresh
 
 
-class Misuse:
-    """Errors of a run that is used like its result, or without `async`."""
+class MisuseErrors:
+    """Helpful errors for treating a run like its result, or for forgetting `async`."""
 
     if not TYPE_CHECKING:
-        # Without these methods, a type checker finds the same mistakes.
+        # Type checkers find these mistakes on their own if the methods are missing.
 
         def __getattr__(self, name: str) -> Any:
             if name in Result.__dataclass_fields__ or name == "output":
-                raise AttributeError(f"a run has no {name!r}, its result has: await it first, `(await run).{name}`")
+                raise AttributeError(f"a run has no attribute {name!r}, but its result does: use `(await run).{name}`")
             raise AttributeError(f"'Run' object has no attribute {name!r}")
 
         def __iter__(self) -> Any:
-            raise TypeError("a run is read with `async for event in run`; in an Rx pipeline it is `run.events`")
+            raise TypeError("a run must be iterated using `async for event in run`; in Rx pipelines use `run.events`")
 
         def __enter__(self) -> Any:
-            raise TypeError("a run is held with `async with agent.run(...) as run`")
+            raise TypeError("a run must be entered using `async with agent.run(...) as run`")
 
         def __exit__(self, *exception: object) -> None:
-            """For `with`, which looks for it before it calls `__enter__`."""
+            """Required by the `with` statement, which looks it up before calling `__enter__`."""

@@ -27,37 +27,37 @@ WhenBusy = Literal["refuse", "wait"]
 
 @dataclass(frozen=True, slots=True)
 class Steer:
-    """A message to a run that goes on, for `steering=`, and how it is said.
+    """Message for `steering=`, with its delivery options.
 
     Attributes:
-        message: A text, a message, or several.
-        interrupt: Cut off the answer that is being written.
+        message: String, message, or a sequence of them.
+        interrupt: Whether to interrupt the model while it is answering.
     """
 
     message: str | Message | Sequence[Message | str]
     interrupt: bool = False
 
 
-Said = str | Message | Sequence[Message | str] | Steer
+SteeringMessage = str | Message | Sequence[Message | str] | Steer
 
-Steering = Observable[Said] | AsyncIterable[Said]
+Steering = Observable[SteeringMessage] | AsyncIterable[SteeringMessage]
 
 Instructions = str | Callable[[RunContext[Any]], str | Awaitable[str]]
 
 
 class RunSpec(NamedTuple):
-    """Everything that a run is made of, fixed before it starts."""
+    """Complete specification of a run, which can't change once it has started."""
 
     task_id: str
     context_id: str
     agent_name: str
     model: Provider
     loop: Operator
-    """Answers the `RunRequest`."""
+    """Operator handling the `RunRequest`."""
     pipeline: Operator
-    """Carries out one iteration."""
+    """Operator handling a single iteration."""
     strategy: str | None
-    """What the strategy is called that made the loop; None for the usual one."""
+    """Name of the strategy that created the loop, or None for the default loop."""
     tools: AgentTools
     instructions: Instructions
     limits: Limits
@@ -65,13 +65,13 @@ class RunSpec(NamedTuple):
     thought_limit: int
     metadata: dict[str, Any]
     provider: Callable[[Provider | str], Provider]
-    """Gives the provider that a model string stands for."""
+    """Function resolving model strings to providers."""
     deps: Any = None
     log: EventLog | None = None
     artifacts: ArtifactStore | None = None
-    """Where they are kept, if not beside the log."""
+    """Artifact store. Defaults to the log's store."""
     keep_context: bool = False
-    """Whether the history of the conversation comes from the log."""
+    """Whether to load the conversation history from the log."""
     messages: tuple[Message, ...] = ()
     on_input: OnInput | None = None
     parse: Callable[[str], Any] = str
@@ -79,29 +79,29 @@ class RunSpec(NamedTuple):
     response_schema: dict[str, Any] | None = None
     when_busy: WhenBusy = "refuse"
     resume: bool = False
-    settles: bool = False
-    """Whether the attempt is one to settle the run: it waits for its turn for as long as that takes."""
+    only_executes: bool = False
+    """Whether this attempt only executes the run. It waits for the lease as long as necessary."""
     known: RunRecord | Snapshot | None = None
-    """What the caller knows of a run that is resumed: its record, or all that the log had of it a moment ago."""
+    """Record or snapshot the caller already has of the resumed run."""
     inputs: Mapping[str, Any] | None = None
     cancel: str | None = None
-    """The reason for which the attempt is there to cancel the run, and to do nothing else."""
+    """Reason for cancelling the run, if this attempt only cancels it."""
     cancel_code: str = "canceled"
-    """The error code in the final event of such an attempt."""
+    """Error code for the final event of such an attempt."""
     fork: Fork | None = None
     initiator: str = "user"
-    """Who asks for the run."""
+    """Name of the party requesting the run."""
     owner: str | None = None
-    """Whose run it is."""
-    begun_with: dict[str, Any] | None = None
-    """What its `task` event keeps of the options of a new run."""
-    as_begun: Callable[[Mapping[str, Any]], RunSpec] | None = None
-    """Gives the spec of a resumed run with what the `task` event has kept."""
+    """Owner of the run."""
+    recorded_options: dict[str, Any] | None = None
+    """Options recorded in the `task` event of a new run."""
+    apply_recorded_options: Callable[[Mapping[str, Any]], RunSpec] | None = None
+    """Function applying recorded options to the specification of a resumed run."""
     steering: Steering | None = None
-    """Messages that steer the run."""
+    """Messages for steering the run."""
     chosen_id: bool = False
-    """Whether the id was given, so that there may be a run of that id already."""
+    """Whether the caller chose the id, so that it may already be in use."""
 
     def __repr__(self) -> str:
-        # Without its deps and inputs, which are nobody's business.
+        # Keep deps and inputs private.
         return f"<RunSpec {self.task_id}>"

@@ -1,4 +1,4 @@
-"""Numbers, ids and timestamps of events, and the order in which events may come."""
+"""Numbers, ids and timestamps for events, and checks on the order of events."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from rxloop.state.history import Slot
 from rxloop.state.run_state import RunState
 
 Rule = Callable[[RunState, Any], str | None]
-"""Returns the reason why an event cannot follow the events of its branch, or None."""
+"""Function returning the reason why an event is out of order, or None."""
 
 
 class Numbering:
-    """Last numbers of a stream and its clock, shared by a run and the runs nested in it."""
+    """Current event numbers and clock, shared between a run and its nested runs."""
 
     __slots__ = ("now", "seq", "sub")
 
@@ -42,11 +42,11 @@ class Numbering:
         self.seq = 0
         self.sub = 0
         self.now = now
-        """Function that returns the current time, in milliseconds."""
+        """Function returning the current time in milliseconds."""
 
 
 class EventStamp:
-    """Writes numbers, ids and timestamps into the events of one attempt."""
+    """Stamp adding numbers, ids and timestamps to an attempt's events."""
 
     __slots__ = ("_started", "ids", "numbering", "task_id")
 
@@ -54,16 +54,16 @@ class EventStamp:
         self.task_id = task_id
         self.numbering = numbering
         self.ids: dict[str, Any] = {"attempt": 1, "task_id": task_id, "context_id": context_id}
-        """Ids that are written into most events."""
-        # An empty set would take 216 bytes per run.
+        """Default ids for new events."""
+        # Even an empty set would take 216 bytes per run.
         self._started: set[Slot] | None = None
 
     def apply(self, event: Event, traits: EventTraits) -> Event:
-        """Write numbers, ids and a timestamp into an event, and return it. An event that was published is copied."""
+        """Add numbers, ids and a timestamp to an event. Copies the event first if it was published before."""
         if event.attempt:
             event = event.model_copy()
         fields = mutable_fields(event)
-        # Most tokens are deltas in ASCII without metadata, which need no normalisation.
+        # Most tokens are ASCII deltas without metadata, and don't need to be normalised.
         text = fields.get(traits.text)
         if text is None or not text.isascii() or fields["metadata"] is not EMPTY_DICT:
             normalise(event)
@@ -85,10 +85,10 @@ class EventStamp:
         return event
 
     def adopt(self, event: Event) -> None:
-        """Set the ids of an event that already has some, because a nested or foreign run published it."""
+        """Complete the ids of an event published by a nested or foreign run."""
         fields = mutable_fields(event)
         if fields["task_id"] and fields["task_id"] != self.task_id and fields["parent_task_id"] is None:
-            # A forwarded event of another run: publish it as the event of a nested run.
+            # Publish forwarded events of another run as if it was nested.
             event.check_ids()
             fields["parent_task_id"] = self.task_id
         elif fields["task_id"] and fields["parent_task_id"] not in (None, self.task_id):
@@ -97,37 +97,37 @@ class EventStamp:
         fields.update(self.ids | own)
 
     def find_misorder(self, state: RunState | None, event: Event, traits: EventTraits) -> str | None:
-        """Return the reason why an event is out of order, or None. Events of nested runs are always in order.
+        """Return why an event is out of order, or None. Events from nested runs aren't checked.
 
         Args:
-            state: State of the event's branch, or None if this is the first event of the branch.
-            event: Event that is not stamped yet.
-            traits: Traits of its class.
+            state: State of the event's branch, or None if the branch is new.
+            event: Event that hasn't been stamped yet.
+            traits: Traits of the event's class.
         """
         if state is None or traits.rule is None:
             return None
         reason = traits.rule(state, event)
-        if reason is None and not traits.begins:
+        if reason is None and not traits.starts_call:
             return None
         if event.parent_task_id is not None or event.task_id not in ("", self.task_id):
             return None
         if reason is None and isinstance(event, ToolStartEvent):
-            # The state cannot detect this, because an attempt may restart calls of earlier attempts.
+            # The state can't detect this, because calls from earlier attempts may be restarted.
             slot = (event.step or "", event.index)
             if self._started is None:
                 self._started = set()
             if slot in self._started:
-                reason = f"call {event.index} of step {event.step} begins twice"
+                reason = f"call {event.index} of step {event.step} started twice"
             self._started.add(slot)
         return reason
 
 
 def fill_references(event: ThoughtStreamEvent | SubtaskEvent, main: RunState) -> None:
-    """Set the id and index of a thought and list the hidden calls that an event refers to.
+    """Fill in a thought's id and index, and list any hidden calls referenced by the event.
 
     Args:
         event: Stamped event.
-        main: State of the main branch before the event.
+        main: Main branch state before this event.
     """
     fields = mutable_fields(event)
     named = [event.tool_call_id]
@@ -143,45 +143,45 @@ def fill_references(event: ThoughtStreamEvent | SubtaskEvent, main: RunState) ->
 
 
 def check_publisher(event: Event) -> None:
-    """Reject events that only the run itself may publish.
+    """Reject events reserved for the run itself.
 
     Raises:
         InvalidEvent: The event starts or ends a run.
     """
     if isinstance(event, TaskEvent):
-        raise InvalidEvent("a `task` event begins a run, and this one has begun: emit an event of another kind")
+        raise InvalidEvent("cannot emit a `task` event after starting a run: emit another kind of event")
     if isinstance(event, StatusUpdateEvent) and event.final:
         raise InvalidEvent(
-            "a final `status-update` is the end of a run, which only the run itself can tell: return or raise to "
-            "end your part, or cancel the run by its handle"
+            "a final `status-update` can only be emitted by the run itself: return or raise to end your part, or "
+            "cancel the run using its handle"
         )
 
 
-# -- rules: each returns the reason why an event cannot follow the events of its branch
+# -- rules returning why an event can't follow the previous events of its branch
 
 
 def _check_delta(state: RunState, event: Event) -> str | None:
     if event.step is None or event.step == state.open_step:
         return None
-    return f"a {event.kind} of step {event.step}, whose message is not open"
+    return f"{event.kind} for step {event.step}, which has no open message"
 
 
 def _check_call(state: RunState, event: LLMCallEvent) -> str | None:
-    # The second request of a step is sent while its message is open.
+    # A step's second request may be sent while its message is still open.
     if event.step == state.open_step or state.last is None or event.step != state.last.step:
         return None
-    return f"step {event.step} is asked for again, though its message is complete"
+    return f"step {event.step} requested again after completing its message"
 
 
 def _check_message(state: RunState, event: ContentCompleteEvent) -> str | None:
     if event.step == state.open_step or state.last is None or event.step != state.last.step:
         return None
-    return f"the message of step {event.step} is complete twice"
+    return f"message of step {event.step} completed twice"
 
 
 def _check_result(state: RunState, event: ToolCompleteEvent) -> str | None:
     return _check_slot(state, event) or (
-        f"call {event.index} of step {event.step} is answered by its tool, and has not begun"
+        f"call {event.index} of step {event.step} completed without being started"
         if event.duration and not _has_begun(state, event)
         else None
     )
@@ -191,7 +191,7 @@ def _check_slot(state: RunState, event: ToolStartEvent | ToolProgressEvent | Too
     batch = state.batch
     if batch is not None and batch.step == event.step and batch.is_open(batch.find_index(event.index)):
         return None
-    return f"a {event.kind} of call {event.index} of step {event.step}, which has its answer or was never asked for"
+    return f"{event.kind} for call {event.index} of step {event.step}, which was already completed or never requested"
 
 
 def _has_begun(state: RunState, event: ToolStartEvent | ToolCompleteEvent) -> bool:
@@ -220,22 +220,22 @@ _TEXT: dict[type[Event], str] = {
 
 @dataclass(frozen=True, slots=True)
 class EventTraits:
-    """Properties of an event class. Calling `isinstance` for each event would cost more than stamping it."""
+    """Event class properties, cached because `isinstance` checks would take longer than stamping."""
 
     is_event: bool
-    """False for other objects that a loop may emit."""
+    """False for any other object a loop may emit."""
     rule: Rule | None
-    """Order rule, or None for events that can come at any time."""
-    begins: bool
-    """True for the start of a tool call."""
+    """Order rule, or None if the event is always allowed."""
+    starts_call: bool
+    """True for events starting a tool call."""
     text: str
-    """Field of a delta that holds text of a model; empty for other events."""
-    by_run: bool
-    """True for the start and the end of a run."""
-    refers: bool
-    """True for events that refer to tool calls."""
-    drawn: bool
-    """True for events that may be part of the thought graph."""
+    """Delta field containing model text. Empty for other events."""
+    is_reserved: bool
+    """True for events starting or ending a run."""
+    has_references: bool
+    """True for events referring to tool calls."""
+    in_graph: bool
+    """True for events that may appear in the thought graph."""
 
 
 class _Traits(dict[type, EventTraits]):
@@ -243,14 +243,14 @@ class _Traits(dict[type, EventTraits]):
         traits = self[cls] = EventTraits(
             is_event=issubclass(cls, Event),
             rule=_RULES[cls],
-            begins=issubclass(cls, ToolStartEvent),
+            starts_call=issubclass(cls, ToolStartEvent),
             text=_TEXT.get(cls, ""),
-            by_run=issubclass(cls, (TaskEvent, StatusUpdateEvent)),
-            refers=issubclass(cls, (ThoughtStreamEvent, SubtaskEvent)),
-            drawn=issubclass(cls, (ThoughtStreamEvent, ContentCompleteEvent, ToolStartEvent)),
+            is_reserved=issubclass(cls, (TaskEvent, StatusUpdateEvent)),
+            has_references=issubclass(cls, (ThoughtStreamEvent, SubtaskEvent)),
+            in_graph=issubclass(cls, (ThoughtStreamEvent, ContentCompleteEvent, ToolStartEvent)),
         )
         return traits
 
 
 TRAITS = _Traits()
-"""Traits by event class, computed once for each class."""
+"""Cache of traits by event class."""

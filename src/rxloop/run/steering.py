@@ -1,4 +1,4 @@
-"""Messages that enter a run while it runs."""
+"""Messages sent to a run while it is running."""
 
 from __future__ import annotations
 
@@ -21,128 +21,125 @@ from rxloop.stream.sources import from_async_iter
 from rxloop.support.tasks import close_iterator
 
 
-def as_said(message: Prompt) -> tuple[Message, ...]:
-    """Make messages of what is said to a run.
+def to_sent_messages(message: Prompt) -> tuple[Message, ...]:
+    """Convert a prompt to messages for a run.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: The message is invalid.
     """
     if isinstance(message, Steer):
         raise ConfigurationError(
-            f"the message is {message!r}, which is for steering=: use send(text, interrupt=True)"
+            f"message must not be a Steer, got {message!r}: use send(text, interrupt=True)"
             if message.interrupt
-            else f"the message is {message!r}, which is for steering=: use send(text)"
+            else f"message must not be a Steer, got {message!r}: use send(text)"
         )
     return to_messages(message, "the message")
 
 
 log = logging.getLogger("rxloop")
 
-_TURN = 1.0
-"""Seconds after which a thread that waits for the event loop of a run looks whether that is still there."""
+_CHECK_INTERVAL = 1.0
+"""Seconds between checks on whether the run's event loop has closed, while waiting in another thread."""
 
 
-def say(
+def send_messages(
     attempt: Attempt,
     messages: Sequence[Message],
     *,
     interrupt: bool = False,
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Say something to the model of a run, from any thread; see `Run.send`.
+    """Send messages to a run from any thread; see `Run.send`.
 
     Args:
-        attempt: That of the run.
-        messages: Of the user or the system.
-        interrupt: Cut off the answer that is being written.
-        metadata: Of the events that are made of them.
+        attempt: Current attempt of the run.
+        messages: User or system messages.
+        interrupt: Whether to interrupt the model while it is answering.
+        metadata: Metadata for the resulting events.
 
     Raises:
-        ConfigurationError: A message is of another role.
-        RunOver: The end of the run is decided.
+        ConfigurationError: A message has another role.
+        RunOver: The end of the run has been decided.
     """
     if not messages:
-        raise ConfigurationError("nothing was said: give a text, a message, or a list of them")
-    events = [_event(message, metadata or {}) for message in messages]
-    _in_loop(attempt, lambda: _take(attempt, events, interrupt))
+        raise ConfigurationError("messages must not be empty: pass a string, a message, or a list of them")
+    events = [_make_event(message, metadata or {}) for message in messages]
+    _in_loop(attempt, lambda: _publish_or_queue(attempt, events, interrupt))
 
 
-def _event(message: Message, metadata: Mapping[str, Any]) -> MessageAddedEvent:
+def _make_event(message: Message, metadata: Mapping[str, Any]) -> MessageAddedEvent:
     if message.role not in ("user", "system"):
-        raise ConfigurationError(
-            f"a message of the role {message.role!r} cannot be said to a run: give a text, or a message of the user or "
-            "the system"
-        )
+        raise ConfigurationError(f"only user and system messages can be sent to a run, got role {message.role!r}")
     event = MessageAddedEvent(
         role=message.role, content=message.content, message_id=message.message_id, metadata=dict(metadata)
     )
-    # Here, and not only where the run stamps it: what cannot be written is for the one who says it to hear of.
+    # Normalise here too, so that errors are raised to the sender.
     normalise(event)
     return event
 
 
-def _take(attempt: Attempt, events: Sequence[Event], interrupt: bool) -> None:
-    """Put what was said on the stream, or keep it until there is one.
+def _publish_or_queue(attempt: Attempt, events: Sequence[Event], interrupt: bool) -> None:
+    """Publish events, or queue them until the run has started.
 
-    The end is decided where the loop has nothing more to do, in the same thread and in one go with a look at what was
-    said. So a message either is on the stream before, and the loop goes on, or it comes here, and is refused.
+    The loop decides the end right after checking for messages, without yielding to other tasks. So a message is either
+    published before that check, and the loop continues, or it arrives later and is rejected.
     """
     life = attempt.life
-    if life.ending:
-        raise _over(attempt)
-    speaking = bool(attempt.unpublished_messages)
+    if life.is_ending:
+        raise _make_over_error(attempt)
+    is_publishing = bool(attempt.unpublished_messages)
     attempt.unpublished_messages.extend(events)
-    if life.waits:
+    if life.is_starting:
         return
     step = attempt.state().open_step
-    if not speaking:
-        speak(attempt)
+    if not is_publishing:
+        publish_queued(attempt)
     if interrupt and step is not None:
-        # Later, since this may be called by a reader of the very piece of the answer that is being delivered.
+        # Defer this, because the caller may be handling an event of the very answer being interrupted.
         attempt.info.scope.call_soon(_interrupt, attempt, step)
 
 
 def _interrupt(attempt: Attempt, step: str) -> None:
     call = attempt.open_call
-    if call is not None and not attempt.life.ending and attempt.state().open_step == step:
+    if call is not None and not attempt.life.is_ending and attempt.state().open_step == step:
         call.interrupt(attempt.cut_off(step))
 
 
-def _over(attempt: Attempt) -> RunOver:
+def _make_over_error(attempt: Attempt) -> RunOver:
     return RunOver(
-        f"the run {attempt.task_id} is over, or comes to its end at this moment: nothing was said to it. "
-        "Say it in a new run of the conversation: agent.run(..., context_id=...)"
+        f"run {attempt.task_id} has ended or is ending, so the message was not sent: start a new run in the same "
+        "conversation using agent.run(..., context_id=...)"
     )
 
 
 def _in_loop(attempt: Attempt, function: Callable[[], None]) -> None:
-    """Call a function in the thread of the run, and wait for what it comes to."""
+    """Call a function in the run's thread, and wait for it."""
     loop = attempt.life.event_loop
     if loop is None or threading.get_ident() == attempt.life.thread:
         function()
         return None
     done: Future[None] = Future()
 
-    def carry_out() -> None:
+    def call() -> None:
         try:
             done.set_result(function())
         except BaseException as error:
             done.set_exception(error)
 
     try:
-        loop.call_soon_threadsafe(carry_out)
+        loop.call_soon_threadsafe(call)
     except RuntimeError:
-        raise _over(attempt) from None
+        raise _make_over_error(attempt) from None
     while True:
         try:
-            return done.result(_TURN)
+            return done.result(_CHECK_INTERVAL)
         except TimeoutError:
             if loop.is_closed():
-                raise _over(attempt) from None
+                raise _make_over_error(attempt) from None
 
 
-def speak(attempt: Attempt) -> None:
-    """Put what was said on the stream, in order, though a reader of the first of it may say more."""
+def publish_queued(attempt: Attempt) -> None:
+    """Publish queued messages in order, including any added by subscribers meanwhile."""
     while attempt.unpublished_messages:
         try:
             attempt.publish(attempt.unpublished_messages[0])
@@ -151,14 +148,14 @@ def speak(attempt: Attempt) -> None:
 
 
 def listen(attempt: Attempt, source: Steering) -> abc.DisposableBase:
-    """Let the messages of a source steer a run, until the run ends; an error of the source ends the run."""
-    observable = source if isinstance(source, Observable) else _observable(attempt, source)
-    return observable.subscribe(partial(_steer, attempt), partial(_failed, attempt), scheduler=attempt.life.scheduler)
+    """Send messages from a source to the run until it ends. An error from the source ends the run."""
+    observable = source if isinstance(source, Observable) else _to_observable(attempt, source)
+    return observable.subscribe(partial(_send_item, attempt), partial(_fail, attempt), scheduler=attempt.life.scheduler)
 
 
-def _observable(attempt: Attempt, source: AsyncIterable[Any]) -> Observable[Any]:
+def _to_observable(attempt: Attempt, source: AsyncIterable[Any]) -> Observable[Any]:
     async def items() -> AsyncIterator[Any]:
-        # What comes from outside, and may never come, cannot bring a pipeline on that is stuck.
+        # External sources may stay silent forever, so don't count them as progress when detecting stuck pipelines.
         with attempt.info.scope.mark_waiting(asyncio.current_task()):
             iterator = aiter(source)
             try:
@@ -170,17 +167,17 @@ def _observable(attempt: Attempt, source: AsyncIterable[Any]) -> Observable[Any]
     return from_async_iter(items, attempt.context(), name="rxloop-steering")
 
 
-def _steer(attempt: Attempt, item: Any) -> None:
+def _send_item(attempt: Attempt, item: Any) -> None:
     steer = item if isinstance(item, Steer) else Steer(item)
     try:
-        say(attempt, to_messages(steer.message, "the message"), interrupt=steer.interrupt)
+        send_messages(attempt, to_messages(steer.message, "the message"), interrupt=steer.interrupt)
     except RunOver as error:
-        log.warning("a message of steering= came too late: %s", error)
+        log.warning("Dropping a steering= message sent too late: %s", error)
     except Exception as error:
-        _failed(attempt, error)
+        _fail(attempt, error)
 
 
-def _failed(attempt: Attempt, error: Exception) -> None:
-    failure = RxloopError(f"what steers the run (steering=) failed: {type(error).__name__}: {error}")
+def _fail(attempt: Attempt, error: Exception) -> None:
+    failure = RxloopError(f"the steering= source failed: {type(error).__name__}: {error}")
     failure.__cause__ = error
-    attempt.life.in_loop(cast("Callable[..., None]", attempt.life.finish), failure)
+    attempt.life.call_in_loop(cast("Callable[..., None]", attempt.life.finish), failure)

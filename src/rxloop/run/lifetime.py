@@ -1,4 +1,4 @@
-"""Where an attempt stands, and what brings it to its end: the first cause decides it."""
+"""Phase, end and time limit of an attempt. The first cause to end it wins."""
 
 from __future__ import annotations
 
@@ -25,49 +25,49 @@ T = TypeVar("T")
 
 
 class Phase(Enum):
-    """Phase of an attempt. It only goes forward. `lifecycle`, `attempt_end` and `Life.open` move it."""
+    """Phase of an attempt, which never moves backwards. Set by `lifecycle`, `attempt_end` and `Lifetime.open`."""
 
     NEW = "new"
-    """Nobody has started the run."""
+    """Not started yet."""
     LOADING = "loading"
-    """It waits for its turn in the conversation, and reads what the log has."""
+    """Waiting for the conversation lease, and reading the log."""
     ANNOUNCING = "announcing"
-    """It publishes its first events, which tell where it begins."""
+    """Publishing its first events."""
     OPEN = "open"
-    """It has begun: whatever comes is published, but for another beginning and an end."""
+    """Started. Events are published."""
     CLOSED = "closed"
-    """Its final event is recorded: nothing more is taken."""
+    """Final event recorded. No more events are accepted."""
     OVER = "over"
-    """Its final event is published, and its stream complete."""
+    """Final event published, and stream completed."""
     REFUSED = "refused"
-    """It never began: its stream ended with the error."""
+    """Failed to start. The stream ended with an error."""
 
 
 class Canceled(NamedTuple):
-    """A run was cancelled."""
+    """Cancellation of a run."""
 
     reason: str
-    mail: int | None = None
-    """The number of the letter that asked for it."""
+    command_number: int | None = None
+    """Number of the cancel command, if any."""
     code: str = "canceled"
-    """The reason and the error code in the final event."""
+    """Reason and error code for the final event."""
 
 
 class Released(NamedTuple):
-    """A run was given up, for whoever takes it up next."""
+    """Release of a run, so that any process can resume it."""
 
     grace: float = 0
-    """The seconds that the calls of tools that are not idempotent may still take."""
+    """Seconds to wait for running calls to tools that aren't idempotent."""
 
 
 CLOSING = Canceled("the event loop is closing")
-"""Nobody but a closing event loop cancels the task of a run; the run still ends in the proper way."""
+"""End used when a closing event loop cancels the run's task."""
 
-CUT_OFF = Canceled("the run that it is nested in came to its end")
-"""The end of a nested run that has none of its own."""
+PARENT_ENDED = Canceled("the run that it is nested in came to its end")
+"""End of a nested run still running when its parent ends."""
 
 End = Exception | Canceled | Released | None
-"""What brings an attempt to its end: an error or a limit, a cancel, a release, or that there is nothing more to do."""
+"""Cause ending an attempt: an error or limit, a cancel, a release, or None when there is nothing left to do."""
 
 
 class _Undecided(Enum):
@@ -75,132 +75,130 @@ class _Undecided(Enum):
 
 
 _UNDECIDED: Final = _Undecided.UNDECIDED
-"""What stands in the place of an end that nothing has decided yet."""
+"""Placeholder until the end is decided."""
 
 
-class Life:
-    """The phase and the end of one attempt, and the thread that may touch either."""
+class Lifetime:
+    """Lifetime of an attempt: its phase and end, and the thread allowed to change them."""
 
     def __init__(self, task_id: str, operator: Operator) -> None:
-        """Begin in the phase NEW.
+        """Create a lifetime in the phase NEW.
 
         Args:
-            task_id: The run.
-            operator: The loop of the run, which errors name.
+            task_id: Id of the run.
+            operator: Loop of the run, for error messages.
         """
         self.phase = Phase.NEW
         self.thread = threading.get_ident()
-        """The thread of the event loop; until there is one, that in which the run was made."""
+        """Thread running the event loop. Before starting, the thread that created the run."""
         self.event_loop: asyncio.AbstractEventLoop | None = None
         self.scheduler: RunScheduler | None = None
         self._end: End | _Undecided = _UNDECIDED
         self._task_id = task_id
         self._operator = operator
         self._on_end: Callable[[], object] | None = None
-        """Called when the end is decided, by whoever waits for it."""
+        """Called when the end is decided."""
         self.time_scope = TimeScope(TimeScope.current())
-        """The time limits of the run, which stop while a person is asked."""
+        """Time limits for the run, paused while waiting for an answer."""
         self._started = 0.0
         self._limit: TimeLimit | None = None
         self._on_open: asyncio.Future[None] | None = None
 
     @property
-    def ending(self) -> bool:
-        """Whether the end is decided, so that the attempt has to come to it."""
+    def is_ending(self) -> bool:
+        """True once the end has been decided."""
         return self._end is not _UNDECIDED
 
     @property
     def end(self) -> End:
-        """What decided the end; None, too, while nothing has."""
+        """Cause of the end. None if there is nothing left to do, or if undecided."""
         return None if self._end is _UNDECIDED else self._end
 
     @property
-    def used(self) -> bool:
-        """Whether anybody has started, or cancelled, the run."""
-        return self.phase is not Phase.NEW or self.ending
+    def is_used(self) -> bool:
+        """True once the run has been started or cancelled."""
+        return self.phase is not Phase.NEW or self.is_ending
 
     @property
-    def waits(self) -> bool:
-        """Whether it is not known yet if the run is accepted."""
+    def is_starting(self) -> bool:
+        """True until the run has been accepted or refused."""
         return self.phase in (Phase.NEW, Phase.LOADING, Phase.ANNOUNCING)
 
     def open(self) -> None:
-        """The run has begun: from now on, whatever comes is published."""
+        """Mark the run as started, which allows publishing events."""
         self.phase = Phase.OPEN
         if self._on_open is not None:
             self._on_open.set_result(None)
 
-    async def until_open(self, driver: asyncio.Task[None]) -> None:
-        """Wait until the run has begun, or its task is over, because it was refused or had nothing to do."""
-        if self.waits:
+    async def wait_open(self, task: asyncio.Task[None]) -> None:
+        """Wait until the run has started, or its task is done."""
+        if self.is_starting:
             if self._on_open is None:
                 self._on_open = asyncio.get_running_loop().create_future()
-            await asyncio.wait([driver, self._on_open], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([task, self._on_open], return_when=asyncio.FIRST_COMPLETED)
 
     def bind(self, event_loop: asyncio.AbstractEventLoop) -> None:
-        """Tie the attempt to the event loop that it runs in."""
+        """Bind the attempt to its event loop."""
         self.event_loop = event_loop
         self._started = event_loop.time()
         self.scheduler = RunScheduler(event_loop, detached=True)
         self.thread = self.scheduler.thread
 
-    def limit(self, seconds: float | None, *, anew: bool = False) -> None:
-        """End the attempt this many seconds after it was started; None for no limit. It replaces the one before.
-
-        The time in which a person is asked does not count.
+    def limit(self, seconds: float | None, *, restart: bool = False) -> None:
+        """Set or replace the time limit. Time spent waiting for answers doesn't count.
 
         Args:
-            seconds: The limit.
-            anew: Count from now on.
+            seconds: Seconds from the start of the attempt, or None for no limit.
+            restart: Whether to start counting from now instead.
         """
-        if anew and self.event_loop is not None:
+        if restart and self.event_loop is not None:
             self._started = self.event_loop.time()
         if self._limit is not None:
             self._limit.cancel()
             self._limit = None
         if seconds is not None and self.event_loop is not None:
-            late = LimitHit("timeout", f"the run took longer than {seconds} s (limits.seconds)")
-            rest = self._started + seconds - self.event_loop.time()
-            self._limit = self.time_scope.start_limit(rest, lambda: self.finish(late))
+            hit = LimitHit("timeout", f"the run took longer than {seconds} s (limits.seconds)")
+            remaining = self._started + seconds - self.event_loop.time()
+            self._limit = self.time_scope.start_limit(remaining, lambda: self.finish(hit))
 
     def finish(self, end: End) -> None:
-        """Decide the end; only the first call does."""
+        """Decide the end, unless already decided."""
         if threading.get_ident() != self.thread and self.event_loop is not None:
             self.finish_from_thread(end if isinstance(end, Exception) else None)
-        elif not self.ending:
+        elif not self.is_ending:
             self._end = Canceled(str(end)) if isinstance(end, TaskCancelled) else end
             if self._on_end is not None:
                 self._on_end()
 
     def revise(self, end: End) -> None:
-        """Put another end in the place of the decided one, which turned out not to be true."""
+        """Replace the end after it turned out to be wrong."""
         self._end = end
 
-    def completed(self) -> None:
-        """Decide that there is nothing more to do."""
+    def complete(self) -> None:
+        """End the attempt because there is nothing left to do."""
         self.finish(None)
 
     def fail(self, error: Exception) -> None:
-        """Decide for an error that could not go through the pipeline."""
-        if self.ending:
-            log.error("something failed after the end of the run %s", self._task_id, exc_info=error)
+        """End the attempt with an error that couldn't be sent through the pipeline."""
+        if self.is_ending:
+            log.error("Error after the end of run %s", self._task_id, exc_info=error)
         else:
             self.finish(error)
 
     def cancel(self, reason: str | None = None) -> None:
-        """Decide to cancel; from any thread."""
-        self.in_loop(self.finish, Canceled(reason or "cancelled"))
+        """Cancel the run. Can be called from any thread."""
+        self.call_in_loop(self.finish, Canceled(reason or "cancelled"))
 
     def finish_from_thread(self, cause: Exception | None = None) -> None:
-        """Decide for the error that the pipeline delivers from a thread in which nothing of a run may be touched."""
-        self.in_loop(self.finish, make_thread_error(self._operator, cause))
+        """End the attempt because the pipeline emitted an event or error from another thread."""
+        self.call_in_loop(self.finish, make_thread_error(self._operator, cause))
 
-    def in_loop(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call a function in the thread of the event loop."""
+    def call_in_loop(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call a function in the event loop's thread."""
         if self.event_loop is None or threading.get_ident() == self.thread:
             function(*arguments)
         else:
-            with suppress(RuntimeError):  # the loop is closed, or is closed this very moment
+            with suppress(RuntimeError):  # The loop may be closed, or closing right now.
                 self.event_loop.call_soon_threadsafe(self._guarded, function, *arguments)
 
     def _guarded(self, function: Callable[..., None], *arguments: Any) -> None:
@@ -210,11 +208,11 @@ class Life:
             self.fail(to_error(error))
             leave_to_loop(error)
 
-    async def until_end(self) -> None:
-        """Wait until the end is decided; for one waiter."""
-        if self.ending:
+    async def wait_end(self) -> None:
+        """Wait until the end is decided. Only one task may wait."""
+        if self.is_ending:
             return
-        # No `asyncio.Event`, which takes ten times the memory.
+        # Using `asyncio.Event` would take ten times the memory.
         decided: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._on_end = lambda: None if decided.done() else decided.set_result(None)
         try:
@@ -222,8 +220,8 @@ class Life:
         except asyncio.CancelledError:
             self.finish(CLOSING)
 
-    async def insist(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Carry out a step that an event loop which is closing must not cut off, though it cancels it."""
+    async def run_to_completion(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Run a step to completion, even if a closing event loop cancels it."""
         while True:
             try:
                 return await step()
@@ -231,36 +229,36 @@ class Life:
                 self.finish(CLOSING)
 
     async def prepare(self, work: Coroutine[Any, Any, T], grace: float = 0) -> T | None:
-        """Do some work before the first request; None if the end is decided before it is done, which cuts it short.
+        """Await setup work before the first request. Return None if the end is decided first.
 
         Args:
-            work: Awaited, in a task of its own.
-            grace: The seconds that the work may still take when the end is decided.
+            work: Coroutine to run in its own task.
+            grace: Seconds the work may continue after the end was decided.
         """
-        if self.ending and not grace:
+        if self.is_ending and not grace:
             work.close()
             return None
         loop = asyncio.get_running_loop()
         preparing = loop.create_task(work, name=f"rxloop-preparation-{self._task_id}")
         timers: list[asyncio.TimerHandle] = []
 
-        def cut_short() -> None:
+        def interrupt() -> None:
             if grace:
                 timers.append(loop.call_later(grace, preparing.cancel))
             else:
                 preparing.cancel()
 
-        self._on_end = cut_short
-        if self.ending:
-            cut_short()
+        self._on_end = interrupt
+        if self.is_ending:
+            interrupt()
         try:
             return await preparing
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 self.finish(CLOSING)
-            elif not self.ending:
-                raise RxloopError("something that the preparation of the run waited for was cancelled") from None
+            elif not self.is_ending:
+                raise RxloopError("a task awaited during run startup was cancelled") from None
             return None
         finally:
             self._on_end = None

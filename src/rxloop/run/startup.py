@@ -1,4 +1,4 @@
-"""How an attempt begins: its first events, then its instructions and tools, then its pipeline."""
+"""Start of an attempt: publish its first events, resolve its instructions and tools, and connect its pipeline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rxloop.pipeline.requests import Operator, RunRequest
 from rxloop.protocol.events import Event, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.model import EMPTY_DICT, make_unchecked
 from rxloop.run.attempt import Attempt
-from rxloop.run.life import CLOSING
+from rxloop.run.lifetime import CLOSING
 from rxloop.state.run_state import COMMAND_ID
 from rxloop.stream.rx import RunScheduler, connect
 from rxloop.stream.sources import emit
@@ -25,13 +25,13 @@ async def announce(attempt: Attempt) -> None:
     """Publish the first events of the attempt.
 
     Raises:
-        ConflictError: Somebody else was quicker to go on with the run, or to begin one of this id; nothing was done
-            here.
-        Fenced: The turn was lost.
+        RunExists: A new run using this id was just started elsewhere.
+        ConflictError: Another process has resumed the run. Nothing was changed.
+        Fenced: The lease was lost.
     """
-    first = first_events(attempt)
+    first = make_first_events(attempt)
     if attempt.recorder.begun or attempt.spec.chosen_id:
-        # Imported here, because few runs without a log have a chosen id.
+        # Imported here because few runs without a log have a chosen id.
         from rxloop.run.admission import claim_run
 
         await claim_run(attempt, first)
@@ -40,52 +40,52 @@ async def announce(attempt: Attempt) -> None:
             attempt.publish(event)
 
 
-def task_event(attempt: Attempt) -> TaskEvent:
-    """The first event of a new run."""
+def make_task_event(attempt: Attempt) -> TaskEvent:
+    """Create the first event of a new run."""
     spec = attempt.spec
     return TaskEvent(
         initiator=spec.initiator,
-        messages=attempt.asked(spec.messages),
+        messages=attempt.prepare_messages(spec.messages),
         model=spec.model.name,
         agent_name=spec.agent_name,
         strategy=spec.strategy,
         owner=spec.owner,
-        options=spec.begun_with,
+        options=spec.recorded_options,
         metadata=spec.metadata,
     )
 
 
-def first_events(attempt: Attempt) -> Iterator[Event]:
-    """What the attempt says at its beginning, each event once the one before it is folded."""
+def make_first_events(attempt: Attempt) -> Iterator[Event]:
+    """Yield the first events of the attempt. Each one must be folded before requesting the next."""
     resumed = attempt.resumed
     if not attempt.recorder.begun:
-        yield task_event(attempt)
+        yield make_task_event(attempt)
     after = attempt.state().seq if resumed else None
     metadata = {COMMAND_ID: attempt.skipped_commands} if attempt.skipped_commands else EMPTY_DICT
     yield _status(state="working", resumed=resumed, after_seq=after, metadata=metadata)
-    yield from attempt.first_news
+    yield from attempt.initial_events
 
 
 async def begin(attempt: Attempt) -> None:
-    """Feed the run to its pipeline, unless it has to end before; what fails on the way is its end."""
+    """Connect the run to its pipeline, unless it must end first. Errors end the run."""
     life, tools = attempt.life, attempt.spec.tools
     resumed = attempt.resumed
     try:
         if attempt.unpublished_messages or attempt.spec.steering is not None:
             _steer(attempt)
         if resumed:
-            # So that the calls of before can be closed, whatever happens next.
+            # Allows closing calls of earlier attempts, even if resolving the tools fails.
             attempt.tools.replace(tools.plain_tools, (), attempt.context())
-        if not life.ending:
+        if not life.is_ending:
             await attempt.requests.resolve_system(attempt.context(), life)
-        if resumed and not life.ending:
+        if resumed and not life.is_ending:
             offered = await life.prepare(tools.resolve(attempt.context()))
             if offered is not None:
                 attempt.tools.replace(offered.tools, offered.missing, attempt.context())
-        if not life.ending:
+        if not life.is_ending:
             attempt.info.scope.run(_connect, attempt)
     except Paused:
-        # The instructions asked a question, or a family of tools did.
+        # The instructions or a toolset asked a question.
         life.finish(None)
     except Exception as error:
         life.finish(error)
@@ -99,11 +99,11 @@ async def begin(attempt: Attempt) -> None:
 
 
 def _steer(attempt: Attempt) -> None:
-    # Imported here: most runs are not steered, and importing rxloop is quicker without.
-    from rxloop.run.steering import listen, speak
+    # Imported here because most runs are not steered.
+    from rxloop.run.steering import listen, publish_queued
 
-    speak(attempt)
-    if attempt.spec.steering is not None and not attempt.life.ending:
+    publish_queued(attempt)
+    if attempt.spec.steering is not None and not attempt.life.is_ending:
         attempt.steering = attempt.info.scope.run(listen, attempt, attempt.spec.steering)
 
 
@@ -115,17 +115,16 @@ def _connect(attempt: Attempt) -> None:
 
 
 def _feed(attempt: Attempt, loop: Operator, scheduler: RunScheduler) -> None:
-    """Feed the run to a loop. When that has nothing more to do, the run is at its end, unless somebody has said more.
+    """Connect the run to a loop. Once the loop completes, the run ends unless there are unread messages.
 
-    The usual loop has looked for that itself. Another one, such as a strategy, may not have: then the usual one goes on
-    from there.
+    The default loop handles such messages itself. After another loop, such as a strategy, the default loop continues.
     """
     connecting, again = True, False
 
-    def completed() -> None:
+    def on_completed() -> None:
         nonlocal again
         if not attempt.unheard:
-            attempt.life.completed()
+            attempt.life.complete()
         elif connecting:
             again = True
         else:
@@ -133,9 +132,9 @@ def _feed(attempt: Attempt, loop: Operator, scheduler: RunScheduler) -> None:
 
     pipeline = loop(emit(RunRequest(attempt.context())))
     life = attempt.life
-    # It sees for itself what is no event.
+    # It can handle objects other than events.
     publish: Any = attempt.publish
-    attempt.subscription.disposable = connect(pipeline, publish, life.finish, completed, scheduler)
+    attempt.subscription.disposable = connect(pipeline, publish, life.finish, on_completed, scheduler)
     connecting = False
     if again:
         _feed(attempt, iterate(attempt.spec.pipeline), scheduler)

@@ -28,7 +28,7 @@ from rxloop.protocol.events import (
 )
 from rxloop.protocol.messages import ErrorInfo, ToolCall
 from rxloop.protocol.model import make_unchecked
-from rxloop.run.life import Canceled, End, Released
+from rxloop.run.lifetime import Canceled, End, Released
 from rxloop.run.recorder import Recorder
 from rxloop.run.spec import RunSpec
 from rxloop.state.history import Batch
@@ -40,55 +40,57 @@ _NEVER_BEGAN = Canceled("released before it began")
 _status = make_unchecked(StatusUpdateEvent)
 
 
-def final_event(state: RunState, end: Exception | Canceled | None) -> StatusUpdateEvent:
-    """The last event of an attempt that ended so."""
+def make_final_event(state: RunState, end: Exception | Canceled | None) -> StatusUpdateEvent:
+    """Create the final event for an attempt."""
     final = _final(state, *_outcome(state, end))
-    if isinstance(end, Canceled) and end.mail is not None:
-        return final.model_copy(update={"metadata": {COMMAND_ID: end.mail}})
+    if isinstance(end, Canceled) and end.command_number is not None:
+        return final.model_copy(update={"metadata": {COMMAND_ID: end.command_number}})
     return final
 
 
-def unrecorded_end(task_id: str, state: RunState, cause: EventLogError | Released) -> StatusUpdateEvent:
-    """What the readers of an attempt are told whose end is not in the log: the attempt is over, and the run is not.
+def make_unlogged_end(task_id: str, state: RunState, cause: EventLogError | Released) -> StatusUpdateEvent:
+    """Create the final event for subscribers when the end of an attempt isn't logged. The run itself isn't over.
 
-    Its state is what the log says of the run, `working`, so that nobody takes it for an end that others will find.
+    Its state is `working`, the same as in the log.
     """
     if isinstance(cause, Released):
-        text = f"the run {task_id} was released: agent.get_run(task_id).execute() or agent.resume(task_id) continues it"
+        text = (
+            f"run {task_id} was released: use agent.get_run(task_id).execute() or agent.resume(task_id) to continue it"
+        )
         return _final(state, "working", "error", ErrorInfo(code="released", message=text, retryable=True))
     if isinstance(cause, ConflictError):
-        how = f"another process goes on with the run {task_id}: follow(log, task_id) shows what it comes to"
+        hint = f"another process is executing run {task_id}: use follow(log, task_id) to read its events"
     else:
-        how = f"how the run {task_id} ended could not be recorded: agent.resume(task_id) goes on with it"
-    info = ErrorInfo(code=error_code(cause), message=f"{cause}; {how}", retryable=cause.retryable)
+        hint = f"the end of run {task_id} could not be logged: use agent.resume(task_id) to continue it"
+    info = ErrorInfo(code=get_error_code(cause), message=f"{cause}; {hint}", retryable=cause.retryable)
     return _final(state, "working", "error", info)
 
 
-def end_before_it_began(spec: RunSpec, state: RunState, end: End) -> StatusUpdateEvent:
-    """The end of an attempt of which the log has nothing, and that has taken nothing from it."""
+def make_unstarted_end(spec: RunSpec, state: RunState, end: End) -> StatusUpdateEvent:
+    """Create the final event of an attempt that neither read nor wrote the log."""
     if isinstance(end, Released):
-        # Of a new run there is nothing that anybody could take up.
-        return unrecorded_end(spec.task_id, state, end) if spec.resume else final_event(state, _NEVER_BEGAN)
+        # A new run that was released can't be resumed, because nothing was logged.
+        return make_unlogged_end(spec.task_id, state, end) if spec.resume else make_final_event(state, _NEVER_BEGAN)
     if spec.cancel is None and (not spec.resume or isinstance(end, Canceled)):
-        # Who gives an attempt up is told that; a run that the log has is as it was, and there is no other.
-        return final_event(state, end)
+        # The log still has the run unchanged, or has never had it.
+        return make_final_event(state, end)
     if not isinstance(end, EventLogError):
-        end = EventLogError(f"the attempt had to end ({spec.cancel or end}) before the log had told of its run")
-    return unrecorded_end(spec.task_id, state, end)
+        end = EventLogError(f"the attempt had to end ({spec.cancel or end}) before its run was read from the log")
+    return make_unlogged_end(spec.task_id, state, end)
 
 
 def is_over(last: Event | None) -> bool:
-    """Whether nobody can go on with a run that has this last event."""
+    """Return True if a run with this last event can't be continued."""
     if not isinstance(last, StatusUpdateEvent) or not ends_attempt(last):
         return False
     return last.state == "completed" or (last.state == "failed" and not (last.error and last.error.retryable))
 
 
-def run_exists(task_id: str, where: str) -> RunExists:
-    """The error of a new run that has the id of another one."""
+def make_exists_error(task_id: str, where: str) -> RunExists:
+    """Create the error raised when a new run's id is already in use."""
     return RunExists(
-        f"the run {task_id} exists, it {where}, and was not begun again: agent.resume(task_id) goes on with it or "
-        "gives its end, and follow(log, task_id) reads it"
+        f"run {task_id} already exists ({where}): use agent.resume(task_id) to continue it or get its result, or "
+        "follow(log, task_id) to read its events"
     )
 
 
@@ -115,9 +117,9 @@ def _outcome(state: RunState, end: Exception | Canceled | None) -> tuple[State, 
         message = str(end) or type(end).__name__
         if not isinstance(end, RxloopError) and end.__traceback__ is not None:
             message = f"{message} (raised by {find_raiser(end)})"
-        return "failed", "error", ErrorInfo(code=error_code(end), message=message, retryable=retryable)
+        return "failed", "error", ErrorInfo(code=get_error_code(end), message=message, retryable=retryable)
     if state.pending:
-        # What else it waits for may be answered by anybody who can answer questions.
+        # Any other question may be answered along with the credentials.
         only_credentials = all(question.secret for question in state.pending.values())
         return ("auth-required", "auth", None) if only_credentials else ("input-required", "input", None)
     if not state.done:
@@ -125,8 +127,8 @@ def _outcome(state: RunState, end: Exception | Canceled | None) -> tuple[State, 
     return "completed", None, None
 
 
-def error_code(error: Exception) -> str:
-    """The stable name of what ended a run."""
+def get_error_code(error: Exception) -> str:
+    """Return the stable error code for an exception."""
     if isinstance(error, ProviderError | StrategyError | IncompleteOutput):
         return error.code
     if isinstance(error, Fenced):
@@ -141,19 +143,19 @@ def error_code(error: Exception) -> str:
 
 
 class OpenWork:
-    """The open messages and calls of a run, on all of its branches, and the events that end them."""
+    """Open messages and calls on all branches of a run."""
 
     def __init__(self, recorder: Recorder, idempotent: Callable[[ToolCall], bool]) -> None:
-        """Look at a run.
+        """Create a view of a run's open work.
 
         Args:
-            recorder: Makes its stream.
-            idempotent: Whether a call may be made again.
+            recorder: Recorder of the run.
+            idempotent: Function returning True if a call may be repeated.
         """
         self._recorder, self._idempotent = recorder, idempotent
 
-    def ends_of(self, ctx: RunContext[Any]) -> Iterator[Event]:
-        """The end of the message, or of the call, of a context, if it is open."""
+    def close_context(self, ctx: RunContext[Any]) -> Iterator[Event]:
+        """Yield the event closing the context's message or call, if open."""
         state = self._recorder.state(ctx.branch)
         if ctx.call is None:
             if state.open_step == ctx.step:
@@ -162,7 +164,7 @@ class OpenWork:
             yield self._canceled_call(state.batch, ctx.index, ctx.branch)
 
     def ends(self) -> Iterator[Event]:
-        """The ends of every open message and call."""
+        """Yield events closing every open message and call."""
         for branch, state in list(self._recorder.states.items()):
             if state.open_step is not None:
                 yield self._canceled_message(state, branch)
@@ -171,7 +173,7 @@ class OpenWork:
                     yield self._canceled_call(state.batch, index, branch)
 
     @property
-    def at_work(self) -> bool:
+    def has_unrepeatable_call(self) -> bool:
         """Whether a call is being carried out that nobody can make again, since its tool is not idempotent.
 
         One that waits for an answer does not count: it begins once more when the answer is there.
@@ -193,11 +195,11 @@ class OpenWork:
     def _canceled_call(self, batch: Batch, index: int, branch: str | None) -> ToolCompleteEvent:
         asking = batch.find_asking(self._recorder.state().pending.values())
         content = batch.explain_missing(index, asking, idempotent=self._idempotent(batch.calls[index]))
-        return canceled_call(batch, index, content, branch)
+        return make_canceled_call(batch, index, content, branch)
 
 
-def canceled_call(batch: Batch, index: int, content: str, branch: str | None = None) -> ToolCompleteEvent:
-    """The answer to a call that was cut off; `content` is what the model reads."""
+def make_canceled_call(batch: Batch, index: int, content: str, branch: str | None = None) -> ToolCompleteEvent:
+    """Create the result of a cancelled call. The model will read `content`."""
     call = batch.calls[index]
     return ToolCompleteEvent(
         call=call,

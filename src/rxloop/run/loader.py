@@ -1,0 +1,350 @@
+"""Loading an attempt: acquiring the conversation lease, and reading the run and its conversation from the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from rxloop.coordination.answers import check_not_superseded, find_credentials, is_superseded, new_answers
+from rxloop.coordination.inbox import AppliedCommands, Commands, Inbox, apply_commands, find_new_messages
+from rxloop.coordination.lease import DeliveryGate
+from rxloop.coordination.order import check_can_continue
+from rxloop.errors import ConfigurationError, ConflictError, RunOver, UnknownRun
+from rxloop.pipeline.event_log import EventLog
+from rxloop.pipeline.log_retry import check_whole, read_log
+from rxloop.pipeline.records import HistoryQuery, RunRecord, Snapshot, has_begun
+from rxloop.protocol.commands import MessageCommand
+from rxloop.protocol.events import Event, InputReceivedEvent, TaskEvent, ToolCompleteEvent, normalise
+from rxloop.run.admission import (
+    Close,
+    acquire_lease,
+    acquire_lease_to_begin,
+    drop_earlier_questions,
+    try_acquire_lease,
+)
+from rxloop.run.attempt import Attempt
+from rxloop.run.final_events import is_over, make_exists_error
+from rxloop.run.lifetime import Canceled, Lifetime
+from rxloop.run.log_writer import LogWriter
+from rxloop.run.steering import send_messages
+from rxloop.state.earlier_attempts import EarlierAttempts
+from rxloop.state.fold import fold_all
+from rxloop.state.run_state import COMMAND_ID, RunState, check_attempts
+from rxloop.storage.conversation import FORMAT, add_page, conversation, find_cached
+from rxloop.support.tasks import GRACE
+from rxloop.thinking.graph import ThoughtGraph
+
+if TYPE_CHECKING:
+    from rxloop.run.fork import Fork
+
+log = logging.getLogger("rxloop")
+
+_MAX_SEQ = 2**31 - 1
+"""A `seq` larger than any run can reach."""
+
+
+async def load(attempt: Attempt, event_log: EventLog, close: Close) -> Event | None:
+    """Load the run from the log. Return its final event if it has already ended.
+
+    If the attempt must end before being loaded, None is returned and the attempt has no writer.
+
+    Args:
+        attempt: Attempt to load.
+        event_log: Log to read from.
+        close: Async function executing the attempt that ends an earlier run.
+    """
+    spec = attempt.spec
+    attempt.questions.has_inbox = True
+    attempt.inbox = Inbox(
+        event_log,
+        attempt.task_id,
+        state=attempt.state,
+        is_ending=lambda life=attempt.life: life.is_ending,
+        on_cancel=lambda reason, number, life=attempt.life: life.finish(Canceled(reason, number)),
+        on_message=partial(_send, attempt),
+        on_answers=attempt.questions.open.take,
+    )
+    if spec.resume:
+        return await _load_run(attempt, event_log, close)
+    if spec.chosen_id:
+        await attempt.life.prepare(_check_id_is_new(attempt, event_log))
+    if spec.fork is not None:
+        await attempt.life.prepare(_copy_run(attempt, event_log, spec.fork))
+        return None
+    if spec.keep_context:
+        acquired = await acquire_lease_to_begin(attempt, event_log, close)
+    else:
+        acquired = await acquire_lease(attempt, event_log)
+    if not acquired:
+        return None
+    if spec.keep_context:
+        before = await attempt.life.prepare(conversation(event_log, attempt.context_id, before=spec.task_id))
+        if before is not None:
+            attempt.recorder.states[None] = before
+    _create_writer(attempt, event_log, 0)
+    return None
+
+
+async def _check_id_is_new(attempt: Attempt, event_log: EventLog) -> None:
+    """Check that the log has no run using this id. Concurrent writes are detected later, by `announce`.
+
+    Raises:
+        RunExists: The id is already in use.
+    """
+    try:
+        # Only checks for existence, without reading any events.
+        await read_log(event_log.read, attempt.task_id, after_seq=_MAX_SEQ)
+    except UnknownRun:
+        return
+    raise make_exists_error(attempt.task_id, "is in the log")
+
+
+async def _load_run(attempt: Attempt, event_log: EventLog, close: Close) -> Event | None:
+    prepare, known = attempt.life.prepare, attempt.spec.known
+    if known is None:
+        # An attempt cancelled before starting is still loaded, so that its end can be logged.
+        known = await prepare(read_log(event_log.snapshot, attempt.task_id), GRACE)
+        if known is None:
+            return None
+        if not known.events:
+            check_whole(attempt.task_id, (), 1)
+    if isinstance(known, Snapshot):
+        _apply_recorded_options(attempt, known.events)
+        loaded = await _read_with_lease(attempt, event_log, known.record, known, close)
+    else:
+        loaded = await _read_with_lease(attempt, event_log, known, None, close)
+        if loaded is not None:
+            _apply_recorded_options(attempt, loaded.snapshot.events)
+    return None if loaded is None else _resume(attempt, event_log, loaded)
+
+
+class _LoadedRun(NamedTuple):
+    """Run and conversation state, read while holding the lease."""
+
+    snapshot: Snapshot
+    before: RunState
+    """State left by earlier runs of the conversation."""
+
+
+async def _read_with_lease(
+    attempt: Attempt, event_log: EventLog, record: RunRecord, seen: Snapshot | None, close: Close
+) -> _LoadedRun | None:
+    """Acquire the lease, and read the run again. Return None if the attempt must end first.
+
+    Args:
+        attempt: Attempt to load.
+        event_log: Log to read from.
+        record: Last known record of the run.
+        seen: Last known snapshot, so that only newer events are read.
+        close: Async function executing the attempt that ends an earlier run.
+
+    Raises:
+        ContextBusy: See `acquire_lease` and `drop_earlier_questions`.
+    """
+    attempt.recorder.stamp.ids["context_id"] = record.context_id
+    if attempt.spec.cancel is not None:
+        # Cancelling adds nothing to the conversation, so there is no need to wait for other runs.
+        await attempt.life.prepare(try_acquire_lease(attempt, event_log), GRACE)
+        return await _read(attempt, event_log, seen)
+    if seen is not None and is_over(seen.events[-1]):
+        return await _read(attempt, event_log, seen)
+    while True:
+        acquired = await acquire_lease(attempt, event_log)
+        # The run may have been resumed elsewhere while we were waiting.
+        loaded = await _read(attempt, event_log, seen)
+        if loaded is None or not acquired:
+            return None if loaded is None or loaded.snapshot.state.state == "working" else loaded
+        snapshot = loaded.snapshot
+        if not snapshot.waiting or attempt.life.is_ending or is_over(snapshot.events[-1]):
+            return loaded
+        if has_begun(snapshot.record.state, snapshot.record.seq) or _is_cancelled(snapshot):
+            # Either it has already dropped their questions, or it will end without starting.
+            return loaded
+        if await drop_earlier_questions(attempt, event_log, snapshot.waiting, close):
+            return await _read(attempt, event_log, snapshot)
+
+
+async def _read(attempt: Attempt, event_log: EventLog, seen: Snapshot | None) -> _LoadedRun | None:
+    """Read the run and its conversation, or only what is new since an earlier snapshot.
+
+    Raises:
+        EventLogError: One of the latest events can't be read.
+    """
+    prepare, task_id, context_id = attempt.life.prepare, attempt.task_id, attempt.context_id
+    if attempt.inbox is not None:
+        attempt.inbox.mark_seen()
+    cached = find_cached(event_log, context_id)
+    history = HistoryQuery(cached[0], FORMAT)
+    snapshot = await prepare(read_log(event_log.snapshot, task_id, since=seen, history=history), GRACE)
+    if snapshot is None or snapshot.history is None:
+        return None
+    events = snapshot.events
+    if not events or snapshot.record.seq > events[-1].seq:
+        check_whole(task_id, events, max(1, snapshot.record.seq))
+    before = await prepare(add_page(event_log, context_id, task_id, cached, snapshot.history), GRACE)
+    return None if before is None else _LoadedRun(snapshot, before)
+
+
+def _is_cancelled(snapshot: Snapshot) -> bool:
+    """Return True if the run has a pending cancel command."""
+    return apply_commands(snapshot.task_id, snapshot.state, snapshot.new_commands, warn=False).cancel is not None
+
+
+def _apply_recorded_options(attempt: Attempt, events: Sequence[Event]) -> None:
+    """Apply options recorded in the `task` event, unless the run has ended."""
+    task, apply_recorded_options = events[0] if events else None, attempt.spec.apply_recorded_options
+    if apply_recorded_options is None or not isinstance(task, TaskEvent) or task.options is None:
+        return
+    state = fold_all(events)
+    if state.retryable or not state.finished:
+        attempt.use_spec(apply_recorded_options(task.options))
+        attempt.life.limit(attempt.info.limits.seconds)
+
+
+def _resume(attempt: Attempt, event_log: EventLog, loaded: _LoadedRun) -> Event | None:
+    """Resume a run as its next attempt. Return its final event if it can't be resumed."""
+    spec, events = attempt.spec, loaded.snapshot.events
+    earlier = EarlierAttempts(events, loaded.before)
+    state = earlier.state
+    if spec.cancel is None and (state.retryable or not state.finished):
+        check_whole(attempt.task_id, events, state.seq)
+    if state.state == "submitted":
+        # A submitted run hasn't been started, so this is its first attempt, which includes the `task` event.
+        attempt.earlier_events = events
+        _resume_recorder(attempt, earlier, events, state.attempt)
+    else:
+        _resume_recorder(attempt, earlier, events, state.attempt + 1)
+    inputs = spec.inputs or {}
+    stays_idle = spec.only_executes or spec.cancel is not None
+    if attempt.life.is_ending and is_superseded(state):
+        # The run ends anyway, and any answers are too late.
+        inputs = {}
+    elif not stays_idle:
+        check_not_superseded(attempt.task_id, state)
+    answers = new_answers(attempt.task_id, state, inputs)
+    attempt.credentials.update(find_credentials(state, inputs))
+    # Not needed anymore, and credentials should be kept in as few places as possible.
+    attempt.use_spec(spec._replace(inputs=None, apply_recorded_options=None, known=None))
+    attempt.initial_events = [
+        earlier.address_answer(InputReceivedEvent(input_id=input_id, value=value))
+        for input_id, value in answers.items()
+    ]
+    if (state.finished and not state.retryable) or (stays_idle and (state.finished or state.state == "canceled")):
+        # The run may have just become idle. Executing or ending it must leave it that way.
+        return events[-1]
+    commands = () if is_over(events[-1]) else loaded.snapshot.new_commands
+    if attempt.inbox is not None:
+        attempt.inbox.skip_applied(commands[-1][0] if commands else state.last_command)
+    applied = _apply_commands(attempt, state.replace(answers={**state.answers, **answers}), commands)
+    if not attempt.life.is_ending:
+        check_can_continue(loaded.snapshot, applied, asks=spec.on_input is not None, has_inputs=bool(inputs))
+    if spec.cancel is None:
+        _warn_about_strategy(attempt, events[0])
+        limit = check_attempts(state, attempt.info.limits)
+        if limit is not None and state.state != "submitted":
+            attempt.life.finish(limit)
+    _create_writer(attempt, event_log, state.seq)
+    return None
+
+
+def _apply_commands(attempt: Attempt, state: RunState, commands: Commands) -> AppliedCommands:
+    """Apply pending commands, unless the run is ending anyway."""
+    applied = apply_commands(
+        attempt.task_id, state, [(number, command) for number, command in commands if number > state.last_command]
+    )
+    if applied.cancel is not None and attempt.spec.cancel is not None:
+        # This attempt was created to cancel the run, and here is the command.
+        attempt.life.revise(Canceled(*applied.cancel))
+    elif applied.cancel is not None:
+        attempt.life.finish(Canceled(*applied.cancel))
+    if not attempt.life.is_ending:
+        addressed = attempt.recorder.earlier.address_answer
+        news = [addressed(event) if isinstance(event, InputReceivedEvent) else event for event in applied.events]
+        attempt.initial_events = (*attempt.initial_events, *news)
+        attempt.credentials.update(applied.credentials)
+        attempt.skipped_commands = applied.skipped
+    return applied
+
+
+def _send(attempt: Attempt, number: int, command: MessageCommand) -> None:
+    messages = find_new_messages(attempt.state(), command)
+    try:
+        if messages:
+            send_messages(attempt, messages, interrupt=command.interrupt, metadata={COMMAND_ID: number})
+    except RunOver as error:
+        log.debug("Leaving command %s to the next attempt: %s", number, error)
+    except ConfigurationError as error:
+        log.warning("Skipping command %s to run %s: %s", number, attempt.task_id, error)
+
+
+async def _copy_run(attempt: Attempt, event_log: EventLog, fork: Fork) -> None:
+    """Continue as the next attempt of a copied run, which is logged along with the first events."""
+    events = await read_log(event_log.read, fork.task_id)
+    check_whole(fork.task_id, events, 1)
+    before = await conversation(event_log, events[0].context_id, before=fork.task_id)
+    attempt.earlier_events, answers = fork.copy(
+        events,
+        before.messages,
+        task_id=attempt.task_id,
+        context_id=attempt.context_id,
+        agent_name=attempt.info.agent_name,
+        model=attempt.info.model.name,
+        options=attempt.spec.recorded_options,
+        metadata={**events[0].metadata, **attempt.spec.metadata},
+        prepare=attempt.prepare_messages,
+    )
+    if not await acquire_lease(attempt, event_log):
+        return
+    for event in attempt.earlier_events:
+        normalise(event)
+    earlier = EarlierAttempts(attempt.earlier_events)
+    _resume_recorder(attempt, earlier, attempt.earlier_events, earlier.state.attempt + 1)
+    attempt.initial_events = _make_changes(attempt, fork, answers)
+    _create_writer(attempt, event_log, 0)
+
+
+def _make_changes(attempt: Attempt, fork: Fork, answers: Sequence[ToolCompleteEvent]) -> Iterator[Event]:
+    """Yield a fork's changes. Each event must be folded before requesting the next."""
+    for answer in answers:
+        # Allows a strategy to find the result when it runs again.
+        attempt.recorder.earlier.results[answer.step or "", answer.index] = answer
+        yield answer
+    if fork.added:
+        yield from attempt.close_open_work()
+        yield from fork.added
+
+
+def _resume_recorder(attempt: Attempt, earlier: EarlierAttempts, events: Sequence[Event], number: int) -> None:
+    attempt.recorder.resume(earlier, ThoughtGraph.of(events), number)
+    attempt.info.metadata = {**events[0].metadata, **attempt.spec.metadata}
+
+
+def _create_writer(attempt: Attempt, event_log: EventLog, durable_seq: int) -> None:
+    if attempt.lease is not None and attempt.lease.lost is not None:
+        # Another process owns the run, so recording an end would be wrong.
+        return
+    # Avoid a reference cycle, which would leave every attempt to the garbage collector.
+    on_failure = partial(_handle_write_error, attempt.life, attempt.recorder.delivery)
+    attempt.recorder.writer = LogWriter(event_log, attempt.task_id, durable_seq, on_failure, attempt.info.scope.gate)
+
+
+def _handle_write_error(life: Lifetime, delivery: DeliveryGate, error: Exception) -> None:
+    """End an attempt after the log has rejected its events."""
+    if isinstance(error, ConflictError):
+        # Another process owns the run, so subscribers must not receive any more of our events.
+        delivery.drop()
+    life.finish(error)
+
+
+def _warn_about_strategy(attempt: Attempt, task: Event) -> None:
+    """Warn when resuming with a different strategy, which is an easy mistake with `run(strategy=)`."""
+    recorded = task.strategy if isinstance(task, TaskEvent) else None
+    if recorded != attempt.spec.strategy:
+        log.warning(
+            "Run %s was started using %s, but is being resumed using %s: pass agent.resume(..., strategy=) to keep it",
+            attempt.task_id,
+            recorded or "no strategy",
+            attempt.spec.strategy or "none",
+        )
