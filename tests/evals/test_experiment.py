@@ -136,7 +136,7 @@ async def test_deps_are_made_for_each_run_and_inputs_may_be_data() -> None:
 
 async def test_data_without_a_prompt_is_a_failure_that_says_so() -> None:
     report = await experiment([Case({"at": "here"})], agent(), EXACT).run()
-    assert "the prompt is {'at': 'here'}" in str(report.failures[0].error)
+    assert "the prompt must be a string" in str(report.failures[0].error)
 
 
 async def test_cases_may_be_a_file(tmp_path: Path) -> None:

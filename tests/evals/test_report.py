@@ -126,7 +126,7 @@ async def test_a_report_is_the_same_after_json() -> None:
 
 @pytest.mark.parametrize("data", [b"{}", "[]", b"nothing", b'{"version": 2}'])
 def test_what_is_no_report_is_refused(data: Any) -> None:
-    with pytest.raises(ConfigurationError, match="not a report"):
+    with pytest.raises(ConfigurationError, match="must be a report"):
         Report.from_json(data)
 
 

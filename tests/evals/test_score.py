@@ -74,7 +74,7 @@ async def test_an_answer_cannot_be_compared_with_nothing() -> None:
 
 
 def test_a_wrong_expression_is_refused_at_once() -> None:
-    with pytest.raises(ConfigurationError, match="not a regular expression"):
+    with pytest.raises(ConfigurationError, match="not a valid regular expression"):
         score.matches("(")
 
 

@@ -148,7 +148,7 @@ async def test_a_stock_operator_on_every_durable_event_in_order() -> None:
     [
         (lambda: Scorer("", short), "needs a name"),
         (lambda: experiment(CASES, agent(), [lambda result: True]), "needs a name"),
-        (lambda: Scorer("x", short, better="more"), "better must be higher or lower"),  # pyright: ignore[reportArgumentType]
+        (lambda: Scorer("x", short, better="more"), "better must be 'higher' or 'lower'"),  # pyright: ignore[reportArgumentType]
         (lambda: Scorer("x", lambda: True), "it gets"),
         (lambda: Scorer("x", lambda a, b, c: True), "it gets"),
         (lambda: Scorer("x", 7), "give a function"),  # pyright: ignore[reportArgumentType]

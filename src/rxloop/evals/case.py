@@ -26,16 +26,16 @@ MARK = "rxloop.experiment"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One thing to ask, and what is known of the right answer.
+    """Input with an optional expected answer.
 
     Attributes:
-        input: What `agent.run` takes, or anything the experiment's `prompt=` can turn into it. In a case with
-            `fork_of` it is what is said there, and may be None.
-        expected: What scorers compare the answer with.
-        id: Its name in reports, and in the ids of its runs; by default its place in the list, from 1.
-        metadata: Whatever scorers and `prompt=` want to know besides.
-        fork_of: A recorded run of the experiment's log, with whose beginning each run of this case begins.
-        fork_at: The `seq` of the last event of it that is taken over.
+        input: Prompt for `agent.run`, or a value that the experiment's `prompt=` converts to one. For a fork, it is a
+            new message and may be None.
+        expected: Expected answer, for scorers.
+        id: Id in reports and in the ids of runs. The default is the position in the list, starting at 1.
+        metadata: Additional data for scorers and `prompt=`.
+        fork_of: Run in the experiment's log to fork.
+        fork_at: `seq` of the last event to copy.
     """
 
     input: Any = None
@@ -56,13 +56,13 @@ class Case:
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> list[Case]:
-        """Read cases from a file with a JSON object in each line, whose keys are the attributes of a case.
+        """Read cases from a JSONL file. The keys are the attributes of a case.
 
         Args:
-            path: The file; empty lines are passed over.
+            path: Path of the file. Empty lines are skipped.
 
         Raises:
-            ConfigurationError: A line is not such an object; the message names it.
+            ConfigurationError: A line is not a valid case. The message has its number.
         """
         cases: list[Case] = []
         for number, line in enumerate(Path(path).read_bytes().splitlines(), start=1):
@@ -83,19 +83,19 @@ class Case:
         until: int | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> list[Case]:
-        """Make cases from the runs of a log: each has what the run was asked, and the conversation before it.
+        """Create cases from recorded runs, including the conversation before each run.
 
-        Runs that an experiment has made are left out.
+        Runs made by experiments are omitted.
 
         Args:
-            log: Holds the runs.
-            expected: Take the recorded answer of each for the expected one.
-            states: Only runs in these states.
-            agent_name: Only runs of the agent of this name.
-            owner: Only runs of this owner.
-            since: Only runs created at this time or later, in milliseconds since 1970.
-            until: Only runs created before this time.
-            metadata: Only runs with these values in their metadata.
+            log: Event log.
+            expected: Whether to use the recorded answers as expected ones.
+            states: States of the runs to include.
+            agent_name: Only include runs of this agent.
+            owner: Only include runs of this owner.
+            since: Only include runs created at or after this time, in milliseconds since 1970.
+            until: Only include runs created before this time, in milliseconds since 1970.
+            metadata: Only include runs with these metadata values.
         """
         cases: list[Case] = []
         records = await read_log(

@@ -36,19 +36,19 @@ class Experiment(Plan):
         return f"<Experiment {self.name}: {said}>"
 
     def run(self) -> Stream[Report]:
-        """Carry it out: a stream of reports, each with one trial more. Awaiting it gives the last, complete one.
+        """Run the experiment. Returns a stream of reports, each with one more trial. Await it for the complete report.
 
         ::
 
             trials   --a-----b--c----|
             run()    R-R-----R--R----|
 
-        A run that fails and a scorer that fails are values in the report, and stop nothing. Cancelling the task
-        that awaits it, or letting go of the last subscription, cancels the runs that are under way. With a log, another
-        call goes on where that one ended, in this process or another: what is done is not asked again.
+        Failed runs and scorers are reported and do not stop the experiment. Active runs are cancelled if the awaiting
+        task is cancelled, or the last subscription is disposed. With a log, another call continues in any process, and
+        finished runs are not repeated.
 
         Raises:
-            ConfigurationError: From the stream: the log has a run of a case that was asked something else.
+            ConfigurationError: Raised by the stream if the log has a run of a case with another prompt.
         """
 
         async def work(push: Push[Report]) -> None:
@@ -97,7 +97,7 @@ def experiment(
     repeats: int = 1,
     concurrency: int = 10,
 ) -> Experiment:
-    """Describe an experiment: each variant is asked each case, `repeats` times, and each run is scored.
+    """Create an experiment. Each variant runs each case `repeats` times, and each run is scored.
 
     Example:
         >>> capitals = experiment(cases, {"small": small, "large": large}, [score.exact(), score.cost()])
@@ -105,19 +105,19 @@ def experiment(
         >>> assert report.of("large").mean("exact") > 0.9
 
     Args:
-        cases: What is asked; a path names a file that `Case.read` reads.
-        agent: What is asked: an agent, or agents and `Variant`s by their names.
-        scorers: Functions of a result, or of a case and a result, and those of `rxloop.score`.
-        name: What it is called in reports. With a log it is needed: the runs are found by it.
-        log: Keeps the runs, so that the experiment can be carried on after a crash. None keeps them nowhere, whatever
-            log the agents have themselves.
-        prompt: Turns a case into what is asked, where its input is not a text or messages.
-        deps: Makes the deps of each run.
-        repeats: How many times each variant is asked each case.
-        concurrency: How many runs go on at once, with their scoring.
+        cases: Cases, or the path of a file for `Case.read`.
+        agent: An agent, or a dict of agents and `Variant`s by name.
+        scorers: Functions with a result, or with a case and a result, and scorers from `rxloop.score`.
+        name: Name in reports. Required with a log, because it identifies the runs.
+        log: Event log for the runs, which allows an experiment to continue after a crash. By default the runs are not
+            stored, even if the agents have a log.
+        prompt: Converts a case to a prompt, if its input is not text or messages.
+        deps: Creates the deps for each run.
+        repeats: Number of runs per variant and case.
+        concurrency: Maximum number of concurrent runs, including their scoring.
 
     Raises:
-        ConfigurationError: An argument is of a wrong kind, or two cases or scorers have the same name.
+        ConfigurationError: An argument is invalid, or two cases or scorers have the same name.
     """
     if log is not None and not name.strip():
         raise ConfigurationError("an experiment with a log needs a name, by which its runs are found: name='capitals'")

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class Report(Trials):
-    """What an experiment came to: its trials, their statistics, and how they are written.
+    """Trials of an experiment, with statistics and output formats.
 
-    Printed it is a table; `rich.print` colours it.
+    `str` returns a table, and `rich.print` adds colours.
     """
 
     def to_json(self) -> bytes:
@@ -30,10 +30,10 @@ class Report(Trials):
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
-        """Read what `to_json` has written.
+        """Load a report from the result of `to_json`.
 
         Raises:
-            ConfigurationError: It is something else.
+            ConfigurationError: The data is not a valid report.
         """
         try:
             return cls.model_validate_json(data)
@@ -76,21 +76,20 @@ class Comparison:
 
 
 def compare(before: Report, after: Report, *, level: float = 0.95) -> Comparison:
-    """Compare two reports, scorer by scorer and case by case.
+    """Compare two reports by scorer and case.
 
-    Variants are compared by their names; two reports of one variant each are compared whatever those are called, as
-    `compare(report.of("small"), report.of("large"))`. Cases are paired by their ids. One that has another input or
-    another expected answer is left out, and so are labels and scorers that only one report has. Where lower is
-    better, so is a case in which the share of runs without an answer differs: a run that fails at once takes little.
-    `left_out` names everything that is left out.
+    Variants are paired by name, unless each report has only one, as in `compare(report.of("small"),
+    report.of("large"))`. Cases are paired by id. Cases with another input or expected answer are omitted, and so are
+    labels and scorers that only one report has. If lower is better, a case is also omitted if its fraction of
+    unanswered runs has changed, because a failed run only seems cheaper. `left_out` lists everything that was omitted.
 
     Args:
-        before: The report to compare with.
-        after: The report that is judged.
-        level: The probability of the intervals.
+        before: Baseline report.
+        after: Report to compare with the baseline.
+        level: Confidence level of the intervals.
 
     Raises:
-        ConfigurationError: They have no variant or no case in common, or the level does not lie between 0 and 1.
+        ConfigurationError: The reports have no common variant or case, or the level is not between 0 and 1.
     """
     left_out: list[str] = []
     changes: list[Change] = []

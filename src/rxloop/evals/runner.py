@@ -35,16 +35,16 @@ from rxloop.support.tasks import CLOCK
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """An agent, and what is different in its runs; None leaves it as the agent has it.
+    """Agent with different run options. None keeps the agent's own value.
 
     Attributes:
-        agent: Makes the runs. It may have another loop, other tools or other instructions than the next variant's.
-        model: In the place of the agent's model.
-        strategy: What makes a run of the loop, or the name of one of `rxloop.strategies`.
-        settings: Over those of the agent.
-        limits: Over those of the agent.
-        prompt: Makes of a case what is asked, in the place of the experiment's `prompt=`.
-        on_input: Answers the questions of a run, which otherwise ends there without an answer.
+        agent: Agent for the runs.
+        model: Replaces the agent's model.
+        strategy: Strategy, or the name of one in `rxloop.strategies`.
+        settings: Override the agent's settings.
+        limits: Override the agent's limits.
+        prompt: Converts a case to a prompt, instead of the experiment's `prompt=`.
+        on_input: Answers questions. Without it, a run that asks a question ends without an answer.
     """
 
     agent: Agent[Any, Any]
@@ -91,10 +91,10 @@ class _Planned:
 
 
 async def carry_out(experiment: Plan, push: Push[Report]) -> None:
-    """Make or find the runs of an experiment, score them, and push a report after each.
+    """Start or find all runs of an experiment, score them, and push a report after each one.
 
     Raises:
-        ConfigurationError: The log has a run of a case that was asked something else.
+        ConfigurationError: The log has a run of a case with another prompt.
     """
     plan = [*_plan(experiment)]
     known = await _known(experiment, plan)
@@ -136,10 +136,10 @@ def _plan(experiment: Plan) -> Iterator[_Planned]:
 
 
 async def _known(experiment: Plan, plan: Sequence[_Planned]) -> Known:
-    """Find the runs that the log has already.
+    """Return the runs that the log already contains.
 
     Raises:
-        ConfigurationError: One of them was asked something else.
+        ConfigurationError: A run has another prompt.
     """
     log = experiment.log
     if log is None:

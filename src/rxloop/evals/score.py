@@ -1,8 +1,8 @@
-"""Ready-made scorers: by the answer, by the way to it, by what it took, or by a judging model.
+"""Built-in scorers for answers, tool calls, cost and judgement by a model.
 
     scorers = [score.exact(), score.called("search", "read"), score.cost(), score.judge("openai:gpt-5", "It is kind.")]
 
-A function of a result, or of a case and a result, is a scorer as it stands.
+A function with a result, or with a case and a result, can also be used as a scorer.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from rxloop.tools.think_aloud import NAME as THINK_ALOUD
 
 
 def exact(*, ignore_case: bool = False, name: str = "exact") -> Scorer:
-    """Whether the answer is the expected one, typed answers by their values.
+    """Return a scorer that compares the answer to the expected one. Typed answers are compared by value.
 
     Args:
-        ignore_case: Take `oslo` for `Oslo`, where the answer is a text.
-        name: The name in reports.
+        ignore_case: Whether to ignore case in text answers.
+        name: Name in reports.
     """
 
     def same(case: Case, result: Result[Any]) -> bool:
@@ -43,11 +43,11 @@ def exact(*, ignore_case: bool = False, name: str = "exact") -> Scorer:
 
 
 def contains(*, ignore_case: bool = True, name: str = "contains") -> Scorer:
-    """Whether the text of the answer contains what is expected; of a list, all of it.
+    """Return a scorer that checks if the answer contains the expected text, or all texts in a list.
 
     Args:
-        ignore_case: Take `oslo` for `Oslo`.
-        name: The name in reports.
+        ignore_case: Whether to ignore case.
+        name: Name in reports.
     """
 
     def has(case: Case, result: Result[Any]) -> bool:
@@ -61,14 +61,14 @@ def contains(*, ignore_case: bool = True, name: str = "contains") -> Scorer:
 
 
 def matches(pattern: str | re.Pattern[str], *, name: str = "matches") -> Scorer:
-    """Whether a regular expression is found in the text of the answer.
+    """Return a scorer that searches the answer for a regular expression.
 
     Args:
-        pattern: The expression.
-        name: The name in reports.
+        pattern: Regular expression.
+        name: Name in reports.
 
     Raises:
-        ConfigurationError: It is not a regular expression.
+        ConfigurationError: The pattern is invalid.
     """
     try:
         found = re.compile(pattern)
@@ -82,11 +82,11 @@ def matches(pattern: str | re.Pattern[str], *, name: str = "matches") -> Scorer:
 
 
 def fields(*names: str, name: str = "fields") -> Scorer:
-    """The part of the expected fields that a typed answer has right, from 0 to 1.
+    """Return a scorer for the fraction of expected fields that a typed answer has right.
 
     Args:
-        *names: The fields that count; by default all that the expected answer has.
-        name: The name in reports.
+        *names: Fields to compare. The default is all fields of the expected answer.
+        name: Name in reports.
     """
 
     def part(case: Case, result: Result[Any]) -> float:
@@ -126,13 +126,13 @@ def _folded(text: str, ignore_case: bool) -> str:
 
 
 def cost(prices: Mapping[str, Price] | None = None, *, name: str = "cost") -> Scorer:
-    """What the run cost, in US dollars; lower is better.
+    """Return a scorer for the cost in US dollars. Lower is better.
 
-    A model without a price makes it fail for that run: a sum without it would look like a saving.
+    It fails if a model has no price, because the partial cost would look like a saving.
 
     Args:
-        prices: The price of each model, as for `op.cost`.
-        name: The name in reports.
+        prices: Prices by model string, as in `op.cost`.
+        name: Name in reports.
     """
 
     def dollars(case: Case, events: Sequence[Event]) -> float:
@@ -148,10 +148,10 @@ def cost(prices: Mapping[str, Price] | None = None, *, name: str = "cost") -> Sc
 
 
 def tokens(*, name: str = "tokens") -> Scorer:
-    """How many tokens the run took, input and output, as the provider counted them; lower is better.
+    """Return a scorer for the number of input and output tokens. Lower is better.
 
     Args:
-        name: The name in reports.
+        name: Name in reports.
     """
 
     def count(case: Case, events: Sequence[Event]) -> int:
@@ -161,10 +161,10 @@ def tokens(*, name: str = "tokens") -> Scorer:
 
 
 def seconds(*, name: str = "seconds") -> Scorer:
-    """How long the run went on, by the clock of its events; lower is better. A pause does not count.
+    """Return a scorer for the duration in seconds, without pauses. Lower is better.
 
     Args:
-        name: The name in reports.
+        name: Name in reports.
     """
 
     def duration(case: Case, events: Sequence[Event]) -> float:
@@ -176,7 +176,7 @@ def seconds(*, name: str = "seconds") -> Scorer:
 def called(
     *tools: str | Callable[[Case], Sequence[str]], only: bool = False, any_order: bool = False, name: str = "called"
 ) -> Scorer:
-    """Whether these tools were called, in this order; other calls may lie between.
+    """Return a scorer that checks if tools were called in this order, possibly with other calls between them.
 
     ::
 
@@ -184,14 +184,14 @@ def called(
         called("search", "pay")     -------------T|
 
     Args:
-        *tools: The names of the tools; one that is called twice stands there twice. Or one function that gives the
-            names for a case: `called(lambda case: case.metadata["tools"])`.
-        only: There must be no other calls.
-        any_order: The order does not count.
-        name: The name in reports.
+        *tools: Tool names. Repeat a name for several calls. Alternatively, a function that returns the names for a
+            case: `called(lambda case: case.metadata["tools"])`.
+        only: Whether to forbid other calls.
+        any_order: Whether to ignore the order.
+        name: Name in reports.
 
     Raises:
-        ConfigurationError: There are neither names nor one function.
+        ConfigurationError: There are no names and no function.
     """
     if not tools or (len(tools) > 1 and not all(isinstance(each, str) for each in tools)):
         raise ConfigurationError("called() takes the names of tools, or one function that gives them for a case")
@@ -207,11 +207,11 @@ def called(
 
 
 def no_tool(*tools: str, name: str = "no_tool") -> Scorer:
-    """Whether none of these tools was called; with no name, none at all.
+    """Return a scorer that checks if none of these tools was called. Without names, it checks all tools.
 
     Args:
-        *tools: The names of the tools.
-        name: The name in reports.
+        *tools: Tool names.
+        name: Name in reports.
     """
 
     def right(case: Case, events: Sequence[Event]) -> Score:
@@ -222,10 +222,10 @@ def no_tool(*tools: str, name: str = "no_tool") -> Scorer:
 
 
 def tool_failures(*, name: str = "tool_failures") -> Scorer:
-    """How many tool calls failed; lower is better.
+    """Return a scorer for the number of failed tool calls. Lower is better.
 
     Args:
-        name: The name in reports.
+        name: Name in reports.
     """
 
     def count(case: Case, events: Sequence[Event]) -> int:
@@ -235,10 +235,10 @@ def tool_failures(*, name: str = "tool_failures") -> Scorer:
 
 
 def steps(*, name: str = "steps") -> Scorer:
-    """How many model calls the run took, those of nested agents included; lower is better.
+    """Return a scorer for the number of model calls, including nested agents. Lower is better.
 
     Args:
-        name: The name in reports.
+        name: Name in reports.
     """
 
     def count(case: Case, events: Sequence[Event]) -> int:

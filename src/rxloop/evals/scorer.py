@@ -41,9 +41,9 @@ class Score(Wire):
     """Result of a scorer for one run."""
 
     value: bool | int | float | str | None = None
-    """A verdict (which counts as 1 or 0), a number, or a label.
+    """Verdict (which counts as 1 or 0), number or label.
 
-    None where the scorer failed, and for a run without an answer where lower is better.
+    None if the scorer failed, or if a run has no answer and lower is better.
     """
     reason: str = ""
     """Explanation for people."""
@@ -75,31 +75,31 @@ Ask = Callable[[Evidence], Awaitable[Measured]]
 
 
 class Scorer:
-    """Gives each run a value. A plain function in the list of scorers becomes one, under its own name.
+    """Scorer of runs. Plain functions in the list of scorers are converted, with their own names.
 
     Example:
         >>> Scorer("length", lambda result: len(result.content), better="lower")
     """
 
     of_failures = False
-    """Whether it is asked about a run that has no answer, too.
+    """True if the scorer also applies to runs without an answer.
 
-    Otherwise such a run counts 0, or has no value where lower is better: failing never looks good.
+    Otherwise these runs count as 0, or have no value if lower is better, so that a failure never improves the mean.
     """
 
     def __init__(self, name: str, function: Callable[..., Any], *, better: Better = "higher") -> None:
-        """Name a function.
+        """Create a scorer from a function.
 
         Args:
-            name: The name in reports.
-            function: Takes the result of a run, or the case and the result; sync or async. It gives a bool, a number, a
-                label, a `Score`, or None where it does not apply. It is not called for a run without an answer. It is
-                called on the event loop: what blocks belongs in `asyncio.to_thread`.
-            better: Whether higher or lower numbers are better: which changes `compare` calls worse, and what a run
-                without an answer gets. It counts 0 where higher is better, and has no value where lower is.
+            name: Name in reports.
+            function: Sync or async function with the result of a run, or with the case and the result. It returns a
+                bool, a number, a label, a `Score`, or None if it does not apply. It is not called for runs without an
+                answer. It runs on the event loop, so use `asyncio.to_thread` for blocking code.
+            better: Whether higher or lower numbers are better. A run without an answer counts as 0 if higher is better,
+                and has no value otherwise.
 
         Raises:
-            ConfigurationError: The name is empty, or the function takes something else.
+            ConfigurationError: The name is empty, or the function has other parameters.
         """
         if not name.strip() or name == "<lambda>":
             raise ConfigurationError("a scorer needs a name: Scorer('short', lambda result: len(result.content) < 200)")
@@ -115,10 +115,10 @@ class Scorer:
 
     @asynccontextmanager
     async def opened(self, log: EventLog | None) -> AsyncGenerator[Ask]:
-        """Give what asks it, for the time of one experiment.
+        """Yield the function that scores a run, for the duration of an experiment.
 
         Args:
-            log: That of the experiment, for scorers that make runs themselves.
+            log: Event log of the experiment, for scorers that start runs.
         """
         yield self._ask
 
@@ -172,7 +172,7 @@ def view(
 
 
 def view(name: str, /, *views: Callable[[Any], Any], better: Better = "higher") -> Scorer:
-    """Score by a view of the run's stream: its last value is the score.
+    """Return a scorer based on the last value of a view.
 
     ::
 
@@ -183,10 +183,10 @@ def view(name: str, /, *views: Callable[[Any], Any], better: Better = "higher") 
         >>> view("bergen", op.tool_calls(), rx.filter(lambda event: event.arguments["city"] == "Bergen"), rx.count())
 
     Args:
-        name: The name in reports.
-        *views: Views, or any reactivex operators, as `run.pipe` takes them. They see the durable events of the run,
-            after its end, all at once; times are those on the events.
-        better: Whether higher or lower is better.
+        name: Name in reports.
+        *views: Views or other reactivex operators, as in `run.pipe`. They receive all durable events after the run has
+            ended, with their original timestamps.
+        better: Whether higher or lower values are better.
     """
 
     async def last(case: Case, events: Sequence[Event]) -> Any:
@@ -201,10 +201,10 @@ def view(name: str, /, *views: Callable[[Any], Any], better: Better = "higher") 
 
 
 def as_scorer(given: object) -> Scorer:
-    """Make a scorer of what stands in the list of scorers.
+    """Convert an item in a list of scorers to a scorer.
 
     Raises:
-        ConfigurationError: It is neither a scorer nor a function with a name.
+        ConfigurationError: The item is not a scorer or a function with a name.
     """
     if isinstance(given, Scorer):
         return given
@@ -244,10 +244,10 @@ async def scored(scorer: Scorer, ask: Ask, evidence: Evidence) -> Score | None:
 
 
 def as_score(value: Any) -> Score:
-    """Make a score of what a scorer gave.
+    """Convert a scorer's return value to a score.
 
     Raises:
-        ConfigurationError: It is something else, or a number that is not finite.
+        ConfigurationError: The value has the wrong type, or is not finite.
     """
     score = (
         value
@@ -280,18 +280,18 @@ def judge(
     settings: ModelSettings | None = None,
     name: str = "judge",
 ) -> Scorer:
-    """Ask a model whether the answer is right by a rubric.
+    """Return a scorer that asks a model whether the answer meets a rubric.
 
-    It is asked for a typed answer, with its reason first, and its tokens are counted apart from those of the run. With
-    a log its runs are kept there, so that no judgement is asked for twice; another rubric is another judgement.
+    The model returns a typed answer, starting with its reason. Its tokens are not part of the run's usage. With a log,
+    judgements are stored and reused for the same rubric.
 
     Args:
-        model: A provider, or a model string; better not the model that is judged.
-        rubric: What a good answer is, in plain words.
+        model: Provider or model string, preferably not the judged model.
+        rubric: Description of a good answer.
         verdict: `bool` for right or wrong, `float` for a grade from 0 to 1, or a `Literal` of labels.
-        calls: Show it the tool calls of the run, too, each with its arguments and its result.
-        settings: Settings of its calls; by default the provider's own.
-        name: The name in reports.
+        calls: Whether to show the run's tool calls, with arguments and results.
+        settings: Model settings. The default is the provider's own.
+        name: Name in reports.
 
     Raises:
         ConfigurationError: The rubric is empty.

@@ -61,9 +61,9 @@ def comparison_rows(changes: Sequence[Change]) -> Rows:
 
 
 def comparison_notes(changes: Sequence[Change], left_out: Sequence[str]) -> Iterator[str]:
-    """List the cases that got worse, and what could not be compared.
+    """Yield lines with worse cases, and with reasons why something could not be compared.
 
-    Of what a run takes the mean says enough: where each run takes a little more or less, every second case is worse.
+    Cases are omitted for scorers of cost, where the mean is sufficient and every second case is slightly worse.
     """
     for change in (each for each in changes if each.better == "higher"):
         for case in change.regressions[:_SHOWN]:

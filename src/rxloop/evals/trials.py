@@ -31,17 +31,17 @@ class Interval(NamedTuple):
 
 
 def bootstrap(values: Sequence[float], level: float = 0.95) -> Interval:
-    """Estimate the interval of the mean of values by the percentile bootstrap.
+    """Return a confidence interval for the mean, using the percentile bootstrap.
 
-    It resamples with a generator of its own that always begins alike: the same values give the same interval. What was
-    never seen cannot be drawn: of ten successes out of ten it says (1, 1), however few ten are.
+    The random seed is constant, so equal values result in equal intervals. Values that never occurred cannot be drawn:
+    ten successes out of ten result in (1, 1), although ten is a small number.
 
     Args:
-        values: One for each case; what repeats of a case gave is averaged before, since they are not independent.
-        level: The probability, such as 0.95.
+        values: One value per case. Average repeated runs first, because they are not independent.
+        level: Confidence level, such as 0.95.
 
     Raises:
-        ConfigurationError: There are no values, or the level does not lie between 0 and 1.
+        ConfigurationError: There are no values, or the level is not between 0 and 1.
     """
     if not 0 < level < 1:
         raise ConfigurationError(f"level must be between 0 and 1, got {level!r}")
@@ -164,10 +164,10 @@ class Trials(Wire):
     # -- the statistics
 
     def of(self, variant: str) -> Self:
-        """Take the part of one variant.
+        """Return the part of the report for one variant.
 
         Raises:
-            ConfigurationError: There is no such variant.
+            ConfigurationError: The variant does not exist.
         """
         if variant not in self.variants:
             raise ConfigurationError(
@@ -178,39 +178,39 @@ class Trials(Wire):
         return self.model_copy(update={"variants": [variant], "trials": trials, "planned": planned})
 
     def mean(self, name: str) -> float:
-        """Average the scores of a scorer: over the repeats of each case first, and then over the cases.
+        """Return the mean score, averaged over the runs of each case and then over all cases.
 
-        A run that has no answer counts 0 for each scorer of answers, and is left out where lower is better.
+        A run without an answer counts as 0, or is omitted if lower is better.
 
         Args:
-            name: The scorer.
+            name: Name of the scorer.
 
         Raises:
-            ScoreMissing: The scorer failed for a trial, applied to none, or no run has an answer.
-            ConfigurationError: There is no such scorer, it gives labels, or the report has several variants.
+            ScoreMissing: The scorer failed for a trial or never applied, or no run has an answer.
+            ConfigurationError: The scorer does not exist or returns labels, or the report has several variants.
         """
         self._see_that_none_is_missing(name)
         return fmean(self.by_case(name).values())
 
     def interval(self, name: str, level: float = 0.95) -> Interval:
-        """Estimate how certain the mean is: `bootstrap` over the cases.
+        """Return a confidence interval for the mean, from `bootstrap` over all cases.
 
         Args:
-            name: The scorer.
-            level: The probability.
+            name: Name of the scorer.
+            level: Confidence level.
 
         Raises:
-            ScoreMissing: As for `mean`.
-            ConfigurationError: As for `mean`, or the level does not lie between 0 and 1.
+            ScoreMissing: As in `mean`.
+            ConfigurationError: As in `mean`, or the level is not between 0 and 1.
         """
         self._see_that_none_is_missing(name)
         return bootstrap([*self.by_case(name).values()], level)
 
     def by_case(self, name: str) -> dict[str, float]:
-        """Average the scores of each case, by its id. Runs without a value are left out, as where the scorer failed.
+        """Return the mean score for each case id. Runs without a value and failed scorers are omitted.
 
         Raises:
-            ConfigurationError: As for `mean`.
+            ConfigurationError: As in `mean`.
         """
         if len(self.variants) > 1:
             raise ConfigurationError(f"the report has several variants: report.of({self.variants[0]!r}) takes one")
@@ -225,10 +225,10 @@ class Trials(Wire):
         return {case: fmean(each) for case, each in values.items()}
 
     def labels(self, name: str) -> Counter[str]:
-        """Count the labels of a scorer; a trial without one counts as `(none)`.
+        """Count the labels of a scorer. A trial without a label counts as `(none)`.
 
         Raises:
-            ConfigurationError: There is no such scorer.
+            ConfigurationError: The scorer does not exist.
         """
         return Counter(score.value if isinstance(score.value, str) else "(none)" for _, score in self._scores(name))
 
@@ -250,10 +250,10 @@ class Trials(Wire):
             raise ScoreMissing(f"there is no score of {name!r}: none of {len(scores)} runs has an answer")
 
     def measure(self, name: str) -> Measure:
-        """Find a scorer by its name.
+        """Return the scorer's properties.
 
         Raises:
-            ConfigurationError: There is none.
+            ConfigurationError: The scorer does not exist.
         """
         for measure in self.measures:
             if measure.name == name:
