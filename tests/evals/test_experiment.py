@@ -365,7 +365,7 @@ def test_it_says_in_a_line_what_it_is() -> None:
 
 def test_cases_may_come_from_a_generator_and_scorers_are_a_list() -> None:
     assert len(experiment((case for case in CASES), agent(), EXACT).cases) == 4
-    with pytest.raises(ConfigurationError, match="give a list of them"):
+    with pytest.raises(ConfigurationError, match="scorers must be a list"):
         experiment(CASES, agent(), score.exact())  # pyright: ignore[reportArgumentType]
 
 

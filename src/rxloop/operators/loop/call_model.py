@@ -80,7 +80,7 @@ class _Call(abc.DisposableBase):
         self._ended = False
         self._failures = 0
         self._visible_name: str | None = None
-        """Name of the most recently called tool, unless the tool is hidden."""
+        """Name of the last called tool, or None if it is hidden."""
         observer.on_next(describe_request(request, problems))
         model = request.ctx.model
         if request.branch is None:
@@ -139,7 +139,7 @@ class _Call(abc.DisposableBase):
         self._observer.on_next(event)
 
     def _complete(self, message: ContentCompleteEvent) -> None:
-        """Emit the message and a request for each tool call."""
+        """Emit the message, followed by its tool requests."""
         complete_message(message, self.request)
         self._observer.on_next(message)
         calls = enumerate(message.tool_calls)

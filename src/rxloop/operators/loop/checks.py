@@ -1,4 +1,4 @@
-"""Declarations, position checks and errors of a loop and its iterations."""
+"""Checks and errors for a loop and its iterations."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def declare_handler(operator: O, request: type[Request], *, ends: bool = False, 
 
 
 def check_iteration(operators: Iterable[Operator]) -> None:
-    """Check that every operator of an iteration can receive the requests that it handles.
+    """Check that each operator can receive its requests.
 
     Args:
         operators: Operators of one iteration, in order.
@@ -64,7 +64,7 @@ def check_iteration(operators: Iterable[Operator]) -> None:
 
 
 def check_run(operator: Operator) -> None:
-    """Check that every operator of a strategy and its loop can receive the requests that it handles.
+    """Check that each operator in a strategy and its loop can receive its requests.
 
     Raises:
         ConfigurationError: An operator would never receive a request. The message tells where to move it.
@@ -140,7 +140,7 @@ def find_signal_error(signal: object, loop: Operator) -> PipelineError | None:
 
 
 def make_signal_error(value: object, loop: Operator) -> PipelineError:
-    """Return the error for a value that is neither an event nor a request.
+    """Return the error for an invalid signal.
 
     Call it in the thread that emits the value, because the error names the sender.
     """
@@ -197,7 +197,7 @@ def make_unanswered_error(request: ModelRequest | ToolRequest, pipeline: Operato
 
 
 def check_iteration_end(state: RunState, step: str | None, pipeline: Operator) -> None:
-    """Check that an iteration has completed its message and answered all tool calls.
+    """Check that an iteration is complete.
 
     Raises:
         PipelineError: The message or a result is missing.
@@ -235,7 +235,7 @@ def find_retry(state: RunState) -> LLMFailedEvent | None:
 
 
 class Retries:
-    """Retries of the requests of one iteration."""
+    """Retry counter for one iteration."""
 
     __slots__ = ("_refusal", "pressure")
 

@@ -57,11 +57,11 @@ def parts(operators: Iterable[Operator]) -> Iterator[Operator]:
 
 
 def describe(operator: Operator) -> str:
-    """Return the name of an operator, or of the function that created it, for messages."""
+    """Return an operator's name for messages."""
     name: str = getattr(operator, "__qualname__", None) or type(operator).__qualname__
     *makers, own = name.split(".<locals>.")
     if own == "_wrap_curried":
-        # A reactivex operator keeps the function with its name in its closure.
+        # reactivex only keeps the name in a closure.
         held = [cell.cell_contents for cell in getattr(operator, "__closure__", None) or ()]
         names = [value.__name__ for value in held if isinstance(value, FunctionType)]
         return f"rx.{names[-1].strip('_')}" if names else own

@@ -42,7 +42,7 @@ def compress(
     Raises:
         ConfigurationError: An argument has the wrong type.
     """
-    # Imported here because most programs do not need it.
+    # Imported here because it is rarely needed.
     from rxloop.context.request_compressor import RequestCutter
 
     requests = RequestCutter(compressor, counter, every, timeout)

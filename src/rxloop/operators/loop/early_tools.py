@@ -62,7 +62,7 @@ def start_early(execute: ExecuteCall, answer: Answer, concurrency: int) -> Opera
 
 
 class _StreamedArguments:
-    """Streamed arguments of a tool call."""
+    """Streamed tool call arguments."""
 
     __slots__ = ("complete", "depth", "pieces", "position")
 
@@ -87,7 +87,7 @@ class _StreamedArguments:
 
 
 class _EarlyCall:
-    """Tool call that starts before its request. Its signals are held until the request arrives."""
+    """Tool call that is started before its request, and holds its signals until then."""
 
     __slots__ = ("_active", "_connection", "_held", "_observer", "_requested", "request", "tool")
 
@@ -99,7 +99,7 @@ class _EarlyCall:
         self._requested = asyncio.Event()
         self._held: list[Notification[Signal]] = []
         self._observer: abc.ObserverBase[Signal] | None = None
-        # The call gets its permit with the request. Until then it cannot ask questions.
+        # The call gets its permit later, with the request, and can't ask questions before.
         self._active = ActiveCall(None)
         ctx = request.ctx.bind(asked_for=self._requested.wait)
         self._connection = connect(
@@ -147,7 +147,7 @@ class _EarlyCall:
 
 
 class _EarlyCalls:
-    """Early tool calls of one iteration."""
+    """Early tool calls in one iteration."""
 
     __slots__ = (
         "_answer",
@@ -193,7 +193,7 @@ class _EarlyCalls:
         return subscribe
 
     def answer(self, request: ToolRequest, permit: Permit | None) -> Observable[Signal]:
-        """Continue the early call of a request, unless the request has changed."""
+        """Use the early call for this request, unless the request is different."""
         early = self._started.pop(request.slot, None)
         if early is not None:
             host = get_host(request.ctx)

@@ -71,7 +71,7 @@ def iterate(pipeline: Operator[OperatorDeps], times: int | None = None) -> Opera
 
 
 class _Iterations(abc.DisposableBase):
-    """Iterations of one run. A trampoline keeps the stack flat."""
+    """Iteration loop for one run, with a trampoline to keep the stack flat."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class _Iterations(abc.DisposableBase):
         self._current = SerialDisposable()
         self._retries = Retries()
         self._current_step: str | None = None
-        """Step of the current iteration, or None before the first one."""
+        """Current step, or None before the first iteration."""
         self._due = False
         self._running = False
         self._stopped = False
@@ -101,7 +101,7 @@ class _Iterations(abc.DisposableBase):
         self._current.dispose()
 
     def _advance(self) -> None:
-        """Start the next iteration, or let the loop that is already active start it."""
+        """Start the next iteration, or have the active loop start it."""
         if threading.get_ident() != self._thread:
             # The run also detects this and reports the details.
             self._fail(PipelineError("an iteration ended in another thread"))

@@ -60,7 +60,7 @@ class RequestChecks:
         if request.messages is ctx.state.messages and request.system is get_host(ctx).system:
             return request, ()
         if self._repair is None:
-            # Imported here, because only operators that change requests need it.
+            # Imported here because it is rarely needed.
             from rxloop.context.repair import RequestRepair
 
             self._repair = RequestRepair()
@@ -193,7 +193,7 @@ def mark_hidden(call: ToolCall, tools: OfferedTools) -> ToolCall:
 
 
 def list_offered(tools: Sequence[ToolDefinition], calls: Sequence[ToolCall], offered: OfferedTools) -> list[str] | None:
-    """Return the names of the tools offered for a message, or None if they were all tools of the run.
+    """Return the tool names offered for a message, or None if the run's tools were all offered.
 
     A resumed run uses them to find the tools that the calls of the message can reach.
     """

@@ -26,7 +26,7 @@ def _check_and_copy(signal: Signal, handler: str) -> Signal:
         raise PipelineError(
             f"handler {handler} must yield requests or events, got {signal!r} of type {type(signal).__qualname__}"
         )
-    # The run stamps published events, and the handler may reuse its own as a constant.
+    # The run will modify the event, but a handler may reuse it.
     return signal.model_copy()
 
 

@@ -36,7 +36,7 @@ _complete = make_unchecked(ToolCompleteEvent, normalised=True)
 
 
 def run_tools(concurrency: int = 5, *, early: bool = False) -> Operator[object]:
-    """Answer each `ToolRequest` with a call of the tool.
+    """Answer each `ToolRequest` by calling the tool.
 
     ::
 
@@ -61,7 +61,7 @@ def run_tools(concurrency: int = 5, *, early: bool = False) -> Operator[object]:
     """
     operator = answer_with_permits(ToolRequest, _answer, concurrency)
     if early:
-        # Imported here because few programs need it.
+        # Imported here because it is rarely needed.
         from rxloop.operators.loop.early_tools import start_early
 
         operator = start_early(_execute, _answer, concurrency)
@@ -125,7 +125,7 @@ async def _run_tool(tool: Tool, request: ToolRequest, push: Push[Signal], active
 
 
 async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
-    """Call the tool, and return the outcome as fields of its event."""
+    """Call the tool, and return the fields for its event."""
     call = ctx.call
     assert call is not None
     deadline = None if tool.timeout is None else asyncio.timeout(None)

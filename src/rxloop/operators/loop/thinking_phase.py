@@ -55,7 +55,7 @@ def thinking_phase(
     if not isinstance(cast("Any", summary_tokens), int) or summary_tokens < 1:
         raise ConfigurationError(f"summary_tokens must be an integer of at least 1, got {summary_tokens!r}")
     _check_model(thinking_model)
-    # Imported here because most programs do not need it.
+    # Imported here because it is rarely needed.
     from rxloop.context.request_compressor import RequestCutter
     from rxloop.context.summaries import SummarisingPhase
 

@@ -47,7 +47,7 @@ def typed_output(parse: Callable[[str], Any], retries: int = 2, *, by_tool: bool
 
     def answer(end: IterationEnd) -> Observable[Signal]:
         if end.ctx.branch is not None:
-            # Only an answer on the main branch is an answer of the run.
+            # Branches don't answer for the run.
             return emit(end)
         state = end.ctx.state
         last = state.last

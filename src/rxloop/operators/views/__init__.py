@@ -1,4 +1,4 @@
-"""Views for the subscribers of a run."""
+"""Views for subscribers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 VIEW = "rxloop_view"
-"""Attribute with the name of a view in messages, such as `op.text`."""
+"""Attribute for a view's name in messages, such as `op.text`."""
 
 View = Callable[[Observable[A]], Observable[T]]
 """Operator for a subscriber, outside the loop. Any reactivex operator is a view."""
@@ -24,6 +24,6 @@ EventView = View[Event, AnyEvent]
 
 
 def name_view(function: F, name: str) -> F:
-    """Set the name of a view in messages, and return the view."""
+    """Set a view's name for messages, and return the view."""
     vars(function)[VIEW] = name
     return function

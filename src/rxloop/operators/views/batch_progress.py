@@ -1,4 +1,4 @@
-"""Views that count the results of a batch and draw a progress bar."""
+"""Progress views for a batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(Protocol):
-    """Outcome of one item of a batch."""
+    """Outcome for one item in a batch."""
 
     @property
     def error(self) -> Exception | None:
@@ -142,7 +142,7 @@ def progress(
 
 
 DrawBar = Callable[[], tuple[Callable[[Tally], None], Callable[[], None]]]
-"""Starts a bar, and returns a function that updates it and one that stops it."""
+"""Starts a progress bar, and returns functions to update and stop it."""
 
 
 def _bar(total: int | None, label: str, console: Any) -> DrawBar:

@@ -31,11 +31,11 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import Message
 
 _BranchKey = tuple[Any, str | None]
-"""Key of a branch of a run. A nested run is identified by its call, other runs by their order in the stream."""
+"""Key for a branch. Nested runs are identified by their call, other runs by their order in the stream."""
 
 
 def filter_comparable(events: Sequence[Event]) -> list[Event]:
-    """Return the events that are compared, with the events of each tool batch in call order."""
+    """Return the events to compare, with each tool batch in call order."""
     repeated = _find_repeated(events)
     compared = [
         event
@@ -60,7 +60,7 @@ def filter_comparable(events: Sequence[Event]) -> list[Event]:
 
 
 class _Batch:
-    """Events of the tool calls of a message, sorted by call."""
+    """Events for a message's tool calls, sorted by call."""
 
     def __init__(self, message: ContentCompleteEvent) -> None:
         self._message = message
@@ -130,7 +130,7 @@ def is_compared(event: Event) -> bool:
         return False
     if isinstance(event, SubtaskEvent):
         return event.state not in WAITING
-    # A nested run that waits has no more ended than its parent.
+    # A waiting nested run has not ended.
     rests = isinstance(event, StatusUpdateEvent) and (event.state in ("working", *WAITING) or ends_attempt(event))
     return not rests
 
@@ -143,7 +143,7 @@ def _find_repeated(events: Iterable[Event]) -> set[int]:
     repeated: set[int] = set()
     for event in events:
         if isinstance(event, LLMCallEvent):
-            # Keep the last one, because it was answered, perhaps by another model.
+            # Keep the last call, which was answered, and may use a different model.
             earlier = calls.get((event.task_id, event.step))
             if earlier is not None:
                 repeated.add(earlier)
@@ -154,7 +154,7 @@ def _find_repeated(events: Iterable[Event]) -> set[int]:
                 repeated.add(event.seq)
             nested.add(transition)
         elif isinstance(event, ToolStartEvent):
-            # Keep the first one, because questions and answers of the tool follow it.
+            # Keep the first start, because it may be followed by questions.
             slot = (event.task_id, event.step, event.index)
             if slot in starts:
                 repeated.add(event.seq)
@@ -163,7 +163,7 @@ def _find_repeated(events: Iterable[Event]) -> set[int]:
 
 
 def _find_index(event: Event, message: ContentCompleteEvent) -> int | None:
-    """Return the index of the call that an event belongs to, or None."""
+    """Return the call index for an event, or None."""
     if isinstance(event, ToolStartEvent | ToolCompleteEvent | SubtaskEvent):
         return event.index if event.step == message.step else None
     call_id = event.tool_call_id if isinstance(event, ThoughtStreamEvent) else None
@@ -178,7 +178,7 @@ _ENVELOPE = Event.model_fields.keys() - {"kind", "step", "branch"}
 def comparable_data(event: Event, before: Sequence[Message]) -> dict[str, Any]:
     """Return the compared data of an event, without ids, numbers and times."""
     if isinstance(event, TaskEvent):
-        # The task of a fork contains the history of its conversation. The model is in each `llm-call`.
+        # A fork's task includes its conversation. The model is compared in each `llm-call`.
         messages = [*before, *event.messages]
         return {"kind": event.kind, "messages": [_message(message) for message in messages]}
     incidental = {name for cls in type(event).__mro__ for name in vars(cls).get("incidental_fields", ())}

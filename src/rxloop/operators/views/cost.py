@@ -1,4 +1,4 @@
-"""View of the cost of a run."""
+"""Cost view."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Spending:
 
         self.dollars = 0.0
         self.unpriced: dict[str, None] = {}
-        """Models that were used and have no price, in order."""
+        """Used models without a price, in order."""
         self._price, self._long_kept = partial(find_price, prices=prices), count_long_kept
         self._models: dict[tuple[str, str | None], str] = {}
 

@@ -1,4 +1,4 @@
-"""Views that filter events by class, task, audience or cursor, or until the run ends."""
+"""Views that filter events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""View of a typed answer while it is streamed."""
+"""View for typed answers while they are streamed."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def partial(output_type: type[Any]) -> View[Event, Any]:
 
 
 class _StreamedAnswer:
-    """Text of an answer, and the newest value parsed from it."""
+    """Answer text, with the latest value that was parsed from it."""
 
     def __init__(self) -> None:
         self.reset()
@@ -115,7 +115,7 @@ class _StreamedAnswer:
     def reset(self, call: int | None = None) -> None:
         """Start another answer."""
         self.call = call
-        """Index of the tool call that contains the answer, or None for a text answer."""
+        """Tool call index, or None for a text answer."""
         self.value: Any = None
         self._pieces: list[str] = []
         self._length = 0

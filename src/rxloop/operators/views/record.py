@@ -55,7 +55,7 @@ def record(target: list[Event] | str | os.PathLike[str]) -> EventView:
 
 
 def _write(out: ViewOutput[Event], path: Path) -> Callable[[Event], None]:
-    """Open a file, and return a function that writes and emits an event."""
+    """Open a file, and return a function to write and emit events."""
     file = _open_file(path)
 
     def close() -> None:
@@ -94,7 +94,7 @@ def _make_write_error(path: Path, error: OSError) -> ConfigurationError:
 
 
 def read_recording(recording: Recording) -> list[Event]:
-    """Return the events of a recording.
+    """Read the events from a recording.
 
     Raises:
         ConfigurationError: The file cannot be read, or a line is not an event.

@@ -21,15 +21,15 @@ class Repeat:
     """Tool call that the model has requested before with the same arguments."""
 
     call: ToolCall
-    """Newest of the equal calls."""
+    """The newest call."""
     count: int
     """Number of equal calls so far, including this one."""
     task_id: str
     """Id of the run."""
     branch: str | None = None
-    """Branch of the strategy, or None on the main branch."""
+    """The run's branch, or None for the main branch."""
     step: str | None = None
-    """Step of the newest call."""
+    """The newest call's step."""
 
     def __str__(self) -> str:
         # This text is shown to clients when it is used as the reason of a cancel.
@@ -89,7 +89,7 @@ def repeats(n: int = 3, *, within: int | None = None) -> View[Event, Repeat]:
 
 
 class _CallCounts:
-    """Counts of the calls on one branch of a run."""
+    """Call counts for one branch."""
 
     def __init__(self, within: int | None) -> None:
         self._within = within
@@ -97,7 +97,7 @@ class _CallCounts:
         self._counts = Counter[bytes]()
 
     def add(self, call: ToolCall) -> int:
-        """Add a call, and return the number of equal ones."""
+        """Add a call, and return its count."""
         key = _digest(call)
         self._counts[key] += 1
         if self._within is not None:

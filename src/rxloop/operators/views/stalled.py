@@ -1,4 +1,4 @@
-"""View that reports what a silent run waits for, and the open work in a stream of events."""
+"""View for silent runs, and the tracking of open work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rxloop.protocol.visibility import public_question
 Step = tuple[str, str | None, str | None]
 """Run, branch and step."""
 Slot = tuple[Step, int]
-"""Step and index of a tool call."""
+"""Step and index to identify a tool call."""
 
 
 def begins_attempt(event: Event) -> bool:
@@ -39,16 +39,16 @@ def begins_attempt(event: Event) -> bool:
 
 
 def get_step(event: Event) -> Step:
-    """Return the step of an event."""
+    """Return the step for an event."""
     return event.task_id, event.branch, event.step
 
 
 class Activity:
-    """Open model calls, tool calls and questions of a run and its nested runs."""
+    """Open model calls, tool calls and questions in a run, including nested runs."""
 
     def __init__(self) -> None:
         self.models: dict[Step, str] = {}
-        """Names of the models that have not answered."""
+        """Names for models that are still being called."""
         self.calls: dict[Slot, ToolCall] = {}
         self._questions: dict[tuple[str, str], tuple[Slot, PendingInput]] = {}
         self._parents: dict[str, str] = {}
@@ -56,7 +56,7 @@ class Activity:
 
     @property
     def questions(self) -> list[str]:
-        """Prompts of the open questions, as shown to clients."""
+        """Open questions, as shown to clients."""
         return [public_question(asked).prompt for _, asked in self._questions.values()]
 
     @property
@@ -100,7 +100,7 @@ class Activity:
                 self._close_call((get_step(event), event.index))
             case InputRequiredEvent() | AuthRequiredEvent():
                 asked = event.input
-                # A question that does not belong to a call has no call that could end it.
+                # This question is not from a tool call.
                 slot = (event.task_id, event.branch, asked.step), asked.index if asked.call is not None else -1
                 self._questions[event.task_id, event.input_id] = slot, asked
             case InputReceivedEvent():
@@ -139,7 +139,7 @@ class Stall:
     seconds: float
     """Duration of the silence in seconds, as a multiple of the configured time."""
     models: tuple[str, ...] = ()
-    """Names of the models that have not answered."""
+    """Names for models that are still being called."""
     calls: tuple[ToolCall, ...] = ()
     """Tool calls that are running, excluding those that wait for a nested run."""
     questions: tuple[str, ...] = ()
@@ -202,7 +202,7 @@ def stalled(seconds: float) -> View[Event, Stall]:
 
 
 class _Silence:
-    """Time since the newest event, for one subscriber."""
+    """Silence timer for one subscriber."""
 
     def __init__(self, seconds: float, out: ViewOutput[Stall]) -> None:
         self._seconds, self._out, self._now = seconds, out, out.now
@@ -211,19 +211,19 @@ class _Silence:
         self._emitted = 0
         """Number of stalls in this silence."""
         self._before = 0
-        """Timestamp of the newest event of the attempt, in milliseconds."""
+        """Latest timestamp in the attempt, in milliseconds."""
         self._ended = False
         self._timer = out.schedule(seconds, self._check)
 
     def handle(self, event: Event) -> None:
         if type(event) is GapEvent:
-            return  # a gap has no time of its own
+            return  # a gap doesn't have its own time
         if event.durable and begins_attempt(event):
             self._before = 0
         if self._before and not self._ended:
             self._emit_stalls((event.timestamp - self._before) / 1000)
         self._began, self._emitted = self._now(), 0
-        # The clock of the machine that resumed the run may be behind.
+        # The clock on the new machine may be behind, so don't go back in time.
         self._before = max(self._before, event.timestamp)
         if event.durable:
             self._handle_durable(event)

@@ -1,4 +1,4 @@
-"""View of the statistics of a run."""
+"""Statistics view."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Stats:
     """Statistics of a run, including nested runs and branches."""
 
     seconds: float
-    """Seconds since the first event, without the time between attempts."""
+    """Seconds since the first event, excluding time between attempts."""
     tokens_per_second: float
     """Tokens per second in the last window, or in the whole run if it is shorter than a window.
 
@@ -110,7 +110,7 @@ def stats(window: float = 1.0, *, prices: Mapping[str, Price] | None = None) -> 
 
 
 class _Report:
-    """Schedule of the statistics for one subscriber."""
+    """Schedule for one subscriber."""
 
     def __init__(self, window: float, figures: _Figures, out: ViewOutput[Stats]) -> None:
         self._window, self._figures, self._out = window, figures, out
@@ -120,7 +120,7 @@ class _Report:
 
     def handle(self, event: Event) -> None:
         if type(event) is GapEvent:
-            return  # a gap has no time of its own
+            return  # a gap doesn't have its own time
         figures = self._figures
         now = figures.get_time(event)
         if not self._is_active or (event.durable and begins_attempt(event)):
@@ -138,7 +138,7 @@ class _Report:
 
     def _tick(self) -> None:
         now = self._figures.now()
-        # Timers may be slightly early.
+        # A timer may fire slightly early.
         if now >= self._due - 1e-6:
             self._emit(max(now, self._due))
         self._timer = self._out.schedule(self._due - now, self._tick)
@@ -150,7 +150,7 @@ class _Report:
 
 
 class _Figures:
-    """Counters of a run, based on the timestamps of its events in seconds."""
+    """Counters for a run, with event timestamps in seconds."""
 
     def __init__(self, window: float, prices: Mapping[str, Price] | None, clock: Callable[[], float]) -> None:
         self._newest = 0.0
@@ -164,7 +164,7 @@ class _Figures:
         self._answers = deque[tuple[float, float, int]]()
         """Completion time, duration and tokens of each answer without deltas."""
         self._request_times: dict[Step, float] = {}
-        """Send time of each request that has not streamed anything yet."""
+        """Send times for requests that have not been streamed yet."""
         self._first_token: float | None = None
         self._open = Activity()
         self._tool_start = 0.0
@@ -181,7 +181,7 @@ class _Figures:
 
     def get_time(self, event: Event) -> float:
         """Return the time of a new event."""
-        # The clock of the machine that resumed the run may be behind.
+        # The clock on the new machine may be behind, so don't go back in time.
         return max(event.timestamp / 1000, self._newest) if event.timestamp else self.now()
 
     def resume(self, now: float) -> None:
@@ -226,7 +226,7 @@ class _Figures:
         return now - (self._begin if self._begin is not None else now)
 
     def add(self, event: Event, now: float) -> None:
-        """Add an event with its time."""
+        """Add a new event to the counters."""
         if isinstance(event, ContentDeltaEvent | ThoughtDeltaEvent | ToolCallDeltaEvent):
             self._deltas.append(now)
             if self._request_times and (requested_at := self._request_times.pop(get_step(event), None)) is not None:

@@ -1,4 +1,4 @@
-"""Views of streamed text: the answer as strings, and merged deltas."""
+"""Views for streamed text."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class _DeltaBuffer:
         self._texts.append(text)
 
     def flush(self, out: ViewOutput[Event]) -> bool:
-        """Emit the collected deltas as one event, and return whether there were any."""
+        """Emit collected deltas as one event. Returns True if there were any."""
         newest, texts = self._newest, self._texts
         if newest is None:
             return False

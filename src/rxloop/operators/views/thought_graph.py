@@ -1,4 +1,4 @@
-"""Views of the thoughts as a graph, either as snapshots or as changes."""
+"""Thought graph views."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class NodeAdded:
 
     @property
     def id(self) -> str:
-        """Id of the thought or tool call."""
+        """The thought id or tool call id."""
         return self.node.thought_id if isinstance(self.node, ThoughtStreamEvent) else self.node.id
 
     def to_json(self) -> bytes:
@@ -68,7 +68,7 @@ class EdgeAdded:
     target: int
     """Key of the thought."""
     kind: EdgeKind
-    """Kind of the edge, as in `Edge`."""
+    """The edge kind."""
 
     def to_json(self) -> bytes:
         """Return JSON in the format of `ThoughtGraph.to_json`, with this edge and no nodes."""
