@@ -1,4 +1,4 @@
-"""A model that needs no key, and the weather that it talks about."""
+"""An offline model that answers questions about the weather, and needs no key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rxloop.providers.vendors import Preset
 MODEL = "offline"
 
 BASE_URL = "http://offline.invalid/v1"
-"""Base URL of requests to the model. The name is reserved: no host can have it."""
+"""Base URL of requests to the model. The reserved name never resolves to a host."""
 
 _KEYS = {"ZAI_API_KEY": "zai:glm-4.7", "OPENAI_API_KEY": "openai:gpt-5"}
 
@@ -36,12 +36,12 @@ class OfflineModel:
         >>> agent = Agent(offline.provider())
 
     Args:
-        rules: What answers, tried in order; the built-in rules follow, and the last of those always answers.
+        rules: Rules that are tried in order before the built-in rules. The last built-in rule always answers.
         delay: Seconds between two chunks of a stream.
 
     Attributes:
-        requests: The decoded bodies of the requests, in order.
-        open: The number of streams that are being read.
+        requests: Decoded bodies of the requests, in order.
+        open: Number of open streams.
     """
 
     def __init__(self, rules: Sequence[Rule] | None = None, delay: float = 0.0) -> None:
@@ -51,7 +51,7 @@ class OfflineModel:
         self._delay = delay
 
     def provider(self) -> Provider:
-        """Make a provider whose requests this model answers."""
+        """Return a provider whose requests this model answers."""
         client = httpx.AsyncClient(transport=httpx.MockTransport(self.handle))
         return openai_chat("demo", preset=Preset(name=MODEL, base_url=BASE_URL), api_key=MODEL, http_client=client)
 
@@ -132,7 +132,7 @@ def _refuse(status: int, message: str, kind: str = "invalid_request_error") -> h
 
 
 class _Answer:
-    """A reply in the form of the wire."""
+    """A reply in the wire format."""
 
     def __init__(self, body: Mapping[str, Any], conversation: Conversation, reply: Reply, number: int) -> None:
         self._reply = reply
@@ -158,7 +158,7 @@ class _Answer:
             self._usage["completion_tokens_details"] = {"reasoning_tokens": len(_pieces(reply.reasoning))}
 
     def whole(self) -> dict[str, Any]:
-        """Return the whole answer at once."""
+        """Return the complete response."""
         message: dict[str, Any] = {"role": "assistant", "content": self._reply.text or None}
         if self._reply.reasoning:
             message["reasoning_content"] = self._reply.reasoning
@@ -168,7 +168,7 @@ class _Answer:
         return self._head | {"object": "chat.completion", "choices": [choice], "usage": self._usage}
 
     def chunks(self) -> Iterator[dict[str, Any]]:
-        """Give the answer word by word, and the arguments of calls in fragments; the usage comes last."""
+        """Yield the response in chunks: words, fragments of arguments, and finally the usage."""
         yield self._chunk({"role": "assistant", "content": ""})
         for piece in _pieces(self._reply.reasoning):
             yield self._chunk({"reasoning_content": piece})
@@ -193,9 +193,10 @@ def _pieces(text: str) -> list[str]:
 
 
 def demo_model(*, delay: float = 0.02) -> Provider | str:
-    """Return the model for an example: a real one if the environment has a key, else the offline model.
+    """Return a real model if the environment has a key, otherwise the offline model.
 
-    With ZAI_API_KEY or OPENAI_API_KEY it is the model string of that vendor. Without a key it says so on stderr and
+    With ZAI_API_KEY or OPENAI_API_KEY, returns the model string of that vendor. Without a key, prints a note to stderr
+    and
     returns the provider of an `OfflineModel`.
 
     Args:

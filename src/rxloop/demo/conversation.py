@@ -1,4 +1,4 @@
-"""What the offline model is sent, made easy to read for its rules, and what they answer."""
+"""Requests to the offline model in a form for its rules, and the replies of rules."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ THINK_ALOUD = "think_aloud"
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a rule answers."""
+    """Reply of a rule."""
 
     text: str = ""
     calls: Sequence[tuple[str, Mapping[str, Any]]] = ()
-    """The tools to call: name and arguments."""
+    """Tool calls: name and arguments."""
     reasoning: str = ""
-    """What goes out as the model's own reasoning."""
+    """Reasoning of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +31,23 @@ class PastCall:
     name: str
     arguments: dict[str, Any]
     result: str | None
-    """The text that came back, or None if there is none yet."""
+    """Result as text, or None if there is no result yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A tool that the request offers."""
+    """A tool offered in the request."""
 
     name: str
     parameters: dict[str, Any]
 
     @property
     def arguments(self) -> dict[str, dict[str, Any]]:
-        """The schema of each argument."""
+        """Schemas of the arguments by name."""
         return self.parameters.get("properties") or {}
 
     def fill(self, **known: Any) -> dict[str, Any]:
-        """Fill the arguments of a call: with what is known, and something that fits for what else is required."""
+        """Return arguments for a call: the given values, and generated values for other required arguments."""
         required: list[str] = self.parameters.get("required") or []
         shared = {"$defs": self.parameters.get("$defs", {})}
         return known | {name: plainest(self.arguments.get(name, {}) | shared) for name in required if name not in known}
@@ -57,12 +57,12 @@ _PLAIN: dict[str, Any] = {"boolean": False, "null": None}
 
 
 def plainest(schema: dict[str, Any], text: str = "", facts: Mapping[str, Any] | None = None) -> Any:
-    """Make up the plainest value that fits a JSON Schema.
+    """Generate the simplest value that matches a JSON Schema.
 
     Args:
         schema: The schema.
-        text: What texts in it say.
-        facts: What is known, by the names of fields.
+        text: Value of strings.
+        facts: Known values by field name.
     """
 
     def fitting(part: dict[str, Any], name: str, known: Mapping[str, Any]) -> Any:
@@ -70,7 +70,7 @@ def plainest(schema: dict[str, Any], text: str = "", facts: Mapping[str, Any] | 
             part = schema["$defs"][part["$ref"].rpartition("/")[2]]
         for key in ("anyOf", "oneOf"):
             if key in part:
-                # Null, where that is allowed: it ends a type that contains itself.
+                # Prefer null, because it ends a recursive type.
                 return fitting(min(part[key], key=lambda option: option.get("type") != "null"), name, {})
         for key in ("const", "default"):
             if key in part:
@@ -92,12 +92,12 @@ def plainest(schema: dict[str, Any], text: str = "", facts: Mapping[str, Any] | 
 
 
 class Conversation:
-    """One request, as the rules of the offline model see it.
+    """A request to the offline model.
 
     Attributes:
-        messages: The messages as they were sent.
-        tools: The tools that are offered, by name; none if the request forbids them.
-        response_format: What the request says of the form of the answer.
+        messages: Messages of the request.
+        tools: Offered tools by name. Empty if the request forbids tool calls.
+        response_format: Response format of the request.
     """
 
     def __init__(self, body: Mapping[str, Any]) -> None:
@@ -113,59 +113,59 @@ class Conversation:
 
     @cached_property
     def questions(self) -> list[str]:
-        """What the user said, oldest first."""
+        """Messages of the user, oldest first."""
         return [text_of(message) for message in self.messages if message.get("role") == "user"]
 
     @property
     def question(self) -> str:
-        """What the user said last."""
+        """Last message of the user."""
         return self.questions[-1] if self.questions else ""
 
     @cached_property
     def answers(self) -> list[str]:
-        """What the model answered before, oldest first."""
+        """Earlier answers of the model, oldest first."""
         said = [message for message in self.messages if message.get("role") == "assistant"]
         return [text_of(message) for message in said if not message.get("tool_calls")]
 
     @cached_property
     def calls(self) -> list[PastCall]:
-        """Every tool call of the conversation, oldest first."""
+        """All tool calls of the conversation, oldest first."""
         return self._calls_in(self.messages)
 
     @cached_property
     def turn(self) -> list[PastCall]:
-        """The tool calls since the user spoke last."""
+        """Tool calls since the last message of the user."""
         users = [place for place, message in enumerate(self.messages) if message.get("role") == "user"]
         return self._calls_in(self.messages[users[-1] + 1 :] if users else self.messages)
 
     def results(self, name: str) -> list[PastCall]:
-        """Find the calls of a tool since the user spoke last."""
+        """Return the calls of a tool since the last message of the user."""
         return [call for call in self.turn if call.name == name]
 
     @property
     def thoughts(self) -> list[str]:
-        """The ids of the thoughts since the user spoke last, as the tool gave them."""
+        """Ids of the thoughts since the last message of the user, as returned by the tool."""
         return [_thought_id(call) for call in self.results(THINK_ALOUD)]
 
     @property
     def thinks(self) -> bool:
-        """Whether the model may think aloud."""
+        """True if the model may think aloud."""
         return THINK_ALOUD in self.tools
 
     def tool_with(self, argument: str, *hints: str) -> OfferedTool | None:
-        """Find the tool that takes an argument of that name; of several, one whose name holds a hint goes first."""
+        """Return the tool that takes an argument of that name. Tools whose names contain a hint are preferred."""
         found = self.tools_with(argument)
         named = [tool for tool in found if any(hint in tool.name.lower() for hint in hints)]
         return next(iter([*named, *found]), None)
 
     def tools_with(self, argument: str) -> list[OfferedTool]:
-        """List every tool that takes an argument of that name."""
+        """Return all tools that take an argument of that name."""
         return [tool for tool in self.tools.values() if argument in tool.arguments]
 
     def think(
         self, id: str, thought: str, kind: str, *, related_to: str | None = None, confidence: float | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Make a call that thinks aloud; the id gets a number if the conversation has it already."""
+        """Return a call that thinks aloud. A number is appended to the id if it is already used."""
         taken = {call.arguments.get("thought_id") for call in self.calls if call.name == THINK_ALOUD}
         allowed = self.tools[THINK_ALOUD].arguments.get("thought_type", {}).get("enum") or [kind]
         names = [id, *(f"{id}-{n}" for n in range(2, len(taken) + 3))]
@@ -179,7 +179,7 @@ class Conversation:
         return THINK_ALOUD, {name: value for name, value in arguments.items() if value is not None}
 
     def call_id(self, index: int) -> str:
-        """Return the id that the call at that place of the next reply will have."""
+        """Return the id of the call at an index of the next reply."""
         return f"call_{len(self.calls) + index + 1}"
 
     def _calls_in(self, messages: list[dict[str, Any]]) -> list[PastCall]:
@@ -201,11 +201,11 @@ class Conversation:
 
 
 Rule = Callable[[Conversation], Reply | None]
-"""Answers a conversation, or leaves it to the next rule."""
+"""Function that answers a conversation, or returns None to try the next rule."""
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """Return the text of a message, of one piece or of parts."""
+    """Return the text of a message, which may have several parts."""
     content: Any = message.get("content")
     if isinstance(content, list):
         parts = cast("list[dict[str, Any]]", content)
@@ -214,13 +214,13 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def as_object(text: str | None) -> dict[str, Any]:
-    """Read the JSON object in a text, or an empty one."""
+    """Parse a JSON object. Return an empty one if this fails."""
     value = as_json(text)
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def as_json(text: str | None) -> Any:
-    """Read the JSON value of a text, or None."""
+    """Parse a JSON value. Return None if this fails."""
     try:
         return orjson.loads(text or "null")
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""Cities, temperatures and sums in a question."""
+"""Parser for cities, temperatures and sums in questions."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ _FAILURE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """A temperature as it was written, in Celsius or Fahrenheit."""
+    """A temperature in its original unit, Celsius or Fahrenheit."""
 
     value: float
     unit: str
 
     @property
     def celsius(self) -> float:
-        """The same in Celsius."""
+        """The temperature in Celsius."""
         return self.value if self.unit == "C" else (self.value - 32) * 5 / 9
 
     @property
     def sum_in_celsius(self) -> str:
-        """The sum that gives it in Celsius."""
+        """Formula that converts the temperature to Celsius."""
         return exact(self.value) if self.unit == "C" else f"({exact(self.value)} - 32) * 5 / 9"
 
     def __str__(self) -> str:
@@ -75,17 +75,17 @@ class Temperature:
 
 
 def number(value: float) -> str:
-    """Write a number as people do: one decimal place for what is not whole."""
+    """Format a number with at most one decimal place."""
     return f"{value:.0f}" if abs(value - round(value)) < 0.05 else f"{value:.1f}"
 
 
 def exact(value: float) -> str:
-    """Write a number in full."""
+    """Format a number with all digits."""
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else f"{value:.10g}"
 
 
 def cities_in(text: str) -> list[str]:
-    """Find the cities that a question names: words with a capital, or what follows "in"."""
+    """Return the cities in a question: capitalised words, or the words after "in"."""
     found: list[str] = []
     words: list[str] = []
     for token in [*re.findall(r"[^\W\d_][\w'\u2019-]*|\S", text), "."]:
@@ -102,7 +102,7 @@ def cities_in(text: str) -> list[str]:
 
 
 def temperatures_in(text: str) -> list[tuple[Temperature, str | None]]:
-    """Find the temperatures that a text states, each with the city that it names after it."""
+    """Return the temperatures in a text, each with the city that follows it."""
     found = list(_TEMPERATURE.finditer(text))
     ends = [*(match.start() for match in found[1:]), len(text)]
     stated: list[tuple[Temperature, str | None]] = []
@@ -118,7 +118,7 @@ def _temperature(match: re.Match[str]) -> Temperature:
 
 
 def temperature_of(result: str | None) -> Temperature | None:
-    """Find the temperature in the result of a tool, JSON or text."""
+    """Return the temperature in a tool result (JSON or text), or None."""
     value = as_json(result)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return Temperature(float(value), "C")
@@ -146,7 +146,7 @@ def _temperature_in(data: Any) -> Temperature | None:
 
 
 def _fields(data: Any) -> Iterator[tuple[str, Any]]:
-    """List the leaves of a JSON value, each with the name of its field."""
+    """Yield the leaves of a JSON value with the names of their fields."""
     if isinstance(data, dict):
         for key, value in cast("dict[str, Any]", data).items():
             if isinstance(value, dict | list):
@@ -159,14 +159,14 @@ def _fields(data: Any) -> Iterator[tuple[str, Any]]:
 
 
 def failed(result: str | None) -> bool:
-    """Return whether the result of a tool tells of a failure instead of a value."""
+    """True if a tool result describes a failure."""
     if "error" in as_object(result):
         return True
     return as_json(result) is None and temperature_of(result) is None and bool(_FAILURE.search(result or "error"))
 
 
 def described(result: str | None) -> str:
-    """Say in a few words what a result has besides the temperature."""
+    """Return a short description of a tool result, without the temperature."""
     value = as_json(result)
     if value is None:
         return (result or "").strip()
@@ -176,7 +176,7 @@ def described(result: str | None) -> str:
 
 
 def number_of(result: str | None) -> float | None:
-    """Find the number in the result of a calculator."""
+    """Return the number in the result of a calculator, or None."""
     value = as_json(result)
     if isinstance(value, dict | list):
         numbers = [leaf for _, leaf in _fields(value) if isinstance(leaf, int | float)]
@@ -188,7 +188,7 @@ def number_of(result: str | None) -> float | None:
 
 
 def sum_in(question: str, last: float | None) -> str | None:
-    """Find the sum that a question asks for; one that begins with an operator goes on from the last result."""
+    """Return the sum in a question, or None. A sum that starts with an operator continues the last result."""
     text = question
     for pattern, sign in _WORDS:
         text = re.sub(pattern, sign, text, flags=re.IGNORECASE)
@@ -209,7 +209,7 @@ OPERATIONS: dict[type[ast.operator], tuple[str, Callable[[float, float], float]]
     ast.Mod: ("%", lambda a, b: a % b),
     ast.Pow: ("**", lambda a, b: a**b),
 }
-"""The operations of a sum, each with its sign."""
+"""Operations of sums with their signs."""
 
 
 def _parsed(expression: str) -> ast.expr | None:
@@ -220,10 +220,10 @@ def _parsed(expression: str) -> ast.expr | None:
 
 
 def evaluate(expression: str) -> float:
-    """Work out a sum.
+    """Evaluate a sum.
 
     Raises:
-        ArithmeticError: It has none, or one that is too large.
+        ArithmeticError: If the expression is not a sum, or the result is too large.
     """
     node = _parsed(expression)
     if node is None:

@@ -1,6 +1,6 @@
-"""The rules that the offline model comes with.
+"""Built-in rules of the offline model.
 
-Each reads the whole request, the results of tools above all, and answers from what it was sent.
+Each rule reads the whole request, in particular the tool results, and answers from it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _Calls = list[tuple[str, dict[str, Any]]]
 
 
 def compare_stated(conversation: Conversation) -> Reply | None:
-    """Compare or convert temperatures that the question itself states."""
+    """Compare or convert temperatures stated in the question."""
     stated = temperatures_in(conversation.question)
     if len(stated) < 2 and not (stated and _CONVERT.search(conversation.question)):
         return None
@@ -76,7 +76,7 @@ def compare_stated(conversation: Conversation) -> Reply | None:
 
 
 def _verdict(question: str, named: Sequence[tuple[str, float]]) -> str:
-    """Write one sentence that compares; it begins with yes or no if the question asks so."""
+    """Return a sentence that compares temperatures. It starts with yes or no if the question requires it."""
     (first, a), (second, b) = named[0], named[1]
     colder = bool(_COLDER.search(question))
     opening = ""
@@ -89,7 +89,7 @@ def _verdict(question: str, named: Sequence[tuple[str, float]]) -> str:
 
 
 def plan(conversation: Conversation) -> Reply | None:
-    """Plan a stay in a city, from what the tools that take a city say about it."""
+    """Plan a stay in a city with the results of the tools that take a city."""
     cities = cities_in(conversation.question)
     if not re.search(r"\bplan\b", conversation.question, re.IGNORECASE) or not cities:
         return None
@@ -125,7 +125,7 @@ def plan(conversation: Conversation) -> Reply | None:
 
 
 def weather(conversation: Conversation) -> Reply | None:
-    """Look the weather up, and compare it, from the tool results of this turn and of earlier ones."""
+    """Look up and compare the weather, with tool results of this and earlier turns."""
     question = conversation.question
     named = cities_in(question)
     compares = bool(_COMPARE.search(question))
@@ -150,7 +150,7 @@ def weather(conversation: Conversation) -> Reply | None:
 
 
 def _carried_over(conversation: Conversation, tool: OfferedTool, named: list[str], compares: bool) -> list[str]:
-    """Find the cities of earlier questions that this one is about as well."""
+    """Return the cities of earlier questions that also apply to this question."""
     wanted = (2 if compares else 1) - len(named)
     asked = [str(call.arguments.get("city")) for call in conversation.calls if call.name == tool.name]
     latest = [city for city in dict.fromkeys(reversed(asked)) if city not in named]
@@ -174,7 +174,7 @@ def _look_up(conversation: Conversation, tool: OfferedTool, cities: list[str], m
 
 
 def _think_about(conversation: Conversation, found: list[tuple[str, PastCall]]) -> _Calls:
-    """Think about each result, ask for the sum that the question needs, and draw the thoughts together."""
+    """Think about each result, call the calculator if necessary, and combine the thoughts."""
     thoughts = conversation.thoughts
     thinks = conversation.thinks and len(found) > 1
     calls: _Calls = []
@@ -204,7 +204,7 @@ def _think_about(conversation: Conversation, found: list[tuple[str, PastCall]]) 
 
 
 def _calculator(conversation: Conversation, found: list[tuple[str, PastCall]]) -> OfferedTool | None:
-    """Return the calculator, if the difference of two temperatures is asked for."""
+    """Return the calculator if the question asks for the difference of two temperatures."""
     asked = re.search(r"\bdifference\b", conversation.question, re.IGNORECASE)
     return conversation.tool_with("expression") if asked and len(found) == len(_temperatures(found)) == 2 else None
 
@@ -214,7 +214,7 @@ def _temperatures(found: list[tuple[str, PastCall]]) -> list[tuple[str, Temperat
 
 
 def _warmths(conversation: Conversation, found: list[tuple[str, PastCall]]) -> list[tuple[str, float]]:
-    """Tell how warm each city is in Celsius; where the calculator has worked it out, above the second one."""
+    """Return the temperature of each city in Celsius, or the difference if the calculator was used."""
     calculator = _calculator(conversation, found)
     worked = conversation.results(calculator.name) if calculator else []
     value = number_of(worked[-1].result) if worked else None
@@ -237,7 +237,7 @@ def _weather_answer(conversation: Conversation, found: list[tuple[str, PastCall]
 
 
 def _sentence_about(call: PastCall, city: str) -> str:
-    """Write one sentence on what a tool said about a city."""
+    """Return a sentence about the result of a tool for a city."""
     result = (call.result or "").strip()
     if failed(result):
         return f"I could not get an answer from {call.name} for {city}: {result.rstrip('.') or 'it said nothing'}."
@@ -251,7 +251,7 @@ def _sentence_about(call: PastCall, city: str) -> str:
 
 
 def arithmetic(conversation: Conversation) -> Reply | None:
-    """Work out a sum, with a calculator if one is offered."""
+    """Evaluate a sum, with a calculator if one is offered."""
     calculator = conversation.tool_with("expression")
     expression = sum_in(conversation.question, _last_number(conversation))
     if expression is None:
@@ -276,13 +276,13 @@ def arithmetic(conversation: Conversation) -> Reply | None:
 
 
 def _last_number(conversation: Conversation) -> float | None:
-    """Find the result of the sum before, in the answer that was given."""
+    """Return the result of the previous sum from its answer, or None."""
     said = [answer for answer in conversation.answers if re.search(r" is -?[\d.e+]+\.$", answer)]
     return number_of(said[-1].rstrip(".").rpartition(" is ")[2]) if said else None
 
 
 def introduction(conversation: Conversation) -> Reply:
-    """Say what the offline model is; the last rule."""
+    """Introduce the offline model. This is the last rule."""
     tools = [name for name in conversation.tools if name != THINK_ALOUD]
     offered = f" The tools that I was offered: {', '.join(tools)}." if tools else ""
     asked = " ".join(conversation.question.split())
@@ -294,4 +294,4 @@ def introduction(conversation: Conversation) -> Reply:
 
 
 BUILT_IN: tuple[Rule, ...] = (strategist, compare_stated, plan, weather, arithmetic, introduction)
-"""The rules, in the order in which they are tried."""
+"""Rules in the order in which they are tried."""

@@ -1,4 +1,4 @@
-"""Answers to the requests of strategies, and to requests for typed output."""
+"""Replies to prompts of strategies, and to requests for typed output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rxloop.tools.output import FINAL_ANSWER
 
 
 def strategist(conversation: Conversation) -> Reply | None:
-    """Answer the prompts of the strategies, when they are about a sum."""
+    """Answer prompts of strategies about a sum."""
     play = _play(conversation.question)
     asked = next((question for question in reversed(conversation.questions) if _play(question) is None), "")
     expression = sum_in(asked, None)
@@ -28,30 +28,30 @@ def strategist(conversation: Conversation) -> Reply | None:
 
 
 class _Sum:
-    """A sum, and the steps in which it is worked out.
+    """A sum and the steps of its evaluation.
 
     Raises:
-        ArithmeticError: It has no value.
+        ArithmeticError: If the sum cannot be evaluated.
     """
 
     def __init__(self, expression: str) -> None:
         self.steps: list[tuple[str, str]] = []
-        """Each step with the numbers that are known then, and with labels for the results of the steps before."""
+        """Steps with the known numbers, and with labels for the results of earlier steps."""
         self.expression = expression
         self.result = exact(evaluate(expression))
         self.sentence = f"{expression} is {self.result}."
         self._add_steps(ast.parse(expression, mode="eval").body)
         self.worked = [f"{step} = {exact(evaluate(step))}" for step, _ in self.steps]
-        """The steps with their results."""
+        """Steps with their results."""
 
     def _add_steps(self, node: ast.expr) -> tuple[str, str]:
-        """Add the steps of a part of the sum; return its result, and the label of that."""
+        """Add the steps of a part of the sum. Return its result and the label of the result."""
         if not isinstance(node, ast.BinOp):
             text = exact(evaluate(ast.unparse(node)))
             return text, text
         (left, first), (right, second) = self._add_steps(node.left), self._add_steps(node.right)
         sign, _ = OPERATIONS[type(node.op)]
-        # A negative number in brackets, or a power of it would be read in another way.
+        # Parentheses around a negative number, because the power of it would be parsed differently.
         left, right = (f"({number})" if number.startswith("-") else number for number in (left, right))
         self.steps.append((f"{left} {sign} {right}", f"{first} {sign} {second}"))
         return exact(evaluate(f"{left} {sign} {right}")), f"#E{len(self.steps)}"
@@ -61,7 +61,7 @@ _Play = Callable[[Conversation, _Sum], Reply | str]
 
 
 def _step_by_step(end: str, on: str) -> _Play:
-    """Give one step a message, and after it whether there are more."""
+    """Return a scenario with one step per message. Each message tells whether more steps follow."""
 
     def play(conversation: Conversation, given: _Sum) -> str:
         place = min(len(conversation.answers), len(given.steps) - 1)
@@ -139,7 +139,7 @@ _PLAYS: dict[str, _Play] = {
     "Give the answer that they lead to": _answer,
     "Give the answer to the person who asked": _answer,
 }
-"""What tells the prompts of the strategies apart, and what is said to each."""
+"""Phrases that identify the prompts of strategies, with the scenarios that answer them."""
 
 
 def _play(prompt: str) -> _Play | None:
@@ -156,10 +156,9 @@ _CAPITALS = {
 
 
 def typed(conversation: Conversation, reply: Reply) -> Reply:
-    """Give the reply as a value of the type that was asked for, if one was.
+    """Convert a reply to a value of the requested type, if there is one.
 
-    The capitals of a few countries it knows; every other text is what the reply says, and everything else is the
-    plainest value that fits.
+    Knows the capitals of a few countries. Other strings contain the reply, and other values are as simple as possible.
     """
     schema = _schema(conversation)
     if schema is None or reply.calls or as_json(reply.text) is not None:
@@ -167,12 +166,12 @@ def typed(conversation: Conversation, reply: Reply) -> Reply:
     value = plainest(schema, reply.text, _facts(conversation.question))
     if FINAL_ANSWER in conversation.tools:
         return Reply(calls=[(FINAL_ANSWER, value)], reasoning=reply.reasoning)
-    # With blanks, at which the text is cut for the stream.
+    # With spaces, because the stream is split at them.
     return Reply(json.dumps(value, ensure_ascii=False), reasoning=reply.reasoning)
 
 
 def _schema(conversation: Conversation) -> dict[str, Any] | None:
-    """Find the schema of the answer: of the tool for it, of the response format, or in the system prompt."""
+    """Return the JSON Schema of the answer from its tool, the response format, or the system prompt."""
     if FINAL_ANSWER in conversation.tools:
         return conversation.tools[FINAL_ANSWER].parameters
     if conversation.response_format.get("type") == "json_schema":

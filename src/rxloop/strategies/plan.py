@@ -40,9 +40,7 @@ class PlanStep:
     @property
     def needs(self) -> frozenset[str]:
         """Steps whose results the arguments refer to."""
-        return frozenset(
-            _make_id(number) for text in _iterate_strings(self.arguments) for number in _LABEL.findall(text)
-        )
+        return frozenset(_id(number) for text in _strings(self.arguments) for number in _LABEL.findall(text))
 
 
 @dataclass(frozen=True)
@@ -65,9 +63,7 @@ class Plan:
             raise PlanRefused(f"the plan has two steps #{twice[0]}; give each a number of its own")
         for step in steps:
             if unknown := step.needs - set(ids):
-                raise PlanRefused(
-                    f"step #{step.id} refers to {_format_ids(unknown)}; the plan has only {_format_ids(ids)}"
-                )
+                raise PlanRefused(f"step #{step.id} refers to {_join(unknown)}; the plan has only {_join(ids)}")
         if cycle := self._find_cycle():
             raise PlanRefused(
                 f"the steps #{' -> #'.join(cycle)} wait for each other; "
@@ -108,7 +104,7 @@ class Plan:
         """
         step = self[id]
         if missing := step.needs - set(evidence):
-            raise PlanRefused(f"step #{step.id} needs the result of {_format_ids(missing)}, which is not there")
+            raise PlanRefused(f"step #{step.id} needs the result of {_join(missing)}, which is not there")
         return _substitute(step.arguments, evidence)
 
     def format_with_evidence(self, evidence: Mapping[str, Any]) -> str:
@@ -178,7 +174,7 @@ def _steps_from_text(text: str) -> Iterator[PlanStep]:
         arguments, end = _parse_input(text, match)
         before = text[position : match.start()]
         why = _WHY.search(before)
-        yield PlanStep(_make_id(match[1]), match[2], arguments, _one_line(before[why.end() :]) if why else "")
+        yield PlanStep(_id(match[1]), match[2], arguments, _one_line(before[why.end() :]) if why else "")
         position = end
 
 
@@ -237,29 +233,25 @@ def _steps_from_json(steps: Sequence[Any]) -> Iterator[PlanStep]:
         if not isinstance(arguments, (dict, str)):
             raise PlanRefused(f"the arguments of step #E{label[1]} are {_json(arguments)}; they have to be an object")
         why = step.get("plan") or step.get("why") or ""
-        yield PlanStep(_make_id(label[1]), tool, cast("Arguments", arguments), _one_line(str(why)))
+        yield PlanStep(_id(label[1]), tool, cast("Arguments", arguments), _one_line(str(why)))
 
 
-def _iterate_strings(value: Any) -> Iterator[str]:
+def _strings(value: Any) -> Iterator[str]:
     """Yield all strings in the arguments at any depth, but not the names of arguments."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for inner in cast("Mapping[str, Any]", value).values():
-            yield from _iterate_strings(inner)
+            yield from _strings(inner)
     elif isinstance(value, list):
         for inner in cast("list[Any]", value):
-            yield from _iterate_strings(inner)
+            yield from _strings(inner)
 
 
 def _substitute(value: Any, evidence: Mapping[str, Any]) -> Any:
     if isinstance(value, str):
         whole = _LABEL.fullmatch(value.strip())
-        return (
-            evidence[_make_id(whole[1])]
-            if whole
-            else _LABEL.sub(lambda label: _as_text(evidence[_make_id(label[1])]), value)
-        )
+        return evidence[_id(whole[1])] if whole else _LABEL.sub(lambda label: _as_text(evidence[_id(label[1])]), value)
     if isinstance(value, Mapping):
         return {name: _substitute(inner, evidence) for name, inner in cast("Mapping[str, Any]", value).items()}
     if isinstance(value, list):
@@ -279,11 +271,11 @@ def _one_line(text: str) -> str:
     return " ".join(text.split()).strip("* ")
 
 
-def _format_ids(ids: Iterable[str]) -> str:
+def _join(ids: Iterable[str]) -> str:
     return ", ".join(f"#{step}" for step in sorted(ids, key=_number))
 
 
-def _make_id(number: str) -> str:
+def _id(number: str) -> str:
     return f"E{int(number)}"
 
 

@@ -125,12 +125,8 @@ class StrategicThinking(SessionTool):
 
     def _text(self, result: ThoughtResult) -> str:
         flow = result.thought.flow or {}
-        definition = self._definitions.get(flow.get("strategy", ""))
-        guidance = (
-            {name: definition.stage(name).prompt for name in flow.get("nextStages", ())}
-            if definition is not None
-            else {}
-        )
+        table = self._definitions.get(flow.get("strategy", ""))
+        guidance = {name: table.stage(name).prompt for name in flow.get("nextStages", ())} if table is not None else {}
         return result.to_text(self._text_tokens, guidance=guidance)
 
 
@@ -195,11 +191,11 @@ def _description(strategies: tuple[StrategyDefinition, ...]) -> str:
     if len(strategies) > 1:
         choose += " At a decision point you may begin another one by naming it."
     else:
-        choose += f" The strategy is {' '.join(map(_format_choice, strategies))}"
+        choose += f" The strategy is {' '.join(map(_describe, strategies))}"
     return _DESCRIPTION.format(choose=choose)
 
 
-def _format_choice(table: StrategyDefinition) -> str:
+def _describe(table: StrategyDefinition) -> str:
     return f"{table.name}: {table.when} It begins with {table.initial}."
 
 
@@ -210,9 +206,7 @@ def _parameters(strategies: tuple[StrategyDefinition, ...], *, bound: bool) -> d
         choice["strategy"] = {
             "type": "string",
             "enum": [table.name for table in strategies],
-            "description": "\n- ".join(
-                ["The strategy; needed in the first thought:", *map(_format_choice, strategies)]
-            ),
+            "description": "\n- ".join(["The strategy; needed in the first thought:", *map(_describe, strategies)]),
         }
     # Additional properties are allowed, because stages have fields of their own.
     return {**schema, "properties": {**schema["properties"], **choice, **_PROPERTIES}, "additionalProperties": True}

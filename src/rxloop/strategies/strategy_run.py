@@ -74,9 +74,9 @@ class StrategyRun:
         self._sender = sender
         self._flow = StageManager(stages, loop_cap=_NO_CAP) if stages is not None else None
         self._stage: str | None = None
-        self._last_thought_id: str | None = None
+        self._last_id: str | None = None
         self._thoughts: Counter[str] = Counter()
-        self._branch_starts: dict[str, int] = {}
+        self._starts: dict[str, int] = {}
         self.incomplete: dict[str, ContentCompleteEvent] = {}
         """Messages of replies that did not end normally, by text. An answer with the same text is incomplete too."""
 
@@ -106,9 +106,7 @@ class StrategyRun:
         """
         prompts: list[str] = []
         for name in names:
-            event = StageEvent(
-                strategy=self.name, from_stage=self._stage, to_stage=name, thought_id=self._last_thought_id
-            )
+            event = StageEvent(strategy=self.name, from_stage=self._stage, to_stage=name, thought_id=self._last_id)
             if self._flow is not None and not (self._stage is None and name == self._flow.stage):
                 try:
                     self._flow.transition_to(name)
@@ -147,10 +145,10 @@ class StrategyRun:
         Returns:
             The id of the thought.
         """
-        own_branch = reply.branch if reply is not None else self.name
-        self._thoughts[own_branch] += 1
+        own = reply.branch if reply is not None else self.name
+        self._thoughts[own] += 1
         thought = ThoughtStreamEvent(
-            thought_id=id or f"{own_branch}:{self._thoughts[own_branch]}",
+            thought_id=id or f"{own}:{self._thoughts[own]}",
             thought_type=type,
             content=content,
             confidence=confidence,
@@ -162,8 +160,8 @@ class StrategyRun:
             branch=reply.branch if reply is not None else None,
         )
         self._sender.publish(thought)
-        self._last_thought_id = thought.thought_id
-        return self._last_thought_id
+        self._last_id = thought.thought_id
+        return self._last_id
 
     async def ask(
         self,
@@ -193,13 +191,13 @@ class StrategyRun:
         Raises:
             ProviderError: If the model call failed. The call is closed, and the strategy may continue.
         """
-        own_branch = branch or self.name
-        ctx = self.ctx.bind(branch=own_branch)
-        self._branch_starts.setdefault(own_branch, len(ctx.state.messages))
+        own = branch or self.name
+        ctx = self.ctx.bind(branch=own)
+        self._starts.setdefault(own, len(ctx.state.messages))
         results: list[ToolCompleteEvent] = []
         effective = settings
         if prompt is not None:
-            self._sender.publish(MessageAddedEvent(content=prompt, cause="strategy", branch=own_branch))
+            self._sender.publish(MessageAddedEvent(content=prompt, cause="strategy", branch=own))
 
         def on_event(event: Event) -> None:
             nonlocal effective
@@ -209,9 +207,7 @@ class StrategyRun:
                 effective = None if settings is None else settings.relax_tool_choice(())
                 if on_message is not None:
                     calls = tuple(event.tool_calls)
-                    on_message(
-                        Reply(event.content, event.step or "", own_branch, calls, finish_reason=event.finish_reason)
-                    )
+                    on_message(Reply(event.content, event.step or "", own, calls, finish_reason=event.finish_reason))
 
         def transform(request: ModelRequest) -> ModelRequest:
             return request.replace(
@@ -227,7 +223,7 @@ class StrategyRun:
         if not is_complete(last):
             self.incomplete[state.content.strip()] = last
         calls = tuple(last.tool_calls)
-        return Reply(state.content, last.step or "", own_branch, calls, tuple(results), last.finish_reason)
+        return Reply(state.content, last.step or "", own, calls, tuple(results), last.finish_reason)
 
     async def conclude(self, prompt: str, *, branch: str | None = None) -> str:
         """Let the model answer on the main branch, where its text is streamed as the answer of the run.
@@ -241,12 +237,8 @@ class StrategyRun:
         Returns:
             The answer, which the strategy should return.
         """
-        own_branch = branch or self.name
-        messages = (
-            self.ctx.bind(branch=own_branch).state.messages[self._branch_starts[own_branch] :]
-            if own_branch in self._branch_starts
-            else ()
-        )
+        own = branch or self.name
+        messages = self.ctx.bind(branch=own).state.messages[self._starts[own] :] if own in self._starts else ()
         tail = (*messages, Message.user(prompt))
         start = len(self.state.messages)
 
@@ -283,21 +275,15 @@ class StrategyRun:
         earlier = answer.attempt and answer.attempt < ctx.attempt
         if earlier and answer.error == CANCELED and getattr(get_host(ctx).tools.find(request), "idempotent", False):
             # The call was interrupted by the cancellation of an earlier attempt, and may be repeated.
-            again_branch = f"{branch}/again"
+            again = f"{branch}/again"
             first = ctx.first_step or branch
-            return await self._call_on(
-                tool, arguments, ctx.bind(step=again_branch, branch=again_branch, first_step=first)
-            )
+            return await self._call_on(tool, arguments, ctx.bind(step=again, branch=again, first_step=first))
         return answer
 
     async def _send_call(self, request: ToolRequest, offered: list[str] | None) -> ToolCompleteEvent:
         ctx = request.ctx.bind(call=None)
         message = ContentCompleteEvent(
-            tool_calls=[request.call],
-            finish_reason="tool_calls",
-            offered=offered,
-            step=ctx.step,
-            branch=ctx.branch,
+            tool_calls=[request.call], finish_reason="tool_calls", offered=offered, step=ctx.step, branch=ctx.branch
         )
         results: list[ToolCompleteEvent] = []
 

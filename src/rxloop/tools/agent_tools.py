@@ -77,7 +77,7 @@ class AgentTools:
         """Tools of the client that started the run."""
         self._hidden_names: set[str] = set()
         self._toolsets = toolsets or Toolsets()
-        self._toolset_names: dict[str, str] = {}
+        self._owners: dict[str, str] = {}
         """Names of the toolsets, by the names of all tools that they have offered so far."""
         for part in self._parts:
             if isinstance(part, Toolset):
@@ -111,7 +111,7 @@ class AgentTools:
                 raise ConfigurationError(f"client_tools: the agent already has a tool named {name!r}; rename one")
         copy_ = AgentTools([*self._parts, *added], self._toolsets)
         # Shared, because all runs use the names that toolsets have offered so far.
-        copy_._hidden_names, copy_._toolset_names = self._hidden_names, self._toolset_names
+        copy_._hidden_names, copy_._owners = self._hidden_names, self._owners
         copy_._client_tools = {tool.definition.name: tool for tool in added}
         return copy_
 
@@ -174,7 +174,7 @@ class AgentTools:
                 continue
             name = part.definition.name
             # A client tool must not replace a toolset's tool that is only temporarily missing.
-            if name in tools or (name in self._client_tools and self._toolset_names.get(name) in missing):
+            if name in tools or (name in self._client_tools and self._owners.get(name) in missing):
                 self._warn(f"Skipping tool {name!r}: an earlier toolset has a tool of that name")
             else:
                 tools[name] = part
@@ -203,10 +203,8 @@ class AgentTools:
         # The model knows the hidden tools from its list of tools.
         names = [tool for tool in offered if not self.hides(tool)]
         missing = list(missing)
-        if self._toolset_names.get(name) in missing:
-            text = (
-                f"The tool {name!r} is not available now, like all tools of {self._toolset_names[name]}: it has failed."
-            )
+        if self._owners.get(name) in missing:
+            text = f"The tool {name!r} is not available now, like all tools of {self._owners[name]}: it has failed."
         else:
             text = (
                 f"The tool {name!r} is not available now."
@@ -228,7 +226,7 @@ class AgentTools:
                 self._warn(f"Skipping tool {name!r} of {toolset}: an earlier tool has that name")
             elif self._is_valid_name(name, toolset):
                 self._remember_hidden(tool)
-                self._toolset_names[name] = toolset
+                self._owners[name] = toolset
                 tools[name] = tool
 
     def _remember_hidden(self, tool: Tool) -> None:

@@ -76,7 +76,7 @@ class _Collector:
 
     def __init__(self, names: _Names) -> None:
         self.names = names
-        self.unmatched_lines: list[str] = []
+        self.other: list[str] = []
         self._texts: dict[str, list[str]] = {}
 
     def add(self, entry: _Entry, lines: Iterable[str]) -> None:
@@ -103,63 +103,59 @@ def parse(text: str | None, names: Collection[str] | None = None, hidden: Collec
     """
     collector = _Collector(_Names(names, hidden))
     lines = inspect.cleandoc((text or "").replace("\r\n", "\n").replace("\r", "\n")).splitlines()
-    index = 0
-    while index < len(lines):
-        index = (
-            _read_field(lines, index, collector)
-            or _read_section(lines, index, collector)
-            or _keep(lines, index, collector)
-        )
-    description = re.sub(r"\n{3,}", "\n\n", "\n".join(collector.unmatched_lines)).strip()
+    pos = 0
+    while pos < len(lines):
+        pos = _read_field(lines, pos, collector) or _read_section(lines, pos, collector) or _keep(lines, pos, collector)
+    description = re.sub(r"\n{3,}", "\n\n", "\n".join(collector.other)).strip()
     return Docstring(description, collector.parameters())
 
 
-def _keep(lines: list[str], index: int, collector: _Collector) -> int:
-    collector.unmatched_lines.append(lines[index])
-    return index + 1
+def _keep(lines: list[str], pos: int, collector: _Collector) -> int:
+    collector.other.append(lines[pos])
+    return pos + 1
 
 
-def _read_section(lines: list[str], index: int, collector: _Collector) -> int | None:
+def _read_section(lines: list[str], pos: int, collector: _Collector) -> int | None:
     """Read a section, and return the line after it. Return None if no known section starts here."""
-    if index + 1 < len(lines) and _UNDERLINE.match(lines[index + 1]):
-        return _read_underlined_section(lines, index, collector)
-    end = _block_end(lines, index + 1)
-    header, inline = _HEADER.match(lines[index]), _INLINE.match(lines[index])
-    if header and end > index + 1:
+    if pos + 1 < len(lines) and _UNDERLINE.match(lines[pos + 1]):
+        return _read_underlined_section(lines, pos, collector)
+    end = _block_end(lines, pos + 1)
+    header, inline = _HEADER.match(lines[pos]), _INLINE.match(lines[pos])
+    if header and end > pos + 1:
         title = header[1].lower()
         if title in _PARAMETERS:
-            _read_block(lines[index + 1 : end], collector, _match_entry, title=lines[index])
+            _read_block(lines[pos + 1 : end], collector, _match_entry, title=lines[pos])
             return end
         return end if title in _DROPPED else None
     if inline and inline[1].lower() in _PARAMETERS:
         entry = _match_entry(inline[2], collector.names)
         if entry is not None:
             collector.add(entry, ())
-            if end > index + 1:
-                _read_block(lines[index + 1 : end], collector, _match_entry, entry=entry)
-            return max(end, index + 1)
+            if end > pos + 1:
+                _read_block(lines[pos + 1 : end], collector, _match_entry, entry=entry)
+            return max(end, pos + 1)
     return None
 
 
-def _read_underlined_section(lines: list[str], index: int, collector: _Collector) -> int | None:
-    title = lines[index].strip().lower()
+def _read_underlined_section(lines: list[str], pos: int, collector: _Collector) -> int | None:
+    title = lines[pos].strip().lower()
     if title not in _PARAMETERS and title not in _DROPPED:
         return None
-    end = index + 2
+    end = pos + 2
     while end < len(lines) and not (end + 1 < len(lines) and lines[end].strip() and _UNDERLINE.match(lines[end + 1])):
         end += 1
     if title in _PARAMETERS:
-        _read_block(lines[index + 2 : end], collector, _match_underlined_entry, title=f"{lines[index].strip()}:")
+        _read_block(lines[pos + 2 : end], collector, _match_underlined_entry, title=f"{lines[pos].strip()}:")
     return end
 
 
-def _read_field(lines: list[str], index: int, collector: _Collector) -> int | None:
+def _read_field(lines: list[str], pos: int, collector: _Collector) -> int | None:
     """Read a Sphinx field such as `:param city: A city.`, and return the line after it."""
-    field = _FIELD.match(lines[index])
+    field = _FIELD.match(lines[pos])
     if field is None:
         return None
     kind, argument, text = field[1].lower(), field[2].strip(), field[3]
-    end = max(_block_end(lines, index + 1), index + 1)
+    end = max(_block_end(lines, pos + 1), pos + 1)
     if kind in _DROPPED_FIELDS:
         return end
     if kind not in _PARAMETER_FIELDS and kind != "type":
@@ -171,7 +167,7 @@ def _read_field(lines: list[str], index: int, collector: _Collector) -> int | No
     if not collector.names.accepts(names):
         return None
     if kind != "type":
-        collector.add(_Entry(names, text), lines[index + 1 : end])
+        collector.add(_Entry(names, text), lines[pos + 1 : end])
     return end
 
 
@@ -183,23 +179,23 @@ def _read_block(
 ) -> None:
     """Read the entries of a section, and add all other lines to the description."""
     margin = min((len(line) - len(line.lstrip()) for line in block if line.strip()), default=0)
-    depth, unmatched_lines, index = 0, list[str](), 0
-    while index < len(block):
-        line = block[index][margin:].rstrip()
+    depth, other, pos = 0, list[str](), 0
+    while pos < len(block):
+        line = block[pos][margin:].rstrip()
         indent = len(line) - len(line.lstrip())
-        index += 1
+        pos += 1
         # Entries may be indented under a heading.
         new_entry = match(line.strip(), collector.names) if line and (indent <= depth or entry is None) else None
         for extra in range(1, _TYPE_LINES):
-            if new_entry is None and line and indent <= depth and _is_open(line) and index + extra <= len(block):
-                joined = " ".join(each.strip() for each in [line, *block[index : index + extra]])
+            if new_entry is None and line and indent <= depth and _is_open(line) and pos + extra <= len(block):
+                joined = " ".join(each.strip() for each in [line, *block[pos : pos + extra]])
                 new_entry = match(joined, collector.names)
-                index += extra if new_entry is not None else 0
+                pos += extra if new_entry is not None else 0
         if new_entry is not None:
             if (
                 match is _match_underlined_entry
-                and index < len(block)
-                and block[index][margin + indent : margin + indent + 1].isspace()
+                and pos < len(block)
+                and block[pos][margin + indent : margin + indent + 1].isspace()
             ):
                 # The text after the name is a type, because a description follows.
                 new_entry = new_entry._replace(text="")
@@ -207,21 +203,17 @@ def _read_block(
             collector.add(entry, ())
         elif match is _match_underlined_entry and line and indent == 0:
             entry, depth = None, 0
-            unmatched_lines.append(line)
+            other.append(line)
         elif indent <= depth and _is_unknown_entry(line, collector.names):
             entry, depth = None, indent
-            unmatched_lines.append(line)
+            other.append(line)
         elif entry is not None:
             collector.add(entry._replace(text=line.strip()), ())
         else:
-            unmatched_lines.append(line)
-    if any(unmatched_lines):
+            other.append(line)
+    if any(other):
         is_titled = title.rstrip(":").lower() == "attributes"
-        collector.unmatched_lines += (
-            [title, *(f"    {line}" if line else "" for line in unmatched_lines)]
-            if is_titled
-            else [*unmatched_lines, ""]
-        )
+        collector.other += [title, *(f"    {line}" if line else "" for line in other)] if is_titled else [*other, ""]
 
 
 def _match_entry(line: str, names: _Names) -> _Entry | None:
@@ -270,7 +262,7 @@ def _skip_type(text: str) -> str:
         return text
     stack: list[str] = []
     quote = ""
-    for index, character in enumerate(text):
+    for pos, character in enumerate(text):
         if quote:
             quote = "" if character == quote else quote
         elif character in "'\"":
@@ -280,19 +272,19 @@ def _skip_type(text: str) -> str:
         elif stack and character == stack[-1]:
             stack.pop()
             if not stack:
-                return text[index + 1 :]
+                return text[pos + 1 :]
     return text
 
 
 def _block_end(lines: list[str], start: int) -> int:
     """Return the index after the last indented line of the block at `start`, or `start` if no line is indented."""
     end = start
-    for index in range(start, len(lines)):
-        if not lines[index].strip():
+    for pos in range(start, len(lines)):
+        if not lines[pos].strip():
             continue
-        if not lines[index][0].isspace():
+        if not lines[pos][0].isspace():
             break
-        end = index + 1
+        end = pos + 1
     return end
 
 

@@ -37,7 +37,7 @@ def iterate_layers(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]
         layer = _get_inner(layer)
 
 
-def find_plain_function(function: Callable[..., Any]) -> Callable[..., Any]:
+def find_function(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function inside partials, methods, decorators and objects with `__call__`."""
     return list(iterate_layers(function))[-1]
 
@@ -74,7 +74,7 @@ def read_signature(function: Callable[..., Any]) -> inspect.Signature:
     return full_signature.replace(parameters=parameters)
 
 
-def list_parameter_names(function: Callable[..., Any]) -> set[str]:
+def list_parameters(function: Callable[..., Any]) -> set[str]:
     """Return the names of all parameters of a callable, including bound arguments and `self`."""
     names: set[str] = {"self", "cls"}
     for layer in iterate_layers(function):
@@ -92,7 +92,7 @@ def read_docstring(function: Callable[..., Any]) -> str | None:
         is_documented = inspect.isroutine(layer) or hasattr(layer, "__wrapped__")
         if is_documented and layer.__doc__ not in (None, _PARTIAL_DOC):
             return layer.__doc__
-    plain = find_plain_function(function)
+    plain = find_function(function)
     text = plain.__doc__
     if isinstance(plain, type) and text is not None and text.startswith(f"{plain.__name__}("):
         # `dataclass` and `NamedTuple` generate this text. It lists all fields, including bound arguments.
@@ -100,10 +100,10 @@ def read_docstring(function: Callable[..., Any]) -> str | None:
     return text
 
 
-def describe_function(function: Any) -> str:
+def describe(function: Any) -> str:
     """Return a name for error messages, without bound arguments and fields of objects."""
     if isinstance(function, functools.partial):
-        inner = find_plain_function(cast("functools.partial[Any]", function))
+        inner = find_function(cast("functools.partial[Any]", function))
         return f"a functools.partial of {getattr(inner, '__qualname__', type(inner).__qualname__)}"
     name = getattr(function, "__qualname__", None)
     return name if isinstance(name, str) else f"an object of type {type(function).__qualname__}"
@@ -168,7 +168,7 @@ log = logging.getLogger("rxloop")
 
 def make_caller(function: Callable[..., Any], name: str) -> Call:
     """Return a function that executes calls of `function` according to its kind."""
-    inner = find_plain_function(function)
+    inner = find_function(function)
 
     async def call_on_loop(args: list[Any], kwargs: dict[str, Any], ctx: RunContext[Any]) -> Any:
         return await function(*args, **kwargs)

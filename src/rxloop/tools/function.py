@@ -15,7 +15,7 @@ from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
-from rxloop.tools.execution import describe_function, make_caller
+from rxloop.tools.execution import describe, make_caller
 from rxloop.tools.result import MAX_RESULT
 
 P = ParamSpec("P")
@@ -328,4 +328,4 @@ def _get_function_name(function: Callable[..., Any]) -> str:
         return name
     if isinstance(function, str):
         raise ConfigurationError(f"@tool needs a function, got {function!r}; pass a name as @tool(name={function!r})")
-    raise ConfigurationError(f"{describe_function(function)} has no name; pass name=...")
+    raise ConfigurationError(f"{describe(function)} has no name; pass name=...")

@@ -43,7 +43,7 @@ class PartExtractor:
             return value.model_copy(update={"url": f"{self._marker}{len(self.parts) - 1}"})
         if isinstance(value, dict):
             mapping = cast("dict[Any, Any]", value)
-            items = self._extract_changes(mapping)
+            items = self._changes(mapping)
             return {**mapping, **items} if items else mapping
         if isinstance(value, list | tuple | set | frozenset | deque):
             return self._extract_items(cast("Collection[Any]", value))
@@ -51,12 +51,10 @@ class PartExtractor:
             item = self.extract(value.value)
             return cast("Any", value if item is value.value else item)
         if isinstance(value, BaseModel):
-            items = self._extract_changes({**vars(value), **(value.__pydantic_extra__ or {})})
+            items = self._changes({**vars(value), **(value.__pydantic_extra__ or {})})
             return value.model_copy(update=items) if items else value
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            items = self._extract_changes(
-                {each.name: getattr(value, each.name, None) for each in dataclasses.fields(value)}
-            )
+            items = self._changes({each.name: getattr(value, each.name, None) for each in dataclasses.fields(value)})
             if items:
                 value = copy.copy(value)
                 for name, item in items.items():
@@ -80,7 +78,7 @@ class PartExtractor:
             make = cast("Any", value)._make  # A named tuple.
         return make(items)
 
-    def _extract_changes(self, items: dict[Any, Any]) -> dict[Any, Any]:
+    def _changes(self, items: dict[Any, Any]) -> dict[Any, Any]:
         return {key: new for key, old in items.items() if (new := self.extract(old)) is not old}
 
     def _fill(self, data: Any, form: Callable[[Media], Any]) -> Any:
@@ -113,12 +111,8 @@ def describe_part(part: Media) -> dict[str, Any]:
 
     del fields["url"]
     with suppress(ValueError):
-        decoded = read_data_url(part.url.strip())
-        fields = {
-            **({"mediaType": decoded.media_type} if decoded.media_type else {}),
-            **fields,
-            "size": len(decoded.data),
-        }
+        media = read_data_url(part.url.strip())
+        fields = {**({"mediaType": media.media_type} if media.media_type else {}), **fields, "size": len(media.data)}
     return fields
 
 

@@ -21,13 +21,7 @@ from rxloop.errors import ConfigurationError, ToolError
 from rxloop.pipeline.run_context import RunContext
 from rxloop.support.json_schema import close_objects, explain_schema_error, map_subschemas
 from rxloop.tools.docstring import parse
-from rxloop.tools.execution import (
-    describe_function,
-    find_plain_function,
-    list_parameter_names,
-    read_docstring,
-    read_signature,
-)
+from rxloop.tools.execution import describe, find_function, list_parameters, read_docstring, read_signature
 
 _CONTEXT = re.compile(r"^(\w+\.)*RunContext(\[.*\])?$", re.DOTALL)
 
@@ -37,7 +31,7 @@ _NO_ANNOTATION: Any = inspect.Parameter.empty
 
 _SCHEMA_ERRORS = (PydanticUserError, PydanticUndefinedAnnotation, SchemaError)
 
-_IMMUTABLE_TYPES = (str, int, float, bool, type(None))
+_ATOMIC = (str, int, float, bool, type(None))
 
 
 class _SilentSchemaGenerator(GenerateJsonSchema):
@@ -84,7 +78,7 @@ class Parameters:
         definitions: dict[str, tuple[Any, FieldInfo]] = {}
         annotated = list(_resolve_annotations(function, name, local_names))
         shown_names = [parameter.name for parameter, annotation in annotated if not _is_context(annotation)]
-        docstring = parse(read_docstring(function), shown_names, list_parameter_names(function) - {*shown_names})
+        docstring = parse(read_docstring(function), shown_names, list_parameters(function) - {*shown_names})
         self.description = docstring.description
         """Docstring without the sections for parameters, results and exceptions."""
         for parameter, annotation in annotated:
@@ -113,9 +107,7 @@ class Parameters:
             ToolError: If the arguments are invalid. The message lists the invalid fields.
         """
         # Events share the same values, and a function may mutate its arguments. Therefore copy them.
-        copied = {
-            name: item if type(item) in _IMMUTABLE_TYPES else copy.deepcopy(item) for name, item in arguments.items()
-        }
+        copied = {name: item if type(item) in _ATOMIC else copy.deepcopy(item) for name, item in arguments.items()}
         values = validate(self._model, copied, self._name, self._fields)
 
         def value(parameter: inspect.Parameter) -> Any:
@@ -165,9 +157,9 @@ def _resolve_annotations(
         function_signature = read_signature(function)
     except (TypeError, ValueError, NameError) as error:
         raise ConfigurationError(
-            f"tool {name!r}: the signature of {describe_function(function)} cannot be read: {error}"
+            f"tool {name!r}: the signature of {describe(function)} cannot be read: {error}"
         ) from error
-    plain = find_plain_function(function)
+    plain = find_function(function)
     module = vars(sys.modules.get(getattr(plain, "__module__", None) or "", types.ModuleType("")))
     names = getattr(plain, "__globals__", module)
     for parameter in function_signature.parameters.values():

@@ -63,15 +63,11 @@ class Skill:
 
 @dataclass(slots=True)
 class SkillFolder:
-    """Skills of one folder. A skill is parsed again when its file changes.
-
-    Attributes:
-        path: The folder.
-        problems: Problems found by the last scan.
-    """
+    """Skills of one folder. A skill is parsed again when its file changes."""
 
     path: Path
     problems: list[str] = field(default_factory=list[str])
+    """Problems found by the last scan."""
     _read: dict[str, tuple[tuple[int, ...], Skill | str]] = field(
         default_factory=dict[str, tuple[tuple[int, ...], Skill | str]]
     )
@@ -158,15 +154,15 @@ def parse_skill(text: str, folder: str) -> Skill:
     fields = _parse_front_matter(split_front_matter(text)[0])
     name, description = fields.get("name"), fields.get("description")
     if not isinstance(name, str):
-        raise InvalidSkill(f"`name` must be a string, got {_abbreviate(name)}")
+        raise InvalidSkill(f"`name` must be a string, got {_shorten(name)}")
     name = normalize("NFC", name.strip())
     if not 0 < len(name) <= _MAX_NAME or name != name.lower() or not all(part.isalnum() for part in name.split("-")):
         raise InvalidSkill(
-            f"`name` must have 1 to {_MAX_NAME} lowercase letters, digits and single hyphens, got {_abbreviate(name)}"
+            f"`name` must have 1 to {_MAX_NAME} lowercase letters, digits and single hyphens, got {_shorten(name)}"
         )
     if not isinstance(description, str) or not description.strip():
         raise InvalidSkill(
-            f"`description` must be a string that says when to use the skill, got {_abbreviate(description)}"
+            f"`description` must be a string that says when to use the skill, got {_shorten(description)}"
         )
     if len(description.strip()) > _MAX_DESCRIPTION:
         raise InvalidSkill(f"`description` must have at most {_MAX_DESCRIPTION} characters, got {len(description)}")
@@ -211,7 +207,7 @@ def _read_text(handle: int) -> str:
         raise InvalidSkill(f"it is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
-def _abbreviate(value: object) -> str:
+def _shorten(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -227,7 +223,7 @@ _MAX_FILES = 2_000
 
 _MAX_LISTED = 50
 
-_MAX_READ_BYTES = 50_000
+_MAX_READ = 50_000
 
 
 class Skills:
@@ -249,22 +245,22 @@ class Skills:
         return await run_in_thread(self._scan)
 
     def _scan(self) -> list[Tool]:
-        skills_by_name: dict[str, tuple[SkillFolder, Skill]] = {}
+        by_name: dict[str, tuple[SkillFolder, Skill]] = {}
         for folder in self._folders:
             for skill in folder.scan():
-                if skill.name in skills_by_name:
+                if skill.name in by_name:
                     folder.problems.append(
                         f"{folder.path / skill.folder / FILE} is skipped: an earlier skill is also named {skill.name!r}"
                     )
                 else:
-                    skills_by_name[skill.name] = folder, skill
+                    by_name[skill.name] = folder, skill
             for problem in folder.problems:
                 if problem not in self._warned:
                     self._warned.add(problem)
                     log.warning("Skill %s", problem)
-        self._skills = skills_by_name
+        self._skills = by_name
         # Sorted by name, so that the list stays in the prompt cache of the provider.
-        entries = [(name, skills_by_name[name][1].description) for name in sorted(skills_by_name)]
+        entries = [(name, by_name[name][1].description) for name in sorted(by_name)]
         if entries != self._cached[0]:
             self._cached = entries, self._make_tools(entries) if entries else []
         return self._cached[1]
@@ -275,18 +271,16 @@ class Skills:
         intro = (
             "Learns a skill: instructions for a kind of task. Learn one that fits before you begin. The skills are:\n"
         )
-        fits_description = len(intro) + len(skill_list) <= _MAX_TOOL_DESCRIPTION
-        name_description = (
-            "The name of the skill." if fits_description else f"The name of one of these skills:\n{skill_list}"
-        )
+        fits = len(intro) + len(skill_list) <= _MAX_TOOL_DESCRIPTION
+        about = "The name of the skill." if fits else f"The name of one of these skills:\n{skill_list}"
 
         @tool(
             name=LEARN,
-            description=intro + (skill_list if fits_description else "those that the parameter `name` lists."),
+            description=intro + (skill_list if fits else "those that the parameter `name` lists."),
             idempotent=True,
             read_only=True,
         )
-        async def learn_skill(name: Annotated[str, Field(description=name_description)]) -> str:
+        async def learn_skill(name: Annotated[str, Field(description=about)]) -> str:
             return await run_in_thread(lambda: self._learn(name))
 
         @tool(
@@ -300,9 +294,7 @@ class Skills:
             skill: Annotated[str, Field(description="The name of the skill.")],
             path: Annotated[str, Field(description="The path of the file in the skill, such as references/api.md.")],
             offset: Annotated[int, Field(description="The first byte to read.", ge=0)] = 0,
-            limit: Annotated[
-                int, Field(description="How many bytes to read at most.", ge=1, le=_MAX_READ_BYTES)
-            ] = 20_000,
+            limit: Annotated[int, Field(description="How many bytes to read at most.", ge=1, le=_MAX_READ)] = 20_000,
         ) -> str:
             return await run_in_thread(lambda: self._read(skill, path, offset, limit))
 

@@ -220,7 +220,7 @@ class ThoughtGraph:
             below.setdefault(parents.get(place), []).append(place)
 
         def label(place: int) -> str:
-            node = formats.to_public_node(self._store.nodes[place]) or self._store.nodes[place]
+            node = formats.to_public(self._store.nodes[place]) or self._store.nodes[place]
             text = formats.label(node, width)
             if isinstance(node, ThoughtStreamEvent) and node.related_to and place not in parents:
                 text += f" [circle: {to_one_line(node.related_to)}]" if place in edges else _dangling(node)
@@ -258,16 +258,14 @@ class ThoughtGraph:
         """
         parents = self._parents()
         drawn = sorted({*self._store.thoughts[: self._thoughts], *parents.values()})
-        nodes = {
-            place: node for place in drawn if (node := formats.to_public_node(self._store.nodes[place])) is not None
-        }
+        nodes = {place: node for place in drawn if (node := formats.to_public(self._store.nodes[place])) is not None}
         return nodes, [
             link for link in self._links(parents) if self._is_drawn(link.source) and self._is_drawn(link.target)
         ]
 
     def _is_drawn(self, place: int) -> bool:
         """True if a node is drawn."""
-        return formats.to_public_node(self._store.nodes[place]) is not None
+        return formats.to_public(self._store.nodes[place]) is not None
 
     def _links(self, parents: dict[int, int]) -> list[Link]:
         """Yield the edges between indices in the order of the thoughts: sources and revised thoughts."""

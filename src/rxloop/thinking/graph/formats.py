@@ -35,7 +35,7 @@ _WIDTH = 120
 """Maximum number of characters of a thought in a drawing."""
 
 
-def to_public_node(node: Node) -> Node | None:
+def to_public(node: Node) -> Node | None:
     """Return a node as clients may see it, or None for a hidden call."""
     if isinstance(node, ToolCall):
         return None if node.hidden else node

@@ -152,12 +152,10 @@ class ThinkingSessions:
             ArtifactError: If the store failed.
         """
         records = await self._stored.list(owner)
-        stored_session = [
-            stored.session for record in records if (stored := await self._stored.read(record)) and stored.lines
-        ]
+        current = [stored.session for record in records if (stored := await self._stored.read(record)) and stored.lines]
         # Generated ids sort by time, so sessions used in the same millisecond are sorted by age.
         return sorted(
-            (each for each in stored_session if not self._limits.is_expired(each)),
+            (each for each in current if not self._limits.is_expired(each)),
             key=lambda session: (session.used, session.created, session.session_id),
         )
 
@@ -174,8 +172,8 @@ class ThinkingSessions:
         """
 
         async def clear() -> Session:
-            stored_session = await self._find_open(session_id, owner)
-            stored = await self._stored.append(stored_session, _restart(stored_session.session), None, begins=True)
+            current = await self._find_open(session_id, owner)
+            stored = await self._stored.append(current, _restart(current.session), None, begins=True)
             self._limits.note(stored)
             return stored.session
 
@@ -198,28 +196,28 @@ class ThinkingSessions:
         await self.artifacts.aclose()
 
     async def _find_open(self, session_id: str, owner: str | None) -> StoredSession:
-        stored_session = await self._stored.find(artifact_id(owner or "", session_id))
-        if not _matches(stored_session, session_id, owner) or self._limits.is_expired(stored_session.session):
+        current = await self._stored.find(artifact_id(owner or "", session_id))
+        if not _matches(current, session_id, owner) or self._limits.is_expired(current.session):
             raise _make_unknown_error(session_id)
-        return stored_session
+        return current
 
     async def _think_in_new_session(
         self, given: ThoughtInput, owner: str, call_id: str | None, admit: Admit | None
     ) -> ThoughtResult:
         """Add a thought without a session id to a new session, unless its call has already created one."""
-        session_id, stored_session = new_id(), None
+        session_id, current = new_id(), None
         if call_id is not None:
             session_id = new_id(owner, call_id)
-            stored_session = await self._stored.find(artifact_id(owner, session_id))
-            if stored_session is not None and (placed := stored_session.session.find_by_call(call_id)) is not None:
-                return ThoughtResult(stored_session.session, placed)
-            if stored_session is not None and not stored_session.lines:
+            current = await self._stored.find(artifact_id(owner, session_id))
+            if current is not None and (placed := current.session.find_by_call(call_id)) is not None:
+                return ThoughtResult(current.session, placed)
+            if current is not None and not current.lines:
                 # A process has created the artifact and crashed, or is about to write the thought.
-                session_id = stored_session.session.session_id
-            elif stored_session is not None:
+                session_id = current.session.session_id
+            elif current is not None:
                 # The session of the call was cleared.
-                session_id, stored_session = new_id(), None
-        return await self._add(given, stored_session, _create(session_id, owner), call_id, admit, begins=True)
+                session_id, current = new_id(), None
+        return await self._add(given, current, _create(session_id, owner), call_id, admit, begins=True)
 
     async def _think_in_session(
         self,
@@ -235,25 +233,22 @@ class ThinkingSessions:
         artifact = artifact_id(owner or "", requested_id)
         # Only the program may refer to sessions of other owners.
         required_owner = owner if adopt else owner or ""
-        stored_session = self._stored.cached(artifact)
-        if stored_session is None or self._limits.is_expired(stored_session.session):
-            stored_session = await self._stored.find(artifact)
-        if stored_session is not None and stored_session.lines:
-            if not _matches(stored_session, requested_id, required_owner):
+        current = self._stored.cached(artifact)
+        if current is None or self._limits.is_expired(current.session):
+            current = await self._stored.find(artifact)
+        if current is not None and current.lines:
+            if not _matches(current, requested_id, required_owner):
                 raise _make_unknown_error(requested_id)
-            session = stored_session.session
+            session = current.session
             if call_id is not None and (placed := session.find_by_call(call_id)) is not None:
                 return ThoughtResult(session, placed)
             if self._limits.is_expired(session):
                 notice = (_make_expired_warning(requested_id),)
-                return await self._add(given, stored_session, _restart(session), call_id, admit, notice, begins=True)
+                return await self._add(given, current, _restart(session), call_id, admit, notice, begins=True)
             if given.clear_session and len(session):
-                return await self._add(given, stored_session, _restart(session), call_id, admit, begins=True)
-            return await self._add(given, stored_session, session, call_id, admit, begins=False)
-        fresh, notices = (
-            _create(requested_id, owner or ("" if stored_session is None else stored_session.session.owner)),
-            (),
-        )
+                return await self._add(given, current, _restart(session), call_id, admit, begins=True)
+            return await self._add(given, current, session, call_id, admit, begins=False)
+        fresh, notices = (_create(requested_id, owner or ("" if current is None else current.session.owner)), ())
         if self._limits.was_expired(fresh.owner, requested_id):
             # The ids of the thoughts must differ from those of the deleted session.
             fresh, notices = fresh.changed(version=fresh.created), (_make_expired_warning(requested_id),)
@@ -261,12 +256,12 @@ class ThinkingSessions:
             raise _make_unknown_error(requested_id)
         elif is_generated(requested_id):
             notices = (_make_new_warning(requested_id),)
-        return await self._add(given, stored_session, fresh, call_id, admit, notices, begins=True)
+        return await self._add(given, current, fresh, call_id, admit, notices, begins=True)
 
     async def _add(
         self,
         given: ThoughtInput,
-        stored_session: StoredSession | None,
+        current: StoredSession | None,
         session: Session,
         call_id: str | None,
         admit: Admit | None,
@@ -278,7 +273,7 @@ class ThinkingSessions:
 
         Args:
             given: The thought.
-            stored_session: Stored session, or None.
+            current: Stored session, or None.
             session: Session to extend. Empty if it is new or restarted.
             call_id: Id of the tool call.
             admit: See `think`.
@@ -288,9 +283,9 @@ class ThinkingSessions:
         accepted = accept(session, given, self.rules, at=CLOCK.get().now(), call_id=call_id)
         if admit is not None:
             accepted = accepted.model_copy(update={"flow": admit(session, given)})
-        if stored_session is None or not stored_session.lines:
+        if current is None or not current.lines:
             await self._limits.make_room(session.owner)
-        stored = await self._stored.append(stored_session, session.add(accepted), accepted, begins=begins)
+        stored = await self._stored.append(current, session.add(accepted), accepted, begins=begins)
         self._limits.note(stored)
         return ThoughtResult(stored.session, stored.session.at(len(stored.session)), notices)
 
@@ -315,11 +310,11 @@ async def _retry(change: Callable[[], Awaitable[T]]) -> T:
     return await change()
 
 
-def _matches(stored_session: StoredSession | None, session_id: str, owner: str | None) -> TypeGuard[StoredSession]:
+def _matches(current: StoredSession | None, session_id: str, owner: str | None) -> TypeGuard[StoredSession]:
     """Return True if a session has thoughts, this id and this owner. None matches any owner."""
-    if stored_session is None or not stored_session.lines:
+    if current is None or not current.lines:
         return False
-    return stored_session.session.session_id == session_id and owner in (None, stored_session.session.owner)
+    return current.session.session_id == session_id and owner in (None, current.session.owner)
 
 
 def _create(session_id: str, owner: str, *, version: int = 1) -> Session:

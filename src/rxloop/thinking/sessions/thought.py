@@ -77,8 +77,8 @@ def _parse_name(value: object) -> object:
 
 def _parse_label(value: object) -> object:
     """Parse a name that is displayed unchanged, such as the name of a stage."""
-    if isinstance(value, str) and (problem := find_name_problem(value)) is not None:
-        raise PydanticCustomError("label", "{wrong}", {"wrong": problem})
+    if isinstance(value, str) and (errors := find_name_problem(value)) is not None:
+        raise PydanticCustomError("label", "{wrong}", {"wrong": errors})
     return _parse_name(value)
 
 
@@ -145,10 +145,8 @@ class ThoughtInput(Wire):
         try:
             return cls.model_validate(dict(given))
         except ValidationError as error:
-            problem = {".".join(map(str, fault["loc"])): _reason(fault) for fault in error.errors(include_url=False)}
-            raise InvalidThought(
-                "; ".join(f"{field}: {reason}" for field, reason in problem.items()), problem
-            ) from None
+            errors = {".".join(map(str, fault["loc"])): _reason(fault) for fault in error.errors(include_url=False)}
+            raise InvalidThought("; ".join(f"{field}: {reason}" for field, reason in errors.items()), errors) from None
 
 
 def _reason(error: Any) -> str:

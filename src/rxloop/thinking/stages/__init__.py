@@ -294,7 +294,7 @@ class StrategyDefinition:
 
     @cached_property
     def _steps(self) -> dict[str, int]:
-        return routes.measure_steps_to_end(self.transitions, self.terminal)
+        return routes.measure_steps(self.transitions, self.terminal)
 
     @cached_property
     def _ways(self) -> dict[frozenset[routes.Edge], routes.Routes]:

@@ -24,9 +24,7 @@ def find_reachable(transitions: Transitions, start: str) -> set[str]:
     return result
 
 
-def measure_steps_to_end(
-    transitions: Transitions, terminal: Iterable[str], closed: Collection[Edge] = ()
-) -> dict[str, int]:
+def measure_steps(transitions: Transitions, terminal: Iterable[str], closed: Collection[Edge] = ()) -> dict[str, int]:
     """Return the length of the shortest path to the end for each stage that has one.
 
     Args:
@@ -77,7 +75,7 @@ def find_routes(transitions: Transitions, terminal: Iterable[str], closed: Colle
 
     Omits stages from which the end is unreachable.
     """
-    steps = measure_steps_to_end(transitions, terminal, closed)
+    steps = measure_steps(transitions, terminal, closed)
     return {
         source: tuple(
             (target, steps[target]) for target in targets if target in steps and (source, target) not in closed
