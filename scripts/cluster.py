@@ -48,12 +48,12 @@ class Process:
         self.since = time.monotonic()
 
     async def start(self) -> None:
-        from support.processes.bound_processes import BOUND
+        from support.processes.bound_processes import PREFIX
 
         self.since = time.monotonic()
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(*BOUND, sys.executable, "-m", "rxloop", *self._arguments),
+                *(*PREFIX, sys.executable, "-m", "rxloop", *self._arguments),
                 cwd=FOLDER,
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=log,
@@ -280,14 +280,14 @@ def _told(console: Console, cluster: Cluster, load: Load) -> bool:
 
 
 def main() -> int:
-    from support.postgres.server import PostgresServer, startable
+    from support.postgres.server import PostgresServer, can_start
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=120, help="how long runs are started")
     parser.add_argument("--kill-every", type=float, default=10, help="seconds between two kills")
     parser.add_argument("--every", type=float, default=0.5, help="seconds between two runs")
     given = parser.parse_args()
-    if not startable():
+    if not can_start():
         print("scripts/cluster needs the programs of PostgreSQL (Debian: apt-get install postgresql)", file=sys.stderr)
         return 1
     with PostgresServer() as server, tempfile.TemporaryDirectory() as logs:

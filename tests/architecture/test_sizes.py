@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parents[2] / "src/rxloop"
 TEXTS = {path.relative_to(SOURCE).as_posix(): path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")}
 LINES = {name: len(text.splitlines()) for name, text in TEXTS.items()}
 
-MAX_FILES = 435
+MAX_FILES = 436
 MIN_MEDIAN_LINES = 192
 MAX_CODE_LINES = 61_400
 """Does not count comments, docstrings and blank lines."""

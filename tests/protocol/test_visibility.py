@@ -1,6 +1,7 @@
 """Public fields of events, which one list per class defines."""
 
 # The models are frozen, so a `kind` may be narrower than the `str` of the base. The type checker does not know this.
+# pyright: reportIncompatibleVariableOverride=false
 
 from __future__ import annotations
 

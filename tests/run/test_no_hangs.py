@@ -253,7 +253,7 @@ async def test_subscriber_that_raises_a_base_exception_is_detached(caplog: pytes
     async with asyncio.timeout(10):
         assert (await run).output == "Done."
     assert recorder.completed
-    assert "a subscriber raised" in caplog.text
+    assert "A subscriber raised" in caplog.text
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from reactivex import operators as ops
 
-from rxloop.operators.views.filters import after
+from rxloop.operators.views.after import after
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     ContentDeltaEvent,

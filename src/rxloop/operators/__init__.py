@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from rxloop.operators.loop.typed_output import typed_output as typed_output
     from rxloop.operators.loop.workspace import workspace as workspace
     from rxloop.operators.views import View as View
+    from rxloop.operators.views.after import after as after
     from rxloop.operators.views.batch_progress import Tally as Tally
     from rxloop.operators.views.batch_progress import progress as progress
     from rxloop.operators.views.batch_progress import tally as tally
     from rxloop.operators.views.compare import compare as compare
     from rxloop.operators.views.cost import cost as cost
-    from rxloop.operators.views.filters import after as after
     from rxloop.operators.views.filters import for_task as for_task
     from rxloop.operators.views.filters import of_type as of_type
     from rxloop.operators.views.filters import public as public

@@ -12,7 +12,7 @@ from typing import Any, cast
 from reactivex import Observable, abc
 
 from rxloop.errors import RxloopError
-from rxloop.operators.views.filters import after as after_cursor
+from rxloop.operators.views.after import after as after_cursor
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.protocol.events import WAITING, AnyEvent, Event, PendingInput, StatusUpdateEvent

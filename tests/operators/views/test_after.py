@@ -5,7 +5,7 @@ import pytest
 from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators.views.filters import after
+from rxloop.operators.views.after import after
 from rxloop.protocol.events import ContentDeltaEvent, CustomEvent, Event, GapEvent
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next

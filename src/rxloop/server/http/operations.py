@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 from starlette.responses import Response
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators.views.filters import after as after_cursor
+from rxloop.operators.views.after import after as after_cursor
 from rxloop.operators.views.filters import until_final
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeGuard, cast
 from urllib.parse import urlsplit
-
-import httpx2
 
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.run_context import RunContext
 from rxloop.support.redaction import find_secrets
 from rxloop.support.threads import call_user_function
+
+if TYPE_CHECKING:
+    import httpx2
 
 Credential = Any
 """A token, headers, an httpx-style `Auth`, or None."""
@@ -175,7 +177,7 @@ def fixed_credential(place: Stdio | Http) -> RunCredential | None:
     """Return the credential for all runs, or None if each run has its own credential."""
     if isinstance(place, Stdio):
         return NONE
-    return None if callable(place.auth) and not isinstance(place.auth, httpx2.Auth) else _to_credential(place.auth)
+    return None if callable(place.auth) and not _is_auth(place.auth) else _to_credential(place.auth)
 
 
 async def get_credential(place: Stdio | Http, ctx: RunContext[Any]) -> RunCredential:
@@ -190,12 +192,18 @@ async def get_credential(place: Stdio | Http, ctx: RunContext[Any]) -> RunCreden
     return _to_credential(await call_user_function(place.auth, ctx))
 
 
+def _is_auth(value: Any) -> TypeGuard[httpx2.Auth]:
+    # The module is imported late because it is slow. Without it, no value can be an instance.
+    module = sys.modules.get("httpx2")
+    return module is not None and isinstance(value, module.Auth)
+
+
 def _to_credential(given: Any) -> RunCredential:
     if given is None:
         return NONE
     if isinstance(given, str):
         return _make_header_credential({"Authorization": f"Bearer {given}"})
-    if isinstance(given, httpx2.Auth):
+    if _is_auth(given):
         return RunCredential(given, auth=given)
     if isinstance(given, Mapping):
         headers = {str(name): str(value) for name, value in cast("Mapping[Any, Any]", given).items()}
