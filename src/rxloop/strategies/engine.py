@@ -45,8 +45,7 @@ def strategy(
 
     The function may call the model any number of times on branches, and returns the answer of the run. The name of the
     function is the name of the strategy. A resumed run calls the function again from the start. Recorded model messages
-    and
-    tool results are replayed from the log, so the function must be deterministic for equal replies.
+    and tool results are replayed from the log, so the function must be deterministic for equal replies.
 
     Args:
         function: Takes a `StrategyRun` and returns the answer.

@@ -95,8 +95,7 @@ def linear(max_thoughts: int = 8) -> Strategy:
 
     For open problems that fit no other strategy. This is the flow of the sequential thinking tool of the Model Context
     Protocol's reference servers, controlled by the loop. Testing an answer against one's own reasoning is after Madaan
-    et
-    al., "Self-Refine: Iterative Refinement with Self-Feedback" (2023).
+    et al., "Self-Refine: Iterative Refinement with Self-Feedback" (2023).
 
     Args:
         max_thoughts: Maximum number of thoughts. The answer is then returned without further tests.

@@ -92,8 +92,7 @@ class Plan:
         """Replace the labels in the arguments of a step by results.
 
         A string that consists of one label is replaced by the result itself, of any type. Within a longer string, the
-        result is
-        inserted as text or as JSON. Labels inside results are not replaced.
+        result is inserted as text or as JSON. Labels inside results are not replaced.
 
         Args:
             id: Id of the step.
@@ -147,8 +146,7 @@ def parse_plan(text: str, tools: Collection[str] | None = None) -> Plan:
 
     Steps have the published form `#E1 = tool[input]` or `#E1 = tool[{"argument": "value"}]`. The text after a preceding
     `Plan:` is the reason of a step. All other text is ignored. Alternatively, the text is a JSON list of steps,
-    optionally
-    in a code fence: `[{"id": "E1", "tool": "search", "arguments": {...}, "plan": "why"}]`.
+    optionally in a code fence: `[{"id": "E1", "tool": "search", "arguments": {...}, "plan": "why"}]`.
 
     Args:
         text: Text of the model.

@@ -78,8 +78,7 @@ def react(max_cycles: int = 8) -> Strategy:
     Makes one model call per cycle and one more.
 
     For questions whose next step depends on the previous result. After Yao et al., "ReAct: Synergizing Reasoning and
-    Acting
-    in Language Models" (2022).
+    Acting in Language Models" (2022).
 
     Args:
         max_cycles: Maximum number of rounds of tool calls. The model must then answer.

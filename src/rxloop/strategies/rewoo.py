@@ -71,9 +71,8 @@ def rewoo(concurrency: int = 5, replans: int = 1) -> Strategy:
     """Plan all tool calls, execute them, and answer from the results. Makes two model calls for any number of tools.
 
     For questions whose calls can be planned in advance. Calls that do not depend on each other run concurrently. The
-    plan
-    refers to results as `#E1`. After Xu et al., "ReWOO: Decoupling Reasoning from Observations for Efficient Augmented
-    Language Models" (2023).
+    plan refers to results as `#E1`. After Xu et al., "ReWOO: Decoupling Reasoning from Observations for Efficient
+    Augmented Language Models" (2023).
 
     Args:
         concurrency: Maximum number of concurrent calls.

@@ -145,8 +145,7 @@ def strategic_thinking(
 
     The sessions are those of `sequential_thinking`, with a position in the strategy for the main branch and each other
     branch. Every thought is published as a `thought-stream` event, and every change of stage as a `stage` event,
-    including
-    rejected changes.
+    including rejected changes.
 
     Args:
         *strategies: Names or definitions of the strategies that the model may choose from. Defaults to all nine. The

@@ -180,8 +180,7 @@ class StrategyRun:
         Args:
             prompt: Message to add before the call. None continues without one.
             branch: Name of the branch. Concurrent calls need different branches. Defaults to the name of the strategy.
-                The
-                model calls of a branch are its steps 1, 2 and so on: the steps of `tot/1` are `tot/1/1` ...
+                The model calls of a branch are its steps 1, 2 and so on: the steps of `tot/1` are `tot/1/1` ...
             tools: True if the model may call the agent's tools. It is then called until it makes no more tool calls.
             times: Maximum number of model calls if tools are allowed.
             settings: Override the settings of the run. A forced `tool_choice` applies to the first request of this
@@ -316,8 +315,7 @@ class StrategyRun:
             *work: Coroutines, such as calls of `ask` on several branches.
             max_concurrent: Maximum number of concurrent coroutines. None for no limit.
             until: Called with the results so far, in the order of `work`, after each new result. If it returns True,
-                the
-                remaining coroutines are cancelled.
+                the remaining coroutines are cancelled.
 
         Returns:
             The results in the order of `work`, without those of cancelled coroutines.

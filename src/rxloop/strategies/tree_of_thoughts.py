@@ -93,10 +93,8 @@ def tree_of_thoughts(
     """Build a tree of partial solutions, evaluate them, and follow the best ones.
 
     For puzzles and designs whose partial solutions can be evaluated. Makes one model call for each expanded thought,
-    one for
-    each thought evaluated by `value`, one per round for `vote`, none for a function, and one for the answer. After Yao
-    et
-    al., "Tree of Thoughts: Deliberate Problem Solving with Large Language Models" (2023).
+    one for each thought evaluated by `value`, one per round for `vote`, none for a function, and one for the answer.
+    After Yao et al., "Tree of Thoughts: Deliberate Problem Solving with Large Language Models" (2023).
 
     Args:
         propose: Number of next thoughts proposed at a time.
@@ -105,12 +103,10 @@ def tree_of_thoughts(
         evaluate: `value` lets the model score each thought, `vote` lets it choose among the thoughts of a round. A sync
             or
             async function receives the path of thoughts and returns a score. 0 and False drop the thought. A sync
-            function
-            runs in a thread.
+            function runs in a thread.
         max_calls: Maximum number of model calls, including the answer. `Limits.iterations` of the run applies as well.
         search: `breadth` expands all kept thoughts at once. `best` expands the best thought of the whole tree, until it
-            is a
-            solution.
+            is a solution.
     """
     check_minimum(1, propose=propose, keep=keep, depth=depth, max_calls=max_calls)
     if search not in ("breadth", "best") or not (evaluate in ("value", "vote") or callable(evaluate)):

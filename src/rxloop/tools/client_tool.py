@@ -128,8 +128,7 @@ def client_tool(
 
     A call pauses the run as `input-required`, with a question of the kind `tool`. The `call` of the question has the
     arguments, and the answer is the result of the call. `{"error": "..."}` reports a failure. With
-    `agent.run(on_input=...)`
-    the run waits while that function answers.
+    `agent.run(on_input=...)` the run waits while that function answers.
 
     Example::
 

@@ -81,8 +81,7 @@ class FunctionTool(Generic[C, P, R]):
 
     The schema of the parameters is created from the type hints. Descriptions come from a Google-style docstring or from
     `Annotated[..., Field(description=...)]`, which takes precedence. A parameter annotated with `RunContext` receives
-    the
-    context of the run and is not shown to the model.
+    the context of the run and is not shown to the model.
     """
 
     definition: ToolDefinition
@@ -227,9 +226,8 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOp
 
     An async function runs on the event loop, any other function in a thread with the context variables of the run. The
     values that a generator yields are published: events and strings (as progress) immediately, other values as progress
-    when
-    the next value is yielded. The result is the value that the generator returns, or otherwise the last value that it
-    yielded, not counting events.
+    when the next value is yielded. The result is the value that the generator returns, or otherwise the last value that
+    it yielded, not counting events.
 
     Example::
 

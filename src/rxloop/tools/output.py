@@ -84,8 +84,7 @@ class Output(NamedTuple):
         """Return the instructions on the answer for the system prompt, or None if the model needs none.
 
         A model that enforces the schema needs none. If it is not known whether the model enforces the schema, it gets
-        schema
-        and instructions, unless the mode is `native`.
+        schema and instructions, unless the mode is `native`.
         """
         enforces_schema = getattr(model, "enforces_schema", None)
         if self.schema is not None and (enforces_schema or (self.mode == "native" and enforces_schema is None)):
@@ -113,8 +112,7 @@ def make_output(output_type: Any, mode: OutputMode = "auto") -> Output:
         output_type: `str` for plain text. Any other type that pydantic can validate is requested as JSON.
         mode: `native` sends the schema to the provider, `tool` adds a tool for the answer, and `prompted` puts the
             schema into the system prompt. `auto` is `native` if the provider is known to enforce schemas. Otherwise it
-            is
-            `prompted`, and the schema is sent too.
+            is `prompted`, and the schema is sent too.
 
     Raises:
         ConfigurationError: If the mode is unknown, or pydantic cannot validate the type.

@@ -70,14 +70,11 @@ def encode_result(value: Any) -> tuple[Any, str]:
     """Return the value as JSON data and the text for the model.
 
     The text of a `ToolResult` is its content, and the text of a string is the string. All other values are written as
-    JSON,
-    so that the model can tell 0, false, [] and null apart. The data is the parsed JSON: it contains no tuples or
-    models, and
-    "NaN" for a float that is not a number.
+    JSON, so that the model can tell 0, false, [] and null apart. The data is the parsed JSON: it contains no tuples or
+    models, and "NaN" for a float that is not a number.
 
     Images and files at any depth are described in the data and replaced by a placeholder in the text.
-    `encode_with_parts`
-    also returns the images and files.
+    `encode_with_parts` also returns the images and files.
 
     Raises:
         ToolError: If the value is too large or cannot be written as JSON.

@@ -120,8 +120,7 @@ def _choose_sessions(session_id: str | None) -> ThinkingSessions:
     """Return the default storage for the sessions of a tool.
 
     Generated ids are unique, so all tools of the process share their sessions. A name is only valid for one tool,
-    because
-    other tools may use the same name.
+    because other tools may use the same name.
     """
     generated = session_id is None or is_generated(session_id)
     return _get_shared_sessions() if generated else ThinkingSessions(MemoryArtifacts())
@@ -225,14 +224,11 @@ def sequential_thinking(
 
     Args:
         session_id: Binds the tool to a session, which is created with the first thought. The model need not know the
-            id.
-            Without it, a call that names no session creates one.
+            id. Without it, a call that names no session creates one.
         sessions: Storage and limits of the sessions. By default they are kept in memory. Sessions with a generated id
-            are
-            shared by all tools of the process. A session with a name belongs to this tool alone.
+            are shared by all tools of the process. A session with a name belongs to this tool alone.
         owner: Owner of the sessions, or a function that returns it for the context of a run. By default, a bound
-            session
-            belongs to the program, and other sessions belong to the conversation.
+            session belongs to the program, and other sessions belong to the conversation.
         text_tokens: Maximum number of tokens of the result of a call, both for the model and in the event. The result
             contains the newest thoughts that fit and the number of earlier ones. The session contains all thoughts.
         hidden: True to hide the calls from clients. The thoughts stay visible.

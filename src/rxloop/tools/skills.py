@@ -351,10 +351,8 @@ def skills(*folders: str | PathLike[str]) -> Skills:
 
     Each skill is a folder with a `SKILL.md` in the open format of https://agentskills.io: front matter with `name` and
     `description`, and a body. The model sees names and descriptions, `learn_skill` returns the body, and
-    `read_skill_file`
-    reads the other files of the skill. Invalid skills are skipped with a warning. The folders are scanned before each
-    model
-    call, and changed files are read again. Symbolic links are not followed.
+    `read_skill_file` reads the other files of the skill. Invalid skills are skipped with a warning. The folders are
+    scanned before each model call, and changed files are read again. Symbolic links are not followed.
 
     Example:
         >>> agent = Agent("zai:glm-4.7", tools=[skills("skills/")])

@@ -32,10 +32,8 @@ class TaskResources(Generic[T]):
     too short-lived for this.
 
     The first request for a resource enters it, and concurrent requests wait for the same entry. A broken resource (its
-    task
-    ended, or `drop` was called) is left, and entered again on the next request. After a failed entry, the next attempt
-    waits
-    as long as the failed one took, so that at most half of the time is spent on failing entries.
+    task ended, or `drop` was called) is left, and entered again on the next request. After a failed entry, the next
+    attempt waits as long as the failed one took, so that at most half of the time is spent on failing entries.
     """
 
     def __init__(self) -> None:

@@ -52,10 +52,8 @@ class ThoughtGraph:
     """Thoughts and tool calls of a run, with the edges between them.
 
     A thought follows the thought or call in its `related_to`: the last one with that id before it in its run, otherwise
-    in
-    an earlier run of its conversation, otherwise the first one after it. The id of a call that made a thought refers to
-    the
-    thought. References to unknown ids or to the thought itself are not edges. References may form cycles.
+    in an earlier run of its conversation, otherwise the first one after it. The id of a call that made a thought refers
+    to the thought. References to unknown ids or to the thought itself are not edges. References may form cycles.
 
     Graphs are immutable: `add` returns a new one. Iteration yields the thoughts in order. `graph["plan"]` is the newest
     thought with that id, and `graph[0]` is the first thought.
@@ -203,8 +201,7 @@ class ThoughtGraph:
         """Draw the thoughts as a text tree for a terminal.
 
         In addition to the edges, each tool call is shown below the last thought of its message. A call without such a
-        thought is
-        only shown if a thought refers to it. A call that made a thought is shown as that thought.
+        thought is only shown if a thought refers to it. A call that made a thought is shown as that thought.
 
         Args:
             width: Maximum number of characters of a thought.

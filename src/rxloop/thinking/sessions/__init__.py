@@ -36,8 +36,7 @@ class ThinkingSessions:
     """Sequential thinking: sessions of thoughts in an artifact store.
 
     Each session belongs to an owner and is invisible to the models of other owners. There is no timer. The lifetime of
-    a
-    session is checked on access, and thoughts occasionally trigger the deletion of all expired sessions.
+    a session is checked on access, and thoughts occasionally trigger the deletion of all expired sessions.
 
     Attributes:
         artifacts: Store of the sessions.
@@ -70,8 +69,7 @@ class ThinkingSessions:
             ttl: Lifetime of a session in seconds. None for no limit.
             ttl_from: Start of the lifetime: the last thought, or the creation of the session.
             max_sessions: Maximum number of sessions per owner. If it is exceeded, the least recently used session is
-                deleted,
-                complete sessions first.
+                deleted, complete sessions first.
             max_total: Maximum number of sessions of all owners. If it is exceeded, 10 % are deleted in the same order.
             strict: True to reject a thought that revises or branches from a missing thought.
             max_thoughts: Maximum number of thoughts of a session.
@@ -101,16 +99,13 @@ class ThinkingSessions:
 
         Args:
             thought: The thought with wire names. Its `sessionId` must be the generated id of an earlier result. Without
-                an id,
-                a session is created.
+                an id, a session is created.
             owner: Owner of the session. By default the program, and a generated `session_id` is valid for any owner.
             session_id: Id of the session. Overrides the id in the thought. If the session does not exist, it is
-                created. If
-                its id looks like a generated one, the result has the warning `session_new`.
+                created. If its id looks like a generated one, the result has the warning `session_new`.
             call_id: Id of the tool call. A repeated call adds no second thought and returns the first result again.
             admit: Called with the session and the thought before it is stored. Returns the data to store as `flow`, or
-                raises.
-                Called again if another writer was faster.
+                raises. Called again if another writer was faster.
 
         Raises:
             InvalidThought: If the thought is invalid.

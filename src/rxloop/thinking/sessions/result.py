@@ -113,8 +113,7 @@ class ThoughtResult:
 
         Args:
             budget: Number of tokens of the text, at four bytes each. The text always contains the head, the warnings
-                and the
-                newest thought, truncated if necessary.
+                and the newest thought, truncated if necessary.
             **more: Additional fields.
         """
         available = self._count_available_bytes(budget, more)

@@ -114,8 +114,7 @@ class ThoughtInput(Wire):
     """A thought as sent by a model or client.
 
     Parsing is lenient if no information is lost: numbers and bools may be strings, null fields are treated as absent,
-    and
-    unknown fields are ignored.
+    and unknown fields are ignored.
     """
 
     # Without `from_attributes`: accept only the wire names and the Python names.

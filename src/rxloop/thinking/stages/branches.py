@@ -39,12 +39,10 @@ class Branches:
     """The main branch of a flow and all other branches.
 
     Arguments are names of branches, or None for the main branch. Pruned and merged branches can be read but not
-    continued. A
-    rejected operation changes nothing.
+    continued. A rejected operation changes nothing.
 
     Iteration yields the branches except the main branch, in the order in which they were opened. `branches["a"]`
-    returns a
-    branch of any status.
+    returns a branch of any status.
 
     Args:
         main: The main branch.

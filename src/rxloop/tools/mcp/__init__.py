@@ -25,10 +25,8 @@ def mcp_config(path: str | Path, **options: Unpack[Options]) -> list[MCPServer]:
     """Create a toolset for each server in a configuration file: `Agent(tools=mcp_config("mcp.json"))`.
 
     The format is that of Claude Desktop, Cursor and VS Code: JSON with `mcpServers` (or `servers`), each with
-    `command`,
-    `args`, `env` and `cwd`, or `url` and `headers`. `${NAME}` is replaced by an environment variable, and
-    `${NAME:-default}`
-    by its default if the variable is not set. Servers with `"disabled": true` are skipped.
+    `command`, `args`, `env` and `cwd`, or `url` and `headers`. `${NAME}` is replaced by an environment variable, and
+    `${NAME:-default}` by its default if the variable is not set. Servers with `"disabled": true` are skipped.
 
     Args:
         path: Path of the file.
@@ -94,8 +92,7 @@ def _filled(where: str, value: Any) -> str:
 
     Raises:
         ConfigurationError: If a variable is not set, or the value is not a string. The message omits the value, which
-            may be
-            secret.
+            may be secret.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ConfigurationError(f"{where} must be a string")

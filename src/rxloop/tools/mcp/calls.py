@@ -128,8 +128,7 @@ def tool_result(result: types.CallToolResult, link: Link) -> ToolResult:
     """Convert a result of the server.
 
     Images, audio and files become parts until the limits are reached. The text describes each of them by type and size,
-    even
-    if it did not become a part.
+    even if it did not become a part.
 
     Raises:
         ToolError: If the server reports that the call failed. The error contains the value and the parts of the result.

@@ -193,8 +193,7 @@ class Answers:
     """Handles requests of servers that use a protocol before 2026, which arrive during a call.
 
     Such a request cannot wait for another process, and does not name the call that it belongs to. It is only answered
-    if
-    `on_input` answers inline and all pending calls of the connection belong to one run.
+    if `on_input` answers inline and all pending calls of the connection belong to one run.
     """
 
     def __init__(self, options: ServerOptions, link: Callable[[], Link | None]) -> None:

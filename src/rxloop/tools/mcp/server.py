@@ -53,9 +53,8 @@ def mcp(
     """Create a toolset for an MCP server: `Agent(tools=[mcp("npx", "-y", "some-server")])`.
 
     The server is started or connected when its tools are first needed, and closed with the agent. If the connection
-    breaks,
-    the current call fails and the next call connects again. A call is only repeated if the server declares the tool as
-    read-only or idempotent.
+    breaks, the current call fails and the next call connects again. A call is only repeated if the server declares the
+    tool as read-only or idempotent.
 
     Args:
         command_or_url: A program, or the URL of a server with streamable HTTP.
@@ -64,15 +63,13 @@ def mcp(
         cwd: Working directory of the program.
         headers: Headers of each request to the URL.
         auth: Credential for the URL: a token, headers, an `httpx2.Auth`, or a sync or async function that returns one
-            of
-            these for the context of a run. Each credential has its own connections.
+            of these for the context of a run. Each credential has its own connections.
         **options: `name` is the name of the server. `prefix` precedes the names of its tools and is `name__` by
           default.
             `only` and `hide` are names of tools to use or to skip. `approve` requires approval of each call, or only of
             calls that may be destructive ("destructive"). `timeout` limits one call and `ttl` is the lifetime of the
-            list of
-            tools, both in seconds and 300 by default. `sampling` lets the server use the agent's model: True, or the
-            maximum number of tokens of an answer. `roots` are folders that the server may list.
+            list of tools, both in seconds and 300 by default. `sampling` lets the server use the agent's model: True,
+            or the maximum number of tokens of an answer. `roots` are folders that the server may list.
 
     Raises:
         ConfigurationError: If the extra is not installed, or an argument is invalid.
