@@ -116,7 +116,7 @@ def graph_deltas() -> View[Event, GraphDelta]:
                 if isinstance(node, ThoughtStreamEvent) and node.related_to and key not in linked:
                     dangling.setdefault((node.task_id, node.related_to), []).append(key)
             for key, node in nodes.items():
-                if (public_node := formats.to_public_node(node)) is not None:
+                if (public_node := formats.to_public(node)) is not None:
                     out.emit(NodeAdded(key, public_node))
                 else:
                     hidden.add(key)
