@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rxloop.context.compression import Compression, LastCut
+from rxloop.context.compression import Compression, CompressionState
 from rxloop.context.compressors import (
     ChainedCompressor,
     SemanticCompressor,
@@ -44,7 +44,7 @@ class _Conversation:
         self._messages: list[Message] = []
         self._chats: dict[int, Chat] = {}
         self._tokens: dict[int, int] = {}
-        self._state: LastCut | None = None
+        self._state: CompressionState | None = None
         # Models are built when they are first used, which is not part of a compression.
         Message.user("")
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from rxloop import Agent, ContextCompressedEvent, Message, op, tool
-from rxloop.context.layout import blocks_of
+from rxloop.context.layout import split_blocks
 from rxloop.pipeline import Budget
 from rxloop.testing import ScriptedModel, call
 
@@ -20,7 +20,7 @@ class ForgetLookups:
 
     def compress(self, messages: Sequence[Message], budget: Budget) -> list[Message]:
         """Return the messages to send instead. They are checked and repaired: a call never loses its result."""
-        kept = blocks_of(messages)
+        kept = split_blocks(messages)
         while budget.count(*(each for block in kept for each in block.messages)) > budget.target:
             lookups = [block for block in kept[:-1] if {c.name for c in block.messages[0].tool_calls} == {self.tool}]
             if not lookups:

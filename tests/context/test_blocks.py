@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rxloop.context.layout import blocks_of, problems_of, repaired
+from rxloop.context.layout import find_problems, repair_messages, split_blocks
 from rxloop.protocol.messages import Message
 from support.histories import call, long_history, turn
 
@@ -12,59 +12,59 @@ def test_an_assistant_message_with_its_calls_and_all_their_results_is_one_block(
         *turn((call("a"), "1"), (call("b"), "2"), (call("c"), "3")),
         Message.assistant("x"),
     ]
-    assert [list(block.places) for block in blocks_of(messages)] == [[0], [1, 2, 3, 4], [5]]
+    assert [list(block.places) for block in split_blocks(messages)] == [[0], [1, 2, 3, 4], [5]]
 
 
 def test_results_in_another_order_than_the_calls_stay_in_their_block() -> None:
     # T96
     first, one, two = turn((call("a"), "1"), (call("b"), "2"))
     messages = [Message.user("Go."), first, two, one, Message.user("And?")]
-    assert [block.messages for block in blocks_of(messages)][1] == (first, two, one)
-    assert problems_of(messages) == []
-    assert repaired(messages) == messages
+    assert [block.messages for block in split_blocks(messages)][1] == (first, two, one)
+    assert find_problems(messages) == []
+    assert repair_messages(messages) == messages
 
 
 def test_ids_that_come_again_in_the_next_message_are_no_problem() -> None:
     messages = [*turn((call("0"), "1")), *turn((call("0"), "2"))]
-    assert problems_of(messages) == []
+    assert find_problems(messages) == []
 
 
 def test_a_block_whose_calls_are_still_at_work_is_open() -> None:
     first, one, _ = turn((call("a"), "1"), (call("b"), "2"))
-    assert blocks_of([first, one])[0].open
-    assert not blocks_of(turn((call("a"), "1")))[0].open
+    assert split_blocks([first, one])[0].open
+    assert not split_blocks(turn((call("a"), "1")))[0].open
 
 
 def test_a_result_of_no_call_is_named_and_taken_out() -> None:
     messages = [Message.user("Go."), Message.tool("lost", "5"), Message.assistant("x")]
-    assert problems_of(messages) == ["message 1 answers the call 'lost', which nothing before it makes"]
-    assert repaired(messages) == [messages[0], messages[2]]
+    assert find_problems(messages) == ["message 1 answers the call 'lost', which nothing before it makes"]
+    assert repair_messages(messages) == [messages[0], messages[2]]
 
 
 def test_a_result_that_comes_twice_is_taken_once() -> None:
     messages = [*turn((call("a"), "1")), Message.tool("a", "2")]
-    assert problems_of(messages) == ["message 2 answers the call 'a', which is answered already"]
-    assert repaired(messages) == messages[:2]
+    assert find_problems(messages) == ["message 2 answers the call 'a', which is answered already"]
+    assert repair_messages(messages) == messages[:2]
 
 
 def test_a_block_with_an_unanswered_call_goes_whole_but_not_at_the_end() -> None:
     first, one, _ = turn((call("a"), "1"), (call("b"), "2"))
     middle = [first, one, Message.user("And?")]
-    assert problems_of(middle) == ["the call 'b' of message 0 has no result"]
-    assert repaired(middle) == [middle[2]]
+    assert find_problems(middle) == ["the call 'b' of message 0 has no result"]
+    assert repair_messages(middle) == [middle[2]]
     # T97
-    assert repaired([first, one]) == [first, one]
-    assert repaired([first, one], open_tail=False) == []
-    assert problems_of([first, one], open_tail=False) == ["the call 'b' of message 0 has no result"]
+    assert repair_messages([first, one]) == [first, one]
+    assert repair_messages([first, one], open_tail=False) == []
+    assert find_problems([first, one], open_tail=False) == ["the call 'b' of message 0 has no result"]
 
 
 def test_what_is_sound_comes_back_as_the_same_objects() -> None:
     messages = long_history(5)
-    assert [id(message) for message in repaired(messages)] == [id(message) for message in messages]
+    assert [id(message) for message in repair_messages(messages)] == [id(message) for message in messages]
 
 
 def test_a_repaired_list_has_no_problems_wherever_a_history_is_cut() -> None:
     messages = long_history(6)
     for start in range(len(messages)):
         for stop in range(start, len(messages) + 1):
-            assert problems_of(repaired(messages[start:stop])) == []
+            assert find_problems(repair_messages(messages[start:stop])) == []

@@ -8,7 +8,7 @@ import pytest
 
 from rxloop import SlidingWindowCompressor, TokenBudgetCompressor
 from rxloop.context import TokenEstimator
-from rxloop.context.compression import Compression, LastCut
+from rxloop.context.compression import Compression, CompressionState
 from rxloop.pipeline.interfaces import Budget, Compressor
 from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart
 from rxloop.state.history import History
@@ -43,7 +43,7 @@ def test_an_empty_history_and_one_under_the_mark_are_left_as_they_are() -> None:
     for history in (History(), History(long_history(5)), []):
         made = compress(Refusing(), history, counter)
         assert made.messages is history
-        assert made.state == LastCut()
+        assert made.state == CompressionState()
         assert not made.cut
         assert made.ratio == 1.0
         assert made.stable == len(history)
@@ -53,7 +53,7 @@ def test_between_two_cuts_the_request_only_grows_at_its_end() -> None:
     # T101
     compressor = SlidingWindowCompressor(2_000)
     history = long_history(0)
-    state: LastCut | None = None
+    state: CompressionState | None = None
     before: list[Message] = []
     cuts = steps = 0
     for number in range(120):
@@ -78,10 +78,10 @@ def test_a_state_that_went_through_json_gives_the_same_request_in_another_proces
     made = compress(compressor, history, counter)
     assert made.cut
     stored = json.loads(json.dumps(made.state.dump()))
-    assert LastCut.load(stored) == made.state
+    assert CompressionState.load(stored) == made.state
     copies = [Message.model_validate_json(message.model_dump_json()) for message in history]
     copies += long_history(2)[1:]
-    again = compress(compressor, copies, counter, state=LastCut.load(stored))
+    again = compress(compressor, copies, counter, state=CompressionState.load(stored))
     assert not again.cut
     assert list(again.messages[: len(made.messages)]) == list(made.messages)
 
@@ -121,7 +121,7 @@ def test_after_a_refusal_the_request_is_smaller_and_stays_so() -> None:
     third = compress(compressor, history, counter, state=second.state, overhead=500, pressure=2)
     assert third.tokens_after < 0.8 * second.tokens_after
     longer = [*history, *long_history(60)[1:]]
-    later = compress(compressor, longer, counter, state=LastCut.load(second.state.dump()), overhead=500)
+    later = compress(compressor, longer, counter, state=CompressionState.load(second.state.dump()), overhead=500)
     assert later.tokens_after + 500 < first.tokens_after + 500
 
 
@@ -151,7 +151,7 @@ def test_a_result_that_is_none_is_thrown_away_and_reported(result: Any, reason: 
     made = compress(Giving(result), history, counter)
     assert reason in made.failed
     assert made.messages is history
-    assert made.state == LastCut()
+    assert made.state == CompressionState()
     assert not made.cut
     assert made.budget_unmet
 
@@ -238,5 +238,5 @@ def test_a_message_with_images_that_was_written_anew_survives_json() -> None:
         ImagePart(data=b"\xff\xfe\xfb", media_type="image/png"),
         FilePart(url="https://x.org/a"),
     ]
-    cut = LastCut(3, (0, Message.user(parts), Message.tool("a", [parts[1]])))
-    assert LastCut.load(json.loads(json.dumps(cut.dump()))) == cut
+    cut = CompressionState(3, (0, Message.user(parts), Message.tool("a", [parts[1]])))
+    assert CompressionState.load(json.loads(json.dumps(cut.dump()))) == cut

@@ -6,8 +6,8 @@ import pytest
 
 from rxloop import SemanticCompressor, SlidingWindowCompressor, TokenBudgetCompressor
 from rxloop.context import ChainedCompressor, TokenEstimator
-from rxloop.context.compression import Compression, LastCut
-from rxloop.context.layout import problems_of
+from rxloop.context.compression import Compression, CompressionState
+from rxloop.context.layout import find_problems
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.interfaces import Compressor
 from rxloop.protocol.messages import ImagePart, Message, TextPart
@@ -121,7 +121,7 @@ def test_messages_with_reasoning_are_kept_byte_for_byte_or_go(make: Make) -> Non
     thoughts = [message for message in made if message.role == "assistant"]
     assert thoughts
     assert all(any(message is one for one in history) for message in thoughts)
-    assert problems_of(made) == []
+    assert find_problems(made) == []
 
 
 @every_compressor
@@ -288,7 +288,7 @@ def test_a_compressor_can_be_used_by_itself() -> None:
     history = long_history(40)
     made = SlidingWindowCompressor(2_000).compress(history, budget(history, 2_000, 1_200))
     assert counter.count(made) <= 1_300
-    assert LastCut().messages(history) is history
+    assert CompressionState().messages(history) is history
 
 
 def pictures(number: int) -> list[Message]:

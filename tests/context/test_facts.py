@@ -4,14 +4,14 @@ import time
 
 import pytest
 
-from rxloop.context.facts import facts_of
+from rxloop.context.facts import extract_facts
 from rxloop.protocol.messages import Message, ToolCall
 
 
 def facts(text: str, role: str = "assistant") -> dict[str, str]:
     """The values of a text, each with its label."""
     message = Message.tool("a", text) if role == "tool" else Message(role=role, content=text)  # pyright: ignore[reportArgumentType]
-    return {fact.value: fact.label for fact in facts_of(message)}
+    return {fact.value: fact.label for fact in extract_facts(message)}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_keys_that_are_values_themselves_are_kept() -> None:
 
 def test_what_was_an_argument_weighs_more() -> None:
     call = ToolCall.parse("a", "read", '{"path": "src/app.py", "command": "make test"}')
-    asked = {fact.value: fact.weight for fact in facts_of(Message.assistant("see src/db.py", tool_calls=[call]))}
+    asked = {fact.value: fact.weight for fact in extract_facts(Message.assistant("see src/db.py", tool_calls=[call]))}
     assert asked["src/app.py"] > asked["src/db.py"]
     assert "make test" in asked
 
@@ -86,7 +86,7 @@ def test_a_value_that_stands_between_separators_is_found() -> None:
 
 def test_the_code_that_the_model_wrote_without_valid_json_is_read_too() -> None:
     call = ToolCall.parse("a", "read", '{"path": "src/app.py"')
-    assert any("src/app.py" in fact.value for fact in facts_of(Message.assistant(tool_calls=[call])))
+    assert any("src/app.py" in fact.value for fact in extract_facts(Message.assistant(tool_calls=[call])))
 
 
 @pytest.mark.parametrize(

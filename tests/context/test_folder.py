@@ -11,14 +11,14 @@ import pytest
 
 from rxloop import FolderWorkspace
 from rxloop.context import workspaces as folder
-from rxloop.context.workspaces import parts_of
+from rxloop.context.workspaces import render_parts
 from rxloop.support import safe_files as below
 
 needs_unix = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes and handles of folders are of Unix")
 
 
 async def titles(shown: FolderWorkspace) -> dict[str, str]:
-    return {part.title: part.text for part in await parts_of(shown)}
+    return {part.title: part.text for part in await render_parts(shown)}
 
 
 async def test_of_a_huge_file_only_its_ends_are_read(tmp_path: Path) -> None:
@@ -104,18 +104,18 @@ async def test_a_name_cannot_write_a_line_of_its_own(tmp_path: Path, odd: str) -
 async def test_of_too_many_files_the_number_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(9):
         (tmp_path / f"{number}.txt").write_text("x")
-    shown = await parts_of(FolderWorkspace(tmp_path, max_files=4))
+    shown = await render_parts(FolderWorkspace(tmp_path, max_files=4))
     assert [part.title for part in shown] == ["0.txt", "1.txt", "2.txt", "3.txt", ""]
     assert shown[-1].text == "(not shown: 5 more files)"
     monkeypatch.setattr(folder, "_MOST_SEEN", 6)
-    assert "more than 6 files" in (await parts_of(FolderWorkspace(tmp_path)))[-1].text
+    assert "more than 6 files" in (await render_parts(FolderWorkspace(tmp_path)))[-1].text
 
 
 async def test_a_folder_that_is_gone_says_so(tmp_path: Path) -> None:
     (tmp_path / "f").mkdir()
     shown = FolderWorkspace(tmp_path / "f")
     (tmp_path / "f").rmdir()
-    (part,) = await parts_of(shown)
+    (part,) = await render_parts(shown)
     assert "cannot be read" in part.text
 
 

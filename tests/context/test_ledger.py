@@ -7,7 +7,7 @@ import pytest
 from rxloop.context import fact_ledger as ledger
 from rxloop.context import facts
 from rxloop.context.counting import text_tokens
-from rxloop.context.fact_ledger import FactLedger, ledger_of
+from rxloop.context.fact_ledger import FactLedger, load_ledger
 from rxloop.protocol.messages import Message
 from support.histories import call, long_history, turn
 
@@ -82,11 +82,11 @@ def test_of_a_history_that_grew_only_what_is_new_is_read(monkeypatch: pytest.Mon
 
     def reading(message: Message) -> tuple[facts.Fact, ...]:
         read.append(message)
-        return facts.facts_of(message)
+        return facts.extract_facts(message)
 
-    monkeypatch.setattr(ledger, "facts_of", reading)
+    monkeypatch.setattr(ledger, "extract_facts", reading)
     for stop in (10, 10, 30, len(messages)):
-        assert ledger_of(messages[:stop]) == FactLedger(messages[:stop])
+        assert load_ledger(messages[:stop]) == FactLedger(messages[:stop])
     # Once for the grown one, and once for each whole one beside it.
     assert [sum(one is message for one in read) for message in messages[:30:7]] == [5, 5, 3, 3, 3]
 
@@ -94,19 +94,19 @@ def test_of_a_history_that_grew_only_what_is_new_is_read(monkeypatch: pytest.Mon
 def test_histories_that_begin_alike_and_go_apart_have_ledgers_of_their_own() -> None:
     messages = long_history(10)
     fork = [*messages[:9], Message.user("Look at invoice INV-2093 instead.")]
-    assert ledger_of(messages) == FactLedger(messages)
-    assert ledger_of(fork) == FactLedger(fork)
-    assert ledger_of(messages[:4]) == FactLedger(messages[:4])
-    grown = ledger_of(messages)
+    assert load_ledger(messages) == FactLedger(messages)
+    assert load_ledger(fork) == FactLedger(fork)
+    assert load_ledger(messages[:4]) == FactLedger(messages[:4])
+    grown = load_ledger(messages)
     grown.add([Message.user("INV-1")])
-    assert "INV-1" not in ledger_of(messages)
+    assert "INV-1" not in load_ledger(messages)
 
 
 def test_a_history_that_is_gone_leaves_nothing_behind() -> None:
     gc.collect()
     before = len(ledger._read)
     messages = long_history(5)
-    ledger_of(messages)
+    load_ledger(messages)
     assert len(ledger._read) == before + 1
     del messages
     gc.collect()
@@ -118,7 +118,7 @@ def test_a_message_that_every_history_begins_with_keeps_no_ledger_alive() -> Non
     before = len(ledger._read)
     constant = Message.user("You look after ORD-1.")
     for number in range(3):
-        ledger_of([constant, *long_history(number + 1)])
+        load_ledger([constant, *long_history(number + 1)])
     gc.collect()
     assert len(ledger._read) == before
 

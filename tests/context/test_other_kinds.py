@@ -9,7 +9,7 @@ import pytest
 
 from rxloop import SemanticCompressor, SlidingWindowCompressor, TokenBudgetCompressor
 from rxloop.context import TokenEstimator
-from rxloop.context.compression import LastCut
+from rxloop.context.compression import CompressionState
 from rxloop.pipeline.interfaces import Compressor
 from rxloop.protocol.messages import Message
 from support.histories import call, compress, turn
@@ -99,7 +99,7 @@ def test_what_was_named_long_ago_is_still_in_the_request(
 ) -> None:
     history, needed = kind(Random(7))
     limit = int(share * counter.count(history))
-    state: LastCut | None = None
+    state: CompressionState | None = None
     sent: list[Message] = []
     for stop in range(1, len(history) + 1, 2):
         made = compress(make(limit), history[:stop], counter, state=state)

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rxloop.context import TokenEstimator
-from rxloop.context.compression import Compressed, LastCut
-from rxloop.context.layout import blocks_of, problems_of
+from rxloop.context.compression import CompressionResult, CompressionState
+from rxloop.context.layout import find_problems, split_blocks
 from rxloop.pipeline.interfaces import Compressor, TokenCounter
 from rxloop.protocol.messages import Message
 from support.histories import WordCounter, compress, every_compressor, histories
@@ -22,11 +22,13 @@ quickly = settings(
 windows = st.integers(0, 40) | st.integers(0, 4_000)
 
 
-def check(history: list[Message], made: Compressed, tokens: int, counter: TokenCounter, pins: frozenset[int]) -> None:
+def check(
+    history: list[Message], made: CompressionResult, tokens: int, counter: TokenCounter, pins: frozenset[int]
+) -> None:
     sent = list(made.messages)
     kept = {id(message) for message in sent}
-    blocks = blocks_of(history)
-    assert problems_of(sent) == []  # T93
+    blocks = split_blocks(history)
+    assert find_problems(sent) == []  # T93
     assert counter.count(sent) == made.tokens_after
     assert made.budget_unmet == (made.tokens_after > tokens)  # T100
     assert (made.failed, made.problems) == ("", ())
@@ -65,13 +67,16 @@ def test_a_growing_history_gives_requests_that_only_grow_between_cuts(
     make: Callable[[int], Compressor], history: list[Message], tokens: int
 ) -> None:
     counter = TokenEstimator()
-    state: LastCut | None = None
+    state: CompressionState | None = None
     before: list[Message] = []
-    for block in blocks_of(history):
+    for block in split_blocks(history):
         so_far = history[: block.places.stop]
         made = compress(make(tokens), so_far, counter, state=state)
         check(so_far, made, tokens, counter, frozenset())
         if not made.cut:  # T101
             assert [id(m) for m in made.messages[: len(before)]] == [id(m) for m in before]
-        assert compress(make(tokens), so_far, counter, state=LastCut.load(made.state.dump())).messages == made.messages
+        assert (
+            compress(make(tokens), so_far, counter, state=CompressionState.load(made.state.dump())).messages
+            == made.messages
+        )
         state, before = made.state, list(made.messages)

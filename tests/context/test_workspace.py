@@ -8,12 +8,12 @@ import pytest
 
 from rxloop import FolderWorkspace, Scratchpad
 from rxloop.context import CompositeWorkspace, TextWorkspace
-from rxloop.context.workspaces import parts_of
+from rxloop.context.workspaces import render_parts
 from rxloop.errors import ConfigurationError
 
 
 async def titles(folder: FolderWorkspace) -> dict[str, str]:
-    return {part.title: part.text for part in await parts_of(folder)}
+    return {part.title: part.text for part in await render_parts(folder)}
 
 
 async def test_a_folder_shows_its_text_files_in_order_and_anew_each_time(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ async def test_a_folder_shows_what_was_asked_for(tmp_path: Path) -> None:
     for name in ("a.py", "test_a.py", "b.txt"):
         (tmp_path / name).write_text(name)
     folder = FolderWorkspace(tmp_path, ["*.py"], exclude=["test_*"], kind="static")
-    (part,) = await parts_of(folder)
+    (part,) = await render_parts(folder)
     assert (part.title, part.kind) == ("a.py", "static")
 
 
@@ -62,13 +62,14 @@ async def test_a_scratchpad_keeps_what_was_written_last() -> None:
     pad["goal"] = "win again"
     pad["b"] = "y" * 10
     assert list(pad) == ["goal", "b"]
-    (part,) = await parts_of(pad)
+    (part,) = await render_parts(pad)
     assert (part.title, part.kind, part.text) == ("Scratchpad", "live", "goal: win again\nb: yyyyyyyyyy")
     pad["b"] = ""
     del pad["goal"]
-    assert await parts_of(pad) == []
+    assert await render_parts(pad) == []
 
 
 async def test_several_workspaces_are_one() -> None:
     both = CompositeWorkspace(TextWorkspace("rules", title="House"), CompositeWorkspace(Scratchpad({"k": "v"})))
-    assert [(part.title, part.kind) for part in await parts_of(both)] == [("House", "static"), ("Scratchpad", "live")]
+    parts = [(part.title, part.kind) for part in await render_parts(both)]
+    assert parts == [("House", "static"), ("Scratchpad", "live")]

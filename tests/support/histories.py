@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rxloop import SemanticCompressor, SlidingWindowCompressor, TokenBudgetCompressor
 from rxloop.context import ChainedCompressor, TokenEstimator
-from rxloop.context.compression import Compressed, Compression
+from rxloop.context.compression import Compression, CompressionResult
 from rxloop.pipeline.interfaces import Budget, Compressor, TokenCounter
 from rxloop.protocol.messages import ImagePart, Message, TextPart, ToolCall
 
@@ -115,6 +115,6 @@ def compress(
     *,
     pinned: frozenset[int] = frozenset(),
     **options: Any,
-) -> Compressed:
+) -> CompressionResult:
     """Compress a history once."""
     return asyncio.run(Compression(compressor, messages, counter, **options).result(pinned=pinned))

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import orjson
 
-from rxloop.context.layout import Block, blocks_of, problems_of, repaired
+from rxloop.context.layout import Block, find_problems, repair_messages, split_blocks
 from rxloop.pipeline.interfaces import Budget, Compressor, TokenCounter
 from rxloop.protocol.messages import Message
 from rxloop.support.threads import call_user_function
@@ -22,7 +22,7 @@ _AFTER_REFUSAL = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class LastCut:
+class CompressionState:
     """State of the last compression.
 
     Together with the history, it determines the messages to send in any process. See `dump` and `load`.
@@ -67,7 +67,7 @@ class LastCut:
         return {"upto": self.upto, "view": view, "limit": self.limit}
 
     @classmethod
-    def load(cls, data: Mapping[str, Any]) -> LastCut:
+    def load(cls, data: Mapping[str, Any]) -> CompressionState:
         """Load a state from `dump`."""
         view: list[int | Message] = []
         for item in data["view"]:
@@ -89,12 +89,12 @@ def _written(message: Message) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compressed:
+class CompressionResult:
     """Result of a compression."""
 
     messages: Sequence[Message]
     """Messages to send. If nothing was ever compressed, this is the history itself."""
-    state: LastCut
+    state: CompressionState
     """State for the next request of the run."""
     tokens_before: int
     """Tokens without this compression."""
@@ -144,15 +144,15 @@ class Compression:
         messages: Sequence[Message],
         counter: TokenCounter,
         *,
-        state: LastCut | None = None,
+        state: CompressionState | None = None,
         overhead: int = 0,
         pressure: int = 0,
         every: int | None = None,
     ) -> None:
-        state = state or LastCut()
+        state = state or CompressionState()
         if state.upto > len(messages):
             # The state belongs to another history, for example after a fork.
-            state = LastCut(limit=state.limit)
+            state = CompressionState(limit=state.limit)
         self._compressor = compressor
         self._history = messages
         self._counter = counter
@@ -174,7 +174,7 @@ class Compression:
         """True if no compression is needed."""
         return not self._due and not self._full
 
-    async def result(self, *, pinned: frozenset[int] = frozenset(), seconds: float | None = None) -> Compressed:
+    async def result(self, *, pinned: frozenset[int] = frozenset(), seconds: float | None = None) -> CompressionResult:
         """Run the compressor if necessary, and check its result.
 
         A custom synchronous compressor runs in a thread, so that it cannot block the event loop.
@@ -206,9 +206,9 @@ class Compression:
             return self._failure(f"{type(error).__name__}: {error}")
         return self._checked(made, pinned, time.perf_counter() - begin)
 
-    def unchanged(self, **fields: Any) -> Compressed:
+    def unchanged(self, **fields: Any) -> CompressionResult:
         """Return a result without a compression."""
-        return Compressed(
+        return CompressionResult(
             messages=self._sent,
             state=self._state,
             tokens_before=self._tokens,
@@ -219,23 +219,23 @@ class Compression:
             **fields,
         )
 
-    def _failure(self, reason: str) -> Compressed:
+    def _failure(self, reason: str) -> CompressionResult:
         return self.unchanged(failed=reason)
 
-    def _checked(self, made: object, pinned: frozenset[int], seconds: float) -> Compressed:
+    def _checked(self, made: object, pinned: frozenset[int], seconds: float) -> CompressionResult:
         """Check and repair a compressor's result."""
         try:
             view = _view(made, self._history)
         except ValueError as error:
             return self._failure(str(error))
-        blocks = blocks_of(self._history)
+        blocks = split_blocks(self._history)
         view, lost = _restored(view, self._history, blocks, pinned)
         chosen = [self._history[item] if isinstance(item, int) else item for item in view]
         # A call may only lack its result if it does in the history.
         at_work = bool(blocks) and blocks[-1].open
-        problems = (*lost, *problems_of(chosen, open_tail=at_work))
+        problems = (*lost, *find_problems(chosen, open_tail=at_work))
         if problems:
-            chosen = repaired(chosen, open_tail=at_work)
+            chosen = repair_messages(chosen, open_tail=at_work)
             view = _view(chosen, self._history)
         after = self._counter.count(chosen)
         if chosen == list(self._sent):
@@ -244,12 +244,12 @@ class Compression:
             return self._failure(f"the result takes {after} tokens, more than the {self._tokens} before it")
         stable = _common(self._sent, chosen)
         results = {message.tool_call_id for message in chosen if message.role == "tool"}
-        state = LastCut(len(self._history), view, self._state.limit)
+        state = CompressionState(len(self._history), view, self._state.limit)
         originals = {id(message) for message in self._history}
         shortened = sum(m.role == "tool" and id(m) not in originals for m in chosen)
         there = {id(message) for message in chosen}
         gone = sum(id(m) not in there and (m.role != "tool" or m.tool_call_id not in results) for m in self._sent)
-        return Compressed(
+        return CompressionResult(
             messages=chosen,
             state=state,
             tokens_before=self._tokens,

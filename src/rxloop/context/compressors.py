@@ -13,7 +13,7 @@ from functools import partial
 from inspect import isawaitable
 
 from rxloop.context.counting import PerMessage
-from rxloop.context.layout import Layout, Marks, brief, marked, text_of, without_media
+from rxloop.context.layout import Layout, Marks, brief, join_texts, replace_content, strip_media
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.interfaces import Budget, Compressor
 from rxloop.protocol.messages import Message
@@ -129,7 +129,7 @@ def _repeats(messages: Sequence[Message]) -> set[int]:
 
 
 def _unrepeated(repeats: set[int], message: Message) -> Message:
-    return marked(message, _SAME) if id(message) in repeats and len(message.text) > len(_SAME) else message
+    return replace_content(message, _SAME) if id(message) in repeats and len(message.text) > len(_SAME) else message
 
 
 def _brief(message: Message) -> Message:
@@ -139,8 +139,8 @@ def _brief(message: Message) -> Message:
 def _blank(message: Message) -> Message:
     text = message.text
     if len(text) > 2 * len(_GONE):
-        return marked(message, _GONE.format(n=len(text)))
-    return without_media(message)
+        return replace_content(message, _GONE.format(n=len(text)))
+    return strip_media(message)
 
 
 class ChainedCompressor(Marks):
@@ -222,13 +222,13 @@ _K, _B = 1.2, 0.75
 
 
 def _words(message: Message) -> Counter[str]:
-    return Counter(_WORD.findall(text_of([message]).lower()))
+    return Counter(_WORD.findall(join_texts([message]).lower()))
 
 
 _words_of = PerMessage(_words)
 
 
-def bag_of(messages: Sequence[Message]) -> Counter[str]:
+def count_words(messages: Sequence[Message]) -> Counter[str]:
     """Count all words in the messages."""
     total: Counter[str] = Counter()
     for message in messages:
@@ -318,8 +318,8 @@ class SemanticCompressor(Marks):
         return layout.messages()
 
     async def _by_vectors(self, layout: Layout, embed: Embedder) -> list[float]:
-        texts = [text_of(layout.blocks[index].messages)[:_TEXT] for index in layout.free]
-        goal = "\n".join(text_of(messages)[:_TEXT] for messages in _goal(layout))
+        texts = [join_texts(layout.blocks[index].messages)[:_TEXT] for index in layout.free]
+        goal = "\n".join(join_texts(messages)[:_TEXT] for messages in _goal(layout))
         kept = self._vectors
         missing = list(dict.fromkeys(text for text in (goal, *texts) if text not in kept))
         found = dict(zip(missing, await embed(missing), strict=True)) if missing else {}
@@ -340,8 +340,8 @@ def _by_words(layout: Layout) -> list[float]:
     """Return a relevance score from 0 to 1 for each free block, based on its words."""
     goal: Counter[str] = Counter()
     for messages in _goal(layout):
-        goal.update(bag_of(messages))
-    scores = bm25(goal, [bag_of(layout.blocks[index].messages) for index in layout.free])
+        goal.update(count_words(messages))
+    scores = bm25(goal, [count_words(layout.blocks[index].messages) for index in layout.free])
     best = max(scores, default=0.0) or 1.0
     return [score / best for score in scores]
 

@@ -21,13 +21,13 @@ LONGEST = 64
 MOST = 16_384
 
 
-def for_short_texts(work_out: Callable[[str], T]) -> Callable[[str], T]:
+def cache_short_strings(function: Callable[[str], T]) -> Callable[[str], T]:
     """Cache a pure function for short strings, because they often repeat. Long strings are not cached."""
-    kept = lru_cache(maxsize=MOST)(work_out)
+    kept = lru_cache(maxsize=MOST)(function)
 
-    @wraps(work_out)
+    @wraps(function)
     def found(text: str) -> T:
-        return kept(text) if len(text) <= LONGEST else work_out(text)
+        return kept(text) if len(text) <= LONGEST else function(text)
 
     return found
 
@@ -41,8 +41,8 @@ class PerMessage(Generic[T]):
 
     __slots__ = ("_kept", "_work_out")
 
-    def __init__(self, work_out: Callable[[Message], T]) -> None:
-        self._work_out = work_out
+    def __init__(self, function: Callable[[Message], T]) -> None:
+        self._work_out = function
         self._kept: dict[int, tuple[ref[Message], T]] = {}
 
     def __call__(self, message: Message) -> T:
@@ -104,7 +104,7 @@ def _estimate(text: str) -> float:
     )
 
 
-text_tokens = for_short_texts(_estimate)
+text_tokens = cache_short_strings(_estimate)
 """Estimate the tokens in a string, with a cache for short ones."""
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from weakref import ref
 
 from rxloop.context.counting import text_tokens
-from rxloop.context.facts import facts_of
+from rxloop.context.facts import extract_facts
 from rxloop.protocol.messages import Message
 
 # The score of an entry decays with its age, but only slightly, because an agent may need values from long ago.
@@ -63,7 +63,7 @@ class FactLedger:
         entries = self._entries
         for message in messages:
             self._place += 1
-            for value, label, weight in facts_of(message):
+            for value, label, weight in extract_facts(message):
                 self._order += 1
                 old = entries.get(value)
                 if old is None:
@@ -133,7 +133,7 @@ message that lives as long as the program.
 """
 
 
-def ledger_of(history: Sequence[Message]) -> FactLedger:
+def load_ledger(history: Sequence[Message]) -> FactLedger:
     """Return the facts of a history. If it has grown since the last call, only new messages are read."""
     seen, ledger = _take_known_beginning(history)
     new = history[len(seen) :]

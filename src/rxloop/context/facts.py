@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import orjson
 
-from rxloop.context.counting import PerMessage, for_short_texts
+from rxloop.context.counting import PerMessage, cache_short_strings
 from rxloop.protocol.messages import Message
 
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
@@ -73,8 +73,8 @@ _USER, _ARGUMENT = 1.3, 1.5
 _LEAST = 0.12
 
 
-@for_short_texts
-def form_of(word: str) -> str:
+@cache_short_strings
+def classify_word(word: str) -> str:
     """Classify a word by its form."""
     if len(word) < 2:
         return "plain"
@@ -97,7 +97,7 @@ def form_of(word: str) -> str:
     return "option" if word.startswith("--") else "plain"
 
 
-@for_short_texts
+@cache_short_strings
 def _pieces(compound: str) -> tuple[tuple[str, float], ...]:
     """Split a compound into weighted parts, unless its separators belong to it."""
     if not compound[0].isalnum():
@@ -108,7 +108,9 @@ def _pieces(compound: str) -> tuple[tuple[str, float], ...]:
         pieces = compound.split(",")
     if ":" in compound and "://" not in compound and "::" not in compound:
         pieces = [part for piece in pieces for part in ([piece] if _NUMBER.fullmatch(piece) else piece.split(":"))]
-    return tuple((piece, _WEIGHTS[form_of(piece)] if len(piece) <= _LONGEST else 0.0) for piece in pieces if piece)
+    return tuple(
+        (piece, _WEIGHTS[classify_word(piece)] if len(piece) <= _LONGEST else 0.0) for piece in pieces if piece
+    )
 
 
 class _Reader:
@@ -197,8 +199,8 @@ def _in_value(value: Any, key: str, depth: int = 0) -> Iterator[Fact]:
         return
     if isinstance(value, dict):
         for name, inner in cast("dict[str, Any]", value).items():
-            if len(name) <= _SHORT and form_of(name) in ("id", "number", "path", "address"):
-                yield Fact(name, key, _WEIGHTS[form_of(name)])
+            if len(name) <= _SHORT and classify_word(name) in ("id", "number", "path", "address"):
+                yield Fact(name, key, _WEIGHTS[classify_word(name)])
             yield from _in_value(inner, name[:_SHORT], depth + 1)
     elif isinstance(value, list):
         for inner in cast("list[Any]", value):
@@ -208,7 +210,7 @@ def _in_value(value: Any, key: str, depth: int = 0) -> Iterator[Fact]:
         words = text.split()
         if 2 <= len(text) <= _SHORT and len(words) <= 6 and "\n" not in text:
             least = _WEIGHTS["value"] if len(text) > 2 else _LEAST
-            yield Fact(text, key, max(_WEIGHTS[form_of(text)], least))
+            yield Fact(text, key, max(_WEIGHTS[classify_word(text)], least))
         if len(words) > 1 or len(text) > _SHORT:
             yield from _in_text(text, key)
 
@@ -240,5 +242,5 @@ def _in_message(message: Message) -> tuple[Fact, ...]:
     return tuple(found.values())
 
 
-facts_of = PerMessage(_in_message)
+extract_facts = PerMessage(_in_message)
 """Return unique facts from a message, in order."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rxloop.context.fact_ledger import FactLedger, ledger_of
-from rxloop.context.facts import facts_of
+from rxloop.context.fact_ledger import FactLedger, load_ledger
+from rxloop.context.facts import extract_facts
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.interfaces import Budget
 from rxloop.protocol.messages import Message
@@ -39,7 +39,7 @@ class Block:
         return bool(_unanswered(self.messages))
 
 
-def blocks_of(messages: Iterable[Message]) -> list[Block]:
+def split_blocks(messages: Iterable[Message]) -> list[Block]:
     """Split a history into blocks."""
     blocks: list[Block] = []
     current: list[Message] = []
@@ -56,7 +56,7 @@ def blocks_of(messages: Iterable[Message]) -> list[Block]:
     return blocks
 
 
-def problems_of(messages: Sequence[Message], *, open_tail: bool = True) -> list[str]:
+def find_problems(messages: Sequence[Message], *, open_tail: bool = True) -> list[str]:
     """Return the problems that would make a provider reject the messages.
 
     Args:
@@ -64,7 +64,7 @@ def problems_of(messages: Sequence[Message], *, open_tail: bool = True) -> list[
         open_tail: Whether calls in the last block may have no results yet.
     """
     found: list[str] = []
-    blocks = blocks_of(messages)
+    blocks = split_blocks(messages)
     for block in blocks:
         first = block.messages[0]
         if first.role == "tool":
@@ -83,14 +83,14 @@ def problems_of(messages: Sequence[Message], *, open_tail: bool = True) -> list[
     return found
 
 
-def repaired(messages: Sequence[Message], *, open_tail: bool = True) -> list[Message]:
+def repair_messages(messages: Sequence[Message], *, open_tail: bool = True) -> list[Message]:
     """Remove results without a call, and calls without results.
 
     A block with an unanswered call is removed completely, so that no message is modified. The last block is kept if
     `open_tail` is True. Valid messages are returned unchanged.
     """
     kept: list[Message] = []
-    blocks = blocks_of(messages)
+    blocks = split_blocks(messages)
     for block in blocks:
         if block.messages[0].role == "tool":
             continue
@@ -173,7 +173,7 @@ class Layout:
 
     def __init__(self, messages: Sequence[Message], budget: Budget) -> None:
         self.budget = budget
-        self.blocks = blocks_of(messages)
+        self.blocks = split_blocks(messages)
         self.costs = [budget.count(*block.messages) for block in self.blocks]
         self._kept: dict[int, Sequence[Message]] = {}
         users = [index for index, block in enumerate(self.blocks) if block.messages[0].role == "user"]
@@ -184,7 +184,7 @@ class Layout:
                 self._kept[index] = block.messages
         fixed = sum(self.costs[index] for index in self._kept)
         whole = max(0, budget.tokens - fixed)
-        self._ledger = FactLedger([*budget.dropped, *messages]) if budget.dropped else ledger_of(messages)
+        self._ledger = FactLedger([*budget.dropped, *messages]) if budget.dropped else load_ledger(messages)
         most = _SHARE * min(whole, _SMALL) + _SHARE_BEYOND * max(0, whole - _SMALL)
         need = 1.2 * self._ledger.tokens + budget.count(Message.user(_TITLE)) + 8
         self._summary_tokens = int(min(most, need))
@@ -253,7 +253,7 @@ class Layout:
             return None
         titled = count(Message.user(_TITLE))
         left = min(self._summary_tokens, self.budget.tokens - count(*kept))
-        visible = {fact.value for message in kept for fact in facts_of(message)}
+        visible = {fact.value for message in kept for fact in extract_facts(message)}
         text = self._ledger.text(
             left - titled,
             visible=visible,
@@ -277,7 +277,7 @@ def shortened(messages: Sequence[Message], limit: int, budget: Budget) -> list[M
     while results and sum(costs) > limit:
         place = max(results, key=costs.__getitem__)
         if out[place].media:
-            whole[place] = out[place] = without_media(messages[place])
+            whole[place] = out[place] = strip_media(messages[place])
             costs[place] = budget.count(out[place])
             continue
         text = whole[place].text
@@ -289,7 +289,7 @@ def shortened(messages: Sequence[Message], limit: int, budget: Budget) -> list[M
         keep = int(length * min(0.9, goal / costs[place])) - len(_CUT) - 4
         if keep < _LEAST:
             results.remove(place)
-            out[place] = marked(messages[place], _NOTHING) if len(text) > len(_NOTHING) else whole[place]
+            out[place] = replace_content(messages[place], _NOTHING) if len(text) > len(_NOTHING) else whole[place]
         else:
             out[place] = brief(whole[place], keep)
         costs[place] = budget.count(out[place])
@@ -303,20 +303,20 @@ def brief(message: Message, keep: int) -> Message:
     gone = len(text) - keep
     if gone <= len(_CUT):
         return message
-    return marked(message, text[:front] + _CUT.format(n=gone) + text[len(text) - (keep - front) :])
+    return replace_content(message, text[:front] + _CUT.format(n=gone) + text[len(text) - (keep - front) :])
 
 
-def without_media(message: Message) -> Message:
+def strip_media(message: Message) -> Message:
     """Replace images and files with placeholders."""
-    return marked(message, message.text_with_placeholders) if message.media else message
+    return replace_content(message, message.text_with_placeholders) if message.media else message
 
 
-def marked(message: Message, content: str) -> Message:
+def replace_content(message: Message, content: str) -> Message:
     """Return a copy with other content."""
     return message.model_copy(update={"content": content})
 
 
-def text_of(messages: Iterable[Message]) -> str:
+def join_texts(messages: Iterable[Message]) -> str:
     """Return the text of all messages, including their calls."""
     parts: list[str] = []
     for message in messages:

@@ -9,7 +9,7 @@ from operator import is_
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
-from rxloop.context.layout import Block, blocks_of
+from rxloop.context.layout import Block, split_blocks
 from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.messages import Message, ToolCall
@@ -83,7 +83,7 @@ def pair_problems(messages: Sequence[Message], same: int = 0) -> list[str]:
     # `messages` may be any sequence, so slicing is not guaranteed to be cheap or possible.
     return [
         problem
-        for block in blocks_of(messages[place] for place in range(start, len(messages)))
+        for block in split_blocks(messages[place] for place in range(start, len(messages)))
         if (problem := _problem(block, start + block.start)) is not None
     ]
 
@@ -174,7 +174,7 @@ def _repaired(messages: Sequence[Message], history: History, missing: Sequence[i
     """Insert required messages, and remove those a provider would reject."""
     start, newest = _newest_block(history)
     kept: list[Message] = []
-    for block in blocks_of(messages):
+    for block in split_blocks(messages):
         first = block.messages[0]
         if first.role == "tool":
             continue

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from rxloop.context.compression import Compressed, Compression, LastCut
+from rxloop.context.compression import Compression, CompressionResult, CompressionState
 from rxloop.context.counting import TokenEstimator
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.host import get_host
@@ -25,7 +25,7 @@ MOST_FAILURES = 3
 """Number of failures after which compression is disabled for the rest of the run."""
 
 
-class RequestCutter:
+class RequestCompressor:
     """Compresses requests to the limit of a compressor.
 
     It keeps what it learns about models, but of each run only the estimate of the last request and the compression
@@ -58,7 +58,7 @@ class RequestCutter:
         self._reserve = reserve
         self._sent: WeakKeyDictionary[Any, dict[str | None, tuple[str, float]]] = WeakKeyDictionary()
         self._warned: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-        self._read: WeakKeyDictionary[Any, dict[str | None, tuple[Event, LastCut]]] = WeakKeyDictionary()
+        self._read: WeakKeyDictionary[Any, dict[str | None, tuple[Event, CompressionState]]] = WeakKeyDictionary()
 
     def counter(self, request: ModelRequest) -> TokenCounter:
         """Return the counter for the model of a request, corrected by the usage of the previous request."""
@@ -79,16 +79,16 @@ class RequestCutter:
             or request.ctx.state.thinking_failures >= MOST_FAILURES
         )
 
-    def last_cut(self, request: ModelRequest) -> LastCut | None:
+    def load_state(self, request: ModelRequest) -> CompressionState | None:
         """Return the state of the last compression. It is the same object until the next compression."""
         event = request.ctx.state.compressed
         if event is None or not event.view:
             return None
         read = self._read.setdefault(get_host(request.ctx), {})
-        known = read.get(request.branch)
-        if known is None or known[0] is not event:
-            known = read[request.branch] = event, LastCut.load(event.view)
-        return known[1]
+        previous = read.get(request.branch)
+        if previous is None or previous[0] is not event:
+            previous = read[request.branch] = event, CompressionState.load(event.view)
+        return previous[1]
 
     def compression(self, request: ModelRequest, counter: TokenCounter) -> Compression:
         """Prepare the compression of a request's history."""
@@ -96,17 +96,17 @@ class RequestCutter:
             self._compressor,
             request.messages,
             counter,
-            state=self.last_cut(request),
+            state=self.load_state(request),
             overhead=self._overhead(request, counter),
             pressure=request.pressure,
             every=self._every,
         )
 
-    async def cut(self, request: ModelRequest, compression: Compression) -> Compressed:
+    async def cut(self, request: ModelRequest, compression: Compression) -> CompressionResult:
         """Compress a request's history."""
         return await compression.result(pinned=_pinned(request), seconds=self._timeout)
 
-    def smaller(self, request: ModelRequest, messages: Sequence[Message], counter: TokenCounter) -> ModelRequest:
+    def make_request(self, request: ModelRequest, messages: Sequence[Message], counter: TokenCounter) -> ModelRequest:
         """Return the request with the given messages and an estimate of its tokens."""
         everything = [*request.system, *messages, *request.tail]
         if not isinstance(counter, TokenEstimator):
@@ -121,17 +121,17 @@ class RequestCutter:
         count = counter.request if isinstance(counter, TokenEstimator) else counter.count
         return count(layers, request.tools) + self._reserve
 
-    def events(self, request: ModelRequest, found: Compressed, **fields: Any) -> list[Signal]:
+    def events(self, request: ModelRequest, result: CompressionResult, **fields: Any) -> list[Signal]:
         """Return the events that report a compression. Empty if nothing has changed."""
-        failed = found.failed
-        if found.problems and not found.cut:
-            failed = f"nothing of the result was left after its repair: {'; '.join(found.problems)}"
-        if failed or found.problems:
-            self._warn(request, failed or "; ".join(found.problems))
+        failed = result.failed
+        if result.problems and not result.cut:
+            failed = f"nothing of the result was left after its repair: {'; '.join(result.problems)}"
+        if failed or result.problems:
+            self._warn(request, failed or "; ".join(result.problems))
         if failed:
             step, branch = request.step, request.branch
-            return [ThinkingFailedEvent(reason=failed, tokens_before=found.tokens_before, step=step, branch=branch)]
-        return _compressed(request, found, **fields)
+            return [ThinkingFailedEvent(reason=failed, tokens_before=result.tokens_before, step=step, branch=branch)]
+        return _make_events(request, result, **fields)
 
     def _warn(self, request: ModelRequest, what: str) -> None:
         """Log a warning, at most once per run."""
@@ -145,27 +145,27 @@ class RequestCutter:
             )
 
 
-def _compressed(request: ModelRequest, found: Compressed, **fields: Any) -> list[Signal]:
-    known = request.ctx.state.compressed
-    stuck = found.budget_unmet and not (known is not None and known.budget_unmet)
-    if not (found.cut or stuck):
+def _make_events(request: ModelRequest, result: CompressionResult, **fields: Any) -> list[Signal]:
+    previous = request.ctx.state.compressed
+    stuck = result.budget_unmet and not (previous is not None and previous.budget_unmet)
+    if not (result.cut or stuck):
         return []
     event = ContextCompressedEvent(
         step=request.step,
         branch=request.branch,
-        tokens_before=found.tokens_before,
-        tokens_after=found.tokens_after,
-        folded=list(found.state.left_out),
-        summary=found.state.summary,
-        reason="refused" if request.pressure else found.reason,
-        dropped=found.dropped,
-        shortened=found.shortened,
-        stable_tokens=found.stable_tokens,
-        budget_unmet=found.budget_unmet,
-        problems=list(found.problems),
-        view=found.state.dump(),
+        tokens_before=result.tokens_before,
+        tokens_after=result.tokens_after,
+        folded=list(result.state.left_out),
+        summary=result.state.summary,
+        reason="refused" if request.pressure else result.reason,
+        dropped=result.dropped,
+        shortened=result.shortened,
+        stable_tokens=result.stable_tokens,
+        budget_unmet=result.budget_unmet,
+        problems=list(result.problems),
+        view=result.state.dump(),
     )
-    return [event.model_copy(update={"seconds": found.seconds, **fields})]
+    return [event.model_copy(update={"seconds": result.seconds, **fields})]
 
 
 def _pinned(request: ModelRequest) -> frozenset[int]:

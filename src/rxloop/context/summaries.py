@@ -10,8 +10,8 @@ from typing import Any, Self
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 from reactivex import Observable
 
-from rxloop.context.compression import Compressed, LastCut
-from rxloop.context.request_compressor import RequestCutter
+from rxloop.context.compression import CompressionResult, CompressionState
+from rxloop.context.request_compressor import RequestCompressor
 from rxloop.errors import RxloopError
 from rxloop.pipeline.interfaces import Provider, TokenCounter
 from rxloop.pipeline.requests import ModelRequest, Signal
@@ -51,13 +51,13 @@ def _progress(state: RunState) -> str:
     if not state.iteration:
         return ""
     last = next((message for message in reversed(list(state.messages)[-100:]) if message.role == "assistant"), None)
-    said = f"{state.iteration} model calls so far."
+    text = f"{state.iteration} model calls so far."
     if last is None:
-        return said
+        return text
     calls = ", ".join(dict.fromkeys(call.name for call in last.tool_calls))
     if calls:
-        said += f" The last one called {to_one_line(calls, _LINE)}."
-    return said
+        text += f" The last one called {to_one_line(calls, _LINE)}."
+    return text
 
 
 def _failed(messages: Sequence[Message]) -> list[tuple[str, str]]:
@@ -165,11 +165,11 @@ def question(task: str, before: str, left: Sequence[Message], limit: int) -> str
         left: Messages to summarise, in order.
         limit: Maximum number of characters for these messages. Longer text is truncated in the middle.
     """
-    said = "\n".join(_line(message) for message in left)
-    if len(said) > limit:
+    text = "\n".join(_line(message) for message in left)
+    if len(text) > limit:
         half = limit // 2
-        said = f"{said[:half]}\n[... {len(said) - 2 * half} characters left out ...]\n{said[-half:]}"
-    return f"The task:\n{task[:2_000]}\n\nThe summary so far:\n{before or '(none)'}\n\nWhat leaves the view:\n{said}"
+        text = f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+    return f"The task:\n{task[:2_000]}\n\nThe summary so far:\n{before or '(none)'}\n\nWhat leaves the view:\n{text}"
 
 
 def _line(message: Message) -> str:
@@ -183,11 +183,11 @@ _SHOWN = 24_000
 _TITLE = "[Summary of the messages that are left out here:]\n"
 
 
-class SummarisingPhase:
+class SummaryPhase:
     """Compresses requests, and adds a note and summaries."""
 
     def __init__(
-        self, cutter: RequestCutter, model: Provider | str | None, note: bool, summary_tokens: int, timeout: float
+        self, cutter: RequestCompressor, model: Provider | str | None, note: bool, summary_tokens: int, timeout: float
     ) -> None:
         self._cutter = cutter
         self._model = model
@@ -208,28 +208,28 @@ class SummarisingPhase:
             return emit(self._request(request, compression.unchanged(), result, counter))
 
         async def cut(push: Push[Any]) -> None:
-            made = await self._cutter.cut(request, compression)
+            compressed = await self._cutter.cut(request, compression)
             fields: dict[str, Any] = {}
-            if made.cut and self._model is not None and not request.pressure:
-                made, fields, failure = await self._summarised(self._model, request, made, counter)
+            if compressed.cut and self._model is not None and not request.pressure:
+                compressed, fields, failure = await self._add_model_summary(self._model, request, compressed, counter)
                 if failure is not None:
                     push(failure)
-            for event in self._cutter.events(request, made, **fields):
+            for event in self._cutter.events(request, compressed, **fields):
                 push(event)
             used = fields.get("thinking", Usage())
-            push(self._request(request, made, replace(result, thinking_tokens=used), counter))
+            push(self._request(request, compressed, replace(result, thinking_tokens=used), counter))
 
         return from_task(cut, request.ctx, name="rxloop-thinking", shielded=True)
 
     def _request(
-        self, request: ModelRequest, found: Compressed, result: ThinkingResult, counter: TokenCounter
+        self, request: ModelRequest, found: CompressionResult, result: ThinkingResult, counter: TokenCounter
     ) -> ModelRequest:
         thinking = replace(result, summary=found.state.summary, compressed_history=found.messages)
-        return self._cutter.smaller(request.replace(thinking=thinking), found.messages, counter)
+        return self._cutter.make_request(request.replace(thinking=thinking), found.messages, counter)
 
-    async def _summarised(
-        self, model: Provider | str, request: ModelRequest, made: Compressed, counter: TokenCounter
-    ) -> tuple[Compressed, dict[str, Any], Event | None]:
+    async def _add_model_summary(
+        self, model: Provider | str, request: ModelRequest, compressed: CompressionResult, counter: TokenCounter
+    ) -> tuple[CompressionResult, dict[str, Any], Event | None]:
         """Add a model's summary. Returns the result, event fields, and a failure or None."""
         used = Usage()
         name = model if isinstance(model, str) else type(model).__name__
@@ -237,10 +237,10 @@ class SummarisingPhase:
             provider = request.ctx.info.resolve_model(model)
             name = provider.name
             async with asyncio.timeout(self._timeout):
-                text, used = await self._ask(provider, request, made)
+                text, used = await self._ask(provider, request, compressed)
             summary = Summary.read(text).text(lambda part: counter.count([Message.user(part)]) <= self._summary_tokens)
-            made = _with_summary(made, summary, request, counter)
-            return made, {"thinking_model": name, "thinking": used}, None
+            compressed = _with_summary(compressed, summary, request, counter)
+            return compressed, {"thinking_model": name, "thinking": used}, None
         except TimeoutError:
             reason = f"the thinking model {name} took more than {self._timeout:g} s"
         except (RxloopError, ValueError) as error:
@@ -248,15 +248,15 @@ class SummarisingPhase:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
         failure = ThinkingFailedEvent(
-            reason=reason, tokens_before=made.tokens_before, step=request.step, branch=request.branch
+            reason=reason, tokens_before=compressed.tokens_before, step=request.step, branch=request.branch
         )
-        return made, {"thinking_model": name, "thinking": used}, failure
+        return compressed, {"thinking_model": name, "thinking": used}, failure
 
-    async def _ask(self, model: Provider, request: ModelRequest, made: Compressed) -> tuple[str, Usage]:
+    async def _ask(self, model: Provider, request: ModelRequest, compressed: CompressionResult) -> tuple[str, Usage]:
         """Ask a model for a summary, and return its text and usage."""
         history = request.messages
-        before = self._cutter.last_cut(request) or LastCut()
-        gone = set(made.state.left_out) - set(before.left_out)
+        before = self._cutter.load_state(request) or CompressionState()
+        gone = set(compressed.state.left_out) - set(before.left_out)
         task = next((message.text for message in history if message.role == "user"), "")
         asked = question(task, before.summary, [history[place] for place in sorted(gone)], _SHOWN)
         summarise = ModelRequest(
@@ -271,7 +271,9 @@ class SummarisingPhase:
         return answer.content, used
 
 
-def _with_summary(made: Compressed, text: str, request: ModelRequest, counter: TokenCounter) -> Compressed:
+def _with_summary(
+    compressed: CompressionResult, text: str, request: ModelRequest, counter: TokenCounter
+) -> CompressionResult:
     """Insert a model's summary before the facts.
 
     Raises:
@@ -279,29 +281,31 @@ def _with_summary(made: Compressed, text: str, request: ModelRequest, counter: T
     """
     if not text.strip():
         raise ValueError("the summary is empty")
-    view = list(made.state.view)
-    at = _place_of_summary(view)
-    facts = made.state.summary
+    view = list(compressed.state.view)
+    at = _find_summary(view)
+    facts = compressed.state.summary
     message = Message.user(f"{_TITLE}{text}\n\n{facts}".rstrip())
     if at is not None:
         view[at] = message
     else:
-        view.insert(_after_task(view, request.messages), message)
-    state = replace(made.state, view=tuple(view))
+        view.insert(_index_after_task(view, request.messages), message)
+    state = replace(compressed.state, view=tuple(view))
     messages = state.messages(request.messages)
     after = counter.count(messages)
-    if after >= made.tokens_before:
+    if after >= compressed.tokens_before:
         raise ValueError(
-            f"with the summary the messages take {after} tokens, no less than the {made.tokens_before} before"
+            f"with the summary the messages take {after} tokens, no less than the {compressed.tokens_before} before"
         )
-    return replace(made, state=state, messages=messages, tokens_after=after)
+    return replace(compressed, state=state, messages=messages, tokens_after=after)
 
 
-def _place_of_summary(view: Sequence[int | Message]) -> int | None:
-    made = (at for at, item in enumerate(view) if isinstance(item, Message) and item.role not in ("tool", "assistant"))
-    return next(made, None)
+def _find_summary(view: Sequence[int | Message]) -> int | None:
+    compressed = (
+        at for at, item in enumerate(view) if isinstance(item, Message) and item.role not in ("tool", "assistant")
+    )
+    return next(compressed, None)
 
 
-def _after_task(view: Sequence[int | Message], history: Sequence[Message]) -> int:
+def _index_after_task(view: Sequence[int | Message], history: Sequence[Message]) -> int:
     users = (at for at, item in enumerate(view) if isinstance(item, int) and history[item].role == "user")
     return next(users, -1) + 1

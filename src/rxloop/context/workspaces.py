@@ -104,10 +104,10 @@ class CompositeWorkspace:
 
     async def render(self) -> Sequence[WorkspacePart]:
         """Return all parts."""
-        return [part for workspace in self._workspaces for part in await parts_of(workspace)]
+        return [part for workspace in self._workspaces for part in await render_parts(workspace)]
 
 
-async def parts_of(workspace: Workspace) -> list[WorkspacePart]:
+async def render_parts(workspace: Workspace) -> list[WorkspacePart]:
     """Render a workspace. A string becomes one live part, and a custom synchronous `render` runs in a thread."""
     if is_quick(workspace):
         return as_parts(cast("Rendered", workspace.render()))
@@ -125,7 +125,7 @@ def as_parts(rendered: Rendered) -> list[WorkspacePart]:
     return [part for part in found if part.text.strip()]
 
 
-def text_of_parts(found: Sequence[WorkspacePart], kind: Kind) -> str:
+def join_parts(found: Sequence[WorkspacePart], kind: Kind) -> str:
     """Join all parts with this kind into one text."""
     texts = [f"## {part.title}\n{part.text}" if part.title else part.text for part in found if part.kind == kind]
     return "\n\n".join(texts)

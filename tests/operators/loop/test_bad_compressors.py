@@ -18,7 +18,7 @@ from rxloop import (
     ThinkingFailedEvent,
     op,
 )
-from rxloop.context.layout import problems_of
+from rxloop.context.layout import find_problems
 from rxloop.pipeline.interfaces import Budget
 from rxloop.testing import ScriptedModel, virtual_time
 from support.long_runs import collect_run, compressions, look, look_calls, request_messages
@@ -65,7 +65,7 @@ async def test_broken_compression_is_repaired_and_reported() -> None:
     events_of_compression = compressions(events)
     assert events_of_compression
     assert all(event.problems for event in events_of_compression)
-    assert all(problems_of(request.messages) == [] for request in model.requests)
+    assert all(find_problems(request.messages) == [] for request in model.requests)
     assert all(request.messages[0].text == "Find the crate." for request in model.requests)
 
 
@@ -88,7 +88,7 @@ async def test_no_call_lacks_its_result_when_a_compressor_drops_results() -> Non
         model, op.compress(CallbackCompressor(lambda m: [each for each in m if each.role != "tool"]))
     )
     for request in model.requests:
-        assert problems_of(request.messages, open_tail=False) == []
+        assert find_problems(request.messages, open_tail=False) == []
         assert len(request.messages) == 1 or request.messages[-1].role == "tool"
     assert any("must stay" in problem for event in compressions(events) for problem in event.problems)
 

@@ -21,8 +21,8 @@ from rxloop import (
     op,
 )
 from rxloop.context import TokenEstimator
-from rxloop.context.compression import LastCut
-from rxloop.context.layout import problems_of
+from rxloop.context.compression import CompressionState
+from rxloop.context.layout import find_problems
 from rxloop.errors import ContextLengthExceeded
 from rxloop.pipeline.interfaces import Budget
 from rxloop.testing import ScriptedModel, turn
@@ -68,7 +68,7 @@ async def test_history_over_the_limit_is_compressed_and_reported() -> None:
     counter = TokenEstimator()
     for request in model.requests:
         assert counter.count(request_messages(request), request.tools) <= 3_000
-        assert problems_of(request.messages) == []
+        assert find_problems(request.messages) == []
         assert request.messages[0].text == "Find the crate."
 
 
@@ -185,7 +185,7 @@ async def test_recorded_view_is_the_view_that_is_sent() -> None:
     event = compressions(events)[-1]
     request = next(each for each in model.requests if each.step == event.step)
     history = list(model.requests[0].messages)
-    assert LastCut.load(event.view).summary == event.summary
+    assert CompressionState.load(event.view).summary == event.summary
     assert any(message.text == event.summary for message in request.messages)
     assert history[0] in request.messages
 
@@ -215,7 +215,7 @@ async def test_window_limits_the_number_of_messages() -> None:
     assert len(cuts) >= 3
     assert {event.reason for event in cuts} == {"overflow"}
     for request in model.requests:
-        assert problems_of(request.messages, open_tail=False) == []
+        assert find_problems(request.messages, open_tail=False) == []
         assert request.messages[0].text == "Find the crate."
     # A compression leaves at most 60 % of the limit, and requests only grow until the next one.
     at_a_cut = [lengths[int(event.step or 0) - 1] for event in cuts]

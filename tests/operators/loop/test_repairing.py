@@ -199,14 +199,14 @@ async def test_only_new_messages_are_checked_when_the_history_grows_at_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lengths: list[int] = []
-    original = repair.blocks_of
+    original = repair.split_blocks
 
     def count_messages(messages: Iterable[Message]) -> Any:
         batch = list(messages)
         lengths.append(len(batch))
         return original(batch)
 
-    monkeypatch.setattr(repair, "blocks_of", count_messages)
+    monkeypatch.setattr(repair, "split_blocks", count_messages)
     model = ScriptedModel(*look_calls(60), "Done.")
     await collect_run(model, op.compress(SlidingWindowCompressor(6_000)))
     assert len(lengths) > 20

@@ -43,9 +43,9 @@ def compress(
         ConfigurationError: An argument has the wrong type.
     """
     # Imported here because it is rarely needed.
-    from rxloop.context.request_compressor import RequestCutter
+    from rxloop.context.request_compressor import RequestCompressor
 
-    requests = RequestCutter(compressor, counter, every, timeout)
+    requests = RequestCompressor(compressor, counter, every, timeout)
 
     def answer(request: ModelRequest) -> Observable[Signal]:
         if requests.skips(request):
@@ -53,13 +53,13 @@ def compress(
         counter = requests.counter(request)
         compression = requests.compression(request, counter)
         if compression.fits:
-            return emit(requests.smaller(request, compression.unchanged().messages, counter))
+            return emit(requests.make_request(request, compression.unchanged().messages, counter))
 
         async def compress_request(push: Push[Any]) -> None:
             result = await requests.cut(request, compression)
             for event in requests.events(request, result):
                 push(event)
-            push(requests.smaller(request, result.messages, counter))
+            push(requests.make_request(request, result.messages, counter))
 
         return from_task(compress_request, request.ctx, name="rxloop-compress")
 

@@ -56,11 +56,11 @@ def thinking_phase(
         raise ConfigurationError(f"summary_tokens must be an integer of at least 1, got {summary_tokens!r}")
     _check_model(thinking_model)
     # Imported here because it is rarely needed.
-    from rxloop.context.request_compressor import RequestCutter
-    from rxloop.context.summaries import SummarisingPhase
+    from rxloop.context.request_compressor import RequestCompressor
+    from rxloop.context.summaries import SummaryPhase
 
-    cutter = RequestCutter(compressor, counter, every, timeout, summary_tokens if thinking_model is not None else 0)
-    phase = SummarisingPhase(cutter, thinking_model, note, summary_tokens, timeout)
+    cutter = RequestCompressor(compressor, counter, every, timeout, summary_tokens if thinking_model is not None else 0)
+    phase = SummaryPhase(cutter, thinking_model, note, summary_tokens, timeout)
     operator = answer_requests(ModelRequest, phase.answer)
     operator.__qualname__ = f"thinking_phase({compressor!r})"
     return operator

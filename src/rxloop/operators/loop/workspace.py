@@ -45,17 +45,17 @@ def workspace(source: Workspace) -> Operator[object]:
 
 
 async def _render_and_add(request: ModelRequest, source: Workspace) -> ModelRequest:
-    from rxloop.context.workspaces import parts_of
+    from rxloop.context.workspaces import render_parts
 
     return _add_parts(
-        request, await limit_time(request.ctx, lambda: parts_of(source), f"the workspace {type(source).__name__}")
+        request, await limit_time(request.ctx, lambda: render_parts(source), f"the workspace {type(source).__name__}")
     )
 
 
 def _add_parts(request: ModelRequest, parts: Sequence[WorkspacePart]) -> ModelRequest:
-    from rxloop.context.workspaces import text_of_parts
+    from rxloop.context.workspaces import join_parts
 
-    static, live = text_of_parts(parts, "static"), text_of_parts(parts, "live")
+    static, live = join_parts(parts, "static"), join_parts(parts, "live")
     system = (*request.system, Message.system(static)) if static else request.system
     tail = (*request.tail, Message.user(f"[Workspace, as it is now]\n{live}")) if live else request.tail
     return request.replace(system=system, tail=tail)
