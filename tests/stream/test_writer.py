@@ -6,7 +6,7 @@ import pytest
 
 from rxloop.errors import ConflictError, EventLogError, Fenced
 from rxloop.protocol.events import ContentDeltaEvent
-from rxloop.run.log_writer import FLUSH_EVERY, MOST
+from rxloop.run.log_writer import FLUSH_EVERY, MAX_PENDING
 from rxloop.stream.back_pressure import Gate
 from rxloop.testing import virtual_time
 from support.event_logs import FailingWriterHarness, GatedLog, ImmediateWriterHarness, LogWriterHarness
@@ -252,9 +252,9 @@ def test_gate_closes_while_too_many_events_wait_for_the_log() -> None:
         async def main() -> None:
             gate = Gate()
             writing = FailingWriterHarness(gate=gate)
-            writing.add(MOST)
+            writing.add(MAX_PENDING)
             await asyncio.sleep(1)
-            writing.add(MOST)
+            writing.add(MAX_PENDING)
             assert not gate.closed
             writing.add()
             assert gate.closed
@@ -265,7 +265,7 @@ def test_gate_closes_while_too_many_events_wait_for_the_log() -> None:
             writing.log.error = OSError("gone")
             writing.add(1)
             await asyncio.sleep(1)
-            writing.add(MOST + 1)
+            writing.add(MAX_PENDING + 1)
             assert gate.closed
             with pytest.raises(EventLogError):
                 await writing.writer.flush()
