@@ -197,7 +197,9 @@ def test_failed_enqueue_is_logged_and_its_run_is_found_by_a_scan(
             queue.mute = False
             assert (await wait_for_end(server, records[1])).state == "completed"
             assert now() < 31 + 600 + 31
-        messages = [record.getMessage() for record in caplog.records if "does not ring: no bell" in record.getMessage()]
+        messages = [
+            record.getMessage() for record in caplog.records if "found by a worker: no bell" in record.getMessage()
+        ]
         assert len(messages) == len(queue.failed)
         assert {*queue.failed} == {record.task_id for record in (*records, forked)}
 
@@ -310,8 +312,11 @@ def test_foreign_orphaned_run_is_logged_once_after_a_while(
                 assert list_warnings(caplog) == []
                 await asyncio.sleep(600)
         first, second = list_warnings(caplog)
-        assert f"nobody drives the run {runs[0].task_id}, which version '1' has started, and this is '2'" in first
-        assert f"nobody drives the run {runs[1].task_id}, and this runtime has no agent 'b'" in second
+        assert (
+            f"Run {runs[0].task_id} was started by version '1' and is orphaned, while this process is version '2'"
+            in first
+        )
+        assert f"Run {runs[1].task_id} is orphaned and needs agent 'b'" in second
 
     in_virtual_time(program)
 

@@ -23,7 +23,7 @@ from procrastinate.jobs import Job
 from rxloop.errors import ConfigurationError
 from rxloop.runtime import PostgresQueue
 from rxloop.runtime import postgres_queue as module
-from rxloop.runtime.tenant_slots import Places
+from rxloop.runtime.tenant_slots import TenantSlots
 from support.postgres.logs import query_rows
 from support.postgres.queues import JobRecorder, open_queue, serve_queue
 from support.postgres.server import PostgresServer, database
@@ -230,7 +230,7 @@ async def test_job_of_a_dead_worker_is_delivered_before_other_jobs(dsn: str, mon
     monkeypatch.setattr(module, "_HEARTBEAT", 0.1)
     async with open_queue(dsn) as queue:
         await queue.enqueue("left")
-        app = await queue._opened()
+        app = await queue._get_app()
         worker_id = await app.job_manager.register_worker()
         assert await app.job_manager.fetch_job(None, worker_id) is not None
         for number in range(3):
@@ -251,7 +251,7 @@ async def test_job_of_a_dead_worker_is_kept_until_it_is_enqueued_again(
 ) -> None:
     monkeypatch.setattr(module, "_STALLED", 0.4)
     monkeypatch.setattr(module, "_HEARTBEAT", 0.1)
-    enqueue_job, failures = PostgresQueue._ring, iter([True, True])
+    enqueue_job, failures = PostgresQueue._enqueue, iter([True, True])
 
     async def fail_twice(self: PostgresQueue, *arguments: Any) -> None:
         if next(failures, False):
@@ -260,9 +260,9 @@ async def test_job_of_a_dead_worker_is_kept_until_it_is_enqueued_again(
 
     async with open_queue(dsn) as queue:
         await queue.enqueue("left")
-        manager = (await queue._opened()).job_manager
+        manager = (await queue._get_app()).job_manager
         assert await manager.fetch_job(None, await manager.register_worker()) is not None
-        monkeypatch.setattr(PostgresQueue, "_ring", fail_twice)
+        monkeypatch.setattr(PostgresQueue, "_enqueue", fail_twice)
         answers = JobRecorder(1)
         async with serve_queue(queue, answers), asyncio.timeout(20):
             await answers.all.wait()
@@ -318,7 +318,7 @@ async def test_worker_that_can_no_longer_listen_ends(dsn: str, monkeypatch: pyte
         with psycopg.connect(dsn, autocommit=True) as connection:
             while not connection.execute(f"SELECT 1 {listener}").fetchall():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
-            monkeypatch.setattr((await queue._opened()).connector, "_get_standalone_connection", fail_connection)
+            monkeypatch.setattr((await queue._get_app()).connector, "_get_standalone_connection", fail_connection)
             connection.execute(f"SELECT pg_terminate_backend(pid) {listener}")
         done, _ = await asyncio.wait([worker], timeout=30)
         assert done
@@ -361,7 +361,7 @@ def test_queue_rejects_tenant_limit_below_one() -> None:
 
 @pytest.mark.parametrize("name", ["", "a%", "a:b", "a" * 24])
 def test_queue_rejects_invalid_name(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="the name of a queue"):
+    with pytest.raises(ConfigurationError, match="name must have"):
         PostgresQueue("postgresql://localhost/app", name=name)
 
 
@@ -390,27 +390,27 @@ async def test_version_can_be_as_long_as_a_commit_hash(dsn: str) -> None:
 async def test_job_enqueued_during_a_fetch_is_not_missed(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_POLL", 3600.0)
     async with open_queue(dsn) as queue:
-        job_manager = (await queue._opened()).job_manager
-        assert isinstance(job_manager, Places)
-        answers, fetch_job = JobRecorder(1), job_manager._taken
+        job_manager = (await queue._get_app()).job_manager
+        assert isinstance(job_manager, TenantSlots)
+        answers, fetch_job = JobRecorder(1), job_manager._fetch
 
         async def enqueue_meanwhile(queues: Iterable[str] | None, worker_id: int) -> Job | None:
-            job, notification_count = await fetch_job(queues, worker_id), job_manager._heard
+            job, notification_count = await fetch_job(queues, worker_id), job_manager._notifications
             if job is None and not answers.jobs:
                 await queue.enqueue("meanwhile")
-                while job_manager._heard == notification_count:  # noqa: ASYNC110
+                while job_manager._notifications == notification_count:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             return job
 
         async with serve_queue(queue, answers) as task:
             # Wait until the worker listens and the queue is empty, because waiting jobs cause no further notification.
             task_ids = (f"first{number}" for number in count())
-            while not job_manager._heard:
+            while not job_manager._notifications:
                 await queue.enqueue(next(task_ids))
                 await asyncio.sleep(0.01)
             while await queue.waiting():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-            monkeypatch.setattr(job_manager, "_taken", enqueue_meanwhile)
+            monkeypatch.setattr(job_manager, "_fetch", enqueue_meanwhile)
             answers.jobs.clear()
             answers.all.clear()
             assert job_manager._wake is not None
@@ -457,7 +457,7 @@ async def test_error_of_the_server_is_passed_on(dsn: str) -> None:
 
 async def test_listening_connection_has_a_tcp_user_timeout(dsn: str) -> None:
     async with open_queue(dsn) as queue:
-        connector = (await queue._opened()).connector
+        connector = (await queue._get_app()).connector
         assert isinstance(connector, PsycopgConnector)
         async with connector._get_standalone_connection() as listener:
             cursor = await listener.execute("SHOW tcp_user_timeout")

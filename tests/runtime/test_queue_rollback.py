@@ -72,7 +72,7 @@ async def test_new_worker_does_not_get_the_id_of_a_lost_worker(dsn: str) -> None
 async def test_worker_canceled_while_the_server_is_down_ends_as_canceled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_ANSWERS_IN", 0.5)
+    monkeypatch.setattr(module, "_CONNECT_TIMEOUT", 0.5)
     with PostgresServer() as server:
         async with open_queue(server.dsn) as queue:
             answers = JobRecorder(1)

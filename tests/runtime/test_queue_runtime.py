@@ -158,7 +158,7 @@ async def test_job_for_a_run_of_another_worker_is_completed_immediately() -> Non
                 break
         async with Runtime({"a": second_machine.agent()}, log=second_machine.log, queue=queue, works=True) as second:
             for _ in range(100):
-                await second._driving._answer(record.task_id)
+                await second._driving._handle_job(record.task_id)
             assert not second.drives(record.task_id)
 
 
@@ -166,7 +166,7 @@ async def test_start_raises_when_the_queue_is_full(log: MemoryEventLog) -> None:
     async with Runtime({"a": answering_agent()}, log=log, queue=MemoryQueue(), max_waiting=3) as server:
         for _ in range(3):
             await server.start("a", "Hi")
-        with pytest.raises(QueueFull, match="3 runs wait for a worker"):
+        with pytest.raises(QueueFull, match="3 runs already wait for a worker"):
             await server.start("a", "Hi")
     assert len(await log.list_runs()) == 3
 
@@ -178,16 +178,16 @@ async def test_priority_and_time_of_a_run_are_enqueued_and_recorded(log: MemoryE
         record = await server.start("a", "Hi", priority=5, at=later, metadata={"mine": 1})
         assert (await server.get_record(record.task_id)).metadata["mine"] == 1
         assert queue.enqueued == [(record.task_id, 5, later, None, "a", "7")]
-        with pytest.raises(ConfigurationError, match="no time zone"):
+        with pytest.raises(ConfigurationError, match="must have a time zone"):
             await server.start("a", "Hi", at=datetime(2030, 1, 1))  # noqa: DTZ001
-        with pytest.raises(ConfigurationError, match="not yours"):
+        with pytest.raises(ConfigurationError, match="is reserved"):
             await server.start("a", "Hi", metadata={"rxloop:queue": {}})
 
 
 @pytest.mark.parametrize("priority", [1_000_001, -(2**31), 0.0, 1.5, True, "5", None])
 async def test_start_rejects_invalid_priority(log: MemoryEventLog, priority: Any) -> None:
     async with Runtime({"a": answering_agent()}, log=log, queue=MemoryQueue()) as server:
-        with pytest.raises(ConfigurationError, match="whole number from -1,000,000 to 1,000,000"):
+        with pytest.raises(ConfigurationError, match="an integer from -1,000,000 to 1,000,000"):
             await server.start("a", "Hi", priority=priority)
     assert not await log.list_runs()
 
@@ -207,9 +207,9 @@ async def test_full_queue_is_decided_by_the_jobs_of_the_same_version(log: Memory
 
 async def test_priority_requires_a_queue(log: MemoryEventLog) -> None:
     async with Runtime({"a": answering_agent()}, log=log) as runtime:
-        with pytest.raises(ConfigurationError, match="wait in a queue"):
+        with pytest.raises(ConfigurationError, match="require a queue"):
             await runtime.start("a", "Hi", priority=1)
-    with pytest.raises(ConfigurationError, match="needs a queue"):
+    with pytest.raises(ConfigurationError, match="requires a queue"):
         Runtime({"a": answering_agent()}, log=log, works=False)
 
 
@@ -340,8 +340,8 @@ def test_worker_whose_runs_all_fail_accepts_a_limited_number(log: MemoryEventLog
 @pytest.fixture
 def small_scans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit a scan to 20 jobs, or to 100 runs if few of them need a job."""
-    monkeypatch.setattr(_driving, "_BELLS", 20)
-    monkeypatch.setattr(_driving, "_WIDE", 100)
+    monkeypatch.setattr(_driving, "_ENOUGH_JOBS", 20)
+    monkeypatch.setattr(_driving, "_WIDE_LIMIT", 100)
 
 
 @pytest.mark.usefixtures("small_scans")

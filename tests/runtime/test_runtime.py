@@ -226,7 +226,7 @@ async def test_runtime_rejects_invalid_use(log: MemoryEventLog) -> None:
             await runtime.send("nobody", "Hi")
     with pytest.raises(RxloopError, match="drains"):
         await runtime.start("a", "Hi")
-    with pytest.raises(RxloopError, match="make another one"):
+    with pytest.raises(RxloopError, match="create another one"):
         await runtime.__aenter__()
     for agents in ([agent("x")], {"a": "b"}):
         with pytest.raises(ConfigurationError, match="agents by"):

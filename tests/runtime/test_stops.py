@@ -108,7 +108,7 @@ async def test_run_stays_with_its_version_during_a_rolling_replacement(
             await replace(last)
             [late_record] = await start_all(first_server, 1)
             output = ""
-            while "which version '1' has started, and this is '2'" not in output:
+            while "was started by version '1' and is orphaned, while this process is version '2'" not in output:
                 await asyncio.sleep(0.1)
                 output += capfd.readouterr().err
             assert (await first_server.get_record(late_record.task_id)).state == "submitted"

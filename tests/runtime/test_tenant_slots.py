@@ -132,7 +132,7 @@ async def test_dead_worker_of_another_version_releases_its_tenant_slots(
     monkeypatch.setattr(module, "_HEARTBEAT", 0.1)
     async with open_queue(dsn, tenant_limit=1) as queue:
         await queue.enqueue("gone", tenant="a", version="7")
-        app = await queue._opened()
+        app = await queue._get_app()
         worker_id = await app.job_manager.register_worker()
         assert await app.job_manager.fetch_job(["rxloop:7"], worker_id) is not None
         await queue.enqueue("mine", tenant="a", version="8")
@@ -145,7 +145,7 @@ async def test_dead_worker_of_another_version_releases_its_tenant_slots(
 async def test_job_that_is_already_gone_can_be_finished(dsn: str) -> None:
     async with open_queue(dsn, tenant_limit=1) as queue:
         await queue.enqueue("a", tenant="a")
-        manager = (await queue._opened()).job_manager
+        manager = (await queue._get_app()).job_manager
         job = await manager.fetch_job(["rxloop"], await manager.register_worker())
         assert job is not None
         for _ in range(2):

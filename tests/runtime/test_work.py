@@ -123,7 +123,7 @@ async def test_worker_waits_until_its_periodic_starts_have_ended() -> None:
 
 async def test_periodic_start_that_ignores_its_first_cancellation_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     # Import by name, because a function shadows this module.
-    monkeypatch.setattr(import_module("rxloop.runtime.worker"), "_STOPS_IN", 0.1)
+    monkeypatch.setattr(import_module("rxloop.runtime.worker"), "_CANCEL_INTERVAL", 0.1)
     queue = HangingQueue(ignores_first_cancel=True)
     worker = start_periodic_worker(queue, Periodic("first", "* * * * * *", "a", "What time is it?"))
     await queue.started.wait()

@@ -138,7 +138,7 @@ async def test_run_of_a_worker_can_be_cancelled_at_another_server(two: Cluster) 
         assert (await b.cancel(run.task_id, "enough")).state == "canceled"
         remaining = [event async for event in reading]
     assert [(event.kind, event.attempt) for event in remaining] == [("content-complete", 1), ("status-update", 1)]
-    assert "goes on with the run" not in "".join(each.log_text for each in two.workers).partition(run.task_id)[2]
+    assert "Adopting orphaned run" not in "".join(each.log_text for each in two.workers).partition(run.task_id)[2]
 
 
 @pytest.mark.parametrize("has_workers", [True, False], ids=["others work", "nobody works"])

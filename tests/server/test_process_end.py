@@ -120,11 +120,11 @@ async def test_signal_ends_runs_streams_and_log_in_order_and_the_next_process_co
         "log",
         "agents",
     ]
-    assert "2 runs have not ended in time: the next process goes on with what is left" in wait_for_log
+    assert "2 runs have not ended in time, leaving the rest to the next process" in wait_for_log
     assert "Traceback" not in wait_for_log
     (tmp_path / "go").touch()
     async with start_server(server, tmp_path) as second:
-        await second.wait_for_log(f"goes on with the run {holding.task_id}, which nobody drives")
+        await second.wait_for_log(f"Adopting orphaned run {holding.task_id}")
         held_run = [event async for event in second.client.follow(holding.task_id, kinds=["status-update"])]
         assert (await second.client.record(holding.task_id)).content == "It is held."
         assert held_run[-1].attempt == 2

@@ -1,4 +1,4 @@
-"""Many runs by id: starting, following, taking up again; workers and the queue that calls them."""
+"""Runtime for running many agents by id, with workers and job queues."""
 
 from typing import TYPE_CHECKING
 

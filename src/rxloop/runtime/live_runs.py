@@ -1,4 +1,4 @@
-"""Runs executed in this process, as streams over pauses and processes."""
+"""Runs executing in this process, and streams following runs across pauses and processes."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from rxloop.stream.sources import Push, from_task
 from rxloop.stream.stream import ReadOnlyHold, Stream
 
 
-class Driven:
-    """The runs that this process drives at the moment."""
+class LiveRuns:
+    """Runs currently executing in this process."""
 
     def __init__(self) -> None:
         self._runs: dict[str, Run[Any]] = {}
         self._watching: dict[str, set[Callable[[], None]]] = {}
-        self._everybody: set[Callable[[Run[Any]], None]] = set()
+        self._listeners: set[Callable[[Run[Any]], None]] = set()
         self.events: Stream[AnyEvent] = Stream(Observable(self._subscribe), ReadOnlyHold())
-        """The events of all of them: of those that go on, and of those that come."""
+        """Events from all current and future runs."""
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -41,23 +41,23 @@ class Driven:
         return iter(tuple(self._runs.values()))
 
     def run(self, task_id: str) -> Run[Any] | None:
-        """The run, if it is driven here at the moment."""
+        """Return the run if it is currently executing here."""
         return self._runs.get(task_id)
 
     def begun(self, run: Run[Any]) -> None:
-        """Take note that an attempt of a run begins here."""
+        """Add an attempt that has started here."""
         self._runs[run.task_id] = run
-        for tell in list(self._everybody):
-            tell(run)
-        for tell in self._watching.pop(run.task_id, ()):
-            tell()
+        for listener in list(self._listeners):
+            listener(run)
+        for callback in self._watching.pop(run.task_id, ()):
+            callback()
 
     def ended(self, task_id: str) -> None:
-        """Take note that nothing of the run goes on here."""
+        """Remove a run that is no longer executing here."""
         self._runs.pop(task_id, None)
 
     def watch(self, task_id: str, begun: Callable[[], None]) -> Callable[[], None]:
-        """Be told when the run begins to be driven here, until the function that is returned is called."""
+        """Call a function once the run starts executing here. Returns a function to stop watching."""
         watching = self._watching.setdefault(task_id, set())
         watching.add(begun)
 
@@ -73,42 +73,42 @@ class Driven:
     ) -> abc.DisposableBase:
         merging = Merger(observer, scheduler)
 
-        def tell(run: Run[Any]) -> None:
+        def listener(run: Run[Any]) -> None:
             merging.add(run.events)
 
         for run in self:
-            tell(run)
-        self._everybody.add(tell)
-        return CompositeDisposable(merging.subscriptions, Disposable(lambda: self._everybody.discard(tell)))
+            listener(run)
+        self._listeners.add(listener)
+        return CompositeDisposable(merging.subscriptions, Disposable(lambda: self._listeners.discard(listener)))
 
 
 logger = logging.getLogger("rxloop")
 
 
-class Here(Protocol):
-    """The runs that this process drives."""
+class LiveRunLookup(Protocol):
+    """Interface for looking up runs executing in this process."""
 
     def run(self, task_id: str) -> Run[Any] | None:
-        """The run, if it is driven here at the moment."""
+        """Return the run if it is currently executing here."""
         ...
 
     def watch(self, task_id: str, begun: Callable[[], None]) -> Callable[[], None]:
-        """Be told when the run begins to be driven here, until the function that is returned is called."""
+        """Call a function once the run starts executing here. Returns a function to stop watching."""
         ...
 
 
-def followed(log: EventLog, here: Here, task_id: str, after: str | None, *, strict: bool) -> RecordedStream:
-    """The events of a run after a cursor, until it is over.
+def follow_live(log: EventLog, here: LiveRunLookup, task_id: str, after: str | None, *, strict: bool) -> RecordedStream:
+    """Stream a run's events after a cursor, until it has ended.
 
-    From the run itself while it is driven here, deltas included, and out of the log otherwise. A reader that is slow
-    holds back its own reading, and nobody else's.
+    While executing here, the run is read directly, including deltas. Otherwise the log is read. Slow readers only delay
+    themselves.
     """
     if after is not None and not read_cursor(after, strict=strict).task_id:
         after = UNKNOWN
     hold = ReadOnlyHold()
 
     async def work(push: Push[AnyEvent]) -> None:
-        # It goes on for as long as the run does, though a client waits for its beginning.
+        # The stream lasts as long as the run, so the caller's deadline must not apply.
         with within(None):
             await _read(log, here, task_id, _Progress(log, task_id, after, push, hold.gate), strict)
 
@@ -116,73 +116,73 @@ def followed(log: EventLog, here: Here, task_id: str, after: str | None, *, stri
     return RecordedStream(source, run=(log, task_id), until="end", reading=hold)
 
 
-async def _read(log: EventLog, here: Here, task_id: str, reading: _Progress, strict: bool) -> None:
-    """Deliver the events that a reader does not have, from wherever they come first."""
+async def _read(log: EventLog, here: LiveRunLookup, task_id: str, reading: _Progress, strict: bool) -> None:
+    """Deliver new events from the run or the log, whichever has them first."""
     read: Run[Any] | None = None
     while not reading.over:
         run = here.run(task_id)
-        # An attempt that is over is still driven for a moment.
+        # After an attempt has ended, its run stays registered for a moment.
         if run is not None and run is not read:
             read = run
-            # From the first event of the run, and not of the attempt.
+            # Start at the first event of the run instead of the attempt.
             live = run.stream(after=reading.cursor or f"{task_id}/0.0.0")
             try:
                 await reading.read(live)
             except Exception as error:
-                # An attempt that was refused is not the end of the run: the log tells how it goes on.
-                logger.debug("the run %s cannot be read live: %s", task_id, error)
+                # A refused attempt doesn't end the run, so continue with the log.
+                logger.debug("Cannot read run %s directly: %s", task_id, error)
             continue
-        # From the log until the run is driven here: that has the deltas.
-        with_log = asyncio.timeout(None)
-        stop = here.watch(task_id, partial(with_log.reschedule, 0))
+        # Read the log until the run starts executing here, which adds deltas.
+        log_timeout = asyncio.timeout(None)
+        stop = here.watch(task_id, partial(log_timeout.reschedule, 0))
         try:
-            async with with_log:
-                place = reading.cursor, reading.last
-                if not await _has_all(log, task_id, *place):
+            async with log_timeout:
+                position = reading.cursor, reading.last
+                if not await _has_all(log, task_id, *position):
                     deltas = log.takes_deltas
-                    await reading.read(follow_on(log, task_id, *place, strict=strict, deltas=deltas, until="end"))
+                    await reading.read(follow_on(log, task_id, *position, strict=strict, deltas=deltas, until="end"))
                 return
         except TimeoutError:
-            if not with_log.expired():
+            if not log_timeout.expired():
                 raise
         finally:
             stop()
 
 
 async def _has_all(log: EventLog, task_id: str, after: str | None, last: Event | None) -> bool:
-    """Whether a run is over, and its reader has its last event."""
+    """Return True if the run has ended and the reader has received its last event."""
     record = await read_log(log.get_record, task_id)
     if after is None or record.state not in OVER:
         return False
     if last is not None and last.timestamp != record.updated:
-        # The log may have gone back: then it has another one under that number.
+        # After a rollback, the log may contain a different event under the same number.
         return False
     cursor = read_cursor(after, strict=False)
     return (cursor.task_id, cursor.attempt, cursor.seq) == (task_id, record.attempt, record.seq)
 
 
 class _Progress:
-    """How far a reader of a run is."""
+    """Position of a reader within a run."""
 
     def __init__(self, log: EventLog, task_id: str, after: str | None, push: Push[AnyEvent], gate: Gate) -> None:
         self.cursor = after
         self.last: Event | None = None
-        """The last durable event."""
+        """Last durable event."""
         self.over = False
         self._log, self._task_id = log, task_id
         self._push = push
         self._gate = gate
 
     async def read(self, events: Stream[AnyEvent]) -> None:
-        """Pass events on, until there are no more, or the run is over."""
+        """Forward events until the stream or the run ends."""
         async with aclosing(aiter(events)) as reader:
             async for event in reader:
                 if isinstance(event, StatusUpdateEvent) and ends_attempt(event):
                     last = (await read_log(self._log.get_record, self._task_id)).seq
                     if event.state == "working" or event.seq > last:
-                        # That attempt is over here, and the log has nothing of its end: it tells how the run goes on.
+                        # The attempt has ended without being logged, so continue with the log.
                         continue
-                    # A run that has failed, or was cancelled, may have gone on since.
+                    # Failed or cancelled runs may have been resumed since.
                     self.over = event.state in OVER and event.seq == last
                 self._push(event)
                 self.cursor = event.cursor

@@ -1,4 +1,4 @@
-"""Job queue in Postgres, by procrastinate."""
+"""Job queue in Postgres, using procrastinate."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ if TYPE_CHECKING:
     from procrastinate.jobs import Job
     from psycopg import AsyncConnection
 
-    from rxloop.runtime.tenant_slots import Places
+    from rxloop.runtime.tenant_slots import TenantSlots
 
 log = logging.getLogger("rxloop")
 
 _TASK = "rxloop.settle"
 
-_ANSWERS_IN = 5.0
-"""Seconds in which a connection is there."""
+_CONNECT_TIMEOUT = 5.0
+"""Maximum seconds for connecting."""
 
 _POLL = 1.0
-"""Seconds between two looks for a bell that was delayed, or whose tenant had no room: nothing tells of those."""
+"""Seconds between polls, needed for delayed jobs and tenants that were at their limit."""
 
 _HEARTBEAT, _STALLED = 2.0, 8.0
-"""Seconds between two signs of life, and without one."""
+"""Seconds between heartbeats, and after which a worker is considered dead."""
 
 _RESCUED = 10
-"""What a rescued bell has more of priority: otherwise its run waits once more behind all others."""
+"""Priority added to rescued jobs, so that they don't wait behind all others again."""
 
 _AGAIN_AT = "SELECT now() + interval '1 second' AS at"
 
-_RING = """
+_ENQUEUE = """
 INSERT INTO procrastinate_jobs (queue_name, task_name, priority, queueing_lock, args, scheduled_at)
 VALUES (%(queue)s, %(task)s, %(priority)s, %(run)s, %(said)s, %(at)s)
 ON CONFLICT (queueing_lock) WHERE status = 'todo' DO NOTHING
 """
-"""A bell, unless one rings that nobody has answered yet: that one has all that is new still to read. procrastinate lets
-such an insert fail, and understands that only where the server speaks English."""
+"""Inserts a job unless one is already waiting for the run, because that job will read everything new. procrastinate
+would fail on such an insert, and only recognises the error in English."""
 
 _WAITING = """
 SELECT count(*) AS waiting FROM procrastinate_jobs
@@ -54,23 +54,23 @@ WHERE status = 'todo' AND queue_name = ANY(%(queues)s) AND (scheduled_at IS NULL
 """
 
 _NO_RIGHTS = ("42501", "3F000")
-"""What Postgres answers who may not do something, or sees no schema at all."""
+"""Postgres error codes for missing rights or an invisible schema."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,23}")
 
-_LONGEST = 40
-"""Characters of the name of a queue: Postgres tells nobody of what has a longer one."""
+_MAX_NAME_LENGTH = 40
+"""Maximum queue name length in bytes. Postgres doesn't notify about longer names."""
 
 _LOCK = 7_213_904_115
-"""The number of the advisory lock under which the tables are made: any would do, if all take the same."""
+"""Advisory lock number for creating tables. Any number works if all processes use the same."""
 
 
 class PostgresQueue:
-    """Rings for runs by way of a Postgres database, with procrastinate.
+    """Job queue in a Postgres database, using procrastinate.
 
-    Its tables are those of procrastinate, in the first schema of the search path; they are made at the first use where
-    there are none. A web replica has one connection, and a worker two. They have to be sessions: where a PgBouncer
-    gives connections for one transaction at a time, take the address of the server itself.
+    Uses procrastinate's tables in the first schema of the search path, creating them on first use. A web replica uses
+    one connection, a worker uses two. Connections must be sessions, so if PgBouncer pools transactions, use the
+    server's own address.
 
     Example:
         >>> queue = PostgresQueue("postgresql://app@db.internal/app")
@@ -78,26 +78,25 @@ class PostgresQueue:
     """
 
     def __init__(self, dsn: str, *, name: str = "rxloop", tenant_limit: int | None = None) -> None:
-        """Describe a queue; nothing is connected yet.
+        """Create a queue without connecting.
 
         Args:
-            dsn: The database, as for `PostgresEventLog`.
-            name: The name of the queue, of at most 23 letters, digits, `_`, `.` and `-`; a database may have several.
-            tenant_limit: How many runs of one tenant go on at once in all workers, of whatever version; None is no
-                limit. Workers look at it, and those that only ring do not. Those that were taken up from a worker that
-                died do not count.
+            dsn: Database URL, as for `PostgresEventLog`.
+            name: Queue name, up to 23 letters, digits, `_`, `.` and `-`. Allows having several queues in a database.
+            tenant_limit: Maximum number of runs per tenant executed at once, across all workers and versions, or None
+                for no limit. Only used by workers. Runs adopted from dead workers don't count.
 
         Raises:
-            ConfigurationError: An argument cannot be used, or procrastinate is not installed.
+            ConfigurationError: An argument is invalid, or procrastinate isn't installed.
         """
         if find_spec("procrastinate") is None:
             raise ConfigurationError(
                 "a queue in Postgres needs procrastinate, which is not installed: pip install 'rxloop[postgres]'"
             )
         if not _NAME.fullmatch(name):
-            raise ConfigurationError(f"the name of a queue has 1 to 23 letters, digits, _, . and -: not {name!r}")
+            raise ConfigurationError(f"name must have 1 to 23 letters, digits, _, . or -, got {name!r}")
         if tenant_limit is not None and tenant_limit < 1:
-            raise ConfigurationError(f"tenant_limit must be at least 1, or None for no limit, not {tenant_limit!r}")
+            raise ConfigurationError(f"tenant_limit must be at least 1 or None, got {tenant_limit!r}")
         self._address = Address(dsn, dsn, "public")
         self._name, self._tenant_limit = name, tenant_limit
         self._app: App | None = None
@@ -117,18 +116,18 @@ class PostgresQueue:
         agent: str | None = None,
         version: str | None = None,
     ) -> None:
-        """Enqueue a job for a run, as `Queue.enqueue` says. Workers get it at once; a crash of the server may lose it.
+        """Enqueue a job for a run; see `Queue.enqueue`. A crash of the server may lose the job.
 
         Raises:
-            procrastinate.exceptions.ConnectorException: The server does not take it.
+            procrastinate.exceptions.ConnectorException: The server can't be reached or rejects the job.
         """
         said = {"task_id": task_id, "tenant": tenant, "agent": agent}
-        await self._ring(await self._opened(), said, priority, at, self._queue_of(version))
+        await self._enqueue(await self._get_app(), said, priority, at, self._get_queue_name(version))
 
-    async def _ring(self, app: App, said: dict[str, Any], priority: int, at: datetime | None, queue: str) -> None:
+    async def _enqueue(self, app: App, said: dict[str, Any], priority: int, at: datetime | None, queue: str) -> None:
         values = {"queue": queue, "task": _TASK, "priority": priority, "run": said["task_id"], "said": said, "at": at}
-        with _saying_why():
-            await app.connector.execute_query_async(_RING, **values)
+        with _explain_errors():
+            await app.connector.execute_query_async(_ENQUEUE, **values)
 
     async def serve(
         self,
@@ -138,20 +137,20 @@ class PostgresQueue:
         agents: Collection[str] | None = None,
         version: str | None = None,
     ) -> None:
-        """Answer bells until it is cancelled, as `Queue.serve` says.
+        """Handle jobs until cancelled; see `Queue.serve`.
 
-        A worker that was frozen, or whose server was restarted, is no worker any more: then another one is begun.
+        Ends when the worker was frozen or its server restarted. Call again to start a new worker.
 
         Raises:
-            procrastinate.exceptions.ConnectorException: The server cannot be reached.
+            procrastinate.exceptions.ConnectorException: The server can't be reached.
         """
-        app = await self._opened()
-        _places(app).agents = None if agents is None else [*agents]
+        app = await self._get_app()
+        _get_job_manager(app).agents = None if agents is None else [*agents]
         self._settle = settle
-        queues = self._queues_of(version)
-        rescuing = asyncio.create_task(self._rescue_on(app), name="rxloop-queue-rescue")
+        queues = self._get_queue_names(version)
+        rescuing = asyncio.create_task(self._keep_rescuing(app), name="rxloop-queue-rescue")
         try:
-            with _cancelled_all_the_same(), _saying_why():
+            with _prefer_cancellation(), _explain_errors():
                 await app.run_worker_async(
                     queues=queues,
                     name=self._name,
@@ -165,54 +164,54 @@ class PostgresQueue:
                 )
         finally:
             while not rescuing.done():
-                # The pool may take a cancellation for a broken connection.
+                # The pool may mistake the cancellation for a broken connection.
                 rescuing.cancel()
                 await asyncio.wait([rescuing], timeout=0.5)
 
     async def waiting(self, version: str | None = None) -> int:
-        """Count the bells that wait for a worker of this version, as `Queue.waiting` says.
+        """Count jobs waiting for workers of this version; see `Queue.waiting`.
 
         Raises:
-            procrastinate.exceptions.ConnectorException: The server cannot be asked.
+            procrastinate.exceptions.ConnectorException: The server can't be reached.
         """
-        app = await self._opened()
-        with _saying_why():
-            row = await app.connector.execute_query_one_async(_WAITING, queues=self._queues_of(version))
+        app = await self._get_app()
+        with _explain_errors():
+            row = await app.connector.execute_query_one_async(_WAITING, queues=self._get_queue_names(version))
         return row["waiting"]
 
     async def aclose(self) -> None:
-        """Close the connections; may be called more than once."""
+        """Close all connections. Can be called more than once."""
         async with self._opening:
             app, self._app = self._app, None
         if app is not None:
             await app.close_async()
 
-    # -- how it is done
+    # -- implementation
 
-    def _queue_of(self, version: str | None) -> str:
+    def _get_queue_name(self, version: str | None) -> str:
         if version is None:
             return self._name
         queue = f"{self._name}:{version}"
-        if len(queue.encode()) <= _LONGEST:
+        if len(queue.encode()) <= _MAX_NAME_LENGTH:
             return queue
-        # Such as the name of a commit, which has 40 characters alone.
+        # A commit hash already has 40 characters.
         return f"{self._name}:{hashlib.sha256(version.encode()).hexdigest()[:16]}"
 
-    def _queues_of(self, version: str | None) -> list[str]:
-        """Those that a worker of this version serves."""
-        return list(dict.fromkeys([self._queue_of(version), self._name]))
+    def _get_queue_names(self, version: str | None) -> list[str]:
+        """Return the queues served by workers of this version."""
+        return list(dict.fromkeys([self._get_queue_name(version), self._name]))
 
-    async def _opened(self) -> App:
+    async def _get_app(self) -> App:
         async with self._opening:
             if self._app is None:
                 self._app = await self._open()
             return self._app
 
     async def _open(self) -> App:
-        # Imported here: the extra may be missing.
+        # Imported here because it is an optional dependency.
         from procrastinate import App, PsycopgConnector
 
-        from rxloop.runtime.tenant_slots import Places
+        from rxloop.runtime.tenant_slots import TenantSlots
 
         connector = PsycopgConnector(
             conninfo=self._address.session_dsn,
@@ -220,15 +219,15 @@ class PostgresQueue:
             configure=self._tune,
             min_size=1,
             max_size=1,
-            timeout=_ANSWERS_IN,
+            timeout=_CONNECT_TIMEOUT,
             reconnect_timeout=0,
         )
         app = App(connector=connector)
-        app.job_manager = Places(connector, self._name, self._tenant_limit)
-        app.task(name=_TASK, pass_context=True)(self._answer)
-        # With no periodic task at all, procrastinate stops watching over its listener, which may die unseen.
-        app.periodic(cron="0 0 29 2 *")(app.task(name="rxloop.nothing")(_nothing))
-        # First, as a pool asks for half a minute whether a server that is not there has come.
+        app.job_manager = TenantSlots(connector, self._name, self._tenant_limit)
+        app.task(name=_TASK, pass_context=True)(self._handle_job)
+        # Without any periodic task, procrastinate stops monitoring its listener, which may die unnoticed.
+        app.periodic(cron="0 0 29 2 *")(app.task(name="rxloop.nothing")(_do_nothing))
+        # Done first, because the pool retries for half a minute if the server is down.
         await self._make_tables(app)
         try:
             await app.open_async()
@@ -238,10 +237,10 @@ class PostgresQueue:
         return app
 
     async def _tune(self, connection: AsyncConnection[Any]) -> None:
-        # All that is asked is of one statement: there is no transaction to begin and to end.
+        # All queries are single statements, so no transactions are needed.
         await connection.set_autocommit(True)
         await self._address.tuned(connection, keeps_plans=False)
-        # What a crash of the server takes of the last moment is rung for again: nobody waits for the disk.
+        # Jobs lost in a server crash are enqueued again later, so don't wait for the disk.
         await connection.execute("SET synchronous_commit = off")
 
     async def _make_tables(self, app: App) -> None:
@@ -254,72 +253,72 @@ class PostgresQueue:
                 found = await connection.execute("SELECT to_regclass('procrastinate_jobs')")
                 row = await found.fetchone()
                 if row is None or row[0] is None:
-                    # Of several statements, and so without parameters.
+                    # Contains several statements, so parameters can't be used.
                     await connection.execute(app.schema_manager.get_schema().encode())
         except Error as error:
-            raise ConnectorException(_said(error)) from error
+            raise ConnectorException(_format_error(error)) from error
 
-    async def _answer(self, context: JobContext, task_id: str, **_: Any) -> None:
-        """Answer one bell, whatever else it says; one that cannot be answered here rings once more."""
-        job, app = context.job, await self._opened()
+    async def _handle_job(self, context: JobContext, task_id: str, **_: Any) -> None:
+        """Handle a job. If that fails, enqueue the job again."""
+        job, app = context.job, await self._get_app()
         assert self._settle is not None
         try:
             await self._settle(task_id)
         except BaseException as error:
             if isinstance(error, Exception):
-                log.debug("the bell for the run %s rings once more: %s", task_id, error)
-            await asyncio.shield(self._again(app, job, job.priority, later=isinstance(error, Exception)))
+                log.debug("Enqueuing run %s again: %s", task_id, error)
+            await asyncio.shield(self._enqueue_again(app, job, job.priority, later=isinstance(error, Exception)))
             if not isinstance(error, Exception):
                 raise
 
-    async def _again(self, app: App, job: Job, priority: int, *, later: bool = False) -> bool:
-        """Ring once more, maybe in a moment; say whether that went. A run whose bell is lost is found without."""
+    async def _enqueue_again(self, app: App, job: Job, priority: int, *, later: bool = False) -> bool:
+        """Enqueue a job again, optionally with a delay. Return False on failure."""
         said: dict[str, Any] = job.task_kwargs
         try:
-            # By the clock of the server, which says when a bell rings: by that of a worker it may be hours.
+            # Use the server's clock, which decides when jobs are due. The worker's clock may differ by hours.
             at = (await app.connector.execute_query_one_async(_AGAIN_AT))["at"] if later else None
-            await self._ring(app, said, priority, at, job.queue)
+            await self._enqueue(app, said, priority, at, job.queue)
         except Exception as error:
-            log.debug("the bell for the run %s does not ring once more: %s", said["task_id"], error)
+            log.debug("Failed to enqueue run %s again: %s", said["task_id"], error)
             return False
         return True
 
-    async def _rescue_on(self, app: App) -> None:
-        """Ring once more for the bells that dead workers had, of whatever version: they have places of tenants.
+    async def _keep_rescuing(self, app: App) -> None:
+        """Enqueue jobs of dead workers again, including other versions, because they occupy tenant slots.
 
-        In a plain loop: a job of the queue would not be begun as long as all places are taken.
+        Runs in a plain loop, because a job of the queue would not start while all slots are taken.
         """
         while True:
             await asyncio.sleep(_STALLED / 4)
             try:
-                with _saying_why():
+                with _explain_errors():
                     await self._rescue(app)
             except Exception as error:
-                log.warning("the bells of dead workers cannot be looked for: %s; trying again", error)
+                log.warning("Cannot search for jobs of dead workers: %s; retrying", error)
 
     async def _rescue(self, app: App) -> None:
         from procrastinate.jobs import Status
 
-        bells = _places(app)
-        await bells.tell_again()
-        await bells.prune_stalled_workers(_STALLED)
-        for job in await bells.get_stalled_jobs(task_name=_TASK, seconds_since_heartbeat=_STALLED):
+        manager = _get_job_manager(app)
+        await manager.retry_deletes()
+        await manager.prune_stalled_workers(_STALLED)
+        for job in await manager.get_stalled_jobs(task_name=_TASK, seconds_since_heartbeat=_STALLED):
             ours = job.queue.partition(":")[0] == self._name
-            # One that does not ring now is kept for the next look.
-            if ours and await self._again(app, job, max(job.priority, 0) + _RESCUED):
-                await bells.finish_job(job, Status.ABORTED, delete_job=True)
+            # If that fails, keep the job for the next time.
+            if ours and await self._enqueue_again(app, job, max(job.priority, 0) + _RESCUED):
+                await manager.finish_job(job, Status.ABORTED, delete_job=True)
 
 
-def _places(app: App) -> Places:
-    from rxloop.runtime.tenant_slots import Places
+def _get_job_manager(app: App) -> TenantSlots:
+    from rxloop.runtime.tenant_slots import TenantSlots
 
-    assert isinstance(app.job_manager, Places)
+    assert isinstance(app.job_manager, TenantSlots)
     return app.job_manager
 
 
 @contextmanager
-def _saying_why() -> Generator[None]:
-    """Have the errors of procrastinate say what Postgres has said, and not only that there is one."""
+def _explain_errors() -> Generator[None]:
+    """Add the message from Postgres to procrastinate's errors."""
     from procrastinate.exceptions import ConnectorException
 
     try:
@@ -327,11 +326,11 @@ def _saying_why() -> Generator[None]:
     except ConnectorException as error:
         if error.__cause__ is None:
             raise
-        raise ConnectorException(_said(error.__cause__)) from error.__cause__
+        raise ConnectorException(_format_error(error.__cause__)) from error.__cause__
 
 
-def _said(error: BaseException) -> str:
-    """What Postgres has said, in one line, and what to do where a role lacks rights."""
+def _format_error(error: BaseException) -> str:
+    """Return the Postgres error in one line, with a hint if rights are missing."""
     said = " ".join(str(error).split())
     if getattr(error, "sqlstate", None) in _NO_RIGHTS:
         return f"{said}; the role needs the tables of the queue and rights on them (docs/machines.md, Rights)"
@@ -339,8 +338,8 @@ def _said(error: BaseException) -> str:
 
 
 @contextmanager
-def _cancelled_all_the_same() -> Generator[None]:
-    """Have a worker that was cancelled end as that, though the server was not there to hear that it ends."""
+def _prefer_cancellation() -> Generator[None]:
+    """Raise the cancellation even if the worker failed to deregister because the server was down."""
     from procrastinate.exceptions import ConnectorException
 
     task = asyncio.current_task()
@@ -354,5 +353,5 @@ def _cancelled_all_the_same() -> Generator[None]:
         raise
 
 
-async def _nothing(timestamp: int) -> None:
-    """Do nothing, now and then."""
+async def _do_nothing(timestamp: int) -> None:
+    """Do nothing."""

@@ -24,9 +24,9 @@ from rxloop.protocol.messages import Message, Prompt, to_messages
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.recorded.follow import RecordedStream
 from rxloop.run.ownership import wait_stored
-from rxloop.runtime.executor import DepsOf, Driving, Submitted
-from rxloop.runtime.jobs import QUEUE, Depth, ring, told
-from rxloop.runtime.live_runs import followed
+from rxloop.runtime.executor import DepsOf, RunExecutor, Submitted
+from rxloop.runtime.jobs import QUEUE, QueueLimit, enqueue_run, make_queue_metadata
+from rxloop.runtime.live_runs import follow_live
 from rxloop.runtime.validation import check_runtime, check_start_options
 from rxloop.stream.stream import Stream
 from rxloop.tools.client_tool import ClientTool
@@ -102,11 +102,13 @@ class Runtime:
         self._agents = {name: agent.with_log(log).with_name(name) for name, agent in agents.items()}
         self._grace = grace
         self._queue, self._version = queue, version
-        self._depth = None if queue is None else Depth(queue, max_waiting, version)
+        self._depth = None if queue is None else QueueLimit(queue, max_waiting, version)
         self._works = queue is None if works is None else works
         if queue is None and not self._works:
-            raise ConfigurationError("works=False needs a queue: without one, nobody would be told of a run")
-        self._driving = Driving(
+            raise ConfigurationError(
+                "works=False requires a queue, because otherwise no process would execute the runs"
+            )
+        self._driving = RunExecutor(
             log,
             self._agents,
             deps,
@@ -125,7 +127,7 @@ class Runtime:
 
     async def __aenter__(self) -> Self:
         if self._entered:
-            raise RxloopError("a runtime is entered once: make another one")
+            raise RxloopError("a runtime can only be entered once: create another one")
         if self._works:
             await self._driving.begin()
         self._entered = True
@@ -194,7 +196,7 @@ class Runtime:
         self._check_open()
         check_start_options(options, StartOptions.__annotations__)
         if (at is not None or priority) and self._queue is None:
-            raise ConfigurationError("at= and priority= are for runs that wait in a queue: Runtime(..., queue=...)")
+            raise ConfigurationError("at= and priority= require a queue: use Runtime(..., queue=...)")
         task_id = self.id_of(agent, key, options.get("owner")) if key is not None else None
         if self._depth is not None:
             try:
@@ -206,15 +208,15 @@ class Runtime:
                 return record
         metadata = options.get("metadata") or {}
         if QUEUE in metadata:
-            raise ConfigurationError(f"the key {QUEUE!r} of the metadata is not yours: use priority= and at=")
-        if ours := told(priority, at, self._version):
-            options["metadata"] = {**metadata, **ours}
+            raise ConfigurationError(f"metadata key {QUEUE!r} is reserved: use priority= and at=")
+        if queue_metadata := make_queue_metadata(priority, at, self._version):
+            options["metadata"] = {**metadata, **queue_metadata}
         try:
             record = await self._agent(agent).submit(prompt, task_id=task_id, **options)
         except RunExists:
-            if task_id is None or (found := await self._started(task_id)) is None:
+            if task_id is None or (existing := await self._started(task_id)) is None:
                 raise
-            return found
+            return existing
         await self._goes_on(record, submitted=Submitted(record, options.get("context_id") is None))
         return record
 
@@ -263,7 +265,7 @@ class Runtime:
             self._driving.drive(run.task_id, agent.name, begun=run)
         record = await self.get_record(run.task_id)
         if self._queue is not None:
-            await ring(self._queue, record)
+            await enqueue_run(self._queue, record)
         return record
 
     def follow(self, task_id: str, *, after: str | None = None, strict: bool = True) -> RecordedStream:
@@ -284,7 +286,7 @@ class Runtime:
             UnknownRun: From the stream: the log has no such run.
             LogRolledBack: From the stream: the log lacks an event that the reader has, for example after a failover.
         """
-        return followed(self.log, self._driving.driven, task_id, after, strict=strict)
+        return follow_live(self.log, self._driving.driven, task_id, after, strict=strict)
 
     async def send(self, task_id: str, message: str | Message, *, interrupt: bool = False) -> None:
         """Send a message to a run in any process; see `RemoteRun.send`."""
@@ -316,7 +318,7 @@ class Runtime:
     async def cancel(self, task_id: str, reason: str | None = None) -> None:
         """Cancel a run in any process, and wait until the cancellation is in the log."""
         await (await self._agent_of(task_id)).get_run(task_id).cancel(reason)
-        await self._driving.ring_next(task_id)
+        await self._driving.enqueue_next(task_id)
 
     async def get_record(self, task_id: str) -> RunRecord:
         """Return the record of a run. `log.list_runs(...)` lists the records of all runs.
@@ -372,7 +374,7 @@ class Runtime:
     ) -> None:
         """Schedule a run in this process, or pass it to a worker."""
         if self._queue is not None:
-            await ring(self._queue, record)
+            await enqueue_run(self._queue, record)
         else:
             self._driving.drive(record.task_id, record.agent_name, submitted=submitted, credentials=credentials)
 

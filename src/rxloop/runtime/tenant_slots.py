@@ -1,4 +1,4 @@
-"""Limits per tenant in procrastinate's tables."""
+"""Tenant limits, implemented in procrastinate's tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing_extensions import override
 
 log = logging.getLogger("rxloop")
 
-_TAKE = """
+_FETCH = """
 WITH going AS MATERIALIZED (
     SELECT args->>'tenant' AS tenant, lock FROM procrastinate_jobs
     WHERE status = 'doing' AND starts_with(lock, %(name)s::text || ':')
@@ -36,98 +36,99 @@ FROM next WHERE job.id = next.id
 RETURNING job.id, job.status, job.task_name, job.priority, job.lock, job.queueing_lock, job.args, job.scheduled_at,
     job.queue_name, job.attempts, job.worker_id
 """
-"""The first bell for one of these agents, or for none, whose tenant has a free place, with that as its lock: only those
-that are answered have one."""
+"""Takes the first job for any of these agents, or for no agent, whose tenant has a free slot. The slot becomes the
+job's lock, so only running jobs have one."""
 
-_ONE_BY_ONE = "procrastinate_jobs_lock_idx_v1"
-"""The index that gives no place twice."""
+_LOCK_INDEX = "procrastinate_jobs_lock_idx_v1"
+"""Unique index that prevents using a slot twice."""
 
-_ANSWERED = """
+_DELETE = """
 DELETE FROM procrastinate_jobs
 WHERE id = %(id)s AND status = 'doing' AND queueing_lock IS NOT DISTINCT FROM %(queueing_lock)s
 """
-"""A bell by its run, too: a server that has lost its last moments gives the same numbers again."""
+"""Also matches the run, because a server that lost recent writes reuses job numbers."""
 
-_REGISTERED = "INSERT INTO procrastinate_workers (id) OVERRIDING SYSTEM VALUE VALUES (%(id)s)"
+_REGISTER = "INSERT INTO procrastinate_workers (id) OVERRIDING SYSTEM VALUE VALUES (%(id)s)"
 
 
-class Places(JobManager):
-    """The jobs of procrastinate, each taken within the places of its tenant.
+class TenantSlots(JobManager):
+    """Job manager for procrastinate that limits running jobs per tenant.
 
-    procrastinate has `lock=` for that. There a bell has its place before it is answered: one that nobody answers keeps
-    it, those of a tenant wait for the same one while others are free, and each look compares all that waits with all
-    that waits. Here a bell is given its place when it is taken, and until then it stands in nobody's way.
+    With procrastinate's own `lock=`, a job gets its slot before being taken. It keeps the slot while waiting, jobs wait
+    for one slot while others are free, and fetching compares all waiting jobs with each other. Here, a job gets its
+    slot when it is taken, and doesn't block other jobs before.
     """
 
     def __init__(self, connector: BaseConnector, name: str, limit: int | None) -> None:
-        """Take bells of the queue `name`, at most `limit` at once for each tenant; None is no limit."""
+        """Create a manager for the queue `name`. `limit` is the maximum number of jobs per tenant, or None."""
         super().__init__(connector)
         self.agents: Sequence[str] | None = None
-        """Those for whom bells are taken; None is all."""
+        """Agents to take jobs for, or None for all."""
         self._name, self._limit = name, limit
-        self._heard = 0
+        self._notifications = 0
         self._wake: NotificationCallback | None = None
-        self._untold: list[Job] = []
-        """The bells that are answered, as the server does not know yet."""
+        self._undeleted: list[Job] = []
+        """Finished jobs that couldn't be deleted yet."""
 
     @override
     async def fetch_job(self, queues: Iterable[str] | None, worker_id: int) -> Job | None:
         while True:
-            heard = self._heard
+            count = self._notifications
             try:
-                job = await self._taken(queues, worker_id)
+                job = await self._fetch(queues, worker_id)
             except UniqueViolation as error:
-                if error.constraint_name != _ONE_BY_ONE:
+                if error.constraint_name != _LOCK_INDEX:
                     raise
-                # Somebody else was quicker with that place.
+                # Another worker has just taken this slot.
                 continue
-            # The worker forgets what has rung while it looked, and this look may not have seen it.
-            if job is not None or heard == self._heard:
+            # Check again if notified meanwhile, because the worker drops those notifications and we may not have seen
+            # their jobs.
+            if job is not None or count == self._notifications:
                 return job
 
-    async def _taken(self, queues: Iterable[str] | None, worker_id: int) -> Job | None:
+    async def _fetch(self, queues: Iterable[str] | None, worker_id: int) -> Job | None:
         rows = await self.connector.execute_query_all_async(
-            _TAKE, name=self._name, limit=self._limit, queues=queues, agents=self.agents, worker=worker_id
+            _FETCH, name=self._name, limit=self._limit, queues=queues, agents=self.agents, worker=worker_id
         )
         return Job.from_row(rows[0]) if rows else None
 
     @override
     async def register_worker(self) -> int:
-        # Not the next number: where the server has lost who had it, two would live under one, and the bells of the one
-        # that dies would never ring again.
+        # Not sequential: after losing recent writes, the server could assign a number twice, and jobs of one of these
+        # workers would never be rescued.
         worker_id = 1 + secrets.randbits(62)
-        await self.connector.execute_query_async(_REGISTERED, id=worker_id)
+        await self.connector.execute_query_async(_REGISTER, id=worker_id)
         return worker_id
 
     @override
     async def listen_for_jobs(
         self, *, on_notification: NotificationCallback, queues: Iterable[str] | None = None
     ) -> None:
-        async def heard(*, channel: str, notification: Notification) -> None:
-            self._heard += 1
+        async def notify(*, channel: str, notification: Notification) -> None:
+            self._notifications += 1
             await on_notification(channel=channel, notification=notification)
 
-        self._wake = heard
-        await super().listen_for_jobs(on_notification=heard, queues=queues)
+        self._wake = notify
+        await super().listen_for_jobs(on_notification=notify, queues=queues)
 
     @override
     async def finish_job(self, job: Job, status: Status, delete_job: bool) -> None:
-        # Whatever has become of the run stands in its log: no bell is kept.
+        # The result is in the run's log, so jobs aren't kept.
         await self._finish(job)
 
     async def _finish(self, job: Job) -> None:
         try:
-            await self.connector.execute_query_async(_ANSWERED, id=job.id, queueing_lock=job.queueing_lock)
+            await self.connector.execute_query_async(_DELETE, id=job.id, queueing_lock=job.queueing_lock)
         except ConnectorException:
-            log.debug("the server has not heard that the bell %s is answered; it is told again", job.id)
-            self._untold.append(job)
+            log.debug("Could not delete finished job %s, retrying later", job.id)
+            self._undeleted.append(job)
             return
-        # Nothing tells of a place that is free again, and who has had it has room.
+        # There is no notification for a freed slot, so wake ourselves.
         if job.lock is not None and job.id is not None and self._wake is not None:
             await self._wake(channel="", notification={"type": "job_inserted", "job_id": job.id})
 
-    async def tell_again(self) -> None:
-        """Tell of the bells whose answer the server has not heard: they keep their places while this worker lives."""
-        untold, self._untold = self._untold, []
-        for job in untold:
+    async def retry_deletes(self) -> None:
+        """Delete finished jobs that couldn't be deleted earlier. They keep their slots while this worker is alive."""
+        jobs, self._undeleted = self._undeleted, []
+        for job in jobs:
             await self._finish(job)

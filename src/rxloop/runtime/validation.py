@@ -1,4 +1,4 @@
-"""Checks of the arguments of a runtime."""
+"""Argument validation for runtimes."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def check_runtime(
     _check_shared(event_log, queue)
     _check_agents(agents)
     if concurrency is not None and concurrency < 1:
-        raise ConfigurationError(f"concurrency must be at least 1, or None for no limit, not {concurrency!r}")
+        raise ConfigurationError(f"concurrency must be at least 1 or None, got {concurrency!r}")
     for name, seconds in (("adopt_every", adopt_every), ("grace", grace)):
         if not seconds >= 0:
-            raise ConfigurationError(f"{name} must be 0 seconds or more, not {seconds!r}")
+            raise ConfigurationError(f"{name} must not be negative, got {seconds!r}")
 
 
 def check_start_options(options: Mapping[str, Any], known: Collection[str]) -> None:
@@ -88,4 +88,4 @@ def _check_agents(agents: Any) -> None:
         )
     for name, agent in cast("Mapping[Any, Any]", agents).items():
         if not isinstance(name, str) or not isinstance(agent, Agent):
-            raise ConfigurationError(f"a runtime takes agents by their names, and not {name!r}: {agent!r}")
+            raise ConfigurationError(f"agents must map names to agents, got {name!r}: {agent!r}")

@@ -1,4 +1,4 @@
-"""Worker process, and runs started by the clock."""
+"""Worker process, including scheduled runs."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from rxloop.runtime.runtime import Runtime, StartOptions
 
 log = logging.getLogger("rxloop")
 
-_LATEST = 600.0
-"""Seconds for which a start is made good that nobody was there for."""
+_MAX_DELAY = 600.0
+"""Seconds within which a missed start is still made up for."""
 
-_LOOK = 30.0
-"""Seconds between two looks at the clock on the wall: a machine may sleep, and be told another time."""
+_CHECK_INTERVAL = 30.0
+"""Seconds between checks of the wall clock, because the machine may sleep or its clock may be set."""
 
 _RANDOM = re.compile(r"(?<![a-z])r(?![a-z])", re.IGNORECASE)
-"""What croniter takes for a number of its own choice, and no part of a name such as `mar`."""
+"""Matches croniter's random fields, but not names containing an r such as `mar`."""
 
 _OPTIONS = (*StartOptions.__annotations__, "priority")
 
 
 @dataclass(frozen=True, slots=True)
 class Periodic:
-    """A run that is started again and again.
+    """Schedule for starting a run repeatedly.
 
     Raises:
-        ConfigurationError: The times cannot be read, or never come, or an option is wrong.
+        ConfigurationError: The cron expression is invalid or never matches, or an option is invalid.
 
     Attributes:
-        name: What tells it apart from the others; keep it.
-        cron: When, in UTC, as `minute hour day month weekday`: `"0 7 * * mon-fri"`. With a sixth field for seconds.
-            What is more than ten minutes late is not started; a warning says so.
-        agent: The name of the agent.
-        prompt: What is asked.
-        options: Those of `Runtime.start`, without its key and time, such as `{"owner": "ann", "priority": 5}`.
+        name: Unique name, which should not be changed later.
+        cron: Schedule in UTC, as `minute hour day month weekday`, for example `"0 7 * * mon-fri"`. An optional sixth
+            field holds seconds. Runs missed by more than ten minutes are skipped with a warning.
+        agent: Name of the agent.
+        prompt: Prompt for the agent.
+        options: Options for `Runtime.start` except its key and time, such as `{"owner": "ann", "priority": 5}`.
     """
 
     name: str
@@ -64,56 +64,58 @@ class Periodic:
                 "periodic runs need croniter, which is not installed: pip install 'rxloop[postgres]'"
             ) from error
 
-        whose = f"the cron of {self.name!r}"
+        label = f"cron of {self.name!r}"
         if not croniter.is_valid(self.cron):
-            raise ConfigurationError(f"{whose} cannot be read: {self.cron!r}; write '0 7 * * *'")
+            raise ConfigurationError(f"{label} must be a cron expression such as '0 7 * * *', got {self.cron!r}")
         if len(self.cron.split()) > 6:
-            raise ConfigurationError(
-                f"{whose} has a year in it: {self.cron!r}; write at most six fields, to the seconds"
-            )
+            raise ConfigurationError(f"{label} must have at most six fields, up to the seconds, got {self.cron!r}")
         if _RANDOM.search(self.cron):
-            raise ConfigurationError(f"{whose} is random, and other workers would have other times: {self.cron!r}")
+            raise ConfigurationError(
+                f"{label} must not be random, because workers would choose different times, got {self.cron!r}"
+            )
         try:
             self.after(time.time())
         except CroniterBadDateError:
-            raise ConfigurationError(f"{whose} is of a day that never comes: {self.cron!r}") from None
+            raise ConfigurationError(f"{label} never matches, got {self.cron!r}") from None
         check_priority(self.options.get("priority", 0))
         if unknown := [name for name in self.options if name not in _OPTIONS]:
-            raise ConfigurationError(f"{self.name!r} has no option {unknown[0]!r}: it takes {', '.join(_OPTIONS)}")
+            raise ConfigurationError(
+                f"{self.name!r} has unknown option {unknown[0]!r}: available options are {', '.join(_OPTIONS)}"
+            )
 
     def after(self, moment: float) -> float:
-        """The next of its times after a moment, in seconds of the clock on the wall."""
+        """Return the next scheduled time after a timestamp, in seconds since the epoch."""
         from croniter import croniter
 
         return croniter(self.cron, moment).get_next(float)
 
     def before(self, moment: float) -> float:
-        """The last of its times before a moment."""
+        """Return the last scheduled time before a timestamp."""
         from croniter import croniter
 
         return croniter(self.cron, moment).get_prev(float)
 
 
 async def start_on(runtime: Runtime, periodic: Periodic) -> None:
-    """Start a run at each of its times.
+    """Start a run at each scheduled time.
 
-    All workers do so, under the same key, and so it is started once.
+    All workers do this using the same key, so that each run is only started once.
     """
-    # So that the one before now comes, too.
+    # Also start the run scheduled just before now.
     seen = periodic.before(time.time()) - 1
     while True:
         now = time.time()
-        # Where the clock was put back, times come once more, and are the runs that there are already.
+        # If the clock was set back, repeated times resolve to the existing runs.
         seen = min(seen, now)
         at = periodic.after(seen)
-        if at < now - _LATEST:
-            seen = periodic.before(now - _LATEST)
-            await _tell_missed(runtime, periodic, at, seen)
+        if at < now - _MAX_DELAY:
+            seen = periodic.before(now - _MAX_DELAY)
+            await _warn_missed(runtime, periodic, at, seen)
         elif at <= now:
             await _start(runtime, periodic, at)
             seen = at
         else:
-            await asyncio.sleep(min(at - now, _LOOK))
+            await asyncio.sleep(min(at - now, _CHECK_INTERVAL))
 
 
 async def _start(runtime: Runtime, periodic: Periodic, at: float) -> None:
@@ -125,31 +127,31 @@ async def _start(runtime: Runtime, periodic: Periodic, at: float) -> None:
         except ConfigurationError:
             raise
         except Exception as error:
-            if time.time() - at >= _LATEST:
-                log.warning("%r was not started at %s: %s", periodic.name, _told(at), error)
+            if time.time() - at >= _MAX_DELAY:
+                log.warning("Failed to start %r at %s: %s", periodic.name, _format_time(at), error)
                 return
-            log.warning("%r cannot be started: %s; trying again in %g s", periodic.name, error, pause)
+            log.warning("Failed to start %r: %s; retrying in %g s", periodic.name, error, pause)
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _LOOK)
+            pause = min(2 * pause, _CHECK_INTERVAL)
 
 
-async def _tell_missed(runtime: Runtime, periodic: Periodic, first: float, last: float) -> None:
-    """Warn of starts that come too late, unless another worker was there."""
+async def _warn_missed(runtime: Runtime, periodic: Periodic, first: float, last: float) -> None:
+    """Warn about missed runs, unless another worker started them."""
     try:
         await runtime.get_record(runtime.id_of(periodic.agent, _key(periodic, last), periodic.options.get("owner")))
     except Exception as error:
-        why = (
-            "no worker was there"
+        reason = (
+            "no worker was running"
             if isinstance(error, UnknownRun)
-            else f"it is not known whether a worker was ({error})"
+            else f"unknown whether a worker was running ({error})"
         )
-        when = _told(last) if first == last else f"its times from {_told(first)} to {_told(last)}"
+        when = _format_time(last) if first == last else f"its times from {_format_time(first)} to {_format_time(last)}"
         log.warning(
-            "%r was not started at %s, unless it is new: %s in the %d minutes after",
+            "Missed starting %r at %s, unless it is new: %s in the %d minutes after",
             periodic.name,
             when,
-            why,
-            _LATEST / 60,
+            reason,
+            _MAX_DELAY / 60,
         )
 
 
@@ -157,12 +159,12 @@ def _key(periodic: Periodic, at: float) -> str:
     return f"periodic:{periodic.name}:{at:.0f}"
 
 
-def _told(at: float) -> str:
+def _format_time(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-_STOPS_IN = 5.0
-"""Seconds after which what has not stopped is told so once more."""
+_CANCEL_INTERVAL = 5.0
+"""Seconds to wait before cancelling a task again."""
 
 
 async def work(
@@ -177,29 +179,29 @@ async def work(
     grace: float = 10.0,
     version: str | None = None,
 ) -> None:
-    """Bring to rest what is started, and go on with what dead workers have left, until it is cancelled.
+    """Execute runs, including those left behind by dead workers, until cancelled.
 
-    Then it takes nothing new, lets runs end within `grace`, and gives up those that have not: other workers go on with
-    them. The log, the queue and the agents stay open. What it does is what a `Runtime` with `works=True` does.
+    When cancelled, no new runs are accepted. Runs have `grace` seconds to end, then they are released and resumed by
+    other workers. The log, queue and agents aren't closed. This is the same as entering a `Runtime` with `works=True`.
 
     Example:
         >>> log, queue = PostgresEventLog(dsn), PostgresQueue(dsn)
         >>> await work({"support": support}, queue, log=log)
 
     Args:
-        agents: By the names under which runs are started.
-        queue: Calls for runs.
-        log: Keeps the runs.
-        deps: As for `Runtime`.
-        periodic: Runs that are started by the clock.
-        concurrency: How many runs go on here at once.
-        adopt_every: Seconds between two looks for runs whose worker is gone.
-        grace: Seconds that runs have to end in.
-        version: As for `Runtime`.
+        agents: Agents, keyed by the name used for starting runs.
+        queue: Job queue to serve.
+        log: Event log for the runs.
+        deps: See `Runtime`.
+        periodic: Schedules of runs to start.
+        concurrency: Maximum number of runs executed at once.
+        adopt_every: Seconds between searches for orphaned runs.
+        grace: Seconds to wait for runs to end.
+        version: See `Runtime`.
 
     Raises:
-        ConfigurationError: An argument is of a wrong kind.
-        EventLogError: The log could not be read at the beginning.
+        ConfigurationError: An argument is invalid.
+        EventLogError: The log could not be read on startup.
     """
     runtime = Runtime(
         agents,
@@ -217,7 +219,7 @@ async def work(
         try:
             if not starting:
                 await asyncio.Event().wait()
-            # One of them ends only by a mistake in what it is to start.
+            # A schedule only ends due to invalid options.
             ended, _ = await asyncio.wait(starting, return_when=asyncio.FIRST_COMPLETED)
             for each in ended:
                 each.result()
@@ -225,5 +227,5 @@ async def work(
             while under_way := [each for each in starting if not each.done()]:
                 for each in under_way:
                     each.cancel()
-                # A library may take a cancellation for an error of its own.
-                await asyncio.wait(under_way, timeout=_STOPS_IN)
+                # Libraries may mistake a cancellation for an error.
+                await asyncio.wait(under_way, timeout=_CANCEL_INTERVAL)

@@ -138,7 +138,7 @@ async def test_client_that_disconnects_ends_its_stream_and_its_run() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"heartbeat": 0}, "heartbeat must be positive or None, got 0"),
+        ({"heartbeat": 0}, "heartbeat must be more than 0 seconds, or None for none, not 0"),
         ({"on_disconnect": "wait"}, "on_disconnect must be 'keep' or 'cancel', not 'wait'"),
         ({"agent": "b"}, "there is no agent 'b': the runtime has a"),
     ],

@@ -123,7 +123,7 @@ _MOMENTS = {"committed": _die_when_committed, "settled": _die_settled}
 
 def _hurry(patience: float) -> None:
     """Shorten the time until jobs count as lost and workers as dead."""
-    _driving._LOST = _driving._LOOK = patience
+    _driving._LOST_AFTER = _driving._SEARCH_INTERVAL = patience
     queues._STALLED, queues._HEARTBEAT = patience, patience / 4
 
 
