@@ -1,1 +1,1 @@
-"""One attempt of a run, from its start to its one end: recording, resume, fork, result; nested runs."""
+"""Single run attempts, including recording, resuming, forking, nesting and results."""

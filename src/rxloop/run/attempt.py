@@ -114,13 +114,13 @@ class Attempt:
         self.skipped_commands = 0
         """Highest number among initial commands that produced no event, or 0."""
         self.inbox: Inbox | None = None
-        """Inbox of the run, open until the attempt ends. None if the run has no log."""
+        """Inbox for commands, or None if the run has no log."""
         self.lease: Lease | None = None
         """Conversation lease, or None if the run has no log."""
         self.subscription = SerialDisposable()
         """Subscription to the pipeline."""
         self.holders: set[object] = set()
-        """Objects keeping the run alive after its handle is gone."""
+        """Objects keeping the run alive without its handle."""
         self.final: Event | None = None
         """Final event, set once the attempt has ended."""
         self.refusal: Exception | None = None
@@ -133,7 +133,7 @@ class Attempt:
         """Subscription to the steering messages."""
         self.open_call: ModelCall | None = None
         self.nested: tuple[Attempt, ...] = ()
-        """Nested runs started by its tool calls."""
+        """Nested runs started by tool calls."""
         self.id_in_use = False
         """True if this process is already running another run under the same id."""
         self.created_at: tuple[str, int] | None = None
@@ -173,7 +173,7 @@ class Attempt:
         )
 
     def make_recorder(self, clock: Clock) -> Recorder:
-        """Create the recorder of the attempt."""
+        """Create the recorder for this attempt."""
         spec, hub = self.spec, Hub()
         stamp = EventStamp(spec.task_id, spec.context_id, Numbering(clock.now))
         return Recorder(stamp, hub, DeliveryGate(hub.publish, clock), spec.loop, self.life)
@@ -240,7 +240,7 @@ class Attempt:
         self.life.call_in_loop(out or self.publish, event)
 
     def watch(self) -> None:
-        """Start the watchdog, which ends the attempt when it is stuck."""
+        """Start a watchdog to end the attempt when stuck."""
         Watchdog(self.task_id, self.info.scope, lambda: not self.life.is_ending, self._stuck)
 
     def _stuck(self) -> None:
@@ -310,7 +310,7 @@ class Attempt:
             return None, f"the answer {shown!r} does not fit the output type: {error}"
 
     async def ask(self, ctx: RunContext[Any], question: PendingInput, read: Callable[[Any], Any]) -> Any:
-        """Ask the user or client a question."""
+        """Ask the user or client."""
         if ctx.asked_for is not None:
             await ctx.asked_for()
         return await self.questions.ask(ctx, question, read, self.recorder.earlier.questions)
@@ -318,7 +318,7 @@ class Attempt:
     def build_request(
         self, ctx: RunContext[Any], iteration: int, pressure: int
     ) -> ModelRequest | Awaitable[ModelRequest]:
-        """Return the request of the next model call."""
+        """Build the next model request."""
         return self.requests.build(ctx, iteration, pressure)
 
     # -- results of earlier attempts

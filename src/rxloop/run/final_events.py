@@ -67,12 +67,12 @@ def make_unlogged_end(task_id: str, state: RunState, cause: EventLogError | Rele
 
 
 def make_unstarted_end(spec: RunSpec, state: RunState, end: End) -> StatusUpdateEvent:
-    """Create the final event of an attempt that neither read nor wrote the log."""
+    """Create the final event for an attempt without reading or writing the log."""
     if isinstance(end, Released):
         # A new run that was released can't be resumed, because nothing was logged.
         return make_unlogged_end(spec.task_id, state, end) if spec.resume else make_final_event(state, _NEVER_BEGAN)
     if spec.cancel is None and (not spec.resume or isinstance(end, Canceled)):
-        # The log still has the run unchanged, or has never had it.
+        # If the run is in the log, it hasn't changed.
         return make_final_event(state, end)
     if not isinstance(end, EventLogError):
         end = EventLogError(f"the attempt had to end ({spec.cancel or end}) before its run was read from the log")
@@ -143,7 +143,7 @@ def get_error_code(error: Exception) -> str:
 
 
 class OpenWork:
-    """Open messages and calls on all branches of a run."""
+    """Open messages and calls across all branches."""
 
     def __init__(self, recorder: Recorder, idempotent: Callable[[ToolCall], bool]) -> None:
         """Create a view of a run's open work.
@@ -174,9 +174,9 @@ class OpenWork:
 
     @property
     def has_unrepeatable_call(self) -> bool:
-        """Whether a call is being carried out that nobody can make again, since its tool is not idempotent.
+        """True while executing a call that can't be repeated, because its tool isn't idempotent.
 
-        One that waits for an answer does not count: it begins once more when the answer is there.
+        Calls waiting for an answer don't count, because they start over when answered.
         """
         asking = self._recorder.state().pending.values()
         for state in self._recorder.states.values():

@@ -73,7 +73,7 @@ class Run(MisuseErrors, Pipeable[AnyEvent], Generic[O]):
 
     @property
     def events(self) -> Stream[AnyEvent]:
-        """Stream of all events since the start, repeated for each subscriber or iterator."""
+        """Stream of all events so far and in the future. Can be read several times."""
         return Stream(self.hold.events(), self.hold)
 
     def _pipe(self, operators: Sequence[Callable[[Any], Any]]) -> Any:
@@ -247,7 +247,7 @@ class Run(MisuseErrors, Pipeable[AnyEvent], Generic[O]):
         await self.hold.release(grace)
 
     async def aclose(self) -> None:
-        """Cancel the run unless finished, and wait for it to end. Never raises the run's own error."""
+        """Cancel an unfinished run and wait for it. Never raises the error of the run."""
         self._attempt.is_observed = True
         await self.hold.aclose("closed")
 

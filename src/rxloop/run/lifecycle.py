@@ -1,4 +1,4 @@
-"""Life cycle of an attempt: load, announce, begin, wait, close. See `attempt_end` for the last steps."""
+"""Life cycle of attempts: loading, announcing, starting, waiting and closing. See `attempt_end` for the last steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("rxloop")
 
 
 def start(attempt: Attempt, event_loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
-    """Start an attempt in an event loop, and return its task."""
+    """Start executing an attempt, returning its task."""
     attempt.life.bind(event_loop)
     attempt.life.phase = Phase.LOADING
     return event_loop.create_task(execute_attempt(attempt), name=f"rxloop-run-{attempt.task_id}")
@@ -114,7 +114,7 @@ async def _close(attempt: Attempt) -> Event:
 
 
 async def execute_nested_attempt(attempt: Attempt) -> None:
-    """Execute the attempt of a nested run. Its parent manages the log, lease and inbox."""
+    """Execute a nested attempt. Log, lease and inbox are managed by its parent."""
     life = attempt.life
     if life.phase is Phase.CLOSED:
         # Released together with its parent before starting.

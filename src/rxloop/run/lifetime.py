@@ -1,4 +1,4 @@
-"""Phase, end and time limit of an attempt. The first cause to end it wins."""
+"""Phase, time limit and cause of ending for attempts. The first cause wins."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ PARENT_ENDED = Canceled("the run that it is nested in came to its end")
 """End of a nested run still running when its parent ends."""
 
 End = Exception | Canceled | Released | None
-"""Cause ending an attempt: an error or limit, a cancel, a release, or None when there is nothing left to do."""
+"""Possible causes of ending: error or limit, cancel, release, or None when nothing is left to do."""
 
 
 class _Undecided(Enum):
@@ -75,11 +75,11 @@ class _Undecided(Enum):
 
 
 _UNDECIDED: Final = _Undecided.UNDECIDED
-"""Placeholder until the end is decided."""
+"""Placeholder for an undecided end."""
 
 
 class Lifetime:
-    """Lifetime of an attempt: its phase and end, and the thread allowed to change them."""
+    """Lifetime of an attempt, including its phase, cause of ending, and event loop thread."""
 
     def __init__(self, task_id: str, operator: Operator) -> None:
         """Create a lifetime in the phase NEW.
@@ -111,7 +111,7 @@ class Lifetime:
 
     @property
     def end(self) -> End:
-        """Cause of the end. None if there is nothing left to do, or if undecided."""
+        """Cause of ending. None if undecided, or if nothing is left to do."""
         return None if self._end is _UNDECIDED else self._end
 
     @property
@@ -131,7 +131,7 @@ class Lifetime:
             self._on_open.set_result(None)
 
     async def wait_open(self, task: asyncio.Task[None]) -> None:
-        """Wait until the run has started, or its task is done."""
+        """Wait for the run to start, or for its task to finish."""
         if self.is_starting:
             if self._on_open is None:
                 self._on_open = asyncio.get_running_loop().create_future()
@@ -171,15 +171,15 @@ class Lifetime:
                 self._on_end()
 
     def revise(self, end: End) -> None:
-        """Replace the end after it turned out to be wrong."""
+        """Replace the cause of ending after it turned out to be wrong."""
         self._end = end
 
     def complete(self) -> None:
-        """End the attempt because there is nothing left to do."""
+        """End normally, because nothing is left to do."""
         self.finish(None)
 
     def fail(self, error: Exception) -> None:
-        """End the attempt with an error that couldn't be sent through the pipeline."""
+        """End with an error that couldn't be sent through the pipeline."""
         if self.is_ending:
             log.error("Error after the end of run %s", self._task_id, exc_info=error)
         else:
@@ -194,11 +194,11 @@ class Lifetime:
         self.call_in_loop(self.finish, make_thread_error(self._operator, cause))
 
     def call_in_loop(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call a function in the event loop's thread."""
+        """Call a function in the event loop thread."""
         if self.event_loop is None or threading.get_ident() == self.thread:
             function(*arguments)
         else:
-            with suppress(RuntimeError):  # The loop may be closed, or closing right now.
+            with suppress(RuntimeError):  # The loop may already be closed.
                 self.event_loop.call_soon_threadsafe(self._guarded, function, *arguments)
 
     def _guarded(self, function: Callable[..., None], *arguments: Any) -> None:
@@ -209,7 +209,7 @@ class Lifetime:
             leave_to_loop(error)
 
     async def wait_end(self) -> None:
-        """Wait until the end is decided. Only one task may wait."""
+        """Wait for the end to be decided. Only supports a single waiter."""
         if self.is_ending:
             return
         # Using `asyncio.Event` would take ten times the memory.

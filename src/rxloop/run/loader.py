@@ -167,7 +167,7 @@ async def _read_with_lease(
 
 
 async def _read(attempt: Attempt, event_log: EventLog, seen: Snapshot | None) -> _LoadedRun | None:
-    """Read the run and its conversation, or only what is new since an earlier snapshot.
+    """Read the run and its conversation. When passed an earlier snapshot, only reads newer events.
 
     Raises:
         EventLogError: One of the latest events can't be read.
@@ -219,7 +219,7 @@ def _resume(attempt: Attempt, event_log: EventLog, loaded: _LoadedRun) -> Event 
     inputs = spec.inputs or {}
     stays_idle = spec.only_executes or spec.cancel is not None
     if attempt.life.is_ending and is_superseded(state):
-        # The run ends anyway, and any answers are too late.
+        # Answers are too late, because the run is ending anyway.
         inputs = {}
     elif not stays_idle:
         check_not_superseded(attempt.task_id, state)
@@ -280,7 +280,7 @@ def _send(attempt: Attempt, number: int, command: MessageCommand) -> None:
 
 
 async def _copy_run(attempt: Attempt, event_log: EventLog, fork: Fork) -> None:
-    """Continue as the next attempt of a copied run, which is logged along with the first events."""
+    """Continue as the next attempt of a copied run. Copied events are logged along with the first new events."""
     events = await read_log(event_log.read, fork.task_id)
     check_whole(fork.task_id, events, 1)
     before = await conversation(event_log, events[0].context_id, before=fork.task_id)
@@ -331,7 +331,7 @@ def _create_writer(attempt: Attempt, event_log: EventLog, durable_seq: int) -> N
 
 
 def _handle_write_error(life: Lifetime, delivery: DeliveryGate, error: Exception) -> None:
-    """End an attempt after the log has rejected its events."""
+    """End an attempt after failing to write its events."""
     if isinstance(error, ConflictError):
         # Another process owns the run, so subscribers must not receive any more of our events.
         delivery.drop()

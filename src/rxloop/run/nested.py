@@ -99,7 +99,7 @@ class NestedRecorder(Recorder):
     @property
     @override
     def top(self) -> Recorder:
-        """Recorder of the outermost run."""
+        """Outermost recorder."""
         return self._outermost
 
     @property
@@ -140,7 +140,7 @@ class NestedAttempt(Attempt):
         super().__init__(spec)
         self.info.clock = parent.info.clock
         self.info.scope.gate = parent.info.scope.gate
-        # Ensures that it stops before its parent gives up waiting.
+        # Stops before the parent's own grace period is over.
         self.grace_factor = parent.grace_factor * 0.8
         self.questions = parent.questions.below(call, self.agent_path, self.info.scope, self.life.time_scope)
 
@@ -163,7 +163,7 @@ class NestedAttempt(Attempt):
     def build_request(
         self, ctx: RunContext[Any], iteration: int, pressure: int
     ) -> ModelRequest | Awaitable[ModelRequest]:
-        """Return the next model request.
+        """Build the next model request.
 
         Raises:
             LimitHit: An ancestor has used up its token limit.
@@ -178,7 +178,7 @@ class NestedAttempt(Attempt):
 
 
 def list_ancestors(run: Attempt) -> list[Attempt]:
-    """List the ancestors of a run, starting with its parent."""
+    """List all ancestors of a run, closest first."""
     ancestors: list[Attempt] = []
     while isinstance(run, NestedAttempt):
         run = run.parent

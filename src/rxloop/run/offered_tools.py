@@ -121,10 +121,10 @@ class RequestBuilder:
         self.system: tuple[Message, ...] = ()
 
     async def resolve_system(self, ctx: RunContext[Any], life: Lifetime) -> None:
-        """Set the layers of the system prompt, unless the end of the attempt is decided meanwhile.
+        """Resolve the system prompt layers, unless the attempt is ending.
 
         Raises:
-            ConfigurationError: The function for the instructions did not return a string.
+            ConfigurationError: The instructions function did not return a string.
         """
         instructions = self._spec.instructions
         text: Any = instructions
@@ -141,12 +141,12 @@ class RequestBuilder:
         self.system = (Message.system("\n\n".join(texts)),) if texts else ()
 
     def build(self, ctx: RunContext[Any], iteration: int, pressure: int) -> ModelRequest | Awaitable[ModelRequest]:
-        """Return the request of the next model call, or an awaitable if a toolset has to be asked for its tools.
+        """Build the next model request. Returns an awaitable if a toolset must be asked for its tools.
 
         Args:
-            ctx: Names the step and the branch.
-            iteration: The iteration of the loop, from 1.
-            pressure: How often the vendor has refused the request for its length.
+            ctx: Context with the step and branch.
+            iteration: Iteration of the loop, starting from 1.
+            pressure: Number of times the provider has rejected the request as too long.
         """
         offered = self._spec.tools.resolve_now(ctx)
         if offered is not None:

@@ -179,7 +179,7 @@ class RunHold:
         self._attempt.life.cancel(reason)
 
     async def cancelled(self, reason: str) -> None:
-        """Cancel the run in its own event loop, and wait for it to end."""
+        """Cancel the run using its own event loop, and wait until it has ended."""
         await self._run_in_loop(lambda: self.aclose(reason))
 
     async def durable(self) -> None:

@@ -59,7 +59,7 @@ class Recorder:
         self.earlier: EarlierAttempts = no_attempts()
         self.graph = _NO_THOUGHTS
         self.states: dict[str | None, RunState] = {None: self.earlier.state}
-        """States of all branches. None is the main branch."""
+        """Current states, keyed by branch. None is the main branch."""
         self._operator = operator
         self._life = life
 

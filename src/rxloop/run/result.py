@@ -1,4 +1,4 @@
-"""Result of an attempt, or the error that replaces it."""
+"""Results of attempts, and errors raised instead."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class Result(Generic[O]):
     files: Sequence[ImagePart | FilePart] = ()
     citations: Sequence[Citation] = ()
     compression: CompressionTotals = field(default_factory=CompressionTotals, repr=False)
-    """Totals over all compressions of the context."""
+    """Compression totals."""
     parsed: Any = field(default=None, repr=False)
     misfit: str | None = field(default=None, repr=False)
     """Error message if the completed answer doesn't fit an `output_type` added after running."""
 
     def __repr__(self) -> str:
-        # As clients may see it, like the repr of an event.
+        # Redacted for clients, like the representation of events.
         error = None if self.error is None else redact_error(self.error, self.reason)
         shown = {
             "task_id": self.task_id,
@@ -95,10 +95,10 @@ class Result(Generic[O]):
 
 
 def make_result(attempt: Attempt) -> Result[Any]:
-    """Create the result of a finished attempt.
+    """Create a result after an attempt has ended.
 
     Raises:
-        AttemptError: The attempt has no answer, and isn't waiting for input.
+        AttemptError: There is no answer, and the run isn't waiting for input.
     """
     final = attempt.final
     if not isinstance(final, StatusUpdateEvent):

@@ -46,7 +46,7 @@ Instructions = str | Callable[[RunContext[Any]], str | Awaitable[str]]
 
 
 class RunSpec(NamedTuple):
-    """Complete specification of a run, which can't change once it has started."""
+    """Complete specification of a run. Fixed once started."""
 
     task_id: str
     context_id: str
@@ -57,7 +57,7 @@ class RunSpec(NamedTuple):
     pipeline: Operator
     """Operator handling a single iteration."""
     strategy: str | None
-    """Name of the strategy that created the loop, or None for the default loop."""
+    """Strategy name, or None when using the default loop."""
     tools: AgentTools
     instructions: Instructions
     limits: Limits

@@ -1,4 +1,4 @@
-"""Start of an attempt: publish its first events, resolve its instructions and tools, and connect its pipeline."""
+"""Starting attempts: publishing the first events, resolving instructions and tools, connecting the pipeline."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def make_first_events(attempt: Attempt) -> Iterator[Event]:
 
 
 async def begin(attempt: Attempt) -> None:
-    """Connect the run to its pipeline, unless it must end first. Errors end the run."""
+    """Connect the run to its pipeline unless it must end first. Any error ends the run."""
     life, tools = attempt.life, attempt.spec.tools
     resumed = attempt.resumed
     try:
@@ -85,7 +85,7 @@ async def begin(attempt: Attempt) -> None:
         if not life.is_ending:
             attempt.info.scope.run(_connect, attempt)
     except Paused:
-        # The instructions or a toolset asked a question.
+        # Instructions or toolsets may ask questions.
         life.finish(None)
     except Exception as error:
         life.finish(error)

@@ -22,7 +22,7 @@ from rxloop.support.tasks import close_iterator
 
 
 def to_sent_messages(message: Prompt) -> tuple[Message, ...]:
-    """Convert a prompt to messages for a run.
+    """Convert a prompt to messages that can be sent while running.
 
     Raises:
         ConfigurationError: The message is invalid.
@@ -113,7 +113,7 @@ def _make_over_error(attempt: Attempt) -> RunOver:
 
 
 def _in_loop(attempt: Attempt, function: Callable[[], None]) -> None:
-    """Call a function in the run's thread, and wait for it."""
+    """Call a function in the event loop thread of the run, and wait for it to return."""
     loop = attempt.life.event_loop
     if loop is None or threading.get_ident() == attempt.life.thread:
         function()

@@ -100,7 +100,7 @@ class RunExecutor:
         self._concurrency = concurrency or _DEFAULT_CONCURRENCY
         self._foreign_runs = ForeignRuns(events, agents, version)
         self._searched_at = self._search_at = float("-inf")
-        """Time of the last search for submitted runs, and time of the next one."""
+        """Times of the last and next search for submitted runs."""
         self._search_after: str | None = None
         """Id of the submitted run to continue searching from, or None to start over."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -314,7 +314,7 @@ class RunExecutor:
                 submitted_limit=limit,
                 submitted_after=self._search_after,
             )
-            # A started run was due, no matter what our clock says.
+            # Started runs were already due, even if our clock disagrees.
             due = [record for record in orphans if record.state != "submitted" or get_delay(record) <= 0]
             ours = sum(record.state == "submitted" and self._foreign_runs.knows(record) for record in due)
             submitted = [record.task_id for record in orphans if record.state == "submitted"]
@@ -366,7 +366,7 @@ class RunExecutor:
             return
         task = self.drive(task_id, record.agent_name)
         if task is not None:
-            # The task may be cancelled, which says nothing about the run.
+            # If the task was cancelled, that says nothing about the run.
             await asyncio.wait([task, self._failed[task_id]], return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 if sum(failed.done() for failed in self._failed.values()) <= _MAX_FAILING * self._concurrency:
@@ -383,7 +383,7 @@ class RunExecutor:
         return all(orphan.task_id != record.task_id for orphan in orphans)
 
     async def enqueue_next(self, task_id: str) -> None:
-        """Enqueue the next run of the conversation, which may have been waiting for this one."""
+        """Enqueue the next run that may have been waiting in the same conversation."""
         if self._queue is None:
             return
         with suppress(UnknownRun):

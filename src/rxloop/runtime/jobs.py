@@ -1,4 +1,4 @@
-"""Jobs for runs, and detection of runs that were left without an owner or job."""
+"""Jobs for executing runs, and detection of foreign runs without an owner."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAX_PRIORITY = 1_000_000
 
 
 def check_priority(priority: Any) -> None:
-    """Check that a priority is valid.
+    """Validate a priority.
 
     Raises:
         ConfigurationError: The priority is invalid.
@@ -41,7 +41,7 @@ def check_priority(priority: Any) -> None:
 
 
 def make_queue_metadata(priority: int, at: datetime | None, version: str | None) -> dict[str, Any]:
-    """Create the queue metadata for a run.
+    """Create queue metadata for a new run.
 
     Raises:
         ConfigurationError: `at` has no time zone, or the priority is invalid.
@@ -120,10 +120,10 @@ class QueueLimit:
         self._counted_at = float("-inf")
 
     async def check(self) -> None:
-        """Check that another job may be added.
+        """Check that another job may be added without exceeding the limit.
 
         Raises:
-            QueueFull: Too many jobs are waiting.
+            QueueFull: Too many jobs are already waiting.
         """
         if self._max_waiting is None:
             return

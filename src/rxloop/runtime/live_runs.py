@@ -45,7 +45,7 @@ class LiveRuns:
         return self._runs.get(task_id)
 
     def begun(self, run: Run[Any]) -> None:
-        """Add an attempt that has started here."""
+        """Register an attempt started here."""
         self._runs[run.task_id] = run
         for listener in list(self._listeners):
             listener(run)
@@ -53,7 +53,7 @@ class LiveRuns:
             callback()
 
     def ended(self, task_id: str) -> None:
-        """Remove a run that is no longer executing here."""
+        """Unregister a run after executing it."""
         self._runs.pop(task_id, None)
 
     def watch(self, task_id: str, begun: Callable[[], None]) -> Callable[[], None]:
@@ -155,7 +155,7 @@ async def _has_all(log: EventLog, task_id: str, after: str | None, last: Event |
     if after is None or record.state not in OVER:
         return False
     if last is not None and last.timestamp != record.updated:
-        # After a rollback, the log may contain a different event under the same number.
+        # After a rollback, another event may have been logged under the same number.
         return False
     cursor = read_cursor(after, strict=False)
     return (cursor.task_id, cursor.attempt, cursor.seq) == (task_id, record.attempt, record.seq)
@@ -174,7 +174,7 @@ class _Progress:
         self._gate = gate
 
     async def read(self, events: Stream[AnyEvent]) -> None:
-        """Forward events until the stream or the run ends."""
+        """Forward events until either the stream or the run has ended."""
         async with aclosing(aiter(events)) as reader:
             async for event in reader:
                 if isinstance(event, StatusUpdateEvent) and ends_attempt(event):

@@ -1,4 +1,4 @@
-"""Runtime for the runs of several agents in one event log."""
+"""Runtime for running several agents using a shared event log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from rxloop.tools.client_tool import ClientTool
 
 
 class StartOptions(TypedDict, total=False):
-    """Options of `Runtime.start`, as for `Agent.run`. They are recorded in the log."""
+    """Options for `Runtime.start`, as in `Agent.run`. Recorded in the log."""
 
     context_id: str | None
     owner: str | None
@@ -119,8 +119,8 @@ class Runtime:
         )
         self._entered = False
         self.start_locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        """Locks that all servers of this runtime share, so that they start the runs of a principal or a conversation
-        one after the other. Locks are kept while they are in use."""
+        """Locks shared between all servers using this runtime, to serialise starting runs per principal or
+        conversation. Removed when no longer in use."""
 
     def __repr__(self) -> str:
         return f"<Runtime {', '.join(self._agents)}: {len(self._driving.driven)} runs under way>"
@@ -202,7 +202,7 @@ class Runtime:
             try:
                 await self._depth.check()
             except QueueFull:
-                # A run that exists already takes no place in the queue.
+                # Existing runs don't take up space in the queue.
                 if task_id is None or (record := await self._started(task_id)) is None:
                     raise
                 return record
@@ -234,7 +234,7 @@ class Runtime:
 
     @staticmethod
     def id_of(agent: str, key: str, owner: str | None = None) -> str:
-        """Return the id of the run with a key, whether the run exists or not; see `start`."""
+        """Return the id used for a run with this key, even if it doesn't exist yet; see `start`."""
         # Two owners may choose the same key independently.
         return derive_id("runtime", agent, key, *(() if owner is None else (str(owner),)))
 

@@ -63,7 +63,7 @@ class TenantSlots(JobManager):
         """Create a manager for the queue `name`. `limit` is the maximum number of jobs per tenant, or None."""
         super().__init__(connector)
         self.agents: Sequence[str] | None = None
-        """Agents to take jobs for, or None for all."""
+        """Agents whose jobs are fetched, or None for all."""
         self._name, self._limit = name, limit
         self._notifications = 0
         self._wake: NotificationCallback | None = None

@@ -21,16 +21,16 @@ _HINTS = {
     "steering": "runtime.send() steers a run",
     "when_busy": "a run waits for those before it in its conversation",
 }
-"""Options of `Agent.run` that `Runtime.start` does not accept, and their replacements."""
+"""Options only supported by `Agent.run`, with hints on what to use for `Runtime.start` instead."""
 
 
 def check_runtime(
     agents: Any, event_log: EventLog, queue: Queue | None, concurrency: int | None, adopt_every: float, grace: float
 ) -> None:
-    """Check the arguments of `Runtime`.
+    """Validate the arguments for `Runtime`.
 
     Raises:
-        ConfigurationError: An argument is invalid, or the log cannot be used with the queue.
+        ConfigurationError: An argument is invalid, or the log can't be used with a queue.
     """
     check_log(event_log)
     _check_shared(event_log, queue)
@@ -43,10 +43,10 @@ def check_runtime(
 
 
 def check_start_options(options: Mapping[str, Any], known: Collection[str]) -> None:
-    """Reject options that `Runtime.start` does not have.
+    """Reject options not supported by `Runtime.start`.
 
     Raises:
-        TypeError: An option is unknown. The message names the replacement, if there is one.
+        TypeError: An option is unknown. The message suggests a replacement if possible.
     """
     for name in options:
         if name not in known:
@@ -55,10 +55,10 @@ def check_start_options(options: Mapping[str, Any], known: Collection[str]) -> N
 
 
 def _check_shared(event_log: EventLog, queue: Queue | None) -> None:
-    """Warn about a log whose leases and commands stay in this process, although its runs may not.
+    """Warn when using a log whose leases and commands are limited to this process.
 
     Raises:
-        ConfigurationError: There is a queue, so that several processes execute the runs.
+        ConfigurationError: The log can't be used with a queue.
     """
     kind = type(event_log)
     excludes = kind.acquire_lease is not EventLog.acquire_lease

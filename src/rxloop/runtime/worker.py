@@ -26,7 +26,7 @@ _MAX_DELAY = 600.0
 """Seconds within which a missed start is still made up for."""
 
 _CHECK_INTERVAL = 30.0
-"""Seconds between checks of the wall clock, because the machine may sleep or its clock may be set."""
+"""Seconds between checks of the wall clock, in case the machine sleeps or its clock is changed."""
 
 _RANDOM = re.compile(r"(?<![a-z])r(?![a-z])", re.IGNORECASE)
 """Matches croniter's random fields, but not names containing an r such as `mar`."""
@@ -84,7 +84,7 @@ class Periodic:
             )
 
     def after(self, moment: float) -> float:
-        """Return the next scheduled time after a timestamp, in seconds since the epoch."""
+        """Return the next scheduled time after a timestamp, both in seconds since the epoch."""
         from croniter import croniter
 
         return croniter(self.cron, moment).get_next(float)
