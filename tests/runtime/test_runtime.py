@@ -229,7 +229,7 @@ async def test_runtime_rejects_invalid_use(log: MemoryEventLog) -> None:
     with pytest.raises(RxloopError, match="create another one"):
         await runtime.__aenter__()
     for agents in ([agent("x")], {"a": "b"}):
-        with pytest.raises(ConfigurationError, match="agents must map"):
+        with pytest.raises(ConfigurationError, match="agents must"):
             Runtime(agents, log=log)  # pyright: ignore[reportArgumentType]
 
 

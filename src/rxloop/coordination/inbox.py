@@ -1,4 +1,4 @@
-"""Inbox of a run: commands are turned into events, or end the attempt."""
+"""Inbox for run commands, turning them into events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RETRY = 0.5
 """Seconds to wait before retrying an unreachable log."""
 
 Commands = Sequence[tuple[int, Command]]
-"""Commands with their numbers, oldest first."""
+"""Numbered commands, oldest first."""
 
 
 class CancelRequest(NamedTuple):

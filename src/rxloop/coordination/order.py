@@ -18,7 +18,7 @@ RETRY = 0.5
 """Seconds to wait before retrying to acquire a lease held by another process."""
 
 _PAGE = 10
-"""Number of runs to list at once."""
+"""Number of runs per page when listing."""
 
 
 def is_idle(snapshot: Snapshot, *, asks: bool = False) -> bool:

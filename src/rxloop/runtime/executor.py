@@ -211,7 +211,7 @@ class RunExecutor:
                 if begun is not None:
                     attempt, begun = begun, None
                     await carry_out(task_id, attempt)
-                # Don't occupy a slot yet, because an earlier run may need it.
+                # Don't occupy a slot while an earlier run may still need one.
                 known, submitted = await self._until_due(task_id, submitted, asks=bool(secret)), None
                 if known is not None:
                     async with self._slots:
@@ -345,7 +345,7 @@ class RunExecutor:
                 )
             except Exception as error:
                 log.warning("Cannot serve the queue: %s; retrying", error)
-            # Until then, runs are found without jobs.
+            # Meanwhile, runs are found without jobs.
             await asyncio.sleep(1)
 
     async def _handle_job(self, task_id: str) -> None:

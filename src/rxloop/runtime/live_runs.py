@@ -121,10 +121,10 @@ async def _read(log: EventLog, here: LiveRunLookup, task_id: str, reading: _Prog
     read: Run[Any] | None = None
     while not reading.over:
         run = here.run(task_id)
-        # After an attempt has ended, its run stays registered for a moment.
+        # Runs stay registered for a moment after an attempt ends.
         if run is not None and run is not read:
             read = run
-            # Start at the first event of the run instead of the attempt.
+            # Start with the run's first event, which may precede this attempt.
             live = run.stream(after=reading.cursor or f"{task_id}/0.0.0")
             try:
                 await reading.read(live)

@@ -30,7 +30,7 @@ _CONNECT_TIMEOUT = 5.0
 """Maximum seconds for connecting."""
 
 _POLL = 1.0
-"""Seconds between polls, needed for delayed jobs and tenants that were at their limit."""
+"""Seconds between polls, used for delayed jobs and tenants at their limit."""
 
 _HEARTBEAT, _STALLED = 2.0, 8.0
 """Seconds between heartbeats, and after which a worker is considered dead."""
@@ -304,7 +304,7 @@ class PostgresQueue:
         await manager.prune_stalled_workers(_STALLED)
         for job in await manager.get_stalled_jobs(task_name=_TASK, seconds_since_heartbeat=_STALLED):
             ours = job.queue.partition(":")[0] == self._name
-            # If that fails, keep the job for the next time.
+            # On failure, keep the job until the next attempt.
             if ours and await self._enqueue_again(app, job, max(job.priority, 0) + _RESCUED):
                 await manager.finish_job(job, Status.ABORTED, delete_job=True)
 
