@@ -19,7 +19,7 @@ LINES = {name: len(text.splitlines()) for name, text in TEXTS.items()}
 
 MAX_FILES = 436
 MIN_MEDIAN_LINES = 192
-MAX_CODE_LINES = 61_400
+MAX_CODE_LINES = 61_450
 """Does not count comments, docstrings and blank lines."""
 
 NO_CODE = {

@@ -280,7 +280,7 @@ async def test_a_resume_by_another_strategy_than_the_run_was_begun_with_is_told(
     whole = await Agent(ScriptedModel("a", "b", "c"), log=log).run("Q", strategy=in_turn)
     cut = await copy_first_events(log, whole.task_id, 2)
     await Agent(ScriptedModel("a"), log=cut).resume(whole.task_id)
-    assert "was begun with in_turn and goes on with none" in caplog.text
+    assert "was started using in_turn, but is being resumed using none" in caplog.text
     caplog.clear()
     cut = await copy_first_events(log, whole.task_id, 2)
     await Agent(ScriptedModel("a", "b", "c"), log=cut).resume(whole.task_id, strategy=in_turn)

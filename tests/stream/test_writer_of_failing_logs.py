@@ -33,7 +33,7 @@ def test_log_that_fails_briefly_is_retried(error: Exception, caplog: pytest.LogC
         time.run(main())
         assert PATIENCE - 5 <= time.now < PATIENCE
     assert [record.getMessage() for record in caplog.records if "trying again" in record.getMessage()] == [
-        f"the log does not take the events of the run t; trying again: {error}"
+        f"the log is not accepting events of run t; trying again: {error}"
     ]
 
 

@@ -358,7 +358,7 @@ async def test_error_names_the_tool_whose_enabled_function_fails(outcome: Any) -
         """Look."""
         return "seen"
 
-    with pytest.raises(RunError, match=r"enabled= of the tool 'look' (gave|failed)"):
+    with pytest.raises(RunError, match=r"enabled= of the tool 'look' (must return|failed)"):
         await Agent(ScriptedModel("Done."), tools=[look]).run("Go.")
 
 
@@ -369,7 +369,7 @@ async def test_tool_that_uses_missing_deps_is_reported_in_the_log(caplog: pytest
         return ctx.deps["user"]
 
     await Agent(ScriptedModel(call("f"), "Done."), tools=[f]).run("q")
-    assert "the run was given no deps: a tool that uses ctx.deps wants agent.run(..., deps=...)" in caplog.text
+    assert "the run has no deps; a tool that uses ctx.deps needs agent.run(..., deps=...)" in caplog.text
 
 
 def duplicate_requests(source: Observable[Signal]) -> Observable[Signal]:
