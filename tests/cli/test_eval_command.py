@@ -169,7 +169,7 @@ def test_an_async_function_may_make_it_of_the_runs_of_a_log(evals: Workspace) ->
         (["evals:sums", "--fail-under", "exact=much"], "write SCORER=MEAN"),
         (["evals:sums", "--fail-under", "exakt=1"], "the scorers are exact"),
         (["evals:sums", "--fail-under", "large/exact=1"], "the variants are agent"),
-        (["evals:sums", "--compare", "evals.py"], "not a report"),
+        (["evals:sums", "--compare", "evals.py"], "must be a report"),
     ],
 )
 def test_wrong_usage_is_said_before_anything_is_asked(evals: Workspace, arguments: list[str], said: str) -> None:

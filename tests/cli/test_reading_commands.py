@@ -84,7 +84,7 @@ def _later(event: bytes, millis: int) -> bytes:
 
 
 def test_a_speed_of_nothing_is_wrong_usage(told: Workspace) -> None:
-    assert "speed must be more than 0" in told.run("replay", "last", "--speed", "0", code=2).stderr
+    assert "speed must be positive" in told.run("replay", "last", "--speed", "0", code=2).stderr
 
 
 @pytest.mark.parametrize(

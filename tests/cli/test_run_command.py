@@ -128,7 +128,7 @@ def test_a_preset_keeps_its_ways_at_another_address(
         (("--tools", "kit"), {}, "--tools 'kit': write module:object"),
         (("--tools", "nothing_here:x"), {}, "there is no module 'nothing_here' in "),
         (("--tools", "kit:x"), {}, "kit has no 'x'"),
-        (("--tools", "kit:number"), {}, "--tools kit:number: a tool is a function"),
+        (("--tools", "kit:number"), {}, "--tools kit:number: a tool must be a function"),
         (("--tools", "leaves:x"), {}, "--tools 'leaves:x': leaves cannot be imported: SystemExit: 3 ("),
         (("--agent", "leaves:x"), {}, "--agent 'leaves:x': leaves cannot be imported: SystemExit: 3 ("),
         (("--agent", "makers:late"), {}, "--agent 'makers:late' is an async function"),
