@@ -13,8 +13,8 @@ from rxloop.agents.definition import AgentDefinition
 from rxloop.agents.options import ExecuteOptions, ResumeOptions, RunOptions
 from rxloop.agents.specs import make_resume_spec, make_run_spec, make_spec
 from rxloop.agents.validation import check_options
+from rxloop.coordination.commands import send_answer, send_cancel, send_message
 from rxloop.coordination.order import RETRY, find_blocking, is_idle, wait_for_order
-from rxloop.coordination.sending import send_answer, send_cancel, send_message
 from rxloop.errors import (
     AttemptError,
     ConfigurationError,

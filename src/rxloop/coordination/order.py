@@ -22,7 +22,7 @@ _PAGE = 10
 
 
 def is_idle(snapshot: Snapshot, *, asks: bool = False) -> bool:
-    """Return True if there is nothing to do: the run is finished, cancelled, or waiting for an answer nobody has sent.
+    """Return True if there is nothing to do: the run is finished, canceled, or waits for an answer that is missing.
 
     Args:
         snapshot: Current snapshot of the run.

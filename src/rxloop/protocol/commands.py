@@ -52,7 +52,7 @@ class MessageCommand(_Command):
     kind: Literal["say"] = "say"
     messages: list[Message]
     interrupt: bool = False
-    """Whether to stop the answer that is being generated."""
+    """True to stop the answer that is being generated."""
     superseding_task_id: str | None = Field(
         default=None, validation_alias="letsGo", serialization_alias="letsGo", exclude_if=is_empty
     )

@@ -104,7 +104,7 @@ class Event(Wire):
     __slots__ = ("_normalised", "_public", "_wire")
 
     visibility: ClassVar[Visibility] = "public"
-    """Whether events are sent to clients."""
+    """Audience of the events: clients (`public`) or this process (`internal`)."""
     public_fields: ClassVar[tuple[str, ...]] = (
         *("version", "kind", "context_id", "task_id", "seq", "sub", "attempt", "timestamp"),
         *("parent_task_id", "agent_path", "step", "branch"),
@@ -117,7 +117,7 @@ class Event(Wire):
     marble: ClassVar[str] = "?"
     """Letter for events of this kind in marble diagrams."""
     durable: ClassVar[bool] = True
-    """Whether events of this kind are logged and numbered by `seq`."""
+    """True if events of this kind are logged and numbered by `seq`."""
 
     version: int = PROTOCOL_VERSION
     kind: str
@@ -146,7 +146,7 @@ class Event(Wire):
 
     @property
     def public(self) -> bool:
-        """Whether clients receive this event. Events of hidden runs stay private; see `to_public`."""
+        """True if clients receive this event. Events of hidden runs stay private; see `to_public`."""
         return self.visibility == "public"
 
     def to_public(self) -> "Event | None":

@@ -208,7 +208,7 @@ def _has_printable_ids(fields: dict[str, Any]) -> bool:
     """True if all ids of an event are valid."""
     try:
         return _are_printable(*_ids(fields))
-    except TypeError:  # an unhashable value is no id
+    except TypeError:  # an unhashable value is not an id
         return False
 
 

@@ -142,7 +142,7 @@ class SendMessage(Wire):
 
     input: Input
     interrupt: bool = False
-    """Whether to stop the answer that is being generated."""
+    """True to stop the answer that is being generated."""
 
 
 class CancelRun(Wire):

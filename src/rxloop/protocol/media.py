@@ -67,7 +67,7 @@ class ResolvedMedia(NamedTuple):
     store: Store | None = None
     """The only vendor that can open the URL."""
     change: str | None = None
-    """How the part differs from its declaration, such as `as image/jpeg instead of image/png`."""
+    """Difference between the part and its declaration, such as `as image/jpeg instead of image/png`."""
 
     @property
     def base64(self) -> str:

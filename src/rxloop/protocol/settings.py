@@ -108,7 +108,7 @@ class Limits(Wire):
     width: int | None = Field(default=20, ge=1)
     """Maximum number of concurrent nested runs at any depth below this run."""
     conclude: bool = False
-    """Whether to set `tool_choice: none` in the last iteration, so that the run ends with an answer."""
+    """True to set `tool_choice: none` in the last iteration, so that the run ends with an answer."""
 
     @classmethod
     def phase(cls, name: Phase, **limits: Any) -> "Limits":

@@ -279,9 +279,9 @@ def _kind(status: int | None, names: list[str], message: str, refuses_media: boo
     if status != 429:
         if is_context_overflow(message):
             return ContextLengthExceeded
-        told = next((kind for words, kind in _WORDS if words.search(message)), None)
-        if told is not None:
-            return told
+        known = next((kind for words, kind in _WORDS if words.search(message)), None)
+        if known is not None:
+            return known
     if exact is not None:
         return exact
     if status in _BY_STATUS:
@@ -333,8 +333,8 @@ def _request_id(headers: Mapping[str, str], body: Any) -> str | None:
     """Return the vendor's request id from the headers or the body."""
     if isinstance(body, list) and body:
         body = cast("list[Any]", body)[0]
-    told = cast("dict[str, Any]", body).get("request_id") if isinstance(body, dict) else None
-    for value in (*(headers.get(name) for name in _REQUEST_IDS), told):
+    request_id = cast("dict[str, Any]", body).get("request_id") if isinstance(body, dict) else None
+    for value in (*(headers.get(name) for name in _REQUEST_IDS), request_id):
         if isinstance(value, str) and _REQUEST_ID.fullmatch(value):
             return value
     return None

@@ -114,7 +114,17 @@ class Attempts:
         until: Event loop time at which all delays end. The source must respect it itself.
     """
 
-    __slots__ = ("_begun", "_connections", "_link", "_observer", "_policy", "_scheduler", "_sent", "_source", "_until")
+    __slots__ = (
+        "_connections",
+        "_link",
+        "_observer",
+        "_policy",
+        "_scheduler",
+        "_sent",
+        "_source",
+        "_started",
+        "_until",
+    )
 
     def __init__(
         self,
@@ -131,7 +141,7 @@ class Attempts:
         self._observer = observer
         self._scheduler = scheduler
         self._sent = 0
-        self._begun = False
+        self._started = False
         self._link: Connection | None = None
 
     def begin(self) -> abc.DisposableBase:
@@ -145,14 +155,14 @@ class Attempts:
         self._link = connect(self._source, self._on_next, self._on_error, completed, self._scheduler, self._connections)
 
     def _on_next(self, event: Event) -> None:
-        self._begun = self._begun or begins_answer(event)
-        if self._begun and self._link is not None:
+        self._started = self._started or begins_answer(event)
+        if self._started and self._link is not None:
             # The request cannot be repeated from now on, so the rest of the answer bypasses this object.
             self._link.redirect(self._observer.on_next)
         self._observer.on_next(event)
 
     def _on_error(self, error: Exception) -> None:
-        wait = None if self._begun or not isinstance(error, ProviderError) else self._policy.wait(error, self._sent)
+        wait = None if self._started or not isinstance(error, ProviderError) else self._policy.wait(error, self._sent)
         if wait is None:
             self._observer.on_error(error)
             return

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from typing_extensions import Unpack
 
 from rxloop.agents.agent import Agent
-from rxloop.coordination.sending import send_answer
+from rxloop.coordination.commands import send_answer
 from rxloop.errors import ConfigurationError, QueueFull, RunExists, RuntimeClosed, RxloopError, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Queue

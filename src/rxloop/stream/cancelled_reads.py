@@ -19,7 +19,7 @@ _READERS: WeakKeyDictionary[Task[Any], ref[CancelledError]] = WeakKeyDictionary(
 def release_frames(error: CancelledError) -> None:
     """Clear local variables of functions ended by a canceled read.
 
-    The error references its traceback, and thereby all frames. If the error is kept, by a reference cycle in an anyio
+    The error references all frames through its traceback. If the error is kept, by a reference cycle in an anyio
     task group or by a program that keeps the task, so are the variables. Often, one of them is the run's handle, and
     the run would continue until the next garbage collection.
 

@@ -78,8 +78,8 @@ class Call:
     """Partially assembled tool call."""
 
     __slots__ = (
-        "begun", "extra", "has_vendor_id", "hidden", "id", "index", "key", "name", "pieces", "scanner", "shown_name",
-        "size",
+        "extra", "has_vendor_id", "hidden", "id", "index", "key", "name", "pieces", "scanner", "shown_name", "size",
+        "started",
     )  # fmt: skip
 
     def __init__(self, index: int, key: int) -> None:
@@ -90,7 +90,7 @@ class Call:
         self.name = ""
         self.shown_name = ""
         """Name in events: the name of the original tool if the vendor uses another name."""
-        self.begun = False
+        self.started = False
         """True if an event with the name was pushed."""
         self.hidden = False
         self.pieces: list[str] = []
@@ -130,7 +130,7 @@ class Piece:
 def is_placeholder(call: Call) -> bool:
     """Return True if the arguments may be a placeholder that some servers send before the real arguments."""
     pieces = call.pieces
-    return not call.begun and 0 < len(pieces) < 4 and "".join(pieces).strip() in ("{}", "null")
+    return not call.started and 0 < len(pieces) < 4 and "".join(pieces).strip() in ("{}", "null")
 
 
 def read_index(index: Any) -> int | None:

@@ -133,13 +133,13 @@ class CallAssembler:
             call_id, name, fragment = entry.call_id, entry.name, entry.fragment
         self._last = call
         size = len(fragment)
-        has_begun = call.begun
+        was_started = call.started
         if call_id and not call.id:
             self._set_id(call, call_id)
             size += len(call_id)
         if call_id:
             call.has_vendor_id = True
-        if name and not has_begun:
+        if name and not was_started:
             size += len(name) - len(call.name)
             call.name = name
             call.hidden = self._hidden_by_name.get(call.name, False)
@@ -151,7 +151,7 @@ class CallAssembler:
             raise OutOfBounds("arguments", self._bounds.arguments)
         if fragment:
             call.pieces.append(fragment)
-        if not has_begun:
+        if not was_started:
             if call.name and not self._hold(call) and not self._is_renamed(call):
                 self._start(call)
         elif fragment:
@@ -172,7 +172,7 @@ class CallAssembler:
             self._start(call)
         self._held.clear()
         for call in self._list_named() if self._originals else ():
-            if not call.begun:
+            if not call.started:
                 self._start(call)
 
     def finish(self) -> list[ToolCall]:
@@ -321,7 +321,7 @@ class CallAssembler:
 
     def _start(self, call: Call) -> None:
         """Publish the call's name and current arguments."""
-        call.begun = True
+        call.started = True
         call.shown_name = call.name
         if (original := self._originals.get(call.name)) is not None:
             call.shown_name = original.name
@@ -347,7 +347,7 @@ class CallAssembler:
 
     def _join_names(self, call: Call, name: str) -> str:
         """Return the extended name if it matches a tool, otherwise an empty string."""
-        if call.begun or call.pieces or name in self._hidden_by_name:
+        if call.started or call.pieces or name in self._hidden_by_name:
             return ""
         joined = call.name + name
         return joined if joined in self._hidden_by_name or self._is_prefix(joined) else ""

@@ -67,7 +67,7 @@ class Fallback(Combined):
         ) -> abc.DisposableBase:
             current = SerialDisposable()
             asked = 0
-            begun = False
+            started = False
             refusal: MediaRefused | None = None
 
             def ask_next() -> None:
@@ -76,9 +76,9 @@ class Fallback(Combined):
                 asked += 1
 
                 def on_next(event: Event) -> None:
-                    nonlocal begun
-                    if not begun:
-                        begun = begins_answer(event)
+                    nonlocal started
+                    if not started:
+                        started = begins_answer(event)
                     observer.on_next(add_model_name(event, provider) if type(event) is UsageEvent else event)
 
                 # Calls can fail while subscribing.
@@ -92,8 +92,8 @@ class Fallback(Combined):
                 nonlocal refusal
                 if isinstance(error, MediaRefused):
                     refusal = refusal or error
-                if begun or asked == len(self.providers) or not another_may_help(error):
-                    if refusal is not None and refusal is not error and not begun:
+                if started or asked == len(self.providers) or not another_may_help(error):
+                    if refusal is not None and refusal is not error and not started:
                         observer.on_next(make_failed_event(error, 0.0))
                         error = refusal
                     observer.on_error(error)

@@ -215,7 +215,7 @@ class AiohttpAnswer:
     async def _read_on(self, batches: Batches, limit: asyncio.Timeout) -> None:
         """Read to the end of the answer. Each batch extends the time limit."""
         loop = asyncio.get_running_loop()
-        begun = loop.time()
+        started = loop.time()
         gate = batches.gate
         while not batches.over:
             data = await self._read_piece()
@@ -224,7 +224,7 @@ class AiohttpAnswer:
             if gate.closed:
                 limit.reschedule(None)
                 await batches.wait()
-                begun = -math.inf
+                started = -math.inf
             full = len(data) == PIECE
             batches.held.append(data)
             # Free memory before waiting.
@@ -234,9 +234,9 @@ class AiohttpAnswer:
             if full:
                 await asyncio.sleep(0)
             now = loop.time()
-            if self._longest is not None and now - begun > self._longest / 4:
+            if self._longest is not None and now - started > self._longest / 4:
                 limit.reschedule(now + self._longest)
-                begun = now
+                started = now
 
     async def collect(self, found: bytearray, most: int) -> None:
         """Append the body to `found`, stopping after `most` bytes."""

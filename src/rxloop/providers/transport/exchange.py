@@ -208,12 +208,12 @@ class Batches:
     """
 
     __slots__ = (
-        "_begun",
         "_body",
         "_bounds",
         "_bytes",
         "_decoder",
         "_reader",
+        "_started",
         "_time",
         "_watch",
         "failure",
@@ -237,7 +237,7 @@ class Batches:
         self._bounds = bounds
         self._decoder = decoder
         self._bytes = 0
-        self._begun = False
+        self._started = False
         self._body: bytearray | None = None
         """Received data if it is not an event stream but a JSON document or an HTML page with a wrong content type."""
 
@@ -266,7 +266,7 @@ class Batches:
         held.clear()
         if self.over:
             return
-        if not self._begun and (start := data.lstrip()[:1]):
+        if not self._started and (start := data.lstrip()[:1]):
             self._begin(start)
         try:
             self._read(data)
@@ -278,7 +278,7 @@ class Batches:
 
     def _begin(self, start: bytes) -> None:
         """Detect the format from the first byte."""
-        self._begun = True
+        self._started = True
         if start == b"[" and self._reader.accepts_arrays:
             from rxloop.providers.transport.stream_decoders import ArrayDecoder
 

@@ -41,8 +41,8 @@ class HttpxClient:
         http: The httpx client.
         timeouts: Time limits of a request.
         streamed: True if requests ask for streams.
-        lasting: True if rxloop created the httpx client, so that nobody changes it and the common parts of its requests
-            can be cached.
+        lasting: True if rxloop created the httpx client. It never changes then, and common parts of requests are
+            cached.
     """
 
     streams: int | None = STREAMS

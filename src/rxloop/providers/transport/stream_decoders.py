@@ -260,8 +260,8 @@ def _as_error(headers: dict[str, str], payload: bytes) -> bytes:
         except orjson.JSONDecodeError:
             fields = None
         if isinstance(fields, dict):
-            told = cast("dict[str, Any]", fields)
-            texts = (told.get(name) for name in ("message", "Message", "originalMessage"))
+            error = cast("dict[str, Any]", fields)
+            texts = (error.get(name) for name in ("message", "Message", "originalMessage"))
             message = ": ".join(dict.fromkeys(text for text in texts if isinstance(text, str) and text)) or message
     kind = headers.get(":exception-type") or headers.get(":error-code") or "error"
     return orjson.dumps({"type": "error", "error": {"type": kind, "message": message}})

@@ -123,7 +123,7 @@ class Preset:
     seed_field: str = "seed"
     """Endpoint-specific name for `ModelSettings.seed`."""
     effort: Effort | None = "reasoning_effort"
-    """How `reasoning_effort` is sent: unchanged, as OpenRouter's `reasoning` object, or as a `thinking` switch."""
+    """Form of `reasoning_effort`: unchanged, as OpenRouter's `reasoning` object, or as a `thinking` switch."""
     reasoning_field: str | None = None
     """Field used to send reasoning back, if required.
 
