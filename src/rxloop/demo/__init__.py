@@ -196,8 +196,7 @@ def demo_model(*, delay: float = 0.02) -> Provider | str:
     """Return a real model if the environment has a key, otherwise the offline model.
 
     With ZAI_API_KEY or OPENAI_API_KEY, returns the model string of that vendor. Without a key, prints a note to stderr
-    and
-    returns the provider of an `OfflineModel`.
+    and returns the provider of an `OfflineModel`.
 
     Args:
         delay: Seconds between two chunks of the offline model.

@@ -101,8 +101,7 @@ def tree_of_thoughts(
         keep: Number of thoughts to follow. The others are dropped.
         depth: Number of thoughts in a solution.
         evaluate: `value` lets the model score each thought, `vote` lets it choose among the thoughts of a round. A sync
-            or
-            async function receives the path of thoughts and returns a score. 0 and False drop the thought. A sync
+            or async function receives the path of thoughts and returns a score. 0 and False drop the thought. A sync
             function runs in a thread.
         max_calls: Maximum number of model calls, including the answer. `Limits.iterations` of the run applies as well.
         search: `breadth` expands all kept thoughts at once. `best` expands the best thought of the whole tree, until it

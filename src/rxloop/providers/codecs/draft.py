@@ -43,9 +43,8 @@ class MessageDraft:
     """Assistant message under construction. Deltas are pushed immediately.
 
     Readers call `write`, `think` and `call` for fragments, `finish` with the finish reason, and finally `complete`. If
-    the
-    vendor needs the original message back, the reader also marks piece boundaries: `begin_text`, `begin_reasoning`,
-    `begin_call`, `add_raw`.
+    the vendor needs the original message back, the reader also marks piece boundaries: `begin_text`,
+    `begin_reasoning`, `begin_call`, `raw`.
     """
 
     __slots__ = (

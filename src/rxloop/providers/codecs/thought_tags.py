@@ -315,8 +315,7 @@ def make_event_fields(thought: Thought) -> dict[str, Any]:
     """Return the `ThoughtStreamEvent` fields from the attributes of a tag. Invalid attributes are put into `metadata`.
 
     Any spelling of a name is accepted: `related_to`, `related-to`, `relatedTo`. Without a type attribute, the name of
-    the
-    tag is the type if it is a valid type.
+    the tag is the type if it is a valid type.
     """
     fields: dict[str, Any] = {"thought_type": thought.name} if thought.name in THOUGHT_TYPES else {}
     metadata: dict[str, Any] = {}
