@@ -354,7 +354,7 @@ async def test_require_auth_without_await_is_an_error(caplog: pytest.LogCaptureF
 
     result = await Agent(ScriptedModel(call("forgets"), "Sorry."), tools=[forgets]).run("Go")
     assert "(`ctx.require_auth` without `await`)" in results(result.messages)[0]
-    assert "write `await ctx.require_auth(...)`" in caplog.text
+    assert "use `await ctx.require_auth(...)`" in caplog.text
     with pytest.raises(RxloopError, match=r"write `await ctx.require_auth\(\.\.\.\)`"):
         bool(RunContext().require_auth("github"))
 

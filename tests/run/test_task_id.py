@@ -24,7 +24,7 @@ async def test_run_has_the_requested_id() -> None:
 
 @pytest.mark.parametrize("invalid_id", ["", "mine", ID.upper(), ID.replace("-", ""), f"{{{ID}}}", UUID(ID), 7])
 async def test_run_rejects_id_that_is_not_a_canonical_uuid(invalid_id: object) -> None:
-    with pytest.raises(ConfigurationError, match="task_id="):
+    with pytest.raises(ConfigurationError, match="task_id must be a"):
         Agent(ScriptedModel()).run("Hello", task_id=invalid_id)  # pyright: ignore[reportArgumentType]
 
 
