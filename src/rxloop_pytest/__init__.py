@@ -1,7 +1,7 @@
 """The pytest plugin of rxloop: fixtures for tests of agents.
 
-A package of its own, because pytest imports every plugin that is installed, in every project: this one costs nothing
-until a test asks for a fixture, and only then is rxloop imported.
+This is a separate package because pytest imports all installed plugins in every project. rxloop itself is imported
+lazily, when a test requests a fixture.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ __all__ = ["ScriptedModels", "chaos", "offline_model", "scripted_model", "virtua
 
 
 class ScriptedModels:
-    """Makes scripted models; what the fixture `scripted_model` gives."""
+    """Factory for scripted models, used by the `scripted_model` fixture."""
 
     def __init__(self) -> None:
         self.made: list[ScriptedModel] = []
-        """Those that the test has made."""
+        """Models created during the test."""
 
     def __call__(self, *turns: Any, **options: Any) -> ScriptedModel:
-        """A `ScriptedModel` with these turns."""
+        """Create a `ScriptedModel` from the given turns."""
         from rxloop.testing import ScriptedModel
 
         self.made.append(ScriptedModel(*turns, **options))
         return self.made[-1]
 
     def recorded(self, path: Any, **options: Any) -> ScriptedModel:
-        """A model that answers as it did in a recorded run; the arguments are those of `rxloop.testing.marbles`."""
+        """Create a model from a recorded run. See `rxloop.testing.recorded` for the arguments."""
         from rxloop.testing import recorded
 
         self.made.append(recorded(path, **options))
@@ -46,10 +46,9 @@ class ScriptedModels:
 
 @pytest.fixture
 def scripted_model() -> Iterator[ScriptedModels]:
-    """Makes models that say what they are told: `scripted_model("7 C.")`, `scripted_model.recorded("run.jsonl")`.
+    """Factory for scripted models: `scripted_model("7 C.")`, `scripted_model.recorded("run.jsonl")`.
 
-    A stream of one of them that is still open at the end of the test is an error: its run was neither awaited nor
-    closed.
+    The test fails if a model stream is still open on teardown, which means that a run was neither awaited nor closed.
     """
     models = ScriptedModels()
     yield models
@@ -64,9 +63,9 @@ def scripted_model() -> Iterator[ScriptedModels]:
 
 @pytest.fixture
 def virtual_time(request: pytest.FixtureRequest) -> Iterator[VirtualTime]:
-    """An event loop around the test whose clock jumps to its next timer: a minute takes no time.
+    """Event loop with a virtual clock that jumps to the next timer, so sleeping takes no real time.
 
-    For plain `def` tests, which drive it: `virtual_time.run(agent.run("Hi"))`, or `assert_marbles`.
+    Only for sync tests. Use `virtual_time.run(agent.run("Hi"))` or `assert_marbles`.
     """
     if inspect.iscoroutinefunction(getattr(request, "function", None)):
         pytest.fail(
@@ -82,9 +81,9 @@ def virtual_time(request: pytest.FixtureRequest) -> Iterator[VirtualTime]:
 
 @pytest.fixture
 def offline_model() -> OfflineModel:
-    """An `OfflineModel`, which answers by rules.
+    """Rule-based `OfflineModel`.
 
-    `offline_model.provider()` is a model for agents; `offline_model.requests` has the bodies of its requests.
+    Pass `offline_model.provider()` to an agent. The request bodies are available as `offline_model.requests`.
     """
     from rxloop.testing import OfflineModel
 
@@ -93,11 +92,11 @@ def offline_model() -> OfflineModel:
 
 @pytest.fixture
 def chaos() -> Iterator[Callable[..., Chaos]]:
-    """Workers that are killed while they carry out your agent.
+    """Factory for worker processes that are killed while running an agent.
 
-    `async with chaos("shop:agent") as workers: (await workers.play("Hi")).check()`. The arguments are those of
-    `rxloop.testing.chaos.Chaos`, without the database: each test has a new one, in the server that the environment
-    variable `RXLOOP_TEST_PG` names by an address whose role may make databases.
+    Use `async with chaos("shop:agent") as workers: (await workers.play("Hi")).check()`. The arguments are those of
+    `rxloop.testing.chaos.Chaos`, except for the database: each test uses a temporary one. `RXLOOP_TEST_PG` must contain
+    the URL of a PostgreSQL server and a role that is allowed to create databases.
     """
     server = os.environ.get("RXLOOP_TEST_PG")
     if not server:

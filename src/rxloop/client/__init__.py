@@ -104,7 +104,7 @@ class Client:
             ApiError: The request was refused, or the server is unreachable.
             ConfigurationError: An argument is invalid.
         """
-        # Imported here because few programs need it, and the import is slow.
+        # Imported lazily because the import is slow and rarely needed.
         import uuid6
 
         given = {
@@ -160,7 +160,7 @@ class Client:
         return followed(self._http, task_id, after, given, self._requests.retries)
 
     async def record(self, task_id: str, *, wait: float | None = None) -> RunInfo:
-        """Return the record of a run. With `wait`, return when it is idle or after this number of seconds.
+        """Return a run record. If `wait` is set, wait up to this number of seconds until the run is idle.
 
         Raises:
             ApiError: The run does not exist, or the server is unreachable.
@@ -182,7 +182,7 @@ class Client:
         return await self._requests.get(StateInfo, f"{_run(task_id)}/state", query)
 
     async def graph(self, task_id: str, form: Literal["json", "mermaid", "html"] = "json") -> str:
-        """Return the thought graph of a run.
+        """Return a run's thought graph.
 
         Raises:
             ApiError: The run does not exist, or the server is unreachable.
@@ -240,7 +240,7 @@ class Client:
         return (await self._requests.get(AgentList, "agents")).agents
 
     async def answer(self, task_id: str, inputs: Mapping[str, Any], *, wait: float | None = None) -> RunInfo:
-        """Answer the questions of a run by `input_id`, and resume it.
+        """Answer open questions by `input_id` and resume the run.
 
         Raises:
             ApiError: `not_waiting` if the run does not wait for this input, or `invalid_input` if an answer is invalid.
@@ -260,7 +260,7 @@ class Client:
         return await self._requests.post(RunInfo, f"{_run(task_id)}/say", body)
 
     async def cancel(self, task_id: str, reason: str | None = None) -> RunInfo:
-        """Cancel an active or waiting run. A run that has ended is not changed.
+        """Cancel an active or waiting run. Finished runs are not affected.
 
         Raises:
             ApiError: The run does not exist, or the server is unreachable.

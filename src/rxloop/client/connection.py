@@ -1,4 +1,4 @@
-"""Requests to a server, retries, and streams."""
+"""HTTP requests with retries, and event streams."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Tries:
         self._failed = 0
 
     async def again(self, error: ApiError) -> None:
-        """Wait before the next attempt.
+        """Sleep before the next attempt.
 
         Raises:
-            ApiError: The failure is permanent, or there were too many.
+            ApiError: The failure is permanent, or the maximum number of retries was exceeded.
         """
         self._failed += 1
         if self._failed > self._most or not (error.status is None or error.status in _PASSES):
@@ -125,7 +125,7 @@ def refusal(response: httpx.Response) -> ApiError:
         said = Problem.model_validate_json(response.content, extra="ignore").error
         code, message, fields = said.code, said.message, said.fields
     except ValidationError:
-        # The response may come from a proxy.
+        # Proxies may return other formats.
         code, message, fields = "refused", response.reason_phrase, None
     after = response.headers.get("retry-after", "")
     details = "".join(f"; {name}: {wrong}" for name, wrong in (fields or {}).items())
@@ -176,7 +176,7 @@ def followed(
             else:
                 if over or "speed" in query:
                     return
-                # The server has closed the stream, or the attempt has ended. The next request will tell.
+                # Either the server closed the stream or the attempt has ended. The next response tells the difference.
                 await tries.again(ApiError("the server keeps closing the stream", code="connection"))
 
     # Without shielding, a cancel would leave connections in httpx's pool.
@@ -185,13 +185,13 @@ def followed(
 
 
 class _NoMore(Exception):
-    """Raised when the server has no more events."""
+    """End of the stream, as reported by the server."""
 
 
 async def _connected(
     http: httpx.AsyncClient, task_id: str, cursor: str | None, query: Mapping[str, Any]
 ) -> AsyncGenerator[Event]:
-    """Yield events from one connection.
+    """Yield events from a single connection.
 
     Raises:
         ApiError: The request was refused, or the connection is broken.
@@ -215,7 +215,9 @@ async def _connected(
 
 
 async def _lines(response: httpx.Response) -> AsyncGenerator[bytes]:
-    """Yield complete lines that are not empty. httpx would also split at other characters, which JSON may contain."""
+    """Yield non-empty lines. Only newlines are separators, unlike in httpx, which also splits on characters allowed in
+    JSON.
+    """
     rest = bytearray()
     async for piece in response.aiter_bytes():
         rest += piece

@@ -10,7 +10,7 @@ from rxloop._lazy import import_later
 __all__: list[str]
 import_later(__name__)
 
-# The list of the public names: type checkers read it, and `import_later` does.
+# Public names, read by type checkers and `import_later`.
 if TYPE_CHECKING:
     from rxloop.evals import score as score
     from rxloop.evals.case import Case as Case

@@ -56,7 +56,7 @@ class Case:
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> list[Case]:
-        """Read cases from a JSONL file. The keys are the attributes of a case.
+        """Read cases from a JSONL file. Supported keys are the attributes of `Case`.
 
         Args:
             path: Path of the file. Empty lines are skipped.
@@ -145,13 +145,13 @@ def _answer(events: Sequence[Event]) -> str | None:
 
 
 def numbered(cases: Sequence[Case]) -> list[Case]:
-    """Assign an id to each case without one.
+    """Add missing case ids.
 
     Args:
         cases: Cases of an experiment.
 
     Raises:
-        ConfigurationError: An item is not a case, or an id occurs twice.
+        ConfigurationError: An item is not a case, or an id is not unique.
     """
     if not cases:
         raise ConfigurationError('an experiment needs a case: Case("What is 6 * 7?", expected="42")')

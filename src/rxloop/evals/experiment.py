@@ -57,7 +57,7 @@ class Experiment(Plan):
         return merge(from_task(work, name="rxloop-experiment"))
 
     def run_sync(self) -> Report:
-        """Carry it out in an event loop of its own, for scripts, and close its agents."""
+        """Run the experiment in a new event loop and close its agents. Intended for scripts."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -72,7 +72,7 @@ class Experiment(Plan):
         return asyncio.run(main())
 
     async def aclose(self) -> None:
-        """Close the agents of all variants."""
+        """Close all agents used by the variants."""
         for agent in {id(variant.agent): variant.agent for variant in self.variants.values()}.values():
             await agent.aclose()
 

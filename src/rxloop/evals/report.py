@@ -30,7 +30,7 @@ class Report(Trials):
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
-        """Load a report from the result of `to_json`.
+        """Load a report from JSON, as returned by `to_json`.
 
         Raises:
             ConfigurationError: The data is not a valid report.
@@ -60,7 +60,7 @@ class Comparison:
     after: str
     changes: tuple[Change, ...]
     left_out: tuple[str, ...]
-    """Reasons why something could not be compared."""
+    """Reasons for omissions from the comparison."""
 
     @property
     def worse(self) -> list[Change]:

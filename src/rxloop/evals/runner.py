@@ -63,7 +63,7 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Plan:
-    """Fields of an experiment. See `experiment`."""
+    """Experiment definition. See `experiment`."""
 
     name: str
     cases: Sequence[Case]
@@ -77,7 +77,7 @@ class Plan:
 
 
 Known = Collection[str]
-"""Ids of runs that the log already contains."""
+"""Ids of existing runs in the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +91,10 @@ class _Planned:
 
 
 async def carry_out(experiment: Plan, push: Push[Report]) -> None:
-    """Start or find all runs of an experiment, score them, and push a report after each one.
+    """Run an experiment, reusing existing runs. A report is pushed after each trial.
 
     Raises:
-        ConfigurationError: The log has a run of a case with another prompt.
+        ConfigurationError: The log contains a run for the same case with a different prompt.
     """
     plan = [*_plan(experiment)]
     known = await _known(experiment, plan)
@@ -117,7 +117,7 @@ async def carry_out(experiment: Plan, push: Push[Report]) -> None:
         todo = iter(enumerate(plan))
 
         async def work() -> None:
-            # Workers share one iterator, so that an idle one starts the next run.
+            # Share one iterator between workers, so that idle workers start the next run.
             for place, planned in todo:
                 trials[place] = await _trial(experiment, planned, known, asks)
                 push(report())
@@ -136,10 +136,10 @@ def _plan(experiment: Plan) -> Iterator[_Planned]:
 
 
 async def _known(experiment: Plan, plan: Sequence[_Planned]) -> Known:
-    """Return the runs that the log already contains.
+    """Return the ids of existing runs in the log.
 
     Raises:
-        ConfigurationError: A run has another prompt.
+        ConfigurationError: A run has a different prompt.
     """
     log = experiment.log
     if log is None:
@@ -167,7 +167,7 @@ def _asks_the_same(experiment: Plan, planned: _Planned, first: TaskEvent) -> boo
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """Return a message without the fields that a run adds."""
+    """Return a message without fields added by a run."""
     return message.model_dump(include={"role", "content", "tool_call_id"})
 
 
@@ -199,7 +199,7 @@ async def _trial(experiment: Plan, planned: _Planned, known: Known, asks: Sequen
 
 
 async def _evidence(experiment: Plan, planned: _Planned, known: Known) -> Evidence:
-    """Start or find a run, and wait until it has ended. Failures are returned."""
+    """Start or find a run and wait for its end. Errors are returned instead of raised."""
     result: Result[Any] | None = None
     error: str | None = None
     kept: list[Event] = []
@@ -257,7 +257,7 @@ def _agent(experiment: Plan, planned: _Planned) -> tuple[Agent[Any, Any], dict[s
 
 
 async def _events(log: EventLog | None, task_id: str, kept: Sequence[Event]) -> list[Event]:
-    """Return the durable events of a run, without those that a fork has copied."""
+    """Return a run's durable events, excluding events copied by a fork."""
     events = kept if log is None else await read_log(log.read, task_id)
     first = next((event.fork_seq for event in events if isinstance(event, TaskEvent)), None)
     return [event for event in events if event.durable and event.seq > (first or 0)]

@@ -1,4 +1,4 @@
-"""Scorers, including a model as judge."""
+"""Scorers, including model-based judges."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rxloop.stream.stream import A, B, C, V
 from rxloop.tools.think_aloud import NAME as THINK_ALOUD
 
 Value = bool | float | str
-"""Value of a scorer: a verdict, a number or a label."""
+"""Score value: verdict, number or label."""
 
 Better = Literal["higher", "lower"]
 
@@ -55,14 +55,14 @@ class Score(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Outcome of a run, as passed to scorers."""
+    """Run outcome passed to scorers."""
 
     case: Case
     task_id: str
     state: State
     """State of the run. `failed` if the run was rejected."""
     events: Sequence[Event]
-    """Durable events, without those that a fork has copied."""
+    """Durable events, excluding events copied by a fork."""
     result: Result[Any] | None
     """None if the run was rejected or waits for input."""
     error: str | None
@@ -115,7 +115,7 @@ class Scorer:
 
     @asynccontextmanager
     async def opened(self, log: EventLog | None) -> AsyncGenerator[Ask]:
-        """Yield the function that scores a run, for the duration of an experiment.
+        """Yield the scoring function for an experiment.
 
         Args:
             log: Event log of the experiment, for scorers that start runs.
@@ -137,7 +137,7 @@ class EventScorer(Scorer):
     def __init__(
         self, name: str, function: Callable[[Case, Sequence[Event]], Any], *, better: Better = "higher"
     ) -> None:
-        """Create a scorer from a function with a case and events."""
+        """Create a scorer from a function that accepts a case and events."""
         super().__init__(name, function, better=better)
 
     @override
@@ -201,10 +201,10 @@ def view(name: str, /, *views: Callable[[Any], Any], better: Better = "higher") 
 
 
 def as_scorer(given: object) -> Scorer:
-    """Convert an item in a list of scorers to a scorer.
+    """Convert an object to a scorer.
 
     Raises:
-        ConfigurationError: The item is not a scorer or a function with a name.
+        ConfigurationError: The object is neither a scorer nor a named function.
     """
     if isinstance(given, Scorer):
         return given
@@ -244,7 +244,7 @@ async def scored(scorer: Scorer, ask: Ask, evidence: Evidence) -> Score | None:
 
 
 def as_score(value: Any) -> Score:
-    """Convert a scorer's return value to a score.
+    """Convert a scorer's return value.
 
     Raises:
         ConfigurationError: The value has the wrong type, or is not finite.
@@ -300,7 +300,7 @@ def judge(
 
 
 class _Judge(Scorer):
-    """A model that is asked for a verdict."""
+    """Model-based scorer."""
 
     def __init__(
         self,
@@ -320,7 +320,7 @@ class _Judge(Scorer):
         self._calls = calls
         self._settings = settings
         grade: Any = Annotated[float, Field(ge=0, le=1)] if verdict is float else verdict
-        # The reason comes first, so that the verdict is based on it.
+        # Generate the reason before the verdict, so that it can influence the verdict.
         self._answer: type[BaseModel] = create_model("Verdict", reason=(str, ...), verdict=(grade, ...))
 
     @override

@@ -1,4 +1,4 @@
-"""Trials and statistics over them."""
+"""Trials and statistics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEED = 1
 
 
 class Interval(NamedTuple):
-    """Confidence interval of a mean."""
+    """Confidence interval for the mean."""
 
     low: float
     high: float
@@ -50,7 +50,7 @@ def bootstrap(values: Sequence[float], level: float = 0.95) -> Interval:
     return _bootstrap(tuple(values), level)
 
 
-# Cached, because several tables use the same intervals, which are slow to compute.
+# Cached because several tables use the same intervals and computing them is slow.
 @lru_cache(maxsize=256)
 def _bootstrap(values: tuple[float, ...], level: float) -> Interval:
     random, size = Random(SEED), len(values)
@@ -65,7 +65,7 @@ Verdict = Literal["better", "worse", "unclear", "same"]
 
 @dataclass(frozen=True, slots=True)
 class CaseChange:
-    """Case with a changed score."""
+    """Score difference for a case."""
 
     case: str
     before: float
@@ -73,13 +73,13 @@ class CaseChange:
 
     @property
     def difference(self) -> float:
-        """Difference between the scores, after minus before."""
+        """Score difference (after minus before)."""
         return self.after - self.before
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Change of a scorer, for cases in both reports."""
+    """Score difference for a scorer, based on the cases in both reports."""
 
     scorer: str
     better: Better
@@ -100,7 +100,7 @@ class Change:
 
     @property
     def difference(self) -> float:
-        """Difference between the means, after minus before."""
+        """Mean difference (after minus before)."""
         return self.after - self.before
 
 
@@ -131,7 +131,7 @@ class Trial(Wire):
 
     @property
     def failed(self) -> bool:
-        """True if there is no answer, or a scorer has failed."""
+        """True if the answer is missing or a scorer failed."""
         return self.error is not None or any(score.error is not None for score in self.scores.values())
 
     @property
@@ -164,7 +164,7 @@ class Trials(Wire):
     # -- the statistics
 
     def of(self, variant: str) -> Self:
-        """Return the part of the report for one variant.
+        """Return the subset of the report for a variant.
 
         Raises:
             ConfigurationError: The variant does not exist.
@@ -225,7 +225,7 @@ class Trials(Wire):
         return {case: fmean(each) for case, each in values.items()}
 
     def labels(self, name: str) -> Counter[str]:
-        """Count the labels of a scorer. A trial without a label counts as `(none)`.
+        """Return the number of trials per label. Trials without a label are counted as `(none)`.
 
         Raises:
             ConfigurationError: The scorer does not exist.
@@ -250,7 +250,7 @@ class Trials(Wire):
             raise ScoreMissing(f"there is no score of {name!r}: none of {len(scores)} runs has an answer")
 
     def measure(self, name: str) -> Measure:
-        """Return the scorer's properties.
+        """Return a scorer's properties.
 
         Raises:
             ConfigurationError: The scorer does not exist.
@@ -266,7 +266,7 @@ class Trials(Wire):
 
     @property
     def failures(self) -> list[Trial]:
-        """Trials without an answer or with a failed scorer."""
+        """Trials with a missing answer or a failed scorer."""
         return [trial for trial in self.trials if trial.failed]
 
     @property

@@ -35,10 +35,10 @@ class RunCost:
 
     model_calls: int
     tool_calls: int
-    """Number of tool calls, without refused ones."""
+    """Number of executed tool calls. Refused calls are excluded."""
     usage: Usage
     seconds: float
-    """Wall time in seconds, without the time between attempts."""
+    """Wall-clock duration in seconds, excluding time between attempts."""
     dollars: float | None
     """Cost in US dollars, or None if no model has a price."""
 
@@ -58,7 +58,7 @@ class RunSide:
     state: State
     """Final or current state of the run."""
     events: tuple[Event, ...] = field(repr=False)
-    """Events from the first difference on. Tool calls in a message are in call order."""
+    """Events starting at the first difference. Tool calls in a message are sorted by call order."""
     cost: RunCost
     """Cost of the whole run. For a fork, this includes the copied events."""
     cost_since: RunCost
@@ -80,7 +80,7 @@ class RunDiff:
 
     @property
     def first(self) -> tuple[Event | None, Event | None] | None:
-        """The first two events that differ. One is None if its run has ended there. None if the runs are equal."""
+        """First pair of different events, or None for equal runs. An event is None if its run ended earlier."""
         pair = (next(iter(self.a.events), None), next(iter(self.b.events), None))
         return None if pair == (None, None) else pair
 
@@ -140,7 +140,7 @@ def _side(
         if isinstance(event, StatusUpdateEvent) and event.parent_task_id is None:
             state = event.state
     first = min((event.seq for event in rest), default=events[-1].seq + 1)
-    # Events that are not compared, such as usage, belong to the next compared event.
+    # Attribute uncompared events, such as usage, to the next compared event.
     begin = 1 + max((event.seq for event in compared if event.seq < first), default=0)
     until = [event for event in events if event.seq < begin]
     since = [event for event in events if event.seq >= begin]

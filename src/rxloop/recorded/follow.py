@@ -23,7 +23,7 @@ from rxloop.stream.stream import ReadOnlyHold, Stream
 from rxloop.support.tasks import close_iterator
 
 OVER: tuple[State, ...] = ("completed", "failed", "canceled")
-"""States in which a run has ended, unless it is resumed explicitly."""
+"""Final run states. A run in one of these can still be resumed explicitly."""
 
 
 async def is_over(log: EventLog, record: RunRecord) -> bool:
@@ -80,7 +80,7 @@ class RecordedStream(Stream[AnyEvent]):
             return True
         log, task_id = self._run
         cursor = read_cursor(after or "", strict=False)
-        # For a valid cursor at the end, only one event has to be read.
+        # Given a valid cursor at the end of the log, this reads a single event.
         from_there = cursor.seq - 1 if cursor.task_id == task_id and cursor.seq > 1 else 0
         events = await read_log(log.read, task_id, after_seq=from_there) or await read_log(log.read, task_id)
         return has_unread(cursor, events[-1]) or not await self._is_over(log, task_id, events[-1])
@@ -169,7 +169,7 @@ def follow_on(
 
 
 class _Follower:
-    """Reader of a run that is being written."""
+    """Reader for an active run."""
 
     def __init__(
         self,
@@ -184,23 +184,23 @@ class _Follower:
         self._log = log
         self._task_id = task_id
         self._cursor = cursor
-        """The reader's cursor, until the first new event."""
+        """Cursor of the reader. None after the first new event."""
         self._after = after
         self._known = known
         self._push = push
         self._gate = gate
 
     async def follow(self, strict: bool, **options: Any) -> None:
-        """Push new events until the attempt ends, or according to the options."""
+        """Push new events until the end of the attempt or run."""
         if "until" in options and await is_dropped(self._log, await read_log(self._log.get_record, self._task_id)):
-            # The run ends at its last pause.
+            # The run will not continue after its last pause.
             del options["until"]
         while True:
             try:
                 last = await self._read(await self._begin() if self._cursor is not None else 0, **options)
                 if self._cursor is None or last >= self._cursor.seq:
                     return
-                # The attempt has ended before the reader's cursor.
+                # The attempt ended before reaching the reader's cursor.
                 await self._anew("unknown-cursor")
             except LogRolledBack:
                 if strict:
@@ -208,7 +208,7 @@ class _Follower:
                 await self._anew("log-went-back")
 
     async def _anew(self, reason: Literal["unknown-cursor", "log-went-back"]) -> None:
-        """Start again from the first event, with a gap."""
+        """Restart at the first event, after a gap event."""
         self._cursor = self._known = None
         self._gap((await read_log(self._log.read, self._task_id))[0], reason)
 
@@ -226,7 +226,7 @@ class _Follower:
                     continue
                 cursor, self._cursor = self._cursor, None
                 if cursor is not None and event.attempt <= cursor.attempt and event.seq <= cursor.seq:
-                    # The reader received it from the run before it was stored.
+                    # The reader received this event before it was stored.
                     self._check(event)
                     self._cursor = cursor
                 elif cursor is not None and event.attempt > cursor.attempt and cursor[2:] > (event.seq - 1, 0):
@@ -246,10 +246,10 @@ class _Follower:
         self._push(event)
 
     def _check(self, event: Event) -> None:
-        """Check that an event equals the reader's last one.
+        """Compare an event with the reader's last event.
 
         Raises:
-            LogRolledBack: The log has another event from the same attempt.
+            LogRolledBack: The log contains a different event from the same attempt.
         """
         known = self._known
         if known is not None and (known.attempt, known.seq) == (event.attempt, event.seq) and not same(known, event):
@@ -272,7 +272,7 @@ class _Follower:
             if later is not None and later.seq <= cursor.seq:
                 return later.seq - 1
             if cursor.seq > whole[-1].seq and not ends_attempt(whole[-1]):
-                # The log is behind the run. Its next event shows whether the reader has it.
+                # The log may not be up to date yet. Use its next event to check the cursor.
                 return whole[-1].seq
         await self._anew("unknown-cursor")
         return 0

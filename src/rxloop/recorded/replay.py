@@ -1,4 +1,4 @@
-"""Replay of a stored run, and the messages of a conversation."""
+"""Replay of recorded runs and access to conversation history."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Replay(RecordedStream):
         self._until = until
 
     def until(self, seq: int) -> Replay:
-        """Return a replay that ends with this event.
+        """Return a replay ending at the given event.
 
         Raises:
             ConfigurationError: `seq` is less than 1.

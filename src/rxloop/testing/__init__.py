@@ -7,7 +7,7 @@ from rxloop._lazy import import_later
 __all__: list[str]
 import_later(__name__)
 
-# The list of the public names: type checkers read it, and `import_later` does.
+# Public names, read by type checkers and `import_later`.
 if TYPE_CHECKING:
     from rxloop.demo import OfflineModel as OfflineModel
     from rxloop.demo import demo_model as demo_model

@@ -23,13 +23,13 @@ from rxloop.pipeline.artifacts import ArtifactStore
 __all__ = ["CHECKS", "SHARED_CHECKS", "Check", "MakeStore", "MakeTwoStores", "SharedCheck"]
 
 MakeStore = Callable[[], ArtifactStore]
-"""Makes a new, empty store at each call."""
+"""Factory for new, empty stores."""
 Check = Callable[[MakeStore], Awaitable[None]]
-"""One check of the contract."""
+"""Contract check for a single store."""
 MakeTwoStores = Callable[[], tuple[ArtifactStore, ArtifactStore]]
-"""Makes two store objects, as two processes would, over one place that is new and empty at each call."""
+"""Factory for two store objects that share a new, empty location, like two processes."""
 SharedCheck = Callable[[MakeTwoStores], Awaitable[None]]
-"""One check of the contract between two store objects."""
+"""Contract check for two store objects with shared storage."""
 
 
 async def _create(
@@ -72,7 +72,7 @@ async def _open(*stores: ArtifactStore) -> AsyncGenerator[None]:
 
 
 async def an_artifact_is_begun_without_content(make: MakeStore) -> None:
-    """It has a version 1, and what was said of it."""
+    """The first version is empty and has the given metadata."""
     store = make()
     async with _open(store):
         record = await _create(store, name="A", media_type="text/markdown", now=7)
@@ -82,7 +82,7 @@ async def an_artifact_is_begun_without_content(make: MakeStore) -> None:
 
 
 async def a_second_one_of_the_same_id_is_refused(make: MakeStore) -> None:
-    """Nothing has changed then."""
+    """The existing artifact is unchanged."""
     store = make()
     async with _open(store):
         await _create(store)
@@ -93,7 +93,7 @@ async def a_second_one_of_the_same_id_is_refused(make: MakeStore) -> None:
 
 
 async def override_begins_the_next_version(make: MakeStore) -> None:
-    """It is empty, has the time of the first one, and the older one can still be read."""
+    """The new version is empty and keeps the creation time. Old versions remain readable."""
     store = make()
     async with _open(store):
         await _create(store, now=5)
@@ -111,7 +111,7 @@ async def override_begins_the_next_version(make: MakeStore) -> None:
 
 
 async def chunks_follow_each_other(make: MakeStore) -> None:
-    """Each has the next index, and begins where the one before it ended."""
+    """Indexes are consecutive, and each offset equals the previous size."""
     store = make()
     async with _open(store):
         await _create(store)
@@ -123,7 +123,7 @@ async def chunks_follow_each_other(make: MakeStore) -> None:
 
 
 async def the_last_chunk_completes_it(make: MakeStore) -> None:
-    """It may be empty; none comes after it."""
+    """The last chunk may be empty. Further chunks are refused."""
     store = make()
     async with _open(store):
         await _create(store)
@@ -136,7 +136,7 @@ async def the_last_chunk_completes_it(make: MakeStore) -> None:
 
 
 async def a_write_of_a_known_key_is_not_made_again(make: MakeStore) -> None:
-    """It gives what the first one gave; with something else to write it is an error."""
+    """Retries return the original result. Reusing a key for different data is an error."""
     store = make()
     async with _open(store):
         first = await _create(store)
@@ -155,7 +155,7 @@ async def a_write_of_a_known_key_is_not_made_again(make: MakeStore) -> None:
 
 
 async def conversations_do_not_see_each_other(make: MakeStore) -> None:
-    """One id is an artifact of its own in each of them, whatever they are called."""
+    """The same id refers to different artifacts in different conversations, for any context id."""
     store = make()
     contexts = ["c", "C", "c/d", "../c", "..", "", "c\u00e9", "c" * 500]
     async with _open(store):
@@ -172,7 +172,7 @@ async def conversations_do_not_see_each_other(make: MakeStore) -> None:
 
 
 async def any_range_can_be_read(make: MakeStore) -> None:
-    """Across chunks, and none beyond the end."""
+    """Ranges may span chunks and are truncated at the end."""
     store = make()
     async with _open(store):
         await _create(store)
@@ -188,7 +188,7 @@ async def any_range_can_be_read(make: MakeStore) -> None:
 
 
 async def artifacts_are_listed_by_id(make: MakeStore) -> None:
-    """The newest version of each."""
+    """Only the latest versions are listed."""
     store = make()
     async with _open(store):
         for artifact_id in ("b.txt", "a.txt", "\u00e9.txt", "A.txt"):
@@ -197,7 +197,7 @@ async def artifacts_are_listed_by_id(make: MakeStore) -> None:
 
 
 async def an_id_that_is_no_plain_name_is_refused(make: MakeStore) -> None:
-    """It could lead out of a folder, or not be written at all."""
+    """Such ids could escape a folder or may be impossible to store."""
     store = make()
     async with _open(store):
         for artifact_id in (
@@ -224,7 +224,7 @@ async def an_id_that_is_no_plain_name_is_refused(make: MakeStore) -> None:
 
 
 async def chunks_that_are_written_at_once_are_all_there(make: MakeStore) -> None:
-    """Each is in one piece, with an index of its own."""
+    """Concurrent chunks are stored completely and have unique indexes."""
     store = make()
     async with _open(store):
         await asyncio.gather(*(_create(store, f"{n}") for n in range(3)))
@@ -240,7 +240,7 @@ async def chunks_that_are_written_at_once_are_all_there(make: MakeStore) -> None
 
 
 async def a_deleted_artifact_is_gone(make: MakeStore) -> None:
-    """All versions are gone, no other artifact is, and the id and the keys are free."""
+    """All versions are deleted, other artifacts are unaffected, and the id and keys can be reused."""
     store = make()
     async with _open(store):
         for context, artifact_id in (("c", "a.txt"), ("c", "b.txt"), ("d", "a.txt")):
@@ -265,7 +265,7 @@ async def a_deleted_artifact_is_gone(make: MakeStore) -> None:
 
 
 async def an_artifact_that_changed_is_not_deleted(make: MakeStore) -> None:
-    """If the caller names a record, the newest version has to be equal to it."""
+    """If an expected record is passed, it must equal the latest version."""
     store = make()
     async with _open(store):
         first = await _create(store)
@@ -279,7 +279,7 @@ async def an_artifact_that_changed_is_not_deleted(make: MakeStore) -> None:
 
 
 async def what_one_writes_the_other_reads(make: MakeTwoStores) -> None:
-    """Whoever began it."""
+    """Both stores can read and write the same artifact, regardless of its creator."""
     one, two = make()
     async with _open(one, two):
         await _create(one)
@@ -293,7 +293,7 @@ async def what_one_writes_the_other_reads(make: MakeTwoStores) -> None:
 
 
 async def both_may_write_at_once(make: MakeTwoStores) -> None:
-    """Nothing is lost, and nothing is there twice."""
+    """Concurrent writes are neither lost nor duplicated."""
     one, two = make()
     async with _open(one, two):
         await asyncio.gather(_create(one), _create(two))
@@ -305,7 +305,7 @@ async def both_may_write_at_once(make: MakeTwoStores) -> None:
 
 
 async def what_one_deletes_is_gone_for_the_other(make: MakeTwoStores) -> None:
-    """The other store sees the artifact that follows, even if that has the same id, keys and sizes."""
+    """After a deletion, the other store only sees the replacement, even with identical ids, keys and sizes."""
     one, two = make()
     async with _open(one, two):
         for data in (b"one", b"two", b"six"):
@@ -320,7 +320,7 @@ async def what_one_deletes_is_gone_for_the_other(make: MakeTwoStores) -> None:
 
 
 async def one_may_delete_while_the_other_writes(make: MakeTwoStores) -> None:
-    """A chunk is either deleted with the artifact or stays; it never comes into an artifact that nobody can read."""
+    """A concurrent chunk is either deleted with the artifact or remains readable."""
     one, two = make()
 
     async def write(number: int) -> None:
@@ -355,11 +355,11 @@ CHECKS: tuple[Check, ...] = (
     a_deleted_artifact_is_gone,
     an_artifact_that_changed_is_not_deleted,
 )
-"""All checks of the contract of one store object."""
+"""All contract checks for a single store."""
 SHARED_CHECKS: tuple[SharedCheck, ...] = (
     what_one_writes_the_other_reads,
     both_may_write_at_once,
     what_one_deletes_is_gone_for_the_other,
     one_may_delete_while_the_other_writes,
 )
-"""All checks of the contract between two store objects over one place."""
+"""All contract checks for two store objects with shared storage."""

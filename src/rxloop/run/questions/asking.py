@@ -1,4 +1,4 @@
-"""Questions of tools and guards to the person or client behind a run, and their answers."""
+"""Human input requests from tools and guards, with their answers."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from rxloop.run.questions.open_questions import OpenQuestions, Place
 from rxloop.stream.scope import Scope, TimeScope
 
 OnInput = Callable[[PendingInput], Any]
-"""Answers a question while the run waits: the value, or an awaitable of it. A plain function runs in a thread."""
+"""Callback for answering questions during a run. It may return a value or an awaitable. Sync functions run in a thread.
+"""
 
 
 class Questions:
-    """The questions of one attempt.
+    """Registry of the questions asked during an attempt.
 
     Args:
-        on_input: Answers at once; without it the run pauses.
-        credentials: The answers that nobody may keep, by the id of the question; each is taken out once.
-        place: The run among the runs that are nested in each other.
-        above: Those of the run that this one is nested in.
-        within: What the ids of a nested run begin with, so that no two runs have the same.
-        agent_path: The names of the nested agents down to this one.
+        on_input: Callback that answers immediately. The run pauses if this is None.
+        credentials: Secret answers by input id. Each one is removed when used and never stored.
+        place: Position in the tree of nested runs.
+        above: Registry of the parent run.
+        within: Prefix for input ids, which keeps the ids of nested runs unique.
+        agent_path: Names of the nested agents, ending with the current one.
     """
 
     def __init__(
@@ -54,30 +55,30 @@ class Questions:
         self._within = within
         self._agent_path = agent_path
         self._put: dict[str, set[str]] = {}
-        """The ids of what was asked, by who asked."""
+        """Used input ids, grouped by caller."""
         self.read: set[str] = set()
-        """Input ids of the questions that were asked in this attempt."""
+        """Input ids that were used in this attempt."""
         self.has_inbox = above is not None and above.has_inbox
-        """Whether the inbox of the run may bring answers while it goes on."""
+        """True if answers can arrive through the inbox while the run is active."""
         self._open: OpenQuestions | None = above.open if above is not None else None
         self._one_by_one: asyncio.Lock | None = None
 
     @property
     def open(self) -> OpenQuestions:
-        """The questions that wait, of the outermost run and of all runs that are nested in it."""
+        """Open questions, shared by the outermost run and all nested runs."""
         if self._open is None:
             self._open = OpenQuestions()
         return self._open
 
     @property
     def at_rest(self) -> bool:
-        """Whether this is a nested run all of whose calls wait for answers."""
+        """True if this is a nested run and all of its calls are waiting for answers."""
         return self._open is not None and self._open.is_at_rest(self.place)
 
     def below(
         self, call: RunContext[Any], agent_path: tuple[str, ...], scope: Scope, time_scope: TimeScope
     ) -> Questions:
-        """Make those of a run that is nested in a call."""
+        """Create the registry for a nested run."""
         place = Place(scope, time_scope, call, self.place)
         within = f"{self._within}{call.step}.{call.index}:"
         return Questions(self._on_input, self._credentials, place, self, within, agent_path)
@@ -89,17 +90,17 @@ class Questions:
         read: Callable[[Any], Any],
         earlier: Mapping[str, str | None],
     ) -> Any:
-        """Put a question, and give the answer.
+        """Ask a question and return the answer.
 
         Args:
-            ctx: Who asks.
-            question: What is asked, as yet without an id.
-            read: Makes of the answer what is given; raises ValueError if it does not fit.
-            earlier: What earlier attempts have asked, by the id of the question.
+            ctx: Context of the caller.
+            question: Question without an id.
+            read: Validates and converts the answer. It raises ValueError for invalid answers.
+            earlier: Prompts from earlier attempts, by input id.
 
         Raises:
-            InvalidInput: The answer does not fit.
-            Paused: There is no answer yet.
+            InvalidInput: The answer is invalid.
+            Paused: No answer is available yet.
         """
         asker = f"{self._within}{ctx.step or 'run'}.{ctx.index if ctx.call is not None else ctx.asked_by}"
         input_id = self._id(asker, question.prompt, earlier)
@@ -125,23 +126,22 @@ class Questions:
                 value = _read(question, await self._answer_in_pause(ctx, self._on_input, question), read)
         kept = None if question.secret else value
         ctx.emit(InputReceivedEvent(input_id=input_id, value=kept, step=ctx.step, branch=ctx.branch))
-        # Before anything is done with it: otherwise it would be asked for, and done, once more after a crash.
+        # Store the answer before it is used. After a crash, the question would otherwise be asked and handled twice.
         await ctx.port.durable()
         return value
 
     def _waiting(self, ctx: RunContext[Any], question: PendingInput) -> AbstractAsyncContextManager[None]:
-        """Count the call as waiting while `on_input` answers."""
+        """Mark the call as waiting while `on_input` is running."""
         task = _waiting_task(ctx)
         if task is None or question.input_kind == "tool":
-            # `on_input` executes the call of a client tool, which is work.
+            # For client tools, `on_input` executes the call, so the call isn't waiting.
             return nullcontext()
         return self.open.waiting(self.place, ctx, task, question.input_id)
 
     def _id(self, asker: str, prompt: str, earlier: Mapping[str, str | None]) -> str:
-        """The id of a question: that which it had in an earlier attempt, or else a new one.
+        """Return the id for a question, reusing the one from an earlier attempt if possible.
 
-        An answer is one to the words that were asked. A question that is put in other words, or that takes the place
-        of one which is not put any more, is another question.
+        An id is only reused if the prompt is identical. A changed prompt is a new question, even at the same position.
         """
         put, words = self._put.setdefault(asker, set()), replace_surrogates(prompt)
         ids = (f"{asker}.{number}" for number in count(1))
@@ -150,9 +150,9 @@ class Questions:
         return input_id
 
     async def _answer_in_pause(self, ctx: RunContext[Any], on_input: OnInput, question: PendingInput) -> Any:
-        """Stop the time limits around the caller while a person is asked."""
+        """Call `on_input` with the caller's time limits paused."""
         if question.input_kind == "tool":
-            # The client executes the call, and the tool's `timeout` limits this.
+            # The client executes the call, which is subject to the tool's `timeout`.
             return await self._answer(on_input, question)
         with (ctx.time_scope or ctx.info.time_scope).pause():
             return await self._answer(on_input, question)
@@ -160,10 +160,10 @@ class Questions:
     async def _answer(self, on_input: OnInput, question: PendingInput) -> Any:
         if inspect.iscoroutinefunction(on_input):
             return await on_input(question)
-        # Imported here: importing rxloop is quicker without.
+        # Imported lazily to reduce the import time of rxloop.
         from rxloop.support.threads import run_in_thread
 
-        # At a terminal two questions at once could not be told apart, and the order of the answers would be by chance.
+        # Ask one question at a time. Concurrent prompts on a terminal would be ambiguous.
         async with self._lock():
             given = await run_in_thread(lambda: on_input(question))
         return await given if inspect.isawaitable(given) else given
@@ -177,9 +177,9 @@ class Questions:
 
 
 def _waiting_task(ctx: RunContext[Any]) -> asyncio.Task[Any] | None:
-    """Return the task of the run that waits for an answer, or None if this is unknown.
+    """Return the task that is waiting for the answer, or None if unknown.
 
-    A task that a tool has started asks for the call of the tool, unless it has an event loop of its own.
+    Tasks started by a tool map to the task running the tool call, unless they use a different event loop.
     """
     current, active = asyncio.current_task(), ctx.active_call
     if ctx.info.scope.owns(current):
@@ -198,10 +198,10 @@ def _event_of(question: PendingInput) -> QuestionEvent:
 
 
 def _read(question: PendingInput, value: Any, read: Callable[[Any], Any]) -> Any:
-    """What whoever asks gets of an answer.
+    """Validate and convert an answer.
 
     Raises:
-        InvalidInput: It does not fit.
+        InvalidInput: The answer is invalid.
     """
     try:
         value = read(value)

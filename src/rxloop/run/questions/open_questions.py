@@ -1,4 +1,4 @@
-"""The questions of a run that wait for an answer while the attempt goes on, and the calls that wait with them."""
+"""Tracking of open questions and waiting calls during an attempt."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rxloop.protocol.events import InputReceivedEvent
 from rxloop.stream.scope import Scope, TimeScope
 
 _CALLS = "rxloop-tool-"
-"""How the names of the tasks of calls begin."""
+"""Prefix for the names of tool call tasks."""
 
 
 class Place:
-    """One run of a family: the outermost run, or a run that is nested in a call.
+    """Position in the tree of nested runs.
 
     Attributes:
-        scope: Owns the tasks of the run.
-        time_scope: The time limits of the run.
-        call: The call that the run is nested in; None for the outermost run.
-        above: The place of the run that has made the call.
+        scope: Owner of the run's tasks.
+        time_scope: Time limits for the run.
+        call: Call containing the nested run. None for the outermost run.
+        above: Position of the parent run.
     """
 
     __slots__ = ("above", "call", "scope", "time_scope")
@@ -39,7 +39,7 @@ class Place:
         self.above = above
 
     def path(self) -> Iterator[Place]:
-        """Yield this place and those above it, the outermost last."""
+        """Yield this position and its ancestors, ending with the outermost run."""
         place: Place | None = self
         while place is not None:
             yield place
@@ -47,14 +47,14 @@ class Place:
 
 
 class _Wait(NamedTuple):
-    """A question that waits."""
+    """Waiting question."""
 
     place: Place
     ctx: RunContext[Any]
     task: Task[Any]
-    """The task of the run that waits for the answer."""
+    """Waiting task of the run."""
     answered: Future[Any] | None
-    """Gets the answer from the inbox; None if `on_input` answers."""
+    """Future for the answer from the inbox, or None if `on_input` provides it."""
 
     @property
     def open(self) -> bool:
@@ -62,39 +62,40 @@ class _Wait(NamedTuple):
 
 
 class OpenQuestions:
-    """The questions of a run, and of the runs nested in it, that wait for an answer.
+    """Open questions for a run and its nested runs.
 
-    As long as a call of any of these runs is at work, the attempt cannot pause. An answer from the inbox that comes
-    earlier goes to its question at once. A call that waits for an answer gives its permit back. A nested run all of
-    whose calls wait is at rest: its time limits stop, and the call that it is nested in waits, too.
+    The attempt can't pause while any call in these runs is busy. In the meantime, answers from the inbox are delivered
+    immediately. A waiting call releases its concurrency permit. If all calls in a nested run are waiting, the nested
+    run is idle: its time limits are paused, and the call containing it is waiting as well.
     """
 
     def __init__(self) -> None:
         self._waits: dict[str, _Wait] = {}
         self._rests: dict[Place, ExitStack] = {}
-        """The nested runs at rest; each has its time limits to be continued."""
+        """Idle nested runs, with their paused time limits."""
         self._observed: WeakSet[Task[Any]] | None = None
-        """The tasks whose end is observed. Most runs ask nothing, and a WeakSet is most of what this object takes."""
+        """Tasks with a completion callback. Created lazily because a WeakSet is large and most runs ask no questions.
+        """
 
     def is_at_rest(self, place: Place) -> bool:
-        """True if all calls of a nested run wait for answers."""
+        """True if all calls in a nested run are waiting for answers."""
         return place in self._rests
 
     async def wait(self, place: Place, ctx: RunContext[Any], task: Task[Any], input_id: str) -> Any:
-        """Wait for the answer to a question from the inbox.
+        """Wait for an answer from the inbox.
 
         Args:
-            place: The run that asks.
-            ctx: The call that asks, or the step.
-            task: The task of the run that waits.
-            input_id: The question.
+            place: Position of the run.
+            ctx: Context of the call or step.
+            task: Waiting task of the run.
+            input_id: Input id.
 
         Raises:
-            Paused: All other calls have ended, or wait for an answer, too.
+            Paused: All other calls have ended or are also waiting.
         """
         answered: Future[Any] = asyncio.get_running_loop().create_future()
         async with self.waiting(place, ctx, task, input_id, answered):
-            # The other calls of the message begin.
+            # Allow other calls from the same message to start.
             await asyncio.sleep(0)
             self._settle()
             return await answered
@@ -108,9 +109,9 @@ class OpenQuestions:
         input_id: str,
         answered: Future[Any] | None = None,
     ) -> AsyncGenerator[None]:
-        """Count a call as waiting for an answer; at the end, wait until it may go on.
+        """Mark a call as waiting for an answer. On exit, wait until the call can continue.
 
-        The time limit of the call stops. That of the run does not, since other calls are at work.
+        The call's time limit is paused. The run's own limit continues because other calls may be busy.
         """
         with ExitStack() as stack:
             if ctx.time_scope is not None:
@@ -129,7 +130,9 @@ class OpenQuestions:
                 raise
 
     def take(self, answers: Sequence[InputReceivedEvent]) -> bool:
-        """Give answers to the questions that wait here, and tell whether all of them do."""
+        """Deliver answers to waiting questions. Returns False, without any effect, unless all of the questions are
+        waiting.
+        """
         waits = [self._waits.get(answer.input_id) for answer in answers]
         if not answers or any(each is None or each.answered is None or not each.open for each in waits):
             return False
@@ -137,7 +140,8 @@ class OpenQuestions:
             assert each is not None
             assert each.answered is not None
             ctx = each.ctx
-            # At once, since a letter behind this one may be taken next, and letters are recorded in order.
+            # Publish immediately, because commands must be recorded in order and the next command may follow right
+            # away.
             publish = ctx.out or ctx.port.publish
             publish(answer.model_copy(update={"step": ctx.step, "branch": ctx.branch}))
             each.answered.set_result(answer.value)
@@ -146,7 +150,7 @@ class OpenQuestions:
     # -- calls that wait
 
     async def _resume(self, place: Place, ctx: RunContext[Any]) -> None:
-        """Wait until a call may go on that has its answer, the outermost call first."""
+        """Reacquire the permits of an answered call, starting with the outermost call."""
         if self._waits_still(ctx):
             return
         for each in reversed(list(place.path())):
@@ -158,7 +162,7 @@ class OpenQuestions:
             await ctx.active_call.acquire()
 
     def _reclaim(self, place: Place, ctx: RunContext[Any]) -> None:
-        """Let a call go on that has no answer: it pauses, or is cut off."""
+        """Reclaim the permits of an unanswered call without waiting. The call is about to pause or has been cancelled."""
         if self._waits_still(ctx):
             return
         for each in place.path():
@@ -170,7 +174,9 @@ class OpenQuestions:
             ctx.active_call.reclaim()
 
     def _waits_still(self, ctx: RunContext[Any]) -> bool:
-        """Tell whether another question of the same call has no answer: the call has no permit until then."""
+        """True if the same call has another open question. The call must not acquire a permit until all of them are
+        answered.
+        """
         active = ctx.active_call
         return active is not None and any(each.ctx.active_call is active and each.open for each in self._waits.values())
 
@@ -193,7 +199,7 @@ class OpenQuestions:
     # -- calls at work
 
     def _settle(self, ended: Task[Any] | None = None, *, pauses: bool = True) -> None:
-        """Note which runs are at rest, and let the attempt pause unless a call is at work."""
+        """Update the idle nested runs. If no call is busy, raise `Paused` in all waiting calls."""
         waits = [each for each in self._waits.values() if each.open]
         if not waits:
             return
@@ -219,7 +225,7 @@ class OpenQuestions:
                     each.answered.set_exception(Paused())
 
     def _busy(self, place: Place, asking: set[Task[Any]]) -> list[Task[Any]]:
-        """Find the tasks of a run that do not wait, and observe their ends."""
+        """Return the busy tasks of a run, and add a completion callback to each."""
         scope = place.scope
         if self._observed is None:
             self._observed = WeakSet()

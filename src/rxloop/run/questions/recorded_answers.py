@@ -63,13 +63,13 @@ def recorded_outcome(
 
 
 def report_unread(recorder: Recorder, read: set[str], news: Iterable[Event], taken: Set[Slot], *, ended: bool) -> None:
-    """Log and publish a notice for each recorded answer that was not used.
+    """Report unused recorded answers in the log and as events.
 
     Args:
-        recorder: The recorder of the attempt, before its final event.
-        read: Input ids of the questions that were asked in this attempt.
-        news: The first events of the attempt, with its answers.
-        taken: The tool calls that this attempt handled.
+        recorder: Recorder of the attempt, before the final event.
+        read: Input ids that were used in this attempt.
+        news: First events of the attempt, including its answers.
+        taken: Tool calls handled by this attempt.
         ended: True if the pipeline completed without an error.
     """
     state, earlier = recorder.state(), recorder.earlier
@@ -102,7 +102,7 @@ def _may_ask(recorder: Recorder, question: PendingInput, slot: Slot, tool: Tool 
         return False
     if isinstance(tool, ClientTool):
         return question.input_kind == "tool"
-    # Only MCP tools repeat the questions of an MCP server, and they ask no others.
+    # MCP tools only repeat questions from an MCP server, and never ask their own.
     asked_by_server = "mcp" in recorder.earlier.notes.get(slot, {})
     return asked_by_server == getattr(tool, "asks_in_rounds", False) and getattr(tool, "takes_context", True)
 

@@ -7,7 +7,7 @@ from rxloop._lazy import import_later
 __all__: list[str]
 import_later(__name__)
 
-# The list of the public names: type checkers read it, and `import_later` does.
+# Public names, read by type checkers and `import_later`.
 if TYPE_CHECKING:
     from rxloop.testing.chaos.chaos import Chaos as Chaos
     from rxloop.testing.chaos.faults import Fault as Fault

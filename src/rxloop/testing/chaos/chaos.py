@@ -1,4 +1,4 @@
-"""An agent under faults: its runs, the processes that execute them, and the check of the results."""
+"""Fault injection test for an agent, including its worker processes and result checks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _agree(question: InputRequiredEvent) -> Any:
 
 
 class Chaos:
-    """Workers, in processes of their own, that carry out the runs of your agent while they are killed and frozen.
+    """Worker processes that execute the runs of an agent while being killed and frozen.
 
     Example:
         >>> async with Chaos("shop:agent", "postgresql://localhost/empty") as chaos:
@@ -52,23 +52,23 @@ class Chaos:
         deps: str | None = None,
         within: Sequence[Sequence[str]] = (),
     ) -> None:
-        """Describe it; nothing is started yet.
+        """Configure the workers without starting them.
 
         Args:
-            agents: Where the agent is, as `module:object`, or agents by their names, or a function that makes either.
-                Each worker loads it anew.
-            dsn: A Postgres database that nothing else is in.
-            workers: How many, two at least.
-            concurrency: How many runs go on at once in each.
-            lease: Seconds after which a frozen worker counts as dead.
-            adopt_every: Seconds between two looks for runs of dead workers.
-            grace: Seconds that a worker has that is told to stop.
-            deps: Where the function is that gives the deps of a run, as `module:function`.
-            within: What is put before the command of each worker, in turn, such as `["ip", "netns", "exec", "host1"]`,
-                so that it runs on a host of its own. It has to become that process, and to see the same files.
+            agents: Import path `module:object` of an agent, a dict of agents by name, or a function that returns
+                either. Each worker imports it separately.
+            dsn: URL of a dedicated Postgres database.
+            workers: Number of workers, at least 2.
+            concurrency: Maximum number of concurrent runs per worker.
+            lease: Lease duration in seconds. A worker frozen for longer is considered dead.
+            adopt_every: Interval in seconds between scans for runs of dead workers.
+            grace: Seconds between SIGTERM and the forced end of a worker's runs.
+            deps: Import path `module:function` of a function that creates the deps for a run.
+            within: Command prefixes, assigned to workers in rotation, such as `["ip", "netns", "exec", "host1"]` for
+                separate hosts. The prefix command must replace itself with the worker and share the file system.
 
         Raises:
-            ConfigurationError: There are too few workers, or no such agents.
+            ConfigurationError: There are fewer than two workers, or the agents cannot be loaded.
         """
         if workers < 2:
             raise ConfigurationError(f"chaos needs two workers at least, and not {workers}: one goes on for the other")
@@ -85,7 +85,7 @@ class Chaos:
         }
         self._count, self._within = workers, within or [()]
         self.workers: list[Worker] = []
-        """The workers, for faults of your own."""
+        """Workers, for use in custom faults."""
         self._open: AsyncExitStack | None = None
 
     async def __aenter__(self) -> Self:
@@ -96,11 +96,11 @@ class Chaos:
             stack.push_async_callback(self._log.aclose)
             queue = PostgresQueue(self._dsn)
             stack.push_async_callback(queue.aclose)
-            # So that the tables are there before the workers are.
+            # Create the tables before starting the workers.
             await self._log.list_runs(limit=1)
             await queue.waiting()
             self.runtime = Runtime(self._agents, log=self._log, queue=queue, max_waiting=None)
-            """A replica that drives nothing: it starts runs, and follows them."""
+            """Runtime without workers, used to start and follow runs."""
             await self.runtime.__aenter__()
             stack.push_async_callback(self.runtime.drain, 0)
             orders = {**self._orders, "folder": self._folder.name}
@@ -116,20 +116,20 @@ class Chaos:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Kill the workers, and close what is open; may be called more than once."""
+        """Kill the workers and close all resources. Can be called multiple times."""
         stack, self._open = self._open, None
         if stack is not None:
             await stack.aclose()
 
     async def _start_all(self) -> None:
-        """Start the workers that are not there.
+        """Start all missing workers.
 
         Raises:
-            RxloopError: One does not start.
+            RxloopError: A worker failed to start.
         """
         gone = [worker for worker in self.workers if not worker.alive]
         if sys.dont_write_bytecode and gone:
-            # The first one compiles, and the others find that.
+            # Let the first worker compile the modules, so that the other workers can reuse the bytecode.
             await gone.pop().start()
         starting = [asyncio.create_task(worker.start()) for worker in gone]
         try:
@@ -139,13 +139,13 @@ class Chaos:
             for task in starting:
                 task.cancel()
             await wait_all(starting)
-            # Of several that do not start, one is told of.
+            # Only the first error is raised.
             await asyncio.gather(*starting, return_exceptions=True)
         for worker in self.workers:
             worker.busy = False
 
     async def _kill_all(self) -> None:
-        # All signals first: nothing that comes between is to leave one of them there.
+        # Send all signals first, so that an interruption cannot leave a worker running.
         await wait_all([asyncio.create_task(worker.kill()) for worker in self.workers])
 
     async def play(
@@ -165,32 +165,32 @@ class Chaos:
         keep: bool = False,
         seed: int = 1,
     ) -> Report:
-        """Start runs, one after the other, and let workers die meanwhile; then wait for all of them, and judge.
+        """Start runs while injecting faults, wait for the runs to become idle, and check the results.
 
         Args:
-            *prompts: What is asked, in turn.
-            runs: How many runs are started, of the first agent.
-            seconds: In what time, during which workers are hit.
-            kill_every: Seconds between two kills (SIGKILL), on average; None is none.
-            freeze_every: Between two freezes (SIGSTOP, and SIGCONT after less or more than the lease).
-            stop_every: Between two orders to stop (SIGTERM).
-            faults: What else is done to workers.
-            cancelled: The share of runs that are cancelled.
-            paired: The share of runs that are begun in the conversation of the one before.
-            answer: Answers the questions of the runs, as from a browser.
-            expect: The output of runs that complete, or a function that says of a prompt and an output whether they
-                belong together. A run that fails is wrong then, too. None lets every output pass.
-            patience: Seconds that the runs have to come to rest afterwards.
-            keep: Keep all runs in the log. Otherwise those that are over are removed, unless something is wrong, so
-                that each play finds the database as the first one did.
-            seed: Of the dice.
+            *prompts: Prompts, used in rotation.
+            runs: Number of runs. All of them use the first agent.
+            seconds: Duration in seconds for starting runs and injecting faults.
+            kill_every: Average seconds between kills (SIGKILL). None disables kills.
+            freeze_every: Average seconds between freezes (SIGSTOP, followed by SIGCONT before or after the lease
+                expires).
+            stop_every: Average seconds between graceful stops (SIGTERM).
+            faults: Custom faults.
+            cancelled: Fraction of runs to cancel.
+            paired: Fraction of runs started in the conversation of the previous run.
+            answer: Callback that answers questions, like a client.
+            expect: Expected output of completed runs, or a predicate that accepts a prompt and an output. Failed runs
+                are then reported as errors. None disables the check.
+            patience: Timeout in seconds for the runs to become idle.
+            keep: Whether to keep all runs in the log. By default, finished runs are deleted unless a check failed.
+            seed: Random seed.
 
         Returns:
-            What the judge has found: see `Report.check`.
+            Report with all failed checks. See `Report.check`.
 
         Raises:
-            ConfigurationError: There is nothing to ask, the workers are not there, or a time is not more than 0.
-            RxloopError: A worker that was gone does not start.
+            ConfigurationError: There are no prompts or workers, or an interval is not positive.
+            RxloopError: A worker failed to restart.
         """
         self._check_playable(prompts)
         dice = random.Random(seed)
@@ -219,10 +219,10 @@ class Chaos:
         return report
 
     def _check_playable(self, prompts: Sequence[str]) -> None:
-        """Check that there are prompts and workers.
+        """Validate the prompts and the state of the workers.
 
         Raises:
-            ConfigurationError: There is nothing to ask, or the workers are not there.
+            ConfigurationError: There are no prompts, or the workers are not running.
         """
         if not prompts:
             raise ConfigurationError('chaos needs something to ask: chaos.play("Pay Bob 5.")')
@@ -232,7 +232,7 @@ class Chaos:
             )
 
     async def _judge(self, witnesses: Sequence[Witness], faults: Faults, expect: Expect | None) -> Report:
-        """Check the runs, and report them together with the faults."""
+        """Check all runs and return a report, including fault statistics."""
         judge = Judge(Path(self._folder.name), faults.hit, expect)
         await judge.judge(self._log, witnesses)
         report = judge.report
@@ -241,13 +241,13 @@ class Chaos:
         return report
 
     async def _forget(self, witnesses: Sequence[Witness]) -> None:
-        """Remove the runs that are over."""
+        """Delete finished runs."""
         for witness in witnesses:
             if (await self._log.get_record(witness.task_id)).state in ("completed", "failed"):
                 await self._log.delete(witness.task_id)
 
 
 def _clear(folder: Path) -> None:
-    """Remove the notes of what was played before, and judged."""
+    """Remove files from previous scenarios."""
     for notes in folder.iterdir():
         notes.unlink()

@@ -1,4 +1,4 @@
-"""Checker that reads the log, the effects, the acknowledgements and the events that followers saw."""
+"""Consistency checks based on the log, effects, acknowledgements and followers."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from rxloop.state.fold import fold_all
 from rxloop.testing.chaos.report import Digest, Kind, Report, Witness, Wrong, digest_of, seen
 
 Expect = str | Callable[[str, str], bool]
-"""The output of a run that completes; or what says of a prompt and an output whether they belong together."""
+"""Expected output, or a predicate that accepts a prompt and an output."""
 
 _OVER = ("completed", "failed")
 
 _UNDER_WAY = ("submitted", "working")
 
 _ACTS = (LLMCallEvent, ToolStartEvent)
-"""What a run does, and not only writes down."""
+"""Events that represent model calls and tool calls."""
 
 
 class Judge:
-    """Judges the runs that were started."""
+    """Checker for all runs of a scenario."""
 
     def __init__(
         self, folder: Path, faults: Mapping[int, Sequence[tuple[int, str]]], expect: Expect | None = None
     ) -> None:
-        """Judge by what the workers have left in a folder, and by what was done to them.
+        """Create a checker.
 
         Args:
-            folder: What they have noted.
-            faults: By the id of a process: when something was done to it, and what.
-            expect: The right output.
+            folder: Folder with files written by the workers.
+            faults: Injected faults as pairs of time and kind, by process id.
+            expect: Expected output.
         """
         self._folder, self._faults, self._expect = folder, faults, expect
         self.report = Report()
@@ -58,11 +58,11 @@ class Judge:
         self._records: dict[str, RunRecord] = {}
 
     async def judge(self, log: EventLog, witnesses: Sequence[Witness]) -> None:
-        """Judge runs, in the order in which they were started.
+        """Check all runs in start order.
 
         Args:
-            log: Holds them.
-            witnesses: What somebody outside was told of each.
+            log: Event log with the runs.
+            witnesses: Observations by clients, one per run.
         """
         for witness in witnesses:
             task_id = witness.task_id
@@ -127,7 +127,7 @@ class Judge:
         broken: list[Exception] = []
         from_iterable(events).pipe(grammar()).subscribe(on_error=broken.append)
         for error in broken:
-            # One that is stuck in the middle is told of as such.
+            # Incomplete runs are reported as stuck, so ignore them here.
             if not (isinstance(error, GrammarError) and error.rule == "final-missing"):
                 self._wrong("broken", task_id, f"breaks the grammar: {error}")
 
@@ -160,7 +160,7 @@ class Judge:
         if state != "input-required":
             self._wrong("stuck", task_id, f"is stuck: it is {state}")
             return
-        # It waits, which is the end of it only where a later run has let its question go.
+        # Waiting is only allowed if a later run has dropped the question.
         after = started[started.index(witness) + 1 :]
         begun = [
             other
@@ -190,7 +190,7 @@ class Judge:
     def _answered(self, witness: Witness) -> None:
         events, state = self._logs[witness.task_id], self._records[witness.task_id].state
         received = {event.input_id for event in events if isinstance(event, InputReceivedEvent)}
-        # A cancel, or what else ends the run, may come between an answer and the one who would take it.
+        # A cancel or failure can prevent an acknowledged answer from being applied.
         if state in ("canceled", "failed"):
             return
         for input_id in witness.answered:
@@ -213,9 +213,9 @@ class Judge:
     # -- several runs
 
     def _in_order(self, earlier: str, later: str) -> None:
-        """A run acts only once those before it in its conversation have come to rest, and they act no more then."""
+        """Check that runs in the same conversation do not overlap."""
         acts = [event.timestamp for event in self._logs[later] if isinstance(event, _ACTS)]
-        # One that is cancelled before it acts waits for nobody.
+        # A run that was cancelled before acting does not wait for earlier runs.
         if not acts:
             return
         begun = acts[0]
@@ -251,7 +251,7 @@ class Judge:
             seq, attempt = int(line["seq"]), int(line["attempt"])
             key = line["task"], attempt
             digest = digests[key] = digests.get(key) or digest_of(events, attempt)
-            # What was lost and written once more has the same number, and maybe the same attempt, but not this digest.
+            # Lost and rewritten events can have the same seq and attempt, but have a different digest.
             if digest.at(seq) != line["digest"]:
                 self._wrong("lost", line["task"], f"has lost what was acknowledged: {seq} of attempt {attempt}")
 
@@ -273,12 +273,12 @@ class Judge:
 
 
 def _run_of(key: str) -> str:
-    """The run that an idempotency key belongs to, which is `run:step:index`."""
+    """Return the run id from an idempotency key with the format `run:step:index`."""
     return key.rsplit(":", 2)[0]
 
 
 def _own_status(event: Event) -> StatusUpdateEvent | None:
-    """The event as a state of the run itself, and not of one that is nested in it."""
+    """Return the event if it is a status update for the run itself, excluding nested runs."""
     return event if isinstance(event, StatusUpdateEvent) and event.parent_task_id is None else None
 
 

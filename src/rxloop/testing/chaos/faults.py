@@ -1,4 +1,4 @@
-"""Faults of worker processes."""
+"""Fault injection for worker processes."""
 
 from __future__ import annotations
 
@@ -20,25 +20,23 @@ from rxloop.testing.chaos.processes import Worker
 log = logging.getLogger("rxloop")
 
 _STOPS_IN = 30.0
-"""Seconds beside its grace that a worker has to stop when it is told to."""
+"""Additional timeout in seconds for a graceful stop, after the grace period."""
 
 _LOOK_EVERY = 0.5
-"""Seconds between two looks for workers that ended by themselves."""
+"""Interval in seconds between checks for crashed workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that is done to workers again and again.
-
-    A worker that it has ended is started anew.
+    """Recurring fault. Terminated workers are restarted automatically.
 
     Attributes:
-        kind: What it is called in the report.
-        every: Seconds from one to the next, on average.
-        do: Does it to a worker. When it is cancelled, it has to leave the worker able to go on.
+        kind: Name used in reports.
+        every: Average interval in seconds.
+        do: Applies the fault to a worker. If cancelled, it must leave the worker in a working state.
 
     Raises:
-        ConfigurationError: There is no time from one to the next.
+        ConfigurationError: The interval is not positive.
 
     Example:
         >>> async def hiccup(worker: Worker) -> None:
@@ -62,15 +60,15 @@ class Fault:
 
 
 async def kill(worker: Worker) -> None:
-    """Kill a worker, by SIGKILL."""
+    """Kill a worker with SIGKILL."""
     await worker.kill()
 
 
 def stop(grace: float) -> Callable[[Worker], Awaitable[None]]:
-    """Tell a worker to stop, by SIGTERM, as a deploy does.
+    """Create a fault that stops a worker with SIGTERM, like a deployment.
 
     Args:
-        grace: Seconds that its runs have to end in.
+        grace: Grace period for active runs in seconds.
     """
 
     async def do(worker: Worker) -> None:
@@ -86,11 +84,11 @@ def stop(grace: float) -> Callable[[Worker], Awaitable[None]]:
 
 
 def freeze(lease: float, dice: random.Random) -> Callable[[Worker], Awaitable[None]]:
-    """Freeze a worker, by SIGSTOP, for less or more than its lease.
+    """Create a fault that freezes a worker with SIGSTOP for a fraction or multiple of the lease duration.
 
     Args:
-        lease: Seconds after which it counts as dead.
-        dice: Say for how long.
+        lease: Lease duration in seconds.
+        dice: Random number generator for the duration.
     """
 
     async def do(worker: Worker) -> None:
@@ -104,21 +102,21 @@ def freeze(lease: float, dice: random.Random) -> Callable[[Worker], Awaitable[No
 
 
 class Faults:
-    """Does things to workers, to one after the other, for the time of an `async with` block.
+    """Context manager that injects faults into random workers.
 
-    At its end what is under way is waited for; if the block fails or is cancelled, it is cut short. Either way no
-    worker stays frozen.
+    On a normal exit, it waits for active faults. If the block fails or is cancelled, active faults are cancelled.
+    Workers are never left frozen.
 
     Attributes:
-        asked: How often something was to be done, by its kind.
-        done: How often it was.
-        skipped: How often it was not, since fewer than two workers were idle.
-        hit: By the id of a process: when something was done to it, in milliseconds since 1970, and what.
-        broken: What is wrong with workers: one that ended by itself, or did not start again.
+        asked: Number of scheduled faults by kind.
+        done: Number of injected faults by kind.
+        skipped: Number of faults skipped because fewer than two workers were idle, by kind.
+        hit: Injected faults as pairs of time (milliseconds since 1970) and kind, by process id.
+        broken: Error messages for workers that crashed or failed to restart.
     """
 
     def __init__(self, workers: Sequence[Worker], dice: random.Random) -> None:
-        """Do nothing yet."""
+        """Create an injector without faults."""
         self._workers, self._dice = workers, dice
         self._timers: list[asyncio.Task[None]] = []
         self._under_way: set[asyncio.Task[None]] = set()
@@ -145,7 +143,7 @@ class Faults:
             await wait_all(tasks)
 
     async def cease(self) -> None:
-        """Do nothing more, and wait for what is under way; a worker that ends by itself is still started anew."""
+        """Stop injecting faults and wait for active ones. Crashed workers are still restarted."""
         watching, *timers = self._timers
         self._timers = [watching]
         for task in timers:
@@ -158,14 +156,14 @@ class Faults:
             await asyncio.wait(self._under_way)
 
     def begin(self, fault: Fault) -> None:
-        """Do something from now on."""
+        """Start injecting a fault at its interval."""
         self._timers.append(asyncio.create_task(self._again_and_again(fault), name=f"chaos-{fault.kind}"))
 
     async def _again_and_again(self, fault: Fault) -> None:
         loop = asyncio.get_running_loop()
         at = loop.time()
         while True:
-            # By the clock, and not after the one before: what is late does not make all others late.
+            # Use absolute times, so that delays do not accumulate.
             at += fault.every * self._dice.uniform(0.5, 1.5)
             await asyncio.sleep(at - loop.time())
             self._hit(fault)
@@ -174,7 +172,7 @@ class Faults:
         self._see_who_has_ended()
         self.asked[fault.kind] += 1
         idle = [worker for worker in self._workers if worker.alive and not worker.busy]
-        # One of them works on, so that something can be taken over.
+        # Keep one worker running, so that runs can be adopted.
         if len(idle) < 2:
             self.skipped[fault.kind] += 1
             return
@@ -201,7 +199,7 @@ class Faults:
         task.add_done_callback(self._under_way.discard)
 
     async def _do(self, worker: Worker, fault: Fault | None) -> None:
-        """Do something to a worker, if it is to be done, and start it anew if it is gone."""
+        """Apply a fault, if any, and restart the worker if it has ended."""
         if fault is not None:
             try:
                 await fault.do(worker)
@@ -211,7 +209,7 @@ class Faults:
             if not worker.alive:
                 await worker.start()
         except Exception as error:
-            # It stays busy, and so out of the play.
+            # The worker stays marked as busy and is therefore excluded.
             self._found(f"a worker is gone, and did not start again: {error}")
         else:
             worker.busy = False

@@ -1,4 +1,4 @@
-"""Processes of workers, and the agents that they load by name."""
+"""Worker processes and agent loading."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from rxloop.errors import ConfigurationError, RxloopError
 
 
 def load(reference: str) -> Any:
-    """Load what `module:object` names.
+    """Import an object from a `module:object` path.
 
     Raises:
-        ConfigurationError: There is no such thing.
+        ConfigurationError: The object cannot be imported.
     """
     place, colon, name = reference.partition(":")
     if not (place and colon and name):
@@ -38,10 +38,10 @@ def load(reference: str) -> Any:
 
 
 def load_agents(reference: str) -> dict[str, Agent[Any, Any]]:
-    """Load an agent, agents by their names, or a function that makes either.
+    """Import an agent, a dict of agents, or a function that returns either.
 
     Raises:
-        ConfigurationError: It is none of that.
+        ConfigurationError: The object cannot be imported or has the wrong type.
     """
     found: Any = load(reference)
     if callable(found) and not isinstance(found, Agent):
@@ -58,42 +58,42 @@ _STARTS_IN = 60.0
 
 
 class Worker:
-    """A process, and the next one in its place."""
+    """Worker process that can be restarted."""
 
     def __init__(self, orders: dict[str, Any], within: Sequence[str] = ()) -> None:
-        """Describe it; it is started by `start`.
+        """Configure a worker without starting it.
 
         Args:
-            orders: What it is told, on its standard input: others can read neither that nor the address in it.
-            within: What is put before its command.
+            orders: Worker settings, passed through stdin to hide the database URL from other users.
+            within: Command prefix.
         """
         self._within = tuple(within)
         self._orders = json.dumps(orders).encode() + b"\n"
         self._process: asyncio.subprocess.Process | None = None
         self.busy = False
-        """Whether something is done to it at the moment."""
+        """True while a fault is being applied."""
 
     @property
     def pid(self) -> int:
-        """The id of the process."""
+        """Process id."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether the process is there, frozen or not."""
+        """True if the process is running or frozen."""
         return self._process is not None and self._process.returncode is None
 
     @property
     def ended_with(self) -> int | None:
-        """The exit code of the process, or the signal that ended it, less than zero; None if it is there."""
+        """Exit code, the negative signal number, or None if the process is running."""
         return None if self._process is None else self._process.returncode
 
     async def start(self) -> None:
-        """Start a process, and wait until it works.
+        """Start the process and wait until it is ready.
 
         Raises:
-            RxloopError: It does not.
+            RxloopError: The worker failed to start.
         """
         self._process = process = await asyncio.create_subprocess_exec(
             *self._within,
@@ -107,7 +107,7 @@ class Worker:
         said = b""
         try:
             async with asyncio.timeout(_STARTS_IN):
-                # It stays open: a worker whose standard input ends has lost its play, and ends, too.
+                # Keep stdin open, because workers exit when it is closed.
                 process.stdin.write(self._orders)
                 await process.stdin.drain()
                 said = await process.stdout.readline()
@@ -121,33 +121,33 @@ class Worker:
             raise RxloopError(f"a worker does not start (it ended with {code}); what it says is on stderr")
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal; nothing happens if the process is gone."""
+        """Send a signal. Does nothing if the process has ended."""
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(number)
 
     async def wait(self) -> None:
-        """Wait for its end."""
+        """Wait for the process to exit."""
         assert self._process is not None
         await self._process.wait()
 
     async def kill(self) -> None:
-        """Kill it, without a word."""
+        """Kill the process and wait for it to exit."""
         if self._process is not None:
             self.send(signal.SIGKILL)
             await self._process.wait()
 
     def _environment(self) -> dict[str, str]:
-        # The modules of the tests are found there, too.
+        # Include the import path of the tests.
         found = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         if sys.dont_write_bytecode and sys.pycache_prefix is None:
-            # Each start would compile rxloop once more, which takes longer than all the rest of it.
+            # Without a bytecode cache, each start would spend most of its time compiling rxloop.
             found |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": _bytecode()}
         return found
 
 
 @cache
 def _bytecode() -> str:
-    """A folder for compiled modules, until this process ends."""
+    """Create a temporary bytecode folder, which is removed on exit."""
     folder = tempfile.mkdtemp(prefix="rxloop-bytecode-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

@@ -1,4 +1,4 @@
-"""Report of a run under faults, and the check sums of events that it is made from."""
+"""Chaos test report and event checksums."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from rxloop.protocol.events import Event
 Kind = Literal[
     "stuck", "lost", "broken", "output", "result", "effect", "order", "follower", "answer", "cancel", "worker"
 ]
-"""What may be wrong:
+"""Error category:
 
-* `stuck`: a run has not come to rest in time;
-* `lost`: a run or a checkpoint is not in the log as somebody was told;
-* `broken`: the log of a run has gaps, two ends, attempts mixed up, or breaks the grammar of the protocol;
-* `output`: a run has another output than was expected;
-* `result`: a call has two results, or a question two answers;
-* `effect`: a tool that is not idempotent was begun twice for one call, or before the log had it;
-* `order`: a run went on while an earlier one of its conversation did;
-* `follower`: a follower saw something else than the log has, or not all of it;
-* `answer`: an answer was acknowledged, and not taken;
-* `cancel`: a cancel was acknowledged, and the run went on; or a run was cancelled by nobody;
-* `worker`: a worker ended by itself, or did not start again.
+* `stuck`: The run did not become idle before the timeout.
+* `lost`: An acknowledged run or checkpoint is missing from the log.
+* `broken`: The log has gaps, multiple ends or interleaved attempts, or violates the event grammar.
+* `output`: The output does not match the expected output.
+* `result`: A call has multiple results, or a question has multiple answers.
+* `effect`: A non-idempotent tool was called twice or before the call was stored.
+* `order`: Runs in the same conversation overlapped.
+* `follower`: A follower received different or fewer events than the log contains.
+* `answer`: An acknowledged answer was not applied.
+* `cancel`: A run continued after an acknowledged cancel, or was cancelled without a request.
+* `worker`: A worker crashed or failed to restart.
 """
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Wrong(NamedTuple):
-    """One thing that must not be."""
+    """Failed check."""
 
     kind: Kind
     what: str
-    """A sentence that says so."""
+    """Error message."""
     task_id: str | None = None
-    """The run, if it is about one."""
+    """Run id, or None for worker errors."""
 
     @override
     def __str__(self) -> str:
@@ -71,20 +71,20 @@ class Report:
 
     @property
     def runs(self) -> int:
-        """How many runs there were."""
+        """Number of runs."""
         return self.states.total()
 
     @property
     def kinds(self) -> Mapping[Kind, int]:
-        """How many things are wrong of each kind, none included."""
+        """Number of failed checks by kind, including zeros."""
         found = Counter(wrong.kind for wrong in self.wrong)
         return {kind: found[kind] for kind in KINDS}
 
     def check(self) -> None:
-        """See that nothing is wrong.
+        """Raise an error if any check failed.
 
         Raises:
-            AssertionError: Something is; the message has all of it.
+            AssertionError: Contains the summary and the first 20 failed checks.
         """
         if self.wrong:
             more = f"\n... and {len(self.wrong) - 20} more" if len(self.wrong) > 20 else ""
@@ -131,35 +131,35 @@ def _part(seconds: Sequence[float], part: float) -> float:
 
 
 Seen = tuple[int, int, str, int]
-"""Of an event: `seq`, attempt, kind, and a check sum of all of it."""
+"""Event summary: seq, attempt, kind and checksum."""
 
 
 def seen(event: Event) -> Seen:
-    """What is remembered of an event."""
+    """Return the summary of an event."""
     return event.seq, event.attempt, event.kind, crc32(event.to_json())
 
 
 class Digest:
-    """What an attempt has written, as one number for each of its events: what the part up to that one is."""
+    """Rolling checksum of an attempt's events."""
 
     def __init__(self) -> None:
-        """Begin with an attempt, before its first event."""
+        """Create an empty checksum."""
         self._sums: dict[int, int] = {}
         self._last = 0
 
     def add(self, event: Event) -> None:
-        """Add the next event."""
+        """Update the checksum with the next event."""
         self._last = self._sums[event.seq] = crc32(event.to_json(), self._last)
 
     def at(self, seq: int) -> int | None:
-        """The number for the part up to that event; None if the attempt has not written it."""
+        """Return the checksum up to and including an event, or None if the event is missing."""
         return self._sums.get(seq)
 
 
 def digest_of(events: Iterable[Event], attempt: int) -> Digest:
-    """What an attempt has written, as a log has it."""
+    """Compute the checksum of an attempt from its log."""
     digest = Digest()
-    # As it is told from: an attempt begins with its status, after `task` in the first one.
+    # Exclude the `task` event, because workers start recording at the status update.
     for event in events:
         if event.attempt == attempt and event.kind != "task" and event.parent_task_id is None:
             digest.add(event)
@@ -168,19 +168,19 @@ def digest_of(events: Iterable[Event], attempt: int) -> Digest:
 
 @dataclass
 class Witness:
-    """What somebody outside was told of a run.
+    """Client-side observations of a run.
 
     Attributes:
-        task_id: The run, whose start was acknowledged.
-        context_id: Its conversation.
-        prompt: What was asked.
-        seen: The events that its follower saw.
-        saw_its_end: The follower was told that there is nothing more.
-        failed: Why the follower did not come to the end, if it failed.
-        answered: The questions whose answers were acknowledged.
-        refused: The questions whose answers were not taken, and why.
-        cancelling: Somebody has asked to cancel it.
-        cancelled_at: When that was acknowledged, in milliseconds since 1970.
+        task_id: Run id. The start of the run was acknowledged.
+        context_id: Conversation id.
+        prompt: Prompt.
+        seen: Events received by the follower.
+        saw_its_end: True if the follower reached the end of the stream.
+        failed: Error raised by the follower.
+        answered: Input ids of acknowledged answers.
+        refused: Error messages for refused answers, by input id.
+        cancelling: True if a cancel was requested.
+        cancelled_at: Time of the cancel acknowledgement, in milliseconds since 1970.
     """
 
     task_id: str

@@ -1,8 +1,8 @@
-"""One worker, there to be killed and frozen: `python -m rxloop.testing.chaos.worker`.
+"""Worker process for chaos tests, started with `python -m rxloop.testing.chaos.worker`.
 
-Its orders come as a line of JSON on the standard input, which ends with whoever gave them, and so does the worker; on
-Linux also while it is frozen.
-It writes down what the judge asks for later, each as one write at the end of a file: there in whole, or not at all.
+Settings are read from stdin as a single line of JSON. The worker exits when stdin is closed. On Linux, it is also
+killed with its parent process, even if it is frozen. Records for the checker are appended to files with a single write
+each, so that they are never partially written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _note_effects(file: Path) -> None:
-    """Note each call of a function tool that is not idempotent when it begins."""
+    """Record all calls to non-idempotent function tools before they are executed."""
     call: Any = vars(FunctionTool)["call"]
 
     async def noted(self: Any, arguments: Any, ctx: Any) -> Any:
@@ -40,14 +40,14 @@ def _note_effects(file: Path) -> None:
 
 
 class _Notes:
-    """What is told to those who listen to the runs here: checkpoints above all, each with what it stands for."""
+    """Recorder for acknowledged checkpoints, with a checksum for each, and for started attempts."""
 
     def __init__(self, folder: Path) -> None:
         self._acknowledged, self._begun = folder / "acknowledged", folder / "begun"
         self._digests: dict[str, Digest] = {}
 
     def told(self, event: AnyEvent) -> None:
-        # Of the run itself: nested runs have no log of their own.
+        # Skip nested runs because they do not have a separate log.
         if not event.durable or event.parent_task_id is not None:
             return
         about = {"task": event.task_id, "attempt": event.attempt}
@@ -70,12 +70,12 @@ def _add(file: Path, line: dict[str, Any]) -> None:
 
 
 async def _work(orders: dict[str, Any], come: int, go: int) -> None:
-    """Work until it is told to stop, or nobody is there any more.
+    """Run a worker until SIGTERM, or until stdin is closed.
 
     Args:
-        orders: What to do.
-        come: Where it is told that the play is over, by the end of what can be read there.
-        go: Where it says that it works.
+        orders: Worker settings.
+        come: File descriptor that is closed by the parent at the end of the test.
+        go: File descriptor for reporting that the worker is ready.
     """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -103,7 +103,7 @@ async def _work(orders: dict[str, Any], come: int, go: int) -> None:
         except Exception as error:
             if runtime.entered:
                 raise
-            # The server may be away when a worker begins.
+            # The database may be unavailable at startup.
             sys.stderr.write(f"not ready: {error}\n")
             await asyncio.sleep(0.5)
     await queue.aclose()
@@ -111,13 +111,13 @@ async def _work(orders: dict[str, Any], come: int, go: int) -> None:
 
 
 def _die_with_parent() -> None:
-    """Be killed as soon as whoever gave the orders is gone: one that is frozen sees no end of its input."""
+    """Kill this process when its parent exits. A frozen process would not notice that stdin was closed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _own_ends() -> tuple[int, int]:
-    """Take the pipes to whoever gave the orders: what tools print goes to stderr, and they read nothing."""
+    """Duplicate the pipes to the parent. Tools then read an empty stdin and print to stderr."""
     come, go = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -131,6 +131,6 @@ if __name__ == "__main__":
     given = json.loads(sys.stdin.buffer.readline())
     _note_effects(Path(given["folder"]) / "effects")
     asyncio.run(_work(given, *_own_ends()))
-    # Threads of tools may not listen.
+    # Don't wait for tool threads that ignore cancellation.
     sys.stdout.flush()
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Clients of the runtime: they start runs, follow them, answer questions, and cancel."""
+"""Simulated clients that start, follow, answer and cancel runs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rxloop.testing.chaos.report import Witness, seen
 log = logging.getLogger("rxloop")
 
 Answer = Callable[[InputRequiredEvent], Any]
-"""Gives the answer to a question."""
+"""Callback for answering questions."""
 
 _FORGOTTEN = 5.0
-"""Seconds after which a question that nobody has answered stays without an answer."""
+"""Seconds after which an open question is considered unanswered."""
 
 _AGAIN_IN = 0.5
 
@@ -41,17 +41,17 @@ class Script:
 
 
 class Play:
-    """One play; `witnesses` has what its people were told, in the order in which they started the runs."""
+    """Scenario execution. `witnesses` contains the client observations in start order."""
 
     def __init__(self, runtime: Runtime, script: Script, dice: random.Random) -> None:
-        """Start nothing yet."""
+        """Create a scenario without starting it."""
         self._runtime, self._script, self._dice = runtime, script, dice
         self.witnesses: list[Witness] = []
         self._following: dict[str, asyncio.Task[None]] = {}
         self._others: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Start the runs, over the seconds of the play, and cancel some of them."""
+        """Start all runs over the duration of the scenario, and cancel some of them."""
         script, dice, context_id = self._script, self._dice, None
         loop = asyncio.get_running_loop()
         begun = loop.time()
@@ -65,19 +65,21 @@ class Play:
             self._following[record.task_id] = asyncio.create_task(self._follow(witness))
             if dice.random() < script.cancelled:
                 self._do(self._cancel(witness, dice.uniform(0, 3)))
-            # By the clock: what takes long does not make the play longer.
+            # Use absolute times, so that delays do not extend the scenario.
             due = begun + script.seconds * (number + dice.uniform(0.5, 1.5)) / script.runs
             await asyncio.sleep(min(due, begun + script.seconds) - loop.time())
         await asyncio.sleep(begun + script.seconds - loop.time())
 
     async def rest(self, patience: float) -> None:
-        """Wait until all runs are over, or wait for an answer that nobody gives; the judge says what they are then."""
+        """Wait until all runs have ended or have been waiting for input, up to a timeout. States are verified by the
+        checker.
+        """
         loop = asyncio.get_running_loop()
         ends = loop.time() + patience
         while loop.time() < ends and (left := [key for key, task in self._following.items() if not task.done()]):
             await asyncio.wait([self._following[task_id] for task_id in left], timeout=1)
             records = [await self._runtime.get_record(task_id) for task_id in left]
-            # A later run of the conversation may have let a question go.
+            # Later runs in the conversation can drop questions.
             since = (time.time() - _FORGOTTEN) * 1000
             if all(record.state in WAITING and record.updated < since for record in records):
                 break
@@ -85,7 +87,7 @@ class Play:
             await asyncio.wait(self._others, timeout=max(0, ends - loop.time()))
 
     async def end(self) -> None:
-        """Let nobody go on."""
+        """Cancel all clients."""
         tasks = [*self._following.values(), *self._others]
         for task in tasks:
             task.cancel()
@@ -97,7 +99,7 @@ class Play:
         task.add_done_callback(self._others.discard)
 
     async def _follow(self, witness: Witness) -> None:
-        """Follow a run to its end, as a browser does, and answer what it asks."""
+        """Follow a run until its end and answer its questions, like a browser."""
         cursor: str | None = None
         while True:
             try:
@@ -122,7 +124,7 @@ class Play:
             await _insist(lambda: self._runtime.answer(witness.task_id, {input_id: value}))
             witness.answered.append(input_id)
         except (InvalidInput, RunOver) as error:
-            # A later run has let the question go, or the run is over.
+            # A later run dropped the question, or the run has ended.
             witness.refused[input_id] = str(error)
 
     async def _cancel(self, witness: Witness, after: float) -> None:
@@ -132,12 +134,12 @@ class Play:
             await _insist(lambda: self._runtime.cancel(witness.task_id, "chaos"))
             witness.cancelled_at = round(time.time() * 1000)
         except ConflictError as error:
-            # Nobody has told us yet that it is cancelled; it has the letter.
+            # The command was stored but not acknowledged.
             log.info("the run %s is not cancelled yet: %s", witness.task_id, error)
 
 
 async def _insist(do: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Do something, and do it again while the log is out of reach, as a client does."""
+    """Retry an operation while the log is unavailable, like a client."""
     while True:
         try:
             return await do()
