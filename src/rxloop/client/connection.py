@@ -215,8 +215,9 @@ async def _connected(
 
 
 async def _lines(response: httpx.Response) -> AsyncGenerator[bytes]:
-    """Yield non-empty lines. Only newlines are separators, unlike in httpx, which also splits on characters allowed in
-    JSON.
+    """Yield non-empty lines, separated by newlines only.
+
+    httpx also splits on other characters, which JSON allows.
     """
     rest = bytearray()
     async for piece in response.aiter_bytes():

@@ -1,12 +1,12 @@
-"""What every store of artifacts must do, as checks for stores of your own.
+"""Contract tests for artifact stores.
 
     @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
     async def test_my_store_keeps_the_contract(check):
         await check(MyStore)
 
-Each check is an async function that makes a new, empty store with the function it is given, and raises an
-`AssertionError` if the store does something else. None needs pytest. A store that several processes may use at once has
-to keep `SHARED_CHECKS` too, which are given a function that makes two store objects over one place.
+Each check is an async function that accepts a factory for new, empty stores, and raises `AssertionError` on failure.
+The checks do not require pytest. Stores with support for multiple processes must also pass `SHARED_CHECKS`, which
+accept a factory for two store objects with shared storage.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Marble lines: what happened on a stream and when, in one line of text.
+"""Marble diagrams: single-line text representations of events over time.
 
     (twlcs) 500ms (xl) 150ms (cF|)
 
-A letter is an event, and `|` the end or `#` the error of the stream. Parentheses hold what happens at one instant, in
-order. Time passes only with `-`, which is one frame, and with `500ms` or `1.5s`. Blanks mean nothing.
+Each letter represents an event. `|` is the end of the stream and `#` an error. Parentheses group events that occur at
+the same time. A `-` advances the time by a single frame, and `500ms` or `1.5s` by the given duration. Blanks are
+ignored.
 
-The letters stand beside the kinds in docs/protocol.md, as `marble` of their classes; `F` is the final status-update.
+The letters are listed in docs/protocol.md and are available as the `marble` attribute of event classes. `F` is the
+final status-update.
 """
 
 from __future__ import annotations
@@ -26,46 +28,46 @@ from rxloop.providers.script import ScriptedModel
 from rxloop.testing.virtual_time import SECOND, NothingLeft, current_time
 
 FRAME = 0.025
-"""The length of one `-` in seconds."""
+"""Duration of a `-` in seconds."""
 END = "|"
 ERROR = "#"
 _FINAL = "F"
 _TOKEN = re.compile(r"\s+|(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s)|(?P<one>.)")
 
 Instant = tuple[int, str]
-"""Nanoseconds since the start, and what happened then."""
+"""Nanoseconds since the start, and the marble."""
 
 
 class HasEvents(Protocol):
-    """Something with a stream of events, such as a run."""
+    """Object with an event stream, such as a run."""
 
     @property
     def events(self) -> Observable[Event]:
-        """The stream."""
+        """Event stream."""
         ...
 
 
 def letter(event: Event) -> str:
-    """Return the letter that stands for an event in a marble line."""
+    """Return the marble letter for an event."""
     if isinstance(event, StatusUpdateEvent) and event.final:
         return _FINAL
     return event.marble
 
 
 def assert_marbles(run: HasEvents | Observable[Any], expected: str, *, frame: float = FRAME) -> None:
-    """Assert what happens on a stream, and when, in virtual time.
+    """Assert the events of a stream and their timing, using virtual time.
 
-    Subscribes, drives the loop until the stream ends, and compares. Transient events, usage and checkpoints are left
-    out, unless their letter occurs in the expected line.
+    The function subscribes to the stream and runs the event loop until the stream ends. Transient events, usage and
+    checkpoints are ignored unless their letters are part of the expected line.
 
     Args:
-        run: A run, or any Observable of events.
-        expected: A marble line, as the head of this module explains it. It starts when the stream is subscribed.
-        frame: The length of one `-` in seconds.
+        run: Run or Observable of events.
+        expected: Marble line, starting at the time of the subscription. See the module documentation for the syntax.
+        frame: Duration of a `-` in seconds.
 
     Raises:
-        AssertionError: Something else happened; the message shows both lines and the events where they part.
-        RxloopError: There is no `virtual_time()` around the call, or the stream never ends.
+        AssertionError: The stream was different. The message contains both lines and the first different events.
+        RxloopError: `virtual_time()` is not active, or the stream never ends.
     """
     __tracebackhide__ = True
     wanted = _parse(expected, frame)
@@ -89,7 +91,7 @@ def assert_marbles(run: HasEvents | Observable[Any], expected: str, *, frame: fl
 
 
 def _around(at: int, happened: Sequence[tuple[int, Event | Exception | str]]) -> list[str]:
-    """List the events at an instant, or else those that came next."""
+    """Describe the events at a time, or the next later events."""
     shown = min((when for when, _ in happened if when >= at), default=None)
     if shown is None:
         return [f"nothing happened at {_duration(at)} or later"]
@@ -101,17 +103,18 @@ def _around(at: int, happened: Sequence[tuple[int, Event | Exception | str]]) ->
 
 
 def marbles(events: Iterable[tuple[float, Event | str]], *, frame: float = FRAME) -> str:
-    """Write what happened as a marble line.
+    """Format events as a marble line.
 
     Args:
-        events: Seconds since the start, and the event; `"|"` is the end of the stream and `"#"` its error.
-        frame: The length of one `-` in seconds.
+        events: Pairs of time (seconds since the start) and event, where `"|"` is the end of the stream and `"#"` an
+            error.
+        frame: Duration of a `-` in seconds.
     """
     return _render([(round(at * SECOND), _mark(what)) for at, what in events], frame)
 
 
 def _difference(one: Sequence[object], other: Sequence[object]) -> int:
-    """Find the first place where two sequences differ."""
+    """Return the first index at which two sequences are different."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
@@ -129,7 +132,7 @@ def _compared(what: Event | str, named: set[str]) -> bool:
 
 
 def _record(run: HasEvents | Observable[Any]) -> list[tuple[int, Event | Exception | str]]:
-    """Subscribe, and drive the loop until the stream has ended."""
+    """Subscribe and run the event loop until the stream ends."""
     time = current_time()
     seen: list[tuple[int, Event | Exception | str]] = []
 
@@ -159,7 +162,7 @@ def _record(run: HasEvents | Observable[Any]) -> list[tuple[int, Event | Excepti
 
 
 def _parse(line: str, frame: float) -> list[Instant]:
-    """Read a marble line."""
+    """Parse a marble line."""
     at = 0
     instants: list[Instant] = []
     grouped = False
@@ -215,25 +218,25 @@ def _gap(passed: int, frame: int) -> str:
 
 
 def _duration(passed: int) -> str:
-    """Write a length of time as a marble line has it."""
+    """Format a duration for a marble line."""
     value, unit = (passed / SECOND, "s") if passed >= SECOND else (passed * 1000 / SECOND, "ms")
     return f"{value:.9f}".rstrip("0").rstrip(".") + unit
 
 
 def recorded(path: str | os.PathLike[str], *, task_id: str | None = None) -> ScriptedModel:
-    """Make a model that answers as the models of a recorded run did; see `ScriptedModel.from_events`.
+    """Create a model from a recorded run. See `ScriptedModel.from_events`.
 
-    So a run that went well once becomes a test, with no model and no key:
+    This can be used to create offline tests from successful runs, without API keys.
 
     Example:
         >>> await Agent(recorded("run.jsonl"), tools=tools).run("Weather?").pipe(op.compare("run.jsonl"))
 
     Args:
-        path: The file that `op.record`, `rxloop run --json` or `rxloop export --full` made of the run.
-        task_id: The run, where the file has a nested one as well; by default the outermost.
+        path: File created with `op.record`, `rxloop run --json` or `rxloop export --full`.
+        task_id: Run id, if the file also contains nested runs. Defaults to the outermost run.
 
     Raises:
-        ConfigurationError: The file cannot be read, or is not a recording of a run.
+        ConfigurationError: The file cannot be read, or is not a valid recording.
     """
     events = recorded_events(path)
     try:
@@ -243,12 +246,12 @@ def recorded(path: str | os.PathLike[str], *, task_id: str | None = None) -> Scr
 
 
 def recorded_events(path: str | os.PathLike[str]) -> list[Event]:
-    """Read the events of a recorded run, in order, for views and folds.
+    """Read all events from a recorded run, for use with views and folds.
 
     Args:
-        path: The file, with the JSON of one event on each line.
+        path: JSONL file with a single event per line.
 
     Raises:
-        ConfigurationError: The file cannot be read, or a line of it is not an event.
+        ConfigurationError: The file cannot be read, or contains an invalid event.
     """
     return read_recording(path)

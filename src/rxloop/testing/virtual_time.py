@@ -1,10 +1,10 @@
-"""Virtual time: a whole run, its tools included, in no real time.
+"""Virtual time for running agents and tools without real delays.
 
     with virtual_time() as time:
         result = time.run(Agent(model, tools=[slow_weather]).run("Weather?"))
         assert time.now == 0.65
 
-Only time is virtual: threads, files and sockets are real, and time stands still while they work.
+Threads, files and sockets are real. The virtual clock is paused while waiting for them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rxloop.support.tasks import CLOCK
 from rxloop.support.threads import THREAD_NAME
 
 SECOND = 1_000_000_000
-"""Nanoseconds: time is counted in whole ones, so that 0.5 s and 0.15 s make exactly 0.65 s."""
+"""Nanoseconds per second. Integer times avoid rounding errors: 0.5 s plus 0.15 s is exactly 0.65 s."""
 
 _SHORT_WAIT = 0.02
 
@@ -41,23 +41,23 @@ _Poll = Callable[[float | None], list[Any]]
 
 
 class NothingLeft(RxloopError):
-    """Somebody waits in virtual time for what can never happen: no timer, no thread, no socket is left."""
+    """Deadlock in virtual time. No timer, thread or socket can wake up a waiting task."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock stands still while anything runs, and then jumps to the next timer.
+    """Event loop with a virtual clock. When idle, the clock jumps to the next timer.
 
     Args:
-        patience: The real seconds to wait for a thread or a socket before time goes on without it.
+        patience: Timeout in real seconds for threads and sockets before the clock advances.
     """
 
     def __init__(self, patience: float) -> None:
         self.now = 0
         """Nanoseconds since the start."""
         self.horizon: int | None = None
-        """Where `advance` stops."""
+        """Upper bound for the clock during `advance`."""
         self.limiter: CapacityLimiter | None = None
-        """Counts the jobs that anyio runs in threads."""
+        """Limiter for counting anyio's worker threads."""
         self._timers: list[tuple[int, int, asyncio.TimerHandle, Callable[[], None], Context]] = []
         self._timer_count = 0
         self._jobs = 0
@@ -69,15 +69,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._poll.own = len(self._poll.get_map())
 
     def time(self) -> float:
-        """Return the seconds since the start."""
+        """Return the virtual time in seconds."""
         return self.now / SECOND
 
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Call back at an instant; callbacks of the same instant in the order in which they were asked for."""
-        # The queue of asyncio is a heap, which keeps no order among timers of one instant. Real timers hardly ever
-        # meet; virtual ones do all the time.
+        """Schedule a callback. Callbacks with equal times are called in insertion order."""
+        # asyncio's heap does not preserve the order of timers with equal times. These are rare with real clocks but
+        # common with virtual time.
         if self.is_closed():
             raise RuntimeError("Event loop is closed")
         context = context or copy_context()
@@ -95,7 +95,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return timer
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """Run a function in a thread; time stands still until it is done."""
+        """Run a function in a thread. The clock is paused until the function returns."""
         job = super().run_in_executor(executor, func, *args)
         self._jobs += 1
         job.add_done_callback(self._job_done)
@@ -105,7 +105,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._jobs -= 1
 
     def _wait(self, poll: _Poll, timeout: float | None) -> list[Any]:
-        """Wait in the selector's place: asyncio calls it when it has nothing to do, or between two rounds."""
+        """Replacement for the selector's `select`. asyncio calls it when idle and between iterations."""
         ready = poll(0)
         if timeout is None and not ready:
             ready = self._wait_really(poll)
@@ -117,7 +117,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return ready
 
     def _wait_really(self, poll: _Poll) -> list[Any]:
-        """Give threads and sockets the real time that they need."""
+        """Wait in real time for threads and sockets."""
         busy = self._busy()
         if not busy:
             if not self._may_be_called():
@@ -127,21 +127,21 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             return poll(self._patience)
         if not busy:
             return poll(_SHORT_WAIT)
-        # One deadline until something calls in, so that a thread that hangs does not cost its patience at each jump.
+        # Share the deadline between calls, so that a blocked thread does not delay each timer by the full timeout.
         if self._deadline is None:
             self._deadline = time.monotonic() + self._patience
         return poll(max(_SHORT_WAIT, self._deadline - time.monotonic()))
 
     def _busy(self) -> bool:
-        """Return whether a thread pool works for this loop."""
+        """True if a thread pool is running jobs for this loop."""
         return self._jobs > 0 or (self.limiter is not None and self.limiter.borrowed_tokens > 0)
 
     def _log_is_written(self) -> bool:
-        """Return whether a run waits for its log, which has as long as it needs, and not until the next timer."""
+        """True if a run is waiting for its log. There is no timeout for log writes."""
         return any(task.get_name().startswith(LOG_TASK) for task in asyncio.all_tasks(self))
 
     def _may_be_called(self) -> bool:
-        """Return whether a socket or a thread that somebody started may still call in."""
+        """True if a socket or a foreign thread can wake up the loop."""
         if self._poll.sockets:
             return True
         return any(
@@ -169,22 +169,22 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self.call_soon(fire, context=context)
 
     def waiting(self) -> str:
-        """List the names of the tasks that have not ended."""
+        """Return the names of all unfinished tasks."""
         return ", ".join(sorted(task.get_name() for task in asyncio.all_tasks(self))) or "no task"
 
 
 class _Selector(selectors.DefaultSelector):
-    """The platform's selector, with the wait left to the loop."""
+    """Platform selector that delegates waiting to the loop."""
 
     def __init__(self, wait: Callable[[_Poll, float | None], list[Any]]) -> None:
         super().__init__()
         self._wait = wait
         self.own = 0
-        """How many sockets the loop has for itself."""
+        """Number of sockets used internally by the loop."""
 
     @property
     def sockets(self) -> bool:
-        """Whether anything but the loop's own sockets is registered."""
+        """True if any other sockets are registered."""
         return len(self.get_map()) > self.own
 
     @override
@@ -195,13 +195,13 @@ class _Selector(selectors.DefaultSelector):
 T = TypeVar("T")
 
 EPOCH = 1_767_225_600_000
-"""The first instant of virtual time, in milliseconds since 1970: 2026-01-01."""
+"""Start of virtual time, in milliseconds since 1970 (2026-01-01)."""
 
 _around: list[VirtualTime] = []
 
 
 class VirtualTime:
-    """Drives an event loop whose clock jumps; `virtual_time` makes one."""
+    """Controller for an event loop with a virtual clock. Use `virtual_time` to create instances."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -209,16 +209,16 @@ class VirtualTime:
 
     @property
     def now(self) -> float:
-        """Return the seconds since the start."""
+        """Virtual time in seconds."""
         return self._loop.time()
 
     def at(self, seconds: float, callback: Callable[[], object]) -> None:
-        """Call something at an instant.
+        """Schedule a callback.
 
         Args:
-            seconds: The instant, counted from the start.
-            callback: What to call, inside the loop. If it gives an awaitable, that becomes a task. What it raises comes
-                out of `run` or `advance`.
+            seconds: Time since the start.
+            callback: Function to call inside the event loop. Returned awaitables are wrapped in a task. Exceptions are
+                raised by `run` or `advance`.
         """
         if round(seconds * SECOND) < self._loop.now:
             raise ConfigurationError(f"at({seconds:g}) lies in the past: it is t={self.now:g} s")
@@ -243,17 +243,17 @@ class VirtualTime:
         self._loop.stop()
 
     def run(self, awaitable: Awaitable[T], timeout: float | None = None) -> T:
-        """Drive the loop until something is done.
+        """Run the event loop until an awaitable is done.
 
         Args:
-            awaitable: A run, a coroutine, or anything else that can be awaited.
-            timeout: The virtual seconds after which a `TimeoutError` is raised.
+            awaitable: Run, coroutine or other awaitable.
+            timeout: Virtual seconds after which `TimeoutError` is raised.
 
         Returns:
-            What awaiting it gives; what it raises is raised here.
+            Result of the awaitable. Exceptions are propagated.
 
         Raises:
-            RxloopError: Nothing is left that could ever happen, and it is not done.
+            RxloopError: The awaitable can never finish.
         """
 
         async def waits() -> T:
@@ -277,7 +277,7 @@ class VirtualTime:
             raise failure
 
     def advance(self, seconds: float) -> None:
-        """Run everything that is due within the next seconds; afterwards it is that much later."""
+        """Advance the clock and run all callbacks that are due."""
         if seconds < 0:
             raise ConfigurationError(f"time does not run backwards: advance({seconds:g})")
         self._loop.horizon = self._loop.now + round(seconds * SECOND)
@@ -289,7 +289,7 @@ class VirtualTime:
 
 
 class _VirtualClock:
-    """The run's `Clock` in virtual time."""
+    """`Clock` implementation for virtual time."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -302,10 +302,10 @@ class _VirtualClock:
 
 
 def current_time() -> VirtualTime:
-    """Return the virtual time around the caller.
+    """Return the active virtual time.
 
     Raises:
-        RxloopError: There is none.
+        RxloopError: `virtual_time()` is not active.
     """
     if not _around:
         raise RxloopError("this needs virtual time around it: with virtual_time(): ...")
@@ -356,7 +356,7 @@ async def _limiter() -> CapacityLimiter:
 
 
 def _cancel_all(loop: VirtualLoop) -> None:
-    """Cancel the tasks that are left, and those that their clean-up starts."""
+    """Cancel all remaining tasks, including tasks started during cleanup."""
     while tasks := asyncio.all_tasks(loop):
         for task in tasks:
             task.cancel()

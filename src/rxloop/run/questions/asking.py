@@ -23,8 +23,7 @@ from rxloop.run.questions.open_questions import OpenQuestions, Place
 from rxloop.stream.scope import Scope, TimeScope
 
 OnInput = Callable[[PendingInput], Any]
-"""Callback for answering questions during a run. It may return a value or an awaitable. Sync functions run in a thread.
-"""
+"""Callback for answering questions. It may return a value or an awaitable. Sync functions run in a thread."""
 
 
 class Questions:

@@ -130,8 +130,9 @@ class OpenQuestions:
                 raise
 
     def take(self, answers: Sequence[InputReceivedEvent]) -> bool:
-        """Deliver answers to waiting questions. Returns False, without any effect, unless all of the questions are
-        waiting.
+        """Deliver answers to waiting questions.
+
+        Returns False, without any effect, unless all of the questions are waiting.
         """
         waits = [self._waits.get(answer.input_id) for answer in answers]
         if not answers or any(each is None or each.answered is None or not each.open for each in waits):
@@ -162,7 +163,7 @@ class OpenQuestions:
             await ctx.active_call.acquire()
 
     def _reclaim(self, place: Place, ctx: RunContext[Any]) -> None:
-        """Reclaim the permits of an unanswered call without waiting. The call is about to pause or has been cancelled."""
+        """Reclaim the permits of an unanswered call, which is about to pause or was cancelled, without waiting."""
         if self._waits_still(ctx):
             return
         for each in place.path():
@@ -174,9 +175,7 @@ class OpenQuestions:
             ctx.active_call.reclaim()
 
     def _waits_still(self, ctx: RunContext[Any]) -> bool:
-        """True if the same call has another open question. The call must not acquire a permit until all of them are
-        answered.
-        """
+        """True if the call has another open question, and therefore must not acquire its permit yet."""
         active = ctx.active_call
         return active is not None and any(each.ctx.active_call is active and each.open for each in self._waits.values())
 

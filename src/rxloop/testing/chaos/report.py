@@ -49,16 +49,17 @@ class Wrong(NamedTuple):
 
 @dataclass
 class Report:
-    """What was done to the workers, and what the judge has found. Reports can be added up.
+    """Chaos test report. Use `+` to combine reports.
 
     Attributes:
-        states: How many runs ended in which state.
-        faults: How many workers were killed (`kill`), frozen (`freeze`), told to stop (`stop`), and what else was done.
-        skipped: How many faults were due and left out, since fewer than two workers were idle: take more workers.
-        take_overs: Seconds from each fault to the next attempt of a run that it has hit, by the kind of the fault.
-        acknowledged: How many checkpoints somebody was told of.
-        effects: How many calls of tools were begun that are not idempotent.
-        wrong: What must not be.
+        states: Number of runs by state.
+        faults: Number of injected faults by kind: `kill`, `freeze`, `stop`, or a custom kind.
+        skipped: Number of faults skipped because fewer than two workers were idle. Increase the number of workers to
+            avoid this.
+        take_overs: Seconds between a fault and the next attempt of an affected run, by kind of fault.
+        acknowledged: Number of acknowledged checkpoints.
+        effects: Number of calls to non-idempotent tools.
+        wrong: Failed checks.
     """
 
     states: Counter[str] = field(default_factory=Counter[str])

@@ -29,7 +29,7 @@ _AGAIN_IN = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What is played: see `Chaos.play`."""
+    """Scenario parameters. See `Chaos.play`."""
 
     agent: str
     prompts: Sequence[str]
@@ -71,8 +71,9 @@ class Play:
         await asyncio.sleep(begun + script.seconds - loop.time())
 
     async def rest(self, patience: float) -> None:
-        """Wait until all runs have ended or have been waiting for input, up to a timeout. States are verified by the
-        checker.
+        """Wait until all runs have ended or need input, or the timeout expires.
+
+        The checker validates the states afterwards.
         """
         loop = asyncio.get_running_loop()
         ends = loop.time() + patience

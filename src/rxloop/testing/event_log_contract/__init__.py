@@ -4,12 +4,11 @@
     async def test_my_log_keeps_the_contract(check):
         await check(MyLog)
 
-Each check is an async function that makes new, empty logs with the function it is given, and raises an
-`AssertionError` if a log does something else. None needs pytest. Checks of folds and of stored transient events skip a
-log that does not store them.
+Each check is an async function that accepts a factory for new, empty logs, and raises `AssertionError` on failure. The
+checks do not require pytest. Checks for folds and stored transient events are skipped if the log does not store them.
 
-A log that several processes may use at once has to keep `SHARED_CHECKS` too, which are given a function that makes two
-log objects over one store:
+Logs with support for multiple processes must also pass `SHARED_CHECKS`. These accept a factory for two log objects with
+shared storage:
 
     @pytest.mark.parametrize("check", SHARED_CHECKS, ids=lambda check: check.__name__)
     async def test_two_of_my_logs_keep_the_contract(check):
@@ -25,19 +24,19 @@ from rxloop.testing.event_log_contract.toolkit import Check, MakeLog, MakeTwo, S
 __all__ = ["CHECKS", "SHARED_CHECKS", "Check", "MakeLog", "MakeTwo", "SharedCheck", "check_event_log"]
 
 CHECKS: tuple[Check, ...] = (*append.CHECKS, *records.CHECKS, *follow.CHECKS, *coordination.CHECKS)
-"""All checks of the contract of one log object."""
+"""All contract checks for a single log."""
 SHARED_CHECKS: tuple[SharedCheck, ...] = (*append.SHARED, *follow.SHARED, *coordination.SHARED)
-"""All checks of the contract between two log objects over one store."""
+"""All contract checks for two log objects with shared storage."""
 
 
 async def check_event_log(make_log: MakeLog) -> None:
-    """Run all checks, one after the other.
+    """Run all checks sequentially.
 
     Args:
-        make_log: Makes a new, empty log at each call.
+        make_log: Factory for new, empty logs.
 
     Raises:
-        AssertionError: A check failed; a note on it names the check.
+        AssertionError: A check failed. Its name is added as a note.
     """
     for check in CHECKS:
         try:

@@ -1,4 +1,4 @@
-"""Checks of appending."""
+"""Checks for appending events."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHARED: list[SharedCheck] = []
 
 @check(CHECKS)
 async def appended_events_are_read_back_in_order(log: EventLog) -> None:
-    """Events come back equal and in order, and `after_seq` leaves out the earlier ones."""
+    """Events are returned unchanged and in order. `after_seq` excludes earlier events."""
     call = ToolCall(id="1", name="weather", arguments={"city": "Ålesund"})
     image = ImagePart(data=b"\x00\xff", media_type="image/png")
     first: list[Event] = [
@@ -67,7 +67,7 @@ async def an_unknown_run_is_an_error_that_names_it(log: EventLog) -> None:
 
 @CHECKS.append
 async def a_writer_that_expects_another_last_event_is_refused(make_log: MakeLog) -> None:
-    """The error names the run, and both numbers."""
+    """The error contains the run id and both numbers."""
     for expected_seq in (0, 1, 3):
         async with new_log(make_log) as log:
             await log.append("run-7", begun(), expected_seq=0)
@@ -80,7 +80,7 @@ async def a_writer_that_expects_another_last_event_is_refused(make_log: MakeLog)
 
 @CHECKS.append
 async def of_two_writers_at_once_one_wins(make_log: MakeLog) -> None:
-    """The other one is refused, also if its bytes are the same."""
+    """The other writer is refused, even if both batches are identical."""
     for mine, theirs in (
         (note(3, task_id="mine"), note(3, task_id="theirs")),
         (note(3, timestamp=1), note(3, timestamp=1)),
@@ -101,7 +101,7 @@ async def of_two_writers_at_once_one_wins(make_log: MakeLog) -> None:
 
 @check(CHECKS)
 async def of_two_writers_that_begin_a_run_with_the_same_bytes_one_is_refused(log: EventLog) -> None:
-    """A new run belongs to the writer that began it."""
+    """A new run belongs to its first writer."""
     await log.append("run", begun_at(1), expected_seq=0, writer="mine")
 
     with raises(ConflictError):
@@ -110,7 +110,7 @@ async def of_two_writers_that_begin_a_run_with_the_same_bytes_one_is_refused(log
 
 @check(CHECKS)
 async def a_batch_that_its_writer_appends_again_is_there_once(log: EventLog) -> None:
-    """A writer that did not hear whether a batch was written appends it again, with more after it."""
+    """A writer may retry a batch with additional events if the result of the first attempt is unknown."""
     await log.append("run", begun_at(1), expected_seq=0, writer="mine")
     batch = [note(3, timestamp=1), note(4, timestamp=1)]
     await log.append("run", batch, expected_seq=2, writer="mine")
@@ -123,7 +123,7 @@ async def a_batch_that_its_writer_appends_again_is_there_once(log: EventLog) -> 
 
 @CHECKS.append
 async def other_words_under_the_same_numbers_are_a_conflict_for_their_writer_too(make_log: MakeLog) -> None:
-    """Only the same bytes count as the same batch."""
+    """Batches are only considered equal if their bytes are equal."""
     for batch in ([note(3, timestamp=2)], [note(3, timestamp=1), note(4)], []):
         async with new_log(make_log) as log:
             await log.append("run", begun_at(1), expected_seq=0, writer="mine")
@@ -140,7 +140,7 @@ async def other_words_under_the_same_numbers_are_a_conflict_for_their_writer_too
 
 @CHECKS.append
 async def the_same_bytes_are_a_conflict_for_everybody_but_their_writer(make_log: MakeLog) -> None:
-    """A writer without a name never repeats a batch."""
+    """Unnamed writers cannot retry a batch."""
     for writer, other in (("", ""), ("mine", "theirs")):
         async with new_log(make_log) as log:
             await log.append("run", begun_at(1), expected_seq=0)
@@ -152,7 +152,7 @@ async def the_same_bytes_are_a_conflict_for_everybody_but_their_writer(make_log:
 
 @check(CHECKS)
 async def the_writer_of_a_run_is_that_of_its_last_batch(log: EventLog) -> None:
-    """An earlier writer cannot repeat its batch any more."""
+    """Earlier writers can no longer retry their batches."""
     await log.append("run", begun_at(1), expected_seq=0, writer="first")
     await log.append("run", [note(3, timestamp=1)], expected_seq=2, writer="second")
 
@@ -165,7 +165,7 @@ async def the_writer_of_a_run_is_that_of_its_last_batch(log: EventLog) -> None:
 
 @CHECKS.append
 async def a_batch_with_a_bad_event_is_refused_as_a_whole(make_log: MakeLog) -> None:
-    """The error names the event; nothing of the batch is in the log."""
+    """The error contains the invalid event. No event of the batch is stored."""
     delta = ContentDeltaEvent(seq=4, delta="a")
     for batch, name in (
         ([note(3), note(5)], "5"),
@@ -185,7 +185,7 @@ async def a_batch_with_a_bad_event_is_refused_as_a_whole(make_log: MakeLog) -> N
 
 @check(CHECKS)
 async def a_refused_first_batch_leaves_no_run(log: EventLog) -> None:
-    """A run is there once its first batch is."""
+    """A run exists as soon as its first batch is stored."""
     with raises(EventLogError):
         await log.append("run", [task(), note(3)], expected_seq=0)
 
@@ -194,7 +194,7 @@ async def a_refused_first_batch_leaves_no_run(log: EventLog) -> None:
 
 @check(CHECKS)
 async def an_empty_batch_changes_nothing(log: EventLog) -> None:
-    """It does not begin a run either."""
+    """An empty batch does not create a run."""
     await log.append("run", [], expected_seq=0)
     equal(list(await log.list_runs()), [])
 
@@ -205,7 +205,7 @@ async def an_empty_batch_changes_nothing(log: EventLog) -> None:
 
 @check(CHECKS)
 async def a_batch_that_its_caller_changes_later_stays_as_it_was(log: EventLog) -> None:
-    """The log keeps events, not the list that they came in."""
+    """The log stores events, not a reference to the list."""
     batch = begun()
     await log.append("run", batch, expected_seq=0)
 
@@ -216,7 +216,7 @@ async def a_batch_that_its_caller_changes_later_stays_as_it_was(log: EventLog) -
 
 @check(CHECKS, keep_deltas=True)
 async def transient_events_are_given_on_demand(log: EventLog) -> None:
-    """They come in their order, and only to readers that ask for them."""
+    """Transient events are returned in order, and only if requested."""
     delta = [ContentDeltaEvent(seq=2, sub=at, delta="a", step="1", timestamp=1_000 + at) for at in (1, 2)]
     await log.append("run", [*begun(), *delta], expected_seq=0)
     await log.append("run", [ContentDeltaEvent(seq=2, sub=3, delta="b")], expected_seq=2)
@@ -231,7 +231,7 @@ async def transient_events_are_given_on_demand(log: EventLog) -> None:
 
 @check(CHECKS, keep_deltas=True)
 async def transient_events_that_are_appended_again_are_there_once(log: EventLog) -> None:
-    """A repeated batch replaces them, or leaves them out."""
+    """A retried batch replaces or omits its transient events."""
     batch = [*begun_at(1), ContentDeltaEvent(seq=2, sub=1, delta="a", timestamp=1)]
     await log.append("run", batch, expected_seq=0, writer="mine")
 
@@ -244,7 +244,7 @@ async def transient_events_that_are_appended_again_are_there_once(log: EventLog)
 
 @check(CHECKS, keep_deltas=True)
 async def transient_events_have_to_be_in_order_too(log: EventLog) -> None:
-    """A transient event has the `seq` of the last durable one, and a `sub` that grows."""
+    """Transient events require the `seq` of the last durable event and an increasing `sub`."""
     await log.append("run", begun(), expected_seq=0)
     for bad in (ContentDeltaEvent(seq=1, sub=1, delta="a"), ContentDeltaEvent(seq=2, sub=0, delta="a")):
         with raises(EventLogError, "content-delta has the number"):
@@ -253,7 +253,7 @@ async def transient_events_have_to_be_in_order_too(log: EventLog) -> None:
 
 @check(CHECKS)
 async def a_record_has_what_the_events_of_its_run_say(log: EventLog) -> None:
-    """The state is that of the last status, numbers are those of the last event, usage and error of the last end."""
+    """Records contain the last status, the last event's numbers, and the usage and error of the last attempt."""
     first = task(context_id="c", timestamp=1_000, owner="ann", metadata={"tenant": "t", "public": {"n": [1, None]}})
     await log.append("run", [first], expected_seq=0)
     await log.append("run", [status(2, "working", attempt=1, timestamp=1_010)], expected_seq=1)
@@ -279,7 +279,7 @@ async def a_record_has_what_the_events_of_its_run_say(log: EventLog) -> None:
 
 @check(CHECKS)
 async def runs_come_in_the_order_in_which_the_log_got_them(log: EventLog) -> None:
-    """Whatever the clock said."""
+    """Insertion order is independent of timestamps."""
     for task_id, context_id, timestamp in [("2", "a", 20), ("1", "a", 10), ("3", "b", 15), ("4", "a", 30)]:
         await log.append(task_id, [task(context_id=context_id, timestamp=timestamp)], expected_seq=0)
 
@@ -291,7 +291,7 @@ async def runs_come_in_the_order_in_which_the_log_got_them(log: EventLog) -> Non
 
 @check(CHECKS)
 async def unfinished_runs_are_those_that_can_go_on(log: EventLog) -> None:
-    """All but the completed and the failed ones."""
+    """All states except completed and failed are unfinished."""
     for at, state in enumerate(ENDS):
         events = [task(context_id="c", timestamp=at), status(2, "working"), end(3, state)]
         await log.append(state, events, expected_seq=0)
@@ -304,7 +304,7 @@ async def unfinished_runs_are_those_that_can_go_on(log: EventLog) -> None:
 
 @CHECKS.append
 async def a_log_may_be_closed_more_than_once(make_log: MakeLog) -> None:
-    """`aclose` of a closed log does nothing."""
+    """Closing a log twice has no effect."""
     log = make_log()
     await log.append("run", begun(), expected_seq=0)
 
@@ -314,7 +314,7 @@ async def a_log_may_be_closed_more_than_once(make_log: MakeLog) -> None:
 
 @shared(SHARED)
 async def what_one_has_written_the_other_reads_and_goes_on_after(one: EventLog, two: EventLog) -> None:
-    """A writer that did not see it is refused, wherever it is; what it wrote elsewhere stands."""
+    """Writers with outdated numbers are refused, regardless of the log object. Other runs are unaffected."""
     await one.append("run", begun(), expected_seq=0)
     equal([event.seq for event in await two.read("run")], [1, 2])
     await two.append("run", [note(3)], expected_seq=2)
@@ -328,7 +328,7 @@ async def what_one_has_written_the_other_reads_and_goes_on_after(one: EventLog, 
 
 @shared(SHARED)
 async def of_two_that_write_at_once_one_wins(one: EventLog, two: EventLog) -> None:
-    """Whether the run is new or not."""
+    """The same applies to new and existing runs."""
     for seq in (0, 2):
         batch = begun() if not seq else [note(3)]
         outcomes = await asyncio.gather(
@@ -340,7 +340,7 @@ async def of_two_that_write_at_once_one_wins(one: EventLog, two: EventLog) -> No
 
 @shared(SHARED)
 async def a_batch_that_its_writer_appends_again_elsewhere_is_there_once(one: EventLog, two: EventLog) -> None:
-    """As after a connection that broke before the answer."""
+    """This happens when a connection breaks before the response arrives."""
     await one.append("run", begun_at(1), expected_seq=0, writer="mine")
     await two.append("run", [*begun_at(1), note(3, timestamp=1)], expected_seq=0, writer="mine")
     equal([event.seq for event in await one.read("run")], [1, 2, 3])

@@ -1,4 +1,4 @@
-"""Checks of the order of runs in a conversation, and of the commands sent to them."""
+"""Checks for conversation leases and commands."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHARED: list[SharedCheck] = []
 
 @check(CHECKS)
 async def a_conversation_has_one_turn(log: EventLog) -> None:
-    """Whichever run asks, and the one that has it too."""
+    """A held lease is refused to all runs, including the current holder."""
     equal(await log.acquire_lease("c", "first", _never), True)
     equal([await log.acquire_lease("c", run, _never) for run in ("first", "second")], [False, False])
     equal(await log.acquire_lease("other", "second", _never), True)
@@ -46,7 +46,7 @@ async def a_conversation_has_one_turn(log: EventLog) -> None:
 
 @check(CHECKS)
 async def a_turn_is_given_back_by_the_run_that_has_it(log: EventLog) -> None:
-    """By nobody else, and as often as one likes."""
+    """Only the holder can release a lease. Releasing it twice is allowed."""
     await log.release_lease("c", "first")
     equal(await log.acquire_lease("c", "first", _never), True)
 
@@ -61,7 +61,7 @@ async def a_turn_is_given_back_by_the_run_that_has_it(log: EventLog) -> None:
 
 @check(CHECKS)
 async def the_run_that_has_the_turn_is_written_and_so_is_one_for_which_nobody_has_it(log: EventLog) -> None:
-    """A turn keeps nobody out but those who go on with its run elsewhere."""
+    """A lease only excludes other owners of the same run."""
     equal(await log.acquire_lease("c", "run", _never), True)
     await log.append("run", begun("run", context_id="c"), expected_seq=0, writer="mine")
     await log.append("other", begun("other", context_id="c"), expected_seq=0)
@@ -72,7 +72,7 @@ async def the_run_that_has_the_turn_is_written_and_so_is_one_for_which_nobody_ha
 
 @check(CHECKS)
 async def an_orphan_is_under_way_and_has_no_turn(log: EventLog) -> None:
-    """The turn of another run of its conversation does not count; and what is at rest waits for nobody."""
+    """Leases held by other runs in the conversation are irrelevant, and idle runs are not orphaned."""
     for name in ("a", "b", "c"):
         await log.append(name, begun(name, context_id=name), expected_seq=0)
     for state in ENDS:
@@ -89,7 +89,7 @@ async def an_orphan_is_under_way_and_has_no_turn(log: EventLog) -> None:
 
 @check(CHECKS)
 async def a_run_that_waits_is_an_orphan_once_it_has_an_answer(log: EventLog) -> None:
-    """Until it has taken it; what is said to it waits for the answer, too."""
+    """The run is orphaned until it has applied the answer. Messages are delivered together with the answer."""
     await log.append("run", [*begun("run"), end(3, "input-required")], expected_seq=0)
     await log.append("over", [*begun("over"), end(3, "completed")], expected_seq=0)
     await log.send_command("run", MessageCommand(messages=[Message(role="user", content="Hello?")]))
@@ -110,7 +110,7 @@ async def a_run_that_waits_is_an_orphan_once_it_has_an_answer(log: EventLog) -> 
 
 @check(CHECKS)
 async def a_submitted_run_is_an_orphan_after_a_while(log: EventLog) -> None:
-    """Until then it is left to those who were told of it; the clock of whoever has submitted it does not count."""
+    """Notified workers have priority for a short time. The submitter's clock is ignored."""
     now = round(time.time() * 1000)
     for name, hours in (("ahead", 1), ("behind", -1), ("begins", -1)):
         await log.append(name, [task(timestamp=now + hours * 3_600_000, context_id=name)], expected_seq=0)
@@ -123,7 +123,7 @@ async def a_submitted_run_is_an_orphan_after_a_while(log: EventLog) -> None:
 
 @check(CHECKS)
 async def no_more_submitted_runs_are_listed_than_are_asked_for(log: EventLog) -> None:
-    """Those that were begun are there all the same; and the others come after the last one that somebody has."""
+    """The limit does not apply to started runs. Submitted runs are listed after the given run."""
     await log.append("first", begun("first", context_id="first"), expected_seq=0)
     waiting = ["a", "b", "c"]
     for name in waiting:
@@ -139,7 +139,7 @@ async def no_more_submitted_runs_are_listed_than_are_asked_for(log: EventLog) ->
 
 @shared(SHARED)
 async def a_turn_is_seen_from_elsewhere(one: EventLog, two: EventLog) -> None:
-    """While it lasts, nobody gets it there, and its run is no orphan."""
+    """A held lease cannot be acquired elsewhere, and its run is not orphaned."""
     equal(await one.acquire_lease("c", "run", _never), True)
     await one.append("run", begun("run", context_id="c"), expected_seq=0)
     equal([await two.acquire_lease("c", name, _never) for name in ("run", "later")], [False, False])
@@ -174,7 +174,7 @@ LETTERS: tuple[Command, ...] = (
 
 @check(CHECKS)
 async def letters_are_read_back_in_order(log: EventLog) -> None:
-    """Each run has its own, in whatever state it is."""
+    """Commands are stored per run, regardless of its state."""
     await log.append("run", begun(), expected_seq=0)
     await log.append("other", [*begun("other"), end(3)], expected_seq=0)
     equal(list(await log.read_commands("run")), [])
@@ -191,7 +191,7 @@ async def letters_are_read_back_in_order(log: EventLog) -> None:
 
 @check(CHECKS)
 async def the_numbers_of_letters_only_grow(log: EventLog) -> None:
-    """Over all runs of the log, since a fork takes over the events of another run."""
+    """Command numbers are unique in the log, because forks copy events from other runs."""
     for name in ("run", "other"):
         await log.append(name, begun(name), expected_seq=0)
     numbers = [await log.send_command(name, CancelCommand()) for name in ("run", "other", "run", "run", "other")]
@@ -200,7 +200,7 @@ async def the_numbers_of_letters_only_grow(log: EventLog) -> None:
 
 @check(CHECKS)
 async def mail_for_a_run_that_is_not_there_is_refused(log: EventLog) -> None:
-    """Reading its mail is, too."""
+    """Reading commands is also refused."""
     with raises(UnknownRun, "nowhere"):
         await log.send_command("nowhere", CancelCommand())
     with raises(UnknownRun, "nowhere"):
@@ -209,7 +209,7 @@ async def mail_for_a_run_that_is_not_there_is_refused(log: EventLog) -> None:
 
 @check(CHECKS)
 async def who_watches_a_run_is_told_of_its_mail(log: EventLog) -> None:
-    """Each of them, and nobody who watches another run, or has stopped."""
+    """All watchers of the run are notified, except stopped ones. Watchers of other runs are not."""
     for name in ("run", "other"):
         await log.append(name, begun(name), expected_seq=0)
     first, second, other, stopped = (_Told(log, name) for name in ("run", "run", "other", "run"))
@@ -231,7 +231,7 @@ async def who_watches_a_run_is_told_of_its_mail(log: EventLog) -> None:
 
 @shared(SHARED)
 async def letters_go_from_one_to_the_other(one: EventLog, two: EventLog) -> None:
-    """Who watches is told of what is sent elsewhere; the numbers are those of one log."""
+    """Watchers are notified of commands sent elsewhere. Command numbers are shared."""
     told = _Told(one, "run")
     await one.append("run", begun(), expected_seq=0)
     numbers = list[int]()
@@ -246,7 +246,7 @@ async def letters_go_from_one_to_the_other(one: EventLog, two: EventLog) -> None
 
 
 class _Told:
-    """Watches a run."""
+    """Command watcher for a run."""
 
     def __init__(self, log: EventLog, task_id: str) -> None:
         self.times = 0
@@ -258,11 +258,11 @@ class _Told:
         self._arrived.set()
 
     def forget(self) -> None:
-        """Leave out of account what was told so far."""
+        """Discard previous notifications."""
         self._arrived.clear()
 
     async def mail(self) -> None:
-        """Wait until there is mail."""
+        """Wait for a notification."""
         try:
             async with asyncio.timeout(SECONDS):
                 await self._arrived.wait()

@@ -1,4 +1,4 @@
-"""Checks of following a run."""
+"""Checks for following runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHARED: list[SharedCheck] = []
 
 @check(CHECKS)
 async def a_follower_gets_what_is_there_and_then_what_comes(log: EventLog) -> None:
-    """It ends with the final event."""
+    """The stream ends with the final event."""
     await log.append("run", begun(), expected_seq=0)
     follower = Follower(log)
     await follower.sees(1, 2)
@@ -49,7 +49,7 @@ async def a_follower_gets_what_is_there_and_then_what_comes(log: EventLog) -> No
 
 @check(CHECKS)
 async def a_follower_begins_after_its_cursor(log: EventLog) -> None:
-    """Also where the cursor is ahead of the log."""
+    """The cursor may be ahead of the log."""
     await log.append("run", [*begun(), note(3)], expected_seq=0)
     follower, ahead = Follower(log, after_seq=2), Follower(log, after_seq=4)
 
@@ -62,7 +62,7 @@ async def a_follower_begins_after_its_cursor(log: EventLog) -> None:
 
 @check(CHECKS)
 async def events_between_two_reads_are_neither_lost_nor_doubled(log: EventLog) -> None:
-    """What is appended while a follower handles an event comes next."""
+    """Events appended while a follower handles an event are delivered next."""
     await log.append("run", begun(), expected_seq=0)
     seen: list[int] = []
 
@@ -79,7 +79,7 @@ async def events_between_two_reads_are_neither_lost_nor_doubled(log: EventLog) -
 
 @CHECKS.append
 async def following_ends_with_the_attempt_whatever_its_state(make_log: MakeLog) -> None:
-    """Also for a follower that has seen all of it."""
+    """This also applies to followers without new events."""
     for state in ENDS:
         async with new_log(make_log) as log:
             await log.append("run", [*begun(), end(3, state)], expected_seq=0)
@@ -93,7 +93,7 @@ async def following_ends_with_the_attempt_whatever_its_state(make_log: MakeLog) 
 
 @check(CHECKS)
 async def following_goes_on_into_an_attempt_that_has_begun(log: EventLog) -> None:
-    """The end of an earlier attempt is not the end."""
+    """The end of an earlier attempt does not end the stream."""
     await log.append("run", [*begun(), end(3, "canceled")], expected_seq=0)
     await log.append("run", [status(4, "working", attempt=2, resumed=True, after_seq=3)], expected_seq=3)
     follower = Follower(log)
@@ -107,7 +107,7 @@ async def following_goes_on_into_an_attempt_that_has_begun(log: EventLog) -> Non
 
 @check(CHECKS)
 async def following_until_the_end_goes_on_over_pauses_and_attempts(log: EventLog) -> None:
-    """With `until="end"` only a completed or failed run is over."""
+    """With `until="end"`, the stream ends only after a completed or failed run."""
     await log.append("run", [*begun(), end(3, "input-required")], expected_seq=0)
     follower, ahead = Follower(log, until="end"), Follower(log, after_seq=9, until="end")
     await follower.sees(1, 2, 3)
@@ -125,7 +125,7 @@ async def following_until_the_end_goes_on_over_pauses_and_attempts(log: EventLog
 
 @check(CHECKS)
 async def following_until_the_end_ends_with_a_run_whose_questions_were_dropped(log: EventLog) -> None:
-    """Nobody can resume such a run, so it is over, also for a follower that comes later."""
+    """Such runs cannot be resumed, so the stream ends for current and later followers."""
     await log.append("run", [*begun(), end(3, "input-required")], expected_seq=0)
     follower = Follower(log, until="end")
     await follower.sees(1, 2, 3)
@@ -142,7 +142,7 @@ async def following_until_the_end_ends_with_a_run_whose_questions_were_dropped(l
 
 @check(CHECKS)
 async def the_end_of_a_nested_run_does_not_end_a_follower(log: EventLog) -> None:
-    """Neither does it end the run in its record."""
+    """The run's record is also unaffected."""
     nested = end(3, task_id="child", parent_task_id="run")
     await log.append("run", [*begun(), nested], expected_seq=0)
     follower = Follower(log)
@@ -158,7 +158,7 @@ async def the_end_of_a_nested_run_does_not_end_a_follower(log: EventLog) -> None
 
 @check(CHECKS)
 async def several_followers_each_get_everything(log: EventLog) -> None:
-    """One that leaves does not disturb the others."""
+    """Cancelling a follower does not affect other followers."""
     await log.append("run", begun(), expected_seq=0)
     leaver, *followers = [Follower(log) for _ in range(4)]
     for follower in (leaver, *followers):
@@ -176,7 +176,7 @@ async def several_followers_each_get_everything(log: EventLog) -> None:
 
 @check(CHECKS)
 async def a_reader_may_stop_in_the_middle_and_come_back(log: EventLog) -> None:
-    """The `seq` of the last event is its cursor."""
+    """The `seq` of the last event is used as the cursor."""
     await log.append("run", [*begun(), end(3)], expected_seq=0)
 
     async with aclosing(cast(Any, log.follow("run"))) as events:
@@ -189,7 +189,7 @@ async def a_reader_may_stop_in_the_middle_and_come_back(log: EventLog) -> None:
 
 @check(CHECKS)
 async def runs_do_not_mix(log: EventLog) -> None:
-    """Runs that are written and followed at once each have their own events."""
+    """Concurrent runs only receive their own events."""
 
     async def collect(log: EventLog, name: str) -> list[str]:
         return [event.task_id async for event in log.follow(name)]
@@ -209,7 +209,7 @@ async def runs_do_not_mix(log: EventLog) -> None:
 
 @check(CHECKS, keep_deltas=True)
 async def a_follower_gets_transient_events_on_demand(log: EventLog) -> None:
-    """Those of `after_seq` come again."""
+    """Transient events following `after_seq` are repeated."""
     deltas = [ContentDeltaEvent(seq=2, sub=sub, delta="a") for sub in (1, 2, 3)]
     await log.append("run", [*begun(), *deltas[:1]], expected_seq=0)
     whole, durable = Follower(log, deltas=True), Follower(log)
@@ -228,7 +228,7 @@ async def a_follower_gets_transient_events_on_demand(log: EventLog) -> None:
 
 @shared(SHARED)
 async def what_one_writes_the_other_follows(one: EventLog, two: EventLog) -> None:
-    """To the end, over an attempt that the other one writes."""
+    """The stream continues across attempts written elsewhere, until the run has ended."""
     await one.append("run", begun(), expected_seq=0)
     followers = [Follower(log, until="end") for log in (one, two, two)]
     for follower in followers:
@@ -243,7 +243,7 @@ async def what_one_writes_the_other_follows(one: EventLog, two: EventLog) -> Non
 
 @shared(SHARED)
 async def transient_events_come_behind_their_durable_one(one: EventLog, two: EventLog) -> None:
-    """Where a log takes them: some may be missing, none comes twice, and none before what it belongs to."""
+    """Transient events may be lost, but are never duplicated or delivered before their durable event."""
     if not (one.takes_deltas and two.takes_deltas):
         return
     await one.append("run", begun(), expected_seq=0)
@@ -251,7 +251,7 @@ async def transient_events_come_behind_their_durable_one(one: EventLog, two: Eve
     reading = asyncio.create_task(_collect(two, seen))
     sub = 0
     async with asyncio.timeout(SECONDS):
-        # Until somebody listens there, they may be missing.
+        # Events may be lost until the other log is subscribed.
         while not any(event.sub for event in seen):
             sub += 1
             await one.append("run", [ContentDeltaEvent(seq=2, sub=sub, delta=f"{sub} ")], expected_seq=2)

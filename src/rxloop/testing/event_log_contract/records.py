@@ -1,4 +1,4 @@
-"""Checks of run records and of kept folds."""
+"""Checks for run records and stored folds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHECKS: list[Check] = []
 
 @check(CHECKS)
 async def a_record_is_found_by_the_id_of_its_run(log: EventLog) -> None:
-    """It is the one that `runs` lists."""
+    """The record equals the one returned by `list_runs`."""
     with raises(UnknownRun, "run"):
         await log.get_record("run")
     await log.append("other", begun("other"), expected_seq=0)
@@ -40,7 +40,7 @@ async def a_record_is_found_by_the_id_of_its_run(log: EventLog) -> None:
 
 @check(CHECKS)
 async def runs_are_listed_page_by_page(log: EventLog) -> None:
-    """The last one of a page is where the next one begins, whatever came or ended meanwhile."""
+    """The last run of a page is the cursor for the next page, even if runs are added or have ended in the meantime."""
     for name in "abcde":
         await log.append(name, begun(name, context_id="c" if name in "ace" else "d"), expected_seq=0)
 
@@ -60,7 +60,7 @@ async def runs_are_listed_page_by_page(log: EventLog) -> None:
 
 @check(CHECKS)
 async def runs_are_listed_newest_first(log: EventLog) -> None:
-    """Page by page as well; what comes meanwhile belongs before the first page."""
+    """The same applies to pages. New runs are inserted before the first page."""
     for name in "abcde":
         await log.append(name, begun(name, context_id="c" if name in "ace" else "d"), expected_seq=0)
 
@@ -76,7 +76,7 @@ async def runs_are_listed_newest_first(log: EventLog) -> None:
 
 @check(CHECKS)
 async def conversations_are_listed_by_their_latest_runs(log: EventLog) -> None:
-    """One run of each: the newest of those that are chosen, on whatever page."""
+    """Only the latest matching run of each conversation is listed, on any page."""
     for name, context_id, owner in (
         ("a", "1", "ann"),
         ("b", "2", "bob"),
@@ -91,7 +91,7 @@ async def conversations_are_listed_by_their_latest_runs(log: EventLog) -> None:
     equal(ids(await log.list_runs(latest_only=True)), ["d", "e", "f"])
     equal(ids(await log.list_runs(latest_only=True, newest_first=True)), ["f", "e", "d"])
     equal(ids(await log.list_runs(latest_only=True, newest_first=True, limit=1)), ["f"])
-    # Not c, the next one of the first page's conversation.
+    # Run c is skipped because its conversation is on the first page.
     equal(ids(await log.list_runs(latest_only=True, newest_first=True, after="f", limit=2)), ["e", "d"])
     equal(ids(await log.list_runs(latest_only=True, after="d")), ["e", "f"])
     equal(ids(await log.list_runs(latest_only=True, owner="ann", newest_first=True)), ["d", "c"])
@@ -102,7 +102,7 @@ async def conversations_are_listed_by_their_latest_runs(log: EventLog) -> None:
 
 
 async def _three(log: EventLog) -> None:
-    """Three runs that differ in everything that runs are chosen by."""
+    """Create runs with different values for all filters."""
     ann: dict[str, Any] = {"tenant": "t", "n": 1, "deep": {"b": [1, None], "a": "é"}, "odd key.'": True}
     bob: dict[str, Any] = {"tenant": "u", "n": True, "none": None}
     for name, owner, metadata, at in (("1", "ann", ann, 100), ("2", "bob", bob, 200), ("3", None, {}, 150)):
@@ -116,7 +116,7 @@ async def _three(log: EventLog) -> None:
 
 @check(CHECKS)
 async def runs_are_chosen_by_what_their_records_say(log: EventLog) -> None:
-    """By each part of it, and by several parts at once."""
+    """Filters can be used separately or combined."""
     chosen: list[tuple[dict[str, Any], list[str]]] = [
         ({"owner": "ann"}, ["1"]),
         ({"owner": "nobody"}, []),
@@ -139,7 +139,7 @@ async def runs_are_chosen_by_what_their_records_say(log: EventLog) -> None:
 
 @check(CHECKS)
 async def runs_are_chosen_by_values_of_their_metadata(log: EventLog) -> None:
-    """All of them have to be there, with the type that they have in JSON."""
+    """All values must match, including their JSON types."""
     chosen: list[tuple[dict[str, Any], list[str]]] = [
         ({}, ["1", "2", "3", "4"]),
         ({"tenant": "t"}, ["1"]),
@@ -170,7 +170,7 @@ async def _conversation(log: EventLog) -> None:
 
 
 async def _found(log: EventLog, *, before: str = "", version: int = 1) -> list[object]:
-    """The folds as they are, and of the other runs the ids, whether they are complete, and the events."""
+    """Return stored folds, and the id, completeness and number of events for other runs."""
     found = await log.read_conversation("c", before=before, version=version)
     return [
         (part.task_id, part.complete, len(part.events)) if isinstance(part, RunEvents) else part for part in found.parts
@@ -179,7 +179,7 @@ async def _found(log: EventLog, *, before: str = "", version: int = 1) -> list[o
 
 @check(CHECKS)
 async def a_conversation_is_read_from_its_first_run_or_from_a_mark(log: EventLog) -> None:
-    """From its first run, too, if a run before the mark has changed."""
+    """It is also read from the first run if a run before the mark has changed."""
     await _conversation(log)
     first = await log.read_conversation("c", before="c", version=1)
     equal((_sizes(first), first.whole), ([("a", 3), ("b", 3)], True))
@@ -205,7 +205,7 @@ def _sizes(page: ConversationPage) -> list[tuple[str, int]]:
 
 @check(CHECKS, stores_folds=True)
 async def a_fold_that_is_kept_is_given_instead_of_events(log: EventLog) -> None:
-    """To those who understand its version, and where all of its runs come before."""
+    """Folds are returned for the same version, and only if all of their runs are requested."""
     await _conversation(log)
     events = [("a", True, 3), ("b", True, 3), ("c", True, 3), ("open", False, 2)]
     equal(await _found(log), events)
@@ -226,7 +226,7 @@ async def a_fold_that_is_kept_is_given_instead_of_events(log: EventLog) -> None:
 
 @check(CHECKS, stores_folds=True)
 async def a_fold_of_runs_that_went_on_is_not_given_and_not_kept(log: EventLog) -> None:
-    """Neither is one that says something else of its runs than the log; a wider one takes the place of those in it."""
+    """Folds that contradict the log are not stored either. A larger fold replaces the folds it includes."""
     await _conversation(log)
     wrong = [_fold("a", "b", 1, 6), _fold("b", "c", 2, 7), _fold("a", "other", 2, 4), _fold("a", "nowhere", 2, 6)]
     log.store_folds("c", wrong, version=1)
@@ -244,7 +244,7 @@ async def a_fold_of_runs_that_went_on_is_not_given_and_not_kept(log: EventLog) -
 
 @check(CHECKS)
 async def a_snapshot_has_what_the_single_reads_return(log: EventLog) -> None:
-    """The record, the events and the commands of the run; and the conversation before it, if that is wanted."""
+    """A snapshot contains the record, events and commands, and optionally the preceding conversation."""
     with raises(UnknownRun, "run"):
         await log.snapshot("run")
     await _conversation(log)
@@ -261,7 +261,7 @@ async def a_snapshot_has_what_the_single_reads_return(log: EventLog) -> None:
 
 @check(CHECKS)
 async def a_snapshot_since_another_one_adds_what_came_after_it(log: EventLog) -> None:
-    """New events, commands that were not applied then, and the conversation after a mark."""
+    """It contains new events, commands that were still pending, and the conversation after the mark."""
     await _conversation(log)
     first = await log.send_command("open", CancelCommand())
     known = await log.snapshot("open", history=HistoryQuery(None, 1))
@@ -273,13 +273,13 @@ async def a_snapshot_since_another_one_adds_what_came_after_it(log: EventLog) ->
     equal(list(found.events), list(await log.read("open")))
     equal([number for number, _ in found.new_commands], [second])
     equal((found.record.seq, found.history is not None and len(found.history.parts)), (3, 0))
-    # From there on only what the events have not applied is read.
+    # Later snapshots only read commands that have not been applied.
     equal([number for number, _ in (await log.snapshot("open", since=found)).commands], [second])
 
 
 @check(CHECKS)
 async def a_snapshot_has_the_neighbours_that_decide_about_questions(log: EventLog) -> None:
-    """The earlier runs that wait, the newest one first; and the first later run that did something."""
+    """It contains earlier waiting runs, newest first, and the first later run with any activity."""
     events = {
         "asks": [end(3, "input-required")],
         "over": [end(3)],

@@ -1,4 +1,4 @@
-"""Decorators, events and assertions of the checks."""
+"""Decorators, events and assertions for contract checks."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from rxloop.protocol.events import CustomEvent, Event, State, StatusUpdateEvent,
 from rxloop.protocol.messages import Message
 
 SECONDS = 10
-"""How long a follower may take to see what was appended."""
+"""Timeout in seconds for receiving appended events."""
 
 
 class MakeLog(Protocol):
-    """Makes a new, empty log at each call."""
+    """Factory for new, empty logs."""
 
     def __call__(self, *, keep_deltas: bool = False) -> EventLog:
-        """Make a log; one that cannot keep transient events leaves `keep_deltas` out of account."""
+        """Create a log. `keep_deltas` can be ignored if transient events are not supported."""
         ...
 
 
 Check = Callable[[MakeLog], Awaitable[None]]
-"""One check of the contract."""
+"""Contract check for a single log."""
 
 MakeTwo = Callable[[], tuple[EventLog, EventLog]]
-"""Makes two log objects, as two processes would, over one store that is new and empty at each call."""
+"""Factory for two log objects that share a new, empty store, like two processes."""
 
 SharedCheck = Callable[[MakeTwo], Awaitable[None]]
-"""One check of the contract between two log objects."""
+"""Contract check for two log objects with shared storage."""
 
 
 class Follower:
-    """Reads a run in a task of its own; for tests of a log.
+    """Background reader of a run.
 
     Args:
-        log: The log.
-        task_id: The run.
-        **options: Those of `EventLog.follow`.
+        log: Event log.
+        task_id: Run id.
+        **options: Options for `EventLog.follow`.
     """
 
     def __init__(self, log: EventLog, task_id: str = "run", **options: Any) -> None:
         self.seen: list[int] = []
-        """The `seq` of each event so far."""
+        """Received seq numbers."""
         self._more = asyncio.Event()
         self.task = asyncio.create_task(self._read(log.follow(task_id, **options)))
-        """Ends when following does."""
+        """Background task, which ends with the stream."""
         self.task.add_done_callback(_retrieve)
 
     async def _read(self, events: AsyncIterator[Event]) -> None:
@@ -59,10 +59,10 @@ class Follower:
             self._more.set()
 
     async def sees(self, *expected: int) -> None:
-        """Wait until it has seen these events.
+        """Wait until exactly these events have been received.
 
         Raises:
-            AssertionError: It has seen others after ten seconds.
+            AssertionError: Other events were received after ten seconds.
         """
         try:
             async with asyncio.timeout(SECONDS):
@@ -74,53 +74,53 @@ class Follower:
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:
-    """Retrieve the exception of a task, which asyncio reports otherwise if a check fails before it awaits the task."""
+    """Retrieve a task's exception. Otherwise, asyncio would log it if a check fails before awaiting the task."""
     if not task.cancelled():
         task.exception()
 
 
 ENDS: tuple[State, ...] = ("completed", "failed", "canceled", "input-required", "auth-required")
-"""The states in which an attempt may end."""
+"""Possible final states of an attempt."""
 
 
 def task(seq: int = 1, **fields: Any) -> TaskEvent:
-    """The first event of a run."""
+    """Create the first event of a run."""
     return TaskEvent(seq=seq, attempt=1, messages=[Message.user("Hi")], model="m", agent_name="helper", **fields)
 
 
 def note(seq: int, **fields: Any) -> Event:
-    """A durable event that changes nothing."""
+    """Create a durable event without side effects."""
     return CustomEvent(seq=seq, name=f"note {seq}", **fields)
 
 
 def status(seq: int, state: State, **fields: Any) -> Event:
-    """A change of the state of a run."""
+    """Create a status update."""
     return StatusUpdateEvent(seq=seq, state=state, **fields)
 
 
 def end(seq: int, state: State = "completed", **fields: Any) -> Event:
-    """The final event of an attempt."""
+    """Create the final event of an attempt."""
     return status(seq, state, final=True, **fields)
 
 
 def begun(task_id: str = "run", **fields: Any) -> list[Event]:
-    """The first two events of a run."""
+    """Create the first two events of a run."""
     return [task(task_id=task_id, **fields), status(2, "working", task_id=task_id, **fields)]
 
 
 def begun_at(timestamp: int) -> list[Event]:
-    """The first two events of a run, the same bytes each time."""
+    """Create the first two events of a run with reproducible bytes."""
     return [task(timestamp=timestamp), status(2, "working", timestamp=timestamp)]
 
 
 def ids(records: Iterable[RunRecord]) -> list[str]:
-    """The ids of runs."""
+    """Return the run ids."""
     return [record.task_id for record in records]
 
 
 @asynccontextmanager
 async def new_log(make_log: MakeLog, *, keep_deltas: bool = False) -> AsyncGenerator[EventLog]:
-    """A new log, which is closed at the end of the block."""
+    """Create a log and close it on exit."""
     log = make_log(keep_deltas=True) if keep_deltas else make_log()
     try:
         yield log
@@ -131,12 +131,12 @@ async def new_log(make_log: MakeLog, *, keep_deltas: bool = False) -> AsyncGener
 def check(
     checks: list[Check], *, keep_deltas: bool = False, stores_folds: bool = False
 ) -> Callable[[Callable[[Any], Awaitable[None]]], None]:
-    """Make a check of what one new log must do, and close the log after it.
+    """Register a contract check for a single log. The log is closed afterwards.
 
     Args:
-        checks: The list that it is added to.
-        keep_deltas: The check is for logs that keep transient events; other logs skip it.
-        stores_folds: The check is for logs that store folds; other logs skip it.
+        checks: List of checks to extend.
+        keep_deltas: Skip logs without support for transient events.
+        stores_folds: Skip logs without support for folds.
     """
 
     def add(function: Callable[[Any], Awaitable[None]]) -> None:
@@ -152,7 +152,7 @@ def check(
 
 
 def shared(checks: list[SharedCheck]) -> Callable[[Callable[[Any, Any], Awaitable[None]]], None]:
-    """Make a check of what two log objects over one store must do, like `check`."""
+    """Register a contract check for two log objects with shared storage. See `check`."""
 
     def add(function: Callable[[Any, Any], Awaitable[None]]) -> None:
         @wraps(function)
@@ -170,21 +170,21 @@ def shared(checks: list[SharedCheck]) -> Callable[[Callable[[Any, Any], Awaitabl
 
 
 async def wait_for(*followers: Follower) -> None:
-    """Wait until following has ended."""
+    """Wait until the streams have ended."""
     async with asyncio.timeout(SECONDS):
         await asyncio.gather(*(follower.task for follower in followers))
 
 
 def equal(found: object, expected: object) -> None:
-    """Check that something is what it should be."""
-    # Not `assert`, which `python -O` leaves out.
+    """Raise an error if two values are different."""
+    # `python -O` would remove an `assert` statement.
     if found != expected:
         raise AssertionError(f"expected {expected!r}, found {found!r}")
 
 
 @contextmanager
 def raises(kind: type[Exception], *patterns: str) -> Generator[None]:
-    """Expect an error whose message has all of these patterns."""
+    """Expect an exception with a message that matches all patterns."""
     try:
         yield
     except kind as error:
