@@ -10,22 +10,22 @@ _EXTRA = {"packaging", "platformdirs", "rich", "typer"}
 
 
 def main() -> None:
-    """Run the command with the arguments of the process."""
+    """Run the command line interface."""
     try:
         with extra_needed():
             from rxloop.cli.app import command
         command()
     except KeyboardInterrupt:
-        # Before a command has begun there is nothing to be cancelled.
+        # No command was running that could handle the cancellation.
         sys.exit(130)
 
 
 @contextmanager
 def extra_needed() -> Generator[None]:
-    """Import what comes with the extra; without it, leave with a line that names it.
+    """Exit with an installation hint if an optional dependency is missing.
 
     Raises:
-        SystemExit: A package of the extra is not installed.
+        SystemExit: A package of the `cli` extra is not installed.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The agent that the options of a command describe."""
+"""Agent configuration from command line options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rxloop.tools.agent_tools import AnyTool
 from rxloop.tools.think_aloud import Thoughts
 
 _NAMELESS = "agent"
-"""The name of an agent that nobody has given one."""
+"""Default agent name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class AgentOptions:
     strategy: Strategy = None
 
     def flags(self) -> str:
-        """Write the options as they are typed again: what the log does not know of a run."""
+        """Format the options for a follow-up command, excluding options stored in the log."""
         given = [
             ("--agent", self.agent),
             *(("--tools", reference) for reference in self.tools or ()),
@@ -83,16 +83,16 @@ class AgentOptions:
         return "".join(f" {name} {shlex.quote(value)}" for name, value in given if value)
 
     def make(self, *, recorded: str | None = None) -> Ready:
-        """Make the agent.
+        """Create the agent.
 
         Args:
-            recorded: The model to take where none is named.
+            recorded: Default model.
 
         Raises:
-            ConfigurationError: The options name nothing, or do not go together.
+            ConfigurationError: An option is invalid, or options are incompatible.
         """
         if self.strategy is not None:
-            # An unknown name is reported before the first question.
+            # Validate the name before the first question.
             from rxloop.strategies.catalog import load_strategy
 
             if Path(self.strategy).suffix in (".json", ".yaml", ".yml"):
@@ -109,7 +109,7 @@ class AgentOptions:
             model = self._provider(None) if named else None
             return Ready(load_agent(self.agent), model, model)
         model = self._provider(recorded)
-        # Everybody sees the thoughts, and nobody the calls that make them.
+        # Show thoughts, but hide the corresponding tool calls.
         thoughts = Thoughts(hidden=True)
         if not self.tools and not self.mcp:
             return Ready(Agent(model, thoughts=thoughts), None, model)
@@ -120,7 +120,7 @@ class AgentOptions:
             raise ConfigurationError(f"--tools {' '.join(self.tools or ())}: {error}") from error
 
     def load_tools(self) -> list[AnyTool]:
-        """Load the tools that `--tools` names."""
+        """Load the tools specified by `--tools`."""
         tools: list[AnyTool] = []
         for reference in self.tools or ():
             found = load(reference, "--tools")
@@ -128,10 +128,10 @@ class AgentOptions:
         return tools
 
     def _servers(self) -> list[AnyTool]:
-        """Make the servers that `--mcp` names."""
+        """Create the MCP servers specified by `--mcp`."""
         if not self.mcp:
             return []
-        # Imported here: most agents have none.
+        # Imported lazily because most agents do not use MCP.
         from rxloop.tools.mcp import mcp, mcp_config
 
         servers: list[AnyTool] = []
@@ -182,16 +182,16 @@ class RecordedAgentOptions(AgentOptions):
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """An agent, closed at the end of an `async with`."""
+    """Loaded agent with its models. Use `async with` to close it."""
 
     agent: Agent[Any, Any]
     model: Provider | None
-    """What its runs get in the place of its own model."""
+    """Model override for the agent's runs."""
     made: Provider | None
-    """The model that was made of the options, which no agent closes."""
+    """Model created from the options, which is not owned by an agent."""
 
     def logging_to(self, log: EventLog) -> Ready:
-        """Put this log in the place of the agent's own: a run belongs where the command looks for it."""
+        """Return a copy with a different event log, so that later commands can find the runs."""
         return replace(self, agent=self.agent.with_log(log))
 
     async def __aenter__(self) -> Self:
@@ -204,10 +204,10 @@ class Ready:
 
 
 def load(reference: str, option: str) -> Any:
-    """Load the object that `module:object` names; modules of the folder of the call come first.
+    """Import an object from a `module:object` path. The current folder has precedence.
 
     Raises:
-        ConfigurationError: There is no such thing.
+        ConfigurationError: The object cannot be imported.
     """
     place, colon, name = reference.partition(":")
     if not (colon and place and name):
@@ -216,7 +216,7 @@ def load(reference: str, option: str) -> Any:
     folder, module = Path.cwd(), place
     if place.endswith(".py"):
         folder, module = Path(place).absolute().parent, Path(place).stem
-    # It stays there: a tool may import what lies beside it when it is called.
+    # Keep the folder in the path, because tools may import other modules later.
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     try:
@@ -235,19 +235,19 @@ def load(reference: str, option: str) -> Any:
 
 
 def load_agent(reference: str) -> Agent[Any, Any]:
-    """Load the agent that `module:agent` names, or that the function of that name makes.
+    """Import an agent, or call a function that creates one.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: The object is not an agent.
     """
     return agent_of(load(reference, "--agent"), reference, "--agent")
 
 
 def agent_of(found: Any, reference: str, option: str) -> Agent[Any, Any]:
-    """Take what was loaded as an agent, or as a function that makes one.
+    """Convert an imported object to an agent, calling it if necessary.
 
     Raises:
-        ConfigurationError: It is neither.
+        ConfigurationError: The object is neither an agent nor a factory.
     """
     found = made_of(found, reference, option)
     if not isinstance(found, Agent):
@@ -258,10 +258,10 @@ def agent_of(found: Any, reference: str, option: str) -> Agent[Any, Any]:
 
 
 def made_of(found: Any, reference: str, option: str) -> Any:
-    """Take what was loaded, or what it makes if it is a function.
+    """Return an imported object, or its return value if it is a function.
 
     Raises:
-        ConfigurationError: It makes nothing.
+        ConfigurationError: The function is async or failed.
     """
     if inspect.iscoroutinefunction(found):
         raise ConfigurationError(f"{option} {reference!r} is an async function: make the agent in one without async")
@@ -274,7 +274,7 @@ def made_of(found: Any, reference: str, option: str) -> Any:
 
 
 def agents_of(found: Any, reference: str) -> Mapping[str, Agent[Any, Any]] | None:
-    """Take what was loaded as agents, by the names under which they are served; None if it is none."""
+    """Convert an imported object to a dict of agents by name. Returns None for other types."""
     if isinstance(found, Agent):
         agent = cast("Agent[Any, Any]", found)
         return {name_of(agent, reference): agent}
@@ -285,15 +285,15 @@ def agents_of(found: Any, reference: str) -> Mapping[str, Agent[Any, Any]] | Non
 
 
 def name_of(agent: Agent[Any, Any], reference: str) -> str:
-    """How an agent is called among several: by its own name, or else by the one that it has in its module."""
+    """Return the agent's own name, or the variable name if it has the default name."""
     return agent.name if agent.name != _NAMELESS else reference.rpartition(":")[2].rpartition(".")[2]
 
 
 def _with_address(provider: Provider) -> Provider:
-    """Return the provider, if the environment says where its endpoint is.
+    """Return the provider after checking its endpoint.
 
     Raises:
-        ConfigurationError: The address is missing, or is not an address.
+        ConfigurationError: The URL is missing or invalid.
     """
     if isinstance(provider, HTTPModel) and provider.preset.name in PRESETS:
         provider.preset.url()
@@ -301,7 +301,7 @@ def _with_address(provider: Provider) -> Provider:
 
 
 def _with_key(provider: Provider) -> Provider:
-    """Return the provider, if it can be called; a run without a key need not begin.
+    """Return the provider after checking for an API key, so that runs fail early.
 
     Raises:
         ConfigurationError: The key is missing.

@@ -1,4 +1,4 @@
-"""The application of the command line: its commands are imported when they are called."""
+"""Command line application with lazily imported commands."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from rxloop.cli.commands import COMMANDS
 
 
 class _Group(TyperGroup):
-    """Commands that are imported when they are called."""
+    """Command group that imports commands on demand."""
 
     def __init__(self, **attrs: Any) -> None:
         super().__init__(**attrs)
-        # What a mistyped name is compared with.
+        # Command names, used for suggestions on typing errors.
         self.commands = cast("dict[str, Any]", dict.fromkeys(COMMANDS))
 
     @override
@@ -53,11 +53,11 @@ class _Group(TyperGroup):
 
 @contextmanager
 def _in_visible_words() -> Generator[None]:
-    """Let no argument steer the terminal in what is said of its misuse, which goes there by itself."""
+    """Escape control characters from arguments in usage errors, which bypass the normal output functions."""
     try:
         yield
     except Exception as error:
-        # Typer has the class of it from click, or from a copy of its own.
+        # Depending on its version, Typer uses click's exception class or a vendored copy.
         usage: Any = error
         if hasattr(usage, "format_message"):
             from rxloop.support.text import to_visible
@@ -86,7 +86,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    # What draws boxes around the help takes longer to import than everything else here.
+    # Importing Rich's help formatter would take longer than all other imports.
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -111,7 +111,7 @@ _PLAIN = {"→": ">", "←": "<", "…": "~", "·": "*", "✗": "x", "├": "|",
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:
-    """Replace a sign that a terminal does not know: by something like it, or a question mark."""
+    """Replace characters that the terminal cannot encode with similar ASCII characters or question marks."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = "".join(_PLAIN.get(char, char) for char in error.object[error.start : error.end])
@@ -119,13 +119,13 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
 
 
 def command(arguments: Sequence[str] | None = None) -> None:
-    """Run the command as a process."""
+    """Run the command line interface."""
     codecs.register_error("rxloop", _plain)
-    # Python has nothing in the place of a stream that was closed by whoever called it.
+    # Python sets streams that were closed by the parent process to None.
     sys.stdin = sys.stdin or os.fdopen(os.open(os.devnull, os.O_RDONLY))
     sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-    # Bytes that are not text: whoever reads them complains.
+    # Invalid bytes are reported by the code that reads them.
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "rxloop"), (sys.stderr, "rxloop")):
         if isinstance(stream, TextIOWrapper):
             cast("TextIOWrapper[Any]", stream).reconfigure(errors=errors)

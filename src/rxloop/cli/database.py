@@ -1,4 +1,4 @@
-"""The log of the command, and the runs in it by what a person types."""
+"""Database access and run lookup for commands."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from rxloop.storage.sqlite.database import BUSY_SECONDS, errors_of
 from rxloop.support.tasks import close_iterator
 
 LAST = "last"
-"""The word for the run that was started last."""
+"""Alias for the most recent run."""
 _SHORTEST = 6
 
 
 def default_database() -> Path:
-    """Return where the runs are kept when nobody says where."""
+    """Return the path of the default database."""
     return platformdirs.user_data_path("rxloop", appauthor=False) / "runs.db"
 
 
 def file_of(database: str | None) -> Path:
-    """Return the file that the address of a database names, or the one where nobody says where.
+    """Return the file path for a database option, using the default if it is missing.
 
     Raises:
-        ConfigurationError: It is the address of something else, and not to become a folder of that name.
+        ConfigurationError: The option is a URL with an unsupported scheme.
     """
     log = open_log(database or default_database())
     assert isinstance(log, SqliteEventLog)
@@ -42,11 +42,11 @@ def file_of(database: str | None) -> Path:
 
 @asynccontextmanager
 async def opened(database: str | None, *, write: bool = False, skip_corrupt: bool = False) -> AsyncGenerator[EventLog]:
-    """Open the log in the database; only a command that is going to write makes one.
+    """Open a database. It is only created if `write` is True.
 
     Raises:
-        ConfigurationError: There is no log for such an address.
-        EventLogError: There is none, or its folder cannot be made.
+        ConfigurationError: The URL is not supported.
+        EventLogError: The database does not exist or cannot be created.
     """
     if is_postgres(database):
         async with _served(str(database)) as log:
@@ -76,7 +76,7 @@ async def opened(database: str | None, *, write: bool = False, skip_corrupt: boo
 
 @asynccontextmanager
 async def _served(address: str) -> AsyncGenerator[EventLog]:
-    """Open the log in a server, if that is there."""
+    """Open a database on a server and check the connection."""
     log = open_log(address, patience=2)
     try:
         await log.list_runs(limit=1)
@@ -86,27 +86,27 @@ async def _served(address: str) -> AsyncGenerator[EventLog]:
 
 
 async def check_writable(log: EventLog, path: Path) -> None:
-    """Find out whether runs can be kept before a model is asked, and paid, for nothing.
+    """Check that runs can be stored, before spending money on model calls.
 
     Raises:
-        EventLogError: The file cannot be written, or is another program's.
+        EventLogError: The file is read-only, or belongs to another application.
     """
-    # A file that is not our log is refused here, before it is touched.
+    # Reject files of other applications before writing to them.
     await log.list_runs(context_id="")
     with errors_of(path), closing(sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         connection.execute("BEGIN IMMEDIATE")
-        # A file that is read-only lets a transaction begin, and refuses the first thing to be written.
+        # For read-only files, only the first write in a transaction fails.
         connection.execute(f"PRAGMA user_version = {version}")
         connection.execute("ROLLBACK")
 
 
 async def find_run(log: EventLog, given: str) -> RunRecord:
-    """Find the run whose id is, begins or ends with what was given; `last` is the one that was started last.
+    """Find a run by its id or a unique prefix or suffix. `last` returns the most recent run.
 
     Raises:
-        UnknownRun: There is none.
-        ConfigurationError: There are several.
+        UnknownRun: There is no match.
+        ConfigurationError: There are multiple matches.
     """
     records = await log.list_runs()
     if given == LAST and records:
@@ -116,11 +116,11 @@ async def find_run(log: EventLog, given: str) -> RunRecord:
 
 
 async def find_context(log: EventLog, given: str) -> str:
-    """Find the conversation whose id is, begins or ends with what was given.
+    """Find a conversation by its id or a unique prefix or suffix.
 
     Raises:
-        UnknownRun: There is none.
-        ConfigurationError: There are several.
+        UnknownRun: There is no match.
+        ConfigurationError: There are multiple matches.
     """
     records = await log.list_runs()
     return _find(given, list(dict.fromkeys(record.context_id for record in records)), "conversation")
@@ -141,15 +141,15 @@ def _find(given: str, ids: Sequence[str], noun: str) -> str:
 
 
 def short_ids(ids: Sequence[str]) -> dict[str, str]:
-    """Find for each id the end of it that can be typed in its place.
+    """Return the shortest unique suffix for each id.
 
-    The ends, because the ids of one minute begin alike.
+    Prefixes are less suitable, because ids created around the same time have equal prefixes.
     """
     short: dict[str, str] = {}
     waiting, length = list(ids), _SHORTEST
     while waiting:
         fits = Counter(known[-length:] for known in ids)
-        # What one id ends with, another one may begin with.
+        # The suffix must not match the prefix of another id either.
         fits.update({known[:length] for known in ids if len(known) > length})
         rest: list[str] = []
         for known in waiting:
@@ -164,13 +164,13 @@ def short_ids(ids: Sequence[str]) -> dict[str, str]:
 
 
 async def short_id(log: EventLog, task_id: str) -> str | None:
-    """Find the end of the run's id that can be typed in its place; None if the log does not have the run."""
+    """Return the shortest unique suffix of a run id, or None if the run does not exist."""
     ids = [record.task_id for record in await log.list_runs()]
     return short_ids(ids).get(task_id)
 
 
 async def first_event(log: EventLog, task_id: str) -> TaskEvent | None:
-    """Read what a run was started with, without reading all of it; None where that cannot be read."""
+    """Read only the first event of a run. Returns None if the event is corrupt."""
     events = log.follow(task_id)
     try:
         async for event in events:
@@ -178,7 +178,7 @@ async def first_event(log: EventLog, task_id: str) -> TaskEvent | None:
     except EventLogError as error:
         if error.retryable or isinstance(error, UnknownRun):
             raise
-        # What is wrong with one run must not keep the others from being listed.
+        # A corrupt run should not prevent listing other runs.
         return None
     finally:
         await close_iterator(events)

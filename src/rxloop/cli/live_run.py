@@ -1,4 +1,4 @@
-"""A run at the terminal: shown as it goes on, cancelled by Ctrl-C, its questions answered."""
+"""Interactive run execution with live output, cancellation and questions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _SAMPLES: Mapping[str, Any] = {
 
 
 def ask(pending: Sequence[PendingInput]) -> dict[str, Any] | None:
-    """Ask the person at the terminal; None if nobody wants to answer."""
+    """Ask the user to answer pending questions. Returns None if the user cancels."""
     answers: dict[str, Any] = {}
     for asked in pending:
         say(question(asked))
@@ -83,13 +83,13 @@ def _read(asked: PendingInput) -> str:
 
 
 def read_answer(given: str, pending: PendingInput) -> Any:
-    """Read what a person typed, as the kind of value that was asked for.
+    """Parse an answer according to the type of the question.
 
     Raises:
-        ConfigurationError: It cannot be read as that.
+        ConfigurationError: The answer is invalid.
     """
     if pending.secret:
-        # Word for word, be it digits alone.
+        # Secrets are used verbatim, even if they look like numbers.
         return given or None
     if pending.options is not None:
         for option in pending.options:
@@ -108,7 +108,7 @@ def read_answer(given: str, pending: PendingInput) -> Any:
 
 
 def _read_data(given: str, pending: PendingInput) -> Any:
-    """JSON, or a text where one is wanted and the quotes were left out."""
+    """Parse JSON data, or accept an unquoted string if the schema allows it."""
     schema = pending.answer_schema
     like = f"type something like {example(pending)}"
     try:
@@ -120,20 +120,20 @@ def _read_data(given: str, pending: PendingInput) -> Any:
     wrong = find_mismatch(value, schema)
     if wrong is None:
         return value
-    # A house number is digits, and a text all the same.
+    # Values such as house numbers look like numbers but may be strings.
     if find_mismatch(given, schema) is None:
         return given
     raise ConfigurationError(f"{wrong}; {like}")
 
 
 def example(pending: PendingInput) -> str:
-    """Make up an answer of the right form, as JSON."""
+    """Return an example answer as JSON."""
     value = pending.options[0] if pending.options else _sample(pending.answer_schema, pending.answer_schema)
     return orjson.dumps(value, default=str).decode()
 
 
 def _sample(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> Any:
-    """Make up a value that fits a schema, as far as its types go."""
+    """Generate an example value for a JSON schema, based on its types."""
     reference = schema.get("$ref")
     if isinstance(reference, str):
         schema = root.get("$defs", {}).get(reference.rpartition("/")[2], {})
@@ -146,7 +146,7 @@ def _sample(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) 
     if options:
         return _sample(options[0], root, depth)
     kind = schema.get("type", "string")
-    # A model may hold itself.
+    # Limit the depth for recursive models.
     if depth < 4 and kind == "object":
         properties = schema.get("properties", {})
         return {name: _sample(properties.get(name, {}), root, depth + 1) for name in schema.get("required", ())}
@@ -160,19 +160,19 @@ CODES = {"completed": 0, "canceled": CANCELLED, "input-required": WAITS, "auth-r
 
 @dataclass(frozen=True, slots=True)
 class LiveRuns:
-    """How runs are shown, and how a person goes on with one later."""
+    """Terminal output for runs, including hints for follow-up commands."""
 
     display: RunDisplay
     log: EventLog | None
-    """Where a later command finds the run; None if nothing is kept."""
+    """Event log for follow-up commands. None if runs are not stored."""
     database: str | None = None
     flags: str = ""
-    """The options that a later command needs to make the same agent."""
+    """Agent options for follow-up commands."""
     chatting: bool = False
-    """The next question comes at once: nothing is said of a run that went well."""
+    """True in chat mode, which hides messages about successful runs."""
 
     async def carry_out(self, ready: Ready, run: Run[Any], strategy: str | None = None) -> Result[Any]:
-        """Show a run to its end; the person at the terminal is asked what it asks, and it goes on as it began."""
+        """Show a run until its end. If it asks questions on an interactive terminal, resume it with the answers."""
         while True:
             result = await self._watch(run)
             if CODES.get(result.state) != WAITS or self.display.json or not asks():
@@ -188,7 +188,7 @@ class LiveRuns:
 
     async def _watch(self, run: Run[Any]) -> Result[Any]:
         with interrupts(run.cancel, "cancelling"):
-            # The run ends with what shows it: when the reader of a pipe has left, the model is not asked any further.
+            # Close the run together with its output. If the reader of a pipe exits, no further model calls are needed.
             async with run:
                 with self._status(run):
                     await show(run.events, self.display)
@@ -199,7 +199,7 @@ class LiveRuns:
 
     @contextmanager
     def _status(self, run: Run[Any]) -> Generator[None]:
-        """Show what the run is doing while it writes no text, if somebody sits at a terminal."""
+        """Show a status line between text output if a terminal is available."""
         line = None if self.display.json else status_line()
         if line is None:
             yield
@@ -231,24 +231,24 @@ class LiveRuns:
 
     @staticmethod
     def _say_unreached(ready: Ready, result: Result[Any]) -> None:
-        """Say how to find out what is in the way, where no connection came about."""
+        """Suggest a diagnostic command after connection errors."""
         if result.error is not None and result.error.code == "connection":
             model = display_url((ready.model or ready.agent.model).name)
             say(f"find out why: rxloop doctor --check-network {shlex.quote(model)}")
 
     def list_pending(self, name: str, pending: Sequence[PendingInput]) -> None:
-        """Say which answers a run waits for, and how to give them."""
+        """Print pending questions and the command to answer them."""
         say(f"the run {name} waits for {'an answer' if len(pending) == 1 else f'{len(pending)} answers'}:")
         for asked in pending:
             say(Text.assemble(f"  {asked.input_id}  ", question(asked)))
-        # A credential is asked for: on the command line, the shell and the list of processes would have it.
+        # Don't suggest `--input` for secrets, which would be visible in the shell history and process list.
         given = [f"{asked.input_id}={example(asked)}" for asked in pending if not asked.secret]
         inputs = "".join(f" --input {shlex.quote(each)}" for each in given)
         say(f"go on with: rxloop resume {name}{self.place}{self.flags}{inputs}")
 
     @property
     def place(self) -> str:
-        """The option that names the database to a later command."""
+        """Database option for follow-up commands, or an empty string if it is not needed."""
         if self.database is None or self.database == os.environ.get("RXLOOP_DB"):
             return ""
         shown = display_url(self.database) if is_postgres(self.database) else self.database
@@ -256,7 +256,7 @@ class LiveRuns:
 
 
 async def show(events: Stream[Event], display: RunDisplay) -> None:
-    """Write a stream of events as it comes: text on stdout, everything else beside it; or as JSON."""
+    """Print events as they arrive, with answers on stdout and everything else on stderr. Alternatively, print JSON."""
     if display.json:
         async for event in events:
             write_json(event, full=True)
@@ -267,7 +267,7 @@ async def show(events: Stream[Event], display: RunDisplay) -> None:
 
 @contextmanager
 def interrupts(cancel: Callable[[str], None], doing: str) -> Generator[None]:
-    """Ctrl-C cancels, once, and says what is being done about it; the second one leaves at once."""
+    """Call `cancel` on the first Ctrl-C, and exit immediately on the second."""
     loop = asyncio.get_running_loop()
     pressed = False
 
@@ -278,11 +278,11 @@ def interrupts(cancel: Callable[[str], None], doing: str) -> Generator[None]:
     def on_signal(*_: Any) -> None:
         nonlocal pressed
         if pressed:
-            # Nothing is waited for, which is safe: what the log acknowledged is in it.
+            # Exiting immediately is safe, because acknowledged events are already in the log.
             os.write(2, erasure() + b"left without waiting\n")
             os._exit(CANCELLED)
         pressed = True
-        # Not here: the signal may have come in the middle of a write to the same stream.
+        # Defer the output, because the signal may have interrupted a write to the same stream.
         loop.call_soon_threadsafe(begin)
 
     before = signal.signal(signal.SIGINT, on_signal)
@@ -293,7 +293,7 @@ def interrupts(cancel: Callable[[str], None], doing: str) -> Generator[None]:
 
 
 def exit_code(result: Result[Any]) -> int:
-    """Return the exit code that tells the shell how the run ended."""
+    """Return the process exit code for a run."""
     return CODES.get(result.state, FAILED)
 
 
@@ -301,7 +301,7 @@ def exit_code(result: Result[Any]) -> int:
 async def conversing(
     agent: AgentOptions, display: RunDisplay, selection: LogSelection, *, chatting: bool = False
 ) -> AsyncGenerator[tuple[Ready, LiveRuns, str]]:
-    """Give an agent with its log, how its runs are shown, and the id of the conversation."""
+    """Open the agent, log and conversation for a command."""
     if selection.no_log and selection.context is not None:
         raise ConfigurationError("--context needs the database, and --no-log leaves it out")
     async with contextlib.AsyncExitStack() as stack:
@@ -312,9 +312,9 @@ async def conversing(
             context_id = await find_context(log, selection.context)
             made = agent.make(recorded=await _last_model(log, context_id))
         else:
-            # The agent comes first: who has mistyped a model gets no empty database.
+            # Create the agent first, so that invalid options do not create an empty database.
             made = agent.make()
-            # A run that asks something goes on in a second attempt, which reads the first.
+            # Answering a question requires a second attempt, which reads the first one from the log.
             kept = nullcontext(MemoryEventLog()) if selection.no_log else opened(selection.db, write=True)
             log = await stack.enter_async_context(kept)
         ready = await stack.enter_async_context(made.logging_to(log))

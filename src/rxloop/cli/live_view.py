@@ -1,4 +1,4 @@
-"""A live or recorded run as lines for the terminal, and what it is doing at the moment."""
+"""Terminal views for live and recorded runs, including a status line."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ from rxloop.tools.think_aloud import NAME as THINK_ALOUD
 
 
 class Piece(NamedTuple):
-    """Something to be written."""
+    """Output fragment."""
 
     text: Text
     answer: bool
-    """What the model says; everything else stands beside it."""
+    """True for answer text from the model."""
 
 
 class _Live:
-    """Where the cursor stands, and what the run has come to."""
+    """Renderer state, including the cursor position."""
 
     def __init__(self, out: ViewOutput[Piece], thoughts: ThoughtLevel) -> None:
         self._out = out
         self._thoughts = thoughts
         self._last: Piece | None = None
         self._message = ""
-        """The text of the message so far, and then of the last one."""
+        """Text of the current or previous message."""
         self._open = False
-        """The message is being written."""
+        """True while a message is being written."""
         self._reasoned = False
-        """The reasoning was shown while it came."""
+        """True if reasoning has been streamed."""
         self._asked = self._called = self._begun = self._newest = self._attempt = 0
 
     def take(self, event: Event) -> None:
-        """Write what the event says."""
+        """Render an event."""
         if self._attempt != event.attempt:
-            # A run that was forked or resumed may have rested for days: the time between attempts does not count.
+            # Exclude the time between attempts, which can be several days for forked or resumed runs.
             self._begun += event.timestamp - self._newest
             self._attempt = event.attempt
         self._newest = event.timestamp
@@ -83,7 +83,7 @@ class _Live:
         if isinstance(event, LLMCallEvent):
             self._asked += 1
             if self._open:
-                # A call that is sent again begins its text again.
+                # A repeated call starts its text from the beginning.
                 self._open = False
                 self._line(Text("! the model is asked again", "yellow"))
         elif isinstance(event, ToolStartEvent) and event.to_public() is not None and event.name != THINK_ALOUD:
@@ -106,7 +106,7 @@ class _Live:
 
     def _end(self, event: StatusUpdateEvent) -> None:
         if event.state == "completed" and event.content and event.content != self._message:
-            # The answer of a tool, or of a strategy.
+            # The answer comes from a tool or a strategy, so it was not streamed.
             self._open = False
             self._say(event.content)
         said = self._message
@@ -116,7 +116,7 @@ class _Live:
         self._line(Text.assemble(ending(event), *((f" · {part}", "dim") for part in self._costs(event))))
 
     def _costs(self, end: StatusUpdateEvent) -> list[str]:
-        """List what the attempt has cost, as far as this view has seen it."""
+        """Format the number of calls, tokens and seconds seen by this view."""
         counts = ((self._asked, "model call"), (self._called, "tool call"))
         parts = [many(number, noun) for number, noun in counts if number]
         if self._asked and end.usage is not None and end.usage.total_tokens:
@@ -135,7 +135,7 @@ class _Live:
         self._put(Piece(Text(text, style), answer=False))
 
     def begin_line(self) -> None:
-        """Move the cursor to the beginning of a line."""
+        """Start a new line unless the cursor is already at the start of a line."""
         if self._last is not None and not self._last.text.plain.endswith("\n"):
             self._put(Piece(Text("\n"), answer=self._last.answer))
 
@@ -146,7 +146,7 @@ class _Live:
 
 
 def live(thoughts: ThoughtLevel) -> View[Event, Piece]:
-    """Show a run live: text as it streams, calls and thoughts on lines of their own, and how it ended.
+    """Render a run live, with streamed text and separate lines for calls, thoughts and the final state.
 
     ::
 
@@ -163,7 +163,7 @@ def live(thoughts: ThoughtLevel) -> View[Event, Piece]:
 
 
 def numbered(thoughts: ThoughtLevel) -> View[Event, Text]:
-    """Show a run as a record: a line for each durable event, with its number and the seconds since the first."""
+    """Render a line for each durable event, with its number and the seconds since the start of the attempt."""
 
     def write(out: ViewOutput[Text]) -> Callable[[Event], None]:
         begun = attempt = 0
@@ -174,7 +174,7 @@ def numbered(thoughts: ThoughtLevel) -> View[Event, Text]:
                 begun, attempt = event.timestamp, event.attempt
             said = record(event, thoughts) if event.durable or event.kind == "gap" else None
             if said is not None:
-                # A resumed run may have waited for days: each attempt has a time of its own.
+                # Restart the time for each attempt, because a resumed run may have waited for days.
                 at = f"{event.seq:>4} {(event.timestamp - begun) / 1000:>7.2f}  "
                 said = Text("\n" + " " * len(at)).join(said.split("\n"))
                 out.emit(Text.assemble((at, "dim"), said, "\n"))
@@ -186,11 +186,11 @@ def numbered(thoughts: ThoughtLevel) -> View[Event, Text]:
 
 _GAP = " · "
 _SHOWN = 2
-"""The tools that are named when many work at once."""
+"""Maximum number of tool names in the status line."""
 
 
 class _Facts:
-    """What the figures of `op.stats` leave out: what is at work, and the tokens of the message that is not complete."""
+    """Additional statistics not included in `op.stats`: active tools, and tokens of incomplete messages."""
 
     def __init__(self) -> None:
         self._tools: dict[tuple[Any, ...], str] = {}
@@ -199,7 +199,7 @@ class _Facts:
         self._tokens = 0
 
     def take(self, event: Event) -> bool:
-        """Take an event, and return whether something begins or ends with it."""
+        """Update the statistics. Returns True if the status should be refreshed immediately."""
         step = (event.task_id, event.branch, event.step)
         match event:
             case ContentDeltaEvent() | ThoughtDeltaEvent() | ToolCallDeltaEvent():
@@ -212,7 +212,7 @@ class _Facts:
             case ContentCompleteEvent():
                 self._waiting.discard(step)
             case UsageEvent():
-                # The provider's own word in the place of the count.
+                # Replace the estimate with the usage reported by the provider.
                 self._streamed.pop(step, None)
                 self._tokens += event.output_tokens
             case ToolStartEvent() if event.to_public() is not None and event.name != THINK_ALOUD:
@@ -224,7 +224,7 @@ class _Facts:
         return True
 
     def text(self, figures: Stats) -> Text:
-        """Write the status, the most important first: what does not fit is cut off."""
+        """Format the status, starting with the most important information because long lines are truncated."""
         parts = [f"{figures.seconds:.0f} s"]
         if self._tools:
             names = list(self._tools.values())
@@ -243,7 +243,7 @@ class _Facts:
 
 
 def status(window: float = 1.0) -> View[Event, Text]:
-    """Show the status of a run: when a call begins or ends, and once a window while it goes on.
+    """Emit status updates when calls start or end, and at a regular interval.
 
     ::
 
@@ -251,7 +251,7 @@ def status(window: float = 1.0) -> View[Event, Text]:
         status(3)   -----S--S--S--S--S--S-SS--S--S--SS-SS|
 
     Args:
-        window: The seconds between two values.
+        window: Interval in seconds.
     """
 
     def operator(source: Observable[Event]) -> Observable[Text]:

@@ -1,4 +1,4 @@
-"""Whether a model can be asked: its key in the environment, its endpoint, and what `rxloop doctor` finds of them."""
+"""Checks for API keys and model endpoints."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 
 class Grade(Enum):
-    """What a finding means."""
+    """Severity of a finding."""
 
     good = "good"
     note = "note"
-    """Worth knowing: nothing is broken."""
+    """Information only, not an error."""
     bad = "bad"
-    """Something that is needed does not work."""
+    """A required component does not work."""
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at."""
+    """Result of a single check."""
 
     grade: Grade
     says: str
     hint: str = ""
-    """What to do."""
+    """Suggested action."""
 
 
 Findings = Iterable[Finding]
@@ -46,13 +46,13 @@ KeyState = Literal["set", "by account", "optional", "not needed", "not set"]
 
 
 def key_variable(preset: Preset) -> str | None:
-    """Name the environment variable of the key: of two, the one that is set."""
+    """Return the name of the key's environment variable, preferring a variable that is set."""
     names = [name for name in (preset.key_env, preset.other_key_env) if name]
     return next((name for name in names if os.environ.get(name, "").strip()), preset.key_env)
 
 
 def key_state(preset: Preset) -> KeyState:
-    """Say whether the preset can be asked with what the environment has: a key, an account, or nothing at all."""
+    """Return the credential state of a preset, based on the environment."""
     if preset.key() is not None:
         return "set"
     if preset.key_source is not None:
@@ -63,17 +63,17 @@ def key_state(preset: Preset) -> KeyState:
 
 
 def how_to_get_in(preset: Preset) -> str:
-    """Say what to do where the state is "not set"."""
+    """Return instructions for the "not set" state."""
     setting = f"export {preset.key_env}=..." if preset.key_env else ""
     return ", or ".join(part for part in (setting, preset.key_hint) if part)
 
 
 SECONDS = 5.0
-"""How long the endpoint has to answer."""
+"""Endpoint timeout in seconds."""
 
 
 async def reached(model: str) -> Findings:
-    """Ask the endpoint of the model for its models, which costs nothing, and say what it answers."""
+    """Check the connection to a model's endpoint by listing its models, which is free of charge."""
     try:
         preset, url = endpoint(model)
     except ConfigurationError as error:
@@ -82,19 +82,19 @@ async def reached(model: str) -> Findings:
 
 
 def endpoint(model: str) -> tuple[Preset, str]:
-    """Return the preset of a model string, and the address of its endpoint.
+    """Return the preset and endpoint URL for a model string.
 
     Raises:
-        ConfigurationError: There is no such model, or it has no address.
+        ConfigurationError: The model does not exist, or its URL is missing.
     """
     provider = resolve_model(model)
-    # A string is always resolved to one of these.
+    # `resolve_model` always returns an `HTTPModel` for strings.
     preset = cast("HTTPModel", provider).preset
     return preset, check_url(model.partition("#")[0]) if "://" in model else preset.url()
 
 
 def _list(preset: Preset, url: str) -> str:
-    """The address at which a vendor lists its models."""
+    """Return the URL for listing a vendor's models."""
     scheme, host, path, query, _ = urlsplit(url)
     path, more = path.rstrip("/"), ""
     match preset.wire:
@@ -145,11 +145,11 @@ def _answered(preset: Preset, model: str, took: str, answer: httpx.Response) -> 
     if status >= 500:
         return Finding(Grade.bad, took, "the vendor's server failed: try again later")
     if status != 200:
-        # Not every endpoint lists its models; that it answers is what was asked.
+        # Not all endpoints can list models. The response shows that the endpoint is reachable.
         return Finding(Grade.good, f"{took}: it is there, and does not list its models")
     known = _names(answer.content)
     name = model.rpartition("#")[2] if "://" in model else model.partition(":")[2] or str(preset.default_model)
-    # Some list a model under its dated name alone.
+    # Some vendors only list dated model names.
     if known and not any(f"{preset.name}:{name}" in iter_names(f"{preset.name}:{each}") for each in known):
         listed = ", ".join(sorted(known)[:8]) + (", ..." if len(known) > 8 else "")
         return Finding(Grade.note, f"{took}, and does not list {name!r}", f"it lists {listed}")
@@ -157,10 +157,10 @@ def _answered(preset: Preset, model: str, took: str, answer: httpx.Response) -> 
 
 
 def _names(body: bytes) -> set[str]:
-    """Read the ids of the models in an answer."""
+    """Parse model ids from a response."""
     try:
         found: Any = orjson.loads(body)
-        # Google has its own words.
+        # Google uses different field names.
         listed = found["data"] if "data" in found else found["models"]
         return {str(model.get("id") or model["name"]).removeprefix("models/") for model in listed}
     except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""The options that several commands share, and how their values are read."""
+"""Common command line options and value parsers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rxloop.errors import ConfigurationError
 
 
 class ThoughtLevel(StrEnum):
-    """How much of the thoughts is shown."""
+    """Verbosity of displayed thoughts."""
 
     none = "none"
     brief = "brief"
@@ -111,21 +111,21 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def typed(ctx: typer.Context) -> list[str]:
-    """List the options that somebody has typed; what the environment says is for all commands."""
+    """Return options passed on the command line, excluding those from environment variables."""
     sources = {each.name: ctx.get_parameter_source(each.name) for each in ctx.command.params if each.name}
     return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
 
 def as_text(given: str) -> str:
-    """Read what was typed as UTF-8, whatever the terminal is said to use; other bytes become question marks."""
+    """Decode an argument as UTF-8, regardless of the terminal's encoding. Invalid bytes are replaced."""
     return given.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def pairs(given: Sequence[str] | None, option: str) -> dict[str, Any]:
-    """Read the values of an option such as `--input ID=JSON`.
+    """Parse the values of an option such as `--input ID=JSON`.
 
     Raises:
-        ConfigurationError: One is not written like that.
+        ConfigurationError: A value has an invalid format.
     """
     found: dict[str, Any] = {}
     for text in given or ():

@@ -1,4 +1,4 @@
-"""What an event says to a person: one line or a few of them, with colours where the terminal has them."""
+"""Human-readable event descriptions for the terminal."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ from rxloop.thinking.graph.formats import label
 from rxloop.tools.think_aloud import NAME as THINK_ALOUD
 
 WIDTH = 160
-"""The characters of arguments and results that are shown."""
+"""Maximum number of characters for arguments and results."""
 
 
 def many(number: int, noun: str) -> str:
-    """Write a number with its noun."""
+    """Format a number with its noun."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def called(call: ToolCall) -> str:
-    """Write a tool call as it would stand in a program."""
+    """Format a tool call like a function call."""
     if call.error is not None:
         return f"{to_one_line(call.name)}({to_one_line(call.raw or '', WIDTH)})"
     arguments = (f"{name}={_json(value)}" for name, value in call.arguments.items())
@@ -62,7 +62,7 @@ def called(call: ToolCall) -> str:
 
 
 def describe(event: Event, thoughts: ThoughtLevel) -> Text | None:
-    """Describe an event for somebody who looks on; None for bookkeeping, and for plain text."""
+    """Describe an event for observers. Returns None for internal events and plain text."""
     shown = _thought(event, thoughts) if isinstance(event, ThoughtStreamEvent) else _describe_exchange(event)
     if shown is not None and event.agent_path:
         return Text.assemble((f"{' > '.join(map(to_one_line, event.agent_path))} ", "dim"), shown)
@@ -70,7 +70,7 @@ def describe(event: Event, thoughts: ThoughtLevel) -> Text | None:
 
 
 def record(event: Event, thoughts: ThoughtLevel) -> Text | None:
-    """Describe an event, bookkeeping included; None only for thoughts that nobody wants to see."""
+    """Describe an event, including internal events. Returns None for hidden thoughts."""
     if (shown := describe(event, thoughts)) is not None:
         return shown
     if isinstance(event, ThoughtStreamEvent):
@@ -79,7 +79,7 @@ def record(event: Event, thoughts: ThoughtLevel) -> Text | None:
 
 
 def question(pending: PendingInput) -> Text:
-    """Write a question that waits for an answer."""
+    """Format a pending question."""
     text = Text.assemble(("? ", "bold yellow"), _marked(pending.prompt))
     if pending.options is not None:
         text.append(f" ({', '.join(map(_json, pending.options))})")
@@ -91,7 +91,7 @@ def question(pending: PendingInput) -> Text:
 
 
 def _marked(text: str) -> str:
-    """Mark the lines of a text, so that none but the first can be taken for a line of the command itself."""
+    """Prefix continuation lines, so that they cannot be confused with output of the command itself."""
     return "\n  | ".join(to_visible(text).split("\n"))
 
 
@@ -114,7 +114,7 @@ def _describe_exchange(event: Event) -> Text | None:
             said = Message(role=event.role, content=event.content).text
             return Text.assemble((f"+ {event.role} ({to_one_line(event.cause)}): ", "yellow"), _marked(said))
         case LLMFailedEvent() if event.retry_in is not None or event.error.code == ContextLengthExceeded.code:
-            # The last failure of a call is shown by the end of the run.
+            # The final failure of a call is part of the run's last event.
             again = f"; once more in {event.retry_in:.1f} s" if event.retry_in is not None else ""
             return Text.assemble(("! ", "yellow"), to_one_line(event.error.message, WIDTH), (again, "dim"))
         case AuthRequiredEvent():
@@ -168,7 +168,7 @@ def _describe_bookkeeping(event: Event) -> Text:
             size = f"{many(event.message_count, 'message')}, {many(event.tool_count, 'tool')}"
             return Text(f"model {to_one_line(event.model, WIDTH)}, {size}", "dim")
         case ContentCompleteEvent():
-            # What it thinks comes as thoughts.
+            # Thoughts have separate events.
             calls = ", ".join(THINK_ALOUD if call.name == THINK_ALOUD else called(call) for call in event.tool_calls)
             text = Text(add_placeholders(event.content.strip(), event.files))
             return text or Text(f"asks for {calls}" if calls else f"({to_one_line(event.finish_reason)})", "dim")
@@ -186,7 +186,7 @@ def _describe_bookkeeping(event: Event) -> Text:
 
 
 def ending(event: StatusUpdateEvent) -> Text:
-    """Describe how an attempt ended."""
+    """Describe the final state of an attempt."""
     match event.state:
         case "completed":
             cut = f", cut off ({to_one_line(event.finish_reason)})" if event.finish_reason not in (None, "stop") else ""

@@ -1,4 +1,4 @@
-"""Output, prompts and exit codes of the command."""
+"""Terminal output, prompts and exit codes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rxloop.support.text import INVISIBLE, to_one_line, to_visible
 
 
 def shown(text: Text | str) -> Text:
-    """Write an escape in the place of each character that a terminal would act upon; the colours stay."""
+    """Escape control characters while preserving styles."""
     if isinstance(text, str):
         return Text(to_visible(text))
     found = [match.start() for match in INVISIBLE.finditer(text.plain)]
@@ -41,10 +41,10 @@ def shown(text: Text | str) -> Text:
 
 
 class StatusLine:
-    """Status of a run or an experiment on the last line of the terminal, hidden while text streams.
+    """Status line at the bottom of the terminal, hidden while text is streamed.
 
     Args:
-        console: The terminal.
+        console: Terminal.
     """
 
     def __init__(self, console: Console) -> None:
@@ -52,29 +52,29 @@ class StatusLine:
         self._status = Status("", console=console, spinner_style="dim")
         self._is_wanted = False
         self.is_inside_line = False
-        """True if the cursor is after text, so the status cannot be shown on this line."""
+        """True if the cursor is after text, where a status cannot be displayed."""
 
     def show(self, text: Text) -> None:
-        """Show this status from now on."""
+        """Show or update the status."""
         line = shown(text).copy()
-        # Leave room for the spinner, and do not use the last column, where terminals wrap.
+        # Reserve space for the spinner, and avoid the last column, where terminals wrap.
         line.truncate(self._console.width - 3, overflow="ellipsis")
         self._status.update(line)
         self._is_wanted = True
         self._start()
 
     def begin(self) -> None:
-        """Note that the cursor is at the beginning of a line."""
+        """Mark the cursor as being at the start of a line."""
         self.is_inside_line = False
 
     def hide(self) -> None:
-        """Remove the status."""
+        """Hide the status."""
         self._is_wanted = False
         self._status.stop()
 
     @contextmanager
     def aside(self, written: str, *, is_answer: bool) -> Generator[None]:
-        """Write text to the terminal with the status out of the way. After an answer only `show` brings it back."""
+        """Hide the status while writing text. After answer text, it remains hidden until `show` is called."""
         self._status.stop()
         yield
         if written:
@@ -99,13 +99,13 @@ _OURS = str(Path(__file__).parents[1])
 
 
 def write(text: Text | str, *, beside: bool = False) -> None:
-    """Write a text, in colours where there is a terminal; what a terminal would act upon is made visible.
+    """Write text with control characters escaped, using colours on terminals.
 
-    All that the command says goes through here: nobody has to remember where a text has come from.
+    All output uses this function, so callers need not escape untrusted text.
 
     Args:
-        text: With its own line ends.
-        beside: On stderr, so that what goes to a file or a pipe is the answer alone.
+        text: Text including line endings.
+        beside: Write to stderr, which keeps the answer on stdout separate.
     """
     text = shown(text)
     with _STATUS.aside(text.plain, is_answer=not beside):
@@ -113,73 +113,73 @@ def write(text: Text | str, *, beside: bool = False) -> None:
 
 
 def say(text: Text | str) -> None:
-    """Write a line beside the answer."""
-    # In one piece, which a progress bar below it does not draw over.
+    """Write a line to stderr."""
+    # Use a single write, so that a progress bar cannot interrupt it.
     write(Text.assemble(text if isinstance(text, Text) else Text(text, "dim"), "\n"), beside=True)
 
 
 def write_json(event: Event, *, full: bool) -> None:
-    """Write an event as one line.
+    """Write an event as a line of JSON.
 
     Args:
-        event: The event.
-        full: With all that is not for clients; otherwise as they may see it, and nothing where it is not for them.
+        event: Event.
+        full: Include internal data. Otherwise, only the public form is written, if there is any.
     """
     if full or event.to_public() is not None:
         write_plain(event.to_json(public=not full).decode() + "\n")
 
 
 def write_plain(text: str) -> None:
-    """Write a text for other programs, which is neither coloured nor broken into lines."""
+    """Write machine-readable text without colours or line wrapping."""
     sys.stdout.write(to_visible(text))
     sys.stdout.flush()
 
 
 def width() -> int:
-    """Return the columns that a table may take; without a terminal as many as it wants."""
+    """Return the available table width in columns, which is unlimited without a terminal."""
     return _OUT.width if _OUT.is_terminal else 10_000
 
 
 def colours() -> str:
-    """Say which colours the terminal is taken to have."""
+    """Describe the terminal's colour support."""
     return f"colours: {_OUT.color_system or 'none'}" + (" (NO_COLOR is set)" if _OUT.no_color else "")
 
 
 def asks() -> bool:
-    """Return whether somebody sits at a terminal and can be asked."""
+    """True if the user can answer questions on a terminal."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def status_line() -> StatusLine | None:
-    """Return the status line, or None if no terminal shows it, or one that cannot move back."""
-    # Not by what rich says: FORCE_COLOR lets it take any pipe for a terminal.
+    """Return the status line, or None if the terminal does not support it."""
+    # Don't rely on Rich, which treats pipes as terminals if FORCE_COLOR is set.
     there = sys.stdout.isatty() and sys.stderr.isatty()
     return _STATUS if there and not _ERR.is_dumb_terminal and not _ERR.legacy_windows else None
 
 
 def erasure() -> bytes:
-    """Return the escape sequence that removes the status or the progress bar and shows the cursor."""
+    """Return the escape sequence that clears the status or progress bar and shows the cursor."""
     if status_line() is None:
         return b""
-    # If the command did not write to this line, it contains a status, a bar or the echo of Ctrl-C.
+    # If the command has not written to this line, it contains a status, a bar or the `^C` echo.
     return (b"" if _STATUS.is_inside_line else b"\r") + b"\x1b[J\x1b[?25h"
 
 
 def drawing() -> Console | None:
-    """Return what a progress bar is drawn on; None where nobody would see it."""
+    """Return the console for progress bars, or None if the terminal does not support them."""
     return _ERR if status_line() is not None else None
 
 
 @contextmanager
 def reporting() -> Generator[None]:
-    """Make of an error a line on stderr, and the exit code that says what it was.
+    """Print errors to stderr and exit with the corresponding code.
 
     Raises:
-        typer.Exit: There was one.
+        typer.Exit: An error occurred.
     """
     try:
         yield
-        # What cannot be written is said here, and not by the interpreter when it ends.
+        # Flush here, so that write errors are reported by us and not by the interpreter at exit.
         sys.stdout.flush()
     except RxloopError as error:
         fail(error)
@@ -195,7 +195,7 @@ def reporting() -> Generator[None]:
 
 @contextmanager
 def logged() -> Generator[None]:
-    """Show what rxloop logs, and not in the manner of a program without a terminal."""
+    """Print log messages from rxloop like other command output."""
     logger, handler = logging.getLogger("rxloop"), LogLines(logging.WARNING)
     logger.addHandler(handler)
     try:
@@ -205,7 +205,7 @@ def logged() -> Generator[None]:
 
 
 def _leave_quietly() -> None:
-    """Drop what cannot be written any more: the reader has left, as `head` does, or the disk is full."""
+    """Discard unwritable output if the reader has exited, like `head`, or the disk is full."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -215,7 +215,7 @@ def _leave_quietly() -> None:
 
 
 def running(main: Coroutine[Any, Any, int | None]) -> None:
-    """Run a command to its end; an error is a line on stderr, and the exit code says what it was."""
+    """Run a command, print errors to stderr and exit with the corresponding code."""
     with reporting(), logged():
         code = asyncio.run(main)
     if code:
@@ -223,7 +223,7 @@ def running(main: Coroutine[Any, Any, int | None]) -> None:
 
 
 class LogLines(logging.Handler):
-    """What rxloop logs, as lines beside the answer: of a traceback the place where it happened."""
+    """Log handler that prints records to stderr. Tracebacks are reduced to their last location."""
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
@@ -231,14 +231,14 @@ class LogLines(logging.Handler):
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             said += f": {failure(error)}"
-        # In the middle of an answer, on a line of its own.
+        # Start a new line if an answer is being written.
         if _STATUS.is_inside_line:
             say("")
         say(Text(f"! {to_one_line(said, 2_000)}", "yellow"))
 
 
 def failure(error: BaseException) -> str:
-    """Say what went wrong in a module of the user's, and where."""
+    """Describe an exception in user code, including its location."""
     said = f"{type(error).__name__}: {error}"
     trace = traceback.extract_tb(error.__traceback__)
     if isinstance(error, SyntaxError) or not trace or trace[-1].filename.startswith(_OURS):
@@ -247,27 +247,27 @@ def failure(error: BaseException) -> str:
 
 
 def report(error: RxloopError) -> None:
-    """Say what is wrong, in one line."""
+    """Print an error on a single line."""
     say(Text.assemble(("rxloop: ", "bold red"), to_one_line(str(error), 2_000)))
 
 
 def fail(error: RxloopError) -> NoReturn:
-    """Say what is wrong, and leave with the exit code that goes with it.
+    """Print an error and exit with the corresponding code.
 
     Raises:
         typer.Exit: Always.
     """
-    # Nobody may be there to read it any more; the exit code says it then.
+    # If the reader has exited, the exit code is sufficient.
     with suppress(BrokenPipeError):
         report(error)
     raise typer.Exit(USAGE if isinstance(error, ConfigurationError | InvalidInput) else FAILED) from error
 
 
 def read_all(name: str = "stdin") -> str:
-    """Read what comes through the pipe.
+    """Read all text from stdin.
 
     Raises:
-        ConfigurationError: It is not text.
+        ConfigurationError: The input is not UTF-8 text.
     """
     data = sys.stdin.buffer.read()
     try:
@@ -279,31 +279,31 @@ def read_all(name: str = "stdin") -> str:
 
 
 def read_line(prompt: str = "") -> str:
-    """Read a line that a person types, whatever the encoding of the terminal is said to be.
+    """Read a line as UTF-8, regardless of the terminal's encoding.
 
     Raises:
-        EOFError: Nothing more comes.
+        EOFError: The input has ended.
     """
     return as_text(input(prompt).strip())
 
 
 def read_secret(prompt: str) -> str:
-    """Read a line that a person types, and that nobody sees: not on the screen, nor by the arrow keys afterwards.
+    """Read a line without echoing it or adding it to the history.
 
     Raises:
-        EOFError: Nothing more comes.
+        EOFError: The input has ended.
     """
-    # Imported here: few runs ask for one.
+    # Imported lazily because few runs ask for secrets.
     from getpass import getpass
 
-    # The prompt comes when nothing is shown any more.
+    # The status line is hidden at this point, so the prompt cannot be overwritten.
     return as_text(getpass(prompt).strip())
 
 
 _GAP = 2
-"""The spaces between two columns."""
+"""Number of spaces between columns."""
 _LEAST = 20
-"""The columns of the terminal that the last one gets, however wide the others are."""
+"""Minimum width of the last column."""
 
 
 def table(
@@ -313,13 +313,13 @@ def table(
     *,
     wrap: bool = False,
 ) -> Text:
-    """Write rows below their head; the last column takes what room is left.
+    """Format a table. The last column uses the remaining width.
 
     Args:
-        head: The names of the columns.
-        rows: As many cells in each.
-        style: The style of a cell, by its place in the row and its text.
-        wrap: Break what is too long for the last column, and do not cut it.
+        head: Column names.
+        rows: Rows with one cell per column.
+        style: Returns the style of a cell from its column index and text.
+        wrap: Wrap long text in the last column instead of truncating it.
     """
     widths = [max(cell_len(line[place]) for line in (head, *rows)) for place in range(len(head))]
     before = sum(widths[:-1]) + _GAP * (len(widths) - 1)
@@ -337,7 +337,7 @@ def table(
 
 
 def _fitted(cell: str, size: int, indent: int | None) -> str:
-    """Fit a cell into a width: cut it, or break it where there is an indent for its further lines."""
+    """Truncate a cell, or wrap it if an indent for continuation lines is given."""
     if cell_len(cell) <= size:
         return cell
     if indent is None:

@@ -314,13 +314,13 @@ def current_time() -> VirtualTime:
 
 @contextmanager
 def virtual_time(*, patience: float = 5.0) -> Generator[VirtualTime]:
-    """Run what is inside on an event loop whose clock jumps to its next timer when nothing is left to do.
+    """Run the block with an event loop whose clock jumps to the next timer when idle.
 
-    For plain `def test_...` functions: the block makes a loop of its own. Threads are real: time stands still while
-    one works for the loop. What is left over at the end is cancelled.
+    The block creates a new event loop, so use it in sync tests. The clock is paused while a thread is working for the
+    loop. Remaining tasks are cancelled on exit.
 
     Args:
-        patience: The real seconds to wait for a thread or a socket before time goes on without it.
+        patience: Timeout in real seconds for threads and sockets before the clock advances.
 
     Example:
         >>> with virtual_time() as time:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 class _Command(NamedTuple):
     place: str
-    """The module and the object in it."""
+    """Module and object name."""
     help: str
-    """The first line of the command's own help: `rxloop --help` reads none of the modules."""
+    """First line of the command's help text, repeated here so that `rxloop --help` does not import the module."""
 
 
 COMMANDS = {
@@ -36,4 +36,4 @@ COMMANDS = {
     "worker": _Command("serve:worker", "Carry out the runs that servers start."),
     "mcp": _Command("mcp:mcp", "Serve tools to clients of the Model Context Protocol."),
 }
-"""The commands by their names, in the order of the help."""
+"""Commands by name, in help order."""

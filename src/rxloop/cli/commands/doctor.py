@@ -1,4 +1,4 @@
-"""`rxloop doctor`: what is there, what is missing, and how to get it."""
+"""Command `doctor`: installation and environment checks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rxloop.storage.opening import is_postgres, open_log
 from rxloop.support.redaction import display_url
 
 _FOR_BUILDERS = ("dev", "docs")
-"""Extras for those who work on rxloop itself."""
+"""Extras for rxloop developers."""
 _BRINGS = {
     "cli": "this command",
     "fast": "another transport (RXLOOP_TRANSPORT=aiohttp)",
@@ -40,7 +40,7 @@ _BRINGS = {
 
 
 def installed() -> Findings:
-    """Check the packages that rxloop needs, and those of its extras."""
+    """Check the installed packages, including extras."""
     try:
         distribution = metadata.distribution("rxloop")
     except metadata.PackageNotFoundError:
@@ -71,7 +71,7 @@ def _extra(extra: str, packages: Sequence[Requirement]) -> Finding:
     lacking = [problem for each in packages if (problem := _lacks(each))]
     what = f"[{extra}] {_BRINGS.get(extra, '')}".rstrip()
     if lacking:
-        # What is there in part, or too old, is not what anybody asked for; but nobody may need it.
+        # Extras are optional, so partially installed or outdated packages are not errors.
         return Finding(Grade.note, f"{what}: {'; '.join(lacking)}", f'pip install "rxloop[{extra}]"')
     return Finding(Grade.good, f"{what}: {_list_versions(packages)}")
 
@@ -88,7 +88,7 @@ def _version(name: str) -> str | None:
 
 
 def _lacks(requirement: Requirement) -> str | None:
-    """Return how an installed package misses a requirement, or None."""
+    """Describe an unmet requirement. Returns None if it is met."""
     name, version = requirement.name, _version(requirement.name)
     if version is None:
         return f"{name} is not installed"
@@ -110,7 +110,7 @@ _FILES = {
         "no model on Vertex can be called: name a file of credentials, or unset it",
     ),
 }
-"""Variables that name a file, and what is wrong where it is not there."""
+"""Variables with file paths, and the message for missing files."""
 
 
 def doctor(
@@ -167,7 +167,7 @@ def _program() -> Findings:
 
 
 def _models() -> Findings:
-    # Several presets may read one variable.
+    # Presets can share variables.
     keys = dict.fromkeys(str(key_variable(preset)) for preset in PRESETS.values() if preset.key() is not None)
     if keys:
         yield Finding(Grade.good, f"keys are set: {', '.join(keys)}")
@@ -190,14 +190,14 @@ def _models() -> Findings:
 
 
 def _clouds() -> Findings:
-    """Find out whether what has no address of its own has one here: a resource, or the models of a project."""
+    """Check the endpoints of cloud providers that are configured through the environment."""
     for preset in PRESETS.values():
         if preset.base_url is not None or key_state(preset) not in ("set", "by account"):
             continue
         try:
             address = display_url(preset.url())
         except ConfigurationError as error:
-            # Without a key nobody has asked for it.
+            # Without a key, the provider is probably not used.
             if preset.key() is not None:
                 yield Finding(Grade.note, f"{preset.name} has a key and no address", str(error))
             continue
@@ -206,7 +206,7 @@ def _clouds() -> Findings:
 
 
 def _chosen(model: str) -> Finding:
-    """Find out whether the model of the environment can be asked."""
+    """Check the model selected by the environment."""
     shown = display_url(model)
     try:
         preset, _ = endpoint(model)
@@ -239,7 +239,7 @@ def _database(given: str | None) -> Findings:
 
 
 async def _server(address: str) -> Finding:
-    """Find out whether a Postgres can be used."""
+    """Check the connection to a Postgres server."""
     log, shown = open_log(address, patience=2), display_url(address)
     try:
         await log.list_runs(limit=1)
@@ -260,7 +260,7 @@ async def _runs(path: Path) -> int:
 
 
 def _new_database(path: Path) -> Finding:
-    """Find out whether the file can be made that is not there yet; it is not made."""
+    """Check if a missing database file could be created, without creating it."""
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         return Finding(

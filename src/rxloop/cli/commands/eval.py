@@ -1,4 +1,4 @@
-"""`rxloop eval`: carry out an experiment, show its report, and compare that with an earlier one."""
+"""Command `eval`: experiment execution, reports and comparisons."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def eval_(
     """
 
     async def main() -> int:
-        # Read first: what is wrong with it is reported before anything is paid for.
+        # Detect invalid options before spending money on model calls.
         thresholds = [_threshold(text) for text in fail_under or ()]
         earlier = Report.from_json(before.read_bytes()) if before is not None else None
         async with await _experiment(experiment) as made:
@@ -95,7 +95,7 @@ async def _experiment(reference: str) -> Experiment:
 
 
 async def _carried_out(made: Experiment) -> Report:
-    """Carry it out, with a line on how far it is where a terminal shows one."""
+    """Run the experiment, with a progress line on interactive terminals."""
     line, report = status_line(), None
     try:
         async for report in made.run():
@@ -142,7 +142,7 @@ def _threshold(text: str) -> _Threshold:
 
 
 def _check(thresholds: list[_Threshold], made: Experiment) -> None:
-    """Refuse names that there are not, before anything is paid for."""
+    """Validate scorer and variant names before spending money on model calls."""
     for given in thresholds:
         scorers = [scorer.name for scorer in made.scorers]
         if given.scorer not in scorers:
@@ -152,7 +152,7 @@ def _check(thresholds: list[_Threshold], made: Experiment) -> None:
 
 
 def _missed(thresholds: list[_Threshold], report: Report) -> Iterator[str]:
-    """Say which means are too low; what has no mean cannot be vouched for."""
+    """Yield an error for each mean that is too low or missing."""
     for scorer, variant, least in thresholds:
         for name in [variant] if variant is not None else report.variants:
             try:

@@ -1,4 +1,4 @@
-"""`rxloop runs`, `show`, `replay`, `diff` and `graph`: the runs in the database, and what is on record of them."""
+"""Commands `runs`, `show`, `replay`, `diff` and `graph`: access to stored runs."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _table(rows: Sequence[_Row]) -> Text:
 
 
 def ago(timestamp: int, now: float | None = None) -> str:
-    """Say how long ago a time was, in milliseconds since 1970; an old day by its date."""
+    """Format a timestamp (milliseconds since 1970) relative to the current time, or as a date for older ones."""
     seconds = max(int((time.time() if now is None else now) - timestamp / 1000), 0)
     if seconds < 5:
         return "just now"
@@ -143,7 +143,7 @@ def show(
 
     A line for each event, with its number and the seconds since the attempt began.
     """
-    # Imported here, as in `replay` and `diff`: `rxloop runs` and `rxloop graph` start without them.
+    # Imported lazily because `rxloop runs` and `rxloop graph` do not need these modules.
     from rxloop.cli.live_view import numbered
     from rxloop.recorded.follow import follow as following
     from rxloop.recorded.replay import replay as replaying
@@ -222,7 +222,7 @@ def diff(
 
 
 class GraphFormat(StrEnum):
-    """How a graph of thoughts is written."""
+    """Output format for thought graphs."""
 
     tree = "tree"
     mermaid = "mermaid"

@@ -1,4 +1,4 @@
-"""`rxloop map`: ask for each line of a file, and go on where it was left."""
+"""Command `map`: batch processing of a file with resumption."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from rxloop.stream.stream import Stream
 
 
 class Line(NamedTuple):
-    """A line of the file."""
+    """Input line with its key and prompt."""
 
     key: str
     prompt: str
 
 
 class Lines:
-    """The lines of a file, read anew by each iteration, and never all at once."""
+    """Lazy reader for the lines of an input file. Each iteration reads the file again."""
 
     def __init__(self, file: Path, template: str | None, key: str | None) -> None:
-        """Read a file of JSON values.
+        """Create a reader for a JSONL file.
 
         Args:
-            file: One value on each line.
-            template: Makes the prompt of an object, by the names of its fields in braces.
-            key: The field that is the key of an object; without it the prompt is the key.
+            file: Path of the file.
+            template: Prompt template with field names in braces.
+            key: Field with the key of an object. Defaults to the prompt.
         """
         self._file = file
         self._template = template
@@ -55,10 +55,10 @@ class Lines:
                     yield self._line(text, f"{self._file}, line {number}")
 
     def keys(self) -> set[str]:
-        """Read the whole file, so that what is wrong with it is said before a model is asked.
+        """Validate the file and return all keys, before any model is called.
 
         Raises:
-            ConfigurationError: A line cannot be read, or has the key of another one.
+            ConfigurationError: A line is invalid, or a key is not unique.
         """
         seen: set[str] = set()
         for line in self:
@@ -107,10 +107,10 @@ def _short(value: Any) -> str:
 
 
 class Output:
-    """The file of the answers, one a line, open for what is to come while its block lasts.
+    """JSONL output file. Use `with` to open it for appending.
 
     Attributes:
-        answered: The keys whose answers were there already.
+        answered: Keys with existing answers.
     """
 
     def __init__(self, file: Path) -> None:
@@ -119,10 +119,10 @@ class Output:
         self.answered: set[str] = set()
 
     def __enter__(self) -> Self:
-        """Read what is there; what failed, and a line that a crash has cut off, is taken out.
+        """Open and lock the file. Removes failed outcomes and incomplete lines.
 
         Raises:
-            ConfigurationError: It is a file of something else, or somebody else writes it.
+            ConfigurationError: The file has a different format, or is locked by another process.
         """
         self._out = _locked(self._file)
         try:
@@ -138,7 +138,7 @@ class Output:
         read = [self._read(text, number) for number, text in enumerate(lines, 1)]
         self.answered = {key for key in read if key is not None}
         if len(self.answered) < len(lines):
-            # Beside it, and in its place at once: a crash in between costs nothing.
+            # Replace the file atomically, so that no data is lost in a crash.
             beside = self._file.with_name(f"{self._file.name}.new")
             beside.unlink(missing_ok=True)
             self._out = _locked(beside)
@@ -148,7 +148,7 @@ class Output:
             out.close()
 
     def _read(self, text: bytes, number: int) -> str | None:
-        """Read the key of a line; None if that has no answer."""
+        """Return the key of a line, or None if it has no answer."""
         if not text.endswith(b"\n"):
             return None
         try:
@@ -168,7 +168,7 @@ class Output:
             self._out.close()
 
     def write(self, outcome: Outcome[Line, Any]) -> None:
-        """Write the outcome of a line; a reader of the file sees it at once."""
+        """Append an outcome and flush the file, so that other processes can read it immediately."""
         assert self._out is not None
         self._out.write(to_json(_told(outcome), fallback=str) + b"\n")
         self._out.flush()
@@ -188,13 +188,13 @@ def _told(outcome: Outcome[Line, Any]) -> dict[str, Any]:
 
 
 def _locked(file: Path) -> BufferedRandom:
-    """Open a file to append to it; nobody else does until it is closed, or its process is gone.
+    """Open a file for appending, with an exclusive lock that is released on close or exit.
 
     Raises:
-        ConfigurationError: Somebody else does.
+        ConfigurationError: The file is locked by another process.
     """
     opened = file.open("a+b")
-    # Windows has no such lock, and goes without.
+    # File locks are not supported on Windows.
     with suppress(ModuleNotFoundError):
         import fcntl
 
@@ -238,7 +238,7 @@ def map_(
     async def main() -> int:
         keys = lines.keys()
         async with contextlib.AsyncExitStack() as stack:
-            # The agent comes first: who has mistyped a model gets no empty files.
+            # Create the agent first, so that invalid options do not create empty files.
             made = agent.make()
             output = stack.enter_context(Output(out))
             left = len(keys - output.answered)
@@ -262,7 +262,7 @@ def map_(
 
 
 async def _written(outcomes: Stream[Outcome[Line, object]], output: Output, left: int, model: str) -> Tally:
-    """Write all outcomes, each as it comes, and count them."""
+    """Write outcomes as they arrive, and return the totals."""
     price = find_price(model)
     console = drawing()
     shown = outcomes if console is None else outcomes.pipe(progress(left, price=price, console=console))
@@ -286,7 +286,7 @@ def _end(totals: Tally, before: int, left: int) -> int:
 
 @contextlib.contextmanager
 def _draining() -> Generator[Callable[[], bool]]:
-    """Tell whether Ctrl-C was pressed: what was begun is then waited for, and nothing more is begun."""
+    """Yield a function that returns True after Ctrl-C. Active runs are completed, but no further runs are started."""
     stopped = False
 
     def stop(_: str) -> None:

@@ -1,4 +1,4 @@
-"""`rxloop mcp`: servers for clients of the Model Context Protocol."""
+"""Command `mcp`: MCP servers for thinking tools and agents."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 
 _DAY = 24 * 60 * 60.0
-"""Seconds without a request after which an HTTP client of the thinking tools counts as gone."""
+"""Default session timeout for HTTP clients, in seconds."""
 
 AGENTS = "agent"
-"""The command that serves agents; its name may be left out."""
+"""Name of the default command."""
 
 Http = Annotated[bool, typer.Option("--http", help="Serve over streamable HTTP instead of stdin and stdout.")]
 HttpHost = Annotated[str, typer.Option("--host", metavar="HOST", help="With --http: the address.")]
@@ -55,7 +55,7 @@ AllowHost = Annotated[
 
 
 class _Group(TyperGroup):
-    """Takes `module:agent` in the place of a command's name."""
+    """Command group that accepts `module:agent` instead of a command name."""
 
     @override
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -105,7 +105,7 @@ def sequential_thinking(
     Each client has a session of its own. Thoughts are shown on stderr unless DISABLE_THOUGHT_LOGGING is "true".
     """
     try:
-        # Fails here if the extra is not installed.
+        # Fails if the `mcp` extra is not installed.
         from rxloop.server.mcp.thinking_tools import make_connection_sessions
 
         if path is not None and session is None:
@@ -127,7 +127,7 @@ def sequential_thinking(
         sessions = make_connection_sessions(artifacts, strict=strict, ttl=silence)
         try:
             if session is not None:
-                # A file that cannot be used is said now, and not to the first client.
+                # Detect an unusable file before the first client connects.
                 with suppress(UnknownSession):
                     await sessions.get_session(session)
             with ThoughtLog() if logs_thoughts() else nullcontext() as log:
@@ -173,10 +173,10 @@ def agents(
     A call is a run of the agent, kept in the database: what a process leaves when it dies, the next one goes on with.
     """
     try:
-        # Fails here if the extra is not installed.
+        # Fails if the `mcp` extra is not installed.
         from rxloop.server.mcp.adapter import McpServer
 
-        # Stdout belongs to the protocol, whatever a module prints.
+        # Redirect output from imported modules, because stdout is used by the protocol.
         with redirect_stdout(sys.stderr):
             found = [(reference, load(reference, "rxloop mcp")) for reference in references]
         if allow_host and any(isinstance(each, McpServer) for _, each in found):
@@ -196,14 +196,14 @@ def agents(
 
 
 async def _serve(server: McpServer, address: tuple[str, int] | None) -> int:
-    """Serve until the client leaves, or over HTTP until a signal.
+    """Run the server until the client disconnects, or until a signal if HTTP is used.
 
     Args:
-        server: The server.
-        address: Host and port. None serves over stdin and stdout.
+        server: MCP server.
+        address: Host and port. None uses stdin and stdout.
 
     Returns:
-        The exit code.
+        Exit code.
 
     Raises:
         ConfigurationError: The port cannot be opened.
@@ -217,7 +217,7 @@ async def _serve(server: McpServer, address: tuple[str, int] | None) -> int:
             finally:
                 await server.drain()
             return 0
-        # Imported here: over stdin and stdout it needs no uvicorn.
+        # Imported lazily because stdio servers do not need uvicorn.
         from rxloop.cli.service import process
 
         with process.listening(*address) as listener:
@@ -229,10 +229,10 @@ async def _serve(server: McpServer, address: tuple[str, int] | None) -> int:
 def _load_server(
     found: Sequence[tuple[str, Any]], log: EventLog, wait: float | None, leaves: OnDisconnect, hosts: Sequence[str]
 ) -> McpServer:
-    """Return the server that was loaded, or a server of the agents that were loaded.
+    """Return the imported server, or create a server for the imported agents.
 
     Raises:
-        ConfigurationError: An object is neither an agent nor a server, or two agents have one name.
+        ConfigurationError: An object is neither an agent nor a server, or an agent name is not unique.
     """
     from rxloop.runtime.runtime import Runtime
     from rxloop.server.mcp.adapter import McpServer, mcp_server
@@ -266,22 +266,22 @@ async def _log(db: str | None, *, kept: bool) -> AsyncGenerator[EventLog]:
 
 
 _SHOWN = 2_000
-"""The characters of a thought that are shown."""
+"""Maximum number of characters displayed per thought."""
 _WAITING = 1_000
-"""Boxes that wait to be written; of more, the newest are left out."""
+"""Maximum queue size. Additional thoughts are dropped."""
 _GRACE = 1.0
-"""Seconds that the end waits for the boxes that are still to be written."""
+"""Timeout in seconds for flushing the queue on exit."""
 
 
 def logs_thoughts(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether thoughts are to be logged: unless `DISABLE_THOUGHT_LOGGING` is "true", in whatever case."""
+    """True unless the environment variable `DISABLE_THOUGHT_LOGGING` is "true" (case-insensitive)."""
     return environment.get("DISABLE_THOUGHT_LOGGING", "").lower() != "true"
 
 
 class ThoughtLog:
-    """Writes each thought as a box, in colours where stderr is a terminal that wants them.
+    """Logger that prints thoughts as boxes, with colours if supported by stderr.
 
-    A thread of its own does so, while the block lasts: a reader of stderr that stands still holds up no answer.
+    A background thread writes the output, so that a blocked stderr does not delay responses.
 
     Example:
         >>> with ThoughtLog() as log:
@@ -294,7 +294,7 @@ class ThoughtLog:
         self._thread = threading.Thread(target=self._write_all, name="thought log", daemon=True)
 
     def __call__(self, result: ThoughtResult) -> None:
-        """Hand a thought to the thread that writes."""
+        """Add a thought to the output queue."""
         try:
             self._boxes.put_nowait(result)
         except queue.Full:
@@ -312,7 +312,7 @@ class ThoughtLog:
         self.join(_GRACE)
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until everything is written."""
+        """Wait for the background thread to finish."""
         self._thread.join(timeout)
 
     def _write_all(self) -> None:
@@ -322,7 +322,7 @@ class ThoughtLog:
                     self._console.print(box(result))
                 self._write(captured.get())
         except (OSError, ValueError):
-            # Nobody reads it any more.
+            # The reader has closed the stream.
             return
 
     def _write(self, text: str) -> None:
@@ -332,14 +332,14 @@ class ThoughtLog:
         except (OSError, ValueError):
             stream.write(text)
             return
-        # Past Python's own buffer: a thread that hangs with its lock would break the end of the process.
+        # Bypass Python's buffer. A thread blocked while holding the buffer lock would break interpreter shutdown.
         data = text.encode(self._console.encoding, "backslashreplace")
         while data:
             data = data[os.write(descriptor, data) :]
 
 
 def box(result: ThoughtResult) -> Panel:
-    """A thought in a box that says what kind of thought it is."""
+    """Format a thought as a box with its type and number."""
     thought = to_visible(result.thought.thought)
     if len(thought) > _SHOWN:
         thought = f"{thought[:_SHOWN]}… and {len(thought) - _SHOWN:,} more characters"
@@ -350,7 +350,7 @@ def box(result: ThoughtResult) -> Panel:
 
 
 def _kind(result: ThoughtResult) -> tuple[str, str, str]:
-    """What kind of thought it is, what it refers to, and the colour of its box."""
+    """Return a thought's label, reference and colour."""
     thought, placed = result.thought, result.placed
     if thought.is_revision or thought.revises_thought is not None:
         target = "" if thought.revises_thought is None else f"revising thought {thought.revises_thought}"

@@ -1,4 +1,4 @@
-"""Commands `models` and `strategies`: names that an agent can be configured with."""
+"""Commands `models` and `strategies`: available models and reasoning strategies."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _HEAD = ("MODEL", "WINDOW", "OUTPUT", "$ IN", "CACHED", "OUT", "CAN")
 
 
 def known_at(preset: str) -> dict[str, KnownModel]:
-    """The models that are known of those at a preset, under the names of the table."""
+    """Return known models for a preset, by catalog name."""
     hosts = {preset, *find_makers(preset)}
     return {name: known for name, known in CATALOG.items() if find_host(name) in hosts}
 
 
 def known_models(models: Mapping[str, KnownModel]) -> Text:
-    """Write the models as a table; the prices are dollars for a million tokens."""
+    """Format models as a table, with prices in US dollars per million tokens."""
     rows = [
         (
             name,
@@ -48,7 +48,7 @@ def known_models(models: Mapping[str, KnownModel]) -> Text:
 
 
 def in_full(known: KnownModel) -> str:
-    """Write all that is known of one model."""
+    """Format all details of a model."""
     lines = [f"window {known.window or 0:,} tokens" if known.window else "window not known"]
     lines.append(f"answers up to {known.output:,} tokens" if known.output else "longest answer not known")
     lines.append(f"can: {', '.join(known.abilities) or 'text alone'}")
@@ -63,7 +63,7 @@ def in_full(known: KnownModel) -> str:
 
 
 def facts(known: KnownModel) -> dict[str, object]:
-    """Write what is known of a model for programs."""
+    """Return model details as JSON-compatible data."""
     can = list(known.abilities)
     price = None if known.price is None else _fields_of_model(known.price)
     return {"window": known.window, "output": known.output, "can": can, "price": price}
@@ -157,17 +157,17 @@ def _one(model: str, json: bool) -> None:
 
 
 def example(preset: Preset) -> str:
-    """Write a model string of the preset."""
+    """Return an example model string for a preset."""
     return f"{preset.name}:{preset.default_model or 'MODEL'}"
 
 
 def _address(preset: Preset) -> tuple[str, bool]:
-    """Return the address, or why there is none; and whether there is one."""
+    """Return the endpoint URL and True, or an error message and False."""
     try:
         return display_url(preset.url()), True
     except ConfigurationError as error:
         if preset.url_env is None:
-            # What is to be done stands at its end.
+            # The remedy is the last part of the message.
             return str(error).rpartition(": ")[2], False
         given = os.environ.get(preset.url_env, "")
         return (f"{preset.url_env} is not an address" if given else f"set {preset.url_env}"), False
@@ -195,7 +195,7 @@ _WIDTH = 100
 
 
 class StrategyFormat(StrEnum):
-    """How a strategy is written."""
+    """Output format for strategies."""
 
     text = "text"
     mermaid = "mermaid"
@@ -203,7 +203,7 @@ class StrategyFormat(StrEnum):
 
 
 def _json(found: StrategyDefinition) -> str:
-    """Write all of it, as `StrategyDefinition.from_json` reads it: a start for a strategy of your own."""
+    """Format a strategy as JSON for `StrategyDefinition.from_json`, for use as a template."""
     return TypeAdapter(StrategyDefinition).dump_json(found, indent=2, exclude_defaults=True).decode()
 
 

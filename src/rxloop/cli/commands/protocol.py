@@ -1,4 +1,4 @@
-"""`rxloop protocol`: the kinds of events and their fields, read from the event classes."""
+"""Command `protocol`: event reference generated from the event classes."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def protocol(
 
 
 def _find(given: str) -> type[Event]:
-    """Find the class of a kind, by the name of either.
+    """Find an event class by kind or class name.
 
     Raises:
-        ConfigurationError: There is no such kind.
+        ConfigurationError: The kind does not exist.
     """
     for kind, cls in EVENT_TYPES.items():
         if given.lower().replace("_", "-") == kind or given == cls.__name__:
@@ -77,7 +77,7 @@ def _show(cls: type[Event], defs: Schema) -> None:
 
 
 def _durability_and_audience(cls: type[Event]) -> tuple[str, str]:
-    """Say whether events of the class are kept, and who may see them."""
+    """Return the durability and visibility of an event class."""
     seen = "unless hidden" if "hidden" in cls.model_fields else "public"
     return "durable" if cls.durable else "transient", seen if cls.visibility == "public" else cls.visibility
 
@@ -97,7 +97,7 @@ def _fields(definition: Schema, names: Sequence[str]) -> Text:
 
 
 def _shape(schema: Schema) -> str:
-    """Write the type of a value as people do."""
+    """Format a JSON schema type for display."""
     reference = schema.get("$ref")
     if isinstance(reference, str):
         return reference.removeprefix(_REFERENCE)
@@ -123,14 +123,14 @@ def _first_line(definition: Schema) -> str:
 
 
 def _alone(cls: type[Event], defs: Schema) -> dict[str, Any]:
-    """Return the schema of one kind with what it refers to."""
+    """Return the schema for a single event class, including referenced definitions."""
     definition = defs[cls.__name__]
     parts = {name: defs[name] for name in sorted(_referred(definition, defs))}
     return {**definition, **({"$defs": parts} if parts else {})}
 
 
 def _referred(schema: Any, defs: Schema) -> set[str]:
-    """Find the names of the shapes that a schema is made of, and of those inside them."""
+    """Return the names of all definitions referenced by a schema, directly or indirectly."""
     found: set[str] = set()
     waiting = list(_references(schema))
     while waiting:

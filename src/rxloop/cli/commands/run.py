@@ -1,4 +1,4 @@
-"""Commands `run`, `chat`, `resume` and `fork`: an agent runs, and the terminal shows it."""
+"""Commands `run`, `chat`, `resume` and `fork`: agent execution with terminal output."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(words: Words = None, *, agent: AgentOptions, display: RunDisplay, select
 
 
 def _question(words: list[str]) -> str:
-    """Read the question: what was typed, and what comes through a pipe where `-` stands."""
+    """Read the question from the arguments, and from stdin if requested with `-`."""
     if not words and sys.stdin.isatty():
         raise ConfigurationError('there is no question: rxloop run "Why is the sky blue?", or give it through a pipe')
     parts = [as_text(" ".join(word for word in words if word != "-"))]
@@ -69,7 +69,7 @@ def chat(agent: AgentOptions, display: RunDisplay, selection: LogSelection) -> N
     """
     begun = conversing(agent, display, selection, chatting=True)
     with reporting(), logged(), asyncio.Runner() as runner:
-        # The questions are read outside of the event loop: nothing goes on while a person thinks.
+        # Read input outside the event loop, because no other tasks need to run in the meantime.
         stack = contextlib.AsyncExitStack()
         try:
             ready, live, context_id = runner.run(stack.enter_async_context(begun))
@@ -81,7 +81,7 @@ def chat(agent: AgentOptions, display: RunDisplay, selection: LogSelection) -> N
                     report(error)
             runner.run(_farewell(live, context_id))
         except KeyboardInterrupt:
-            # Behind what the terminal shows for the key.
+            # Start a new line after the terminal's `^C`.
             say("")
             raise
         finally:
@@ -94,7 +94,7 @@ async def _turn(ready: Ready, live: LiveRuns, question: str, context_id: str, st
 
 
 async def _greet(ready: Ready, live: LiveRuns, context_id: str) -> None:
-    """Say who is there."""
+    """Show the model, keyboard shortcuts and a summary of the previous conversation."""
     model = (ready.model or ready.agent.model).name
     say(f"{model}; Ctrl-D or /quit ends the conversation, Ctrl-C cancels an answer")
     if live.log is None:
@@ -105,7 +105,7 @@ async def _greet(ready: Ready, live: LiveRuns, context_id: str) -> None:
 
 
 async def _farewell(live: LiveRuns, context_id: str) -> None:
-    """Say how to go on."""
+    """Show the command for continuing the conversation."""
     records = await live.log.list_runs() if live.log is not None else ()
     contexts = list(dict.fromkeys(record.context_id for record in records))
     if context_id in contexts:
@@ -113,9 +113,9 @@ async def _farewell(live: LiveRuns, context_id: str) -> None:
 
 
 def _next_question() -> str | None:
-    """Read what the person says next, a line; None at the end."""
+    """Read the next question. Returns None at the end of the input."""
     with contextlib.suppress(ModuleNotFoundError):
-        # What gives `input` a memory and arrow keys.
+        # Enables history and arrow keys for `input`.
         importlib.import_module("readline")
     while True:
         terminal = sys.stdin.isatty()
@@ -181,7 +181,7 @@ def resume(
 async def _answers_of_person(
     live: LiveRuns, log: EventLog, record: RunRecord, pending: Sequence[PendingInput]
 ) -> dict[str, Any] | None:
-    """Ask the person at the terminal; without one, say what is to be done."""
+    """Ask for answers on the terminal. Otherwise, print instructions and return None."""
     if asks() and not live.display.json:
         return ask(pending)
     live.list_pending(await short_id(log, record.task_id) or record.task_id, pending)
@@ -189,7 +189,7 @@ async def _answers_of_person(
 
 
 async def _show_end(log: EventLog, record: RunRecord, display: RunDisplay) -> int:
-    """Show the end of a run that has ended for good; there is nothing to go on with."""
+    """Show the final event of a finished run and return its exit code."""
 
     def is_last(event: Event) -> bool:
         return event.seq == record.seq

@@ -1,4 +1,4 @@
-"""`rxloop serve` and `rxloop worker`: servers of agents, and processes that execute their runs."""
+"""Commands `serve` and `worker`: HTTP servers and background workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ JSONLog = Annotated[bool, typer.Option("--json", help="Write the log as JSON, on
 
 @dataclass(frozen=True, slots=True)
 class Protocols:
-    """Protocols that a server speaks next to the HTTP API."""
+    """Additional protocols for the server."""
 
     agui: Annotated[bool, typer.Option("--agui", help="Speak AG-UI, too, at /agui.")] = False
     ui_stream: Annotated[bool, typer.Option("--ui-stream", help="Speak to the AI SDK, too, at /ui.")] = False
@@ -38,13 +38,13 @@ class Protocols:
     mcp: Annotated[bool, typer.Option("--mcp", help="Speak MCP, too, at /mcp.")] = False
 
     def names(self) -> list[str]:
-        """List the names of the chosen protocols."""
+        """Return the names of the enabled protocols."""
         return [each.name for each in fields(self) if getattr(self, each.name)]
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Address of a server, and the clients that it serves."""
+    """Network address and access control options."""
 
     host: Annotated[str, typer.Option("--host", metavar="HOST", help="The address to listen on.")] = "127.0.0.1"
     port: Annotated[
@@ -69,10 +69,10 @@ class Access:
     ] = None
 
     def read_keys(self, protocols: Protocols) -> dict[str, str]:
-        """Return the names of the clients by their keys.
+        """Return client names by key.
 
         Raises:
-            ConfigurationError: The keys cannot be read, or the address needs keys and there are none.
+            ConfigurationError: The keys are invalid, or required but missing.
         """
         known = read_keys(self.keys, os.environ.get(VARIABLE))
         check_address(self.host, bool(known), self.without_keys)
@@ -139,7 +139,7 @@ async def _serve(
     keys: dict[str, str],
     grace: float,
 ) -> None:
-    # Imported here: the extra may be missing.
+    # Imported lazily because the extra is optional.
     from rxloop.cli.service.adapters import application, described, opened_doors
     from rxloop.cli.service.process import address, listening, until_signalled
     from rxloop.server import Shutdown
@@ -224,7 +224,7 @@ async def _work(working: AbstractAsyncContextManager[Runtime]) -> None:
 
     def stop() -> None:
         if stopped.is_set():
-            # Nothing is waited for, which is safe: what the log acknowledged is in it.
+            # Exiting immediately is safe, because acknowledged events are already in the log.
             os.write(2, b"left without waiting\n")
             os._exit(CANCELLED)
         log.info("stopping: a signal came; a second one leaves at once")

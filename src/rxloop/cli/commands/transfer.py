@@ -1,4 +1,4 @@
-"""`rxloop export` and `rxloop import`: runs as lines of JSON."""
+"""Commands `export` and `import`: run transfer in JSONL format."""
 
 from __future__ import annotations
 
@@ -67,25 +67,25 @@ def import_(
 
 
 def read_runs(data: bytes, name: str) -> dict[str, list[Event]]:
-    """Read the durable events in lines of JSON, by their runs.
+    """Parse durable events from JSONL data, grouped by run.
 
     Raises:
-        ConfigurationError: A line is not an event, or the events of a run are not a whole run from its beginning.
+        ConfigurationError: A line is not a valid event, or a run is incomplete.
     """
     runs: dict[str, list[Event]] = {}
-    # Not `splitlines`, which takes more than line ends for line ends.
+    # `splitlines` would also split at other characters.
     for number, line in enumerate(data.split(b"\n"), start=1):
         if line.strip():
             event = _read(line, f"{name}, line {number}")
-            # What streamed is in the message that came of it.
+            # Complete messages include the content of transient events.
             if event.durable:
-                # The events of nested runs are numbered by the outermost run, in whose log they are.
+                # Nested runs are stored in the log of the outermost run.
                 run = runs.setdefault(event.root_task_id, [])
                 _check(event, run, f"{name}, line {number}")
                 run.append(event)
     if not runs:
         raise ConfigurationError(f"{name} holds no events")
-    # As they began, so that they are listed in that order, whatever the order in the file.
+    # Sort by creation time, because runs are listed in insertion order.
     return dict(sorted(runs.items(), key=lambda run: run[1][0].timestamp))
 
 
@@ -119,10 +119,10 @@ def _check(event: Event, before: list[Event], where: str) -> None:
 
 
 async def _rehearse(runs: Mapping[str, Sequence[Event]]) -> None:
-    """Write the runs to a database that is thrown away, and read them again: what fails there has changed nothing.
+    """Write all runs to a temporary database and read them, to detect errors before the actual import.
 
     Raises:
-        ConfigurationError: A run cannot be written, or not be read.
+        ConfigurationError: A run cannot be written or read.
     """
     with TemporaryDirectory(prefix="rxloop-import-") as folder:
         log = SqliteEventLog(Path(folder) / "rehearsal.db")

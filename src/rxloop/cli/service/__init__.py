@@ -30,10 +30,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def spared_by_collector() -> Generator[None]:
-    """Have the garbage collector pass over what is there, while the block lasts.
+    """Exclude existing objects from garbage collection for the duration of the block.
 
-    It stays anyway, and each time that the collector went through all of it, all runs and readers stood still for some
-    30 milliseconds.
+    These objects are permanent. Each full collection used to block all runs and readers for about 30 milliseconds.
     """
     gc.collect()
     gc.freeze()
@@ -52,21 +51,21 @@ _SAID_BY = {
     "adopt_every": "Runtime(adopt_every=...)",
     "grace": "Runtime(grace=...)",
 }
-"""Where the program says what an option of `rxloop worker` says."""
+"""Python equivalents of the `rxloop worker` options."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What several processes have in common: a Postgres database, with its log and its queue.
+    """Shared Postgres database with its event log and queue.
 
     Attributes:
-        db: Its address.
-        session_db: Its address past a PgBouncer, where `db` goes through one.
-        tenant_limit: How many runs of one owner go on at once; workers look at it.
-        version: That of the program.
+        db: Database URL.
+        session_db: Direct database URL, if `db` refers to a PgBouncer.
+        tenant_limit: Maximum number of concurrent runs per owner, enforced by workers.
+        version: Application version.
     """
 
-    # They may have a password in them.
+    # URLs may contain passwords.
     db: str | None = field(repr=False)
     session_db: str | None = field(default=None, repr=False)
     tenant_limit: int | None = None
@@ -74,11 +73,11 @@ class Cluster:
 
     @asynccontextmanager
     async def runtime(self, agents: Mapping[str, Agent[Any, Any]], **options: Any) -> AsyncGenerator[Runtime]:
-        """Make a runtime of agents on it, with these options; what is opened for it is closed.
+        """Create a runtime for agents and close its resources on exit.
 
         Raises:
-            ConfigurationError: The database is not a Postgres.
-            EventLogError: It cannot be reached.
+            ConfigurationError: The database is not Postgres.
+            EventLogError: The database is unavailable.
         """
         if self.db is None or not is_postgres(self.db):
             given = "" if self.db is None else f", and {_without_secrets(self.db)!r} is none"
@@ -86,7 +85,7 @@ class Cluster:
                 f"a queue needs a Postgres that all processes reach{given}: --db postgresql://user@host/database, or "
                 "RXLOOP_DB"
             )
-        # Imported here: the extra may be missing.
+        # Imported lazily because the extra is optional.
         from rxloop.runtime.postgres_queue import PostgresQueue
         from rxloop.storage.postgres_log import PostgresEventLog
 
@@ -101,11 +100,11 @@ class Cluster:
 
 
 def _without_secrets(address: str) -> str:
-    """What may be shown of an address: its scheme, or the words of a file; there may be a password in all else."""
+    """Return the scheme of a URL, or a file path. All other parts may contain passwords."""
     scheme, sign, _ = address.partition("://")
     if sign:
         return scheme + sign
-    # Postgres also knows `host=... password=...`, and some write `user:password@host/database`.
+    # Postgres also accepts `host=... password=...`, and the scheme is sometimes omitted.
     return "..." if "@" in address or "=" in address else address
 
 
@@ -113,16 +112,16 @@ def _without_secrets(address: str) -> str:
 async def runtime_of(
     reference: str, db: str | None, *, named: bool = False, cluster: Cluster | None = None
 ) -> AsyncGenerator[Runtime]:
-    """Make the runtime of what `module:object` names; a log that is opened for it is closed.
+    """Create the runtime for a `module:object` path and close its log on exit.
 
     Args:
-        reference: Names agents, or a runtime.
-        db: Where the runs of agents are kept.
-        named: Whether somebody has asked for that place, and a runtime, which has one, is a mistake.
-        cluster: What workers are called by, where runs are not to go on in this process.
+        reference: Import path of agents or a runtime.
+        db: Database for the runs of agents.
+        named: True if `db` was passed explicitly, which is an error for a runtime.
+        cluster: Database and queue for workers. None executes runs in this process.
 
     Raises:
-        ConfigurationError: It is none of what can be served.
+        ConfigurationError: The object cannot be served.
     """
     found = made_of(load(reference, "rxloop serve"), reference, "rxloop serve")
     if isinstance(found, Runtime):
@@ -149,16 +148,16 @@ async def runtime_of(
 async def worker_of(
     reference: str, cluster: Cluster, typed: Collection[str], **options: Any
 ) -> AsyncGenerator[Runtime]:
-    """Make a runtime that works, of what `module:object` names; what is opened for it is closed.
+    """Create a worker runtime for a `module:object` path and close its resources on exit.
 
     Args:
-        reference: Names agents, or a runtime that works.
-        cluster: Where it works.
-        typed: The options of the command that somebody has given: a runtime has all of them already.
-        **options: Those of the runtime.
+        reference: Import path of agents or a worker runtime.
+        cluster: Database and queue.
+        typed: Options passed on the command line, which are not allowed for a runtime.
+        **options: Runtime options.
 
     Raises:
-        ConfigurationError: It is none of what can work.
+        ConfigurationError: The object cannot be used as a worker.
     """
     found = made_of(load(reference, "rxloop worker"), reference, "rxloop worker")
     if isinstance(found, Runtime):
@@ -187,13 +186,13 @@ requests = logging.getLogger("rxloop.requests")
 
 _LONGEST = 2_000
 _QUIET = ("/healthz", "/readyz")
-"""What is asked every few seconds, by machines."""
+"""Paths of health checks, which are requested every few seconds."""
 _USUAL = {*vars(logging.LogRecord("", 0, "", 0, "", (), None)), "message", "asctime", "taskName"}
 
 
 @contextmanager
 def writes_log(*, json: bool) -> Generator[None]:
-    """Write what is logged to stderr: rxloop from `info` on, everybody else's warnings."""
+    """Write log records to stderr, with level `info` for rxloop and `warning` for other loggers."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if json else _Lines())
     root, ours = logging.getLogger(), logging.getLogger("rxloop")
@@ -208,7 +207,7 @@ def writes_log(*, json: bool) -> Generator[None]:
 
 
 class _Json(logging.Formatter):
-    """One object a line, with what was given as `extra`."""
+    """JSON formatter with one object per line, including `extra` fields."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
@@ -225,7 +224,7 @@ class _Json(logging.Formatter):
 
 
 class _Lines(logging.Formatter):
-    """A line for people; of a traceback the place where it happened."""
+    """Plain text formatter. Tracebacks are reduced to their last location."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
@@ -237,7 +236,7 @@ class _Lines(logging.Formatter):
 
 
 def log_requests(app: ASGIApp) -> ASGIApp:
-    """Log each request once it is answered: its path, and nothing of what is asked or answered."""
+    """Log completed requests with their paths but without content."""
 
     async def logged(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in _QUIET:

@@ -1,4 +1,4 @@
-"""The protocols of a server, one row for each, and the application that they make together."""
+"""Protocol adapters of a server and their combined ASGI application."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 
 class LocalNames:
-    """Refuses requests that name another machine than this one.
+    """Middleware that only accepts requests for local host names.
 
-    Whoever is on this machine may ask, and so may its browser: a page of somebody else's could otherwise reach the
-    server under a name of its own that leads here.
+    Without keys, all local users and their browsers have access. Checking the name prevents DNS rebinding, where a
+    foreign web page reaches the server through a host name that resolves to this machine.
     """
 
     def __init__(self, app: ASGIApp, host: str, origins: Sequence[str]) -> None:
-        """Stand before an application.
+        """Wrap an application.
 
         Args:
-            app: The application.
-            host: Where it listens.
-            origins: The sites whose pages may ask.
+            app: ASGI application.
+            host: Listen address.
+            origins: Additional allowed origins.
         """
         self._app = app
         self._host = host.lower()
         self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand a request on, or refuse it."""
+        """Forward or refuse a request."""
         if scope["type"] == "http" and not self._fits(scope):
             refused = Refused(421, "misdirected", "without keys, only this machine and its own pages may ask")
             await answer(refused)(scope, receive, send)
@@ -67,12 +67,12 @@ class LocalNames:
 class _Kind(NamedTuple):
     prefix: str
     function: str
-    """Makes it: its name in `rxloop.server`."""
+    """Factory function in `rxloop.server`."""
     title: str
     each: bool = False
-    """Whether one serves one agent, so that several agents have one each, under their names."""
+    """True if an adapter serves a single agent, which requires separate paths for multiple agents."""
     whole: bool = False
-    """Whether its own paths begin with the prefix."""
+    """True if the adapter's own paths include the prefix."""
     options: Mapping[str, Any] = {}
 
 
@@ -83,11 +83,11 @@ KINDS = {
     "a2a": _Kind("/a2a", "a2a", "A2A", each=True),
     "mcp": _Kind("/mcp", "mcp_server", "MCP", whole=True),
 }
-"""The doors beside the API, by their flags."""
+"""Optional protocol adapters by flag."""
 
 
 class Opened(NamedTuple):
-    """A door that is open."""
+    """Mounted protocol adapter."""
 
     path: str
     title: str
@@ -96,12 +96,12 @@ class Opened(NamedTuple):
 
 
 def opened_doors(runtime: Runtime, chosen: Iterable[str], keys: Mapping[str, str]) -> list[Opened]:
-    """Open doors: the API, and those of `KINDS` that are chosen.
+    """Create the API and the selected protocol adapters.
 
     Args:
-        runtime: What is served.
-        chosen: The flags of the others.
-        keys: The names of those who may ask, by their keys; if there are none, everybody may.
+        runtime: Runtime to serve.
+        chosen: Flags of the selected adapters.
+        keys: Client names by key. If empty, no authentication is required.
     """
     common: dict[str, Any] = {"auth": bearer(keys) if keys else None, "limits": ServerLimits()}
     found = [Opened("", "the API", api(runtime, **common), whole=True)]
@@ -114,7 +114,7 @@ def opened_doors(runtime: Runtime, chosen: Iterable[str], keys: Mapping[str, str
 
 
 def described(doors: Iterable[Opened]) -> str:
-    """Say which doors stand where."""
+    """Describe the adapters and their paths."""
     places: dict[str, list[str]] = {}
     for each in doors:
         places.setdefault(each.title, []).append(each.path or "/")
@@ -122,7 +122,7 @@ def described(doors: Iterable[Opened]) -> str:
 
 
 def _places(kind: _Kind, agents: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Where the doors of a kind stand, and what tells which agent each serves."""
+    """Yield the paths and options for the adapters of a protocol."""
     if not kind.each:
         yield kind.prefix, {}
     elif len(agents) == 1:
@@ -135,13 +135,13 @@ def _places(kind: _Kind, agents: Sequence[str]) -> Iterator[tuple[str, dict[str,
 
 
 def application(doors: Sequence[Opened], origins: Sequence[str], host: str, *, keys: bool) -> ASGIApp:
-    """Make one application of the doors.
+    """Create an application from all adapters.
 
     Args:
-        doors: The doors.
-        origins: The sites whose pages may ask.
-        host: Where it listens.
-        keys: Whether whoever asks needs one.
+        doors: Mounted adapters.
+        origins: Allowed CORS origins.
+        host: Listen address.
+        keys: True if keys are required.
     """
     app: ASGIApp = _Hall(doors)
     if origins:
@@ -153,18 +153,18 @@ def application(doors: Sequence[Opened], origins: Sequence[str], host: str, *, k
 
 
 class _Hall:
-    """Leads each request to its door: to the one of its path, or else to the API."""
+    """Router that selects an adapter by path prefix, with the API as default."""
 
     def __init__(self, doors: Iterable[Opened]) -> None:
         self._doors = sorted(doors, key=lambda each: -len(each.path))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
-        # What has no path is what the last one, the API, has to answer.
+        # The API has an empty path and is last, so it handles all remaining requests.
         for each in self._doors:
             if path == each.path or path.startswith(f"{each.path}/"):
                 if not each.whole:
-                    # A door is as good at its own path as below it.
+                    # Handle the prefix with and without a trailing slash.
                     inner = path if path != each.path else f"{path}/"
                     scope = {**scope, "path": inner, "root_path": scope.get("root_path", "") + each.path}
                 await each.door(scope, receive, send)

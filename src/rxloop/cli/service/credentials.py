@@ -1,4 +1,4 @@
-"""The keys of a server, from the environment or a file, and never from the command line."""
+"""API keys of a server, read from a file or the environment but never from the command line."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from rxloop.errors import ConfigurationError
 VARIABLE = "RXLOOP_KEYS"
 _KEY = re.compile(r"[!-~]+")
 _SHORTEST = 16
-"""Signs of a key: a shorter one can be guessed."""
+"""Minimum key length. Shorter keys could be guessed."""
 
 
 def read_keys(file: Path | None, variable: str | None) -> dict[str, str]:
-    """Read who may ask: lines such as `ann=KEY` of a file, and such pairs with commas between of the variable.
+    """Read client keys from a file with lines such as `ann=KEY`, and from a variable with comma-separated pairs.
 
-    Somebody may have several keys, so that they can be changed one after the other.
+    Clients can have multiple keys to support key rotation.
 
     Returns:
-        The names by the keys.
+        Client names by key.
 
     Raises:
-        ConfigurationError: One cannot be a key; the message says where it stands, and never what it is.
+        ConfigurationError: An entry is invalid. The message contains its position but not the key.
     """
     found: dict[str, str] = {}
     if variable is not None:
@@ -59,10 +59,10 @@ def _add(found: dict[str, str], source: str, pairs: Iterable[str]) -> None:
 
 
 def check_address(host: str, keys: bool, without_keys: bool) -> None:
-    """See that nobody serves the whole network by mistake.
+    """Reject public addresses without keys, unless explicitly allowed.
 
     Raises:
-        ConfigurationError: The address is public, and there are no keys.
+        ConfigurationError: The address is public and there are no keys.
     """
     if not (keys or without_keys or is_local(host)):
         raise ConfigurationError(
@@ -72,7 +72,7 @@ def check_address(host: str, keys: bool, without_keys: bool) -> None:
 
 
 def is_local(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """True if the address is only reachable from this machine."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""The uvicorn process of `rxloop serve`, from its first request to its last."""
+"""Process lifecycle of the uvicorn server."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from rxloop.errors import ConfigurationError
 from rxloop.server import Shutdown
 
 _LAST_REQUESTS = 3
-"""Seconds that the requests which are no streams have, once the streams have ended."""
+"""Timeout in seconds for requests without streams, after all streams have ended."""
 _KEPT_ALIVE = 75
-"""Seconds that an idle connection is kept: longer than a proxy keeps it, which may send a request at any moment."""
+"""Keep-alive timeout in seconds. It must exceed the timeout of proxies, which can reuse a connection at any time."""
 _CONNECTIONS = 35
-"""The place of the connections in the order of the end: behind the streams, and before the log."""
+"""Shutdown order for connections, after streams and before the log."""
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Open the port.
+    """Open a listening socket.
 
     Raises:
-        ConfigurationError: It cannot be opened.
+        ConfigurationError: The port cannot be opened.
     """
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -38,19 +38,19 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def address(listener: socket.socket) -> str:
-    """The URL of a server."""
+    """Return the server URL."""
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 async def until_signalled(app: Any, listener: socket.socket, ending: Shutdown, ready: Callable[[], None]) -> None:
-    """Serve until a signal comes, and then until all is at its end; where something does not end, the process does.
+    """Run the server until a signal, then shut down gracefully. Exits the process if the shutdown times out.
 
     Args:
-        app: What is served.
-        listener: The port.
-        ending: What is done at the end; the connections take their place in it.
-        ready: Called when requests, and signals, are taken.
+        app: ASGI application.
+        listener: Listening socket.
+        ending: Shutdown sequence, which is extended by the connections.
+        ready: Called when the server accepts requests and signals.
     """
     server = _Server(
         uvicorn.Config(
@@ -76,14 +76,17 @@ async def until_signalled(app: Any, listener: socket.socket, ending: Shutdown, r
     await asyncio.wait([serving, signalled], return_when=asyncio.FIRST_COMPLETED)
     signalled.cancel()
     if not await ending.run():
-        # The event loop would wait for what does not listen.
+        # Exit directly because the event loop would wait for blocked tasks.
         logging.shutdown()
         sys.stderr.flush()
         os._exit(1)
 
 
 class _Server(uvicorn.Server):
-    """Leaves the signals to `Shutdown`: it would wait for streams, which never end by themselves."""
+    """Uvicorn server without signal handlers.
+
+    Signals are handled by `Shutdown`, because uvicorn would wait for endless streams.
+    """
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
