@@ -92,7 +92,7 @@ class AgentOptions:
             ConfigurationError: An option is invalid, or options are incompatible.
         """
         if self.strategy is not None:
-            # Validate the name before the first question.
+            # Report unknown names before asking questions.
             from rxloop.strategies.catalog import load_strategy
 
             if Path(self.strategy).suffix in (".json", ".yaml", ".yml"):
@@ -188,7 +188,7 @@ class Ready:
     model: Provider | None
     """Model override for the agent's runs."""
     made: Provider | None
-    """Model created from the options, which is not owned by an agent."""
+    """Model created using command line options, to be closed with this object."""
 
     def logging_to(self, log: EventLog) -> Ready:
         """Return a copy with a different event log, so that later commands can find the runs."""
@@ -204,7 +204,7 @@ class Ready:
 
 
 def load(reference: str, option: str) -> Any:
-    """Import an object from a `module:object` path. The current folder has precedence.
+    """Import an object using a `module:object` path, with precedence for the current folder.
 
     Raises:
         ConfigurationError: The object cannot be imported.
@@ -216,7 +216,7 @@ def load(reference: str, option: str) -> Any:
     folder, module = Path.cwd(), place
     if place.endswith(".py"):
         folder, module = Path(place).absolute().parent, Path(place).stem
-    # Keep the folder in the path, because tools may import other modules later.
+    # Keep the folder in `sys.path`, because tools may import modules when called.
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     try:
@@ -235,7 +235,7 @@ def load(reference: str, option: str) -> Any:
 
 
 def load_agent(reference: str) -> Agent[Any, Any]:
-    """Import an agent, or call a function that creates one.
+    """Import an agent using a `module:agent` path. The object can also be a function that creates the agent.
 
     Raises:
         ConfigurationError: The object is not an agent.
@@ -244,7 +244,7 @@ def load_agent(reference: str) -> Agent[Any, Any]:
 
 
 def agent_of(found: Any, reference: str, option: str) -> Agent[Any, Any]:
-    """Convert an imported object to an agent, calling it if necessary.
+    """Convert an imported object to an agent. Functions are called.
 
     Raises:
         ConfigurationError: The object is neither an agent nor a factory.
@@ -285,7 +285,7 @@ def agents_of(found: Any, reference: str) -> Mapping[str, Agent[Any, Any]] | Non
 
 
 def name_of(agent: Agent[Any, Any], reference: str) -> str:
-    """Return the agent's own name, or the variable name if it has the default name."""
+    """Return the agent's name. For agents with the default name, this is the variable name."""
     return agent.name if agent.name != _NAMELESS else reference.rpartition(":")[2].rpartition(".")[2]
 
 

@@ -125,7 +125,7 @@ def command(arguments: Sequence[str] | None = None) -> None:
     sys.stdin = sys.stdin or os.fdopen(os.open(os.devnull, os.O_RDONLY))
     sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-    # Invalid bytes are reported by the code that reads them.
+    # Decoding errors are reported where the input is used.
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "rxloop"), (sys.stderr, "rxloop")):
         if isinstance(stream, TextIOWrapper):
             cast("TextIOWrapper[Any]", stream).reconfigure(errors=errors)

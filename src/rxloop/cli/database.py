@@ -42,7 +42,7 @@ def file_of(database: str | None) -> Path:
 
 @asynccontextmanager
 async def opened(database: str | None, *, write: bool = False, skip_corrupt: bool = False) -> AsyncGenerator[EventLog]:
-    """Open a database. It is only created if `write` is True.
+    """Open a database. If `write` is True, missing databases are created.
 
     Raises:
         ConfigurationError: The URL is not supported.
@@ -86,7 +86,7 @@ async def _served(address: str) -> AsyncGenerator[EventLog]:
 
 
 async def check_writable(log: EventLog, path: Path) -> None:
-    """Check that runs can be stored, before spending money on model calls.
+    """Check that the database is writable before spending money on model calls.
 
     Raises:
         EventLogError: The file is read-only, or belongs to another application.
@@ -102,10 +102,10 @@ async def check_writable(log: EventLog, path: Path) -> None:
 
 
 async def find_run(log: EventLog, given: str) -> RunRecord:
-    """Find a run by its id or a unique prefix or suffix. `last` returns the most recent run.
+    """Find a run using its id, or a unique prefix or suffix. `last` returns the most recent run.
 
     Raises:
-        UnknownRun: There is no match.
+        UnknownRun: There are no matches.
         ConfigurationError: There are multiple matches.
     """
     records = await log.list_runs()
@@ -116,10 +116,10 @@ async def find_run(log: EventLog, given: str) -> RunRecord:
 
 
 async def find_context(log: EventLog, given: str) -> str:
-    """Find a conversation by its id or a unique prefix or suffix.
+    """Find a conversation using its id, or a unique prefix or suffix.
 
     Raises:
-        UnknownRun: There is no match.
+        UnknownRun: There are no matches.
         ConfigurationError: There are multiple matches.
     """
     records = await log.list_runs()
@@ -149,7 +149,7 @@ def short_ids(ids: Sequence[str]) -> dict[str, str]:
     waiting, length = list(ids), _SHORTEST
     while waiting:
         fits = Counter(known[-length:] for known in ids)
-        # The suffix must not match the prefix of another id either.
+        # Suffixes must not match prefixes of other ids either.
         fits.update({known[:length] for known in ids if len(known) > length})
         rest: list[str] = []
         for known in waiting:

@@ -83,7 +83,7 @@ def _read(asked: PendingInput) -> str:
 
 
 def read_answer(given: str, pending: PendingInput) -> Any:
-    """Parse an answer according to the type of the question.
+    """Parse an answer based on the question's type.
 
     Raises:
         ConfigurationError: The answer is invalid.
@@ -172,7 +172,10 @@ class LiveRuns:
     """True in chat mode, which hides messages about successful runs."""
 
     async def carry_out(self, ready: Ready, run: Run[Any], strategy: str | None = None) -> Result[Any]:
-        """Show a run until its end. If it asks questions on an interactive terminal, resume it with the answers."""
+        """Show a run and return its result.
+
+        On interactive terminals, the user is asked for answers and the run is resumed.
+        """
         while True:
             result = await self._watch(run)
             if CODES.get(result.state) != WAITS or self.display.json or not asks():
@@ -188,7 +191,7 @@ class LiveRuns:
 
     async def _watch(self, run: Run[Any]) -> Result[Any]:
         with interrupts(run.cancel, "cancelling"):
-            # Close the run together with its output. If the reader of a pipe exits, no further model calls are needed.
+            # Stop the run when its output fails. No further model calls are needed if the reader of a pipe has exited.
             async with run:
                 with self._status(run):
                     await show(run.events, self.display)
@@ -282,7 +285,7 @@ def interrupts(cancel: Callable[[str], None], doing: str) -> Generator[None]:
             os.write(2, erasure() + b"left without waiting\n")
             os._exit(CANCELLED)
         pressed = True
-        # Defer the output, because the signal may have interrupted a write to the same stream.
+        # The signal may have interrupted a write to the same stream, so defer the output.
         loop.call_soon_threadsafe(begin)
 
     before = signal.signal(signal.SIGINT, on_signal)
@@ -301,7 +304,7 @@ def exit_code(result: Result[Any]) -> int:
 async def conversing(
     agent: AgentOptions, display: RunDisplay, selection: LogSelection, *, chatting: bool = False
 ) -> AsyncGenerator[tuple[Ready, LiveRuns, str]]:
-    """Open the agent, log and conversation for a command."""
+    """Yield an agent, the output of its runs and a conversation id."""
     if selection.no_log and selection.context is not None:
         raise ConfigurationError("--context needs the database, and --no-log leaves it out")
     async with contextlib.AsyncExitStack() as stack:

@@ -49,7 +49,7 @@ class _Live:
         self._message = ""
         """Text of the current or previous message."""
         self._open = False
-        """True while a message is being written."""
+        """True if a message is being written."""
         self._reasoned = False
         """True if reasoning has been streamed."""
         self._asked = self._called = self._begun = self._newest = self._attempt = 0
@@ -83,7 +83,7 @@ class _Live:
         if isinstance(event, LLMCallEvent):
             self._asked += 1
             if self._open:
-                # A repeated call starts its text from the beginning.
+                # Repeated calls start with an empty message.
                 self._open = False
                 self._line(Text("! the model is asked again", "yellow"))
         elif isinstance(event, ToolStartEvent) and event.to_public() is not None and event.name != THINK_ALOUD:
@@ -106,7 +106,7 @@ class _Live:
 
     def _end(self, event: StatusUpdateEvent) -> None:
         if event.state == "completed" and event.content and event.content != self._message:
-            # The answer comes from a tool or a strategy, so it was not streamed.
+            # Answers from tools and strategies are not streamed.
             self._open = False
             self._say(event.content)
         said = self._message
@@ -135,7 +135,7 @@ class _Live:
         self._put(Piece(Text(text, style), answer=False))
 
     def begin_line(self) -> None:
-        """Start a new line unless the cursor is already at the start of a line."""
+        """Write a newline unless the cursor is already at the start of a line."""
         if self._last is not None and not self._last.text.plain.endswith("\n"):
             self._put(Piece(Text("\n"), answer=self._last.answer))
 
@@ -163,7 +163,7 @@ def live(thoughts: ThoughtLevel) -> View[Event, Piece]:
 
 
 def numbered(thoughts: ThoughtLevel) -> View[Event, Text]:
-    """Render a line for each durable event, with its number and the seconds since the start of the attempt."""
+    """Render durable events as lines with event numbers and the seconds since the attempt started."""
 
     def write(out: ViewOutput[Text]) -> Callable[[Event], None]:
         begun = attempt = 0
@@ -174,7 +174,7 @@ def numbered(thoughts: ThoughtLevel) -> View[Event, Text]:
                 begun, attempt = event.timestamp, event.attempt
             said = record(event, thoughts) if event.durable or event.kind == "gap" else None
             if said is not None:
-                # Restart the time for each attempt, because a resumed run may have waited for days.
+                # Use separate times for each attempt, because a resumed run may have been waiting for days.
                 at = f"{event.seq:>4} {(event.timestamp - begun) / 1000:>7.2f}  "
                 said = Text("\n" + " " * len(at)).join(said.split("\n"))
                 out.emit(Text.assemble((at, "dim"), said, "\n"))

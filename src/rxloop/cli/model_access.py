@@ -26,7 +26,7 @@ class Grade(Enum):
 
     good = "good"
     note = "note"
-    """Information only, not an error."""
+    """Additional information."""
     bad = "bad"
     """A required component does not work."""
 
@@ -73,7 +73,7 @@ SECONDS = 5.0
 
 
 async def reached(model: str) -> Findings:
-    """Check the connection to a model's endpoint by listing its models, which is free of charge."""
+    """Check a model's endpoint by listing its models, which is free."""
     try:
         preset, url = endpoint(model)
     except ConfigurationError as error:
@@ -82,10 +82,10 @@ async def reached(model: str) -> Findings:
 
 
 def endpoint(model: str) -> tuple[Preset, str]:
-    """Return the preset and endpoint URL for a model string.
+    """Return the preset and endpoint for a model string.
 
     Raises:
-        ConfigurationError: The model does not exist, or its URL is missing.
+        ConfigurationError: The model does not exist or has no URL.
     """
     provider = resolve_model(model)
     # `resolve_model` always returns an `HTTPModel` for strings.

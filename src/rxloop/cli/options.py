@@ -66,7 +66,7 @@ NoLog = Annotated[bool, typer.Option("--no-log", help="Keep nothing in the datab
 
 @dataclass(frozen=True, slots=True)
 class RunDisplay:
-    """Display options of a run."""
+    """Display options for runs."""
 
     thoughts: Thoughts = ThoughtLevel.brief
     json: Json = False
@@ -122,10 +122,10 @@ def as_text(given: str) -> str:
 
 
 def pairs(given: Sequence[str] | None, option: str) -> dict[str, Any]:
-    """Parse the values of an option such as `--input ID=JSON`.
+    """Parse options with key-value pairs, such as `--input ID=JSON`.
 
     Raises:
-        ConfigurationError: A value has an invalid format.
+        ConfigurationError: A value is invalid.
     """
     found: dict[str, Any] = {}
     for text in given or ():

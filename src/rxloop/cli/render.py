@@ -49,12 +49,12 @@ WIDTH = 160
 
 
 def many(number: int, noun: str) -> str:
-    """Format a number with its noun."""
+    """Format a number and pluralize its noun."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def called(call: ToolCall) -> str:
-    """Format a tool call like a function call."""
+    """Format a tool call using function call syntax."""
     if call.error is not None:
         return f"{to_one_line(call.name)}({to_one_line(call.raw or '', WIDTH)})"
     arguments = (f"{name}={_json(value)}" for name, value in call.arguments.items())
@@ -114,7 +114,7 @@ def _describe_exchange(event: Event) -> Text | None:
             said = Message(role=event.role, content=event.content).text
             return Text.assemble((f"+ {event.role} ({to_one_line(event.cause)}): ", "yellow"), _marked(said))
         case LLMFailedEvent() if event.retry_in is not None or event.error.code == ContextLengthExceeded.code:
-            # The final failure of a call is part of the run's last event.
+            # The final failure is included in the run's last event.
             again = f"; once more in {event.retry_in:.1f} s" if event.retry_in is not None else ""
             return Text.assemble(("! ", "yellow"), to_one_line(event.error.message, WIDTH), (again, "dim"))
         case AuthRequiredEvent():
@@ -186,7 +186,7 @@ def _describe_bookkeeping(event: Event) -> Text:
 
 
 def ending(event: StatusUpdateEvent) -> Text:
-    """Describe the final state of an attempt."""
+    """Describe the final state."""
     match event.state:
         case "completed":
             cut = f", cut off ({to_one_line(event.finish_reason)})" if event.finish_reason not in (None, "stop") else ""

@@ -64,7 +64,7 @@ class StatusLine:
         self._start()
 
     def begin(self) -> None:
-        """Mark the cursor as being at the start of a line."""
+        """Mark the current line as empty."""
         self.is_inside_line = False
 
     def hide(self) -> None:
@@ -136,7 +136,7 @@ def write_plain(text: str) -> None:
 
 
 def width() -> int:
-    """Return the available table width in columns, which is unlimited without a terminal."""
+    """Return the maximum table width in columns. There is no limit unless stdout is a terminal."""
     return _OUT.width if _OUT.is_terminal else 10_000
 
 
@@ -264,7 +264,7 @@ def fail(error: RxloopError) -> NoReturn:
 
 
 def read_all(name: str = "stdin") -> str:
-    """Read all text from stdin.
+    """Read all input from stdin.
 
     Raises:
         ConfigurationError: The input is not UTF-8 text.
@@ -279,19 +279,19 @@ def read_all(name: str = "stdin") -> str:
 
 
 def read_line(prompt: str = "") -> str:
-    """Read a line as UTF-8, regardless of the terminal's encoding.
+    """Read a line using UTF-8, regardless of the terminal's encoding.
 
     Raises:
-        EOFError: The input has ended.
+        EOFError: There is no more input.
     """
     return as_text(input(prompt).strip())
 
 
 def read_secret(prompt: str) -> str:
-    """Read a line without echoing it or adding it to the history.
+    """Read a line that is neither echoed nor added to the history.
 
     Raises:
-        EOFError: The input has ended.
+        EOFError: There is no more input.
     """
     # Imported lazily because few runs ask for secrets.
     from getpass import getpass
@@ -303,7 +303,7 @@ def read_secret(prompt: str) -> str:
 _GAP = 2
 """Number of spaces between columns."""
 _LEAST = 20
-"""Minimum width of the last column."""
+"""Minimum width for the last column."""
 
 
 def table(

@@ -168,7 +168,7 @@ class Client:
         return await self._requests.get(RunInfo, _run(task_id), {"wait": wait})
 
     async def state(self, task_id: str, seq: int | None = None, *, internal: bool = False) -> StateInfo:
-        """Return the state of a run: its messages, open calls and questions.
+        """Return a run's state, including messages, open calls and questions.
 
         Args:
             task_id: Task id.
@@ -224,7 +224,7 @@ class Client:
         return await self._requests.get(ContextPage, "contexts", {"after": after, "limit": limit})
 
     async def messages(self, context_id: str) -> list[Message]:
-        """Return all messages in a conversation, oldest first.
+        """Return a conversation's messages in chronological order.
 
         Raises:
             ApiError: The conversation does not exist, or the server is unreachable.
@@ -232,7 +232,7 @@ class Client:
         return (await self._requests.get(MessageList, f"{_context(context_id)}/messages")).messages
 
     async def agents(self) -> list[AgentInfo]:
-        """Return all agents on the server.
+        """Return all available agents.
 
         Raises:
             ApiError: The request was refused, or the server is unreachable.

@@ -37,7 +37,7 @@ class Tries:
         self._failed = 0
 
     async def again(self, error: ApiError) -> None:
-        """Sleep before the next attempt.
+        """Sleep before retrying a request.
 
         Raises:
             ApiError: The failure is permanent, or the maximum number of retries was exceeded.
@@ -57,7 +57,7 @@ class Requests:
         self.http, self.retries = http, retries
 
     async def get(self, model: type[M], path: str, query: Mapping[str, Any] | None = None) -> M:
-        """Send a GET request, with retries.
+        """Send a GET request with retries.
 
         Raises:
             ApiError: The request was refused, or the server is unreachable.
@@ -65,7 +65,7 @@ class Requests:
         return _read(model, await self._patiently("GET", path, params=_given(query)))
 
     async def text(self, path: str, query: Mapping[str, Any] | None = None) -> str:
-        """Send a GET request, with retries, and return its text."""
+        """Send a GET request with retries and return the response text."""
         return (await self._patiently("GET", path, params=_given(query))).text
 
     async def post(
@@ -77,7 +77,7 @@ class Requests:
         query: Mapping[str, Any] | None = None,
         key: str | None = None,
     ) -> M:
-        """Send a POST request. It is only retried if there is an idempotency key.
+        """Send a POST request. Requests with an idempotency key are retried.
 
         Raises:
             ApiError: The request was refused, or the server is unreachable.
@@ -125,7 +125,7 @@ def refusal(response: httpx.Response) -> ApiError:
         said = Problem.model_validate_json(response.content, extra="ignore").error
         code, message, fields = said.code, said.message, said.fields
     except ValidationError:
-        # Proxies may return other formats.
+        # Responses from proxies may have different formats.
         code, message, fields = "refused", response.reason_phrase, None
     after = response.headers.get("retry-after", "")
     details = "".join(f"; {name}: {wrong}" for name, wrong in (fields or {}).items())
@@ -176,22 +176,22 @@ def followed(
             else:
                 if over or "speed" in query:
                     return
-                # Either the server closed the stream or the attempt has ended. The next response tells the difference.
+                # Either the server closed the stream or the attempt has ended. Send another request to find out.
                 await tries.again(ApiError("the server keeps closing the stream", code="connection"))
 
-    # Without shielding, a cancel would leave connections in httpx's pool.
+    # Shield the request, because httpx would leak pool connections on cancellation.
     source = from_task(work, name=f"rxloop-client-{task_id}", shielded=True)
     return Stream(source, hold, overflow="block")
 
 
 class _NoMore(Exception):
-    """End of the stream, as reported by the server."""
+    """Raised at the end of the event stream."""
 
 
 async def _connected(
     http: httpx.AsyncClient, task_id: str, cursor: str | None, query: Mapping[str, Any]
 ) -> AsyncGenerator[Event]:
-    """Yield events from a single connection.
+    """Yield events using a single connection.
 
     Raises:
         ApiError: The request was refused, or the connection is broken.

@@ -21,7 +21,7 @@ from rxloop.state.run_state import get_final_history
 from rxloop.storage.conversation import conversation
 
 MARK = "rxloop.experiment"
-"""Metadata key with the experiment's name. For a run of a judge, its value is the judged run."""
+"""Metadata key for the experiment's name. Runs of judges use it for the judged run's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +145,13 @@ def _answer(events: Sequence[Event]) -> str | None:
 
 
 def numbered(cases: Sequence[Case]) -> list[Case]:
-    """Add missing case ids.
+    """Add ids to cases that do not have one.
 
     Args:
         cases: Cases of an experiment.
 
     Raises:
-        ConfigurationError: An item is not a case, or an id is not unique.
+        ConfigurationError: An item is not a case, or an id is used multiple times.
     """
     if not cases:
         raise ConfigurationError('an experiment needs a case: Case("What is 6 * 7?", expected="42")')

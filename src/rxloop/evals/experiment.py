@@ -27,7 +27,7 @@ Variants = Agent[Any, Any] | Mapping[str, "Agent[Any, Any] | Variant"]
 
 
 class Experiment(Plan):
-    """Cases, variants and scorers, as created by `experiment`."""
+    """Experiment with cases, variants and scorers. Use `experiment` to create instances."""
 
     @override
     def __repr__(self) -> str:

@@ -30,7 +30,7 @@ class Report(Trials):
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
-        """Load a report from JSON, as returned by `to_json`.
+        """Load a report created by `to_json`.
 
         Raises:
             ConfigurationError: The data is not a valid report.

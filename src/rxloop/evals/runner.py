@@ -56,7 +56,7 @@ class Variant:
     on_input: OnInput | None = None
 
     def options(self) -> dict[str, Any]:
-        """Run options of the variant."""
+        """Run options with values set by the variant."""
         names = ("model", "strategy", "settings", "limits", "on_input")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
@@ -91,7 +91,7 @@ class _Planned:
 
 
 async def carry_out(experiment: Plan, push: Push[Report]) -> None:
-    """Run an experiment, reusing existing runs. A report is pushed after each trial.
+    """Run an experiment, reusing existing runs, and push a report after each trial.
 
     Raises:
         ConfigurationError: The log contains a run for the same case with a different prompt.
@@ -101,7 +101,7 @@ async def carry_out(experiment: Plan, push: Push[Report]) -> None:
     trials: dict[int, Trial] = {}
 
     def report() -> Report:
-        # Without validation, because it would visit all trials each time.
+        # Skip validation, which would process all trials each time.
         return Report.model_construct(
             name=experiment.name,
             created=CLOCK.get().now(),
@@ -117,7 +117,7 @@ async def carry_out(experiment: Plan, push: Push[Report]) -> None:
         todo = iter(enumerate(plan))
 
         async def work() -> None:
-            # Share one iterator between workers, so that idle workers start the next run.
+            # Use a shared iterator, so that idle workers start the next run.
             for place, planned in todo:
                 trials[place] = await _trial(experiment, planned, known, asks)
                 push(report())
@@ -136,10 +136,10 @@ def _plan(experiment: Plan) -> Iterator[_Planned]:
 
 
 async def _known(experiment: Plan, plan: Sequence[_Planned]) -> Known:
-    """Return the ids of existing runs in the log.
+    """Return ids of planned runs that already exist in the log.
 
     Raises:
-        ConfigurationError: A run has a different prompt.
+        ConfigurationError: An existing run has a different prompt.
     """
     log = experiment.log
     if log is None:
@@ -199,7 +199,7 @@ async def _trial(experiment: Plan, planned: _Planned, known: Known, asks: Sequen
 
 
 async def _evidence(experiment: Plan, planned: _Planned, known: Known) -> Evidence:
-    """Start or find a run and wait for its end. Errors are returned instead of raised."""
+    """Wait for a new or existing run. Errors are returned instead of being raised."""
     result: Result[Any] | None = None
     error: str | None = None
     kept: list[Event] = []
@@ -213,7 +213,7 @@ async def _evidence(experiment: Plan, planned: _Planned, known: Known) -> Eviden
         elif task_id in known:
             result = await _resumed(experiment, planned)
         else:
-            # Another process may run the same experiment and be faster.
+            # Another process running the same experiment may be faster.
             result = await run_once(lambda: _begun(experiment, planned), lambda: _resumed(experiment, planned))
     except AttemptError as failure:
         result, error = failure.result, f"{failure.code}: {failure}"
@@ -243,7 +243,7 @@ def _begun(experiment: Plan, planned: _Planned) -> Run[Any]:
 
 def _resumed(experiment: Plan, planned: _Planned) -> Run[Any]:
     agent, options = _agent(experiment, planned)
-    # The run may be active elsewhere, or still ending after an experiment was cancelled.
+    # The run may be active elsewhere, or ending after a cancelled experiment.
     return agent.resume(planned.task_id, when_busy="wait", **options)
 
 

@@ -137,7 +137,7 @@ class EventScorer(Scorer):
     def __init__(
         self, name: str, function: Callable[[Case, Sequence[Event]], Any], *, better: Better = "higher"
     ) -> None:
-        """Create a scorer from a function that accepts a case and events."""
+        """Create a scorer using a function that accepts a case and events."""
         super().__init__(name, function, better=better)
 
     @override
@@ -201,7 +201,7 @@ def view(name: str, /, *views: Callable[[Any], Any], better: Better = "higher") 
 
 
 def as_scorer(given: object) -> Scorer:
-    """Convert an object to a scorer.
+    """Convert a function to a scorer. Scorers are returned unchanged.
 
     Raises:
         ConfigurationError: The object is neither a scorer nor a named function.
@@ -244,10 +244,10 @@ async def scored(scorer: Scorer, ask: Ask, evidence: Evidence) -> Score | None:
 
 
 def as_score(value: Any) -> Score:
-    """Convert a scorer's return value.
+    """Convert a scorer's return value to a `Score`.
 
     Raises:
-        ConfigurationError: The value has the wrong type, or is not finite.
+        ConfigurationError: The value has an unsupported type or is not finite.
     """
     score = (
         value
@@ -320,7 +320,7 @@ class _Judge(Scorer):
         self._calls = calls
         self._settings = settings
         grade: Any = Annotated[float, Field(ge=0, le=1)] if verdict is float else verdict
-        # Generate the reason before the verdict, so that it can influence the verdict.
+        # Generate the reason first, because the verdict is based on it.
         self._answer: type[BaseModel] = create_model("Verdict", reason=(str, ...), verdict=(grade, ...))
 
     @override

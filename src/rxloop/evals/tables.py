@@ -75,13 +75,13 @@ def comparison_notes(changes: Sequence[Change], left_out: Sequence[str]) -> Iter
 
 
 def report_text(report: Trials) -> str:
-    """Format a report as plain text."""
+    """Format a report using plain text."""
     first, *rest = report_notes(report)
     return "\n".join([first, *aligned(report_rows(report)), *rest])
 
 
 def comparison_text(changes: Sequence[Change], left_out: Sequence[str]) -> str:
-    """Format a comparison as plain text."""
+    """Format a comparison using plain text."""
     return "\n".join([*aligned(comparison_rows(changes)), *comparison_notes(changes, left_out)])
 
 

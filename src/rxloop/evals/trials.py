@@ -164,7 +164,7 @@ class Trials(Wire):
     # -- the statistics
 
     def of(self, variant: str) -> Self:
-        """Return the subset of the report for a variant.
+        """Return a report that is limited to the given variant.
 
         Raises:
             ConfigurationError: The variant does not exist.
@@ -178,7 +178,7 @@ class Trials(Wire):
         return self.model_copy(update={"variants": [variant], "trials": trials, "planned": planned})
 
     def mean(self, name: str) -> float:
-        """Return the mean score, averaged over the runs of each case and then over all cases.
+        """Return the mean score, based on the mean for each case.
 
         A run without an answer counts as 0, or is omitted if lower is better.
 

@@ -35,12 +35,12 @@ class RunCost:
 
     model_calls: int
     tool_calls: int
-    """Number of executed tool calls. Refused calls are excluded."""
+    """Number of executed tool calls, excluding refused ones."""
     usage: Usage
     seconds: float
     """Wall-clock duration in seconds, excluding time between attempts."""
     dollars: float | None
-    """Cost in US dollars, or None if no model has a price."""
+    """Cost in US dollars. None if prices are missing for all models."""
 
     def __str__(self) -> str:
         money = f", ${self.dollars:.4f}" if self.dollars is not None else ""
@@ -140,7 +140,7 @@ def _side(
         if isinstance(event, StatusUpdateEvent) and event.parent_task_id is None:
             state = event.state
     first = min((event.seq for event in rest), default=events[-1].seq + 1)
-    # Attribute uncompared events, such as usage, to the next compared event.
+    # Uncompared events, such as usage, are attributed to the next compared event.
     begin = 1 + max((event.seq for event in compared if event.seq < first), default=0)
     until = [event for event in events if event.seq < begin]
     since = [event for event in events if event.seq >= begin]

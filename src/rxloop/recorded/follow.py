@@ -191,9 +191,9 @@ class _Follower:
         self._gate = gate
 
     async def follow(self, strict: bool, **options: Any) -> None:
-        """Push new events until the end of the attempt or run."""
+        """Push new events. `until` determines the end, as in `follow`."""
         if "until" in options and await is_dropped(self._log, await read_log(self._log.get_record, self._task_id)):
-            # The run will not continue after its last pause.
+            # The run cannot continue after its last pause.
             del options["until"]
         while True:
             try:
@@ -208,12 +208,12 @@ class _Follower:
                 await self._anew("log-went-back")
 
     async def _anew(self, reason: Literal["unknown-cursor", "log-went-back"]) -> None:
-        """Restart at the first event, after a gap event."""
+        """Emit a gap and restart at the first event."""
         self._cursor = self._known = None
         self._gap((await read_log(self._log.read, self._task_id))[0], reason)
 
     async def _read(self, begin: int, **options: Any) -> int:
-        """Push the events after `begin`, and return the last seq."""
+        """Push all events after `begin` and return the last seq."""
         expected = begin + 1
         events = self._log.follow(self._task_id, after_seq=begin, **options)
         try:
@@ -226,7 +226,7 @@ class _Follower:
                     continue
                 cursor, self._cursor = self._cursor, None
                 if cursor is not None and event.attempt <= cursor.attempt and event.seq <= cursor.seq:
-                    # The reader received this event before it was stored.
+                    # The reader received this event before the log did.
                     self._check(event)
                     self._cursor = cursor
                 elif cursor is not None and event.attempt > cursor.attempt and cursor[2:] > (event.seq - 1, 0):
@@ -246,7 +246,7 @@ class _Follower:
         self._push(event)
 
     def _check(self, event: Event) -> None:
-        """Compare an event with the reader's last event.
+        """Compare an event with the reader's version.
 
         Raises:
             LogRolledBack: The log contains a different event from the same attempt.

@@ -26,12 +26,12 @@ _ALL = 1 << 62
 
 
 class Replay(RecordedStream):
-    """Events of a recorded run, as returned by `replay`."""
+    """Event stream returned by `replay`."""
 
     def __init__(
         self, log: EventLog, task_id: str, *, speed: float | None, deltas: bool, until: int | None = None
     ) -> None:
-        """Create a replay up to the seq `until`. The other arguments are those of `replay`."""
+        """Create a replay, optionally limited by the seq `until`. See `replay` for the other arguments."""
         # All events are in memory already, so merging deltas has no benefit.
         super().__init__(from_task(self._play, name="rxloop-replay"), buffer=_ALL, run=(log, task_id))
         self._log = log
@@ -64,7 +64,7 @@ class Replay(RecordedStream):
         return await self._fold(events[:seq])
 
     async def result(self) -> Result[str]:
-        """Return the result at the end of this replay. A failed run does not raise an error.
+        """Return the result of the replayed events. Failed runs do not raise errors.
 
         Raises:
             UnknownRun: The log does not contain the run.
@@ -146,7 +146,7 @@ def replay(log: EventLog, task_id: str, *, speed: float | None = None, deltas: b
 
 
 async def history(log: EventLog, context_id: str, *, public: bool = False) -> list[Message]:
-    """Return all messages in a conversation, oldest first, as its next run would receive them.
+    """Return a conversation's messages in chronological order, as seen by its next run.
 
     Args:
         log: Event log.

@@ -172,7 +172,7 @@ async def conversations_do_not_see_each_other(make: MakeStore) -> None:
 
 
 async def any_range_can_be_read(make: MakeStore) -> None:
-    """Ranges may span chunks and are truncated at the end."""
+    """Ranges can include multiple chunks and are limited by the artifact's size."""
     store = make()
     async with _open(store):
         await _create(store)
@@ -279,7 +279,7 @@ async def an_artifact_that_changed_is_not_deleted(make: MakeStore) -> None:
 
 
 async def what_one_writes_the_other_reads(make: MakeTwoStores) -> None:
-    """Both stores can read and write the same artifact, regardless of its creator."""
+    """Stores can access artifacts created by other stores."""
     one, two = make()
     async with _open(one, two):
         await _create(one)
@@ -305,7 +305,7 @@ async def both_may_write_at_once(make: MakeTwoStores) -> None:
 
 
 async def what_one_deletes_is_gone_for_the_other(make: MakeTwoStores) -> None:
-    """After a deletion, the other store only sees the replacement, even with identical ids, keys and sizes."""
+    """The other store only sees the new artifact, even if it has the same id, keys and sizes."""
     one, two = make()
     async with _open(one, two):
         for data in (b"one", b"two", b"six"):

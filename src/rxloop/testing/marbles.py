@@ -35,11 +35,11 @@ _FINAL = "F"
 _TOKEN = re.compile(r"\s+|(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s)|(?P<one>.)")
 
 Instant = tuple[int, str]
-"""Nanoseconds since the start, and the marble."""
+"""Time in nanoseconds and marble."""
 
 
 class HasEvents(Protocol):
-    """Object with an event stream, such as a run."""
+    """Protocol for objects with an event stream, such as runs."""
 
     @property
     def events(self) -> Observable[Event]:
@@ -91,7 +91,7 @@ def assert_marbles(run: HasEvents | Observable[Any], expected: str, *, frame: fl
 
 
 def _around(at: int, happened: Sequence[tuple[int, Event | Exception | str]]) -> list[str]:
-    """Describe the events at a time, or the next later events."""
+    """Describe events at the given time, or the next events after it."""
     shown = min((when for when, _ in happened if when >= at), default=None)
     if shown is None:
         return [f"nothing happened at {_duration(at)} or later"]
@@ -132,7 +132,7 @@ def _compared(what: Event | str, named: set[str]) -> bool:
 
 
 def _record(run: HasEvents | Observable[Any]) -> list[tuple[int, Event | Exception | str]]:
-    """Subscribe and run the event loop until the stream ends."""
+    """Subscribe and run the event loop until the stream has finished."""
     time = current_time()
     seen: list[tuple[int, Event | Exception | str]] = []
 

@@ -190,14 +190,14 @@ def _models() -> Findings:
 
 
 def _clouds() -> Findings:
-    """Check the endpoints of cloud providers that are configured through the environment."""
+    """Check cloud provider endpoints configured through the environment."""
     for preset in PRESETS.values():
         if preset.base_url is not None or key_state(preset) not in ("set", "by account"):
             continue
         try:
             address = display_url(preset.url())
         except ConfigurationError as error:
-            # Without a key, the provider is probably not used.
+            # The provider is probably unused if there is no key.
             if preset.key() is not None:
                 yield Finding(Grade.note, f"{preset.name} has a key and no address", str(error))
             continue

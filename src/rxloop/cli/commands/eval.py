@@ -152,7 +152,7 @@ def _check(thresholds: list[_Threshold], made: Experiment) -> None:
 
 
 def _missed(thresholds: list[_Threshold], report: Report) -> Iterator[str]:
-    """Yield an error for each mean that is too low or missing."""
+    """Yield error messages for means that are missing or too low."""
     for scorer, variant, least in thresholds:
         for name in [variant] if variant is not None else report.variants:
             try:

@@ -27,14 +27,14 @@ from rxloop.stream.stream import Stream
 
 
 class Line(NamedTuple):
-    """Input line with its key and prompt."""
+    """Input line with key and prompt."""
 
     key: str
     prompt: str
 
 
 class Lines:
-    """Lazy reader for the lines of an input file. Each iteration reads the file again."""
+    """Lazy input file reader, which opens the file for each iteration."""
 
     def __init__(self, file: Path, template: str | None, key: str | None) -> None:
         """Create a reader for a JSONL file.
@@ -55,10 +55,12 @@ class Lines:
                     yield self._line(text, f"{self._file}, line {number}")
 
     def keys(self) -> set[str]:
-        """Validate the file and return all keys, before any model is called.
+        """Validate the file and return all keys.
+
+        This reports errors before calling a model.
 
         Raises:
-            ConfigurationError: A line is invalid, or a key is not unique.
+            ConfigurationError: A line is invalid, or a key is used multiple times.
         """
         seen: set[str] = set()
         for line in self:
@@ -148,7 +150,7 @@ class Output:
             out.close()
 
     def _read(self, text: bytes, number: int) -> str | None:
-        """Return the key of a line, or None if it has no answer."""
+        """Return a line's key, or None if there is no answer."""
         if not text.endswith(b"\n"):
             return None
         try:
@@ -188,7 +190,7 @@ def _told(outcome: Outcome[Line, Any]) -> dict[str, Any]:
 
 
 def _locked(file: Path) -> BufferedRandom:
-    """Open a file for appending, with an exclusive lock that is released on close or exit.
+    """Open and lock a file for appending. The lock is released when the file is closed or the process exits.
 
     Raises:
         ConfigurationError: The file is locked by another process.
@@ -262,7 +264,7 @@ def map_(
 
 
 async def _written(outcomes: Stream[Outcome[Line, object]], output: Output, left: int, model: str) -> Tally:
-    """Write outcomes as they arrive, and return the totals."""
+    """Write outcomes while they arrive, and return totals."""
     price = find_price(model)
     console = drawing()
     shown = outcomes if console is None else outcomes.pipe(progress(left, price=price, console=console))

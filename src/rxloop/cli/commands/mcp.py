@@ -229,10 +229,10 @@ async def _serve(server: McpServer, address: tuple[str, int] | None) -> int:
 def _load_server(
     found: Sequence[tuple[str, Any]], log: EventLog, wait: float | None, leaves: OnDisconnect, hosts: Sequence[str]
 ) -> McpServer:
-    """Return the imported server, or create a server for the imported agents.
+    """Return an imported server, or create a server for imported agents.
 
     Raises:
-        ConfigurationError: An object is neither an agent nor a server, or an agent name is not unique.
+        ConfigurationError: An object is neither an agent nor a server, or an agent name is used multiple times.
     """
     from rxloop.runtime.runtime import Runtime
     from rxloop.server.mcp.adapter import McpServer, mcp_server
@@ -322,7 +322,7 @@ class ThoughtLog:
                     self._console.print(box(result))
                 self._write(captured.get())
         except (OSError, ValueError):
-            # The reader has closed the stream.
+            # The stream was closed by its reader.
             return
 
     def _write(self, text: str) -> None:
@@ -339,7 +339,7 @@ class ThoughtLog:
 
 
 def box(result: ThoughtResult) -> Panel:
-    """Format a thought as a box with its type and number."""
+    """Format a thought using a titled box."""
     thought = to_visible(result.thought.thought)
     if len(thought) > _SHOWN:
         thought = f"{thought[:_SHOWN]}… and {len(thought) - _SHOWN:,} more characters"

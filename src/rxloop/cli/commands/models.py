@@ -48,7 +48,7 @@ def known_models(models: Mapping[str, KnownModel]) -> Text:
 
 
 def in_full(known: KnownModel) -> str:
-    """Format all details of a model."""
+    """Format a model's details."""
     lines = [f"window {known.window or 0:,} tokens" if known.window else "window not known"]
     lines.append(f"answers up to {known.output:,} tokens" if known.output else "longest answer not known")
     lines.append(f"can: {', '.join(known.abilities) or 'text alone'}")
@@ -167,7 +167,7 @@ def _address(preset: Preset) -> tuple[str, bool]:
         return display_url(preset.url()), True
     except ConfigurationError as error:
         if preset.url_env is None:
-            # The remedy is the last part of the message.
+            # The message ends with the remedy.
             return str(error).rpartition(": ")[2], False
         given = os.environ.get(preset.url_env, "")
         return (f"{preset.url_env} is not an address" if given else f"set {preset.url_env}"), False
@@ -203,7 +203,7 @@ class StrategyFormat(StrEnum):
 
 
 def _json(found: StrategyDefinition) -> str:
-    """Format a strategy as JSON for `StrategyDefinition.from_json`, for use as a template."""
+    """Format a strategy using JSON, as expected by `StrategyDefinition.from_json`."""
     return TypeAdapter(StrategyDefinition).dump_json(found, indent=2, exclude_defaults=True).decode()
 
 

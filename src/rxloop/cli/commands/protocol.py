@@ -39,7 +39,7 @@ def protocol(
 
 
 def _find(given: str) -> type[Event]:
-    """Find an event class by kind or class name.
+    """Find an event class using its kind or class name.
 
     Raises:
         ConfigurationError: The kind does not exist.

@@ -67,7 +67,7 @@ def import_(
 
 
 def read_runs(data: bytes, name: str) -> dict[str, list[Event]]:
-    """Parse durable events from JSONL data, grouped by run.
+    """Parse durable events and group them by run.
 
     Raises:
         ConfigurationError: A line is not a valid event, or a run is incomplete.

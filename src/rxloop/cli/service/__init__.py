@@ -73,7 +73,7 @@ class Cluster:
 
     @asynccontextmanager
     async def runtime(self, agents: Mapping[str, Agent[Any, Any]], **options: Any) -> AsyncGenerator[Runtime]:
-        """Create a runtime for agents and close its resources on exit.
+        """Create a runtime using this database. Its resources are closed on exit.
 
         Raises:
             ConfigurationError: The database is not Postgres.
@@ -100,7 +100,7 @@ class Cluster:
 
 
 def _without_secrets(address: str) -> str:
-    """Return the scheme of a URL, or a file path. All other parts may contain passwords."""
+    """Return a URL's scheme or a file path, because other parts may contain passwords."""
     scheme, sign, _ = address.partition("://")
     if sign:
         return scheme + sign
@@ -186,7 +186,7 @@ requests = logging.getLogger("rxloop.requests")
 
 _LONGEST = 2_000
 _QUIET = ("/healthz", "/readyz")
-"""Paths of health checks, which are requested every few seconds."""
+"""Health check paths, which are requested frequently."""
 _USUAL = {*vars(logging.LogRecord("", 0, "", 0, "", (), None)), "message", "asctime", "taskName"}
 
 

@@ -114,7 +114,7 @@ def opened_doors(runtime: Runtime, chosen: Iterable[str], keys: Mapping[str, str
 
 
 def described(doors: Iterable[Opened]) -> str:
-    """Describe the adapters and their paths."""
+    """Describe adapters with their paths."""
     places: dict[str, list[str]] = {}
     for each in doors:
         places.setdefault(each.title, []).append(each.path or "/")
@@ -122,7 +122,7 @@ def described(doors: Iterable[Opened]) -> str:
 
 
 def _places(kind: _Kind, agents: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the paths and options for the adapters of a protocol."""
+    """Yield adapter paths and options for a protocol."""
     if not kind.each:
         yield kind.prefix, {}
     elif len(agents) == 1:
@@ -153,7 +153,7 @@ def application(doors: Sequence[Opened], origins: Sequence[str], host: str, *, k
 
 
 class _Hall:
-    """Router that selects an adapter by path prefix, with the API as default."""
+    """Router that selects adapters using path prefixes."""
 
     def __init__(self, doors: Iterable[Opened]) -> None:
         self._doors = sorted(doors, key=lambda each: -len(each.path))

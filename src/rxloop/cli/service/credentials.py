@@ -59,10 +59,10 @@ def _add(found: dict[str, str], source: str, pairs: Iterable[str]) -> None:
 
 
 def check_address(host: str, keys: bool, without_keys: bool) -> None:
-    """Reject public addresses without keys, unless explicitly allowed.
+    """Reject public addresses that are not protected by keys.
 
     Raises:
-        ConfigurationError: The address is public and there are no keys.
+        ConfigurationError: The address is public, and neither keys nor `without_keys` are set.
     """
     if not (keys or without_keys or is_local(host)):
         raise ConfigurationError(

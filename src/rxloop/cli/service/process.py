@@ -26,7 +26,7 @@ _CONNECTIONS = 35
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Open a listening socket.
+    """Create a listening socket.
 
     Raises:
         ConfigurationError: The port cannot be opened.

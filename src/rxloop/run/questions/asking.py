@@ -1,4 +1,4 @@
-"""Human input requests from tools and guards, with their answers."""
+"""Human input requests used by tools and guards."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Questions:
                 value = _read(question, await self._answer_in_pause(ctx, self._on_input, question), read)
         kept = None if question.secret else value
         ctx.emit(InputReceivedEvent(input_id=input_id, value=kept, step=ctx.step, branch=ctx.branch))
-        # Store the answer before it is used. After a crash, the question would otherwise be asked and handled twice.
+        # Store the answer before using it. Otherwise, the question would be repeated after a crash.
         await ctx.port.durable()
         return value
 
@@ -151,7 +151,7 @@ class Questions:
     async def _answer_in_pause(self, ctx: RunContext[Any], on_input: OnInput, question: PendingInput) -> Any:
         """Call `on_input` with the caller's time limits paused."""
         if question.input_kind == "tool":
-            # The client executes the call, which is subject to the tool's `timeout`.
+            # Client tools use their own `timeout`.
             return await self._answer(on_input, question)
         with (ctx.time_scope or ctx.info.time_scope).pause():
             return await self._answer(on_input, question)
@@ -197,7 +197,7 @@ def _event_of(question: PendingInput) -> QuestionEvent:
 
 
 def _read(question: PendingInput, value: Any, read: Callable[[Any], Any]) -> Any:
-    """Validate and convert an answer.
+    """Validate and convert an answer using the given function.
 
     Raises:
         InvalidInput: The answer is invalid.

@@ -15,7 +15,7 @@ from rxloop.protocol.events import InputReceivedEvent
 from rxloop.stream.scope import Scope, TimeScope
 
 _CALLS = "rxloop-tool-"
-"""Prefix for the names of tool call tasks."""
+"""Task name prefix for tool calls."""
 
 
 class Place:
@@ -151,7 +151,7 @@ class OpenQuestions:
     # -- calls that wait
 
     async def _resume(self, place: Place, ctx: RunContext[Any]) -> None:
-        """Reacquire the permits of an answered call, starting with the outermost call."""
+        """Wait for the permits needed to continue an answered call, outermost call first."""
         if self._waits_still(ctx):
             return
         for each in reversed(list(place.path())):
@@ -163,7 +163,7 @@ class OpenQuestions:
             await ctx.active_call.acquire()
 
     def _reclaim(self, place: Place, ctx: RunContext[Any]) -> None:
-        """Reclaim the permits of an unanswered call, which is about to pause or was cancelled, without waiting."""
+        """Reclaim permits immediately if an unanswered call is pausing or was cancelled."""
         if self._waits_still(ctx):
             return
         for each in place.path():
@@ -175,7 +175,7 @@ class OpenQuestions:
             ctx.active_call.reclaim()
 
     def _waits_still(self, ctx: RunContext[Any]) -> bool:
-        """True if the call has another open question, and therefore must not acquire its permit yet."""
+        """True if the call has other open questions, which means that it cannot acquire a permit yet."""
         active = ctx.active_call
         return active is not None and any(each.ctx.active_call is active and each.open for each in self._waits.values())
 
@@ -224,7 +224,7 @@ class OpenQuestions:
                     each.answered.set_exception(Paused())
 
     def _busy(self, place: Place, asking: set[Task[Any]]) -> list[Task[Any]]:
-        """Return the busy tasks of a run, and add a completion callback to each."""
+        """Return a run's busy tasks. Each of them gets a completion callback."""
         scope = place.scope
         if self._observed is None:
             self._observed = WeakSet()

@@ -219,7 +219,7 @@ class Chaos:
         return report
 
     def _check_playable(self, prompts: Sequence[str]) -> None:
-        """Validate the prompts and the state of the workers.
+        """Validate prompts and worker state.
 
         Raises:
             ConfigurationError: There are no prompts, or the workers are not running.

@@ -29,14 +29,14 @@ from rxloop.state.fold import fold_all
 from rxloop.testing.chaos.report import Digest, Kind, Report, Witness, Wrong, digest_of, seen
 
 Expect = str | Callable[[str, str], bool]
-"""Expected output, or a predicate that accepts a prompt and an output."""
+"""Expected output or predicate. A predicate accepts a prompt and an output."""
 
 _OVER = ("completed", "failed")
 
 _UNDER_WAY = ("submitted", "working")
 
 _ACTS = (LLMCallEvent, ToolStartEvent)
-"""Events that represent model calls and tool calls."""
+"""Events for model and tool calls."""
 
 
 class Judge:

@@ -60,7 +60,7 @@ class Fault:
 
 
 async def kill(worker: Worker) -> None:
-    """Kill a worker with SIGKILL."""
+    """Send SIGKILL to a worker."""
     await worker.kill()
 
 
@@ -156,7 +156,7 @@ class Faults:
             await asyncio.wait(self._under_way)
 
     def begin(self, fault: Fault) -> None:
-        """Start injecting a fault at its interval."""
+        """Schedule a recurring fault."""
         self._timers.append(asyncio.create_task(self._again_and_again(fault), name=f"chaos-{fault.kind}"))
 
     async def _again_and_again(self, fault: Fault) -> None:

@@ -21,7 +21,7 @@ from rxloop.errors import ConfigurationError, RxloopError
 
 
 def load(reference: str) -> Any:
-    """Import an object from a `module:object` path.
+    """Import an object using a `module:object` path.
 
     Raises:
         ConfigurationError: The object cannot be imported.
@@ -38,10 +38,12 @@ def load(reference: str) -> Any:
 
 
 def load_agents(reference: str) -> dict[str, Agent[Any, Any]]:
-    """Import an agent, a dict of agents, or a function that returns either.
+    """Import agents using a `module:object` path.
+
+    The object can be an agent, a dict of agents by name, or a function that returns either.
 
     Raises:
-        ConfigurationError: The object cannot be imported or has the wrong type.
+        ConfigurationError: The object has the wrong type or cannot be imported.
     """
     found: Any = load(reference)
     if callable(found) and not isinstance(found, Agent):
@@ -90,7 +92,7 @@ class Worker:
         return None if self._process is None else self._process.returncode
 
     async def start(self) -> None:
-        """Start the process and wait until it is ready.
+        """Start the process and wait until it reports that it is ready.
 
         Raises:
             RxloopError: The worker failed to start.

@@ -136,7 +136,7 @@ Seen = tuple[int, int, str, int]
 
 
 def seen(event: Event) -> Seen:
-    """Return the summary of an event."""
+    """Return an event summary."""
     return event.seq, event.attempt, event.kind, crc32(event.to_json())
 
 
@@ -158,7 +158,7 @@ class Digest:
 
 
 def digest_of(events: Iterable[Event], attempt: int) -> Digest:
-    """Compute the checksum of an attempt from its log."""
+    """Compute a checksum for the events in an attempt."""
     digest = Digest()
     # Exclude the `task` event, because workers start recording at the status update.
     for event in events:

@@ -103,7 +103,7 @@ async def _work(orders: dict[str, Any], come: int, go: int) -> None:
         except Exception as error:
             if runtime.entered:
                 raise
-            # The database may be unavailable at startup.
+            # The database may not be available yet.
             sys.stderr.write(f"not ready: {error}\n")
             await asyncio.sleep(0.5)
     await queue.aclose()

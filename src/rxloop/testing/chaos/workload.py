@@ -51,7 +51,7 @@ class Play:
         self._others: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Start all runs over the duration of the scenario, and cancel some of them."""
+        """Start runs at random intervals, and cancel some of them."""
         script, dice, context_id = self._script, self._dice, None
         loop = asyncio.get_running_loop()
         begun = loop.time()
@@ -100,7 +100,7 @@ class Play:
         task.add_done_callback(self._others.discard)
 
     async def _follow(self, witness: Witness) -> None:
-        """Follow a run until its end and answer its questions, like a browser."""
+        """Follow a run and answer its questions, like a browser."""
         cursor: str | None = None
         while True:
             try:
@@ -125,7 +125,7 @@ class Play:
             await _insist(lambda: self._runtime.answer(witness.task_id, {input_id: value}))
             witness.answered.append(input_id)
         except (InvalidInput, RunOver) as error:
-            # A later run dropped the question, or the run has ended.
+            # Either a later run dropped the question or the run has already ended.
             witness.refused[input_id] = str(error)
 
     async def _cancel(self, witness: Witness, after: float) -> None:

@@ -165,7 +165,7 @@ async def the_writer_of_a_run_is_that_of_its_last_batch(log: EventLog) -> None:
 
 @CHECKS.append
 async def a_batch_with_a_bad_event_is_refused_as_a_whole(make_log: MakeLog) -> None:
-    """The error contains the invalid event. No event of the batch is stored."""
+    """Batches are atomic. The error contains the name or number of the invalid event."""
     delta = ContentDeltaEvent(seq=4, delta="a")
     for batch, name in (
         ([note(3), note(5)], "5"),
@@ -185,7 +185,7 @@ async def a_batch_with_a_bad_event_is_refused_as_a_whole(make_log: MakeLog) -> N
 
 @check(CHECKS)
 async def a_refused_first_batch_leaves_no_run(log: EventLog) -> None:
-    """A run exists as soon as its first batch is stored."""
+    """Runs are created together with their first batch."""
     with raises(EventLogError):
         await log.append("run", [task(), note(3)], expected_seq=0)
 
@@ -194,7 +194,7 @@ async def a_refused_first_batch_leaves_no_run(log: EventLog) -> None:
 
 @check(CHECKS)
 async def an_empty_batch_changes_nothing(log: EventLog) -> None:
-    """An empty batch does not create a run."""
+    """Empty batches do not create runs."""
     await log.append("run", [], expected_seq=0)
     equal(list(await log.list_runs()), [])
 
@@ -253,7 +253,7 @@ async def transient_events_have_to_be_in_order_too(log: EventLog) -> None:
 
 @check(CHECKS)
 async def a_record_has_what_the_events_of_its_run_say(log: EventLog) -> None:
-    """Records contain the last status, the last event's numbers, and the usage and error of the last attempt."""
+    """Records reflect the most recent status, event numbers, usage and error."""
     first = task(context_id="c", timestamp=1_000, owner="ann", metadata={"tenant": "t", "public": {"n": [1, None]}})
     await log.append("run", [first], expected_seq=0)
     await log.append("run", [status(2, "working", attempt=1, timestamp=1_010)], expected_seq=1)
@@ -304,7 +304,7 @@ async def unfinished_runs_are_those_that_can_go_on(log: EventLog) -> None:
 
 @CHECKS.append
 async def a_log_may_be_closed_more_than_once(make_log: MakeLog) -> None:
-    """Closing a log twice has no effect."""
+    """`aclose` can be called multiple times."""
     log = make_log()
     await log.append("run", begun(), expected_seq=0)
 

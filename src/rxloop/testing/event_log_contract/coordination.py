@@ -61,7 +61,7 @@ async def a_turn_is_given_back_by_the_run_that_has_it(log: EventLog) -> None:
 
 @check(CHECKS)
 async def the_run_that_has_the_turn_is_written_and_so_is_one_for_which_nobody_has_it(log: EventLog) -> None:
-    """A lease only excludes other owners of the same run."""
+    """Leases only exclude other owners of the same run."""
     equal(await log.acquire_lease("c", "run", _never), True)
     await log.append("run", begun("run", context_id="c"), expected_seq=0, writer="mine")
     await log.append("other", begun("other", context_id="c"), expected_seq=0)
@@ -139,7 +139,7 @@ async def no_more_submitted_runs_are_listed_than_are_asked_for(log: EventLog) ->
 
 @shared(SHARED)
 async def a_turn_is_seen_from_elsewhere(one: EventLog, two: EventLog) -> None:
-    """A held lease cannot be acquired elsewhere, and its run is not orphaned."""
+    """Leases are exclusive across log objects, and leased runs are not orphaned."""
     equal(await one.acquire_lease("c", "run", _never), True)
     await one.append("run", begun("run", context_id="c"), expected_seq=0)
     equal([await two.acquire_lease("c", name, _never) for name in ("run", "later")], [False, False])
@@ -174,7 +174,7 @@ LETTERS: tuple[Command, ...] = (
 
 @check(CHECKS)
 async def letters_are_read_back_in_order(log: EventLog) -> None:
-    """Commands are stored per run, regardless of its state."""
+    """Each run has separate commands, regardless of its state."""
     await log.append("run", begun(), expected_seq=0)
     await log.append("other", [*begun("other"), end(3)], expected_seq=0)
     equal(list(await log.read_commands("run")), [])
@@ -209,7 +209,7 @@ async def mail_for_a_run_that_is_not_there_is_refused(log: EventLog) -> None:
 
 @check(CHECKS)
 async def who_watches_a_run_is_told_of_its_mail(log: EventLog) -> None:
-    """All watchers of the run are notified, except stopped ones. Watchers of other runs are not."""
+    """All active watchers of a run are notified, but watchers of other runs are not."""
     for name in ("run", "other"):
         await log.append(name, begun(name), expected_seq=0)
     first, second, other, stopped = (_Told(log, name) for name in ("run", "run", "other", "run"))

@@ -34,7 +34,7 @@ SHARED: list[SharedCheck] = []
 
 @check(CHECKS)
 async def a_follower_gets_what_is_there_and_then_what_comes(log: EventLog) -> None:
-    """The stream ends with the final event."""
+    """The stream includes existing and new events, and ends with the final event."""
     await log.append("run", begun(), expected_seq=0)
     follower = Follower(log)
     await follower.sees(1, 2)
@@ -49,7 +49,7 @@ async def a_follower_gets_what_is_there_and_then_what_comes(log: EventLog) -> No
 
 @check(CHECKS)
 async def a_follower_begins_after_its_cursor(log: EventLog) -> None:
-    """The cursor may be ahead of the log."""
+    """This includes cursors that are ahead of the log."""
     await log.append("run", [*begun(), note(3)], expected_seq=0)
     follower, ahead = Follower(log, after_seq=2), Follower(log, after_seq=4)
 
@@ -93,7 +93,7 @@ async def following_ends_with_the_attempt_whatever_its_state(make_log: MakeLog) 
 
 @check(CHECKS)
 async def following_goes_on_into_an_attempt_that_has_begun(log: EventLog) -> None:
-    """The end of an earlier attempt does not end the stream."""
+    """Streams continue if a newer attempt has already started."""
     await log.append("run", [*begun(), end(3, "canceled")], expected_seq=0)
     await log.append("run", [status(4, "working", attempt=2, resumed=True, after_seq=3)], expected_seq=3)
     follower = Follower(log)
@@ -228,7 +228,7 @@ async def a_follower_gets_transient_events_on_demand(log: EventLog) -> None:
 
 @shared(SHARED)
 async def what_one_writes_the_other_follows(one: EventLog, two: EventLog) -> None:
-    """The stream continues across attempts written elsewhere, until the run has ended."""
+    """This includes attempts written by another log object."""
     await one.append("run", begun(), expected_seq=0)
     followers = [Follower(log, until="end") for log in (one, two, two)]
     for follower in followers:
@@ -251,7 +251,7 @@ async def transient_events_come_behind_their_durable_one(one: EventLog, two: Eve
     reading = asyncio.create_task(_collect(two, seen))
     sub = 0
     async with asyncio.timeout(SECONDS):
-        # Events may be lost until the other log is subscribed.
+        # Events can be lost while the other log has no subscription yet.
         while not any(event.sub for event in seen):
             sub += 1
             await one.append("run", [ContentDeltaEvent(seq=2, sub=sub, delta=f"{sub} ")], expected_seq=2)

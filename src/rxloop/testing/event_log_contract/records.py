@@ -27,7 +27,7 @@ CHECKS: list[Check] = []
 
 @check(CHECKS)
 async def a_record_is_found_by_the_id_of_its_run(log: EventLog) -> None:
-    """The record equals the one returned by `list_runs`."""
+    """`get_record` and `list_runs` return equal records."""
     with raises(UnknownRun, "run"):
         await log.get_record("run")
     await log.append("other", begun("other"), expected_seq=0)
@@ -40,7 +40,7 @@ async def a_record_is_found_by_the_id_of_its_run(log: EventLog) -> None:
 
 @check(CHECKS)
 async def runs_are_listed_page_by_page(log: EventLog) -> None:
-    """The last run of a page is the cursor for the next page, even if runs are added or have ended in the meantime."""
+    """Cursors remain valid if runs are added or change their state."""
     for name in "abcde":
         await log.append(name, begun(name, context_id="c" if name in "ace" else "d"), expected_seq=0)
 
@@ -60,7 +60,7 @@ async def runs_are_listed_page_by_page(log: EventLog) -> None:
 
 @check(CHECKS)
 async def runs_are_listed_newest_first(log: EventLog) -> None:
-    """The same applies to pages. New runs are inserted before the first page."""
+    """New runs do not affect the following pages."""
     for name in "abcde":
         await log.append(name, begun(name, context_id="c" if name in "ace" else "d"), expected_seq=0)
 
@@ -205,7 +205,7 @@ def _sizes(page: ConversationPage) -> list[tuple[str, int]]:
 
 @check(CHECKS, stores_folds=True)
 async def a_fold_that_is_kept_is_given_instead_of_events(log: EventLog) -> None:
-    """Folds are returned for the same version, and only if all of their runs are requested."""
+    """Folds require a matching version, and are omitted if any of their runs is excluded."""
     await _conversation(log)
     events = [("a", True, 3), ("b", True, 3), ("c", True, 3), ("open", False, 2)]
     equal(await _found(log), events)
@@ -226,7 +226,7 @@ async def a_fold_that_is_kept_is_given_instead_of_events(log: EventLog) -> None:
 
 @check(CHECKS, stores_folds=True)
 async def a_fold_of_runs_that_went_on_is_not_given_and_not_kept(log: EventLog) -> None:
-    """Folds that contradict the log are not stored either. A larger fold replaces the folds it includes."""
+    """Inconsistent folds are rejected. Larger folds replace the folds they include."""
     await _conversation(log)
     wrong = [_fold("a", "b", 1, 6), _fold("b", "c", 2, 7), _fold("a", "other", 2, 4), _fold("a", "nowhere", 2, 6)]
     log.store_folds("c", wrong, version=1)
@@ -261,7 +261,7 @@ async def a_snapshot_has_what_the_single_reads_return(log: EventLog) -> None:
 
 @check(CHECKS)
 async def a_snapshot_since_another_one_adds_what_came_after_it(log: EventLog) -> None:
-    """It contains new events, commands that were still pending, and the conversation after the mark."""
+    """It includes new events, pending commands and the conversation after the mark."""
     await _conversation(log)
     first = await log.send_command("open", CancelCommand())
     known = await log.snapshot("open", history=HistoryQuery(None, 1))

@@ -50,7 +50,7 @@ class Follower:
         """Received seq numbers."""
         self._more = asyncio.Event()
         self.task = asyncio.create_task(self._read(log.follow(task_id, **options)))
-        """Background task, which ends with the stream."""
+        """Background task that finishes with the stream."""
         self.task.add_done_callback(_retrieve)
 
     async def _read(self, events: AsyncIterator[Event]) -> None:
@@ -80,11 +80,11 @@ def _retrieve(task: asyncio.Task[None]) -> None:
 
 
 ENDS: tuple[State, ...] = ("completed", "failed", "canceled", "input-required", "auth-required")
-"""Possible final states of an attempt."""
+"""Final attempt states."""
 
 
 def task(seq: int = 1, **fields: Any) -> TaskEvent:
-    """Create the first event of a run."""
+    """Create a `task` event."""
     return TaskEvent(seq=seq, attempt=1, messages=[Message.user("Hi")], model="m", agent_name="helper", **fields)
 
 
@@ -99,17 +99,17 @@ def status(seq: int, state: State, **fields: Any) -> Event:
 
 
 def end(seq: int, state: State = "completed", **fields: Any) -> Event:
-    """Create the final event of an attempt."""
+    """Create a final status update."""
     return status(seq, state, final=True, **fields)
 
 
 def begun(task_id: str = "run", **fields: Any) -> list[Event]:
-    """Create the first two events of a run."""
+    """Create the initial events for a run."""
     return [task(task_id=task_id, **fields), status(2, "working", task_id=task_id, **fields)]
 
 
 def begun_at(timestamp: int) -> list[Event]:
-    """Create the first two events of a run with reproducible bytes."""
+    """Create initial events with constant bytes."""
     return [task(timestamp=timestamp), status(2, "working", timestamp=timestamp)]
 
 
@@ -170,7 +170,7 @@ def shared(checks: list[SharedCheck]) -> Callable[[Callable[[Any, Any], Awaitabl
 
 
 async def wait_for(*followers: Follower) -> None:
-    """Wait until the streams have ended."""
+    """Wait until all followers have finished."""
     async with asyncio.timeout(SECONDS):
         await asyncio.gather(*(follower.task for follower in followers))
 
