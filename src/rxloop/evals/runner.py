@@ -56,7 +56,7 @@ class Variant:
     on_input: OnInput | None = None
 
     def options(self) -> dict[str, Any]:
-        """Run options with values set by the variant."""
+        """Return the run options that are set by the variant."""
         names = ("model", "strategy", "settings", "limits", "on_input")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
