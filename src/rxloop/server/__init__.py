@@ -20,7 +20,7 @@ __all__: list[str]
 _see_that_starlette_is_there()
 import_later(__name__)
 
-# The list of the public names: type checkers read it, and `import_later` does.
+# Lists the public names for type checkers and for `import_later`.
 if TYPE_CHECKING:
     from rxloop.server.a2a.adapter import A2A as A2A
     from rxloop.server.a2a.adapter import a2a as a2a

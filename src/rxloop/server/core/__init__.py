@@ -7,7 +7,7 @@ from rxloop._lazy import import_later
 __all__: list[str]
 import_later(__name__)
 
-# The list of the public names: type checkers read it, and `import_later` does.
+# Lists the public names for type checkers and for `import_later`.
 if TYPE_CHECKING:
     from rxloop.server.core.adapter import Adapter as Adapter
     from rxloop.server.core.adapter import AdapterOptions as AdapterOptions

@@ -1,4 +1,4 @@
-"""Base class of adapters, which serve one protocol over a runtime, with their endpoints and ids in paths."""
+"""Base class for protocol adapters, with endpoints and ids in paths."""
 
 from __future__ import annotations
 
@@ -34,10 +34,12 @@ M = TypeVar("M", bound=BaseModel)
 
 
 async def read_body(model: type[M], request: Request, limits: ServerLimits) -> M:
-    """Read a body; it is counted while it comes, whatever its header says.
+    """Read and validate a JSON body.
+
+    The size limit applies to the bytes received, not to the `content-length` header.
 
     Raises:
-        Refused: It is too large, too slow, no JSON, or does not fit.
+        Refused: If the body is too large, too slow, not JSON, or invalid.
     """
     data = await read_bytes(request, limits)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -47,15 +49,15 @@ async def read_body(model: type[M], request: Request, limits: ServerLimits) -> M
 
 
 def parse_json(model: type[M], data: bytes | str, where: str) -> M:
-    """Parse JSON that a client sent.
+    """Parse and validate JSON sent by a client.
 
     Args:
-        model: The model of the data.
-        data: The JSON.
-        where: Name of the data in an error, such as `body`.
+        model: Pydantic model of the data.
+        data: JSON to parse.
+        where: Name of the data in error messages, such as `body`.
 
     Raises:
-        Refused: It is no JSON, or does not fit.
+        Refused: If the data is not valid JSON, or does not match the model.
     """
     try:
         return model.model_validate_json(data)
@@ -64,10 +66,12 @@ def parse_json(model: type[M], data: bytes | str, where: str) -> M:
 
 
 async def read_bytes(request: Request, limits: ServerLimits) -> bytes:
-    """Read a body as it is; it is counted while it comes.
+    """Read a raw body.
+
+    The size limit applies to the bytes received, not to the `content-length` header.
 
     Raises:
-        Refused: It is too large, or too slow.
+        Refused: If the body is too large or too slow.
     """
     data = bytearray()
     try:
@@ -84,14 +88,14 @@ async def read_bytes(request: Request, limits: ServerLimits) -> bytes:
 
 
 _CLOSE = {"connection": "close"}
-"""What is left of a body is not read: nothing more can come over this connection."""
+"""Headers that close the connection, because the rest of the body is not read."""
 
 
 def read_query(model: type[M], request: Request) -> M:
-    """Read the query of an address.
+    """Parse and validate the query string of a request.
 
     Raises:
-        Refused: It does not fit, or has a field that there is not.
+        Refused: If a field is invalid or unknown.
     """
     try:
         return model.model_validate(dict(request.query_params))
@@ -100,10 +104,10 @@ def read_query(model: type[M], request: Request) -> M:
 
 
 def check_id(value: str, name: str) -> None:
-    """Check an id that a client chose.
+    """Validate an id chosen by a client.
 
     Raises:
-        Refused: It is no id.
+        Refused: If the id is invalid.
     """
     wrong = find_id_fault(name, value)
     if wrong is not None:
@@ -118,14 +122,14 @@ OnDisconnect = Literal["keep", "cancel"]
 
 
 class AdapterOptions(TypedDict, total=False):
-    """Options of all adapters.
+    """Options shared by all adapters.
 
     Attributes:
-        auth: Returns the principal of a request; `bearer({...})` identifies clients by tokens. Without it, every client
-            sees all runs.
+        auth: Function that returns the principal of a request. Use `bearer({...})` for token authentication. Without
+            it, every client can see all runs.
         limits: Limits for clients.
-        heartbeat: Seconds of silence after which a stream sends a heartbeat, so that proxies keep the connection; 15 by
-            default, None for no heartbeats.
+        heartbeat: Idle seconds before a stream sends a heartbeat, which keeps connections through proxies open.
+            Defaults to 15; None disables heartbeats.
     """
 
     auth: Auth | None
@@ -135,7 +139,7 @@ class AdapterOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[B, Q]):
-    """An authenticated request, with its body and its query checked."""
+    """An authenticated request with its parsed body and query."""
 
     adapter: Adapter
     request: Request
@@ -145,7 +149,7 @@ class Call(Generic[B, Q]):
 
     @property
     def gateway(self) -> Gateway:
-        """The gateway of the adapter."""
+        """Gateway of the adapter."""
         return self.adapter.gateway
 
     def stream(
@@ -156,10 +160,10 @@ class Call(Generic[B, Q]):
         on_disconnect: Callable[[], Coroutine[Any, Any, None]] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> EventStream:
-        """Return a response that streams; see `EventStream`.
+        """Return a streaming response; see `EventStream`.
 
         Raises:
-            Refused: The principal reads too many streams, or the server goes away.
+            Refused: If the principal has too many open streams, or the server is shutting down.
         """
         slot = self.gateway.reserve_stream(self.principal)
         heartbeat = self.adapter.heartbeat
@@ -168,14 +172,14 @@ class Call(Generic[B, Q]):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One method of one path.
+    """A single method of a path.
 
     Attributes:
-        method: The HTTP method; `GET` also serves `HEAD`.
-        path: The path, as for `starlette.routing.Route`.
-        handle: Answers a call. Any exception becomes a response of `Adapter.write_error`.
-        body: Model of the JSON body, read within the limits; None leaves the body to `handle`.
-        query: Model of the query; None leaves it to `handle`.
+        method: HTTP method; `GET` also serves `HEAD`.
+        path: Path in the syntax of `starlette.routing.Route`.
+        handle: Handler for a call. Exceptions are converted to responses by `Adapter.write_error`.
+        body: Pydantic model of the JSON body. If None, the handler reads the body.
+        query: Pydantic model of the query. If None, the handler reads the query.
         public: True if clients need no authentication.
     """
 
@@ -188,9 +192,10 @@ class Endpoint:
 
 
 class Adapter(ABC):
-    """A protocol over a runtime, as an ASGI application.
+    """ASGI application that serves a protocol over a runtime.
 
-    Served alone, it enters the runtime and leaves it. Mounted in another application, that one does.
+    As a standalone application, it opens and closes the runtime in its lifespan. If it is mounted in another
+    application, that application must do so.
     """
 
     def __init__(
@@ -201,16 +206,16 @@ class Adapter(ABC):
         on_disconnect: OnDisconnect = "keep",
         **options: Unpack[AdapterOptions],
     ) -> None:
-        """Create an adapter; it opens nothing.
+        """Initialize the adapter without opening the runtime.
 
         Args:
-            runtime: Has the agents, and the log.
-            agent: The agent that it serves, for protocols in which a request names none.
-            on_disconnect: Whether a run continues (`keep`) if its reader leaves before the end, or is cancelled.
+            runtime: Runtime with the agents and the event log.
+            agent: Name of the agent to serve, for protocols whose requests do not name an agent.
+            on_disconnect: Either `keep` or `cancel`, for runs whose client disconnects before the end.
             options: See `AdapterOptions`.
 
         Raises:
-            ConfigurationError: An argument is wrong.
+            ConfigurationError: If an argument is invalid.
         """
         heartbeat = options.get("heartbeat", 15.0)
         if agent is not None:
@@ -224,7 +229,10 @@ class Adapter(ABC):
 
     @abstractmethod
     def endpoints(self) -> Sequence[Endpoint | BaseRoute]:
-        """Return the endpoints; a route of Starlette authenticates its requests itself, by `gateway`."""
+        """Return the endpoints of the protocol.
+
+        Starlette routes must authenticate their requests with `gateway`.
+        """
 
     @abstractmethod
     def write_error(self, refused: Refused, request: HTTPConnection) -> Response:
@@ -235,7 +243,7 @@ class Adapter(ABC):
         return self.write_error(refused, request)
 
     def to_refusal(self, error: Exception, request: HTTPConnection) -> Refused:
-        """Return what the client is told about an error of a handler."""
+        """Convert an exception from a handler into an error for the client."""
         return to_refusal(error, request)
 
     def make_call(self, request: Request, principal: Principal, body: Any, query: Any) -> Call[Any, Any]:
@@ -243,26 +251,27 @@ class Adapter(ABC):
         return Call(self, request, principal, body, query)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, as ASGI has it."""
+        """Serve a request (ASGI entry point)."""
         with within(self.gateway.limits.log_seconds if scope["type"] == "http" else None):
             await self._app(keep_slashes(scope), receive, send)
 
     async def drain(self, seconds: float | None = None) -> None:
-        """Shut down without breaking anything off, before the server closes its connections.
+        """Shut down gracefully, before the server closes its connections.
 
-        New runs are refused. The runs that go on get `seconds` to end, and are then released, so that another process
-        resumes them. Finally, each stream ends with a last frame, and its client reconnects elsewhere. Adapters of one
-        runtime may be drained concurrently and repeatedly. The log stays open; `Shutdown` also closes the log.
+        New runs are refused. Active runs have `seconds` to finish and are then released, so that another process can
+        resume them. Finally, each stream ends with a closing frame, and its client can reconnect to another server. It
+        is safe to drain several adapters of the same runtime concurrently or repeatedly. The event log stays open;
+        `Shutdown` also closes the log.
 
         Args:
-            seconds: How long runs have to end; None is the `grace` of the runtime.
+            seconds: Timeout for active runs; None uses the `grace` of the runtime.
         """
         await self.gateway.drain(seconds)
 
     @cached_property
     def _app(self) -> Starlette:
         endpoints = self.endpoints()
-        # One route for each path, so that the response to an unknown method lists all methods of the path.
+        # Use a single route per path, so that a 405 response lists all allowed methods.
         by_path: dict[str, dict[str, Endpoint]] = {}
         for each in endpoints:
             if isinstance(each, Endpoint):
@@ -300,10 +309,12 @@ class Adapter(ABC):
 
 
 def find_only_agent(runtime: Runtime, agent: str | None) -> str:
-    """Return the name of the agent of an adapter that serves one; it may be left out if the runtime has one agent.
+    """Return the agent name for an adapter that serves one agent.
+
+    The name is optional if the runtime has only one agent.
 
     Raises:
-        ConfigurationError: There is no such agent, or the name is left out and there are several.
+        ConfigurationError: If the agent is unknown, or if no name is passed and the runtime has several agents.
     """
     known = ", ".join(runtime.agents)
     if agent is None and len(runtime.agents) != 1:
@@ -314,11 +325,11 @@ def find_only_agent(runtime: Runtime, agent: str | None) -> str:
 
 
 _SLASH = "\x1f"
-"""Takes the place of a slash that a client has encoded; no id has this character."""
+"""Replacement for an encoded slash in a path. Ids cannot contain this character."""
 
 
 class _IdConvertor(PathConvertor):
-    """A place of a path that takes everything, also a line end, which no id has: its refusal is for the handler."""
+    """Path convertor that matches any characters, including newlines, so that the handler can reject invalid ids."""
 
     regex = "(?s:.*)"
 
@@ -327,17 +338,19 @@ register_url_convertor("rxloop_id", _IdConvertor())
 
 
 def keep_slashes(scope: Scope) -> Scope:
-    """Return a scope whose path shows which slashes belong to an id: a server decodes `%2F` before routes are matched.
+    """Return a scope whose path distinguishes encoded slashes from separators.
+
+    Servers decode `%2F` before routing, so an id that contains a slash would otherwise match the wrong route.
 
     Args:
-        scope: A request as the server, or the application around, passes it on.
+        scope: Request scope from the server or the parent application.
     """
     raw: bytes = scope.get("raw_path") or b""
     if scope["type"] not in ("http", "websocket") or b"%2f" not in raw.lower():
         return scope
     segments = [unquote(each) for each in raw.partition(b"?")[0].decode("ascii", "replace").split("/")]
     path: str = scope["path"]
-    # An application around may have taken a prefix off the path, and not off the bytes.
+    # A parent application may have removed a prefix from `path` but not from `raw_path`.
     for first in range(len(segments)):
         tail = segments[first:]
         prefix = "" if first == 0 or not path.startswith("/") else "/"
@@ -347,6 +360,6 @@ def keep_slashes(scope: Scope) -> Scope:
 
 
 def id_in_path(request: HTTPConnection, name: str) -> str:
-    """Return the id at a place of the path of a request."""
+    """Return an id from the path parameters of a request."""
     value: str = request.path_params[name]
     return value.replace(_SLASH, "/")

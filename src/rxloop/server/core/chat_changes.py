@@ -1,7 +1,7 @@
-"""What happens in a chat: the changes that the doors write down in the words of their protocols.
+"""Changes in a chat, which the adapters encode in their protocols.
 
-Each change has the public event that it comes of, for its cursor, its branch and the run that it is nested in. What a
-step shows stands between `StepBegan` and `StepEnded`, and whatever has begun ends once.
+Each change refers to the public event that caused it, for its cursor, branch and nested run. All content of a step is
+between `StepBegan` and `StepEnded`, and everything that starts also ends exactly once.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from rxloop.protocol.messages import ToolCall
 
 
 class StepBegan(NamedTuple):
-    """The model is called."""
+    """Start of a model call."""
 
     event: Event
     id: str
-    """`task:step`, and `task:step:2` where the step is tried again; the id of the message that comes of it."""
+    """Message id: `task:step`, or `task:step:2` for the second attempt of a step."""
 
 
 class StepEnded(NamedTuple):
-    """The model has answered, or this try came to nothing."""
+    """End of a model call."""
 
     event: Event
     id: str
     outcome: Literal["complete", "canceled", "void"]
-    """`canceled`: what was shown is not part of the conversation. `void`: neither, and the step begins once more."""
+    """Outcome of the step. Content of a `canceled` step is not part of the conversation. A `void` step starts again."""
 
 
 class TextBegan(NamedTuple):
-    """Text follows. A message whose text goes on after something else has several pieces, all under its id."""
+    """Start of a text segment. All text segments of a message share the message id."""
 
     event: Event
     id: str
 
 
 class TextDelta(NamedTuple):
-    """A piece of the text."""
+    """A chunk of text."""
 
     event: Event
     id: str
@@ -45,22 +45,22 @@ class TextDelta(NamedTuple):
 
 
 class TextEnded(NamedTuple):
-    """Something else follows, or nothing."""
+    """End of a text segment."""
 
     event: Event
     id: str
 
 
 class ReasoningBegan(NamedTuple):
-    """Reasoning of the model follows."""
+    """Start of a reasoning segment."""
 
     event: Event
     id: str
-    """`task:step:reasoning`; a step that goes on reasoning after something else counts on: `task:step:reasoning:2`."""
+    """Segment id: `task:step:reasoning`, or `task:step:reasoning:2` for the second segment of a step."""
 
 
 class ReasoningDelta(NamedTuple):
-    """A piece of the reasoning."""
+    """A chunk of reasoning."""
 
     event: Event
     id: str
@@ -68,30 +68,31 @@ class ReasoningDelta(NamedTuple):
 
 
 class ReasoningEnded(NamedTuple):
-    """Something else follows, or nothing."""
+    """End of a reasoning segment."""
 
     event: Event
     id: str
 
 
 class CallBegan(NamedTuple):
-    """The model calls a tool; its arguments follow. Several calls of a message may be open at once."""
+    """Start of a tool call. Several calls of a message may be open at the same time."""
 
     event: Event
     id: str
-    """The slot of the call: `task:step:index`; `task:step:2:index` where the model was asked again for the step.
+    """Call id: `task:step:index`, or `task:step:2:index` for the second model call of a step.
 
-    It is the same for all readers, and again once a step was void whose beginning a reader has missed. Vendors' repeat.
+    The id is the same for all readers, including readers that missed the start of a discarded step. Vendor ids are not
+    unique.
     """
     name: str
     message: str
-    """The id of the message that it stands in."""
+    """Id of the message that contains the call."""
     place: int
-    """Its place there, by which the questions of `pending` name it, with the run and the step of the event."""
+    """Index of the call in the message. With the run and step of the event, it identifies the call in `pending`."""
 
 
 class CallDelta(NamedTuple):
-    """A piece of the arguments, as the model writes them."""
+    """A chunk of the arguments."""
 
     event: Event
     id: str
@@ -99,7 +100,7 @@ class CallDelta(NamedTuple):
 
 
 class CallEnded(NamedTuple):
-    """The arguments are complete."""
+    """End of the arguments."""
 
     event: Event
     id: str
@@ -107,7 +108,7 @@ class CallEnded(NamedTuple):
 
 
 class CallRevised(NamedTuple):
-    """A guard changed the arguments of a call after they were shown."""
+    """Edit of a call's arguments by a guard, after the arguments were shown."""
 
     event: Event
     id: str
@@ -115,28 +116,28 @@ class CallRevised(NamedTuple):
 
 
 class CallVoided(NamedTuple):
-    """The call came to nothing, before its arguments were complete or after: it is not carried out."""
+    """Withdrawal of a call, with complete or partial arguments. The call is not executed."""
 
     event: Event
     id: str
 
 
 class CallStarted(NamedTuple):
-    """The tool begins to work."""
+    """Start of a tool execution."""
 
     event: ToolStartEvent
     id: str
 
 
 class CallProgress(NamedTuple):
-    """The tool says how far it is."""
+    """Progress of a tool execution."""
 
     event: ToolProgressEvent
     id: str
 
 
 class CallResult(NamedTuple):
-    """The call is answered: by its tool, by the client, by a refusal."""
+    """Result of a call, from the tool, the client, or a rejection."""
 
     event: ToolCompleteEvent
     id: str

@@ -1,4 +1,4 @@
-"""The chat fold: public events of a run as steps, texts, reasoning and calls that begin and end once."""
+"""Fold of a run's public events into steps, text, reasoning and calls."""
 
 from __future__ import annotations
 
@@ -37,18 +37,22 @@ _ToolEvent = ToolStartEvent | ToolProgressEvent | ToolCompleteEvent
 
 
 class ChatFold:
-    """What has begun in a run and has not ended; `take` is given its public events, in order."""
+    """State of the open steps and calls of a run. Pass its public events to `take` in order."""
 
     def __init__(self, emit: Emit) -> None:
-        """Give each change, and each event that is none, to `emit`."""
+        """Initialize the fold.
+
+        Args:
+            emit: Called with each change, and with each event that does not become a change.
+        """
         self._emit = emit
         self._open: dict[tuple[str, str | None], _Step] = {}
-        """By run and step."""
+        """Open steps by run and step."""
         self._tries: Counter[tuple[str, str | None]] = Counter()
         self._asked: Counter[tuple[str, str | None]] = Counter()
-        """How often the model was asked for each step: by this calls have their ids, which all readers share."""
+        """Number of model calls per step. Call ids contain this number, because it is the same for all readers."""
         self._calls: dict[tuple[str, str | None, int], _Call] = {}
-        """By run, step and place: the newest call of each slot."""
+        """Latest call by run, step and index."""
 
     def take(self, event: Event) -> None:
         """Fold the next event."""
@@ -68,7 +72,7 @@ class ChatFold:
             case ThoughtStreamEvent() if event.source in ("reasoning", "tag"):
                 self._step(event).thought(event)
             case StatusUpdateEvent() if ends_attempt(event):
-                # All of it is closed by now, but for what the reader has not been told.
+                # Only steps that the reader has not seen complete are still open.
                 for key in [key for key in self._open if key[0] == event.task_id]:
                     self._end(key, event, "canceled")
                 self._emit(event)
@@ -78,10 +82,10 @@ class ChatFold:
                 self._emit(event)
 
     def _revise(self, event: QuestionEvent) -> None:
-        """Show the arguments that a person is asked about."""
+        """Emit the arguments that a question to a person contains."""
         question = event.input
         call = self._calls.get((event.task_id, question.step, question.index))
-        # The arguments of a client tool are those of its `tool-start`: the question may add default values.
+        # A question about a client tool may add default values, so use the arguments of its `tool-start` event.
         if call is not None and question.call is not None and question.input_kind != "tool":
             call.revise(event, question.call)
 
@@ -98,7 +102,7 @@ class ChatFold:
         return step
 
     def _step(self, event: Event) -> _Step:
-        """The open step of an event; one whose beginning the reader was not told begins with it."""
+        """Return the open step of an event, starting a step if the reader missed its start."""
         return self._open.get((event.task_id, event.step)) or self._begin(event)
 
     def _end(
@@ -122,7 +126,7 @@ class ChatFold:
         places = (place for place in range(len(event.tool_calls) + len(left_out)) if place not in left_out)
         shown = dict(zip(places, event.tool_calls, strict=False))
         if not (event.content.startswith(step.text) and step.fits(shown)):
-            # It came out differently, or the reader has come in the middle of it: what was shown is taken back.
+            # The content differs, or the reader joined in the middle, so discard the content that was shown.
             self._end(key, event, "void")
             before, step = step, self._begin(event)
             for each in before.thoughts:
@@ -135,7 +139,7 @@ class ChatFold:
             made = self._call(event, place, call.name)
             made.complete(event, call)
             if step is not before and place in before.calls and (result := before.calls[place].result) is not None:
-                # Its tool did not wait for the message: there is no other event to tell what came of it.
+                # The tool finished before the message was complete, so no later event reports the result.
                 made.answer(result)
         canceled = event.finish_reason == "canceled"
         kept = frozenset[int]() if canceled else frozenset(shown)
@@ -153,7 +157,7 @@ class ChatFold:
     def _work(self, event: _ToolEvent) -> None:
         call = self._calls.get((event.task_id, event.step, event.index))
         if call is None:
-            # Nobody has announced it: it begins before its message does, or has none.
+            # The call was not announced. Either it starts before its message is complete, or it has no message.
             apart = (event.task_id, event.step) not in self._open
             call = self._call(event, event.index, event.name)
             if apart:
@@ -171,12 +175,12 @@ class ChatFold:
 
 
 def _numbered(id: str, number: int) -> str:
-    """Name the first of several by the id alone."""
+    """Append a number to an id, except to the first id."""
     return id if number == 1 else f"{id}:{number}"
 
 
 class _Step:
-    """One try of a step."""
+    """A single attempt of a step."""
 
     __slots__ = (
         *("_emit", "_reasoning", "_thought", "_thoughts", "_torn", "_writing", "_written"),
@@ -187,28 +191,28 @@ class _Step:
         self._emit = emit
         self.id, self.calls_id = id, calls_id
         self.thoughts: list[str] = []
-        """Those that have come whole."""
+        """Completed thoughts."""
         self._torn = False
-        """Of one of them the beginning was not shown."""
+        """True if the start of a thought is missing."""
         self.calls: dict[int, _Call] = {}
         self.reasoned = False
         self._written: list[str] = []
         self._writing = False
         self._reasoning: str | None = None
-        """The id of the reasoning that is open."""
+        """Id of the open reasoning segment."""
         self._thoughts = 0
         self._thought: list[str] = []
-        """What has been shown of the reasoning since the last thought was complete."""
+        """Chunks of reasoning emitted since the last completed thought."""
 
     @property
     def text(self) -> str:
-        """What has been shown of the text."""
+        """Text emitted so far."""
         if len(self._written) > 1:
             self._written = ["".join(self._written)]
         return self._written[0] if self._written else ""
 
     def write(self, event: Event, delta: str) -> None:
-        """Show a piece of the text."""
+        """Emit a chunk of text."""
         if not delta:
             return
         if not self._writing:
@@ -219,7 +223,7 @@ class _Step:
         self._emit(to.TextDelta(event, self.id, delta))
 
     def think(self, event: Event, delta: str) -> None:
-        """Show a piece of the reasoning."""
+        """Emit a chunk of reasoning."""
         if not delta:
             return
         if self._reasoning is None:
@@ -232,12 +236,12 @@ class _Step:
         self._emit(to.ReasoningDelta(event, self._reasoning, delta))
 
     def thought(self, event: ThoughtStreamEvent) -> None:
-        """Take the whole of a thought, of which nothing may have been shown yet, or all."""
+        """Complete a thought, emitting any reasoning that was not streamed."""
         shown = "".join(self._thought)
         self.thoughts.append(event.content)
         if event.content.startswith(shown):
             self.think(event, event.content[len(shown) :])
-        # What was stripped, or put in other words, is left as it was shown.
+        # Reasoning that was trimmed or rephrased stays as it was shown.
         elif event.content.strip() != shown.strip() and event.content.rstrip().endswith(shown.rstrip()):
             self._torn = True
         self._thought.clear()
@@ -245,11 +249,11 @@ class _Step:
             self.close(event)
 
     def fits(self, calls: Mapping[int, ToolCall]) -> bool:
-        """Whether what was shown of the reasoning and of the calls has its beginning."""
+        """True if the emitted reasoning and calls are complete from their start."""
         return not self._torn and all(call.fits(calls[place]) for place, call in self.calls.items() if place in calls)
 
     def close(self, event: Event) -> None:
-        """End the text or the reasoning that is open, since something else follows."""
+        """Close the open text or reasoning segment."""
         if self._writing:
             self._writing = False
             self._emit(to.TextEnded(event, self.id))
@@ -259,7 +263,7 @@ class _Step:
 
 
 class _Call:
-    """One call of a tool."""
+    """A tool call."""
 
     __slots__ = ("_call", "_emit", "_ended", "_written", "id", "result")
 
@@ -273,13 +277,13 @@ class _Call:
         emit(to.CallBegan(event, self.id, name, step.id, place))
 
     def write(self, event: Event, fragment: str) -> None:
-        """Show a piece of the arguments."""
+        """Emit a chunk of the arguments."""
         if fragment and not self._ended:
             self._written.append(fragment)
             self._emit(to.CallDelta(event, self.id, fragment))
 
     def fits(self, call: ToolCall) -> bool:
-        """Whether the arguments that were shown are those of the call."""
+        """True if the emitted arguments match the call."""
         written = "".join(self._written)
         if self._ended or written in ("", call.raw):
             return True
@@ -287,7 +291,7 @@ class _Call:
         return (read.arguments, read.error is None) == (call.arguments, call.error is None)
 
     def complete(self, event: Event, call: ToolCall) -> None:
-        """Take the whole of the call."""
+        """Complete the call with its final arguments."""
         if self._ended:
             return
         if not self._written:
@@ -297,24 +301,24 @@ class _Call:
         self._emit(to.CallEnded(event, self.id, call))
 
     def revise(self, event: Event, call: ToolCall) -> None:
-        """Show the changed arguments of a call."""
+        """Emit changed arguments of a call."""
         if self._call is not None and is_edited(self._call, call):
             self._call = call
             self._emit(to.CallRevised(event, self.id, call))
 
     def answer(self, result: ToolCompleteEvent) -> None:
-        """Show what came of the call."""
+        """Emit the result of the call."""
         self.result = result
         self._emit(to.CallResult(result, self.id))
 
     def void(self, event: Event) -> None:
-        """Take the call back."""
+        """Withdraw the call."""
         self._ended = True
         self._emit(to.CallVoided(event, self.id))
 
 
 def chat() -> View[Event, Change | Event]:
-    """Give a run as a chat: what happens in its steps as changes, everything else as the public events.
+    """Return a view of a run as chat changes and other public events.
 
     ::
 
@@ -322,13 +326,13 @@ def chat() -> View[Event, Change | Event]:
         chat()     --S-----(B,T)-----T------(E,N)---R--w--|      S StepBegan, B TextBegan, T TextDelta, E TextEnded,
                                                                  N StepEnded, R CallResult
 
-    It is seeded from the log: give it a run from its first event (`runtime.follow(task_id)`), and leave out what the
-    client has already. A reader without deltas gets a whole message as one; where a message comes out differently from
-    what was shown of it, what was shown is void.
+    The view needs a run from its first event (`runtime.follow(task_id)`); skip the output that the client already has.
+    Readers without deltas receive each message as a single chunk. If the complete message differs from its deltas, the
+    step is discarded and emitted again.
 
     Returns:
-        A view of changes and public events. It takes the events of one run with all that is nested in it, those that
-        are not for clients too: they are left out here.
+        A view of changes and public events. Its input contains one run with all nested runs. Internal events in the
+        input are skipped.
     """
 
     def write(out: ViewOutput[Change | Event]) -> Callable[[Event], None]:
@@ -345,7 +349,7 @@ def chat() -> View[Event, Change | Event]:
 
 
 class ProtocolFold(Protocol):
-    """What a client of a protocol is told, made of the changes and events of `chat`."""
+    """Fold of chat changes and events into a protocol's output."""
 
     @property
     def over(self) -> bool:
@@ -353,15 +357,15 @@ class ProtocolFold(Protocol):
         ...
 
     def take(self, item: Change | Event, /) -> None:
-        """Fold the next change, or the next event that is none."""
+        """Process the next change or event."""
         ...
 
 
 def make_protocol_view(make: Callable[[Callable[[T], None]], ProtocolFold]) -> View[Event, T]:
-    """Make a view of a run as a protocol shows it, which completes when its fold is over.
+    """Make a view that encodes a run for a protocol and completes with its fold.
 
     Args:
-        make: Makes the fold of one subscriber, which passes what it writes to the given function.
+        make: Creates a fold for each subscriber. The argument is the function that emits output.
     """
 
     def write(out: ViewOutput[T]) -> Callable[[Change | Event], None]:

@@ -1,4 +1,4 @@
-"""Refused requests and failures, as one form of error."""
+"""Error responses for refused requests and server failures."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _ROUTING = {
 }
 _FIELD = re.compile("[a-z][A-Za-z]*")
 _BROKEN = ("json_invalid", "extra_forbidden")
-"""What pydantic says of JSON that cannot be read, and of fields that there are not."""
+"""Pydantic error types for malformed JSON and unknown fields."""
 
 
 class Refused(Exception):
-    """A request is refused."""
+    """Exception for a refused request."""
 
     def __init__(
         self,
@@ -53,22 +53,22 @@ class Refused(Exception):
 
 
 def not_found() -> Refused:
-    """The refusal of what is not there, and of what is not for whoever asks: nobody can tell which."""
+    """Return the error for a missing run, or for a run that the principal may not see."""
     return Refused(404, "not_found", "there is no such run")
 
 
 def draining() -> Refused:
-    """The refusal of what is new while the server goes away."""
+    """Return the error for new requests during shutdown."""
     headers = {"retry-after": "5"}
     return Refused(503, "draining", "the server takes nothing new at the moment", headers=headers)
 
 
 def misfit(error: ValidationError, where: str) -> Refused:
-    """The refusal of a body, or a query, that is not what it should be."""
+    """Return the error for an invalid body or query."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     fields: dict[str, str] = {}
     for each in found[:20]:
-        # Without the names of models, which say nothing to a client.
+        # Omit model names, which mean nothing to a client.
         place = ".".join(str(part) for part in each["loc"] if isinstance(part, int) or _FIELD.fullmatch(part))
         fields.setdefault(place or where, each["msg"])
     if all(each["type"] in _BROKEN for each in found):
@@ -77,7 +77,7 @@ def misfit(error: ValidationError, where: str) -> Refused:
 
 
 def answer(refused: Refused) -> Response:
-    """The answer to a request that is refused."""
+    """Return the response for a refused request."""
     info = ProblemInfo(code=refused.code, message=str(refused), fields=refused.fields)
     body = Problem(error=info).model_dump_json(by_alias=True)
     headers = {"cache-control": "no-store", **refused.headers}
@@ -85,10 +85,10 @@ def answer(refused: Refused) -> Response:
 
 
 def refusal_of(error: Exception) -> Refused | None:
-    """What is said to a client of an error; None of one that is a mistake of the server.
+    """Return the client's error for an exception, or None for an internal server error.
 
-    Never with the error's own words: they may name tools, calls and questions that are not for clients. Where they are
-    for the client that is answered, whoever knows that makes a `Refused` of them.
+    The message never contains the text of the exception, which may name internal tools, calls and questions. Callers
+    that know the text to be safe raise `Refused` themselves.
     """
     match error:
         case Refused():
@@ -96,7 +96,7 @@ def refusal_of(error: Exception) -> Refused | None:
         case UnknownRun():
             return not_found()
         case RuntimeClosed():
-            # It has begun to drain since the request was let in.
+            # The server started draining after it accepted the request.
             return draining()
         case QueueFull():
             return Refused(429, "busy", "too much waits already", headers={"retry-after": "5"})
@@ -122,7 +122,7 @@ def refusal_of(error: Exception) -> Refused | None:
 
 
 def to_refusal(error: Exception, request: HTTPConnection) -> Refused:
-    """Return what a client is told about an error. A defect of the server is logged, and the client learns no more."""
+    """Convert an exception to a client error. Server errors are logged and their details are hidden from the client."""
     refused = refusal_of(error)
     if refused is None:
         log.error("%s %s failed", request.scope.get("method", "WebSocket"), request.url.path, exc_info=error)

@@ -1,4 +1,4 @@
-"""Authentication, limits and the end of a server, shared by all adapters of a runtime."""
+"""Authentication, limits and shutdown, shared by all adapters of a runtime."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ from rxloop.server.core.errors import Refused, draining, not_found
 from rxloop.support.threads import call_user_function
 
 Scope = Literal["others", "internal"]
-"""`others`: the runs of everybody. `internal`: what is not for clients, such as hidden tools and states."""
+"""Extra permissions: `others` for runs of other principals, `internal` for hidden tools and internal state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody who is known to the server, such as a user or a tenant.
+    """An authenticated identity, such as a user or a tenant.
 
     Attributes:
-        id: Is the `owner` of the runs that are started.
-        scopes: What is allowed beside one's own runs, as clients may see them.
+        id: Recorded as the `owner` of the principal's runs.
+        scopes: Permissions in addition to the public view of its own runs.
     """
 
     id: str
     scopes: frozenset[Scope] = frozenset()
 
     def may_see(self, record: RunRecord) -> bool:
-        """Whether a run is this principal's, or may be seen by it all the same."""
+        """True if the principal owns the run or has access to runs of other principals."""
         return "others" in self.scopes or (record.owner or "") == self.id
 
 
 ANYBODY = Principal("", frozenset({"others"}))
-"""Who asks where nobody has to say so."""
+"""Principal of all requests if authentication is disabled."""
 
 Auth = Callable[[HTTPConnection], Any]
-"""Tells who asks, plain or async: gives a `Principal`, or None for somebody who is not known."""
+"""Sync or async function that returns the `Principal` of a request, or None if authentication fails."""
 
 
 def bearer(tokens: Mapping[str, Principal | str]) -> Auth:
-    """Know clients by the token in their `Authorization: Bearer` header.
+    """Authenticate clients by a bearer token in the `Authorization` header.
 
     Args:
-        tokens: The principal of each token, or its id.
+        tokens: Principal, or principal id, of each token.
     """
     known = [(_digest(token), Principal(who) if isinstance(who, str) else who) for token, who in tokens.items()]
 
@@ -63,7 +63,7 @@ def bearer(tokens: Mapping[str, Principal | str]) -> Auth:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         given = _digest(token.strip()) if scheme.lower() == "bearer" else b""
         found: Principal | None = None
-        # All of them, so that the time tells nothing.
+        # Compare all tokens, to avoid a timing attack.
         for digest, who in known:
             if compare_digest(digest, given):
                 found = who
@@ -79,13 +79,13 @@ def _digest(token: str) -> bytes:
 log = logging.getLogger("rxloop")
 
 _AUTH_IN = 10.0
-"""Seconds that it may take to find out who asks."""
+"""Authentication timeout in seconds."""
 _STARTS = "starts\x1f"
-"""Prefix of the lease under which runs are started in a conversation; no conversation can have such an id."""
+"""Lease prefix for starting runs in a conversation. Conversation ids cannot have this prefix."""
 _PAUSE, _LONGEST_PAUSE = 0.005, 0.1
-"""Seconds between two tries for that lease: another process needs it for a few milliseconds."""
+"""Minimum and maximum delay in seconds between attempts to acquire that lease, which is held for a few milliseconds."""
 LAST_WORDS_IN = 5.0
-"""Seconds that streams have to end in."""
+"""Timeout in seconds for closing streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class ServerLimits:
 
 
 class Gateway:
-    """A runtime for clients."""
+    """Access to a runtime on behalf of clients."""
 
     def __init__(self, runtime: Runtime, auth: Auth | None, limits: ServerLimits) -> None:
         self.runtime, self.limits = runtime, limits
@@ -130,13 +130,13 @@ class Gateway:
         """Whether clients have to say who they are."""
         return self._auth is not None
 
-    # -- who asks
+    # -- authentication
 
     async def authenticate(self, request: HTTPConnection) -> Principal:
-        """Find out who asks.
+        """Authenticate a request.
 
         Raises:
-            Refused: It is not known.
+            Refused: If authentication fails or times out.
         """
         if self._auth is None:
             return ANYBODY
@@ -152,10 +152,10 @@ class Gateway:
         return who
 
     async def find_run(self, principal: Principal, task_id: str) -> RunRecord:
-        """What the log knows of a run.
+        """Return the record of a run.
 
         Raises:
-            Refused: There is none, or it is somebody else's.
+            Refused: If the run does not exist, or the principal may not see it.
         """
         try:
             record = await self.runtime.get_record(task_id)
@@ -166,26 +166,26 @@ class Gateway:
         return record
 
     async def find_context(self, principal: Principal, context_id: str) -> bool:
-        """See that a conversation is nobody else's; whoever began it has it.
+        """Check that the principal has access to a conversation, which belongs to the owner of its first run.
 
         Returns:
-            Whether there is such a conversation.
+            True if the conversation exists.
 
         Raises:
-            Refused: It is somebody else's.
+            Refused: If the conversation belongs to another principal.
         """
         first = await read_log(self.runtime.log.list_runs, context_id=context_id, limit=1)
         if first and not principal.may_see(first[0]):
             raise Refused(404, "not_found", "there is no such conversation")
         return bool(first)
 
-    # -- how much at once
+    # -- concurrency limits
 
     def check_accepting(self) -> None:
-        """See that something new may begin.
+        """Check that the server accepts new work.
 
         Raises:
-            Refused: The server drains, or has not begun.
+            Refused: If the server is shutting down, or the runtime is not open.
         """
         if self.is_draining:
             raise draining()
@@ -198,10 +198,12 @@ class Gateway:
 
     @asynccontextmanager
     async def reserve_run(self, principal: Principal) -> AsyncGenerator[None]:
-        """Let a principal start one more run; its starts come one after the other, so that all of them count.
+        """Reserve a run for a principal while the block starts the run.
+
+        Starts of the same principal are serialized, so that the limit includes concurrent requests.
 
         Raises:
-            Refused: Too many of its runs go on.
+            Refused: If the principal has too many active runs.
         """
         self.check_accepting()
         most = self.limits.runs
@@ -217,11 +219,11 @@ class Gateway:
 
     @asynccontextmanager
     async def lock_context(self, context_id: str | None, *, everywhere: bool = False) -> AsyncGenerator[None]:
-        """Let the starts in a conversation come one after the other, so that each finds what those before it made.
+        """Serialize starts in a conversation, so that each start sees the messages of earlier starts.
 
         Args:
-            context_id: The conversation; None is for a new one, in which nothing can come before.
-            everywhere: Also those of other processes on the same log.
+            context_id: Conversation id, or None for a new conversation, which needs no lock.
+            everywhere: Whether the lock includes other processes that use the same event log.
         """
         if context_id is None:
             yield
@@ -242,10 +244,10 @@ class Gateway:
                     await leases.release_lease(name, holder)
 
     def check_stream(self, principal: Principal) -> None:
-        """Check that a principal may read one more stream, before a run is started or answered for it.
+        """Check the stream limit of a principal before a run is started or answered.
 
         Raises:
-            Refused: The principal reads too many streams, or the server goes away.
+            Refused: If the principal has too many open streams, or the server is shutting down.
         """
         if self._last_words:
             raise draining()
@@ -254,7 +256,7 @@ class Gateway:
             raise _too_many("streams", most)
 
     def reserve_stream(self, principal: Principal) -> StreamSlot:
-        """Reserve one of the streams that a principal may read; enter the slot to read, also to release it.
+        """Reserve a stream for a principal. Entering the slot is required, because leaving it releases the reservation.
 
         Raises:
             Refused: As for `check_stream`.
@@ -264,33 +266,33 @@ class Gateway:
         return StreamSlot(self, principal)
 
     def enter_stream(self, slot: StreamSlot) -> None:
-        """Cancel the scope of the slot when the server drains, and wait for its end."""
+        """Register an open stream, so that draining cancels its scope and waits for its end."""
         self._open.add(slot)
         self._closed.clear()
 
     def release_stream(self, slot: StreamSlot) -> None:
-        """Release a slot that was entered."""
+        """Release a reserved stream."""
         self._streams[slot.principal.id] -= 1
-        self._streams += Counter()  # without what is 0
+        self._streams += Counter()  # drops zero counts
         self._open.discard(slot)
         if not self._open:
             self._closed.set()
 
-    # -- the end
+    # -- shutdown
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something that does not end with the request that wants it."""
+        """Run a coroutine in the background, independent of the current request."""
         with within(None):
             task = asyncio.create_task(work, name="rxloop-server")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def stop_accepting(self) -> None:
-        """Take nothing new from now on; `/readyz` says so."""
+        """Refuse new work; `/readyz` then reports 503."""
         self.is_draining = True
 
     async def end_streams(self) -> None:
-        """End each stream with a last word, and what was begun by those that are over; for a few seconds."""
+        """Close all streams with a closing frame, and wait a few seconds for the streams and background tasks."""
         self.is_draining = self._last_words = True
         for slot in list(self._open):
             slot.scope.cancel()
@@ -301,7 +303,7 @@ class Gateway:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def drain(self, seconds: float | None = None) -> None:
-        """Take nothing new, let runs end or give them up, then end the streams; see `Adapter.drain`."""
+        """Refuse new work, wait for active runs, then close all streams; see `Adapter.drain`."""
         self.stop_accepting()
         try:
             await self.runtime.drain(seconds)
@@ -310,10 +312,11 @@ class Gateway:
 
 
 class StreamSlot:
-    """One of the streams that a principal reads at once, from its reservation until the slot is left.
+    """Reservation for one of a principal's streams, released when the context manager exits.
 
     Attributes:
-        scope: Cancelled when the server drains. Read the stream within it, and the last words outside of it.
+        scope: Cancelled when the server drains. Read the stream inside this scope and send the closing frame outside
+            it.
     """
 
     def __init__(self, gateway: Gateway, principal: Principal) -> None:
@@ -328,7 +331,7 @@ class StreamSlot:
 
 
 def _ignore() -> None:
-    """Do nothing when the lease is lost: a start takes milliseconds, and is the same run by its key."""
+    """Ignore a lost lease. Starting takes milliseconds, and the idempotency key prevents a second run."""
 
 
 def _too_many(what: str, most: int) -> Refused:

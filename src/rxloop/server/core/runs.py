@@ -1,4 +1,4 @@
-"""Runs that clients start, answer and leave, in conversations that are theirs."""
+"""Starting, answering and cancelling runs on behalf of clients."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from rxloop.server.core.gateway import Gateway, Principal
 from rxloop.tools.client_tool import ClientTool, client_tools
 
 AT_REST = ("completed", "failed", "canceled", "input-required", "auth-required")
-"""The states in which nothing goes on."""
+"""States of an idle run."""
 MAX_KEY_LENGTH = 200
 
 
 async def find_last_update(gateway: Gateway, record: RunRecord) -> StatusUpdateEvent | None:
-    """What ended the last attempt of a run, if nothing has come since: that is all that has to be read."""
+    """Return the status event that ended the last attempt of an idle run, or None if a later event exists."""
     if record.state not in AT_REST:
         return None
     found = await read_log(gateway.runtime.log.read, record.task_id, after_seq=record.seq - 1)
@@ -38,9 +38,9 @@ async def find_last_update(gateway: Gateway, record: RunRecord) -> StatusUpdateE
 
 
 async def list_pending_inputs(gateway: Gateway, record: RunRecord) -> Sequence[PendingInput]:
-    """Return the questions that a run waits for, or asks while its other calls are at work.
+    """Return the open questions of a run, including a run with other calls in progress.
 
-    Some of them are not for clients; see `public_question`.
+    Some questions are internal; see `public_question`.
     """
     if record.state == "working":
         return await read_open_questions(gateway.runtime.log, record.task_id)
@@ -51,17 +51,17 @@ async def list_pending_inputs(gateway: Gateway, record: RunRecord) -> Sequence[P
 async def answer_run(
     gateway: Gateway, record: RunRecord, inputs: Mapping[str, Any], messages: Sequence[Message] = ()
 ) -> None:
-    """Answer questions of a run that the principal may see, by their `input_id`; it goes on.
+    """Answer a run's questions by `input_id`, which resumes the run. The principal must have access to the run.
 
     Args:
-        gateway: Has the run.
-        record: The run.
-        inputs: The answers.
-        messages: What the person says with the answers; a run that refuses an answer gets none of it.
+        gateway: Gateway of the run.
+        record: Record of the run.
+        inputs: Answers by `input_id`.
+        messages: User messages to add. If an answer is rejected, no message is added.
 
     Raises:
-        Refused: It does not wait for that, or the answer does not fit; with no word of a question that is not for
-            clients.
+        Refused: If the run does not wait for an answer, or an answer is invalid. The error message reveals nothing
+            about internal questions.
     """
     gateway.check_accepting()
     try:
@@ -79,9 +79,9 @@ async def answer_run(
 
 
 Choose = Callable[[Sequence[Message] | None], list[Message]]
-"""Chooses the messages that a run is started with, by those that its conversation has."""
+"""Function that selects a run's messages, given the messages of the conversation."""
 REQUEST = "request"
-"""In the metadata of a run that was started with a key: a digest of the request, for whoever uses the key again."""
+"""Metadata key for the request digest of a run with an idempotency key. A later request with that key must match."""
 
 
 async def start_run(
@@ -97,29 +97,30 @@ async def start_run(
     locked: bool = False,
     **options: Unpack[StartOptions],
 ) -> RunRecord:
-    """Start a run of a principal, in a conversation that is its own or new; once for each key.
+    """Start a run of a principal in a new or existing conversation, once per idempotency key.
 
-    A message whose id the conversation has already is not stored again. New messages are determined under a lease of
-    the conversation, so that the second of two simultaneous requests finds the messages of the first.
+    Messages whose id is already in the conversation are not stored again. New messages are selected under a lease of
+    the conversation, so that concurrent requests see each other's messages.
 
     Args:
-        gateway: Has the runtime, and the limits.
-        principal: Starts the run, and owns it.
-        agent: The name of the agent, which exists.
-        prompt: The messages; or a function that chooses them by the messages of the conversation, which are None if
-            there is no such conversation.
-        key: Distinguishes the request from the others of the principal; sent again, it is the same run.
-        request: The content of the request: a key with another content is refused.
-        when_busy: Whether to wait if a run of the conversation is under way.
-        again: Whether a known message starts a new run, if the run that answered it is idle.
-        locked: Whether the caller holds the lease of `Gateway.lock_context`.
+        gateway: Gateway with the runtime and the limits.
+        principal: Owner of the run.
+        agent: Name of an existing agent.
+        prompt: Messages, or a function that selects them from the messages of the conversation (None if the
+            conversation does not exist).
+        key: Idempotency key, unique per principal. A repeated request returns the existing run.
+        request: Content of the request. The key cannot be reused with different content.
+        when_busy: Either `wait` or `refuse`, for a conversation with an active run.
+        again: Whether a known message starts a new run if the run that answered the message is idle.
+        locked: Whether the caller holds the lock of `Gateway.lock_context`.
         options: As for `Runtime.start`; the owner is the principal.
 
     Returns:
-        The run; or the earlier one, if the conversation has all of the messages.
+        The new run, or the earlier run if the conversation already contains all messages.
 
     Raises:
-        Refused: The conversation is somebody else's, too many runs go on, or the key stands for another request.
+        Refused: If the conversation belongs to another principal, the principal has too many active runs, or the key
+            was used for a different request.
     """
     digest = digest_request(request)
     if key is not None:
@@ -132,14 +133,14 @@ async def start_run(
         try:
             record = await start.create(locked=locked)
         except Refused:
-            # The same request may have come twice at once: the obstacle is the run that it has started.
+            # A concurrent request with the same key may have started the run that blocks this one.
             record = await find_started_run(gateway, principal, agent, key)
             if record is None:
                 raise
         if start.is_known:
             return record
     elif record.state == "submitted":
-        # Its process may have died before the run began.
+        # The process may have crashed before the run started.
         record = await start.submit()
     else:
         gateway.check_accepting()
@@ -152,7 +153,7 @@ async def start_run(
 
 @dataclass(slots=True)
 class _Start:
-    """The start of one run."""
+    """A single start of a run."""
 
     gateway: Gateway
     principal: Principal
@@ -163,16 +164,16 @@ class _Start:
     again: bool
     options: StartOptions
     is_known: bool = False
-    """Whether the conversation has all of the messages, so that `create` returned the run that has the last one."""
+    """True if the conversation contains all messages, so that `create` returned the run with the last message."""
     in_own_context: bool = False
-    """True if the principal had the conversation before this run. So another principal cannot have begun it since."""
+    """True if the principal owned the conversation before this run, so no other principal can have created it since."""
 
     @property
     def context_id(self) -> str | None:
         return self.options.get("context_id")
 
     async def create(self, *, locked: bool) -> RunRecord:
-        """Start the run under the lease of its conversation, or return the earlier one that has its messages."""
+        """Start the run under the conversation's lock, or return an earlier run that contains its messages."""
         gateway, context_id = self.gateway, self.context_id
         # Only messages with ids can be known to the conversation by another process.
         everywhere = callable(self.prompt) or any(each.message_id is not None for each in to_messages(self.prompt))
@@ -193,14 +194,14 @@ class _Start:
         return await self.gateway.runtime.start(self.agent, prompt, key=self.key, **self.options)
 
     async def _select_messages(self, context_id: str, *, exists: bool) -> RunRecord | None:
-        """Remove the known messages from the prompt; return the run that has the last one if all are known."""
+        """Remove known messages from the prompt. If all messages are known, return the run with the last message."""
         self.gateway.check_accepting()
         stored = await history(self.gateway.runtime.log, context_id, public=True) if exists else None
         self.prompt, last = _find_new(self.prompt, stored)
         if last is None:
             return None
         earlier, is_answered = await _find_run_with(self.gateway, context_id, last)
-        # A message that came with a later one never had an answer of its own: its request came late.
+        # A message that was followed by a later one in the same run was not answered separately, so do not repeat it.
         if earlier is not None and self.again and is_answered and earlier.state in AT_REST:
             return None
         return earlier
@@ -212,10 +213,11 @@ class _Start:
 
 
 def _find_new(prompt: Prompt | Choose, stored: Sequence[Message] | None) -> tuple[Prompt, Message | None]:
-    """Leave out the messages of a prompt that a conversation has.
+    """Remove the messages that a conversation already contains from a prompt.
 
     Returns:
-        The prompt, which is its last message where the conversation has all of them; and that message, only then.
+        The remaining prompt and None. If the conversation contains all messages, the last message as prompt, and the
+        same message.
     """
     messages = to_messages(prompt(stored) if callable(prompt) else prompt)
     known = {(message.message_id, message.text) for message in stored or () if message.role == "user"}
@@ -226,10 +228,10 @@ def _find_new(prompt: Prompt | Choose, stored: Sequence[Message] | None) -> tupl
 
 
 async def _find_run_with(gateway: Gateway, context_id: str, message: Message) -> tuple[RunRecord | None, bool]:
-    """Find the newest run of a conversation that has a message, as one that it was begun with or that was said to it.
+    """Return the latest run that contains a message, either in its prompt or as a message sent to it.
 
     Returns:
-        The run, and whether the message is the last one that it was begun with, or was said to it.
+        The run, and True if the message is the last one of the prompt or was sent to the run.
     """
     for record in await read_log(gateway.runtime.log.list_runs, context_id=context_id, newest_first=True):
         for event in await read_log(gateway.runtime.log.read, record.task_id):
@@ -241,12 +243,12 @@ async def _find_run_with(gateway: Gateway, context_id: str, message: Message) ->
 
 
 def digest_request(request: bytes) -> str:
-    """What a run that was started with a key has in its metadata, under `REQUEST`."""
+    """Return the digest of a request, stored in the run's metadata under `REQUEST`."""
     return sha256(request).hexdigest()
 
 
 async def find_started_run(gateway: Gateway, principal: Principal, agent: str, key: str | None) -> RunRecord | None:
-    """The run that a principal has started with a key, if there is one."""
+    """Return the run that a principal started with an idempotency key, or None."""
     if key is not None:
         with suppress(UnknownRun):
             return await gateway.runtime.get_record(gateway.runtime.id_of(agent, key, principal.id or None))
@@ -254,7 +256,7 @@ async def find_started_run(gateway: Gateway, principal: Principal, agent: str, k
 
 
 async def _check_first(gateway: Gateway, principal: Principal, record: RunRecord) -> None:
-    """See that nobody else has begun the conversation at the same moment, in another process."""
+    """Cancel the run if another principal has concurrently created the conversation."""
     try:
         await gateway.find_context(principal, record.context_id)
     except Refused:
@@ -263,27 +265,27 @@ async def _check_first(gateway: Gateway, principal: Principal, record: RunRecord
 
 
 async def cancel_run(gateway: Gateway, task_id: str, reason: str | None = None) -> None:
-    """Cancel a run, in whatever process it is executed.
+    """Cancel a run in any process.
 
-    If its process does not confirm it in time, the command stays in the inbox of the run.
+    If the owner does not confirm in time, the command stays in the run's inbox.
     """
     with suppress(ConflictError):
         await gateway.runtime.cancel(task_id, reason)
 
 
 async def cancel_abandoned_run(gateway: Gateway, task_id: str) -> None:
-    """Cancel a run whose client left before its end."""
+    """Cancel a run after its client disconnected."""
     with suppress(EventLogError, ConflictError, RunOver):
-        # The client of a paused run has got everything, and has to answer.
+        # The client of a waiting run has received all events and must answer.
         if (await gateway.runtime.get_record(task_id)).state in ("submitted", "working"):
             await gateway.runtime.cancel(task_id, "the client left")
 
 
 def read_idempotency_key(request: HTTPConnection) -> str | None:
-    """Return the `Idempotency-Key` of a request.
+    """Return the `Idempotency-Key` header of a request, or None.
 
     Raises:
-        Refused: It is empty or too long.
+        Refused: If the key is empty or too long.
     """
     key = request.headers.get("idempotency-key")
     if key is not None and not 0 < len(key) <= MAX_KEY_LENGTH:
@@ -294,11 +296,11 @@ def read_idempotency_key(request: HTTPConnection) -> str | None:
 def parse_client_tools(
     gateway: Gateway, agent: str, definitions: Sequence[Mapping[str, Any]]
 ) -> Sequence[ClientTool] | None:
-    """Return the tools that a client executes; None if it has none.
+    """Parse the definitions of client tools, returning None if there are none.
 
     Raises:
-        ConfigurationError: A definition is wrong, or its name is taken by a tool that clients may know of. The text
-            contains only what the client sent.
+        ConfigurationError: If a definition is invalid, or its name is already used by a public tool. The error message
+            contains only data that the client sent.
     """
     tools = client_tools(definitions)
     for name in {each.definition.name for each in tools} & {*gateway.runtime.agents[agent].definition.tool_names}:
@@ -307,10 +309,10 @@ def parse_client_tools(
 
 
 def resolve_agent(gateway: Gateway, name: str | None, field: str = "agent") -> str:
-    """The agent that a request names; it may be left out where there is one.
+    """Return the name of the requested agent. The name is optional if the runtime has only one agent.
 
     Raises:
-        Refused: There is none of that name.
+        Refused: If the agent is unknown.
     """
     agents = gateway.runtime.agents
     if name is None and len(agents) == 1:

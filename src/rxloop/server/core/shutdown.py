@@ -1,4 +1,4 @@
-"""The end of a process that serves: what is done, in which order, and for how long."""
+"""Graceful shutdown of a server process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rxloop.support.threads import call_user_function
 log = logging.getLogger("rxloop")
 
 FORCED = 130
-"""The exit code of a process that a second signal ends."""
+"""Exit code after a second signal."""
 _CLOSING_IN = 10.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -35,17 +35,19 @@ class _Watcher:
 
 
 class Shutdown:
-    """The end of a process that serves, in order: each watcher in its place, and none before the one ahead is done.
+    """Graceful shutdown of a server process, as an ordered list of watchers.
 
-    | place | watcher | does |
+    Each watcher starts after the previous watcher has finished.
+
+    | position | watcher | action |
     |---|---|---|
-    | 10 | `readiness` | `/readyz` says 503, and nothing new is taken |
-    | 20 | `runs` | runs end, or are given up for the next process; see `Runtime.drain` |
-    | 30 | `streams` | each stream ends with a last word, and its client comes back elsewhere |
-    | 40 | `log` | the log is written to its end, and closed |
-    | 50 | `agents` | agents close what they have opened: MCP servers, connections to models |
+    | 10 | `readiness` | `/readyz` returns 503, and new requests are refused |
+    | 20 | `runs` | active runs finish, or are released for another process; see `Runtime.drain` |
+    | 30 | `streams` | each stream ends with a closing frame, and its client reconnects to another server |
+    | 40 | `log` | the event log is flushed and closed |
+    | 50 | `agents` | agents close their resources: MCP servers and connections to models |
 
-    A watcher that fails, or takes longer than its time, is logged, and the next one follows.
+    A watcher that fails or times out is logged, and the shutdown continues with the next watcher.
 
     Example:
         >>> ending = Shutdown(api_door, agui_door, seconds=20)
@@ -54,14 +56,14 @@ class Shutdown:
     """
 
     def __init__(self, *doors: Adapter, seconds: float = 10.0) -> None:
-        """Describe the end; nothing is done before `run` or a signal.
+        """Initialize the shutdown, which starts with `run` or a signal.
 
         Args:
-            doors: All that the process serves, of one runtime or of several.
-            seconds: How long runs have to end.
+            doors: All adapters of the process, for one or several runtimes.
+            seconds: Timeout for active runs.
 
         Raises:
-            ConfigurationError: There is no door, or `seconds` is no time.
+            ConfigurationError: If there is no adapter, or `seconds` is negative.
         """
         if not doors:
             raise ConfigurationError("a shutdown needs the doors that it is to close: Shutdown(api(runtime))")
@@ -74,23 +76,23 @@ class Shutdown:
         self._running: asyncio.Task[bool] | None = None
         self._seconds = seconds
         self.watch(10, "readiness", partial(_refuse, gateways))
-        # Beside their time they have that which a tool gets to stop in.
+        # Runs have a grace period for their tools in addition to `seconds`.
         self.watch(20, "runs", partial(_drain, runtimes, seconds), seconds=seconds + GRACE + 2)
         self.watch(30, "streams", partial(_end_streams, gateways), seconds=LAST_WORDS_IN + 1)
         self.watch(40, "log", lambda: _all(log.aclose() for log in logs))
         self.watch(50, "agents", partial(_close_agents, runtimes))
 
     def watch(self, place: float, name: str, do: Callable[[], Any], *, seconds: float = _CLOSING_IN) -> Self:
-        """Do something of your own, too.
+        """Add a watcher.
 
         Args:
-            place: Where in the order; of two in one place, the first comes first.
-            name: What the log calls it.
-            do: Does it, plain (in a thread) or async.
-            seconds: How long it may take.
+            place: Position in the order. Watchers with the same position run in the order of their registration.
+            name: Name in log messages.
+            do: Sync or async function to call; sync functions run in a thread.
+            seconds: Timeout in seconds.
 
         Raises:
-            ConfigurationError: The end has begun.
+            ConfigurationError: If the shutdown has already started.
         """
         if self._running is not None:
             raise ConfigurationError(f"the shutdown has begun: it is too late to watch it by {name!r}")
@@ -98,16 +100,16 @@ class Shutdown:
         return self
 
     async def run(self) -> bool:
-        """Do all of it, once: whoever calls it again waits for the same end. Whether every watcher did its part."""
+        """Run the shutdown once, returning True if all watchers succeeded. Later calls wait for the same shutdown."""
         if self._running is None:
             self._running = asyncio.create_task(self._run(), name="rxloop-shutdown")
-        # Whoever is cancelled while it waits does not leave it half done.
+        # Cancelling a caller must not interrupt the shutdown.
         return await asyncio.shield(self._running)
 
     async def signalled(self) -> None:
-        """Wait for SIGTERM or Ctrl-C, and do all of it; a second signal ends the process at once, with code 130.
+        """Wait for SIGTERM or SIGINT, then run the shutdown. A second signal exits immediately with code 130.
 
-        It takes both signals from whatever had them, and keeps them. Call it in the main thread.
+        This replaces the existing handlers for both signals. It must be called in the main thread.
         """
         loop, came = asyncio.get_running_loop(), asyncio.Event()
         pressed = False
@@ -115,11 +117,11 @@ class Shutdown:
         def on_signal(number: int, frame: object) -> None:
             nonlocal pressed
             if pressed:
-                # Nothing is waited for, which is safe: what the log acknowledged is in it.
+                # Exiting without cleanup is safe, because acknowledged events are already in the log.
                 os.write(2, b"left without waiting\n")
                 os._exit(FORCED)
             pressed = True
-            # Not here: the signal may have come in the middle of anything.
+            # A signal handler can interrupt any code, so set the event in the event loop.
             loop.call_soon_threadsafe(came.set)
 
         before = {number: signal.signal(number, on_signal) for number in _SIGNALS}
@@ -140,10 +142,10 @@ class Shutdown:
 
 
 async def _carried_out(watcher: _Watcher) -> bool:
-    """Let a watcher do its part in its time; whether it did."""
+    """Call a watcher with its timeout, returning True if it succeeded."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    # In a task that is not awaited when its time is over: it may not listen when it is cancelled.
+    # Use a separate task, because a watcher may ignore its cancellation after the timeout.
     task = asyncio.create_task(call_user_function(watcher.do), name=f"rxloop-shutdown-{watcher.name}")
     data = {"watcher": watcher.name}
     await asyncio.wait([task], timeout=watcher.seconds)
@@ -178,10 +180,10 @@ async def _close_agents(runtimes: Iterable[Runtime]) -> None:
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Do all of it side by side, though some of it fails.
+    """Run all coroutines concurrently, even if some fail.
 
     Raises:
-        ExceptionGroup: What failed.
+        ExceptionGroup: If any coroutine fails.
     """
     done = await asyncio.gather(*work, return_exceptions=True)
     failed = [each for each in done if isinstance(each, BaseException)]

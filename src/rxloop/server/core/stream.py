@@ -1,4 +1,4 @@
-"""Streams on their way to a client: frames, heartbeats, and the end, over any transport."""
+"""Delivery of event streams to clients over any transport."""
 
 from __future__ import annotations
 
@@ -28,28 +28,29 @@ log = logging.getLogger("rxloop")
 T = TypeVar("T")
 
 _MAX_PIECE = 1 << 16
-"""Bytes after which frames are no longer joined into one piece."""
+"""Maximum size in bytes at which frames are joined into a single chunk."""
 
 StreamEnd = Literal["complete", "disconnected", "stalled", "draining", "broken"]
-"""Why a stream ended: it completed, the client left or read nothing, the server drains, or the log failed."""
+"""Reason for the end of a stream: completion, client disconnect, a stalled client, shutdown, or a log failure."""
 SendBytes = Callable[[bytes], Awaitable[None]]
 Disconnected = Callable[[], Awaitable[object]]
-"""Returns when the client has left."""
+"""Function that returns after the client has disconnected."""
 
 
 # Without slots: Python 3.11 cannot create instances of a generic frozen class with slots by `FrameWriter[T](...)`.
 @dataclass(frozen=True)
 class FrameWriter(Generic[T]):
-    """Encoding of a stream.
+    """Encoder for the items of a stream.
 
     Attributes:
         media_type: `content-type` of an HTTP response.
-        encode: Encodes one item.
+        encode: Encodes an item.
         opening: Sent before the first item.
-        heartbeat: Sent after a silence, so that proxies keep the connection.
-        closing: Sent after the last item of a stream that completed.
-        draining: Sent if the server drains, so that the client reconnects.
-        broken: Sent if the log fails, for clients that would take a plain end for the end of the run.
+        heartbeat: Sent on an idle stream, to keep connections through proxies open.
+        closing: Sent after the last item of a completed stream.
+        draining: Sent during shutdown, so that the client reconnects.
+        broken: Sent if the log fails, for clients that would otherwise mistake the end of the stream for the end of the
+            run.
     """
 
     media_type: str
@@ -62,7 +63,7 @@ class FrameWriter(Generic[T]):
 
 
 def _encode_line(event: Event) -> bytes:
-    # The frame is encoded once for all readers. It is one line of JSON after its head.
+    # The encoded frame is shared by all readers. Its data is a single line of JSON.
     encoded = encode_frame(event)
     return encoded[encoded.index(b"\ndata: ") + 7 : -1]
 
@@ -84,7 +85,7 @@ INTERNAL = {
     SSE.media_type: replace(SSE, encode=_encode_internal),
     NDJSON.media_type: replace(NDJSON, encode=_encode_internal_line),
 }
-"""The same with the fields that are not for clients. These are encoded for each reader."""
+"""Writers for principals with the `internal` scope, which include internal fields. Encoded per reader."""
 
 
 async def deliver(
@@ -144,7 +145,7 @@ async def _send_all(events: Stream[T], send: SendBytes, writer: FrameWriter[T], 
         except (OSError, WebSocketDisconnect):
             return "disconnected"
         except RxloopError as error:
-            # The log could be read when the answer began. The client learns the cause when it comes back.
+            # The log failed after the response started. The client receives the error when it reconnects.
             log.warning("a stream breaks off: %s", error)
             return "broken"
     return "complete"
@@ -157,15 +158,18 @@ async def _send_last(send: SendBytes, last: bytes, seconds: float) -> None:
 
 
 async def read_to_end(slot: StreamSlot, events: AsyncIterable[Any], *, disconnected: Disconnected) -> StreamEnd:
-    """Read a stream for an answer that is sent as a whole, as long as the client waits for it.
+    """Read a stream to its end for a response without streaming, unless the client disconnects.
 
     Args:
         slot: As for `deliver`.
-        events: The stream; a fold in it keeps what the answer needs.
-        disconnected: Returns when the client has left.
+        events: Stream with a fold that collects the response.
+        disconnected: Returns after the client has disconnected.
+
+    Returns:
+        Reason for the end of the stream.
 
     Raises:
-        RxloopError: The stream failed.
+        RxloopError: If the stream fails.
     """
     end: StreamEnd = "draining"
     failure: RxloopError | None = None
@@ -184,7 +188,7 @@ async def read_to_end(slot: StreamSlot, events: AsyncIterable[Any], *, disconnec
                     pass
                 end = "complete"
             except RxloopError as error:
-                # Raised here, it would become part of an exception group.
+                # Raised inside the task group, the error would be wrapped in an exception group.
                 failure = error
             group.cancel_scope.cancel()
     if failure is not None:
@@ -193,13 +197,13 @@ async def read_to_end(slot: StreamSlot, events: AsyncIterable[Any], *, disconnec
 
 
 async def wait_disconnected(receive: Receive) -> None:
-    """Return when the client of an HTTP request has left."""
+    """Wait until the client of an HTTP request has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 class EventStream(Response):
-    """A stream as an HTTP response. It ends at once if the client leaves, and when the server drains."""
+    """Streaming HTTP response. It ends when the client disconnects or the server drains."""
 
     def __init__(
         self,
@@ -211,14 +215,14 @@ class EventStream(Response):
         on_disconnect: Callable[[], Coroutine[Any, Any, None]] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Create a response; the stream is subscribed to when it is sent.
+        """Initialize the response. The stream is subscribed to when the response is sent.
 
         Args:
             slot: Reserved with `Gateway.reserve_stream`.
-            events: As for `deliver`, as are `writer` and `heartbeat`.
+            events: As for `deliver`, like `writer` and `heartbeat`.
             writer: Encodes the items.
-            heartbeat: Seconds of silence before a heartbeat.
-            on_disconnect: Called if the client left before the end.
+            heartbeat: Idle seconds before a heartbeat is sent.
+            on_disconnect: Called if the client disconnects before the end.
             headers: Additional headers.
         """
         always = {"cache-control": "no-store", "x-accel-buffering": "no", "content-type": writer.media_type}
@@ -237,7 +241,7 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             end: StreamEnd = "complete"
             if scope["method"] != "HEAD":
-                # Some servers send the head with the first piece.
+                # Some servers do not send the headers before the first chunk.
                 await send_body(b"")
                 end = await deliver(
                     slot,
@@ -254,7 +258,7 @@ class EventStream(Response):
 
 
 async def _pieces(events: Reader[T], heartbeat: float | None, writer: FrameWriter[T]) -> AsyncGenerator[bytes]:
-    """Join all items that are there into one piece: sending takes longer than encoding."""
+    """Join all available items into a single chunk, because sending is slower than encoding."""
     encode = writer.encode
     try:
         while True:
@@ -279,9 +283,9 @@ async def _pieces(events: Reader[T], heartbeat: float | None, writer: FrameWrite
 
 @contextmanager
 def _limit_sends(send: SendBytes, seconds: float, leave: Callable[[], None]) -> Generator[SendBytes]:
-    """Yield a `send` that calls `leave` if one call takes longer than `seconds`.
+    """Yield a `send` function that calls `leave` if a call takes longer than `seconds`.
 
-    One timer checks at intervals. Nearly every call returns at once, and a timer for each would cost more than that.
+    A single timer checks at intervals, because a timer per call would cost more than most calls.
     """
     loop = asyncio.get_running_loop()
     since: float | None = None
