@@ -88,7 +88,7 @@ async def read_bytes(request: Request, limits: ServerLimits) -> bytes:
 
 
 _CLOSE = {"connection": "close"}
-"""Headers that close the connection, because the rest of the body is not read."""
+"""Close the connection, because the rest of the body was not read."""
 
 
 def read_query(model: type[M], request: Request) -> M:
@@ -160,7 +160,7 @@ class Call(Generic[B, Q]):
         on_disconnect: Callable[[], Coroutine[Any, Any, None]] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> EventStream:
-        """Return a streaming response; see `EventStream`.
+        """Create a streaming response; see `EventStream`.
 
         Raises:
             Refused: If the principal has too many open streams, or the server is shutting down.
@@ -194,8 +194,8 @@ class Endpoint:
 class Adapter(ABC):
     """ASGI application that serves a protocol over a runtime.
 
-    As a standalone application, it opens and closes the runtime in its lifespan. If it is mounted in another
-    application, that application must do so.
+    Standalone, it opens and closes the runtime in its lifespan. When mounted, the parent application is responsible for
+    the runtime.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def write_error(self, refused: Refused, request: HTTPConnection) -> Response:
-        """Return the response to a request that is refused, in the format of the protocol."""
+        """Return the protocol's response for a refused request."""
 
     def write_routing_error(self, refused: Refused, request: HTTPConnection) -> Response:
         """Return the response to a request with an unknown path or method."""

@@ -1,7 +1,7 @@
-"""Changes in a chat, which the adapters encode in their protocols.
+"""Chat changes, which adapters encode in their protocols.
 
-Each change refers to the public event that caused it, for its cursor, branch and nested run. All content of a step is
-between `StepBegan` and `StepEnded`, and everything that starts also ends exactly once.
+Each change contains the public event that caused it, for its cursor, branch and nested run. A step's content is emitted
+between `StepBegan` and `StepEnded`. Each start has exactly one end.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from rxloop.protocol.messages import ToolCall
 
 
 class StepBegan(NamedTuple):
-    """Start of a model call."""
+    """Emitted when the model is called."""
 
     event: Event
     id: str
-    """Message id: `task:step`, or `task:step:2` for the second attempt of a step."""
+    """Message id, `task:step`. The second attempt of a step uses `task:step:2`."""
 
 
 class StepEnded(NamedTuple):
-    """End of a model call."""
+    """Emitted when a model call ends."""
 
     event: Event
     id: str
@@ -56,7 +56,7 @@ class ReasoningBegan(NamedTuple):
 
     event: Event
     id: str
-    """Segment id: `task:step:reasoning`, or `task:step:reasoning:2` for the second segment of a step."""
+    """Segment id, `task:step:reasoning`. The second segment of a step uses `task:step:reasoning:2`."""
 
 
 class ReasoningDelta(NamedTuple):
@@ -75,7 +75,7 @@ class ReasoningEnded(NamedTuple):
 
 
 class CallBegan(NamedTuple):
-    """Start of a tool call. Several calls of a message may be open at the same time."""
+    """Emitted when a tool call starts. Several calls of a message may be open at the same time."""
 
     event: Event
     id: str
@@ -86,13 +86,13 @@ class CallBegan(NamedTuple):
     """
     name: str
     message: str
-    """Id of the message that contains the call."""
+    """Message id of the call."""
     place: int
-    """Index of the call in the message. With the run and step of the event, it identifies the call in `pending`."""
+    """Call index within the message. Together with the event's run and step, it identifies the call in `pending`."""
 
 
 class CallDelta(NamedTuple):
-    """A chunk of the arguments."""
+    """A chunk of arguments."""
 
     event: Event
     id: str
@@ -108,7 +108,7 @@ class CallEnded(NamedTuple):
 
 
 class CallRevised(NamedTuple):
-    """Edit of a call's arguments by a guard, after the arguments were shown."""
+    """Emitted when a guard edits arguments that were already shown."""
 
     event: Event
     id: str
@@ -137,7 +137,7 @@ class CallProgress(NamedTuple):
 
 
 class CallResult(NamedTuple):
-    """Result of a call, from the tool, the client, or a rejection."""
+    """Emitted with a call's result from the tool, the client, or a rejection."""
 
     event: ToolCompleteEvent
     id: str

@@ -40,7 +40,7 @@ class ChatFold:
     """State of the open steps and calls of a run. Pass its public events to `take` in order."""
 
     def __init__(self, emit: Emit) -> None:
-        """Initialize the fold.
+        """Initialize the fold with a callback.
 
         Args:
             emit: Called with each change, and with each event that does not become a change.
@@ -72,7 +72,7 @@ class ChatFold:
             case ThoughtStreamEvent() if event.source in ("reasoning", "tag"):
                 self._step(event).thought(event)
             case StatusUpdateEvent() if ends_attempt(event):
-                # Only steps that the reader has not seen complete are still open.
+                # Open steps exist only if the reader missed their end.
                 for key in [key for key in self._open if key[0] == event.task_id]:
                     self._end(key, event, "canceled")
                 self._emit(event)
@@ -82,7 +82,7 @@ class ChatFold:
                 self._emit(event)
 
     def _revise(self, event: QuestionEvent) -> None:
-        """Emit the arguments that a question to a person contains."""
+        """Emit the arguments shown in a question to a person."""
         question = event.input
         call = self._calls.get((event.task_id, question.step, question.index))
         # A question about a client tool may add default values, so use the arguments of its `tool-start` event.
@@ -157,7 +157,7 @@ class ChatFold:
     def _work(self, event: _ToolEvent) -> None:
         call = self._calls.get((event.task_id, event.step, event.index))
         if call is None:
-            # The call was not announced. Either it starts before its message is complete, or it has no message.
+            # The call is unannounced. It starts before its message is complete, or it does not belong to a message.
             apart = (event.task_id, event.step) not in self._open
             call = self._call(event, event.index, event.name)
             if apart:
@@ -180,7 +180,7 @@ def _numbered(id: str, number: int) -> str:
 
 
 class _Step:
-    """A single attempt of a step."""
+    """A single step attempt."""
 
     __slots__ = (
         *("_emit", "_reasoning", "_thought", "_thoughts", "_torn", "_writing", "_written"),
@@ -241,7 +241,7 @@ class _Step:
         self.thoughts.append(event.content)
         if event.content.startswith(shown):
             self.think(event, event.content[len(shown) :])
-        # Reasoning that was trimmed or rephrased stays as it was shown.
+        # Keep trimmed or rephrased reasoning as it was shown.
         elif event.content.strip() != shown.strip() and event.content.rstrip().endswith(shown.rstrip()):
             self._torn = True
         self._thought.clear()
@@ -291,7 +291,7 @@ class _Call:
         return (read.arguments, read.error is None) == (call.arguments, call.error is None)
 
     def complete(self, event: Event, call: ToolCall) -> None:
-        """Complete the call with its final arguments."""
+        """Complete the call with the final arguments."""
         if self._ended:
             return
         if not self._written:
@@ -307,7 +307,7 @@ class _Call:
             self._emit(to.CallRevised(event, self.id, call))
 
     def answer(self, result: ToolCompleteEvent) -> None:
-        """Emit the result of the call."""
+        """Emit the call's result."""
         self.result = result
         self._emit(to.CallResult(result, self.id))
 
@@ -353,7 +353,7 @@ class ProtocolFold(Protocol):
 
     @property
     def over(self) -> bool:
-        """Whether the client is told nothing more."""
+        """True if the client's output is complete."""
         ...
 
     def take(self, item: Change | Event, /) -> None:

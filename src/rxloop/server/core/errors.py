@@ -53,7 +53,7 @@ class Refused(Exception):
 
 
 def not_found() -> Refused:
-    """Return the error for a missing run, or for a run that the principal may not see."""
+    """Return the error for a missing or inaccessible run."""
     return Refused(404, "not_found", "there is no such run")
 
 

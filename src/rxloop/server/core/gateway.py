@@ -83,24 +83,26 @@ _AUTH_IN = 10.0
 _STARTS = "starts\x1f"
 """Lease prefix for starting runs in a conversation. Conversation ids cannot have this prefix."""
 _PAUSE, _LONGEST_PAUSE = 0.005, 0.1
-"""Minimum and maximum delay in seconds between attempts to acquire that lease, which is held for a few milliseconds."""
+"""Minimum and maximum retry delay in seconds for that lease, which is held for a few milliseconds."""
 LAST_WORDS_IN = 5.0
 """Timeout in seconds for closing streams."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """How much clients may take.
+    """Client limits.
 
     Attributes:
-        body: Bytes of the body of a request.
-        body_seconds: How long the body may take to come.
-        log_seconds: How long the log may take for each thing that is asked of it before the answer begins; then that
-            is 503. Runs, and streams that go on, wait longer.
-        runs: Runs of one principal that go on at once; None is no limit. It does not hold where there is no `auth`.
-        streams: Streams that one principal reads at once in this process; None is no limit. As for `runs`.
-        stalled: Seconds after which a client that takes nothing of its stream is let go; it may come back.
-        wait: Seconds that `?wait=` may ask for.
+        body: Maximum body size in bytes.
+        body_seconds: Timeout for reading a body.
+        log_seconds: Timeout for each event log operation before the response starts; the response is then 503. Runs and
+            open streams have a longer timeout.
+        runs: Maximum number of active runs per principal; None for no limit. Ignored without `auth`.
+        streams: Maximum number of open streams per principal in this process; None for no limit. Ignored without
+            `auth`.
+        stalled: Seconds after which a client that does not read from its stream is disconnected. The client can
+            reconnect.
+        wait: Maximum value of `?wait=` in seconds.
     """
 
     body: int = 1 << 20
@@ -127,7 +129,7 @@ class Gateway:
 
     @property
     def secured(self) -> bool:
-        """Whether clients have to say who they are."""
+        """True if clients must authenticate."""
         return self._auth is not None
 
     # -- authentication
@@ -152,10 +154,10 @@ class Gateway:
         return who
 
     async def find_run(self, principal: Principal, task_id: str) -> RunRecord:
-        """Return the record of a run.
+        """Return a run's record.
 
         Raises:
-            Refused: If the run does not exist, or the principal may not see it.
+            Refused: If the run does not exist or is not accessible to the principal.
         """
         try:
             record = await self.runtime.get_record(task_id)

@@ -24,7 +24,7 @@ from rxloop.server.core.gateway import Gateway, Principal
 from rxloop.tools.client_tool import ClientTool, client_tools
 
 AT_REST = ("completed", "failed", "canceled", "input-required", "auth-required")
-"""States of an idle run."""
+"""States in which a run is idle."""
 MAX_KEY_LENGTH = 200
 
 
@@ -38,7 +38,7 @@ async def find_last_update(gateway: Gateway, record: RunRecord) -> StatusUpdateE
 
 
 async def list_pending_inputs(gateway: Gateway, record: RunRecord) -> Sequence[PendingInput]:
-    """Return the open questions of a run, including a run with other calls in progress.
+    """Return a run's open questions, even if other calls are still in progress.
 
     Some questions are internal; see `public_question`.
     """
@@ -79,7 +79,7 @@ async def answer_run(
 
 
 Choose = Callable[[Sequence[Message] | None], list[Message]]
-"""Function that selects a run's messages, given the messages of the conversation."""
+"""Callback that selects the messages of a run, given the conversation's messages."""
 REQUEST = "request"
 """Metadata key for the request digest of a run with an idempotency key. A later request with that key must match."""
 
@@ -133,14 +133,14 @@ async def start_run(
         try:
             record = await start.create(locked=locked)
         except Refused:
-            # A concurrent request with the same key may have started the run that blocks this one.
+            # The conflict may be caused by a concurrent request with the same key.
             record = await find_started_run(gateway, principal, agent, key)
             if record is None:
                 raise
         if start.is_known:
             return record
     elif record.state == "submitted":
-        # The process may have crashed before the run started.
+        # The previous process may have crashed before the run started.
         record = await start.submit()
     else:
         gateway.check_accepting()
@@ -153,7 +153,7 @@ async def start_run(
 
 @dataclass(slots=True)
 class _Start:
-    """A single start of a run."""
+    """Parameters and state of a single `start_run` call."""
 
     gateway: Gateway
     principal: Principal
@@ -248,7 +248,7 @@ def digest_request(request: bytes) -> str:
 
 
 async def find_started_run(gateway: Gateway, principal: Principal, agent: str, key: str | None) -> RunRecord | None:
-    """Return the run that a principal started with an idempotency key, or None."""
+    """Look up the run that a principal started with an idempotency key."""
     if key is not None:
         with suppress(UnknownRun):
             return await gateway.runtime.get_record(gateway.runtime.id_of(agent, key, principal.id or None))
@@ -282,7 +282,7 @@ async def cancel_abandoned_run(gateway: Gateway, task_id: str) -> None:
 
 
 def read_idempotency_key(request: HTTPConnection) -> str | None:
-    """Return the `Idempotency-Key` header of a request, or None.
+    """Read and validate the `Idempotency-Key` header.
 
     Raises:
         Refused: If the key is empty or too long.

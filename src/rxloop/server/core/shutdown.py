@@ -56,7 +56,7 @@ class Shutdown:
     """
 
     def __init__(self, *doors: Adapter, seconds: float = 10.0) -> None:
-        """Initialize the shutdown, which starts with `run` or a signal.
+        """Initialize the shutdown without starting it.
 
         Args:
             doors: All adapters of the process, for one or several runtimes.

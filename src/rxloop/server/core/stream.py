@@ -31,10 +31,13 @@ _MAX_PIECE = 1 << 16
 """Maximum size in bytes at which frames are joined into a single chunk."""
 
 StreamEnd = Literal["complete", "disconnected", "stalled", "draining", "broken"]
-"""Reason for the end of a stream: completion, client disconnect, a stalled client, shutdown, or a log failure."""
+"""Reason why a stream ended.
+
+The stream completed, the client disconnected or stalled, the server is draining, or the log failed.
+"""
 SendBytes = Callable[[bytes], Awaitable[None]]
 Disconnected = Callable[[], Awaitable[object]]
-"""Function that returns after the client has disconnected."""
+"""Callback that returns after the client has disconnected."""
 
 
 # Without slots: Python 3.11 cannot create instances of a generic frozen class with slots by `FrameWriter[T](...)`.
@@ -97,18 +100,18 @@ async def deliver(
     heartbeat: float | None,
     disconnected: Disconnected,
 ) -> StreamEnd:
-    """Send a stream to a client until one of them ends, or the server drains.
+    """Send a stream to a client until the stream ends, the client disconnects, or the server drains.
 
     Args:
-        slot: Reserved with `Gateway.reserve_stream`, and entered by the caller, who leaves it after the last words.
-        events: Events, or the result of a view. It is subscribed to here.
-        send: Sends a piece, which consists of whole frames.
+        slot: Reserved with `Gateway.reserve_stream` and entered by the caller, who exits it after the closing frame.
+        events: Events, or the output of a view. This function subscribes to the stream.
+        send: Sends a chunk that consists of whole frames.
         writer: Encodes the items.
-        heartbeat: Seconds of silence after which the client gets a heartbeat; None for never.
-        disconnected: Returns when the client has left.
+        heartbeat: Idle seconds before a heartbeat is sent; None disables heartbeats.
+        disconnected: Returns after the client has disconnected.
 
     Returns:
-        Why the stream ended.
+        The reason why the stream ended.
     """
     end: StreamEnd | None = None
     stalled_after = slot.gateway.limits.stalled
@@ -197,7 +200,7 @@ async def read_to_end(slot: StreamSlot, events: AsyncIterable[Any], *, disconnec
 
 
 async def wait_disconnected(receive: Receive) -> None:
-    """Wait until the client of an HTTP request has disconnected."""
+    """Wait until an HTTP client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

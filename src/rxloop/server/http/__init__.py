@@ -29,7 +29,7 @@ class Api(Adapter):
     def __init__(
         self, runtime: Runtime, settings: Collection[str], on_disconnect: OnDisconnect, options: AdapterOptions
     ) -> None:
-        """Create the adapter; see `api`."""
+        """Initialize the adapter; see `api`."""
         super().__init__(runtime, on_disconnect=on_disconnect, **options)
         unknown = sorted({*settings} - {*RunSettings.model_fields})
         if isinstance(settings, str) or unknown:
@@ -39,12 +39,12 @@ class Api(Adapter):
 
     @cached_property
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document; it is served as `/openapi.json`."""
+        """OpenAPI document, served as `/openapi.json`."""
         return document(secured=self.gateway.secured)
 
     @override
     def endpoints(self) -> Sequence[Endpoint | BaseRoute]:
-        # The id of a conversation may have slashes.
+        # Conversation ids may contain slashes.
         path = "{context_id:rxloop_id}"
         operations = [replace(each, path=each.path.replace("{context_id}", path)) for each in OPERATIONS]
         return [*operations, Route("/openapi.json", self._document, methods=["GET"])]
@@ -56,7 +56,7 @@ class Api(Adapter):
     @override
     def to_refusal(self, error: Exception, request: HTTPConnection) -> Refused:
         if isinstance(error, UnknownRun):
-            # It was there when its owner was found out.
+            # The run was removed after the ownership check.
             return Refused(410, "gone", "the run was removed from the log")
         return super().to_refusal(error, request)
 
@@ -76,21 +76,22 @@ def api(
     settings: Collection[str] = (),
     **options: Unpack[AdapterOptions],
 ) -> Api:
-    """Make the HTTP API of a runtime.
+    """Create the HTTP API of a runtime.
 
-    Served by itself it enters the runtime and leaves it; mounted in another application, that one does. Agents are not
-    closed by it, and neither is the log.
+    Standalone, it opens and closes the runtime. When mounted, the parent application is responsible for the runtime.
+    The agents and the event log are not closed.
 
     Args:
-        runtime: Has the agents, and the log.
-        on_disconnect: What becomes of a run whose reader leaves before its end, where the request does not say it:
-            `keep` lets it go on, `cancel` cancels it.
-        settings: What clients may set of the model calls of their runs, such as `("temperature", "max_tokens")`, of the
-            fields of `settings` in the document; nothing by default, since an agent is tried with its own.
+        runtime: Runtime with the agents and the event log.
+        on_disconnect: Default for requests that do not specify it: `keep` continues a run whose client disconnects
+            before the end, `cancel` cancels the run.
+        settings: Names of the model settings that clients may set for their runs, such as `("temperature",
+            "max_tokens")`. The names are fields of `settings` in the OpenAPI document. Empty by default, because an
+            agent is tested with its own settings.
         options: `auth`, `limits` and `heartbeat`; see `AdapterOptions`.
 
     Raises:
-        ConfigurationError: An argument is wrong.
+        ConfigurationError: If an argument is invalid.
 
     Example:
         >>> app = api(Runtime({"support": support}, log=SqliteEventLog("app.db")), auth=bearer({"secret": "ann"}))

@@ -1,4 +1,4 @@
-"""The routes of the HTTP API as data, and its OpenAPI document."""
+"""Routes and OpenAPI document of the HTTP API."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from rxloop.server.http.requests import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation(Endpoint):
-    """An endpoint with its description in the document."""
+    """An endpoint with its OpenAPI description."""
 
     query: type[Query] = Query
     answers: Mapping[int, type[BaseModel] | None]
-    """The model of each answer that is no error; None for one without."""
+    """Response model by status code, excluding errors; None for responses without a model."""
     headers: tuple[str, ...] = ()
-    """The headers that it reads."""
+    """Names of the request headers it reads."""
     streams: bool = False
-    """Whether its answer may be a stream of events."""
+    """True if the response may be an event stream."""
     others: tuple[str, ...] = ()
-    """The media types of an answer without a model."""
+    """Media types of a response without a model."""
 
     @property
     def name(self) -> str:
-        """What it is called in the document."""
+        """Operation id in the OpenAPI document."""
         return self.handle.__name__
 
 
@@ -85,7 +85,7 @@ _LINKS = {
     for each in OPERATIONS
     if "{task_id}" in each.path
 }
-"""What can be asked next of a run."""
+"""OpenAPI links to the operations on a run."""
 _HEADERS = {
     "Rxloop-Deltas": {
         "description": "Of a stream: `live` has the deltas as they are made, `kept` those that the log keeps, `none` "
@@ -97,10 +97,10 @@ _IDS = {"task_id": "The run.", "context_id": "The conversation."}
 
 
 def document(*, secured: bool) -> dict[str, Any]:
-    """Write the document.
+    """Generate the OpenAPI document.
 
     Args:
-        secured: Whether clients have to say who they are.
+        secured: Whether clients must authenticate.
     """
     bodies: list[Any] = [(each.body, "validation") for each in OPERATIONS if each.body is not None]
     answers: list[Any] = [
@@ -161,7 +161,7 @@ def _parameters(operation: Operation) -> Iterable[dict[str, Any]]:
         if f"{{{name}}}" in operation.path:
             yield _parameter(name, "path", {"type": "string"}, said, required=True)
     for name in operation.headers:
-        least = 0 if name == "Last-Event-ID" else 1  # Without a place to go on from, it may be empty.
+        least = 0 if name == "Last-Event-ID" else 1  # It may be empty if there is no cursor.
         yield _parameter(name, "header", {"type": "string", "minLength": least, "maxLength": 200}, "")
     for name, schema in _properties(operation.query).items():
         made = _parameter(name, "query", _given(schema), schema.pop("description", ""))
@@ -181,7 +181,7 @@ def _properties(query: type[BaseModel]) -> dict[str, Any]:
 
 
 def _given(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a field that is given: what is left out is left out, and null cannot be written in a query."""
+    """Simplify the schema of an optional query parameter, which can be omitted but cannot be null."""
     kept = {name: value for name, value in schema.items() if name not in ("title", "description")}
     options = [each for each in kept.pop("anyOf", ()) if each.get("type") != "null"]
     if kept.get("default", ...) is None:

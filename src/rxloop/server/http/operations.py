@@ -52,7 +52,7 @@ from rxloop.stream.stream import Stream
 from rxloop.tools.client_tool import ClientTool
 
 DELTAS = "rxloop-deltas"
-"""The header of a stream that says what it has of the deltas: see `deltas_of`."""
+"""Response header that contains the availability of deltas; see `deltas_of`."""
 
 
 async def events(call: ApiCall[None, EventsQuery]) -> Response:
@@ -75,7 +75,7 @@ async def events(call: ApiCall[None, EventsQuery]) -> Response:
 async def streamed(
     call: ApiCall[Any, Any], record: RunRecord, query: EventsQuery, writer: FrameWriter[Event]
 ) -> EventStream:
-    """Answer with the events of a run."""
+    """Return a streaming response with a run's events."""
     gateway, task_id = call.gateway, record.task_id
     cancels = (query.on_disconnect or call.adapter.on_disconnect) == "cancel"
     return call.stream(
@@ -87,7 +87,7 @@ async def streamed(
 
 
 async def _stream(gateway: Gateway, task_id: str, query: EventsQuery) -> Stream[AnyEvent]:
-    """The events that a query asks for, from wherever the run is."""
+    """Return the events selected by a query, from a local run, another process, or the log."""
     runtime = gateway.runtime
     view = selected(query)
     if query.speed is not None:
@@ -101,9 +101,9 @@ async def _stream(gateway: Gateway, task_id: str, query: EventsQuery) -> Stream[
 
 
 async def has_more(gateway: Gateway, record: RunRecord, query: EventsQuery) -> bool:
-    """Whether there is anything left for a client, or may come; by what the log has now.
+    """True if the log contains more events for the client, or the run may still publish events.
 
-    One whose cursor is unknown lacks everything, but nothing if the query selects nothing: it needs no gap then.
+    With an unknown cursor, the client needs a full replay, unless the query selects no events.
     """
     if record.state not in AT_REST or (query.until == "end" and not await is_over(gateway.runtime.log, record)):
         return True
@@ -117,7 +117,7 @@ async def has_more(gateway: Gateway, record: RunRecord, query: EventsQuery) -> b
 
 
 async def _from_there(gateway: Gateway, task_id: str, after: str) -> Sequence[Event] | None:
-    """What the log has after a cursor; None if that is not of this run, or lies in a part of it that was lost."""
+    """Return the events after a cursor, or None if the cursor belongs to another run or to a lost part of the log."""
     cursor = read_cursor(after, strict=False)
     if cursor.task_id != task_id or not cursor.seq:
         return None
@@ -155,7 +155,7 @@ async def resume(call: ApiCall[ResumeRun, StartQuery]) -> Response:
 
 
 def _check_stream(call: ApiCall[Any, StartQuery]) -> None:
-    """See that there is a stream for the answer: refused later, a client would not know that its run goes on."""
+    """Check the stream limit first, because a client refused later would not know that its run has been resumed."""
     if call.query.wait or streams_in(call.request) is not None:
         call.gateway.check_stream(call.principal)
 
@@ -167,12 +167,12 @@ async def _answer_when_idle(call: ApiCall[Any, StartQuery], record: RunRecord, a
         return await streamed(call, record, EventsQuery.model_validate(asked), writer)
     seq = record.seq
     last: StatusUpdateEvent | None = None
-    # The run has started, so the client must get its id although there is no slot to wait in.
+    # The run has started, so return its id even if no stream slot is available for waiting.
     with suppress(Refused):
         record, last = await wait_until_idle(call, record, call.query.wait, after)
     info = await info_of(call, record, last)
     if info.pending and after is not None and (record.seq == seq or not info.is_idle):
-        # Its answers wait in its mail, and whoever drives it takes them.
+        # The answers are in the inbox, and the owner of the run will process them.
         left = [each for each in info.pending if each.input_id not in call.body.inputs]
         info = info.model_copy(update={"pending": left, "state": record.state if left else "working"})
     location = {"location": call.path("runs", record.task_id)}
@@ -204,13 +204,13 @@ async def fork(call: ApiCall[ForkRun, Query]) -> Response:
         try:
             made = await call.gateway.runtime.fork(record.task_id, body.at, prompt=prompt, results=body.results)
         except ConfigurationError:
-            # It names what the run has, calls that are not for clients included.
+            # The error message could name internal calls.
             raise Refused(422, "invalid", "the run has no such event, or no such call before it") from None
     return written(await info_of(call, made), 202, {"location": call.path("runs", made.task_id)})
 
 
 def _settings(call: ApiCall[StartRun, Any]) -> ModelSettings | None:
-    """What a client sets of the model calls, where the server lets it."""
+    """Return the model settings of a request, if the server allows them."""
     given = call.body.settings
     if given is None:
         return None

@@ -1,4 +1,4 @@
-"""Runs, conversations and states as JSON."""
+"""JSON responses for runs, conversations and states."""
 
 from __future__ import annotations
 
@@ -50,23 +50,24 @@ from rxloop.state.run_state import RunState
 async def wait_until_idle(
     call: ApiCall[Any, Any], record: RunRecord, seconds: float, after: str | None
 ) -> tuple[RunRecord, StatusUpdateEvent | None]:
-    """Wait until a run is idle, for a limited time.
+    """Wait until a run is idle, with a timeout.
 
     Args:
-        call: The request.
-        record: The run.
-        seconds: The longest time to wait.
-        after: Cursor after which the end of an attempt counts; None if a run that is idle now is not waited for.
+        call: Current request.
+        record: Record of the run.
+        seconds: Timeout in seconds.
+        after: Cursor after which the end of an attempt counts. If None, a run that is already idle is returned
+            immediately.
 
     Returns:
-        The run, and the event that ended its last attempt, if that event arrived during the wait.
+        The run, and the final event of its last attempt if that event arrived while waiting.
 
     Raises:
-        Refused: The principal waits for too many runs.
+        Refused: If the principal has too many open streams.
     """
     gateway = call.gateway
     if seconds and after is None and not await _is_at_rest(gateway, record):
-        # The ends of its earlier attempts do not count.
+        # Ignore the ends of earlier attempts.
         after = cursor_of(record)
     if seconds and after is not None:
         with gateway.reserve_stream(call.principal) as slot, slot.scope:
@@ -82,24 +83,24 @@ async def wait_until_idle(
 
 
 async def _is_at_rest(gateway: Gateway, record: RunRecord) -> bool:
-    """Tell whether a run is over, or waits for an answer that nobody has sent."""
+    """True if the run is over, or is waiting and has no pending answers."""
     if record.state not in WAITING:
         return record.state in OVER
     return is_idle(await read_log(gateway.runtime.log.snapshot, record.task_id))
 
 
 def cursor_of(record: RunRecord) -> str:
-    """Return the cursor of the last event of a run."""
+    """Return the cursor of a run's last event."""
     return f"{record.task_id}/{record.attempt}.{record.seq}.0"
 
 
 async def info_of(call: ApiCall[Any, Any], record: RunRecord, last: StatusUpdateEvent | None = None) -> RunInfo:
-    """Return the state of a run, its open questions, and the outcome of its last attempt.
+    """Return a run's state, open questions and last outcome.
 
     Args:
-        call: The request.
-        record: The run.
-        last: Final event of its last attempt, if the caller has it; otherwise the log is read.
+        call: Current request.
+        record: Record of the run.
+        last: Final event of the last attempt, if the caller has already read it. By default, it is read from the log.
     """
     made = short_info(call, record)
     if record.state == "working":
@@ -114,7 +115,7 @@ async def info_of(call: ApiCall[Any, Any], record: RunRecord, last: StatusUpdate
 
 
 def short_info(call: ApiCall[Any, Any], record: RunRecord) -> RunInfo:
-    """Tell where a run stands, by what the log knows without its events."""
+    """Return the state of a run without reading its events."""
     return RunInfo(
         task_id=record.task_id,
         context_id=record.context_id,
@@ -134,7 +135,7 @@ def short_info(call: ApiCall[Any, Any], record: RunRecord) -> RunInfo:
 
 
 def state_info(task_id: str, seq: int, state: RunState) -> StateInfo:
-    """Tell how a run stood, with what is not for clients."""
+    """Convert a run state to its JSON model, including internal data."""
     batch = state.batch
     return StateInfo(
         task_id=task_id,
@@ -153,7 +154,7 @@ def state_info(task_id: str, seq: int, state: RunState) -> StateInfo:
 
 
 def for_clients(info: StateInfo) -> StateInfo:
-    """Show a state as clients may see it, by the rules of events."""
+    """Remove internal data from a state, following the rules for events."""
     return info.model_copy(
         update={
             "messages": list(select_public_messages(info.messages)),
@@ -165,7 +166,7 @@ def for_clients(info: StateInfo) -> StateInfo:
 
 
 def deltas_of(gateway: Gateway, record: RunRecord, *, replayed: bool = False) -> Deltas:
-    """What a stream of a run has of its deltas, as things are now."""
+    """Return the current availability of deltas in a run's stream."""
     log = gateway.runtime.log
     passed_on = log.takes_deltas and not log.keeps_deltas
     is_driven = record.state in ("submitted", "working") and gateway.runtime.drives(record.task_id)
@@ -205,7 +206,7 @@ async def contexts(call: ApiCall[None, PageQuery]) -> Response:
             iter(await read_log(call.gateway.runtime.log.list_runs, context_id=latest.context_id, limit=1)), latest
         )
         if not call.principal.may_see(first):
-            continue  # Somebody else began it at the same moment, and has it.
+            continue  # Another principal owns the conversation because of a concurrent start.
         infos.append(
             ContextInfo(
                 context_id=latest.context_id,
@@ -221,7 +222,7 @@ async def contexts(call: ApiCall[None, PageQuery]) -> Response:
 
 
 async def _page(call: ApiCall[None, Any], **wanted: Any) -> tuple[list[RunRecord], str | None]:
-    """A page of the runs that somebody may see, newest first, and where the next one begins."""
+    """Return a page of the runs visible to the principal, newest first, and the cursor of the next page."""
     query, principal = call.query, call.principal
     if query.after is not None:
         await call.gateway.find_run(principal, query.after)

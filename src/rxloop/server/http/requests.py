@@ -1,4 +1,4 @@
-"""Requests of the HTTP API: the call, its query parameters, and JSON answers."""
+"""Requests, query parameters and JSON responses of the HTTP API."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ Q = TypeVar("Q")
 
 @dataclass(frozen=True, slots=True)
 class ApiCall(Call[B, Q]):
-    """A request of the HTTP API."""
+    """An HTTP API request."""
 
     settings: frozenset[str]
-    """The settings of model calls that clients may choose."""
+    """Names of the model settings that clients may set."""
 
     @property
     def task_id(self) -> str:
-        """The run in the address."""
+        """Run id in the path."""
         return self.request.path_params["task_id"]
 
     async def record(self) -> RunRecord:
-        """The run in the address.
+        """Return the run identified by the path.
 
         Raises:
-            Refused: There is none, or it is somebody else's.
+            Refused: If the run does not exist or is not accessible to the principal.
         """
         return await self.gateway.find_run(self.principal, self.task_id)
 
     async def context_id(self) -> str:
-        """The conversation in the address.
+        """Return the conversation id in the path.
 
         Raises:
-            Refused: There is none, or it is somebody else's.
+            Refused: If the conversation does not exist or is not accessible to the principal.
         """
         context_id = id_in_path(self.request, "context_id")
         if not await self.gateway.find_context(self.principal, context_id):
@@ -56,21 +56,21 @@ class ApiCall(Call[B, Q]):
         return context_id
 
     def check_visibility(self, visibility: str) -> None:
-        """See that whoever asks may have what is not for clients, if it is asked for.
+        """Check that the principal may read internal data, if requested.
 
         Raises:
-            Refused: It needs the scope `internal`.
+            Refused: If the principal does not have the `internal` scope.
         """
         if visibility == "all" and "internal" not in self.principal.scopes:
             raise Refused(403, "forbidden", "visibility=all is not for you")
 
     def path(self, *parts: str) -> str:
-        """The path of something of this API, wherever it is mounted."""
+        """Return an absolute path within this API, including its mount prefix."""
         return "/".join((self.request.scope.get("root_path", "").rstrip("/"), *parts))
 
 
 def written(model: BaseModel, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Answer with a model."""
+    """Create a JSON response from a model."""
     given = {"cache-control": "no-store", **(headers or {})}
     return Response(model.model_dump_json(by_alias=True), status, given, media_type="application/json")
 
@@ -80,91 +80,91 @@ def _listed(value: Any) -> Any:
 
 
 class Query(BaseModel):
-    """A query; a field that there is not is refused."""
+    """Base class for query parameters. Unknown parameters are rejected."""
 
     model_config = ConfigDict(extra="forbid", alias_generator=to_camel, validate_by_alias=True, frozen=True)
 
 
 class StartQuery(Query):
-    """What to answer with when a run begins, or goes on."""
+    """Query parameters for starting or resuming a run."""
 
     wait: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 0
-    """Seconds to wait for the run to come to rest."""
+    """Seconds to wait until the run is idle."""
     on_disconnect: OnDisconnect | None = None
-    """Of an answer that streams: what becomes of the run if the client leaves."""
+    """Action if the client of a streaming response disconnects."""
 
 
 class InfoQuery(Query):
-    """How long to wait for the run to come to rest."""
+    """Query parameters for reading a run, including the seconds to wait until the run is idle."""
 
     wait: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 0
 
 
 class EventsQuery(Query):
-    """Which events of a run, and how."""
+    """Query parameters for an event stream."""
 
     after: Annotated[str, Field(max_length=200)] | None = None
-    """The cursor of the last event that the client has; the header Last-Event-ID goes before it."""
+    """Cursor of the last event that the client received. The `Last-Event-ID` header takes precedence."""
     kinds: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)] | None = None
     visibility: Literal["public", "all"] = "public"
     branch: Annotated[str, Field(max_length=128)] | None = None
-    """Only this line of a strategy; the empty text is the main line."""
+    """Only events of this branch; an empty string selects the main branch."""
     nested: bool = True
-    """Whether the events of nested agents come, too."""
+    """True to include events of nested agents."""
     until: Literal["attempt", "end"] = "end"
-    """Whether the stream goes on over pauses, until the run is over."""
+    """Use `end` to stream until the run is over, including pauses."""
     speed: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] | None = None
-    """Replay what there is: 1 is the recorded pace."""
+    """Replay speed for recorded events; 1 is the original speed."""
     on_disconnect: OnDisconnect | None = None
-    """What becomes of the run if the client leaves."""
+    """Action if the client disconnects."""
 
 
 class PageQuery(Query):
-    """Which page of a list."""
+    """Pagination parameters."""
 
     after: Id | None = None
-    """`next` of the page before."""
+    """Value of `next` in the previous page."""
     limit: Annotated[int, Field(ge=1, le=100)] = 20
 
 
 class RunsInContextQuery(PageQuery):
-    """Which runs of a conversation."""
+    """Query parameters for listing the runs of a conversation."""
 
     state: State | None = None
 
 
 class RunsQuery(RunsInContextQuery):
-    """Which runs."""
+    """Query parameters for listing runs."""
 
     context_id: Id | None = None
 
 
 class StateQuery(Query):
-    """After which event, and for whom."""
+    """Query parameters for reading the state of a run."""
 
     seq: Annotated[int, Field(ge=1, le=2**53)] | None = None
-    """The last event that counts; by default the newest one."""
+    """Sequence number of the last event to include; defaults to the latest event."""
     visibility: Literal["public", "all"] = "public"
 
 
 class GraphQuery(Query):
-    """How the thoughts are drawn."""
+    """Query parameters for the thought graph."""
 
     form: Literal["json", "mermaid", "html"] = "json"
 
 
 def selected(query: EventsQuery) -> EventView:
-    """Make the one view that decides what a client gets: live, out of the log, and replayed.
+    """Create the view that selects events for a client, whether live, stored or replayed.
 
     ::
 
         source                       --a--i--b--g--a--|      i internal, g a gap
         selected(kinds=a)            --a--------g--a--|
 
-    A gap always passes: it says what is missing.
+    Gap events are always included, because they report missing events.
 
     Args:
-        query: What the client has asked for.
+        query: Query of the client.
     """
     wanted = chosen(query)
 
@@ -182,7 +182,7 @@ def selected(query: EventsQuery) -> EventView:
 
 
 def chosen(query: EventsQuery) -> Callable[[Event], Event | None]:
-    """Make the function that gives of an event what the client gets; None for nothing."""
+    """Create a function that returns the client's version of an event, or None to skip the event."""
     kinds = frozenset(query.kinds) if query.kinds is not None else None
     internal, nested = query.visibility == "all", query.nested
     every_branch, branch = query.branch is None, query.branch or None
@@ -200,17 +200,17 @@ def chosen(query: EventsQuery) -> Callable[[Event], Event | None]:
 
 
 def streams_in(request: Request) -> FrameWriter[Event] | None:
-    """In what form a client wants events, if it does: by its `Accept`."""
+    """Return the streaming format requested by the `Accept` header, or None."""
     accepted = _accepted(request)
     forms = [form for form in (SSE, NDJSON) if form.media_type in accepted]
     return min(forms, key=lambda form: accepted.index(form.media_type)) if forms else None
 
 
 def format_of_events(request: Request) -> FrameWriter[Event]:
-    """In what form a client gets events that it has asked for.
+    """Return the format of an event stream, which defaults to SSE.
 
     Raises:
-        Refused: It takes neither.
+        Refused: If the client accepts no supported format.
     """
     form = streams_in(request)
     if form is None and not {"*/*", "text/*"} & {*_accepted(request)}:
@@ -219,7 +219,7 @@ def format_of_events(request: Request) -> FrameWriter[Event]:
 
 
 def _accepted(request: Request) -> list[str]:
-    """The media types that a client takes, in its order."""
+    """Return the accepted media types in the order of the header."""
     accepted: list[str] = []
     for each in (request.headers.get("accept") or "*/*").lower().split(","):
         media_type, *parameters = (part.strip() for part in each.split(";"))
