@@ -1,4 +1,4 @@
-"""The AG-UI adapter."""
+"""AG-UI adapter."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from rxloop.server.core.gateway import Principal
 from rxloop.server.core.stream import EventStream
 
 OptionsOf = Callable[[RunAgentInput, Principal], StartOptions | Awaitable[StartOptions]]
-"""Gives what a run is started with, plain or async, of what the client sends, such as its `state`."""
+"""Sync or async function that creates run options from client input, such as its `state`."""
 
 
 class AgUi(Adapter):
-    """AG-UI over a runtime; see `agui`."""
+    """Adapter for the AG-UI protocol; see `agui`."""
 
     agent: str
 
@@ -59,7 +59,7 @@ class AgUi(Adapter):
         on_disconnect: OnDisconnect,
         more: AdapterOptions,
     ) -> None:
-        """Create the adapter; see `agui`."""
+        """Initialize the adapter; see `agui`."""
         super().__init__(runtime, agent=find_only_agent(runtime, agent), on_disconnect=on_disconnect, **more)
         self.options, self.state = options, state
 
@@ -72,7 +72,7 @@ class AgUi(Adapter):
 
     @override
     def write_error(self, refused: Refused, request: HTTPConnection) -> Response:
-        # A run that never began: clients read it as they read every other failure.
+        # The run never started. Clients handle this error like any failed run.
         return _answer(refusal(refused), refused.headers)
 
     @override
@@ -89,23 +89,23 @@ def agui(
     on_disconnect: OnDisconnect = "cancel",
     **more: Unpack[AdapterOptions],
 ) -> AgUi:
-    """Serve an agent to user interfaces that speak AG-UI, such as CopilotKit or `HttpAgent` of @ag-ui/client.
+    """Serve an agent to AG-UI clients, such as CopilotKit or `HttpAgent` of @ag-ui/client.
 
-    `POST /` starts a run or goes on with one; `POST /connect` tells a client that comes back all that it has missed.
-    Served by itself it enters the runtime and leaves it; mounted in another application, that one does.
+    `POST /` starts or resumes a run. `POST /connect` sends a reconnecting client everything it has missed. Standalone,
+    the adapter opens and closes the runtime. When mounted, the parent application is responsible for the runtime.
 
     Args:
-        runtime: Has the agents, and the log.
-        agent: Which one is served; it may be left out if there is only one.
-        options: Gives options for each run that is started, of what the client sends.
-        state: The name of the custom event by which a run says what the state of the application is now:
-            `ctx.emit(CustomEvent(name=state, data=...))`. Without it a run has no state.
-        on_disconnect: What becomes of a run whose client leaves before its end: `cancel`, since this is how clients of
-            AG-UI stop a run, or `keep`, for those that reconnect.
+        runtime: Runtime with the agents and the event log.
+        agent: Name of the agent to serve. Optional if the runtime has only one agent.
+        options: Function that creates the options of each new run from the client's input.
+        state: Name of the custom event that publishes the application state: `ctx.emit(CustomEvent(name=state,
+            data=...))`. By default, runs have no state.
+        on_disconnect: Either `cancel` or `keep`, for runs whose client disconnects before the end. AG-UI clients
+            disconnect to stop a run, so the default is `cancel`. Use `keep` for clients that reconnect.
         more: `auth`, `limits` and `heartbeat`; see `AdapterOptions`.
 
     Raises:
-        ConfigurationError: An argument is wrong.
+        ConfigurationError: If an argument is invalid.
 
     Example:
         >>> app = agui(Runtime({"support": support}, log=SqliteEventLog("app.db")), auth=bearer({"secret": "ann"}))
@@ -119,7 +119,7 @@ def _answer(frames: bytes, headers: dict[str, str] | None = None) -> Response:
 
 
 class _Request:
-    """One request of a client."""
+    """A single client request."""
 
     def __init__(self, adapter: AgUi, call: Call[RunAgentInput, None]) -> None:
         self._adapter, self._call, self._asked = adapter, call, call.body
@@ -128,7 +128,7 @@ class _Request:
         check_id(self._asked.run_id, "runId")
 
     async def run(self) -> Response:
-        """Start a run, go on with one that waits for what the client has, or attach to one that it has started."""
+        """Start a run, resume a waiting run, or attach to a run that this request started earlier."""
         self._gateway.check_stream(self._principal)
         last = await last_run_of(self._gateway, self._principal, self._asked.thread_id)
         if last is not None and (last.agent_name != self._adapter.agent):
@@ -140,12 +140,12 @@ class _Request:
         return await self._start()
 
     async def connect(self) -> Response:
-        """Tell a client all of a thread, and how its last run goes on."""
+        """Send all messages of a thread and follow its last run."""
         asked = self._asked
         try:
             records = await runs_of(self._gateway, self._principal, asked.thread_id)
         except Refused:
-            # Somebody else's is as if it were not there.
+            # Treat threads of other principals as missing.
             records = ()
         if not records:
             ids = {"threadId": asked.thread_id, "runId": asked.run_id}
@@ -155,17 +155,17 @@ class _Request:
         messages.had = bool(asked.messages)
         return self._told(await self._runtime.get_record(records[-1].task_id), lambda: messages, activities=True)
 
-    # -- going on with a run
+    # -- resuming a run
 
     def _may_answer(self, last: RunRecord) -> bool:
-        """Tell whether the request may have an answer to the last run of the thread."""
+        """True if the request may contain answers for the last run of the thread."""
         if self._asked.resume or last.attempt > 1 or last.state in WAITING:
             return True
         return last.state == "working" and any(isinstance(each, ToolMessage) for each in self._asked.messages)
 
     async def _resume(self, last: RunRecord) -> Response | None:
-        """Answer what a run waits for; None if the client has nothing to say to that."""
-        # The client may answer a question that it has read before the log has it.
+        """Answer the questions of a run, or return None if the request contains no answer."""
+        # The client may answer a question before the log has stored it.
         await wait_stored(self._runtime.log, last.task_id)
         found = questions_of(await read_log(self._runtime.log.read, last.task_id))
         try:
@@ -179,15 +179,15 @@ class _Request:
             return None
         self._gateway.check_accepting()
         if answers.keys() & found.early:
-            # The questions of the last pause that are left open may be answered with them.
+            # Open questions of the last pause may be answered in the same request.
             waiting = found.early | (found.open - found.answered)
             return await self._answer_early(last, {key: value for key, value in answers.items() if key in waiting})
         if not answers.keys() <= found.open:
             if answers.keys() & found.open:
-                # Of those that were answered earlier, the results are among the messages for good.
+                # Skip earlier answers, because their results remain in the client's messages.
                 answers = {key: value for key, value in answers.items() if key in found.open}
             elif last.state in OVER and self._new(await self._stored()):
-                # A client does not forget what a run that failed has asked: it answers that with what is new.
+                # Clients keep sending the results for a failed run, so start a new run for the new messages.
                 return None
             elif self._asked.resume or self._is_last(answers, found):
                 return await self._answered_before(last, answers)
@@ -198,17 +198,17 @@ class _Request:
         return self._stream(last, Telling(**self._ids(), messages=lambda: messages_of(self._asked), after=after))
 
     async def _answer_early(self, last: RunRecord, answers: dict[str, Any]) -> Response:
-        """Answer questions that a run asks while its other calls are at work."""
+        """Answer questions of a run that is still executing other calls."""
         await runs.answer_run(self._gateway, last, answers, self._new(await self._stored()))
         return self._restated(await self._runtime.get_record(last.task_id))
 
     async def _answered_before(self, last: RunRecord, answers: dict[str, Any]) -> Response:
-        """A request that was sent again, since its stream broke off: the answers are there, if they are the same."""
+        """Handle a repeated request, whose answers must match the stored answers."""
         await runs.answer_run(self._gateway, last, answers)
         return self._restated(await self._runtime.get_record(last.task_id))
 
     def _is_last(self, answers: dict[str, Any], found: Any) -> bool:
-        """Whether the last message of the client is an answer, and not something new behind it."""
+        """True if the last message is an answer, with no new message after it."""
         end = self._asked.messages[-1] if self._asked.messages else None
         return isinstance(end, ToolMessage) and end.tool_call_id in found.by_call
 
@@ -228,7 +228,7 @@ class _Request:
             self._gateway, self._principal, agent, said, key=key, request=request, again=True, **options
         )
         if record.task_id != self._runtime.id_of(agent, key, self._principal.id or None):
-            # Another request has brought these messages, and their run goes on.
+            # Another request already sent these messages, so follow its run.
             return self._restated(record)
         return self._stream(record, Telling(**self._ids(), messages=lambda: messages_of(self._asked)))
 
@@ -248,10 +248,10 @@ class _Request:
         return {"client_tools": tools, **given, "context_id": asked.thread_id, "metadata": metadata}
 
     async def _attached(self, key: str, request: bytes | None) -> Response | None:
-        """The run that was started by this request before, if it was.
+        """Return the run that an identical earlier request started, or None.
 
         Raises:
-            Refused: It was another request.
+            Refused: If the run was started by a different request.
         """
         record = await runs.find_started_run(self._gateway, self._principal, self._adapter.agent, key)
         if record is None or record.state == "submitted":
@@ -260,7 +260,7 @@ class _Request:
             raise Refused(422, "key_used", "this runId stands for another request")
         return self._restated(record)
 
-    # -- what they share
+    # -- helpers
 
     async def _stored(self) -> Sequence[Message]:
         return await history(self._runtime.log, self._asked.thread_id, public=True)
@@ -276,7 +276,7 @@ class _Request:
         return self._told(record, lambda: messages_of(self._asked), activities=False)
 
     def _told(self, record: RunRecord, messages: Any, *, activities: bool) -> EventStream:
-        # Of a run at rest its last event is told, which says how it has ended.
+        # For an idle run, repeat the last event, which contains the outcome.
         after = record.seq - 1 if record.state in runs.AT_REST else record.seq
         telling = Telling(
             **self._ids(),

@@ -1,4 +1,4 @@
-"""Chat changes as AG-UI events."""
+"""Conversion of chat changes to AG-UI events."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ from rxloop.server.core import chat_changes as on
 from rxloop.server.core.chat_changes import Change
 
 _SAID_OTHERWISE = ("checkpoint", "input-required", "input-received", "auth-required", "task", "status-update")
-"""Events of which a client is told in other words, or not at all."""
+"""Event kinds that are not forwarded, or are already represented by other AG-UI events."""
 
 
 class Writer:
-    """What a client has been told of a run; `take` gives what it is told next."""
+    """Incremental AG-UI writer for a run. `take` returns the next frames."""
 
     def __init__(self, telling: Telling, messages: Messages) -> None:
-        """Begin to tell a client of a run."""
+        """Initialize the writer for a client."""
         self.over = False
         self._telling, self._messages = telling, messages
         self._begun = False
         self._out: list[bytes] = []
-        # What is open, in the order in which it began: by the frame that ends it, what began it again.
+        # Open items in order of their start, as a mapping from end frame to start frame.
         self._open: dict[bytes, bytes] = {}
         self._heads: dict[str, tuple[bytes, list[str]]] = {}
-        """By text, reasoning or call that is open: its delta up to the text, and where the pieces go."""
+        """Frame prefix and collected deltas of each open text, reasoning or call."""
         self._shown: dict[str, list[str]] = {}
-        """By step: the reasoning that was shown of it."""
+        """Ids of the reasoning shown in each step."""
         self._steps: dict[str, str] = {}
-        """The steps that are open, and their runs."""
+        """Open steps and their runs."""
         self._held: list[MessageAddedEvent] = []
         self._voided: list[str] = []
-        """Calls that came to nothing."""
+        """Discarded calls."""
         self._slots: dict[tuple[str, str | None, int], str] = {}
-        """By run, step and place: the call."""
+        """Call ids by run, step and index."""
         self._lines: dict[str, list[str]] = {}
-        """By message of a line beside the main one: its text."""
+        """Text of messages in side branches."""
         self._agents = Agents()
         self._models: dict[tuple[str, str | None], str] = {}
         self._usage: dict[str, list[int]] = {}
@@ -62,7 +62,7 @@ class Writer:
         self._has_state = False
 
     def take(self, item: Change | Event) -> bytes:
-        """Give the frames of the next change, or none."""
+        """Return the frames for the next change, if any."""
         if type(item) is on.TextDelta or type(item) is on.ReasoningDelta or type(item) is on.CallDelta:
             return self._delta(item)
         event = item if isinstance(item, Event) else item.event
@@ -77,7 +77,7 @@ class Writer:
         return self._given()
 
     def reached(self, event: Event) -> bytes:
-        """Begin with a snapshot of all up to an event, if that is what the client is told first."""
+        """Start with a snapshot of everything up to an event, if the client needs a snapshot."""
         if self._begun or not self._telling.restated or event.seq < self._telling.after:
             return b""
         self._begin(event)
@@ -89,10 +89,10 @@ class Writer:
         return out if self._begun else b""
 
     def _delta(self, item: on.TextDelta | on.ReasoningDelta | on.CallDelta) -> bytes:
-        """The path of each token."""
+        """Return the frames for a delta. This is the hot path."""
         known = self._heads.get(item.id)
         if known is None:
-            # Of a line beside the main one.
+            # The delta belongs to a side branch.
             if type(item) is on.TextDelta:
                 self._lines.setdefault(item.id, []).append(item.delta)
             return b""
@@ -127,11 +127,11 @@ class Writer:
         self._out += self._open.values()
 
     def _restate(self) -> None:
-        """Tell the client all that there is."""
+        """Send a snapshot of the messages, activities and state."""
         telling = self._telling
         owned = (THOUGHTS, BRANCHES, PROGRESS) if telling.activities else ()
         if self._messages.had:
-            # A client puts what it has not had behind all that it has, so that it lets go of that first.
+            # Clients append new messages to existing ones, so clear the existing messages first.
             self._out += [snapshot(going(telling.reasoning), owned), snapshot([], owned)]
         self._out.append(snapshot(self._messages.all(activities=telling.activities), owned))
         if not telling.activities:
@@ -143,7 +143,7 @@ class Writer:
         return b"data: %b\n\n" % orjson.dumps({"type": "STATE_SNAPSHOT", "snapshot": self._state})
 
     def _snapshot(self, stale: list[str]) -> None:
-        """State the messages, and that this reasoning is none of them."""
+        """Send a message snapshot that excludes stale reasoning."""
         if not self._begun:
             return
         messages = self._messages.all(activities=False)
@@ -152,7 +152,7 @@ class Writer:
         self._out.append(snapshot(messages))
 
     def _final(self, event: StatusUpdateEvent) -> None:
-        """End the attempt, with all that is open in it."""
+        """End the attempt and close all open items."""
         for task_id in list(self._agents.going):
             self._agent_over(task_id, event, event)
         self._out += self._open
@@ -170,7 +170,7 @@ class Writer:
         self._usage.clear()
         self._agents.forget()
 
-    # -- events that are no part of a step
+    # -- events outside of steps
 
     def _event(self, event: Event) -> None:
         match event:
@@ -207,7 +207,7 @@ class Writer:
         self._out.append(b"data: %b\n\n" % orjson.dumps(fields))
 
     def _questions(self, event: TaskEvent) -> None:
-        """What the run was started with, which whoever started it has."""
+        """Add the messages of the prompt, which the client already has."""
         for place, message in enumerate(event.messages):
             if message.role in ("user", "assistant"):
                 name = message.message_id or f"{event.task_id}:input:{place}"
@@ -215,7 +215,7 @@ class Writer:
                     self._messages.put(name, message.role, content_of(message))
 
     def _said(self, event: MessageAddedEvent) -> None:
-        """What somebody has said to the run: behind the message that is open, as in the conversation."""
+        """Show a user message after the currently open message, as in the conversation."""
         if any(event.task_id == task_id for task_id in self._steps.values()):
             self._held.append(event)
             return
@@ -229,7 +229,7 @@ class Writer:
             self._out.append(frame("TEXT_MESSAGE_END", {"messageId": name}))
 
     def _say_held(self, task_id: str | None) -> None:
-        """Tell what was said while a message was open; None: of all runs."""
+        """Show user messages that were held back during a step, for one run or, if None, for all runs."""
         held, self._held = self._held, []
         for event in held:
             if task_id is None or event.task_id == task_id:
@@ -238,7 +238,7 @@ class Writer:
                 self._held.append(event)
 
     def _count(self, event: UsageEvent) -> None:
-        """Add the tokens of a call to those of its model."""
+        """Add token usage to the totals of a model."""
         model = self._models.get((event.task_id, event.step), "")
         sums = self._usage.setdefault(model, [0] * len(COUNTED))
         found = (getattr(event, name) for name in COUNTED)
@@ -271,7 +271,7 @@ class Writer:
     # -- steps
 
     def _line(self, item: Change) -> None:
-        """A step beside the main line, of which a client sees the outcome, and no chat."""
+        """Report the result of a side branch as an activity, without its chat."""
         match item:
             case on.StepBegan(event, _) if isinstance(event, LLMCallEvent):
                 self._models[event.task_id, event.step] = event.model
@@ -350,7 +350,7 @@ class Writer:
             self._out.append(end)
 
     def _writes(self, kind: str, event: Event, id: str, role: str) -> None:
-        """Open a text, or reasoning in its span."""
+        """Start a text or reasoning message, including the reasoning span."""
         owner = self._owner(event)
         self._heads[id] = head(f"{kind}_CONTENT", "messageId", id), self._messages.open(id, role, owner)
         tag = {"subagentRunId": owner, "messageId": id}
@@ -374,7 +374,7 @@ class Writer:
         self._ends(frame("TOOL_CALL_END", {"toolCallId": id}))
 
     def _take_back(self, step: str, void: bool) -> None:
-        """Take back what a step has shown, where that is not what came of it."""
+        """Remove the discarded calls and content of a step."""
         thoughts = self._shown.pop(step, [])
         calls, self._voided = self._voided, []
         shown = step in self._messages or bool(thoughts)
@@ -391,7 +391,7 @@ class Writer:
         self._messages.answer(result, id, event.content, owner)
         answered = self._messages.answered
         if id in answered:
-            # A tool of the client, which has its result there already.
+            # The client already has the result of its own tool.
             if answered[id] != value_of(event.content):
                 self._snapshot([])
         else:

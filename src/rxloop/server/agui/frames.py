@@ -1,4 +1,4 @@
-"""Frames of AG-UI, each one event of the protocol, and how a run ends."""
+"""AG-UI frames and the outcome of a run."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rxloop.server.core.errors import Refused
 from rxloop.server.core.stream import FrameWriter
 
 VERSION = "1.0"
-"""Of the protocol."""
+"""AG-UI protocol version."""
 Data = dict[str, Any]
 _VOID = "rxloop.void"
-"""The type of an activity that stands for a reasoning message on its way out."""
+"""Activity type that replaces a reasoning message before its removal."""
 _AUTHORITY = "@ag-ui/client"
-"""Where a snapshot says which types of activities it has all of."""
+"""Metadata key for activity types that are complete in a snapshot."""
 
 
 def frame(type: str, fields: Mapping[str, Any]) -> bytes:
-    """Write an event; fields without a value are left out, since the official client takes no null there."""
+    """Encode an event as a frame, omitting None values because the official client rejects null."""
     data = {name: value for name, value in fields.items() if value is not None}
     return b"data: %b\n\n" % orjson.dumps({"type": type, **data})
 
@@ -32,43 +32,43 @@ def head(type: str, name: str, id: str) -> bytes:
 
 
 def with_delta(head: bytes, delta: str) -> bytes:
-    """Write an event with a delta."""
+    """Append a delta to an event prefix."""
     return b'%b"delta":%b}\n\n' % (head, orjson.dumps(delta))
 
 
 def snapshot(messages: list[Data], activities: Iterable[str] = ()) -> bytes:
-    """State all messages anew.
+    """Encode a snapshot of all messages.
 
     Args:
-        messages: All that the client is to have.
-        activities: The types of activities of which these messages have all.
+        messages: All messages of the client.
+        activities: Activity types that are complete in this snapshot.
     """
     metadata = {_AUTHORITY: {"authoritativeActivityTypes": [_VOID, *activities]}}
     return frame("MESSAGES_SNAPSHOT", {"metadata": metadata, "messages": messages})
 
 
 def going(reasoning: Iterable[str]) -> list[Data]:
-    """Messages for a snapshot, after which the next one takes this reasoning away.
+    """Return placeholder messages that let the next snapshot remove reasoning.
 
-    A client keeps reasoning that a snapshot leaves out, if that has none. So it becomes an activity first, of a type of
-    which the next snapshot has none.
+    Clients keep reasoning messages that are missing in a snapshot without reasoning. Replacing them with an activity of
+    an authoritative type allows the next snapshot to remove them.
     """
     return [{"id": each, "role": "activity", "activityType": _VOID, "content": {}} for each in reasoning]
 
 
 def failure(code: str, message: str) -> bytes:
-    """Write the end of a run that failed, or of one that never began."""
+    """Encode an error event for a failed or refused run."""
     return frame("RUN_ERROR", {"message": message, "code": code})
 
 
 def refusal(refused: Refused) -> bytes:
-    """Write why there is no run."""
+    """Encode the error event for a refused request."""
     fields = "; ".join(f"{name}: {text}" for name, text in refused.fields.items()) if refused.fields else ""
     return failure(refused.code, f"{refused} ({fields})" if fields else str(refused))
 
 
 _GOES_AWAY = failure("draining", "the server goes away; connect again")
-# Without a `retry:` line: clients of AG-UI do not read it, and do not come back by themselves.
+# AG-UI clients ignore `retry:` and do not reconnect automatically.
 WRITER = FrameWriter[bytes]("text/event-stream", bytes, draining=_GOES_AWAY)
 
 Slots = Mapping[tuple[str, str | None, int], str]
@@ -79,20 +79,20 @@ COUNTED = {
     "cached_tokens": "cachedInputTokens",
     "cache_write_tokens": "cacheWriteInputTokens",
 }
-"""The counts of a `usage` event, and what they are called in AG-UI."""
+"""AG-UI names of the token counts in a `usage` event."""
 
 
 def end_of(
     event: StatusUpdateEvent, thread_id: str, run_id: str, usage: Mapping[str, list[int]], slots: Slots
 ) -> bytes:
-    """Write the last frame of a run.
+    """Encode the final frame of a run.
 
     Args:
-        event: The end of the attempt.
-        thread_id: The conversation.
-        run_id: What the client calls the attempt.
-        usage: By model: what was counted, in the order of `COUNTED`.
-        slots: By run, step and place: the call.
+        event: Final event of the attempt.
+        thread_id: Conversation id.
+        run_id: Client's id for the attempt.
+        usage: Token counts by model, in the order of `COUNTED`.
+        slots: Call ids by run, step and index.
     """
     about = {"rxloop": {"taskId": event.task_id, "attempt": event.attempt, "cursor": event.cursor}}
     tokens = usage_of(usage)
@@ -110,24 +110,24 @@ def end_of(
 
 
 def usage_of(usage: Mapping[str, list[int]]) -> list[Data] | None:
-    """The tokens, by model."""
+    """Return token usage by model, or None."""
     found: list[Data] = []
     for model, sums in usage.items():
         counts = dict(zip(COUNTED.values(), sums, strict=True))
         if not counts["cacheWriteInputTokens"]:
-            # Younger than the others, and clients that do not know it have no use for a zero.
+            # This is a newer field, and clients that do not know it should not receive a zero.
             del counts["cacheWriteInputTokens"]
         found.append({**({"model": model} if model else {}), **counts})
     return found or None
 
 
 def interrupt_id(root: str, question: PendingInput) -> str:
-    """What a question is called: its own id is only that of one run, and a thread has many."""
+    """Return a question id that is unique within the thread."""
     return f"{root}:{question.input_id}"
 
 
 def call_of(root: str, question: PendingInput, slots: Slots) -> str | None:
-    """The call that a question is about."""
+    """Return the call that a question refers to, or None."""
     if question.call is None:
         return None
     return slots.get((question.task_id or root, question.step, question.index))
@@ -138,7 +138,7 @@ def _waits(event: StatusUpdateEvent, slots: Slots) -> Data:
     asked = [each for each in event.pending if each.input_kind != "tool"]
     if asked:
         return {"type": "interrupt", "interrupts": [_interrupt(root, each, slots) for each in asked]}
-    # An interrupt would have the client demand an answer to it before it sends the results.
+    # An interrupt would require an answer before the client can send the results of its tools.
     calls = [call_of(root, each, slots) for each in event.pending]
     return {"type": "success", "pendingToolCallIds": [call for call in calls if call is not None]}
 

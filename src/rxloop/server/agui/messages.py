@@ -1,4 +1,4 @@
-"""Messages that the client has, and from where on it is told of a run."""
+"""Client messages and the parameters of an AG-UI event stream."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from rxloop.server.agui.frames import Data
 
 Base = Callable[[], list[Data]]
-"""What the client has had before, read when it is needed."""
+"""Lazily loaded messages that the client already has."""
 
 
 class Messages:
-    """The messages of a client, each under its id, in the order in which it has them."""
+    """Ordered messages of a client, by id."""
 
     def __init__(
         self,
@@ -22,33 +22,33 @@ class Messages:
         answered: Mapping[str, Any] | None = None,
         named: Mapping[str, str] | None = None,
     ) -> None:
-        """Begin with what the client has.
+        """Initialize with the existing messages of the client.
 
         Args:
-            base: The ids of its messages.
-            written: Gives these messages.
-            answered: By call: what it has itself answered.
-            named: By call: under which id it has the answer to it.
+            base: Ids of the existing messages.
+            written: Returns the existing messages.
+            answered: Results that the client itself provided, by call.
+            named: Ids of the client's tool messages, by call.
         """
         self.answered = answered or {}
         self._named = named or {}
         self.base = set(base)
-        """The ids of what it has had, as far as the run has said nothing of it."""
+        """Ids of existing messages that the run has not replaced."""
         self.had = bool(self.base)
-        """Whether it has any."""
+        """True if the client already had messages."""
         self._written = written
         self._own: dict[str, Data] = {}
         self._texts: dict[str, list[str]] = {}
         self._results: dict[str, list[str]] = {}
-        """By the message of a call: the answers to its calls."""
+        """Results of the calls in each message."""
         self._place: dict[str, str] = {}
-        """By call: its message."""
+        """Message id of each call."""
 
     def __contains__(self, id: str) -> bool:
         return id in self._own or id in self.base
 
     def put(self, id: str, role: str, content: Any = None, **fields: Any) -> Data:
-        """Have a message, in place of one that the client had under that id."""
+        """Add a message, replacing an existing message with the same id."""
         self.base.discard(id)
         made = {"id": id, "role": role, **{name: value for name, value in fields.items() if value is not None}}
         if content is not None:
@@ -57,13 +57,13 @@ class Messages:
         return made
 
     def open(self, id: str, role: str, owner: str | None) -> list[str]:
-        """Let text be written into a message; gives where the pieces go."""
+        """Open a message for text and return its list of deltas."""
         if id not in self._own:
             self.put(id, role, subagentRunId=owner)
         return self._texts.setdefault(id, [])
 
     def begin_call(self, id: str, name: str, message: str, owner: str | None) -> list[str]:
-        """Let a call be written into a message; gives where the pieces of its arguments go."""
+        """Add a call to a message and return the list of its argument deltas."""
         if message not in self._own:
             self.put(message, "assistant", subagentRunId=owner)
         call = {"id": id, "type": "function", "function": {"name": name, "arguments": ""}}
@@ -72,23 +72,23 @@ class Messages:
         return self._texts.setdefault(f"call {id}", [])
 
     def revise_call(self, id: str, arguments: str) -> None:
-        """Replace the arguments of a call."""
+        """Replace a call's arguments."""
         self._texts[f"call {id}"] = [arguments]
 
     def answer(self, id: str, call: str, content: Any, owner: str | None) -> None:
-        """Have the answer to a call, behind its message."""
+        """Add the result of a call, after the message that contains the call."""
         named = self._named.get(call, id)
         self.put(named, "tool", content, toolCallId=call, subagentRunId=owner)
         self._results.setdefault(self._place.get(call, ""), []).append(named)
 
     def drop(self, ids: Iterable[str]) -> None:
-        """Let go of messages."""
+        """Remove messages by id."""
         for each in ids:
             self._own.pop(each, None)
             self._texts.pop(each, None)
 
     def drop_call(self, id: str) -> None:
-        """Let go of a call, and of its message if there is nothing else in it."""
+        """Remove a call, and also its message if it becomes empty."""
         message = self._own.get(self._place.pop(id, ""))
         if message is None:
             return
@@ -99,7 +99,7 @@ class Messages:
                 self.drop([message["id"]])
 
     def all(self, *, activities: bool) -> list[Data]:
-        """Give all messages, in order; with the activities or without them."""
+        """Return all messages in order, with or without activities."""
         own: list[Data] = []
         behind = {each for results in self._results.values() for each in results}
         for name, message in self._own.items():
@@ -109,7 +109,7 @@ class Messages:
             own += [{**self._own[each]} for each in self._results.get(name, ()) if each in self._own]
         own += [{**self._own[each]} for each in self._results.get("", ()) if each in self._own]
         before = self._written()
-        # A result that the client has under an id of its own stays under that.
+        # Keep the client's own ids for tool results.
         named = {message["toolCallId"]: message["id"] for message in before if message.get("role") == "tool"}
         for message in own:
             if message["role"] == "tool":
@@ -133,16 +133,16 @@ class Messages:
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """What a client is told of a run, and from where on.
+    """Parameters of an AG-UI event stream.
 
     Attributes:
-        thread_id: The conversation.
-        run_id: What the client calls this attempt.
-        messages: Makes what the client has had before.
-        after: The client has the durable events up to this one, or gets what they come to by a snapshot.
-        restated: Whether it gets them by a snapshot.
-        reasoning: The ids of the reasoning that it has.
-        state: The name of the custom event that has the state of the application.
+        thread_id: Conversation id.
+        run_id: Client's id for this attempt.
+        messages: Creates the messages that the client already has.
+        after: Sequence number of the last durable event that the client has, or receives in a snapshot.
+        restated: True if the stream starts with a snapshot.
+        reasoning: Ids of reasoning messages that the client has.
+        state: Name of the custom event that contains the application state.
     """
 
     thread_id: str
@@ -151,6 +151,6 @@ class Telling:
     after: int = 0
     restated: bool = False
     activities: bool = False
-    """Whether the snapshot has all activities of the conversation, too."""
+    """True if the snapshot also includes all activities of the conversation."""
     reasoning: frozenset[str] = field(default_factory=frozenset[str])
     state: str | None = None

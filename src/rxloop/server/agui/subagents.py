@@ -1,4 +1,4 @@
-"""Nested agents and activities of AG-UI."""
+"""AG-UI representation of nested agents and activities."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from rxloop.server.agui.messages import Messages
 
 
 class Agents:
-    """The nested runs of an attempt."""
+    """Nested runs of an attempt."""
 
     def __init__(self) -> None:
         self.going: dict[str, str] = {}
-        """By nested run that goes on: what it is called in this attempt."""
+        """Subagent ids of active nested runs, unique within this attempt."""
         self._over: dict[str, int] = {}
 
     def owner(self, event: Event) -> str | None:
-        """Whose work an event is: that of a nested run, or, as None, of the run itself."""
+        """Return the subagent id that an event belongs to, or None for the root run."""
         return self.going.get(event.task_id, event.task_id) if event.agent_path else None
 
     def begin(self, event: SubtaskEvent, call: str | None) -> bytes:
-        """Begin a nested run, which may have gone on before; `call` is the call that it belongs to."""
+        """Start or restart a nested run, with `call` as its parent tool call."""
         task_id = event.subtask_id
         times = self._over.get(task_id, 0)
         handle = self.going[task_id] = f"{task_id}:{times + 1}" if times else task_id
@@ -32,12 +32,12 @@ class Agents:
         return frame("SUBAGENT_STARTED", {"subagentRunId": handle, **fields})
 
     def end(self, task_id: str, event: Event, final: StatusUpdateEvent | None) -> bytes:
-        """End a nested run that goes on.
+        """End an active nested run.
 
         Args:
-            task_id: The nested run.
-            event: What ends it.
-            final: The last event of its attempt, or of one that it is nested in.
+            task_id: Id of the nested run.
+            event: Event that ended the nested run.
+            final: Final event of its attempt, or of an enclosing attempt.
         """
         handle = self.going.pop(task_id)
         self._over[task_id] = self._over.get(task_id, 0) + 1
@@ -57,7 +57,7 @@ class Agents:
         return frame("SUBAGENT_ERROR", {"subagentRunId": handle, "message": message, "code": code})
 
     def forget(self) -> None:
-        """Begin an attempt, in which names count anew."""
+        """Reset the numbering for a new attempt."""
         self._over.clear()
 
 
@@ -65,26 +65,26 @@ THOUGHTS, BRANCHES, PROGRESS = "rxloop.thoughts", "rxloop.branches", "rxloop.too
 
 
 class Activities:
-    """The activities that a run has, and the frames that tell of them."""
+    """Activities of a run and their frames."""
 
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
         self._kept: dict[str, Data] = {}
 
     def all(self) -> Sequence[bytes]:
-        """The frames of all of them, as they stand."""
+        """Return snapshot frames for all current activities."""
         return [_activity(name, activity) for name, activity in self._kept.items()]
 
     def add(self, id: str, owner: str | None, type: str, into: str, key: str, value: Any) -> bytes:
-        """Add something to an activity, which is a list, or an object where it has keys; give the frame that tells it.
+        """Append to an activity's list or object and return the resulting frame.
 
         Args:
-            id: The activity; a new one begins with this.
-            owner: The nested agent that it belongs to.
-            type: Which kind of activity it is.
-            into: The field of its content that grows.
-            key: The key in an object, or `-` for the end of a list.
-            value: What is added.
+            id: Activity id. If it is unknown, a new activity is created.
+            owner: Subagent that owns the activity.
+            type: Activity type.
+            into: Content field to extend.
+            key: Key in an object, or `-` to append to a list.
+            value: Value to add.
         """
         activity = self._kept.get(id)
         if activity is None:
@@ -103,7 +103,7 @@ class Activities:
 
 
 def thought_of(event: ThoughtStreamEvent) -> Data:
-    """A thought as an item of an activity."""
+    """Convert a thought to an activity item."""
     thought = {
         "id": event.thought_id,
         "type": event.thought_type,

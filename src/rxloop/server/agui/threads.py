@@ -1,4 +1,4 @@
-"""A run as frames for a client, and a thread as the messages that the client has."""
+"""AG-UI frames of a run and messages of a thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger("rxloop")
 
 
 def agui_frames(telling: Telling) -> View[Event, bytes]:
-    """Write a run down as AG-UI, up to the end of an attempt.
+    """Convert a run to AG-UI frames until the end of an attempt.
 
     ::
 
@@ -29,12 +29,12 @@ def agui_frames(telling: Telling) -> View[Event, bytes]:
         agui_frames()   --R-------S----T--(E,N)--(F|)     c content-complete, f final; R RUN_STARTED, S STEP_STARTED,
                                                           T TEXT_MESSAGE_*, E its end, N STEP_FINISHED, F RUN_FINISHED
 
-    It is given a run from its first event, for what it says follows from all of that; `Telling.after` says how much of
-    it the client has. Who gets that by a snapshot gets it as soon as it is read, however long nothing follows. A stream
-    that breaks off ends as a failed run, since clients take an end without a word for a success.
+    The input must contain all events of a run, because the output depends on earlier events. `Telling.after` marks the
+    events that the client already has. A snapshot is sent as soon as its events have been read, without waiting for the
+    next event. An interrupted stream ends with an error event, because clients interpret a plain end as success.
 
     Args:
-        telling: What the client is told, and from where on.
+        telling: Parameters of the event stream.
     """
 
     def write_frames(out: ViewOutput[bytes]) -> Callable[[Event], None]:
@@ -69,14 +69,14 @@ def agui_frames(telling: Telling) -> View[Event, bytes]:
 
 
 _NOWHERE = 1 << 62
-"""After the last event of any run."""
+"""Sequence number beyond the last event of any run."""
 
 
 async def runs_of(gateway: Gateway, principal: Principal, thread_id: str) -> Sequence[RunRecord]:
-    """The runs of a thread, in order; none where there is no such thread.
+    """Return the runs of a thread in order, or an empty sequence for an unknown thread.
 
     Raises:
-        Refused: It is somebody else's.
+        Refused: If the thread belongs to another principal.
     """
     if not await gateway.find_context(principal, thread_id):
         return ()
@@ -85,26 +85,26 @@ async def runs_of(gateway: Gateway, principal: Principal, thread_id: str) -> Seq
 
 
 async def last_run_of(gateway: Gateway, principal: Principal, thread_id: str) -> RunRecord | None:
-    """The newest run of a thread, without a look at those before it; None where there is no such thread.
+    """Return the latest run of a thread without reading earlier runs, or None for an unknown thread.
 
     Raises:
-        Refused: It is somebody else's.
+        Refused: If the thread belongs to another principal.
     """
     if not await gateway.find_context(principal, thread_id):
         return None
-    # In a thread of its own a principal does not see what those who see all have begun there.
+    # Other principals with access to all runs may have started runs in this thread, so skip them.
     owner = None if "others" in principal.scopes else principal.id or None
     found = await read_log(gateway.runtime.log.list_runs, context_id=thread_id, owner=owner, newest_first=True, limit=1)
     return found[0] if found and principal.may_see(found[0]) else None
 
 
 async def restated(gateway: Gateway, records: Sequence[RunRecord], answered: dict[str, str]) -> Messages:
-    """Fold runs into the messages that a client has of them.
+    """Fold runs into the messages of a client.
 
     Args:
-        gateway: Has the log.
-        records: The runs.
-        answered: By call: under which id the client has its answer.
+        gateway: Gateway with the event log.
+        records: Runs to fold.
+        answered: Ids of the client's tool messages, by call.
     """
     messages = Messages(named=answered)
     for record in records:

@@ -24,7 +24,7 @@ from rxloop.server.http.requests import ApiCall
 
 
 class Api(Adapter):
-    """The HTTP API of a runtime; see `api`."""
+    """Adapter for the HTTP API; see `api`."""
 
     def __init__(
         self, runtime: Runtime, settings: Collection[str], on_disconnect: OnDisconnect, options: AdapterOptions

@@ -38,12 +38,12 @@ _NEVER_STORED = {"cache-control": "no-store"}
 
 
 class UiStream(Adapter):
-    """The AI SDK's UI message stream of a runtime; see `ui_stream`."""
+    """Adapter for the AI SDK's UI message stream; see `ui_stream`."""
 
     def __init__(
         self, runtime: Runtime, path: str, agent: str | None, on_disconnect: OnDisconnect, options: AdapterOptions
     ) -> None:
-        """Create the adapter; see `ui_stream`."""
+        """Initialize the adapter; see `ui_stream`."""
         super().__init__(runtime, agent=agent, on_disconnect=on_disconnect, **options)
         if path and (not path.startswith("/") or path.endswith("/") or "{" in path):
             raise ConfigurationError(f"path must begin with / and not end with it, such as '/api/chat', not {path!r}")
@@ -51,7 +51,7 @@ class UiStream(Adapter):
 
     @override
     def endpoints(self) -> Sequence[Endpoint]:
-        # The SDK writes the id of a chat into an address as it is: it may have slashes.
+        # The SDK does not encode chat ids in URLs, so they may contain slashes.
         chat_path = f"{self._path}/{{chat_id:rxloop_id}}"
         return [
             Endpoint("POST", self._path or "/", self._post, Post),
@@ -62,50 +62,50 @@ class UiStream(Adapter):
 
     @override
     def write_error(self, refused: Refused, request: HTTPConnection) -> Response:
-        # One sentence, since a page shows it as it comes.
+        # Return plain text, because pages display it unchanged.
         fields = "".join(f"; {name}: {said}" for name, said in (refused.fields or {}).items())
         headers = {**_NEVER_STORED, **refused.headers}
         return PlainTextResponse(f"{refused}{fields}", refused.status, headers)
 
-    # -- the routes
+    # -- routes
 
     async def _post(self, call: Call[Post, None]) -> Response:
-        """Start a run, make its answer anew, or answer its questions; give what is new of its message."""
+        """Start or regenerate a run, or answer its questions, and stream the new part of its message."""
         self.gateway.check_stream(call.principal)
         found = await Chat(self.gateway, call.principal, call.body.id).find()
         new = new_of(call.body)
         if isinstance(new, Answers):
             return await self._answered(call, found, new)
         async with self.gateway.lock_context(call.body.id, everywhere=True):
-            # Anew: another request may have begun a run of the chat meanwhile.
+            # Look up the chat again, because another request may have started a run in the meantime.
             found = await Chat(self.gateway, call.principal, call.body.id).find()
             record = await self._asked(call, found, new)
         return self._streamed(call, record)
 
     async def _messages(self, call: Call[None, None]) -> Response:
-        """Give all messages of a chat, for a page that is loaded anew."""
+        """Return all messages of a chat, for a page reload."""
         found = await self._chat(call)
         made = await found.messages() if found is not None else []
         return Response(orjson.dumps(made), media_type="application/json", headers=_NEVER_STORED)
 
     async def _resume(self, call: Call[None, None]) -> Response:
-        """Give the run that goes on, from its first event."""
+        """Stream the active run from its first event."""
         record = await self._newest(call)
         if record is None or record.state in runs.AT_REST:
             return Response(status_code=204, headers=_NEVER_STORED)
         return self._streamed(call, record)
 
     async def _stop(self, call: Call[None, None]) -> Response:
-        """Cancel the run that goes on or waits."""
+        """Cancel the active or waiting run."""
         record = await self._newest(call)
         if record is not None:
             await runs.cancel_run(self.gateway, record.task_id, "The user stopped it.")
         return Response(status_code=204, headers=_NEVER_STORED)
 
-    # -- what they share
+    # -- helpers
 
     async def _chat(self, call: Call[None, None]) -> Chat | None:
-        """The chat in the address; None if there is none, or it is somebody else's."""
+        """Return the chat in the path, or None if it is missing or belongs to another principal."""
         chat_id = id_in_path(call.request, "chat_id")
         try:
             check_chat_id(chat_id)
@@ -127,7 +127,7 @@ class UiStream(Adapter):
         return found_runs[0] if found_runs else None
 
     async def _asked(self, call: Call[Post, None], found: Chat, asked: list[Asked]) -> RunRecord:
-        """The run that answers what a person has asked; one that there is already is not begun again."""
+        """Return the run for a posted message, starting it unless it already exists."""
         agent, newest = self.agent or runs.resolve_agent(self.gateway, call.body.agent), asked[-1]
         place = await found.run_of(agent, newest.id)
         if place is None:
@@ -136,7 +136,7 @@ class UiStream(Adapter):
         record = place.record
         note = note_of(record)
         anew = call.body.trigger == "regenerate-message"
-        # The first one of a conversation that was begun for it: the same request, posted once more.
+        # A regenerated answer is the first run of its conversation, so this is a repeated request.
         under_way = place.newest and "replaces" in note and record.state not in runs.AT_REST
         if record.metadata.get(runs.REQUEST) == runs.digest_request(newest.written()) and (not anew or under_way):
             return record
@@ -181,13 +181,13 @@ class UiStream(Adapter):
     def _streamed(
         self, call: Call[Any, Any], record: RunRecord, *, after: int = 0, goes_on: bool = False
     ) -> EventStream:
-        """Answer with the message of a run, up to the end of its attempt.
+        """Stream a run's message until the end of its attempt.
 
         Args:
-            call: The request.
-            record: The run as it stands, before it was given any answers.
-            after: The `seq` of the last event that the client has.
-            goes_on: It was given answers.
+            call: Current request.
+            record: Record of the run, read before any answers were sent.
+            after: Sequence number of the last event that the client has.
+            goes_on: True if the run received answers.
         """
         task_id, known = record.task_id, record.seq
         over = record.state in runs.AT_REST and not goes_on
@@ -207,7 +207,7 @@ class UiStream(Adapter):
 
 
 def _until(seq: int) -> EventView:
-    """Complete with the end of the attempt that comes after an event: those before it are what the run has been."""
+    """Complete after the first end of an attempt that follows an event. Earlier attempts are part of the history."""
 
     def goes_on(event: Event) -> bool:
         return not (ends_attempt(event) and event.seq > seq)
@@ -225,20 +225,20 @@ def ui_stream(
 ) -> UiStream:
     """Serve a runtime to `useChat` of the AI SDK 6.
 
-    `POST /api/chat` starts a run, or answers its questions, and streams its message; `GET /api/chat/{id}/stream` goes
-    on with the run that is under way, 204 if there is none; `GET /api/chat/{id}` gives the messages of a chat, for a
-    page that is loaded anew; `POST /api/chat/{id}/stop` cancels. The id of a chat is that of a conversation.
+    `POST /api/chat` starts a run or answers its questions, and streams its message. `GET /api/chat/{id}/stream`
+    continues the stream of the active run, or returns 204. `GET /api/chat/{id}` returns the messages of a chat, for a
+    page reload. `POST /api/chat/{id}/stop` cancels the run. A chat id is a conversation id.
 
     Args:
-        runtime: Has the agents, and the log.
-        agent: The name of the agent that answers. Without it, it is the only one, or the one that the body names.
-        path: Where it is served; the default is where `useChat` looks for it.
-        on_disconnect: What becomes of a run whose page leaves before its end: `keep` lets it go on, so that the page
-            can come back; `cancel` cancels it, also where `stop()` of the page does no more than leave.
+        runtime: Runtime with the agents and the event log.
+        agent: Name of the agent. By default, the request names the agent, unless the runtime has only one.
+        path: URL path of the chat endpoint. The default matches `useChat`.
+        on_disconnect: Either `keep` or `cancel`, for runs whose page disconnects before the end. With `keep`, the page
+            can reconnect. With `cancel`, `stop()` on the page also cancels the run if it only disconnects.
         options: `auth`, `limits` and `heartbeat`; see `AdapterOptions`.
 
     Raises:
-        ConfigurationError: An argument is wrong.
+        ConfigurationError: If an argument is invalid.
 
     Example:
         >>> app = ui_stream(Runtime({"support": support}, log=SqliteEventLog("app.db")), auth=session)

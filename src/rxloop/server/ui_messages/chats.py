@@ -1,4 +1,4 @@
-"""Conversations of a chat, and answers to its runs."""
+"""Conversations of a chat and answers to its runs."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ from rxloop.state.run_state import initial_state
 from rxloop.storage.conversation import conversation
 
 NOTE = "ui"
-"""In the metadata of a run that was begun here: what is to be known of it when its chat is asked for again."""
+"""Metadata key for adapter data, which is needed to restore the chat later."""
 
 
 class Place(NamedTuple):
-    """A run in a chat."""
+    """A run within a chat."""
 
     record: RunRecord
     newest: bool
-    """It stands in the conversation in which the chat goes on."""
+    """True if the run is in the chat's current conversation."""
 
 
 class Chat:
-    """A chat of a principal.
+    """A principal's chat.
 
-    It is the conversation of the same id. An answer that is made anew begins another conversation, with a copy of what
-    stood before it, and the chat goes on there: a conversation has no second course.
+    A chat starts as the conversation with the same id. Regenerating an answer creates a new conversation with a copy of
+    the preceding messages, because a conversation cannot branch. The chat then continues in the new conversation.
     """
 
     def __init__(self, gateway: Gateway, principal: Principal, chat_id: str) -> None:
         self._gateway, self._principal, self._chat_id = gateway, principal, chat_id
         self.conversations: list[str] = [chat_id]
-        """Their ids, oldest first."""
+        """Conversation ids, oldest first."""
         self.begun = False
 
     async def find(self) -> Chat:
-        """Look for its conversations.
+        """Load the conversations of the chat.
 
         Raises:
-            Refused: The chat is somebody else's.
+            Refused: If the chat belongs to another principal.
         """
         self.begun = await self._gateway.find_context(self._principal, self._chat_id)
         while self.begun and await self._gateway.find_context(self._principal, self.next_id()):
@@ -64,15 +64,15 @@ class Chat:
         return self
 
     def next_id(self) -> str:
-        """The id of the conversation in which an answer is made anew."""
+        """Return the conversation id for the next regenerated answer."""
         return derive_id("chat", self._principal.id, self._chat_id, str(len(self.conversations)))
 
     def key(self, message_id: str, context_id: str | None = None) -> str:
-        """What a message stands for, however often it is posted."""
+        """Return the idempotency key of a message."""
         return orjson.dumps(["ui", context_id or self.conversations[-1], message_id]).decode()
 
     async def run_of(self, agent: str, message_id: str) -> Place | None:
-        """The run that a message has begun; the newest one, where it was begun anew."""
+        """Return the run that a message started, or the latest run if the message was regenerated."""
         for context_id in reversed(self.conversations):
             record = await find_started_run(self._gateway, self._principal, agent, self.key(message_id, context_id))
             if record is not None:
@@ -80,18 +80,18 @@ class Chat:
         return None
 
     async def not_begun(self, agent: str, asked: Sequence[Asked]) -> list[Asked]:
-        """Those messages of the person that no run has been begun with."""
+        """Return the user messages that have not started a run yet."""
         for place in range(len(asked) - 1, 0, -1):
             if await self.run_of(agent, asked[place - 1].id):
                 return list(asked[place:])
         return list(asked)
 
     async def before(self, record: RunRecord) -> list[Message]:
-        """The messages of the chat before a run, as that one has begun with them."""
+        """Return the messages that precede a run in its conversation."""
         return list((await conversation(self._gateway.runtime.log, record.context_id, before=record.task_id)).messages)
 
     async def runs(self) -> list[RunRecord]:
-        """The runs that stand in the chat, in order."""
+        """Return the runs of the chat in order."""
         found: list[RunRecord] = []
         context_id: str | None = self.conversations[-1]
         before = ""
@@ -104,7 +104,7 @@ class Chat:
         return found
 
     async def messages(self) -> list[dict[str, Any]]:
-        """All of it, as UI messages."""
+        """Return all messages of the chat as UI messages."""
         made: list[dict[str, Any]] = []
         for record in await self.runs() if self.begun else ():
             events = await read_log(self._gateway.runtime.log.read, record.task_id)
@@ -115,16 +115,16 @@ class Chat:
 
 
 def note_of(record: RunRecord) -> dict[str, Any]:
-    """What is noted of a run that was begun here."""
+    """Return the adapter data stored in a run's metadata."""
     note: Any = record.metadata.get(NOTE)
     return cast("dict[str, Any]", note) if isinstance(note, Mapping) else {}
 
 
 def check_chat_id(chat_id: str) -> None:
-    """Refuse what is no id of a chat.
+    """Check that a chat id is valid.
 
     Raises:
-        Refused: There can be no such chat.
+        Refused: If the id is invalid.
     """
     if not is_id(chat_id):
         raise Refused(404, "not_found", "there is no such conversation")
@@ -138,7 +138,7 @@ def _answered(record: RunRecord, events: Sequence[Event]) -> dict[str, Any]:
 
 
 def _asked(events: Sequence[Event], new: Any) -> list[dict[str, Any]]:
-    """The messages of the person that a run was begun with; the others stood before it."""
+    """Return the user messages that started a run, excluding copied history."""
     first = events[0].to_public() if events else None
     if not isinstance(first, TaskEvent):
         return []
@@ -163,19 +163,19 @@ def _part(part: Any) -> dict[str, Any]:
 
 
 async def answer(gateway: Gateway, record: RunRecord, answers: Answers, inputs: dict[str, Any]) -> bool:
-    """Give a run the answers that it waits for; the others of the message are those that it has.
+    """Answer the open questions of a run, ignoring answers that it already has.
 
     Args:
-        gateway: Has the run.
-        record: The run.
-        answers: What stands in its message.
+        gateway: Gateway of the run.
+        record: Record of the run.
+        answers: Answers found in the run's message.
         inputs: Answers to other questions.
 
     Returns:
-        Whether it goes on with any of them.
+        True if the run was resumed with at least one new answer.
 
     Raises:
-        Refused: An answer does not fit, or there is none that the run waits for and it tells nothing new.
+        Refused: If an answer is invalid, or the request contains no pending answer and requests no new events.
     """
     last = await runs.find_last_update(gateway, record)
     pending = await runs.list_pending_inputs(gateway, record)
@@ -191,7 +191,7 @@ async def answer(gateway: Gateway, record: RunRecord, answers: Answers, inputs: 
         if last is not None and answers.seen >= record.seq:
             raise Refused(409, "not_waiting", _NOT_WAITING if pending else "the run waits for no answer")
         return False
-    # A decision is yes or no: what the person says to it is a message, and one however often it is posted.
+    # Decisions are booleans, so send the person's reason as a message. The fixed id avoids duplicates.
     said = [Message.user(reason, message_id=f"{asked}:reason") for asked, reason in reasons.items()]
     await runs.answer_run(gateway, record, given, said)
     return True
@@ -200,7 +200,7 @@ async def answer(gateway: Gateway, record: RunRecord, answers: Answers, inputs: 
 def _matches(
     task_id: str, question: PendingInput, answers: Answers, inputs: Mapping[str, Any]
 ) -> Iterator[tuple[Any, str | None]]:
-    """Find the answers to a question, the one that counts last, each with the reason that the person has written."""
+    """Yield the answers to a question in order of increasing precedence, each with the person's reason."""
     asked = f"{task_id}:{question.input_id}"
     slot = f"{question.task_id or task_id}:{question.step}:{question.index}"
     if asked in answers.approvals and question.input_kind == "confirmation":
@@ -213,10 +213,10 @@ def _matches(
 
 
 async def _check_known(gateway: Gateway, record: RunRecord, answers: Answers, inputs: Mapping[str, Any]) -> None:
-    """See that the run has every answer that is posted though no question waits for it: the same request came twice.
+    """Check that a run already has all posted answers, which means that the request was repeated.
 
     Raises:
-        Refused: It has another answer, its question was dropped, or it was never asked.
+        Refused: If the run has a different answer, the question was dropped, or the question was never asked.
     """
     if not (answers.approvals or answers.results or inputs):
         return

@@ -1,4 +1,4 @@
-"""Chat changes as chunks of a UI message: one message for each run, over all of its attempts."""
+"""Conversion of chat changes to UI message chunks, with one message per run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Emit = Callable[[Chunk], None]
 
 _FINISH = {"length": "length", "content_filter": "content-filter", "tool_calls": "tool-calls", "stop": "stop"}
 LIMITS = ("max_iterations", "tool_failures", "tokens", "timeout", "attempts")
-"""The reasons with which an attempt ends at a limit: that is an end, and no error."""
+"""Reasons for an attempt that stopped at a limit, which is not an error."""
 _BROKE_OFF = "The stream broke off, and the answer goes on without it: come back in a moment."
 _VOIDED = "This call came to nothing, and was not carried out."
 
@@ -39,28 +39,28 @@ _VOIDED = "This call came to nothing, and was not carried out."
 def chunks(
     task_id: str, context_id: str, *, client_tools: Collection[str] = (), after: int = 0, known: int = 0
 ) -> View[Change | Event, Chunk]:
-    """Write a chat as the chunks of a UI message stream.
+    """Convert a chat to UI message stream chunks.
 
     ::
 
         source      --S-----T-----R-----N---w|      S StepBegan, T TextDelta, R CallResult, N StepEnded, w the end
         chunks()    s-S-----T-----R---------(Nf)|   s start, N finish-step, f finish, error or abort
 
-    The message has the id of the run, and is the same however often the run pauses and goes on: a client that has its
-    first part gets the rest with `after`. A step that is tried again goes on in the step that is open, since no chunk
-    takes text back: `data-rxloop-void` says that the text and the reasoning before it in that step do not count.
+    The message id is the run id, and the message continues across pauses. A client that has its first part can request
+    the rest with `after`. A retried step continues in the open step, because no chunk can remove text. Instead,
+    `data-rxloop-void` marks the preceding text and reasoning of the step as discarded.
 
     Args:
-        task_id: The run.
-        context_id: Its conversation.
-        client_tools: The names of the tools that the client carries out, as far as they are known.
-        after: The `seq` of the last event that the client has.
-        known: The `seq` of the last event that was there when the client asked. Calls that are for the client, and
-            were so before, are not to be carried out once more, unless the run still waits for them.
+        task_id: Run id.
+        context_id: Conversation id.
+        client_tools: Known names of the client's tools.
+        after: Sequence number of the last event that the client has.
+        known: Sequence number of the last event at the time of the request. Earlier calls of client tools must not be
+            executed again, unless the run still waits for them.
 
     Returns:
-        A view of the chunks, without the `[DONE]` at the end of the stream. What goes wrong with the source is the
-        last chunk, since a stream that just stops looks like one that is complete.
+        A view of chunks, without the final `[DONE]`. An error of the source becomes the last chunk, because clients
+        interpret a plain end as success.
     """
 
     def write(out: ViewOutput[Chunk]) -> Callable[[Change | Event], None]:
@@ -81,40 +81,40 @@ def chunks(
 
 
 class _Fold:
-    """What of a message has begun, and which questions of it wait."""
+    """State of a message and its open questions."""
 
     def __init__(self, emit: _Emit, task_id: str, client_tools: frozenset[str], after: int, known: int) -> None:
         self._out, self._task_id, self._client_tools, self._after = emit, task_id, client_tools, after
         self._known, self._seq = known, 0
         self._held: dict[str, str] = {}
-        """Questions for calls of the client's that were put before it asked, and the slots of these calls."""
+        """Call slots of questions about client tools that were asked before the request."""
         self._quiet = False
-        """What is told is what the client has."""
+        """True while processing events that the client already has."""
         self._step: str | None = None
         self._open = False
-        """There is a `start-step` with no `finish-step`."""
+        """True after `start-step` until `finish-step`."""
         self._text_shown = False
-        """Of the try that goes on."""
+        """True if the current step attempt has emitted text or reasoning."""
         self._slots: dict[str, str] = {}
-        """By the id of a call, which counts the tries: its slot, which is the same in each of them."""
+        """Slot by call id. Call ids differ between step attempts, but the slot is constant."""
         self._calls: dict[str, dict[str, Any]] = {}
-        """By slot: what is said of each call with every chunk that makes its part."""
+        """Common chunk fields of each call, by slot."""
         self._client_calls: set[str] = set()
         self._started: set[str] = set()
         self._approvals: dict[str, str] = {}
-        """The approvals that wait or were given, and their slots."""
+        """Slots of pending and answered approvals, by approval id."""
         self._answered: set[str] = set()
         self._asked: dict[str, Chunk] = {}
-        """Other questions that wait, as they were told."""
+        """Other pending questions, as they were sent."""
         self._told: set[str] = set()
-        """All questions that were."""
+        """Ids of all questions that were sent."""
         self._artifacts: dict[str, dict[str, Any]] = {}
         self._by_client: list[Chunk] = []
-        """The results of the step that goes on which are the client's."""
+        """Results of client tools in the current step."""
         self._last: StatusUpdateEvent | None = None
 
     def take(self, item: Change | Event) -> None:
-        """Take the next change, or the next event that is none."""
+        """Process the next change or event."""
         event = item if isinstance(item, Event) else item.event
         self._seq = event.seq
         self._quiet = event.seq <= self._after
@@ -128,7 +128,7 @@ class _Fold:
         if not self._quiet:
             self._out({"type": type, **fields})
 
-    # -- what happens in a step
+    # -- steps
 
     def _change(self, item: Change) -> None:
         match item:
@@ -180,7 +180,7 @@ class _Fold:
         if item.name in self._client_tools:
             self._client_calls.add(slot)
         else:
-            # Without this a client takes the call for its own, and posts once it is answered.
+            # Otherwise a client treats the call as its own and posts again after the result.
             part.update(dynamic=True, providerExecuted=True)
         self._emit("tool-input-start", **part)
 
@@ -204,7 +204,7 @@ class _Fold:
                 if call.error is not None:
                     self._emit("tool-input-error", **{**part, "input": call.raw}, errorText=call.error)
                 elif slot not in self._client_calls:
-                    # The client's own come with the question: only then it is certain that they are to be carried out.
+                    # Client tool calls become available with their question, because only then they must be executed.
                     self._emit("tool-input-available", **part)
             case to.CallRevised():
                 part = self._calls[slot]
@@ -237,7 +237,7 @@ class _Fold:
             result = {**result, "providerExecuted": False}
         self._emit(**result)
 
-    # -- what happens beside the steps
+    # -- events outside of steps
 
     def _event(self, event: Event) -> None:
         match event:
@@ -260,7 +260,7 @@ class _Fold:
         slot = f"{question.task_id or task_id}:{question.step}:{question.index}"
         part = self._calls.get(slot) if question.call is not None else None
         if part is not None and question.input_kind == "tool":
-            # That it is the client's may not have been known; and what was asked before is as good as answered.
+            # The question shows that this is a client tool. Questions before the request count as answered.
             self._client_calls.add(slot)
             held = self._seq <= self._known and not self._quiet
             if held:
@@ -289,7 +289,7 @@ class _Fold:
             self._emit("data-input-required", id=asked, data={**told["data"], "waits": False})
 
     def _rest(self, event: StatusUpdateEvent) -> None:
-        """Take the end of an attempt, which knows of questions that no event for clients has told."""
+        """End an attempt and emit its questions that were not announced by public events."""
         self._last = event
         pending = {f"{self._task_id}:{question.input_id}": question for question in event.pending}
         for asked in [asked for asked in self._asked if asked not in pending]:
@@ -302,13 +302,13 @@ class _Fold:
                 part["providerExecuted"] = False
                 self._emit("tool-input-available", **part)
         if event.state in WAITING:
-            # For other answers: a client that finds nothing but its own calls complete posts them once more.
+            # Other answers are pending. Without this, a client that has completed all its own calls posts again.
             for result in self._by_client:
                 self._emit(**result, providerExecuted=True)
 
     def _artifact(self, event: ArtifactUpdateEvent) -> None:
         named = f"{event.artifact_id}:{event.artifact_version}"
-        # The first chunk has the name alone, and a part of the same id takes the place of the one before.
+        # The first chunk contains only the name, and a part with the same id replaces the previous one.
         about = self._artifacts.setdefault(named, {"artifactId": event.artifact_id, "version": event.artifact_version})
         given = {"name": event.name, "mediaType": event.media_type}
         about.update({key: value for key, value in given.items() if value is not None})
@@ -317,16 +317,16 @@ class _Fold:
         piece = {"index": event.index, "offset": event.offset, "data": event.data, "encoding": event.encoding}
         self._emit("data-artifact-chunk", id=named, transient=True, data=piece)
 
-    # -- the end
+    # -- end of the stream
 
     def end(self) -> None:
-        """Write the end of the attempt that came last; nothing if the stream ends in the middle of one."""
+        """Emit the end of the last attempt, unless the stream stopped during the attempt."""
         event = self._last
         if event is None:
             return
         self._finish_step()
         if self._by_client and event.state not in WAITING:
-            # Otherwise the last step is one that the client has completed, and it posts once more, for ever.
+            # Otherwise the last step is completed by the client, which then posts again in an endless loop.
             self._emit("start-step")
             self._emit("finish-step")
         state = {"state": event.state, "reason": event.reason, "cursor": event.cursor}
@@ -347,7 +347,7 @@ class _Fold:
 
 
 def _usage(usage: Usage) -> Chunk:
-    """Write usage as the AI SDK names it: what was written to the cache has a name since its version 6 alone."""
+    """Convert usage to the AI SDK format. Cache write tokens are only supported since version 6."""
     kept = usage.cache_write_tokens
     details = {"cacheReadTokens": usage.cached_tokens, "cacheWriteTokens": kept}
     return {

@@ -1,4 +1,4 @@
-"""Chunks as server-sent events, and as one UI message for pages that are loaded again."""
+"""Encoding of UI message chunks as server-sent events and as complete messages."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import FilePart, ImagePart
 
 Chunk = dict[str, Any]
-"""A chunk as plain data; the types are those of `UIMessageChunk` of the package `ai`."""
+"""A chunk as plain data, with the types of `UIMessageChunk` from the `ai` package."""
 
 _ENVELOPE = frozenset(to for field in Event.model_fields.values() if (to := field.serialization_alias) is not None)
 _TOLD = frozenset(("stage", "context-compressed", "thinking-failed", "tools-unavailable"))
-"""The other kinds that are told, as they are."""
+"""Other event kinds that are forwarded unchanged."""
 
 
 def data_part(event: Event) -> dict[str, Any] | None:
-    """Make the fields of a chunk of an event; None for one that is not told."""
+    """Return the chunk fields of an event, or None if the event is not forwarded."""
     match event:
         case CustomEvent():
             return {"type": f"data-{event.name}", "data": event.data}
@@ -47,19 +47,19 @@ def data_part(event: Event) -> dict[str, Any] | None:
 
 
 def _fields(event: Event) -> dict[str, Any]:
-    """What an event says beside its envelope, as clients may see it."""
+    """Return the public fields of an event, without its envelope."""
     fields: dict[str, Any] = orjson.loads(event.to_json(public=True))
     return {name: value for name, value in fields.items() if name not in _ENVELOPE}
 
 
 def parts_beside(id: str, message: ContentCompleteEvent) -> Iterator[dict[str, Any]]:
-    """Tell of the pages that the text of a message rests on, and of its files.
+    """Yield source and file chunks for a message.
 
     Args:
-        id: That of the text.
-        message: The message.
+        id: Id of the message text.
+        message: Complete message.
     """
-    # A page is shown once, however many words rest on it.
+    # List each page once, regardless of the number of citations.
     pages: dict[str, str | None] = {}
     for citation in message.citations:
         if citation.url and citation.url.startswith(("https://", "http://")):
@@ -72,7 +72,7 @@ def parts_beside(id: str, message: ContentCompleteEvent) -> Iterator[dict[str, A
 
 
 def file_part(file: ImagePart | FilePart, *, named: bool = True) -> dict[str, Any]:
-    """Write a file as the AI SDK has it; chunks take no name."""
+    """Convert a file to an AI SDK part. Chunks do not support file names."""
     media_type = file.media_type or ("image/*" if isinstance(file, ImagePart) else "application/octet-stream")
     url = file.url if file.url is not None else f"data:{media_type};base64,{b64encode(file.data or b'').decode()}"
     name = {"filename": file.filename} if named and isinstance(file, FilePart) and file.filename else {}
@@ -80,14 +80,14 @@ def file_part(file: ImagePart | FilePart, *, named: bool = True) -> dict[str, An
 
 
 DONE = b"data: [DONE]\n\n"
-"""The frame after the last chunk."""
+"""Final frame of a stream."""
 
 
 def encode(chunk: Chunk) -> bytes:
-    """Write a chunk as a frame."""
+    """Encode a chunk as a frame."""
     data = orjson.dumps(chunk)
     if b'"__proto__"' in data or b'"prototype"' in data:
-        # A client refuses the stream for them, and they may come from anywhere, such as the result of a tool.
+        # Clients reject streams that contain these keys, which may come from any data, such as a tool result.
         data = orjson.dumps(_without_prototypes(chunk))
     return b"data: %b\n\n" % data
 
@@ -111,11 +111,11 @@ _CLOSED = {
     "tool-output-error": ("output-error", ("errorText",)),
     "tool-output-denied": ("output-denied", ()),
 }
-"""What a chunk makes of the part of a call: its state, and the fields that come with it."""
+"""Part state and fields set by each final call chunk."""
 
 
 def ui_message(chunks: Iterable[Chunk]) -> dict[str, Any]:
-    """Make the message of a run of all of its chunks."""
+    """Assemble a message from all chunks of a run."""
     message: dict[str, Any] = {"id": "", "role": "assistant", "parts": []}
     parts: list[dict[str, Any]] = message["parts"]
     streaming: dict[str, dict[str, Any]] = {}
@@ -184,7 +184,7 @@ def _data(parts: list[dict[str, Any]], chunk: Chunk) -> None:
 
 
 def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Merge metadata as a client does: objects key by key."""
+    """Recursively merge metadata, as clients do."""
     merged = dict(one)
     for key, value in other.items():
         before = merged.get(key)

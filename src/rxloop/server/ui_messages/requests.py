@@ -1,4 +1,4 @@
-"""Posted messages and answers of a page."""
+"""Parsing of posted messages and answers."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class _Sent(Wire):
-    """What a client sends may have more than is read of it."""
+    """Base class for client data, which may contain unknown fields."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class Post(_Sent):
-    """The body that `DefaultChatTransport` posts."""
+    """Request body sent by `DefaultChatTransport`."""
 
     id: Id
-    """The chat."""
+    """Chat id."""
     messages: Annotated[list[Any], Field(max_length=10_000)] = Field(default_factory=list[Any])
-    """All that the page has, or the last of them; only what is new is read."""
+    """All messages of the page, or only the last one. Old messages are ignored."""
     trigger: Literal["submit-message", "regenerate-message"] = "submit-message"
     message_id: Annotated[str, Field(max_length=200)] | None = None
     agent: str | None = None
     tools: Annotated[list[ToolSpec], Field(max_length=128)] = Field(default_factory=list[ToolSpec])
-    """What the page carries out beside the tools that the agent has for it."""
+    """Tools executed by the page, in addition to the client tools of the agent."""
     metadata: Annotated[dict[str, Any], Field(max_length=64)] = Field(default_factory=dict[str, Any])
     inputs: Annotated[dict[str, Any], Field(max_length=64)] = Field(default_factory=dict[str, Any])
-    """Answers to the questions of `data-input-required` parts, by the id of the part or its `inputId`."""
+    """Answers to `data-input-required` parts, by part id or `inputId`."""
 
 
 class _TextSent(_Sent):
@@ -53,7 +53,7 @@ class _FileSent(_Sent):
 
 
 class Asked(_Sent):
-    """One message of the person."""
+    """A user message."""
 
     id: Id
     role: Literal["user"]
@@ -62,14 +62,14 @@ class Asked(_Sent):
     ]
 
     def written(self) -> bytes:
-        """What it says: a message that is posted again may say something else."""
+        """Return the content for comparison, because a repeated message may have been edited."""
         return self.model_dump_json().encode()
 
     def message(self) -> Message:
-        """The message as a run takes it.
+        """Convert to a run message.
 
         Raises:
-            Refused: A file cannot be read.
+            Refused: If a file is invalid.
         """
         parts = [
             TextPart(text=part.text) if isinstance(part, _TextSent) else _file(part, place)
@@ -81,13 +81,13 @@ class Asked(_Sent):
 
 class _Approval(_Sent):
     id: Annotated[str, Field(max_length=400)]
-    # No other value counts as a yes.
+    # Only true counts as approval.
     approved: Annotated[bool, Field(strict=True)]
     reason: Text | None = None
 
 
 class _Answered(_Sent):
-    """A part of the message of a run: only what may be an answer is read."""
+    """Part of a run's message that may contain an answer."""
 
     state: str = ""
     tool_call_id: Annotated[str, Field(max_length=400)] = ""
@@ -109,20 +109,20 @@ class Answers:
 
     task_id: str
     seen: int
-    """The `seq` of the last event that the page has, as far as it says."""
+    """Sequence number of the last event that the page reports to have."""
     approvals: dict[str, bool] = field(default_factory=dict[str, bool])
-    """By the id of the approval."""
+    """Decisions by approval id."""
     reasons: dict[str, str] = field(default_factory=dict[str, str])
-    """Why the person has decided so, where it is said; by the id of the approval."""
+    """Reasons for decisions by approval id, if any."""
     results: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What the page's tools gave, by the id of the call."""
+    """Results of the page's tools by call id."""
 
 
 def new_of(post: Post) -> list[Asked] | Answers:
-    """Find what is new: the messages of the person behind the last one of an agent, or the answers on that one.
+    """Return the new user messages after the last agent message, or the answers within the last agent message.
 
     Raises:
-        Refused: It does not fit, or there is nothing.
+        Refused: If the messages are invalid, or contain nothing new.
     """
     newest: list[Any] = []
     for message in reversed(post.messages):
@@ -159,7 +159,7 @@ def _answers(given: Any) -> Answers:
 
 
 def _field(given: Any, name: str) -> Any:
-    """A field of what may be anything."""
+    """Return a field of a possibly untyped value."""
     return cast("dict[Any, Any]", given).get(name) if isinstance(given, dict) else None
 
 
@@ -179,5 +179,5 @@ def _file(part: _FileSent, place: int) -> Part:
 
 
 def messages_of(asked: Sequence[Asked]) -> list[Message]:
-    """The messages as a run takes them."""
+    """Convert user messages to run messages."""
     return [each.message() for each in asked]
