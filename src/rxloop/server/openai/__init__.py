@@ -23,7 +23,7 @@ from rxloop.server.openai.requests import CreateCompletion, CreateResponse
 from rxloop.server.openai.response_items import Json
 
 _BEGUN = 1_700_000_000
-"""Agents have no date; clients want one."""
+"""Placeholder creation time, because agents have no date and clients expect one."""
 
 
 async def _models(call: OpenAiCall[Any]) -> Response:
@@ -38,7 +38,7 @@ async def _one_model(call: OpenAiCall[Any]) -> Response:
 
 
 async def _conversation(call: OpenAiCall[Any]) -> Response:
-    # It is kept from its first response on.
+    # The conversation is stored together with its first response.
     made: Json = {"id": make_id(), "object": "conversation", "created_at": int(time.time()), "metadata": {}}
     return json(made)
 
@@ -51,12 +51,12 @@ _ONE = "/v1/responses/{response_id}"
 
 
 class OpenAi(Adapter):
-    """OpenAI's API over a runtime; see `openai_api`."""
+    """Adapter for the OpenAI API; see `openai_api`."""
 
     def __init__(
         self, runtime: Runtime, instructions: Instructions, reasoning_content: bool, options: AdapterOptions
     ) -> None:
-        """Create the adapter; see `openai_api`."""
+        """Initialize the adapter; see `openai_api`."""
         super().__init__(runtime, **options)
         if instructions not in ("data", "ignore", "refuse"):
             raise ConfigurationError(f"instructions must be 'data', 'ignore' or 'refuse', not {instructions!r}")
@@ -92,21 +92,21 @@ def openai_api(
     reasoning_content: bool = False,
     **options: Unpack[AdapterOptions],
 ) -> OpenAi:
-    """Serve the agents of a runtime to the clients of OpenAI: `/v1/responses`, `/v1/chat/completions`, `/v1/models`.
+    """Serve the agents of a runtime to OpenAI clients.
 
-    The model of a request is the name of an agent. Clients are given the address that ends with `/v1`, and as the key
-    the token that `auth` knows them by.
+    The endpoints include `/v1/responses`, `/v1/chat/completions` and `/v1/models`. The model in a request is an agent
+    name. Clients need a base URL that ends with `/v1`. Their API key is the token for `auth`.
 
     Args:
-        runtime: Has the agents, and the log.
-        instructions: What becomes of `instructions`, and of messages of the system or a developer, where a conversation
-            begins: `data` tells them to the agent as a note of the application, `ignore` leaves them out, `refuse`
-            refuses the request. They are never instructions, which are the agent's own.
-        reasoning_content: Tell the reasoning of the model in chat completions, which have no field of their own for it.
+        runtime: Runtime with the agents and the event log.
+        instructions: Handling of `instructions`, system messages and developer messages at the start of a conversation.
+            `data` passes them to the agent as a note from the application, `ignore` drops them, and `refuse` rejects
+            the request. They never replace the agent's own instructions.
+        reasoning_content: Whether chat completions include the model's reasoning in a non-standard field.
         options: `auth`, `limits` and `heartbeat`; see `AdapterOptions`.
 
     Raises:
-        ConfigurationError: An argument is wrong.
+        ConfigurationError: If an argument is invalid.
 
     Example:
         >>> app = openai_api(Runtime({"support": support}, log=log), auth=bearer({"ann-key": "ann"}))

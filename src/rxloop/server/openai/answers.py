@@ -1,4 +1,4 @@
-"""Streamed, awaited and stored answers."""
+"""Streaming, synchronous and stored responses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rxloop.server.openai.response_items import Json, ResponseId
 from rxloop.stream.stream import Stream
 
 ALL_TURNS = 1 << 30
-"""The number of a response that no run has: its fold goes over all of them."""
+"""Turn number beyond the last response, so that a fold includes all responses of a run."""
 
 
 def _event(event: Json) -> bytes:
@@ -36,12 +36,12 @@ RESPONSE_EVENTS = FrameWriter(SSE.media_type, _event, draining=SSE.draining)
 
 
 def json(body: Any, status: int = 200) -> Response:
-    """An answer in JSON."""
+    """Create a JSON response."""
     return Response(orjson.dumps(body), status, {"cache-control": "no-store"}, media_type="application/json")
 
 
 async def folded(call: OpenAiCall[Any], record: RunRecord, which: ResponseId) -> ResponseFold:
-    """A response as it stands in the log."""
+    """Fold a response from the stored events."""
     fold = ResponseFold(about_of(record, call.gateway.runtime), which, lambda event: None)
     chat = ChatFold(fold.take)
     for event in await read_log(call.gateway.runtime.log.read, record.task_id):
@@ -52,11 +52,10 @@ async def folded(call: OpenAiCall[Any], record: RunRecord, which: ResponseId) ->
 
 
 def response_stream(call: OpenAiCall[Any], record: RunRecord, which: ResponseId, *, after: int = -1) -> Stream[Json]:
-    """The events of a response.
+    """Return the events of a response.
 
-    One in the background has them out of the log alone, wherever it is read, so that each event has one number for
-    ever; and so it has deltas only where the log keeps them. The others are as live as they can be: nobody goes on
-    reading those.
+    Background responses are read only from the log, so that sequence numbers are stable. They contain deltas only if
+    the log stores deltas. Other responses are streamed live, because they cannot be read again.
     """
     about, runtime = about_of(record, call.gateway.runtime), call.gateway.runtime
     view = response_events(about, which, after=after)
@@ -67,7 +66,7 @@ def response_stream(call: OpenAiCall[Any], record: RunRecord, which: ResponseId,
 
 
 async def abandon(call: OpenAiCall[Any], record: RunRecord, which: ResponseId) -> None:
-    """Cancel the run of a client that left and whose response nobody else reads, unless the response is over."""
+    """Cancel the run of a disconnected client, unless the response is complete."""
     with suppress(EventLogError):
         if not (await folded(call, record, which)).over:
             await cancel_abandoned_run(call.gateway, record.task_id)
@@ -85,44 +84,44 @@ _ONCE = replace(
     draining=_error("draining", "the server goes away"),
     broken=_error("log", "the log is out of reach"),
 )
-"""For a response that nobody can read again."""
+"""Writer for responses that cannot be read again."""
 
 
 def streamed(
     call: OpenAiCall[Any], events: Stream[Json], leave: Leave, writer: FrameWriter[Json] | None = None
 ) -> EventStream:
-    """Answer with a stream.
+    """Create a streaming response.
 
     Args:
-        call: The request.
-        events: What is streamed.
-        leave: What is done when the client leaves before the end.
-        writer: How it is written; None is the form of responses.
+        call: Current request.
+        events: Events to stream.
+        leave: Called if the client disconnects before the end.
+        writer: Frame writer; None uses the format of the Responses API.
     """
     if writer is None:
-        # Whoever may read a response again is told to; for the others this is its end.
+        # Tell the client to reconnect only if the response can be read again.
         writer = RESPONSE_EVENTS if leave is None else _ONCE
     return call.stream(events, writer, on_disconnect=leave)
 
 
 class Left(Exception):
-    """The client has gone."""
+    """Raised if the client has disconnected."""
 
 
 async def waited(call: OpenAiCall[Any], events: AsyncIterable[Json], leave: Leave) -> bool:
-    """Read a stream to its end while the client waits.
+    """Read a stream to its end while the client is connected.
 
     Args:
-        call: The request.
-        events: What is read; a fold in it keeps what is wanted of it.
-        leave: What is done when the client leaves before the end.
+        call: Current request.
+        events: Stream whose fold collects the response.
+        leave: Called if the client disconnects before the end.
 
     Returns:
-        Whether it has come to its end; otherwise the server goes away.
+        True if the stream completed, False if the server is draining.
 
     Raises:
-        Left: The client has gone.
-        Refused: The principal reads too many streams, or the log is out of reach.
+        Left: If the client has disconnected.
+        Refused: If the principal has too many open streams, or the log is unavailable.
     """
     with call.gateway.reserve_stream(call.principal) as slot:
         try:

@@ -1,4 +1,4 @@
-"""One request of the OpenAI adapter, and errors in the form that OpenAI's clients read."""
+"""OpenAI requests and error responses."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _CODES = {"unauthorized": "invalid_api_key", "too_many": "rate_limit_exceeded", 
 
 
 def unsupported(param: str, message: str) -> Refused:
-    """The refusal of what this server cannot do, where to leave it out would be another answer."""
+    """Return the error for an unsupported parameter that cannot be ignored safely."""
     return Refused(400, "unsupported_parameter", message, fields={param: message})
 
 
 def invalid(param: str, message: str, code: str = "invalid_value") -> Refused:
-    """The refusal of a value."""
+    """Return the error for an invalid value."""
     return Refused(400, code, message, fields={param: message})
 
 
 def error_of_run(event: StatusUpdateEvent) -> dict[str, Any]:
-    """What is said of a run that has ended without an answer; of its public form."""
+    """Convert the public final event of an unsuccessful run to an OpenAI error."""
     error = event.error
     code = "canceled" if event.state == "canceled" else "server_error" if error is None else error.code
     said = "The run was cancelled." if event.state == "canceled" else "The run failed."
@@ -44,8 +44,8 @@ def error_of_run(event: StatusUpdateEvent) -> dict[str, Any]:
 
 
 def answer(refused: Refused) -> Response:
-    """The answer to a request that is refused."""
-    # OpenAI says 400 of everything in a body that does not fit.
+    """Convert an error to a response in the OpenAI format."""
+    # OpenAI uses status 400 for all invalid bodies.
     status = 400 if refused.status == 422 else refused.status
     param = next(iter(refused.fields or {}), None)
     message = str(refused)
@@ -55,7 +55,7 @@ def answer(refused: Refused) -> Response:
     code = _CODES.get(refused.code, refused.code)
     headers = {"cache-control": "no-store", **refused.headers}
     if status == 409:
-        # Clients would try again by themselves, though nothing has changed.
+        # Prevent automatic retries by OpenAI clients, which would fail again.
         headers["x-should-retry"] = "false"
     error = {"message": message, "type": kind, "param": param, "code": code}
     return Response(orjson.dumps({"error": error}), status, headers, media_type="application/json")
@@ -64,7 +64,7 @@ def answer(refused: Refused) -> Response:
 Instructions = Literal["data", "ignore", "refuse"]
 
 OPENAI = "openai"
-"""In the metadata of a run: what its responses say of themselves beside what has happened."""
+"""Metadata key for response fields that cannot be derived from events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class OpenAiCall(Call[B, None]):
 
 
 def about_of(record: RunRecord, runtime: Runtime) -> About:
-    """What the responses of a run say of themselves; of one that was started by another door, too."""
+    """Return the response metadata of a run, including runs started by other adapters."""
     agent = runtime.agents.get(record.agent_name)
     said: Json = dict(record.metadata.get(OPENAI) or {})
     public = record.metadata.get(PUBLIC_METADATA)

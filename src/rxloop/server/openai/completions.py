@@ -1,4 +1,4 @@
-"""Chat completions: the route `/v1/chat/completions`, and a run as a completion, for clients that know no responses."""
+"""Chat Completions endpoint and the conversion of runs to completions."""
 
 from __future__ import annotations
 
@@ -26,55 +26,55 @@ from rxloop.server.openai.response_items import Json, ResponseId
 from rxloop.server.openai.run_inputs import is_begun, prompt_of, start
 
 DONE: Json = {}
-"""Stands for the end of the stream, which is no JSON."""
+"""Marker for the end of the stream, which is not JSON."""
 _BETWEEN = "\n\n"
-"""What stands between the texts of two steps."""
-# The protocol has no word for an unknown end: `length` says that the answer is incomplete.
+"""Separator between the texts of two steps."""
+# OpenAI has no value for an unknown finish reason, so report an incomplete answer.
 _FINISH = {"length": "length", "content_filter": "content_filter", "unknown": "length"}
 
 
 class CompletionFold:
-    """The answer of a run as text; `take` is given all that its chat says, from the first event of the run.
+    """Fold of a run into a chat completion. Pass all chat changes to `take`, starting with the first event.
 
-    The texts of its steps are joined by blank lines. What a step has said that is tried again is in the chunks, since
-    no chunk takes anything back, and not in the answer.
+    Step texts are joined by blank lines. Text of a retried step stays in the chunks, which cannot be withdrawn, but is
+    not part of the completion.
     """
 
     def __init__(
         self, task_id: str, model: str, created: int, emit: Callable[[Json], None], *, reasoning: bool, usage: bool
     ) -> None:
-        """Give each chunk to `emit`.
+        """Initialize the fold.
 
         Args:
-            task_id: The run.
-            model: The name of the agent.
-            created: When it was begun, in milliseconds.
-            emit: Takes the chunks, and `DONE`.
-            reasoning: Whether the reasoning is told, as `reasoning_content`.
-            usage: Whether the last chunk has the tokens.
+            task_id: Run id.
+            model: Agent name.
+            created: Creation time in milliseconds.
+            emit: Called with each chunk, and finally with `DONE`.
+            reasoning: Whether to include reasoning as `reasoning_content`.
+            usage: Whether the last chunk includes token usage.
         """
         self.over = False
         self.error: Json | None = None
-        """What went wrong, if the run has no answer."""
+        """Error of a failed run."""
         self._head: Json = {"id": f"chatcmpl-{task_id}", "created": created // 1000, "model": model}
         self._emit = emit
         self._reasoning, self._usage = reasoning, usage
         self._texts: list[tuple[str, str]] = []
-        """The texts, each with its step."""
+        """Text deltas with their step ids."""
         self._thoughts: list[str] = []
         self._messages: dict[str, ContentCompleteEvent] = {}
-        """What the model has said in each step, with what it rests on."""
+        """Complete message of each step, including citations."""
         self._shown = ""
-        """The step whose text was shown last."""
+        """Step id of the last emitted text."""
         self._begins: dict[str, int] = {}
-        """Where the text of each step begins in the chunks."""
+        """Offset of each step's text in the emitted chunks."""
         self._length = 0
-        """Characters of text in the chunks."""
+        """Number of characters emitted so far."""
         self._finish = "stop"
         self._used = Usage()
 
     def completion(self) -> Json:
-        """The whole answer."""
+        """Return the complete chat completion."""
         message: Json = {"role": "assistant", "content": self._content(), "refusal": None}
         begins, length = dict[str, int](), 0
         for step, text in self._steps().items():
@@ -88,7 +88,7 @@ class CompletionFold:
         return {**self._head, "object": "chat.completion", "choices": [choice], "usage": _usage(self._used)}
 
     def take(self, change: Change | Event) -> None:
-        """Fold the next change, or the next event that is none."""
+        """Process the next change or event."""
         event = change if isinstance(change, Event) else change.event
         if self.over or event.parent_task_id is not None or event.branch is not None:
             return
@@ -131,7 +131,7 @@ class CompletionFold:
         return {step: "".join(texts) for step, texts in steps.items()}
 
     def _annotations(self, begins: Mapping[str, int]) -> list[Json]:
-        """What the texts rest on; `begins` says where the text of each step begins in what the client has."""
+        """Return the citations, given the offset of each step's text."""
         found: list[Json] = []
         for step, text in self._steps().items():
             if (message := self._messages.get(step)) is not None:
@@ -152,7 +152,7 @@ class CompletionFold:
         last = self._texts[-1][0] if self._texts else ""
         said = "".join(text for step, text in self._texts if step == last)
         if event.state == "completed" and event.content and event.content != said:
-            # An answer that was given by a tool, or put together by a strategy.
+            # The final answer comes from a tool or a strategy instead of a message.
             self._say("answer", event.content)
         for question in event.pending:
             self._say(question.input_id, items.asking(question))
@@ -183,7 +183,7 @@ def _usage(usage: Usage) -> Json:
 
 
 def completion_chunks(fold: Callable[[Callable[[Json], None]], CompletionFold]) -> View[Event, Json]:
-    """Give a run as the chunks of a chat completion, up to its end.
+    """Convert a run to chat completion chunks.
 
     ::
 
@@ -210,7 +210,7 @@ CHUNKS = FrameWriter(
 
 
 async def complete(call: OpenAiCall[CreateCompletion]) -> Response:
-    """Answer a conversation, which the client sends whole, or of which it names the id."""
+    """Handle a chat completion with a full history or a conversation id."""
     body = call.body
     _check(call, body)
     agent = resolve_agent(call.gateway, body.model, "model")
@@ -246,7 +246,7 @@ async def complete(call: OpenAiCall[CreateCompletion]) -> Response:
         return json(None, 499)
     except Refused:
         if not again:
-            # Nobody would ever know of it: the client reads too many streams.
+            # The run would be orphaned, because the client did not receive its id.
             await leave()
         raise
     if not over:
@@ -258,24 +258,24 @@ async def complete(call: OpenAiCall[CreateCompletion]) -> Response:
 
 
 def _behind(given: list[MessageItem], stored: Sequence[Message]) -> list[MessageItem]:
-    """Leave out what a conversation has of the messages of a client, which have no ids.
+    """Remove messages that the conversation already contains.
 
-    The server has what stands before the last answer. Behind that, a client that sends all of its messages repeats
-    those that have no answer yet: the last ones that are stored.
+    Chat messages have no ids. Everything up to the last answer is known to the server. After that, clients repeat the
+    messages that are still unanswered, which are the last stored messages.
     """
     answers = [place for place, each in enumerate(given) if each.role == "assistant"]
     given = given[answers[-1] + 1 :] if answers else given
     users = [place for place, each in enumerate(given) if each.role == "user"]
     said = [given[place].text for place in users]
     known = [message.text for message in stored if message.role == "user"]
-    # At least one of them is new: it is what is asked.
+    # The last message is always new.
     most = min(len(known), len(said) - 1)
     repeated = next((count for count in range(most, 0, -1) if known[-count:] == said[:count]), 0)
     return given[users[repeated - 1] + 1 :] if repeated else given
 
 
 def _failed(error: Json) -> Response:
-    # To ask again is to begin a new run: nobody is to do that by himself.
+    # A retry would start a new run, so prevent automatic retries.
     answer = json({"error": error}, 429 if error["type"] == "rate_limit_error" else 500)
     answer.headers["x-should-retry"] = "false"
     return answer

@@ -1,4 +1,4 @@
-"""Request bodies of the OpenAI adapter."""
+"""Request models of the OpenAI adapter."""
 
 from __future__ import annotations
 
@@ -26,54 +26,54 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
 
-# -- what stands in a message
+# -- message content
 
 
 class TextContent(_Body):
-    """A text."""
+    """Text content."""
 
     type: Literal["text", "input_text", "output_text"]
     text: Annotated[str, Field(max_length=100_000)]
 
     def part(self) -> Part | None:
-        """The part of a message that it is."""
+        """Convert to a message part."""
         return TextPart(text=self.text) if self.text else None
 
 
 class ImageAddress(_Body):
-    """Where an image is."""
+    """Image URL object."""
 
     url: _Address
 
 
 class ImageContent(_Body):
-    """An image, by its address or with its bytes in it."""
+    """Image content, as a URL or data URL."""
 
     type: Literal["image_url", "input_image"]
     image_url: _Address | ImageAddress
 
     def part(self) -> Part:
-        """The part of a message that it is."""
+        """Convert to a message part."""
         url = self.image_url if isinstance(self.image_url, str) else self.image_url.url
         return _read_media("image_url", url=url, image=True)
 
 
 class FileData(_Body):
-    """A file with its bytes in it."""
+    """Inline file data."""
 
     file_data: _Address
     filename: Annotated[str, Field(max_length=200)] | None = None
 
     def part(self) -> Part:
-        """The part of a message that it is."""
+        """Convert to a message part."""
         if self.file_data.lstrip()[:5].lower() != "data:":
-            # Some clients send the bare base64, with a name that tells the type.
+            # Some clients send plain base64 with a file name that determines the type.
             return _read_media("file_data", data=self.file_data, name=self.filename)
         return _read_media("file_data", url=self.file_data, name=self.filename)
 
 
 class FileContent(_Body):
-    """A file, by its address or with its bytes in it."""
+    """File content, as a URL or inline data."""
 
     type: Literal["input_file"]
     file_url: _Address | None = None
@@ -81,7 +81,7 @@ class FileContent(_Body):
     filename: Annotated[str, Field(max_length=200)] | None = None
 
     def part(self) -> Part:
-        """The part of a message that it is."""
+        """Convert to a message part."""
         if self.file_data is not None:
             return FileData(file_data=self.file_data, filename=self.filename).part()
         if self.file_url is None:
@@ -90,24 +90,24 @@ class FileContent(_Body):
 
 
 class ChatFile(_Body):
-    """A file in a chat completion."""
+    """File content of a chat completion."""
 
     type: Literal["file"]
     file: FileData
 
     def part(self) -> Part:
-        """The part of a message that it is."""
+        """Convert to a message part."""
         return self.file.part()
 
 
 class Refusal(_Body):
-    """What the model would not say."""
+    """Refusal by the model."""
 
     type: Literal["refusal"]
     refusal: Annotated[str, Field(max_length=100_000)]
 
     def part(self) -> Part | None:
-        """The part of a message that it is."""
+        """Convert to a message part."""
         return TextPart(text=self.refusal) if self.refusal else None
 
 
@@ -121,7 +121,7 @@ Contents = Annotated[str, Field(max_length=100_000)] | Annotated[list[Content], 
 def _read_media(
     param: str, *, url: str | None = None, data: str | None = None, name: str | None = None, image: bool = False
 ) -> Part:
-    """Read the image or file of a request."""
+    """Convert a media parameter to a message part."""
     if url is not None and url.lstrip()[:5].lower() != "data:" and _ADDRESS.fullmatch(url) is None:
         raise invalid(param, "give an address with http:// or https://, or data:type;base64,...")
     try:
@@ -130,11 +130,11 @@ def _read_media(
         raise invalid(param, f"{param} cannot be used: {error}") from None
 
 
-# -- what a request consists of
+# -- request bodies
 
 
 class MessageItem(_Body):
-    """A message of a conversation."""
+    """A conversation message."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer", "tool", "function"]
@@ -142,13 +142,13 @@ class MessageItem(_Body):
 
     @property
     def text(self) -> str:
-        """What it says."""
+        """Text content of the message."""
         if self.content is None or isinstance(self.content, str):
             return self.content or ""
         return "\n".join(each.text for each in self.content if isinstance(each, TextContent))
 
     def message(self) -> Message | None:
-        """As a message of ours; None of one that says nothing."""
+        """Convert to a run message, or None if the message is empty."""
         if self.role == "assistant":
             return Message.assistant(self.text) if self.text else None
         if self.content is None or isinstance(self.content, str):
@@ -158,7 +158,7 @@ class MessageItem(_Body):
 
 
 class ApprovalItem(_Body):
-    """The answer to a question that has a yes and a no."""
+    """Answer to an approval request."""
 
     type: Literal["mcp_approval_response"]
     approval_request_id: Annotated[str, Field(max_length=300)]
@@ -166,7 +166,7 @@ class ApprovalItem(_Body):
 
 
 class OutputItem(_Body):
-    """The result of a call that the client has carried out."""
+    """Result of a client tool call."""
 
     type: Literal["function_call_output"]
     call_id: Annotated[str, Field(max_length=300)]
@@ -174,12 +174,12 @@ class OutputItem(_Body):
 
     @property
     def text(self) -> str:
-        """What the tool gave."""
+        """Text of the tool result."""
         return self.output if isinstance(self.output, str) else "\n".join(each.text for each in self.output)
 
 
 class EchoItem(_Body):
-    """What a response has said, sent back: the server knows it."""
+    """Item of an earlier response that a client sends back. It is ignored, because the server already has it."""
 
     type: Literal[
         "reasoning",
@@ -212,7 +212,7 @@ Item = Annotated[
 
 
 class FunctionTool(_Body):
-    """A tool that the client carries out."""
+    """Definition of a client tool."""
 
     type: Literal["function"]
     name: _Name
@@ -222,25 +222,25 @@ class FunctionTool(_Body):
 
 
 class ConversationParam(_Body):
-    """A conversation."""
+    """Reference to a conversation."""
 
     id: Id
 
 
 class FormatParam(_Body):
-    """The form that the answer is to have."""
+    """Requested output format."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
 
 
 class TextParam(_Body):
-    """How the text of the answer is to be."""
+    """Text output options."""
 
     format: FormatParam = Field(default_factory=FormatParam)
 
 
 class CreateResponse(_Body):
-    """Asks for a response."""
+    """Request body of the Responses API."""
 
     model: Annotated[str, Field(max_length=200)] | None = None
     input: Text | Annotated[list[Item], Field(min_length=1, max_length=512)]
@@ -257,23 +257,23 @@ class CreateResponse(_Body):
 
     @property
     def context_id(self) -> str | None:
-        """The conversation that it names."""
+        """Id of the requested conversation."""
         return self.conversation.id if isinstance(self.conversation, ConversationParam) else self.conversation
 
     @property
     def items(self) -> list[MessageItem | ApprovalItem | OutputItem | EchoItem]:
-        """What is asked, as items."""
+        """Input as a list of items."""
         return [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
 
 
 class StreamOptions(_Body):
-    """How a stream is to be."""
+    """Streaming options."""
 
     include_usage: bool | None = None
 
 
 class CreateCompletion(_Body):
-    """Asks for a chat completion."""
+    """Request body of the Chat Completions API."""
 
     model: Annotated[str, Field(max_length=200)] | None = None
     messages: Annotated[list[MessageItem], Field(min_length=1, max_length=512)]
@@ -289,7 +289,7 @@ class CreateCompletion(_Body):
 
 
 class RetrieveQuery(BaseModel):
-    """How a response is read."""
+    """Query parameters for retrieving a response."""
 
     model_config = ConfigDict(extra="ignore")
     stream: bool = False
@@ -297,7 +297,7 @@ class RetrieveQuery(BaseModel):
 
 
 class ItemsQuery(BaseModel):
-    """Which items are listed."""
+    """Query parameters for listing input items."""
 
     model_config = ConfigDict(extra="ignore")
     limit: Annotated[int, Field(ge=1, le=100)] = 20
@@ -306,7 +306,7 @@ class ItemsQuery(BaseModel):
 
 
 def check_format(call: OpenAiCall[Any], model: str | None, form: str, param: str) -> None:
-    """See that an answer in JSON is asked only of an agent that gives such answers; the schema is its own."""
+    """Check that the agent supports JSON output if requested. The schema is always the agent's own."""
     if (
         form != "text"
         and call.gateway.runtime.agents[resolve_agent(call.gateway, model, "model")].definition.output_schema is None

@@ -1,4 +1,4 @@
-"""A run as responses: the events of one response, and what it has come to."""
+"""Conversion of a run to OpenAI responses and their events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rxloop.server.openai import response_items as items
 from rxloop.server.openai.response_items import Item, Json, ResponseId, Writer, approval_id, later
 from rxloop.tools.output import FINAL_ANSWER
 
-# The protocol has no word for an unknown end: `max_output_tokens` says that the answer is incomplete.
+# OpenAI has no value for an unknown finish reason, so report an incomplete answer.
 _INCOMPLETE = {
     **dict.fromkeys(("length", "tokens", "unknown"), "max_output_tokens"),
     "content_filter": "content_filter",
@@ -27,7 +27,7 @@ _CODES = {
     "media_refused": "invalid_prompt",
     "context_length": "invalid_prompt",
 }
-"""Of our codes, those that OpenAI has a word for; `server_error` stands for all others."""
+"""OpenAI codes for rxloop error codes. All other errors become `server_error`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class About:
     created: int
     background: bool = False
     previous: str | None = None
-    """The response that the first one of the run goes on from."""
+    """Previous response of the run's first response."""
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     tools: list[Json] = field(default_factory=list[Json])
-    """The functions that came with the run, for the client to carry out."""
+    """Definitions of client tools sent with the request."""
     client: frozenset[str] = frozenset()
-    """The names of those that the agent has itself."""
+    """Names of client tools defined by the agent."""
     text: Json = field(default_factory=lambda: {"format": {"type": "text"}})
 
 
@@ -55,44 +55,45 @@ class Pause:
     waiting: dict[str, PendingInput]
     """What the run waits for, by the id that a client answers under."""
     usage: Usage
-    """Of the run, up to here."""
+    """Cumulative token usage of the run."""
     cursor: str
 
 
 class ResponseFold:
-    """One response of a run; `take` is given all that its chat says, from the first event of the run.
+    """Fold of a single response of a run. Pass all chat changes to `take`, starting with the first event.
 
-    A run is one response from its beginning, or from an answer to its questions, until it comes to rest.
+    A run has several responses if it pauses. Each response starts with the run or with an answer, and ends when the run
+    is idle.
     """
 
     def __init__(self, about: About, id: ResponseId, emit: Callable[[Json], None]) -> None:
-        """Give each event of the response to `emit`."""
+        """Initialize the fold with a callback for response events."""
         self.pauses: list[Pause] = []
-        """The ends of the responses of the run so far, up to that of this one."""
+        """Final states of this response and all earlier responses."""
         self._about, self._id = about, id
         self._writer = Writer(emit)
         self._created = about.created
         self._status = ""
         self._ended: Json = {}
-        """What the response says of its end."""
+        """Response fields that are set at the end."""
         self._writing: Item | None = None
         self._closing: Item | None = None
-        """A message whose text has ended; what follows tells whether it is complete."""
+        """Message whose text has ended, but whose status depends on the next change."""
         self._pieces: Counter[str] = Counter()
-        """How many messages there are of a step."""
+        """Number of messages per step."""
         self._said: tuple[str, str] = "", ""
-        """The newest step that has said anything, and what."""
+        """Latest step with text, and that text."""
         self._calls: dict[str, Item] = {}
         self._arguments: dict[str, str] = {}
         self._worked: set[str] = set()
-        """The calls whose tools have begun to work."""
+        """Ids of calls whose tool has started."""
         self._answered: set[str] = set()
-        """The calls whose items are over."""
+        """Ids of calls whose items are complete."""
         self._slots: dict[tuple[str | None, int], str] = {}
         self._approvals: dict[tuple[str | None, int], str] = {}
-        """The questions about calls, by the places of these."""
+        """Approval ids by the step and index of the call."""
         self._client = {*(each["name"] for each in about.tools), *about.client, FINAL_ANSWER}
-        """The calls that are not shown as those of tools of the agent."""
+        """Names of tools whose calls are not shown as calls of agent tools."""
 
     @property
     def over(self) -> bool:
@@ -106,7 +107,7 @@ class ResponseFold:
         return earlier > 0 or self._id.turn == 1 or (earlier == 0 and bool(self.pauses[-1].waiting))
 
     def response(self) -> Json:
-        """The response as it stands."""
+        """Return the current response object."""
         about, which = self._about, self._id
         previous = about.previous if which.turn == 1 else str(ResponseId(which.task_id, which.turn - 1))
         return {
@@ -135,9 +136,9 @@ class ResponseFold:
         }
 
     def take(self, change: Change | Event) -> None:
-        """Fold the next change, or the next event that is none."""
+        """Process the next change or event."""
         event = change if isinstance(change, Event) else change.event
-        # The main line alone: what nested runs and branches say is for those who asked them.
+        # Skip nested runs and side branches, which are internal to the answer.
         if self.over or event.parent_task_id is not None or event.branch is not None:
             return
         match change:
@@ -169,13 +170,13 @@ class ResponseFold:
 
     def _close(self, change: Change | Event) -> None:
         if isinstance(change, to.CallBegan | to.CallDelta | to.CallEnded | to.CallRevised | to.CallVoided):
-            # None of them begins an item: the end of the step may still say what the text before them rests on.
+            # These changes do not start an item, so the end of the step may still add citations to the text.
             return
         item, self._closing = self._closing, None
         if item is not None:
             lost = isinstance(change, to.StepEnded) and change.outcome != "complete"
             if isinstance(event := getattr(change, "event", None), ContentCompleteEvent) and not lost:
-                # A message of several pieces does not say which of them rests on what.
+                # If a message has several segments, its citations cannot be assigned to a segment.
                 self._writer.annotate(item, event)
             self._writer.done(item, "incomplete" if lost else "completed")
 
@@ -212,7 +213,7 @@ class ResponseFold:
     def _work(self, change: to.CallStarted | to.CallResult) -> None:
         event, call = change.event, self._calls.get(change.id)
         if change.id in self._answered:
-            # Told again, since the text around it was taken back: its item is over, and stays.
+            # The call is repeated because its step was discarded, but its item is already complete.
             return
         if call is None:
             name = self._later(f"mcp_{change.id}")
@@ -225,16 +226,16 @@ class ResponseFold:
             self._writer.mcp_call_done(call, items.answered(call.data, change.event))
 
     def _later(self, id: str) -> str:
-        """The id of an item that several responses of a run may have."""
+        """Return an item id that is unique across the responses of a run."""
         return later(id, self._id.turn)
 
-    # -- the end
+    # -- end of the response
 
     def _end(self, event: StatusUpdateEvent) -> None:
         for call in self._calls.values():
             self._writer.done(call, "incomplete")
         if event.state == "completed" and event.content and event.content != self._said[1]:
-            # An answer that was given by a tool, or put together by a strategy.
+            # The final answer comes from a tool or a strategy instead of a message.
             self._writer.say(self._later(f"msg_{event.task_id}:answer"), event.content)
         for asked, question in self._waiting(event).items():
             self._ask(asked, question)
@@ -242,7 +243,7 @@ class ResponseFold:
         cut = _INCOMPLETE.get((event.finish_reason if event.state == "completed" else event.reason) or "")
         match event.state:
             case "canceled":
-                # OpenAI has no event of its own for this one.
+                # OpenAI has no separate event for a cancelled response.
                 self._over("incomplete", "cancelled")
             case "completed" | "failed" if cut is not None:
                 self._over("incomplete", "incomplete", incomplete_details={"reason": cut})
@@ -261,10 +262,10 @@ class ResponseFold:
             self._writer.function_call(items.function_call(id, question))
             return
         asked = self._slots.get((question.step, question.index))
-        # A question about the call as such says no more than the call does; one that its tool asks does.
+        # A question about the call itself adds no information, in contrast to a question asked by its tool.
         plain = question.call is not None and not question.agent_path and asked not in self._worked
         if question.input_kind != "confirmation" or not plain:
-            # A question may be put again, as that for a credential that was lost.
+            # Questions can be repeated, such as a request for lost credentials.
             self._writer.say(self._later(f"msg_{id}"), items.asking(question))
         if question.input_kind == "confirmation":
             self._writer.done(self._writer.add(items.approval_request(id, question)))
@@ -293,7 +294,7 @@ def _error(error: ErrorInfo | None) -> Json:
 
 
 def response_events(about: About, id: ResponseId, *, after: int = -1) -> View[Event, Json]:
-    """Give one response of a run as the events of the Responses API, from `response.created` to its end.
+    """Convert a response of a run to Responses API events, from `response.created` to its end.
 
     ::
 
@@ -302,9 +303,9 @@ def response_events(about: About, id: ResponseId, *, after: int = -1) -> View[Ev
                                                                  E output_item.done, F completed
 
     Args:
-        about: What the response says of itself.
-        id: The response.
-        after: The `sequence_number` of the last event that the client has.
+        about: Response metadata.
+        id: Response id.
+        after: `sequence_number` of the last event that the client has.
     """
 
     def fold(emit: Callable[[Json], None]) -> ResponseFold:

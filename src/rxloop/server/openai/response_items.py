@@ -1,4 +1,4 @@
-"""Items and ids of a response as JSON, and the numbered events that begin and end each item once."""
+"""JSON items and numbered events of a response."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ResponseId(NamedTuple):
 
 
 def read_response_id(value: str) -> ResponseId | None:
-    """Read the id of a response; None for what is none."""
+    """Parse a response id, returning None if it is invalid."""
     found = _ID.fullmatch(value)
     if found is None or found[2] == "1":
         return None
@@ -36,43 +36,43 @@ def read_response_id(value: str) -> ResponseId | None:
 
 
 def approval_id(task_id: str, input_id: str) -> str:
-    """The id of a question, for `approval_request_id`."""
+    """Return the `approval_request_id` of a question."""
     return f"mcpr_{task_id}:{input_id}"
 
 
 def run_of(id: str) -> str:
-    """The run that an id of `approval_id`, or of the slot of a call, names."""
+    """Return the run id contained in an approval id or call id."""
     return id.removeprefix("mcpr_").partition(":")[0]
 
 
 def later(id: str, turn: int) -> str:
-    """The id of an item that several responses of a run may have."""
+    """Return an item id that is unique across the responses of a run."""
     return id if turn == 1 else f"{id}{_LATER}{turn}"
 
 
 def question_of(id: str) -> str:
-    """The question that an id names, whichever response it was put in."""
+    """Remove the response number from an item id."""
     return id.partition(_LATER)[0]
 
 
 Json = dict[str, Any]
 
 LABEL = "rxloop"
-"""The `server_label` of the tools that the agent has: a client sees them as those of an MCP server."""
+"""`server_label` of the agent's tools, which clients see as tools of an MCP server."""
 
 
 def text_part(text: str, annotations: Sequence[Json] = ()) -> Json:
-    """The text of a message, and the pages that it rests on."""
+    """Create a text part with optional citations."""
     return {"type": "output_text", "text": text, "annotations": list(annotations), "logprobs": []}
 
 
 def url_citations(message: ContentCompleteEvent, text: str, offset: int = 0) -> list[Json]:
-    """The pages that a message rests on, where its text is what was shown of it.
+    """Return the URL citations of a message, or an empty list if the shown text differs from it.
 
     Args:
-        message: What the model has said.
-        text: What was shown.
-        offset: Where that begins in the text of the answer.
+        message: Complete message.
+        text: Text that was shown.
+        offset: Offset of the text within the answer.
     """
     if text != message.content:
         return []
@@ -89,24 +89,24 @@ def url_citations(message: ContentCompleteEvent, text: str, offset: int = 0) -> 
 
 
 def message_item(id: str, status: str, *parts: Json) -> Json:
-    """A message of the agent."""
+    """Create an assistant message item."""
     return {"type": "message", "id": id, "role": "assistant", "status": status, "content": list(parts)}
 
 
 def reasoning_item(id: str, status: str, *texts: str) -> Json:
-    """Reasoning of the model."""
+    """Create a reasoning item."""
     summary = [{"type": "summary_text", "text": text} for text in texts]
     return {"type": "reasoning", "id": id, "summary": summary, "status": status}
 
 
 def mcp_call(id: str, name: str, approval: str | None) -> Json:
-    """A call of a tool of the agent, as it begins."""
+    """Create an item for a starting tool call."""
     call = {"type": "mcp_call", "id": id, "server_label": LABEL, "name": name, "arguments": "", "status": "in_progress"}
     return {**call, "approval_request_id": approval, "output": None, "error": None}
 
 
 def answered(item: Json, result: ToolCompleteEvent) -> Json:
-    """A call of a tool of the agent with its result."""
+    """Add the result to a tool call item."""
     if result.success:
         return {**item, "status": "completed", "output": result.content}
     error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": result.content}]}
@@ -114,14 +114,14 @@ def answered(item: Json, result: ToolCompleteEvent) -> Json:
 
 
 def approval_request(id: str, question: PendingInput) -> Json:
-    """A question that is answered by yes or no."""
+    """Create an approval request item."""
     call = question.call
     name, arguments = ("confirm", "{}") if call is None else (call.name, arguments_of(call))
     return {"type": "mcp_approval_request", "id": id, "server_label": LABEL, "name": name, "arguments": arguments}
 
 
 def function_call(call_id: str, question: PendingInput) -> Json:
-    """A call that the client carries out."""
+    """Create a function call item for a client tool."""
     call = question.call
     name, arguments = ("", "{}") if call is None else (call.name, _json(call.arguments))
     item = {"type": "function_call", "id": f"fc_{call_id}", "call_id": call_id, "status": "completed"}
@@ -129,12 +129,12 @@ def function_call(call_id: str, question: PendingInput) -> Json:
 
 
 def arguments_of(call: ToolCall) -> str:
-    """The arguments of a call, as the model wrote them where that is known."""
+    """Return a call's arguments as JSON, preferably as the model wrote them."""
     return call.raw if call.raw is not None else orjson.dumps(call.arguments).decode()
 
 
 def asking(question: PendingInput) -> str:
-    """The words of a question that is answered in words."""
+    """Format a question as text, including its options and URL."""
     words = [question.prompt]
     if question.options:
         words.append("\n".join(f"- {each if isinstance(each, str) else _json(each)}" for each in question.options))
@@ -148,7 +148,7 @@ def _json(value: Any) -> str:
 
 
 def usage_of(usage: Usage, before: Usage | None) -> Json:
-    """The tokens of one response, out of those of the run up to its end and up to its beginning."""
+    """Return a response's token usage, which is the difference between two cumulative counts."""
     before = before or Usage()
     read, written = usage.input_tokens - before.input_tokens, usage.output_tokens - before.output_tokens
     cached, thought = usage.cached_tokens - before.cached_tokens, usage.reasoning_tokens - before.reasoning_tokens
@@ -164,7 +164,7 @@ def usage_of(usage: Usage, before: Usage | None) -> Json:
 
 @dataclass(slots=True)
 class Item:
-    """An item that has begun and has not ended."""
+    """An open output item."""
 
     data: Json
     index: int
@@ -178,38 +178,38 @@ class Item:
 
 
 class Writer:
-    """Writes the events of one response, and keeps its items."""
+    """Writer for response events that also collects the output items."""
 
     def __init__(self, send: Callable[[Json], None]) -> None:
-        """Give each event to `send`."""
+        """Initialize the writer with a callback for events."""
         self._send = send
         self._number = 0
         self._index = -1
         self._done: list[Item] = []
 
     def emit(self, type: str, **fields: Any) -> None:
-        """Write an event."""
+        """Emit an event."""
         self._send({"type": type, "sequence_number": self._number, **fields})
         self._number += 1
 
     @property
     def output(self) -> list[Json]:
-        """The items that are complete."""
+        """Completed items in output order."""
         return [each.data for each in sorted(self._done, key=lambda each: each.index)]
 
     def forget(self, step: str) -> None:
-        """Take back what a try of a step has said: its events are out, and the response is without it."""
+        """Remove the content of a discarded step from the output. Its events have already been sent."""
         said = ("message", "reasoning")
         self._done = [each for each in self._done if each.step != step or each.data["type"] not in said]
 
     def add(self, data: Json, step: str = "") -> Item:
-        """Begin an item."""
+        """Start an item."""
         self._index += 1
         self.emit("response.output_item.added", output_index=self._index, item=data)
         return Item(data, self._index, step)
 
     def done(self, item: Item, status: str | None = None, *, kept: bool = True) -> None:
-        """End an item."""
+        """Complete an item."""
         if status is not None:
             item.data = {**item.data, "status": status}
         if kept:
@@ -219,18 +219,18 @@ class Writer:
     # -- messages
 
     def message(self, id: str, step: str = "") -> Item:
-        """Begin a message."""
+        """Start a message item."""
         item = self.add(message_item(id, "in_progress"), step)
         self.emit("response.content_part.added", **item.at, content_index=0, part=text_part(""))
         return item
 
     def text(self, item: Item, delta: str) -> None:
-        """Write a piece of a message."""
+        """Emit a text delta."""
         item.pieces.append(delta)
         self.emit("response.output_text.delta", **item.at, content_index=0, delta=delta, logprobs=[])
 
     def text_done(self, item: Item) -> str:
-        """End the text of a message, and give it."""
+        """Complete a message's text and return it."""
         text = "".join(item.pieces)
         part = text_part(text)
         self.emit("response.output_text.done", **item.at, content_index=0, text=text, logprobs=[])
@@ -239,7 +239,7 @@ class Writer:
         return text
 
     def annotate(self, item: Item, message: ContentCompleteEvent) -> None:
-        """Write what the text of a message rests on, if the message is that text."""
+        """Add citations to a message item, if its text matches the complete message."""
         text = "".join(item.pieces)
         found = [{"type": "url_citation", **each} for each in url_citations(message, text)]
         for index, each in enumerate(found):
@@ -249,7 +249,7 @@ class Writer:
             item.data = message_item(item.data["id"], "in_progress", text_part(text, found))
 
     def say(self, id: str, text: str) -> None:
-        """Write a whole message."""
+        """Emit a complete message item."""
         item = self.message(id)
         self.text(item, text)
         self.text_done(item)
@@ -258,19 +258,19 @@ class Writer:
     # -- reasoning
 
     def reasoning(self, id: str, step: str) -> Item:
-        """Begin reasoning."""
+        """Start a reasoning item."""
         item = self.add(reasoning_item(id, "in_progress"), step)
         part = {"type": "summary_text", "text": ""}
         self.emit("response.reasoning_summary_part.added", **item.at, summary_index=0, part=part)
         return item
 
     def thought(self, item: Item, delta: str) -> None:
-        """Write a piece of reasoning."""
+        """Emit a reasoning delta."""
         item.pieces.append(delta)
         self.emit("response.reasoning_summary_text.delta", **item.at, summary_index=0, delta=delta)
 
     def reasoning_done(self, item: Item) -> None:
-        """End reasoning."""
+        """Complete a reasoning item."""
         text = "".join(item.pieces)
         part = {"type": "summary_text", "text": text}
         self.emit("response.reasoning_summary_text.done", **item.at, summary_index=0, text=text)
@@ -281,7 +281,7 @@ class Writer:
     # -- calls
 
     def mcp_call(self, data: Json, arguments: str) -> Item:
-        """Begin a call of a tool of the agent."""
+        """Start an item for an agent tool call."""
         item = self.add(data)
         self.emit("response.mcp_call.in_progress", **item.at)
         self.emit("response.mcp_call_arguments.delta", **item.at, delta=arguments)
@@ -290,13 +290,13 @@ class Writer:
         return item
 
     def mcp_call_done(self, item: Item, data: Json) -> None:
-        """End a call of a tool of the agent."""
+        """Complete an item for an agent tool call."""
         self.emit(f"response.mcp_call.{data['status']}", **item.at)
         item.data = data
         self.done(item)
 
     def function_call(self, data: Json) -> None:
-        """Write a call that the client is to carry out."""
+        """Emit a complete function call item for a client tool."""
         item = self.add({**data, "arguments": "", "status": "in_progress"})
         arguments = data["arguments"]
         self.emit("response.function_call_arguments.delta", **item.at, delta=arguments)

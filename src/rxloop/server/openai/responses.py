@@ -1,4 +1,4 @@
-"""The routes of `/v1/responses`."""
+"""Endpoints of the Responses API."""
 
 from __future__ import annotations
 
@@ -44,26 +44,26 @@ _LATER = "its conversation has gone on since: go on from its last response, or b
 
 
 class _Place(NamedTuple):
-    """What a request goes on from: a response, with all of its run."""
+    """Response that a request continues, with the fold of its run."""
 
     record: RunRecord
     fold: ResponseFold
     turn: int
-    """The number of the response in its run."""
+    """Number of the response within its run."""
 
     @property
     def waiting(self) -> Mapping[str, PendingInput]:
-        """What the response asks; nothing while it goes on."""
+        """Open questions of the response, or an empty mapping while the response is active."""
         pauses = self.fold.pauses
         return pauses[self.turn - 1].waiting if self.turn <= len(pauses) else {}
 
 
 async def create(call: OpenAiCall[CreateResponse]) -> Response:
-    """Begin a response: of a new run, or of one that waits and gets its answers."""
+    """Create a response by starting a run, or by answering the questions of a waiting run."""
     body = call.body
     _check(call, body)
     call.gateway.check_accepting()
-    # What is sent once more neither answers the run that it has begun, nor comes too late because of it.
+    # A repeated request neither answers its own run, nor conflicts with it.
     again = not _answers_last(body) and await is_begun(call, body.model)
     place = await _place(call, body, again=again)
     inputs = {} if place is None or again else _answers(body, place.waiting)
@@ -79,13 +79,13 @@ async def create(call: OpenAiCall[CreateResponse]) -> Response:
         return await _given(call, record, which, body)
     except Refused:
         if not again:
-            # Nobody would ever know of it: the client reads too many streams.
+            # The run would be orphaned, because the client did not receive its id.
             await abandon(call, record, which)
         raise
 
 
 async def retrieve(call: OpenAiCall[Any]) -> Response:
-    """Tell where a response stands, or stream its events."""
+    """Return or stream a response."""
     record, which, fold = await _found(call)
     query = read_query(RetrieveQuery, call.request)
     if not query.stream:
@@ -97,7 +97,7 @@ async def retrieve(call: OpenAiCall[Any]) -> Response:
 
 
 async def cancel_response(call: OpenAiCall[Any]) -> Response:
-    """Cancel a response; one that is over stays as it is."""
+    """Cancel a response, unless it is already complete."""
     record, which, fold = await _found(call)
     if not fold.over:
         await cancel_run(call.gateway, record.task_id)
@@ -106,7 +106,7 @@ async def cancel_response(call: OpenAiCall[Any]) -> Response:
 
 
 async def input_items(call: OpenAiCall[Any]) -> Response:
-    """List what a response was asked."""
+    """List the input items of a response."""
     record, which, _ = await _found(call)
     query = read_query(ItemsQuery, call.request)
     listed: list[Json] = []
@@ -126,7 +126,7 @@ async def input_items(call: OpenAiCall[Any]) -> Response:
     return json({"object": "list", "data": listed, **ends, "has_more": more})
 
 
-# -- creating
+# -- create
 
 
 def _check(call: OpenAiCall[Any], body: CreateResponse) -> None:
@@ -138,7 +138,7 @@ def _check(call: OpenAiCall[Any], body: CreateResponse) -> None:
 
 
 async def _place(call: OpenAiCall[Any], body: CreateResponse, *, again: bool) -> _Place | None:
-    """What a request goes on from; None if that is a new conversation, or none that has come to rest."""
+    """Return the response that a request continues, or None for a new conversation or an active run."""
     found: _Place | None = None
     if body.previous_response_id is not None:
         which = read_response_id(body.previous_response_id)
@@ -149,7 +149,7 @@ async def _place(call: OpenAiCall[Any], body: CreateResponse, *, again: bool) ->
         if body.context_id not in (None, found.record.context_id):
             raise invalid("conversation", "the response of previous_response_id is of another conversation")
     answers = [each for each in body.items if isinstance(each, ApprovalItem | OutputItem)]
-    # The last one: what stands before it may be history.
+    # Only the last answer counts, because earlier items may be history.
     last = answers[-1] if answers and _answers_last(body) else None
     if last is not None:
         asked = _answered(last)
@@ -163,7 +163,7 @@ async def _place(call: OpenAiCall[Any], body: CreateResponse, *, again: bool) ->
 
 
 def _answers_last(body: CreateResponse) -> bool:
-    """Whether nothing of the user stands behind the last answer but what goes with it."""
+    """True if the input ends with an answer, optionally followed by user messages."""
     last = next((each for each in reversed(body.items) if not isinstance(each, MessageItem)), None)
     assistant = [place for place, each in enumerate(body.items) if getattr(each, "role", "") == "assistant"]
     return isinstance(last, ApprovalItem | OutputItem) and (not assistant or body.items.index(last) > assistant[-1])
@@ -174,7 +174,7 @@ def _answered(item: ApprovalItem | OutputItem) -> str:
 
 
 async def _read(call: OpenAiCall[Any], id: ResponseId) -> _Place | None:
-    """A response with its run, if that is there, and may be seen."""
+    """Load a response, returning None if it is missing or inaccessible."""
     try:
         record = await call.gateway.find_run(call.principal, id.task_id)
     except Refused:
@@ -186,7 +186,7 @@ async def _read(call: OpenAiCall[Any], id: ResponseId) -> _Place | None:
 
 
 async def _asking(call: OpenAiCall[Any], id: str) -> _Place | None:
-    """The response that has asked what an id names."""
+    """Return the response that asked a question."""
     read = read_response_id(run_of(id))
     place = None if read is None else await _read(call, read)
     if place is None:
@@ -196,7 +196,7 @@ async def _asking(call: OpenAiCall[Any], id: str) -> _Place | None:
 
 
 async def _waiting_in(call: OpenAiCall[Any], context_id: str) -> _Place | None:
-    """The newest run of a conversation, if it waits for an answer."""
+    """Return the latest run of a conversation if it waits for an answer."""
     await call.gateway.find_context(call.principal, context_id)
     runs = call.gateway.runtime.log.list_runs
     waiting = await read_log(runs, context_id=context_id, states=("input-required",))
@@ -207,10 +207,10 @@ async def _waiting_in(call: OpenAiCall[Any], context_id: str) -> _Place | None:
 
 
 def _answers(body: CreateResponse, asked: Mapping[str, PendingInput]) -> dict[str, Any]:
-    """The answers to what a response asks, by our ids; nothing if the request has none of them.
+    """Return the answers to a response's questions, or an empty dict if the request contains no answers.
 
     Raises:
-        Refused: Some of them are missing.
+        Refused: If only some questions are answered.
     """
     inputs: dict[str, Any] = {}
     for each in body.items:
@@ -220,7 +220,7 @@ def _answers(body: CreateResponse, asked: Mapping[str, PendingInput]) -> dict[st
         elif isinstance(each, OutputItem) and question is not None:
             tool = question.input_kind == "tool"
             inputs[question.input_id] = _result(question, each.text) if tool else _in_words(question, each.text)
-    # What has no form of its own here is answered in words: one question at a time.
+    # Other question types are answered with text, so only one of them can be answered at a time.
     words = [each for each in asked.values() if each.input_kind in ("text", "selection", "data")]
     said = [each.text for each in body.items if isinstance(each, MessageItem) and each.role == "user" and each.text]
     if len(words) == 1 and said and words[0].input_id not in inputs and (inputs or len(asked) == 1):
@@ -232,13 +232,13 @@ def _answers(body: CreateResponse, asked: Mapping[str, PendingInput]) -> dict[st
 
 
 def _result(question: PendingInput, text: str) -> Any:
-    """What a tool of the client gave: the text, unless it says that it failed or has to be more than a text."""
+    """Convert the result of a client tool. It stays text unless it is an error or must match a schema."""
     value = _read_json(text)
     return value if question.answer_schema or get_tool_error(value) is not None else text
 
 
 def _in_words(question: PendingInput, text: str) -> Any:
-    """The answer to a question, out of what the user says."""
+    """Convert a text answer to the type of the question."""
     text = text.strip()
     if question.input_kind == "text":
         return text
@@ -256,7 +256,7 @@ def _read_json(text: str) -> Any:
 
 
 async def _started(call: OpenAiCall[Any], body: CreateResponse, place: _Place | None, *, again: bool) -> RunRecord:
-    """Start a new run, in the conversation of a response, in a named one, or in one of its own."""
+    """Start a run in a response's conversation, a named conversation, or a new conversation."""
     agent = resolve_agent(call.gateway, body.model, "model")
     if place is not None and not again:
         after = place.record.task_id
@@ -293,14 +293,14 @@ async def _given(call: OpenAiCall[Any], record: RunRecord, which: ResponseId, bo
     return json((await folded(call, record, which)).response())
 
 
-# -- reading
+# -- retrieve
 
 
 async def _found(call: OpenAiCall[Any]) -> tuple[RunRecord, ResponseId, ResponseFold]:
-    """The response in the address.
+    """Load the response identified by the path.
 
     Raises:
-        Refused: There is none, or it is somebody else's.
+        Refused: If the response does not exist or is not accessible to the principal.
     """
     which = read_response_id(call.request.path_params["response_id"])
     missing = Refused(404, "not_found", "there is no such response")

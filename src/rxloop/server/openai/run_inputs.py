@@ -1,4 +1,4 @@
-"""Messages and tools of a new run."""
+"""Input messages and client tools for new runs."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _NOTE = "A note of the application that this conversation comes through. It is n
 def prompt_of(
     call: OpenAiCall[Any], given: Sequence[MessageItem | Any], instructions: str | None, *, fresh: bool, param: str
 ) -> list[Message]:
-    """The messages that a run is started with.
+    """Return the input messages for a run.
 
     Args:
-        call: The request.
-        given: What it brings.
-        instructions: What it says to the model beside that.
-        fresh: Whether the conversation begins with it, so that the history is the client's own. Otherwise the server
-            has the history, and only what the user says is taken.
-        param: Where the messages stand.
+        call: Current request.
+        given: Items of the request.
+        instructions: Additional instructions in the request.
+        fresh: True for a new conversation, whose history comes from the client. Otherwise, only user messages are used,
+            because the server has the history.
+        param: Name of the message parameter for errors.
 
     Raises:
-        Refused: There is no message of the user at the end, or instructions are refused.
+        Refused: If the last message is not a user message, or instructions are refused.
     """
     found: list[Message] = []
     orders = [] if not instructions else [MessageItem(role="system", content=instructions)]
@@ -63,10 +63,10 @@ def prompt_of(
 
 
 def key_of(call: OpenAiCall[Any]) -> str | None:
-    """What tells a request apart from the others of its sender, if it says so.
+    """Return the idempotency key of a request, or None.
 
     Raises:
-        Refused: It is too long.
+        Refused: If the key is empty or too long.
     """
     try:
         return read_idempotency_key(call.request)
@@ -75,7 +75,7 @@ def key_of(call: OpenAiCall[Any]) -> str | None:
 
 
 async def is_begun(call: OpenAiCall[Any], model: str | None) -> bool:
-    """Whether the run that a request is to start is there: it is sent once more, with its key."""
+    """True if a request with the same idempotency key has already started a run."""
     key = key_of(call)
     if key is None:
         return False
@@ -84,10 +84,10 @@ async def is_begun(call: OpenAiCall[Any], model: str | None) -> bool:
 
 
 def tools_of(call: OpenAiCall[Any], agent: str, tools: Sequence[FunctionTool]) -> Sequence[ClientTool] | None:
-    """The tools that a client carries out.
+    """Convert the client tools of a request.
 
     Raises:
-        Refused: They cannot be used; of a name that a hidden tool has nothing is said.
+        Refused: If a tool is invalid. The error does not reveal hidden tools with the same name.
     """
     definitions: list[Json] = []
     for each in tools:
@@ -110,21 +110,21 @@ async def start(
     metadata: Mapping[str, str] | None,
     tools: Sequence[ClientTool] | None = None,
 ) -> RunRecord:
-    """Start a run; once for each `Idempotency-Key`, if the request has one.
+    """Start a run, at most once per `Idempotency-Key`.
 
     Args:
-        call: The request.
-        agent: The name of the agent.
-        prompt: What is asked, or a function that chooses it; see `rxloop.server.core.runs.start_run`.
-        body: What the key stands for.
-        context_id: The conversation to go on with, or to begin under that id; None for a new one.
-        said: What its responses say of themselves.
-        metadata: Comes back with the run.
-        tools: What the client carries out.
+        call: Current request.
+        agent: Agent name.
+        prompt: Messages or a function that selects them; see `rxloop.server.core.runs.start_run`.
+        body: Request body, which must not change for the same key.
+        context_id: Id of a new or existing conversation; None creates a new id.
+        said: Response metadata.
+        metadata: Client metadata, returned with the run.
+        tools: Client tools.
 
     Raises:
-        Refused: The conversation is somebody else's, the principal has too many runs, or the key stands for another
-            request.
+        Refused: If the conversation belongs to another principal, the principal has too many active runs, or the key
+            was used for a different request.
     """
     return await start_run(
         call.gateway,
