@@ -1,4 +1,4 @@
-"""The A2A adapter and its agent card."""
+"""A2A adapter and agent card."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Gateway
 
 RPC = "/rpc"
-"""Where JSON-RPC is served, below the door; REST is at its top."""
+"""JSON-RPC path relative to the adapter. The REST endpoints are at the root."""
 _MEDIA = ("text/plain", "text/markdown", "application/json", "application/pdf")
 _IMAGES = ("image/gif", "image/jpeg", "image/png", "image/webp")
 
@@ -33,14 +33,14 @@ Skills = Literal["agent", "tools"]
 
 
 def card_of(agent: Agent[Any, Any], skills: Skills, *, description: str, version: str, secured: bool) -> pb.AgentCard:
-    """Make the card of an agent, without the addresses.
+    """Create an agent card without URLs.
 
     Args:
-        agent: The agent.
-        skills: One skill for the agent, or one for each tool that clients may know of.
-        description: What the agent is for.
-        version: Its version.
-        secured: Clients have to show a token.
+        agent: Agent to describe.
+        skills: `agent` for a single skill, or `tools` for one skill per public tool.
+        description: Purpose of the agent.
+        version: Agent version.
+        secured: True if clients need a token.
     """
     about = description or f"The agent {agent.name}."
     shown = [pb.AgentSkill(id=agent.name, name=agent.name, description=about, tags=["agent"])]
@@ -64,7 +64,7 @@ def card_of(agent: Agent[Any, Any], skills: Skills, *, description: str, version
 
 
 def completed(card: pb.AgentCard, *, push: bool, extended: bool) -> pb.AgentCard:
-    """Say in a card what the door can do."""
+    """Add the adapter's capabilities to a card."""
     made = pb.AgentCard()
     made.CopyFrom(card)
     made.capabilities.streaming = True
@@ -74,7 +74,7 @@ def completed(card: pb.AgentCard, *, push: bool, extended: bool) -> pb.AgentCard
 
 
 def addressed(card: pb.AgentCard, request: Request, url: str | None) -> pb.AgentCard:
-    """Write into a card where the door is reached, unless it says so already."""
+    """Add interface URLs to a card, unless it already has them."""
     if card.supported_interfaces:
         return card
     here = request.base_url.replace(path=request.scope.get("root_path", ""))
@@ -87,7 +87,7 @@ def addressed(card: pb.AgentCard, request: Request, url: str | None) -> pb.Agent
 
 
 def card_route(served: Served) -> Route:
-    """Serve the card where A2A wants it, to everybody."""
+    """Create the public route of the agent card, at the path defined by A2A."""
 
     async def serve(request: Request) -> Response:
         [route] = create_agent_card_routes(served.address(served.card, request), cache_control="public, max-age=60")
@@ -97,24 +97,24 @@ def card_route(served: Served) -> Route:
 
 
 class A2A(Adapter):
-    """An agent for other agents; see `a2a`."""
+    """Adapter for the A2A protocol; see `a2a`."""
 
     def __init__(self, runtime: Runtime, make: Callable[[Gateway], Served], options: AdapterOptions) -> None:
-        """Create the adapter; see `a2a`."""
+        """Initialize the adapter; see `a2a`."""
         super().__init__(runtime, **options)
         self._served = make(self.gateway)
         self._push = self._served.push
 
     @property
     def card(self) -> pb.AgentCard:
-        """The card, without addresses where those follow from each request."""
+        """Agent card, without URLs that depend on the request."""
         return self._served.card
 
     @override
     def endpoints(self) -> Sequence[Endpoint | BaseRoute]:
         tasks, contexts = Tasks(self._served), Contexts()
         rpc = [route for path in (RPC, f"{RPC}/") for route in create_jsonrpc_routes(tasks, path, contexts)]
-        # Without the same again for each tenant, of which there are none here.
+        # Skip the SDK's tenant routes, because tenants are not supported.
         rest = [route for route in create_rest_routes(tasks, contexts) if isinstance(route, Route)]
         endpoints = [
             Endpoint(method, route.path, partial(serve_sdk, route.endpoint, route in rpc))
@@ -149,27 +149,28 @@ def a2a(
     push: PushOptions | Literal[False] | None = None,
     **options: Unpack[AdapterOptions],
 ) -> A2A:
-    """Serve an agent of a runtime to other agents, by A2A 1.0: JSON-RPC at `/rpc`, REST, and the agent card.
+    """Serve an agent to other agents over A2A 1.0, with JSON-RPC at `/rpc`, REST, and an agent card.
 
-    One door serves one agent, since a card describes one: mount several under paths of their own. Served by itself it
-    enters the runtime and leaves it; mounted in another application, that one does.
+    An agent card describes a single agent, so mount a separate adapter for each agent. Standalone, the adapter opens
+    and closes the runtime. When mounted, the parent application is responsible for the runtime.
 
     Args:
-        runtime: Has the agents, and the log.
-        agent: The name of the agent; it may be left out where there is one.
-        card: A card of your own; what the door can do, and its addresses where there are none, is written into it.
-        description: What the agent is for, for the card; needless with `card`, as are the next two.
-        version: The version of the agent.
-        skills: One skill for the agent, or one for each tool that clients may know of: `tools` shows their names and
-            descriptions to everybody.
-        extended_card: A card for those who are known, or a function of the `Principal` that gives it.
-        url: Where clients reach the door, such as `https://example.com/a2a`; None takes it from each request.
-        thoughts: Tell clients what the agent thinks aloud, as messages of the status.
-        push: How webhooks are told; None is `PushOptions()` where the log keeps artifacts, False is no webhooks.
+        runtime: Runtime with the agents and the event log.
+        agent: Name of the agent. Optional if the runtime has only one agent.
+        card: Custom agent card. Capabilities are added, and also URLs if it has none.
+        description: Purpose of the agent, for the card. Like `version` and `skills`, it is ignored if `card` is passed.
+        version: Agent version.
+        skills: `agent` for a single skill, or `tools` for one skill per public tool, which publishes tool names and
+            descriptions.
+        extended_card: Card for authenticated clients, or a function that creates it for a `Principal`.
+        url: Public URL of the adapter, such as `https://example.com/a2a`. By default, it is derived from each request.
+        thoughts: Whether clients receive the agent's thoughts as status messages.
+        push: Webhook options. None enables webhooks with default options if the log supports artifacts; False disables
+            webhooks.
         options: `auth`, `limits` and `heartbeat`; see `AdapterOptions`.
 
     Raises:
-        ConfigurationError: An argument is wrong.
+        ConfigurationError: If an argument is invalid.
 
     Example:
         >>> app = a2a(Runtime({"support": support}, log=SqliteEventLog("app.db")), auth=bearer({"secret": "ann"}))

@@ -1,4 +1,4 @@
-"""The caller of a request, a bounded body, and streams that end with the server."""
+"""A2A request context, body limits and streaming."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from rxloop.stream.stream import ReadOnlyHold, Stream
 log = logging.getLogger("rxloop")
 
 _DEEPEST = 64
-"""How deep JSON may be nested; what A2A's messages hold goes a little deeper in protobuf, which takes 100."""
+"""Maximum nesting depth of JSON. The limit of protobuf is 100, and A2A messages need slightly more levels than JSON."""
 _JSON = ("application/json", "application/a2a+json")
 _ASKED = "rxloop.a2a"
 _STATUS = {
@@ -54,7 +54,7 @@ _STATUS = {
 
 @dataclass(slots=True)
 class Asked:
-    """Who asks, and what is to be answered in place of the handler's answer."""
+    """Request context, including an error response that overrides the handler's response."""
 
     principal: Principal
     request: Request
@@ -62,7 +62,7 @@ class Asked:
 
     @contextmanager
     def in_words_of_a2a(self) -> Generator[None]:
-        """Say every error as A2A does, and of those that are mistakes of the server nothing."""
+        """Convert all exceptions to A2A errors, without details of internal errors."""
         try:
             yield
         except A2AError:
@@ -76,13 +76,13 @@ class Asked:
                 raise TaskNotFoundError from None
             if refused.status in (400, 409, 422):
                 raise InvalidParamsError(str(refused)) from None
-            # What has no word in A2A: too many at once, a server that goes away.
+            # A2A has no error code for rate limits and server shutdown.
             self.refused = refused
             raise InternalError(str(refused)) from None
 
 
 class Contexts(DefaultServerCallContextBuilder):
-    """Hands what is known of a request to the handler."""
+    """Context builder that passes the authenticated request to the handler."""
 
     @override
     def build(self, request: Request) -> ServerCallContext:
@@ -92,7 +92,7 @@ class Contexts(DefaultServerCallContextBuilder):
 
 
 def asked_of(context: ServerCallContext) -> Asked:
-    """What is known of the request that a handler answers."""
+    """Return the request context of a handler call."""
     return cast("Asked", context.state[_ASKED])
 
 
@@ -100,12 +100,12 @@ SdkEndpoint = Callable[[Request], Awaitable[Response]]
 
 
 async def serve_sdk(endpoint: SdkEndpoint, rpc: bool, call: Call[None, None]) -> Response:
-    """Answer a request by a route of the SDK, with a bounded body and a stream that is counted and drained.
+    """Handle a request with an SDK endpoint, applying rxloop's body and stream limits.
 
     Args:
-        endpoint: The route of the SDK.
-        rpc: It speaks JSON-RPC, and not REST.
-        call: The request.
+        endpoint: Endpoint of the SDK.
+        rpc: True for JSON-RPC, False for REST.
+        call: Authenticated request.
     """
     request = call.request
     body = b"" if request.method in ("GET", "HEAD", "DELETE") else await read_bytes(request, call.gateway.limits)
@@ -131,7 +131,7 @@ def _media_type(request: Request) -> str:
 
 
 def _harmless(body: bytes) -> bytes | None:
-    """Write JSON anew: without NaN, doubled keys, numbers that no number can be; None of what is none, or too deep."""
+    """Normalize JSON by parsing and encoding it again, or return None if it is invalid or nested too deeply."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -152,7 +152,7 @@ def _inside(value: Any) -> Iterator[Any]:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Give a body that was read once more, and then what the client does after it."""
+    """Return a receive function that replays a body before further messages."""
     left = [body]
 
     async def again() -> Message:
@@ -162,7 +162,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 def _held(items: AsyncGenerator[Any]) -> tuple[Any, ReadOnlyHold]:
-    """The frames of the SDK, as a source that waits for a reader that is slow."""
+    """Convert the SDK's frames to a source with back pressure."""
     hold = ReadOnlyHold()
 
     async def work(push: Push[Any]) -> None:
@@ -182,11 +182,11 @@ def _frame(item: Any) -> bytes:
 _WRITER = FrameWriter[Any](SSE.media_type, _frame, draining=SSE.draining)
 
 
-# -- refusals
+# -- errors
 
 
 def answer(refused: Refused) -> Response:
-    """Return the response to a request that is refused before the SDK handles it."""
+    """Return the response for a request refused before the SDK handles it."""
     status = _STATUS.get(refused.status, "INVALID_ARGUMENT")
     error = {"code": refused.status, "status": status, "message": str(refused)}
     return JSONResponse({"error": error}, refused.status, {"cache-control": "no-store", **refused.headers})

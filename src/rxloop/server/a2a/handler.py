@@ -1,4 +1,4 @@
-"""Operations of A2A, over a runtime and its log."""
+"""A2A operations on a runtime and its event log."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ from rxloop.server.core.stream import read_to_end, wait_disconnected
 
 
 async def starting(gateway: Gateway, agent: str, asked: Asked, params: pb.SendMessageRequest) -> RunRecord:
-    """Start a run with a message; with an `Idempotency-Key` once, however often it is sent.
+    """Start a run with a message, at most once per `Idempotency-Key`.
 
     Raises:
-        InvalidParamsError: The message cannot be said, or the conversation is somebody else's.
-        Refused: Too many runs go on, or the key stands for another message.
+        InvalidParamsError: If the message is invalid, or the conversation belongs to another principal.
+        Refused: If there are too many active runs, or the key was used for a different message.
     """
     message = params.message
     context_id = message.context_id or None
@@ -87,20 +87,20 @@ async def starting(gateway: Gateway, agent: str, asked: Asked, params: pb.SendMe
 
 
 async def going_on(gateway: Gateway, record: RunRecord, message: pb.Message, task: TaskFold) -> None:
-    """Answer the questions of a run that waits, or say something to one that goes on.
+    """Answer a waiting run, or send a message to an active run.
 
     Raises:
-        InvalidParamsError: Nobody can tell what it answers.
-        Refused: The run does not wait for that, or the answer does not fit.
-        RunOver: The run is over.
+        InvalidParamsError: If the message does not identify the question that it answers.
+        Refused: If the run does not wait for an answer, or an answer is invalid.
+        RunOver: If the run is over.
     """
     gateway.check_accepting()
     pending = task.pending
     if not pending and (inputs := inputs_of(message)):
-        # An answer may come while other calls of the task are at work.
+        # A question can be answered while other calls of the task are in progress.
         pending = [each for each in await list_pending_inputs(gateway, record) if each.input_id in inputs]
         if not pending and not inputs.keys().isdisjoint(await _answered(gateway, record)):
-            # It comes too late, and is not to be said to the model.
+            # A late answer is refused instead of being sent to the model as a message.
             await answer_run(gateway, record, inputs)
             return
     if pending:
@@ -111,7 +111,7 @@ async def going_on(gateway: Gateway, record: RunRecord, message: pb.Message, tas
 
 
 async def _answered(gateway: Gateway, record: RunRecord) -> Collection[str]:
-    """The questions of a run that have their answer."""
+    """Return the ids of answered questions."""
     return (await read_log(gateway.runtime.log.snapshot, record.task_id)).state.answers.keys()
 
 
@@ -121,23 +121,23 @@ _PAGE = 50
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What is served, and how."""
+    """Settings of a served agent."""
 
     gateway: Gateway
     agent: str
     card: pb.AgentCard
     extended: ExtendedCard | None
     address: Callable[[pb.AgentCard, Request], pb.AgentCard]
-    """Adds the address to a card, as the client of a request reaches it."""
+    """Function that adds the request's URL to a card."""
     thoughts: bool
     push: Push | None
 
     async def record(self, principal: Principal, task_id: str) -> RunRecord:
-        """What the log knows of a task of this agent.
+        """Return the record of a task.
 
         Raises:
-            Refused: There is none, or it is somebody else's.
-            TaskNotFoundError: It is another agent's.
+            Refused: If the task does not exist or is not accessible to the principal.
+            TaskNotFoundError: If the task belongs to another agent.
         """
         record = await self.gateway.find_run(principal, task_id)
         if record.agent_name != self.agent:
@@ -145,15 +145,15 @@ class Served:
         return record
 
     async def fold(self, task_id: str) -> TaskFold:
-        """Read a task."""
+        """Load a task from the log."""
         return folded(await read_log(self.gateway.runtime.log.read, task_id), thoughts=self.thoughts)
 
 
 class Tasks(RequestHandler):
-    """Answers each operation of A2A: a task is the fold of a run, and there is no other memory."""
+    """Request handler whose only state is the event log. A task is the fold of a run."""
 
     def __init__(self, served: Served) -> None:
-        """Answer for one agent."""
+        """Initialize the handler for an agent."""
         self._served = served
 
     @override
@@ -190,7 +190,7 @@ class Tasks(RequestHandler):
         )
         since = params.status_timestamp_after.ToMilliseconds() if params.HasField("status_timestamp_after") else None
         shown = [each for each in found if principal.may_see(each) and (since is None or each.updated >= since)]
-        # The newest first, as A2A wants it; logs list in the order of the starts.
+        # A2A requires the most recently updated tasks first, but logs list runs by start time.
         shown.sort(key=_place, reverse=True)
         total, size = len(shown), params.page_size or _PAGE
         if params.page_token:
@@ -230,7 +230,7 @@ class Tasks(RequestHandler):
             if config.return_immediately:
                 task_id, _ = await self._begin(asked, params)
             else:
-                # Before anything begins: whoever may not wait starts nothing.
+                # Reserve the stream first, so that a refused request does not start a run.
                 with served.gateway.reserve_stream(asked.principal) as slot:
                     task_id, after = await self._begin(asked, params)
                     events = runtime.follow(task_id, after=after).pipe(until_final())
@@ -266,11 +266,11 @@ class Tasks(RequestHandler):
                     yield update
 
     async def _told(self, task_id: str, after: str | None) -> AsyncGenerator[Update]:
-        """What a client is told of a task until it comes to rest.
+        """Yield task updates until the task is idle.
 
         Args:
-            task_id: The task.
-            after: What happened up to there comes as the task in one; None is from its beginning.
+            task_id: Task id.
+            after: Cursor of earlier events, which are sent as a complete task. None starts with the first event.
         """
         runtime, thoughts = self._served.gateway.runtime, self._served.thoughts
         before: list[Event] = []
@@ -290,10 +290,10 @@ class Tasks(RequestHandler):
         validate_input_modes(params.message, self._served.card)
 
     async def _begin(self, asked: Asked, params: pb.SendMessageRequest) -> tuple[str, str | None]:
-        """Start a task, or go on with one.
+        """Start or continue a task.
 
         Returns:
-            The task, and the cursor of what has happened before; None for a new one.
+            The task id, and the cursor of earlier events (None for a new task).
         """
         served, config = self._served, params.configuration
         wanted = config.task_push_notification_config if config.HasField("task_push_notification_config") else None
@@ -308,7 +308,7 @@ class Tasks(RequestHandler):
             if record.state in OVER:
                 raise UnsupportedOperationError("the task is over: send the message without its taskId")
             task = await served.fold(record.task_id)
-            # Behind the question that is answered, which may be newer than the record.
+            # The question being answered may be newer than the record.
             after, seen = task.cursor, task.seq
             try:
                 await going_on(served.gateway, record, params.message, task)
@@ -374,7 +374,7 @@ class Tasks(RequestHandler):
             record = await self._served.record(asked.principal, params.task_id)
             await push.remove(record.task_id, params.id)
 
-    # -- the card
+    # -- agent card
 
     @override
     async def on_get_extended_agent_card(
@@ -395,5 +395,5 @@ def _cursor(record: RunRecord) -> str:
 
 
 def _place(record: RunRecord) -> tuple[int, str]:
-    """Where a task stands in a list: by its last change, in nanoseconds, and its id."""
+    """Return the sort key of a task: the time of its last change in nanoseconds, and its id."""
     return record.updated * 1_000_000, record.task_id

@@ -1,4 +1,4 @@
-"""Parts of messages and artifacts, read from clients and written for them."""
+"""Conversion of A2A message and artifact parts."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from rxloop.protocol.refusals import REFUSAL_WORDS
 _PARTS = 64
 _TEXT = 100_000
 _DEEPEST = 24
-"""How deep data may be nested: protobuf takes 100 levels of messages, and needs up to three for each of these."""
+"""Maximum nesting depth of data. Protobuf allows 100 message levels, and each level of data needs up to three."""
 _ADDRESS = re.compile(r"https?://[!-~]{1,2000}", re.IGNORECASE)
 _YES = ("yes", "y", "true", "ok", "approve", "approved")
 
 
-# -- from clients
+# -- input
 
 
 def content_of(message: pb.Message) -> str | list[Part]:
-    """What somebody says, as a model gets it; data becomes its JSON.
+    """Convert an A2A message to model input. Data parts are converted to JSON text.
 
     Raises:
-        InvalidParamsError: A part is none, is too long, or is an address that nobody should fetch.
+        InvalidParamsError: If a part is empty, too long, or has an unsupported URL.
     """
     if not 0 < len(message.parts) <= _PARTS:
         raise InvalidParamsError(f"a message has 1 to {_PARTS} parts")
@@ -66,17 +66,17 @@ def _part(part: pb.Part, place: int) -> Part:
 
 
 def data_of(part: pb.Part) -> Any:
-    """The data of a part, as JSON has it."""
+    """Return a part's data as JSON."""
     return _whole_numbers(MessageToDict(part.data))
 
 
 def metadata_of(struct: Struct) -> dict[str, Any]:
-    """The metadata that a client has sent, as JSON has it."""
+    """Return client metadata as JSON."""
     return cast("dict[str, Any]", _whole_numbers(MessageToDict(struct)))
 
 
 def _whole_numbers(value: Any) -> Any:
-    # Every number of A2A is a float; 5 has to be 5 again, for a tool that takes an integer.
+    # A2A numbers are floats, but tools with integer parameters need integers.
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     if isinstance(value, dict):
@@ -87,7 +87,7 @@ def _whole_numbers(value: Any) -> Any:
 
 
 def inputs_of(message: pb.Message) -> dict[str, Any]:
-    """Return the values of the data parts `{"inputs": {id: value}}` of a message."""
+    """Return the values of all `{"inputs": {id: value}}` data parts."""
     inputs: dict[str, Any] = {}
     for each in _data_of_parts(message):
         if isinstance(each, dict) and isinstance(given := cast("dict[str, Any]", each).get("inputs"), dict):
@@ -100,10 +100,13 @@ def _data_of_parts(message: pb.Message) -> list[Any]:
 
 
 def answers_of(message: pb.Message, pending: Sequence[PendingInput]) -> dict[str, Any]:
-    """The answers in a message: data `{"inputs": {id: value}}`, or for a single question its value, or a text.
+    """Return the answers in a message.
+
+    Answers are `{"inputs": {id: value}}` data parts. If there is only one question, they may also be plain data or
+    text.
 
     Raises:
-        InvalidParamsError: Nobody can tell which question it answers.
+        InvalidParamsError: If the message does not identify the question that it answers.
     """
     answers = inputs_of(message)
     if answers:
@@ -138,16 +141,16 @@ def _spoken(question: PendingInput, text: str) -> Any:
                 return text
 
 
-# -- for clients
+# -- output
 
 
 def struct_of(value: dict[str, Any]) -> Struct:
-    """Metadata, as A2A has it; what is nested too deep for it comes as a text of JSON."""
+    """Convert metadata to a protobuf struct. Values that are nested too deeply are converted to JSON text."""
     return ParseDict(_shallow(value), Struct())
 
 
 def data_part(value: Any) -> pb.Part:
-    """Data as a part; what is nested too deep for it comes as a text of JSON."""
+    """Create a data part. Values that are nested too deeply are converted to JSON text."""
     return ParseDict({"data": _shallow(value)}, pb.Part())
 
 
@@ -166,7 +169,7 @@ def _plain(value: Any) -> Any:
 
 
 def said(message: Message, message_id: str, task_id: str, context_id: str) -> pb.Message:
-    """A message of a conversation, as A2A has it."""
+    """Convert a message to the A2A format."""
     content = [TextPart(text=message.content)] if isinstance(message.content, str) else message.content
     return pb.Message(
         message_id=message.message_id or message_id,
@@ -178,7 +181,7 @@ def said(message: Message, message_id: str, task_id: str, context_id: str) -> pb
 
 
 def shown(part: Part) -> pb.Part:
-    """A part of a message, as A2A has it."""
+    """Convert a message part to the A2A format."""
     if isinstance(part, TextPart):
         return pb.Part(text=part.text)
     made = pb.Part(media_type=part.media_type or "", filename=getattr(part, "filename", None) or "")
@@ -190,7 +193,7 @@ def shown(part: Part) -> pb.Part:
 
 
 def piece_of(event: ArtifactUpdateEvent) -> pb.Part:
-    """A piece of an artifact: bytes, a text, data, or `{"url": ...}` for what lies elsewhere."""
+    """Convert an artifact chunk to a part: raw bytes, text, data, or a URL for `{"url": ...}`."""
     part = pb.Part(filename=event.name or "", media_type=event.media_type or "")
     data: Any = event.data
     match data:

@@ -1,8 +1,8 @@
-"""Push notifications: webhooks that are told of a task, at least once, also after a restart.
+"""Push notifications to webhooks, with delivery at least once, including after a restart.
 
-What clients have registered is kept beside the runs, in the artifacts of the log: for each task one artifact of lines
-of JSON, of which the webhooks are the fold. A webhook is told by one process, that which has its turn; what a process
-leaves when it dies, another one goes on with from the last event that was delivered.
+Webhooks are stored in the log's artifacts, as one artifact of JSON lines per task. Folding the lines returns the
+current webhooks. Each webhook is served by the process that holds its lease. After a crash, another process continues
+after the last delivered event.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from rxloop.support.tasks import wait_all
 log = logging.getLogger("rxloop")
 
 PLACE = "a2a\x1fpush"
-"""The conversation that the artifacts belong to: no run is in it, since no id of one has a control character."""
+"""Conversation id for webhook artifacts. Its control character prevents a conflict with actual conversations."""
 _MOST = 16
-"""Webhooks of one task."""
+"""Maximum number of webhooks per task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushOptions:
-    """How webhooks are told.
+    """Webhook options.
 
     Attributes:
-        private: Allow addresses that are not public, such as those of one's own network. Whoever may register webhooks
-            then makes this server call whatever it can reach.
-        timeout: Seconds that one request may take.
-        tries: How often a notification is tried before it is given up.
-        pause: Seconds before the second try; each further pause is twice as long, up to a minute.
-        look_every: Seconds between two looks for webhooks that a process has left when it died.
+        private: Whether to allow private addresses. Clients that may register webhooks can then make this server call
+            any reachable host.
+        timeout: Request timeout in seconds.
+        tries: Maximum number of delivery attempts.
+        pause: Delay in seconds before the second attempt. It doubles with each attempt, up to a minute.
+        look_every: Interval in seconds between searches for webhooks of crashed processes.
     """
 
     private: bool = False
@@ -68,17 +68,17 @@ class PushOptions:
 class _Hook:
     config: pb.TaskPushNotificationConfig
     seq: int
-    """The last event that it was told of."""
+    """Sequence number of the last delivered event."""
 
 
 class Push:
-    """The webhooks of the tasks of an agent."""
+    """Webhooks for the tasks of an agent."""
 
     def __init__(self, event_log: EventLog, options: PushOptions, *, thoughts: bool) -> None:
-        """Keep webhooks beside the runs of a log.
+        """Initialize webhook storage in an event log.
 
         Raises:
-            ConfigurationError: The log has no artifacts.
+            ConfigurationError: If the log does not support artifacts.
         """
         if event_log.artifacts is None:
             raise ConfigurationError(
@@ -88,12 +88,12 @@ class Push:
         self._log, self._options, self._thoughts = event_log, options, thoughts
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._over: set[str] = set()
-        """The tasks that are over, and whose webhooks know it."""
+        """Tasks that are over and whose webhooks have received all events."""
         self._client: httpx.AsyncClient | None = None
         self._started = False
 
     def start(self, gateway: Gateway) -> None:
-        """Begin to tell webhooks, until the server goes away: of what happens, and of what a process has left."""
+        """Start delivering notifications, including those of crashed processes, until the server shuts down."""
         if not self._started and not gateway.is_draining:
             with name_variables():
                 client = httpx.AsyncClient(timeout=self._options.timeout, trust_env=False)
@@ -111,13 +111,13 @@ class Push:
                         task.cancel()
                     await wait_all(tasks)
 
-    # -- what clients have registered
+    # -- registration
 
     async def check(self, config: pb.TaskPushNotificationConfig) -> None:
-        """See that a webhook may be told.
+        """Check that a webhook configuration is valid and its URL is allowed.
 
         Raises:
-            InvalidParamsError: Its url is none, or leads where no notification is to go.
+            InvalidParamsError: If the URL is invalid or not allowed, or another field is invalid.
         """
         try:
             url = read_url(config.url)
@@ -134,10 +134,10 @@ class Push:
     async def keep(
         self, record: RunRecord, config: pb.TaskPushNotificationConfig, *, after_seq: int
     ) -> pb.TaskPushNotificationConfig:
-        """Register a webhook, and tell it of all that comes after an event.
+        """Register a webhook for all events after a sequence number.
 
         Raises:
-            InvalidParamsError: The task has too many already.
+            InvalidParamsError: If the task already has the maximum number of webhooks.
         """
         kept = pb.TaskPushNotificationConfig()
         kept.CopyFrom(config)
@@ -151,11 +151,11 @@ class Push:
         return kept
 
     async def configs(self, task_id: str) -> list[pb.TaskPushNotificationConfig]:
-        """The webhooks of a task."""
+        """Return the webhooks of a task."""
         return [hook.config for hook in (await self._hooks(task_id)).values()]
 
     async def remove(self, task_id: str, config_id: str) -> None:
-        """Forget a webhook; one that there is not is forgotten already."""
+        """Remove a webhook, if it exists."""
         if config_id in await self._hooks(task_id):
             await self._note(task_id, {"remove": config_id})
         task = self._tasks.get((task_id, config_id))
@@ -180,15 +180,15 @@ class Push:
         return hooks
 
     async def _note(self, task_id: str, change: dict[str, Any]) -> None:
-        """Write a change down; one artifact for each task, begun with its first webhook."""
+        """Append a change to the task's artifact, creating the artifact for the first webhook."""
         options: dict[str, Any] = {"name": task_id, "media_type": "application/x-ndjson", "override": False}
-        # One that is there is fine.
+        # The artifact may already exist.
         with suppress(ArtifactError):
             await self._store.create(PLACE, task_id, key="webhooks", now=_now(), **options)
         line = orjson.dumps(change) + b"\n"
         await self._store.append(PLACE, task_id, line, version=None, last=False, key=str(uuid4()), now=_now())
 
-    # -- telling
+    # -- delivery
 
     def _begin(self, task_id: str, config_id: str) -> None:
         key = task_id, config_id
@@ -198,7 +198,7 @@ class Push:
         task.add_done_callback(lambda done: self._tasks.pop(key, None))
 
     async def _look(self) -> None:
-        """Take up the webhooks that somebody has left."""
+        """Periodically search for webhooks without an active process."""
         while True:
             try:
                 for artifact in await self._store.list(PLACE):
@@ -210,7 +210,7 @@ class Push:
             await asyncio.sleep(self._options.look_every)
 
     async def _left(self, task_id: str) -> list[str]:
-        """The webhooks of a task that have not been told all."""
+        """Return the ids of webhooks with undelivered events."""
         try:
             record = await read_log(self._log.get_record, task_id)
         except UnknownRun:
@@ -225,14 +225,14 @@ class Push:
         place, lost = f"{PLACE}/{task_id}/{config_id}", asyncio.Event()
         try:
             if not await self._log.acquire_lease(place, task_id, lost.set):
-                # Another process tells it; whether that lives on is seen by the next look.
+                # Another process serves this webhook. If that process has crashed, the next search will find it.
                 return
             try:
                 await self._tell_all(task_id, config_id, lost)
             finally:
                 await self._log.release_lease(place, task_id)
         except Exception as error:
-            # It is taken up by the next look.
+            # The next search will retry it.
             log.warning("the webhooks of the task %s are not told for now: %s", task_id, error)
 
     async def _tell_all(self, task_id: str, config_id: str, lost: asyncio.Event) -> None:
@@ -252,24 +252,24 @@ class Push:
                 return
 
     async def _tell_of(self, event: Event, fold: TaskFold, hook: _Hook) -> bool:
-        """Tell a webhook of an event; gives whether there is anybody to tell of the next one."""
+        """Deliver the updates for an event, returning False if the webhook no longer exists."""
         told = fold.add(event)
         for update in told:
             body = orjson.dumps(MessageToDict(to_stream_response(update)))
             if not await self._send(event.root_task_id, hook.config.id, body):
                 return False
         if told:
-            # It has arrived: nobody need send it again because this process goes away now.
+            # Record the delivery even during shutdown, to avoid a duplicate notification.
             with anyio.CancelScope(shield=True):
                 await self._note(hook.config.task_id, {"told": hook.config.id, "seq": event.seq})
         return True
 
     async def _send(self, task_id: str, config_id: str, body: bytes) -> bool:
-        """Send a notification, again and again; gives whether it has arrived."""
+        """Deliver a notification with retries, returning True on success."""
         assert self._client is not None
         pause = self._options.pause
         for left in reversed(range(self._options.tries)):
-            # Each time anew: it may have been forgotten, or have another address, by way of another process.
+            # Reload the webhook, because another process may have changed or removed it.
             hook = (await self._hooks(task_id)).get(config_id)
             if hook is None:
                 return False

@@ -1,4 +1,4 @@
-"""A run as a task, and the view of its changes."""
+"""Fold of a run into an A2A task and its updates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rxloop.server.core.chat_changes import CallProgress, Change, StepEnded, Tex
 from rxloop.server.core.chat_fold import ChatFold
 
 Update = pb.Task | pb.TaskStatusUpdateEvent | pb.TaskArtifactUpdateEvent
-"""What a client is told."""
+"""Task update for a client."""
 
 STATES: dict[State, pb.TaskState] = {
     "submitted": pb.TASK_STATE_SUBMITTED,
@@ -44,49 +44,49 @@ STATES: dict[State, pb.TaskState] = {
 
 
 def time_of(milliseconds: int) -> Timestamp:
-    """A time, as A2A has it."""
+    """Convert a time in milliseconds to a protobuf timestamp."""
     stamp = Timestamp()
     stamp.FromMilliseconds(milliseconds)
     return stamp
 
 
 class TaskFold:
-    """The fold of the events of one run.
+    """Fold of a run's events into an A2A task.
 
-    `pending` are the questions that wait, as clients may see them.
+    `pending` contains the public version of the open questions.
     """
 
     def __init__(self, *, thoughts: bool = False) -> None:
         self._task = pb.Task()
         self._kept: dict[str, pb.Artifact] = {}
         self._pieces: dict[str, list[pb.Part]] = {}
-        """What is to be appended to the artifacts, once somebody reads the task: to each piece by piece takes ages."""
+        """Pending artifact chunks, joined when the task is read. Appending each chunk separately would be too slow."""
         self.pending: Sequence[PendingInput] = ()
         self.seq = 0
-        """The last event that is in it."""
+        """Sequence number of the last folded event."""
         self.cursor = ""
         self._thoughts = thoughts
         self._changes: list[Change | Event] = []
         self._chat = ChatFold(self._changes.append)
         self._written = ""
-        """The id of the text that clients have of the answer; the first piece of another one takes its place."""
+        """Id of the text that clients have. A delta of a different text replaces it."""
         self._incomplete: str | None = None
-        """Why the newest message is incomplete, or None if it is complete."""
+        """Reason why the latest message is incomplete, or None."""
         self._shown = False
-        """They have some: of an attempt that comes to nothing they are told that it is none, by an empty text."""
+        """True if clients have received text. An attempt that fails then replaces this text with an empty string."""
 
     @property
     def task(self) -> pb.Task:
-        """The task as the events so far make it."""
+        """Current task."""
         for artifact_id, pieces in self._pieces.items():
             _join(self._kept[artifact_id], pieces)
         self._pieces.clear()
         return self._task
 
     def add(self, event: Event) -> list[Update]:
-        """Fold one event in, and give what a client is told of it."""
+        """Fold an event and return the resulting updates."""
         if event.durable:
-            # Also of what is not for clients: it is the time by which tasks are listed.
+            # Internal events also count, because tasks are listed by this timestamp.
             self._task.status.timestamp.CopyFrom(time_of(event.timestamp))
             self.seq, self.cursor = event.seq, event.cursor
         shown = event.to_public()
@@ -99,7 +99,7 @@ class TaskFold:
         event = change if isinstance(change, Event) else change.event
         if isinstance(event, ArtifactUpdateEvent):
             return [self._artifact(event)]
-        # What nested runs and the branches of strategies say is not what the agent says.
+        # Nested runs and branches are not part of the agent's answer.
         if event.parent_task_id is not None or event.branch is not None:
             return []
         match change:
@@ -127,7 +127,7 @@ class TaskFold:
                 return []
 
     def _said_whole(self, message: ContentCompleteEvent) -> list[Update]:
-        """A whole message: the answer, unless more is to come; each of its files is an artifact."""
+        """Convert a complete message to the answer or an intermediate status, and its files to artifacts."""
         updates: list[Update] = []
         self._incomplete = explain_incomplete(message)
         if message.content:
@@ -155,7 +155,7 @@ class TaskFold:
         return _copied(self._task)
 
     def _rest(self, event: StatusUpdateEvent) -> list[Update]:
-        """What an attempt came to: the answer once more as a whole, and the state."""
+        """Convert the end of an attempt to the complete answer and the final status."""
         updates: list[Update] = []
         if event.state in OVER and (event.content or self._shown):
             whole = self._answer(event.content or "", append=False, last=True)
@@ -199,7 +199,7 @@ class TaskFold:
             message.context_id = task.context_id
             status.message.CopyFrom(message)
         if event.durable and not thought:
-            # What was said before is history now; progress and thoughts are told to whoever is there, and forgotten.
+            # The previous status message moves to the history. Progress and thoughts are transient and not stored.
             if task.status.HasField("message"):
                 task.history.append(task.status.message)
             task.status.CopyFrom(status)
@@ -241,7 +241,7 @@ class TaskFold:
 
 
 def _join(kept: pb.Artifact, pieces: Iterable[pb.Part]) -> None:
-    """Append pieces; texts, or pieces of bytes, that follow one another become one part."""
+    """Append chunks, merging consecutive text or bytes into a single part."""
     for kind, group in groupby(pieces, _kind):
         more = list(group)
         if not (kind and kept.parts[-1].HasField(kind)):
@@ -270,7 +270,7 @@ def _copied(task: pb.Task) -> pb.Task:
 
 
 def folded(events: Iterable[Event], *, thoughts: bool = False) -> TaskFold:
-    """Fold the events of a run, from its first one."""
+    """Fold a run's events from the beginning."""
     fold = TaskFold(thoughts=thoughts)
     for event in events:
         fold.add(event)
@@ -278,7 +278,7 @@ def folded(events: Iterable[Event], *, thoughts: bool = False) -> TaskFold:
 
 
 def updates(before: Sequence[Event] = (), *, thoughts: bool = False) -> View[Event, Update]:
-    """Tell a client of the changes of a task.
+    """Create a view of task updates.
 
     ::
 
@@ -286,12 +286,12 @@ def updates(before: Sequence[Event] = (), *, thoughts: bool = False) -> View[Eve
         updates()        --T--s--a--a-----as|     T the whole task, s its status, a a piece of the answer
         updates(before)  T----s--a--a-----as|     before: the events that the client has missed
 
-    The first delta of each text replaces the answer, so that what was said before a tool call, or was voided, vanishes;
-    at the end it comes once more as a whole.
+    The first delta of each text replaces the previous answer, including text before a tool call and discarded text. At
+    the end, the complete answer is sent again.
 
     Args:
-        before: The events of the run before those of the source, from its first one: the task as it stands comes first.
-        thoughts: Tell thoughts, too, as messages of the status.
+        before: Earlier events of the run, starting with its first event. The resulting task is emitted first.
+        thoughts: Whether to include thoughts as status messages.
     """
 
     def write(out: ViewOutput[Update]) -> Callable[[Event], None]:

@@ -1,4 +1,4 @@
-"""Public addresses, the only ones that webhooks may have."""
+"""Webhook requests, which are restricted to public addresses."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import httpx
 
 _NAT64 = IPv6Network("64:ff9b::/96")
 _UNKNOWN = (IPv6Network("fec0::/10"), IPv6Network("3fff::/20"), IPv4Network("192.88.99.0/24"))
-"""What Python takes for public, at least before 3.13: sites of one's own, documentation, and relays to 6to4."""
+"""Non-public networks that Python before 3.13 considers public: site-local, documentation and 6to4 relay addresses."""
 _FOUND_IN = 10.0
-"""Seconds that it may take to find the addresses of a name."""
+"""DNS timeout in seconds."""
 
 
 class Unsafe(Exception):
-    """A notification is not sent to this address."""
+    """Raised for an address that must not receive notifications."""
 
 
 def is_public(address: str) -> bool:
-    """Whether an address belongs to the public internet; of one that carries another address, that one counts."""
+    """True if an address is public. For an IPv6 address that embeds an IPv4 address, the embedded address counts."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:
@@ -43,10 +43,10 @@ def _carried(address: IPv6Address) -> IPv4Address | None:
 
 
 async def safe_addresses(url: httpx.URL) -> list[str]:
-    """Find the addresses of a host, all of them public.
+    """Resolve a host and require all of its addresses to be public.
 
     Raises:
-        Unsafe: It has none, or one of them is not public.
+        Unsafe: If the host cannot be resolved, or an address is not public.
     """
     port = url.port or (443 if url.scheme == "https" else 80)
     try:
@@ -61,10 +61,10 @@ async def safe_addresses(url: httpx.URL) -> list[str]:
 
 
 def read_url(text: str) -> httpx.URL:
-    """Read the url of a webhook.
+    """Parse and validate a webhook URL.
 
     Raises:
-        Unsafe: It is not one of HTTP.
+        Unsafe: If it is not a valid HTTP URL.
     """
     try:
         url = httpx.URL(text)
@@ -76,20 +76,20 @@ def read_url(text: str) -> httpx.URL:
 
 
 async def post(client: httpx.AsyncClient, text: str, body: bytes, headers: Mapping[str, str], *, anywhere: bool) -> int:
-    """Post to a webhook, and give the status. No redirect is followed.
+    """Send a POST request to a webhook and return the status code. Redirects are not followed.
 
-    The connection goes to an address that was looked at, whatever the name stands for a moment later.
+    The request uses a validated IP address, so that a later DNS change has no effect.
 
     Args:
-        client: Sends it.
-        text: The url.
-        body: What is sent.
-        headers: With it.
-        anywhere: Addresses that are not public are fine, too.
+        client: HTTP client.
+        text: Webhook URL.
+        body: Request body.
+        headers: Request headers.
+        anywhere: Whether to allow private addresses.
 
     Raises:
-        Unsafe: The host is not on the public internet.
-        httpx.HTTPError: It cannot be reached.
+        Unsafe: If the URL is invalid or the host is not public.
+        httpx.HTTPError: If the request fails.
     """
     url = read_url(text)
     if anywhere:
@@ -98,7 +98,7 @@ async def post(client: httpx.AsyncClient, text: str, body: bytes, headers: Mappi
     headers = {**headers, "host": url.netloc.decode("ascii")}
     while True:
         request = client.build_request("POST", url.copy_with(host=addresses.pop(0)), content=body, headers=headers)
-        # The certificate has to be that of the name.
+        # The certificate must match the host name instead of the IP address.
         request.extensions["sni_hostname"] = url.raw_host.decode("ascii")
         try:
             return await _sent(client, request)

@@ -272,7 +272,7 @@ class _Request:
         return {"thread_id": self._asked.thread_id, "run_id": self._asked.run_id, "state": self._adapter.state}
 
     def _restated(self, record: RunRecord) -> Response:
-        """Tell of a run from where it stands; the client may have any part of it."""
+        """Follow a run from its current state, starting with a message snapshot."""
         return self._told(record, lambda: messages_of(self._asked), activities=False)
 
     def _told(self, record: RunRecord, messages: Any, *, activities: bool) -> EventStream:

@@ -27,7 +27,7 @@ def frame(type: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def head(type: str, name: str, id: str) -> bytes:
-    """Write an event up to its `delta`, which `with_delta` adds: once for each message, and not for each token."""
+    """Encode an event prefix for `with_delta`, once per message instead of once per token."""
     return b"data: %b," % orjson.dumps({"type": type, name: id})[:-1]
 
 

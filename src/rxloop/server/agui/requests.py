@@ -197,15 +197,15 @@ def agui_context() -> Operator[object]:
 
 @dataclass(slots=True)
 class Questions:
-    """What a run has asked so far.
+    """Questions that a run has asked.
 
     Attributes:
-        by_interrupt: By what an interrupt is called; those for the client's tools are among them.
-        by_call: By the call that a tool of the client is to carry out.
-        asked_at: By question: the last event of the attempt that ended with it.
-        open: The questions of the last pause, answered or not.
-        early: The questions that the attempt under way has asked, and that have no answer.
-        answered: The questions that have an answer.
+        by_interrupt: Questions by interrupt id, including client tool calls.
+        by_call: Questions by the id of a client tool call.
+        asked_at: Final event of the attempt that asked each question.
+        open: Ids of the questions from the last pause, including answered ones.
+        early: Ids of unanswered questions asked by the active attempt.
+        answered: Ids of answered questions.
     """
 
     by_interrupt: dict[str, PendingInput] = field(default_factory=dict[str, PendingInput])

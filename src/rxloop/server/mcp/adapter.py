@@ -1,4 +1,4 @@
-"""The MCP adapter: agents and sequential thinking as tools."""
+"""MCP adapter for agents and sequential thinking."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ from rxloop.thinking.sessions import ThinkingSessions
 log = logging.getLogger("rxloop")
 
 _WRITTEN_IN = 3.0
-"""Seconds in which results are written to clients before the sessions end."""
+"""Timeout in seconds for sending pending results before sessions are closed."""
 
 
 class AllowedHosts:
-    """Names of this server in the headers `Host` and `Origin`.
+    """Allowed values of the `Host` and `Origin` headers.
 
-    Other names are refused, because a page in a browser can make its own name resolve to this machine.
+    Other values are refused, because a browser page can make its own host name resolve to this machine.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        """Allow the names of this machine, and other ones.
+        """Allow local host names and additional names.
 
         Args:
-            names: Other names. A name without a port is valid with any port.
+            names: Additional host names. A name without a port matches any port.
         """
         bracketed = (f"[{name}]" if name.count(":") > 1 and not name.startswith("[") else name for name in names)
         self._names = frozenset(name.lower() for name in (*_LOCAL, *bracketed))
@@ -60,7 +60,7 @@ class AllowedHosts:
         """Check the headers of a request.
 
         Raises:
-            Refused: A header has another name.
+            Refused: If a header contains a different host name.
         """
         for header, value in request.headers.items():
             if header == "host" and not self._is_allowed(value.lower()):
@@ -80,7 +80,7 @@ _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\s:@/?#\[\]\\]+)(:[0-9]{1,5})?")
 
 
 class Endpoint:
-    """Serves the requests of clients; the sessions begin with the first one, and end when the gateway is drained."""
+    """ASGI endpoint for MCP requests. Sessions are created on the first request and closed when the gateway drains."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Endpoint:
         self._no_posts = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Serve a request (ASGI entry point)."""
         request = Request(scope, receive)
         with self._counted(request.method == "POST"):
             try:
@@ -114,7 +114,7 @@ class Endpoint:
                     self._hosts.check(request)
                 principal = await self._gateway.authenticate(request)
                 if self._stateless and request.method == "GET":
-                    # A stream of what the server has to say in a session would be open for ever, with nothing in it.
+                    # Without sessions, a server-to-client stream would stay open and empty forever.
                     words = "without sessions there is nothing to listen to here"
                     raise Refused(405, "method_not_allowed", words, headers={"allow": "POST"})
                 sessions = await self._sessions()
@@ -125,15 +125,15 @@ class Endpoint:
                 return
             known: dict[str, Any] = {PRINCIPAL: principal}
             if self._gateway.secured:
-                # By this the SDK knows that a session is for whoever began it.
+                # The SDK uses this to restrict a session to the user who created it.
                 known["user"] = AuthenticatedUser(AccessToken(token="", client_id=principal.id, scopes=[]))
             await sessions.handle_request({**scope, **known}, receive, send)
 
     async def _sessions(self) -> StreamableHTTPSessionManager:
-        """The sessions, which the SDK enters and leaves in one task.
+        """Return the session manager, which the SDK requires to be opened and closed in the same task.
 
         Raises:
-            Refused: The server goes away.
+            Refused: If the server is shutting down.
         """
         if self._opening is None or (self._life is not None and self._life.done()):
             slot = self._gateway.reserve_stream(ANYBODY)
@@ -149,7 +149,7 @@ class Endpoint:
             max_sessions=self._max_sessions,
             max_request_body_size=self._gateway.limits.body,
         )
-        # As one of the streams of the gateway: it ends with them.
+        # The sessions occupy a gateway stream, so that they end with all other streams.
         with slot:
             async with sessions.run():
                 opening.set_result(sessions)
@@ -173,7 +173,7 @@ class Endpoint:
 
 
 def _answer(refused: Refused) -> Response:
-    """A refusal as an error of JSON-RPC."""
+    """Convert an error to a JSON-RPC response."""
     info = types.ErrorData(code=types.INVALID_REQUEST, message=str(refused), data={"code": refused.code})
     body = types.JSONRPCError(jsonrpc="2.0", id=None, error=info)
     headers = {"cache-control": "no-store", **refused.headers}
@@ -181,7 +181,7 @@ def _answer(refused: Refused) -> Response:
 
 
 def _replay_body(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that yields a body that was already read, and then the later messages."""
+    """Return a `receive` function that replays a body before further messages."""
     pending = [body]
 
     async def replay() -> Message:
@@ -193,12 +193,12 @@ def _replay_body(body: bytes, receive: Receive) -> Receive:
 
 
 class McpServer(Adapter):
-    """An MCP server whose tools are agents and sequential thinking; see `mcp_server`.
+    """MCP server for agents and sequential thinking; see `mcp_server`.
 
     Attributes:
-        server: The server of the official SDK, for other transports, such as `rxloop.server.serve_stdio(mcp.server)`.
-            Enter the runtime before, and call `drain` after.
-        path: Where it is served.
+        server: Server of the official SDK, for other transports, such as `rxloop.server.serve_stdio(mcp.server)`. Open
+            the runtime before serving and call `drain` afterwards.
+        path: URL path of the endpoint.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class McpServer(Adapter):
         on_disconnect: OnDisconnect,
         **options: Unpack[AdapterOptions],
     ) -> None:
-        """Create the adapter; see `mcp_server`."""
+        """Initialize the adapter; see `mcp_server`."""
         if not path.startswith("/"):
             raise ConfigurationError(f"path must begin with /, not {path!r}")
         super().__init__(runtime, on_disconnect=on_disconnect, **options)
@@ -243,39 +243,40 @@ def mcp_server(
     path: str = "/mcp",
     allowed_hosts: Sequence[str] | None = None,
 ) -> McpServer:
-    """Make an MCP server whose tools are the agents of a runtime, sequential thinking, or both.
+    """Create an MCP server with agents, sequential thinking, or both as tools.
 
-    A call is a run: its progress is told, its questions are put to the person before the client, and a cancel of the
-    client cancels it. The tool `continue_run` answers a run for clients that cannot ask, and waits for one whose caller
-    is gone. As an application it is served by itself, or mounted as the other doors are; `rxloop mcp module:agent`
-    serves it over stdin and stdout.
+    Each tool call is a run. The client receives its progress and its questions, and can cancel it. The `continue_run`
+    tool answers runs for clients without elicitation, and waits for runs whose caller has disconnected. The server can
+    run standalone or be mounted like other adapters. `rxloop mcp module:agent` serves it over stdin and stdout.
 
     Args:
-        runtime: Has the agents, and the log.
-        auth: Tells who asks; `bearer({...})` knows people by tokens. Without it everybody sees all runs.
-        limits: How much clients may take.
-        agents: Which agents are tools, by their names; as a mapping, each with its description or an `AgentTool`. By
-            default all of them.
-        name: What the server is called.
-        instructions: What the client's model is told of the server as a whole.
-        sequential_thinking: Offer the tools and resources of sequential thinking: True, sessions with your own limits,
-            or `ThinkingTools`. With `Runtime({}, log=log)` the server has no other tools.
-        wait: Seconds after which a call is answered though its run goes on, for clients that do not wait for ever;
-            `continue_run` waits on. None waits for the end.
-        on_disconnect: What becomes of a run whose caller is gone: `cancel` cancels it, `keep` lets it go on. Over HTTP
-            a client of protocol 2026-07-28 cancels by closing the connection, and cannot be told from one that is gone.
-        sessions: Whether clients of protocols before 2026 have sessions over HTTP. In one a client can be shown forms
-            and can cancel a call, and all of its requests have to come to this process. Without, each may come to any
-            process; answers come by `continue_run`, and who cancels has to close the connection. None is sessions,
-            unless the runtime has a queue: then there are other servers beside this one.
-        session_timeout: Seconds without a request after which the session of a client is closed.
-        max_sessions: Maximum number of open sessions. The next client gets status 503.
-        path: Where it is served.
-        allowed_hosts: The names by which clients may call it over HTTP, beside those of this machine. Without `auth`
-            there are none by default, so that no page in a browser reaches it; with it all names are good.
+        runtime: Runtime with the agents and the event log.
+        auth: Function that returns the principal of a request. Use `bearer({...})` for token authentication. Without
+            it, every client can see all runs.
+        limits: Limits for clients.
+        agents: Names of the agents to expose, or a mapping to descriptions or `AgentTool` instances. Defaults to all
+            agents.
+        name: Server name.
+        instructions: Server instructions for the client's model.
+        sequential_thinking: Whether to add the tools and resources of sequential thinking. Pass `ThinkingSessions` for
+            custom limits, or `ThinkingTools`. With `Runtime({}, log=log)`, these are the only tools.
+        wait: Maximum duration of a call in seconds, for clients with a timeout. The run continues, and `continue_run`
+            waits for it. None waits until the end of the run.
+        on_disconnect: Either `cancel` or `keep`, for runs whose caller disconnects. Over HTTP, clients of protocol
+            2026-07-28 cancel a call by closing the connection, which cannot be distinguished from a network failure.
+        sessions: Whether clients of protocols before 2026 have HTTP sessions. Sessions support forms and cancellation,
+            but require all requests of a client to reach the same process. Without sessions, requests can reach any
+            process, answers need `continue_run`, and clients cancel by closing the connection. By default, sessions are
+            enabled unless the runtime has a queue, because a queue implies several servers.
+        session_timeout: Idle seconds after which a session is closed.
+        max_sessions: Maximum number of open sessions. Further clients receive status 503.
+        path: URL path of the endpoint.
+        allowed_hosts: Host names for HTTP requests, in addition to local names. Without `auth`, only local names are
+            allowed by default, which protects against requests from browser pages. With `auth`, all names are allowed
+            by default.
 
     Raises:
-        ConfigurationError: An argument is wrong.
+        ConfigurationError: If an argument is invalid.
 
     Example:
         >>> runtime = Runtime({"support": support}, log=SqliteEventLog("app.db"))
@@ -284,7 +285,7 @@ def mcp_server(
     """
     if sessions is None:
         sessions = runtime.queue is None
-    # A page in a browser has no token, so every name is safe with `auth`.
+    # Browser pages have no token, so any host name is safe with `auth`.
     hosts = None if auth is not None and allowed_hosts is None else AllowedHosts(allowed_hosts or ())
 
     def make(gateway: Gateway) -> tuple[Server[Any], Endpoint]:
@@ -343,7 +344,7 @@ def _make_server(name: str, instructions: str | None, calls: Calls, thinking: Th
 
 
 def _require_connections(server: Server[Any]) -> None:
-    """Over HTTP, offer only protocols with connections: later ones have none, so a client would have no session."""
+    """Exclude protocol versions without connections over HTTP, because clients need a connection for their session."""
     discover = server.get_request_handler("server/discover")
     if discover is None:
         return

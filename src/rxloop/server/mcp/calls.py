@@ -1,4 +1,4 @@
-"""A tool call as a run: started or continued, reported while it goes on, and answered."""
+"""Execution of tool calls as runs."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ Context = ServerRequestContext[Any, Any]
 Given = types.CallToolResult | types.InputRequiredResult
 
 KEY = "rxloop/key"
-"""In the metadata of a call: the same call with the same key is the same run, however often it is sent."""
+"""Metadata key for an idempotency key. Repeated calls with the same key refer to the same run."""
 _LONGEST_KEY = 200
 PRINCIPAL = "rxloop.principal"
-"""Where the scope of a request has who asks."""
+"""Scope key for the principal of a request."""
 
 _BETWEEN = 0.1
-"""Seconds between two messages of progress that may be left out."""
+"""Minimum interval in seconds between optional progress messages."""
 _NEAR = 16
-"""How many of the last events of a run are read to find the message with its answer."""
+"""Number of events at the end of a run that are searched first for the answer."""
 _TRIES = 3
-"""How often a person is asked the same question when the answer does not fit."""
+"""Maximum number of attempts for a question with invalid answers."""
 
 
 @dataclass(slots=True)
@@ -65,28 +65,28 @@ class Call:
     steps: int = 0
     last: float = -math.inf
     given: set[str] = field(default_factory=set[str])
-    """The questions that this call has brought an answer to."""
+    """Ids of the questions answered during this call."""
 
     @property
     def told(self) -> Told:
-        """The run, once there is one."""
+        """Run of the call, which must have started."""
         assert self.run is not None
         return self.run
 
     @property
     def modern(self) -> bool:
-        """Whether the client is told what is asked by the result of the call, and calls again with the answers."""
+        """True if the client receives questions in the call's result and repeats the call with answers."""
         return self.ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
 
     @property
     def asks(self) -> Asks:
-        """Which questions the client can put to a person."""
+        """Elicitation capabilities of the client."""
         if not (self.modern or self.ctx.session.can_send_request):
             return Asks()
         return Asks.of(self.ctx.session.client_capabilities)
 
     async def tell(self, step: Progress) -> None:
-        """Tell the client of a step forward, if it wants to know; the number only ever rises."""
+        """Report progress to the client with an increasing step number."""
         now = asyncio.get_running_loop().time()
         if step.passing:
             if now - self.last < _BETWEEN:
@@ -97,7 +97,7 @@ class Call:
 
 
 class Calls:
-    """Carries out the calls of a server's clients."""
+    """Execution of tool calls."""
 
     def __init__(
         self, gateway: Gateway, tools: Mapping[str, Offered], *, wait: float | None, on_disconnect: OnDisconnect
@@ -108,23 +108,23 @@ class Calls:
         self._by_agent = {each.agent_name: each for each in tools.values()}
 
     def has(self, name: str) -> bool:
-        """Whether there is a tool of that name."""
+        """True if the tool exists."""
         return name in self._tools or (name == CONTINUE and self.has_agents)
 
     @property
     def has_agents(self) -> bool:
-        """True if at least one agent is a tool."""
+        """True if at least one agent is exposed as a tool."""
         return bool(self._tools)
 
     def list_tools(self) -> list[types.Tool]:
-        """The tools, as clients see them."""
+        """Return the tool definitions."""
         return [*(each.tool for each in self._tools.values()), *([continuing()] if self._tools else ())]
 
     async def call(self, ctx: Context, params: types.CallToolRequestParams) -> Given:
-        """Carry out a call; whatever goes wrong becomes a result that a model can read.
+        """Execute a tool call. Failures are returned as results that a model can read.
 
         Raises:
-            MCPError: There is no such tool.
+            MCPError: If the tool does not exist.
         """
         if not self.has(params.name):
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}")
@@ -170,10 +170,10 @@ class Calls:
             raise
 
     async def _of(self, ctx: Context, principal: Principal, task_id: str) -> tuple[Call, RunRecord]:
-        """A call that is about a run that there is.
+        """Create a call for an existing run.
 
         Raises:
-            Refused: There is none of these agents, or it is somebody else's.
+            Refused: If the run is missing, inaccessible, or belongs to an agent that is not exposed.
         """
         record = await self._gateway.find_run(principal, task_id)
         agent = self._by_agent.get(record.agent_name)
@@ -182,12 +182,12 @@ class Calls:
         return Call(ctx, principal, agent, Told(record.task_id, record.context_id)), record
 
     async def _known(self, ctx: Context, principal: Principal, name: str, state: str) -> tuple[Call, RunRecord]:
-        """The run that a client was told to come back to: its state is the cursor of the questions.
+        """Create a call from the request state, which is the cursor of the questions.
 
-        Whoever may see the run may have that state, so there is nothing in it to be sealed.
+        The state is not signed, because it contains no secrets beyond access to the run.
 
         Raises:
-            MCPError: It is none of this principal's, or not of this tool.
+            MCPError: If the run is inaccessible, or belongs to a different tool.
         """
         with suppress(ConfigurationError, Refused):
             call, record = await self._of(ctx, principal, read_cursor(state).task_id)
@@ -196,10 +196,10 @@ class Calls:
         raise MCPError(types.INVALID_PARAMS, "there is no such requestState")
 
     def _is_given_up(self, ctx: Context) -> bool:
-        """Whether a call that is cancelled takes its run with it."""
+        """True if cancelling the call should also cancel its run."""
         if self._gateway.is_draining:
             return False
-        # The SDK has no public way to tell a cancel of the client from a connection that is gone.
+        # The SDK has no public API to distinguish a cancellation from a lost connection.
         outbound = ctx.session._request_outbound  # pyright: ignore[reportPrivateUsage]
         return outbound.cancel_requested.is_set() or self._on_disconnect == "cancel"
 
@@ -225,7 +225,7 @@ class Calls:
         call.starting = asyncio.ensure_future(
             start_run(gateway, call.principal, name, prompt, key=key, request=said, context_id=context_id)
         )
-        # A call that is cancelled meanwhile has to know which run is its own.
+        # The run id must be known even if the call is cancelled during the start.
         record = await asyncio.shield(call.starting)
         call.run = Told(record.task_id, record.context_id)
         await call.tell(Progress(f"{call.agent.tool.name} is at work (run {record.task_id})"))
@@ -234,7 +234,7 @@ class Calls:
         return await self._on(call, await self._end(record), _cursor(record))
 
     async def _continue(self, call: Call, record: RunRecord, answers: Mapping[str, Any]) -> Given:
-        """Go on with a run by the tool for that."""
+        """Handle a `continue_run` call."""
         end = await self._end(record)
         if not answers:
             return await self._on(call, end, _cursor(record))
@@ -250,19 +250,19 @@ class Calls:
         return await self._on(call, None, _cursor(record))
 
     async def _retried(self, call: Call, record: RunRecord, said: Mapping[str, Any]) -> Given:
-        """Go on with a run whose caller has been told what is asked."""
+        """Handle a repeated call, which contains the answers to earlier questions."""
         return await self._on(call, await self._end(record), _cursor(record), said)
 
     async def _on(
         self, call: Call, end: StatusUpdateEvent | None, after: str | None, said: Mapping[str, Any] | None = None
     ) -> Given:
-        """Follow a run, and put its questions to the client, until there is a result.
+        """Follow a run and elicit answers to its questions until there is a result.
 
         Args:
-            call: The call.
-            end: The end of its last attempt, if it is at rest.
-            after: Where to read on.
-            said: What the client has said to the questions of that end.
+            call: Current call.
+            end: Final event of the last attempt, if the run is idle.
+            after: Cursor to follow the run from.
+            said: Client responses to the questions in `end`.
         """
         while True:
             end = end or await self._follow(call, after)
@@ -271,7 +271,7 @@ class Calls:
             if end.state not in WAITING:
                 return results.over(call.told, end, call.agent, await self._answer(end))
             if end.pending and call.given.issuperset(each.input_id for each in end.pending):
-                # It had come to rest without these answers, and goes on with them.
+                # The run paused before it received these answers, and will now continue with them.
                 end, after = None, end.cursor
                 continue
             questions = Questions(end.pending)
@@ -302,7 +302,7 @@ class Calls:
             end, after = None, end.cursor
 
     async def _follow(self, call: Call, after: str | None) -> StatusUpdateEvent | None:
-        """Tell the client of a run until it comes to rest; None if it takes longer than a call waits."""
+        """Follow a run and report progress until it is idle, returning None on timeout."""
         gateway, task_id = self._gateway, call.told.task_id
         with gateway.reserve_stream(call.principal) as slot, slot.scope:
             if self._wait is not None:
@@ -314,16 +314,16 @@ class Calls:
         return None
 
     async def _end(self, record: RunRecord) -> StatusUpdateEvent | None:
-        """The end of the last attempt of a run as clients may see it; None if it is not at rest."""
+        """Return the public end of the last attempt, or None if the run is active."""
         last = await find_last_update(self._gateway, record)
         shown = None if last is None else last.to_public()
         return shown if isinstance(shown, StatusUpdateEvent) else None
 
     async def _answer(self, end: StatusUpdateEvent) -> Answer:
-        """Find the files of the answer of a run, and why it is incomplete, in the event of the answer."""
+        """Load the answer's files and the reason why it is incomplete."""
         if end.state != "completed":
             return Answer()
-        # Nearly always it is one of the last events: all of them are read only if it is not.
+        # The answer is usually among the last events, so read all events only if it is not.
         for after in (max(0, end.seq - _NEAR), 0):
             events = await read_log(self._gateway.runtime.log.read, end.task_id, after_seq=after)
             for event in reversed(events):
@@ -337,7 +337,7 @@ class Calls:
 
 
 async def _elicit(call: Call, requests: Mapping[str, types.ElicitRequest]) -> dict[str, types.ElicitResult]:
-    """Put questions to whoever sits before a client of a protocol before 2026, one after the other."""
+    """Elicit answers one at a time from a client with a protocol before 2026."""
     session, said = call.ctx.session, dict[str, types.ElicitResult]()
     belongs = ServerMessageMetadata(related_request_id=call.ctx.request_id)
     for input_id, request in requests.items():

@@ -1,4 +1,4 @@
-"""Pending inputs as elicitations: forms and pages."""
+"""Elicitation of pending inputs with forms and URLs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rxloop.errors import ToolError
 from rxloop.protocol.messages import PendingInput
 
 ANSWER = "answer"
-"""The field of a form that asks for one value."""
+"""Name of the only field in a single-value form."""
 
 _PRIMITIVE: dict[str, frozenset[str]] = {
     "string": frozenset({"minLength", "maxLength", "format", "enum", "enumNames", "oneOf"}),
@@ -22,16 +22,16 @@ _PRIMITIVE: dict[str, frozenset[str]] = {
     "integer": frozenset({"minimum", "maximum"}),
     "boolean": frozenset(),
 }
-"""What a field of a form may have, by its type; forms know no more of JSON Schema."""
+"""Supported schema keywords per type. MCP forms support only this subset of JSON Schema."""
 _ALWAYS = frozenset({"type", "title", "description", "default"})
 _DEFS = "#/$defs/"
 _DEEPEST = 8
-"""How far a field may say elsewhere what it is."""
+"""Maximum depth of references in a field schema."""
 _FORMATS = ("date", "date-time", "email", "uri")
 
 
 class NoAnswer(Exception):
-    """What somebody has filled in cannot be read; the text says why."""
+    """Raised for a form response that cannot be parsed. The message contains the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Form:
 
     schema: dict[str, Any]
     read: Callable[[Mapping[str, Any]], Any]
-    """Raises `NoAnswer`."""
+    """Response parser, which raises `NoAnswer` for invalid responses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +52,19 @@ class Asks:
 
     @classmethod
     def of(cls, capabilities: types.ClientCapabilities | None) -> Asks:
-        """What a client says of itself; one that names neither can show forms."""
+        """Read the capabilities of a client. Elicitation without further details means forms."""
         can = None if capabilities is None else capabilities.elicitation
         if can is None:
             return cls()
         return cls(can.form is not None or can.url is None, can.url is not None)
 
     def put(self, question: PendingInput, wrong: str = "", *, by_id: bool = False) -> types.ElicitRequest | None:
-        """Write a question for the client; None if it cannot put it to anybody.
+        """Convert a question to an elicitation request, or None if the client does not support it.
 
         Args:
-            question: As clients may see it.
-            wrong: What was wrong with the last answer.
-            by_id: Name a page, as clients before 2026 want it.
+            question: Public version of the question.
+            wrong: Error message for the previous answer.
+            by_id: Whether to include an elicitation id, as required before protocol 2026.
         """
         message = f"{wrong}\n{question.prompt}" if wrong else question.prompt
         if question.secret:
@@ -80,7 +80,7 @@ class Asks:
 
 
 def form_of(question: PendingInput) -> Form:
-    """Make the form of a question: flat, as clients can show it; what is not flat is asked for as JSON."""
+    """Create a flat form for a question, using a JSON text field for nested data."""
     schema, options = question.answer_schema, question.options
     if question.input_kind == "confirmation":
         return _one({"type": "boolean"})
@@ -101,16 +101,16 @@ def form_of(question: PendingInput) -> Form:
 
 
 def answer_of(question: PendingInput, said: types.ElicitResult) -> tuple[bool, Any]:
-    """Read what a person has said.
+    """Parse the response to an elicitation.
 
     Returns:
-        Whether that is an answer, and the answer. Who declines has answered a question that can be answered with no.
+        Whether the response is an answer, and its value. Declining a confirmation counts as the answer no.
 
     Raises:
-        NoAnswer: It cannot be read.
+        NoAnswer: If the response cannot be parsed.
     """
     if question.secret:
-        # That the person was at the page is all there is to know; one who declines gives nothing.
+        # The only information is that the person opened the page. Declining is answered with None.
         return said.action != "cancel", True if said.action == "accept" else None
     if said.action == "accept":
         return True, form_of(question).read(said.content or {})
@@ -118,10 +118,10 @@ def answer_of(question: PendingInput, said: types.ElicitResult) -> tuple[bool, A
 
 
 def check_credential(question: PendingInput, answer: Any) -> None:
-    """See that no credential goes through somebody's model: it may say that the person was at the page.
+    """Reject credentials, which must not pass through the client's model. Confirming a visit to the page is allowed.
 
     Raises:
-        ToolError: It is one.
+        ToolError: If the answer contains a credential.
     """
     if not question.secret or answer is None or question.public_key is not None:
         return
@@ -155,7 +155,7 @@ def _as_json(given: Any) -> Any:
 
 
 def _fields(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The fields of an object whose values are all plain; None for anything else."""
+    """Return the form fields of a flat object schema, or None for other schemas."""
     properties: Any = schema.get("properties")
     if schema.get("type") != "object" or not properties or not isinstance(properties, dict):
         return None
@@ -164,7 +164,7 @@ def _fields(schema: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _field(given: Any, root: Mapping[str, Any], depth: int = 0) -> dict[str, Any] | None:
-    """A plain value as the field of a form; None for what is not plain, and for what goes in a circle."""
+    """Convert a schema to a form field, or return None if it is nested or recursive."""
     if not isinstance(given, dict) or depth > _DEEPEST:
         return None
     field = cast("dict[str, Any]", given)
@@ -183,7 +183,7 @@ def _field(given: Any, root: Mapping[str, Any], depth: int = 0) -> dict[str, Any
 
 
 def _behind(field: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a field is that says so elsewhere, or that may also be null."""
+    """Resolve a reference or an optional type, returning None for other schemas."""
     reference, either = field.get("$ref"), field.get("anyOf")
     found: Any = None
     if isinstance(reference, str) and reference.startswith(_DEFS):
@@ -195,7 +195,7 @@ def _behind(field: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _several(field: dict[str, Any], root: Mapping[str, Any], depth: int) -> dict[str, Any] | None:
-    """Several of given texts: the only list that forms know."""
+    """Convert a list of enum strings, which is the only list type that forms support."""
     given: Any = field.get("items")
     titled: Any = cast("dict[str, Any]", given).get("anyOf") if isinstance(given, dict) else None
     if isinstance(titled, list) and all("const" in each for each in cast("list[Any]", titled)):
@@ -214,23 +214,23 @@ def _described(field: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Questions:
-    """The questions that a run waits with, while a client puts them to somebody."""
+    """Pending questions of a run during elicitation."""
 
     def __init__(self, pending: Sequence[PendingInput]) -> None:
-        """Take the questions, as clients may see them."""
+        """Initialize with the public questions."""
         self.left = list(pending)
-        """Those that have no answer yet."""
+        """Unanswered questions."""
         self._again: dict[str, str] = {each.input_id: "" for each in pending}
-        """Those that are to be put, with what was wrong with the last answer."""
+        """Error message of the last answer, by the ids of the questions to ask."""
 
     def requests(self, asks: Asks, *, by_id: bool) -> dict[str, types.ElicitRequest]:
-        """What is to be put to somebody now, by the ids of the questions; nothing where the client cannot."""
+        """Return elicitation requests by question id, skipping questions that the client does not support."""
         wanted = [each for each in self.left if each.input_id in self._again]
         made = {each.input_id: asks.put(each, self._again[each.input_id], by_id=by_id) for each in wanted}
         return {name: request for name, request in made.items() if request is not None}
 
     def read(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """Read what was said, and give the answers among it; what cannot be read is to be put once more."""
+        """Parse responses and return the valid answers. Questions with invalid responses are asked again."""
         answers: dict[str, Any] = {}
         for question in self.left:
             heard = said.get(question.input_id)
@@ -247,9 +247,9 @@ class Questions:
         return answers
 
     def taken(self, answers: Mapping[str, Any]) -> None:
-        """Take note that the run has these answers."""
+        """Mark questions as answered."""
         self.left = [each for each in self.left if each.input_id not in answers]
 
     def misfit(self, answers: Mapping[str, Any], why: str) -> None:
-        """Put these questions once more, since the run does not take the answers."""
+        """Ask questions again after their answers were rejected."""
         self._again |= dict.fromkeys(answers, why)

@@ -1,4 +1,4 @@
-"""Progress and results of a call."""
+"""Progress messages and results of tool calls."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from rxloop.server.mcp.tools import CONTEXT, CONTINUE, Offered
 from rxloop.tools.result import failure_fields
 
 _LONGEST = 500
-"""Characters of a message."""
+"""Maximum length of a progress message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A step forward."""
+    """Progress message."""
 
     message: str
     passing: bool = False
-    """Whether it may be left out where there are many."""
+    """True if the message may be skipped to limit the rate."""
 
 
 Heard = Progress | StatusUpdateEvent
-"""A step forward, or the end of an attempt as clients may see it."""
+"""Progress message or public end of an attempt."""
 
 
 def heard() -> View[AnyEvent, Heard]:
-    """Give what the client of one call hears of a run, up to the end of the attempt.
+    """Create a view of progress messages until the end of an attempt.
 
     ::
 
@@ -55,7 +55,7 @@ def heard() -> View[AnyEvent, Heard]:
         heard()    -----1--2-----3-----w|          1 to 3 messages, w the end of the attempt
 
     Returns:
-        A view of the messages, and of the event that ends the attempt.
+        A view of progress messages and the final event of the attempt.
     """
 
     def write(out: ViewOutput[Heard]) -> Callable[[AnyEvent], None]:
@@ -95,18 +95,18 @@ Result = types.CallToolResult
 
 _FOR_MODELS = types.Annotations(audience=["assistant"])
 _SCHEMA = 2_000
-"""Characters of a schema that a model reads of a question."""
+"""Maximum number of schema characters in a question for a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A run, as results name it."""
+    """Ids of a run in results."""
 
     task_id: str
     context_id: str
 
     def meta(self, state: str) -> dict[str, Any]:
-        """What programs find in the metadata of a result."""
+        """Return result metadata for programs."""
         return {"rxloop/taskId": self.task_id, "rxloop/contextId": self.context_id, "rxloop/state": state}
 
 
@@ -115,19 +115,19 @@ class Answer:
     """Fields of an answer that only its own event has."""
 
     files: Sequence[ImagePart | FilePart] = ()
-    """Images and files after the text."""
+    """Images and files that follow the text."""
     incomplete: str | None = None
-    """A clause that explains why the answer is incomplete, or None if it is complete."""
+    """Reason why the answer is incomplete, as a clause, or None."""
 
 
 def over(run: Told, end: StatusUpdateEvent, agent: Offered, answer: Answer) -> Result:
-    """The result of a run that is over.
+    """Return the result of a finished run.
 
     Args:
-        run: The run.
-        end: Its last event, as clients may see it.
-        agent: What was called.
-        answer: What the final event does not have of the answer.
+        run: Ids of the run.
+        end: Public final event.
+        agent: Tool that was called.
+        answer: Answer fields that the final event does not contain.
     """
     meta = run.meta(end.state)
     if end.state != "completed":
@@ -153,18 +153,18 @@ def over(run: Told, end: StatusUpdateEvent, agent: Offered, answer: Answer) -> R
 
 
 def going_on(run: Told) -> Result:
-    """The result of a run that is not over yet, but takes longer than its caller waits."""
+    """Return the result of a run that is still active after the timeout."""
     words = f"Call {CONTINUE} with task_id {run.task_id!r} to wait for it."
     return _not_over(run, "working", "The agent is still at work.", words, [])
 
 
 def waiting(run: Told, state: str, questions: Sequence[PendingInput]) -> Result:
-    """The result of a run that waits for answers, which this client cannot get from anybody by itself.
+    """Return the result of a run with questions that the client cannot elicit.
 
     Args:
-        run: The run.
-        state: That of the run.
-        questions: As clients may see them.
+        run: Ids of the run.
+        state: State of the run.
+        questions: Public questions.
     """
     lines = [f"- {_question(each)}" for each in questions]
     what = "\n".join(["The agent waits for an answer:", *lines])
@@ -173,12 +173,12 @@ def waiting(run: Told, state: str, questions: Sequence[PendingInput]) -> Result:
 
 
 def failed(why: str) -> Result:
-    """The result of a call that did not come to anything; a model reads why."""
+    """Return an error result with a message for the model."""
     return Result(content=[_text(why)], is_error=True)
 
 
 def failed_with(error: ToolError) -> Result:
-    """Return the result of a call that failed, with the value and the parts of the error."""
+    """Return the result of a failed call, including the value and parts of the error."""
     fields = failure_fields(error)
     blocks = [_file(part, f"rxloop://failure/files/{place}") for place, part in enumerate(fields.get("parts", ()))]
     structured = {"state": "failed", "value": thaw(fields["result"])} if "result" in fields else None
@@ -209,7 +209,7 @@ def _shown(question: PendingInput) -> dict[str, Any]:
 
 
 def _question(question: PendingInput) -> str:
-    """A question as a model reads it."""
+    """Format a question for a model."""
     if question.secret:
         how = {True: "true once the person has been there, null to decline", False: "not from here"}
         page = "" if question.url is None else f" at {question.url}"
@@ -228,7 +228,7 @@ def _question(question: PendingInput) -> str:
 
 
 def _conversation(run: Told) -> types.TextContent:
-    """What the client's model needs to go on; people need not see it."""
+    """Return the conversation id for the client's model. It is not addressed to the user."""
     text = f"[To go on with this conversation, give {CONTEXT} {run.context_id!r}.]"
     return types.TextContent(type="text", text=text, annotations=_FOR_MODELS)
 

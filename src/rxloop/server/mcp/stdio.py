@@ -23,17 +23,18 @@ from rxloop.protocol.json_data import replace_surrogates
 _STDIN = 0
 _CHUNK = 65_536
 _AHEAD = 16
-"""Chunks of stdin that are read in advance."""
+"""Maximum number of chunks read from stdin in advance."""
 _GRACE = 5.0
-"""Seconds that pending requests may take after the end of stdin."""
+"""Grace period in seconds for pending requests after the end of stdin."""
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 async def serve_stdio(server: Server[Any]) -> None:
-    """Serve one client over stdin and stdout, until stdin ends or stdout is closed.
+    """Serve a single client over stdin and stdout, until stdin ends or stdout is closed.
 
-    Other output to stdout goes to stderr in the meantime. Requests that arrive before the end of stdin are answered.
+    Meanwhile, other output to stdout is redirected to stderr. Requests received before the end of stdin are still
+    answered.
     """
     lines: Any = _Lines(_STDIN)
     try:
@@ -43,17 +44,17 @@ async def serve_stdio(server: Server[Any]) -> None:
             try:
                 await server.run(cast("Any", _Read(read, unanswered)), cast("Any", _Write(write, unanswered)), options)
             finally:
-                # Other output may be in a buffer, and still goes to stderr now.
+                # Flush buffered output while stdout is still redirected to stderr.
                 sys.stdout.flush()
     except* (BrokenPipeError, ConnectionResetError):
-        # The client left without waiting for an answer.
+        # The client disconnected without waiting for an answer.
         pass
 
 
 class _Lines:
-    """Lines of a file descriptor.
+    """Asynchronous lines of a file descriptor.
 
-    A daemon thread reads them, because a read of stdin cannot be interrupted.
+    They are read in a daemon thread, because a blocking read of stdin cannot be interrupted.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -93,7 +94,7 @@ class _Lines:
 
 
 def _line(line: bytes) -> str:
-    """Decode a message. Half of a surrogate pair becomes a replacement character."""
+    """Decode a message, replacing unpaired surrogates."""
     text = line.decode("utf-8", "replace")
     if _SURROGATE.search(text):
         try:
@@ -111,19 +112,19 @@ class _Unanswered:
         self._none = asyncio.Event()
 
     def asked(self, message: object) -> None:
-        """Record a message of the client."""
+        """Record a message from the client."""
         if isinstance(message, types.JSONRPCRequest):
             self._ids.add(message.id)
         elif isinstance(message, types.JSONRPCNotification) and message.method == "notifications/cancelled":
             self._done((message.params or {}).get("requestId"))
 
     def answered(self, message: object) -> None:
-        """Record a message of the server."""
+        """Record a message from the server."""
         if isinstance(message, types.JSONRPCResponse | types.JSONRPCError) and message.id is not None:
             self._done(message.id)
 
     async def wait(self) -> None:
-        """Wait until all requests are answered, at most for the grace period."""
+        """Wait until all requests are answered or the grace period ends."""
         with anyio.move_on_after(_GRACE):
             while self._ids:
                 self._none.clear()
@@ -135,7 +136,7 @@ class _Unanswered:
 
 
 class _Wrapped:
-    """A stream of the SDK that wraps another one."""
+    """Wrapper for an SDK stream."""
 
     def __init__(self, inner: Any, unanswered: _Unanswered) -> None:
         self._inner = inner
@@ -155,7 +156,7 @@ class _Wrapped:
 
 
 class _Read(_Wrapped):
-    """Messages of the client. The stream ends when all requests are answered."""
+    """Client messages. The stream ends after all requests have been answered."""
 
     @property
     def last_context(self) -> Any:
@@ -163,7 +164,7 @@ class _Read(_Wrapped):
         return self._inner.last_context
 
     async def receive(self) -> SessionMessage | Exception:
-        """Return the next message, or the error of an invalid one."""
+        """Return the next message, or the error for an invalid message."""
         try:
             item = await self._inner.receive()
         except anyio.EndOfStream:
@@ -184,7 +185,7 @@ class _Read(_Wrapped):
 
 
 class _Write(_Wrapped):
-    """Messages of the server."""
+    """Server messages."""
 
     async def send(self, item: SessionMessage, /) -> None:
         """Send a message."""

@@ -1,4 +1,4 @@
-"""Schemas of the sequential thinking tools, and sessions as pages, as JSON and as a flowchart."""
+"""Tool schemas and JSON and Mermaid representations of thinking sessions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SESSION_URI = "thinking://session"
 GRAPH_URI = "thinking://session/graph"
 
 PAGE = 50
-"""Default number of thoughts on a page of the history."""
+"""Default page size of the history."""
 MAX_PAGE = 500
-"""Maximum number of thoughts on a page of the history."""
+"""Maximum page size of the history."""
 
 _DRAWN_CHARACTERS = 120
-"""Characters of a thought in the flowchart."""
+"""Maximum length of a thought in the flowchart."""
 
 _LARGEST = 2**53 - 1
 _TEXT = {"type": "string"}
@@ -61,7 +61,7 @@ _KEPT = {
 
 
 def _lenient(field: dict[str, Any]) -> dict[str, Any]:
-    """Return a field as the reference server publishes it: booleans may be strings, and integers have a maximum."""
+    """Return a field as the reference server defines it, with booleans that may be strings and bounded integers."""
     if field.get("type") == "boolean":
         return {**field, "type": ["boolean", "string"]}
     if field.get("type") == "integer":
@@ -73,12 +73,12 @@ _SESSION_ID = {**SESSION_PROPERTIES["sessionId"], "description": "Another sessio
 
 
 def list_tools() -> list[types.Tool]:
-    """Return the three tools."""
+    """Return the sequential thinking tools."""
     return [_think_tool(), _history_tool(), _clear_tool()]
 
 
 def list_resources() -> list[types.Resource]:
-    """Return the two resources."""
+    """Return the session resources."""
     return [
         types.Resource(
             uri=SESSION_URI,
@@ -176,13 +176,13 @@ def _object(properties: dict[str, Any], required: list[str] | None = None) -> di
 
 
 def make_page(session: Session, *, first: int, limit: int, branch: str | None) -> dict[str, Any]:
-    """Return some thoughts of a session, and the position of the next page.
+    """Return a page of thoughts.
 
     Args:
-        session: The session.
-        first: Position of the first thought, from 1.
+        session: Session to read.
+        first: Position of the first thought, starting at 1.
         limit: Maximum number of thoughts.
-        branch: Return only the thoughts of this branch.
+        branch: Name of a branch to filter by, or None for all thoughts.
     """
     found: list[Placed] = []
     further: int | None = None
@@ -199,12 +199,12 @@ def make_page(session: Session, *, first: int, limit: int, branch: str | None) -
 
 
 def to_json(session: Session) -> dict[str, Any]:
-    """Return the whole session."""
+    """Return a session as JSON data."""
     return {**_head(session), "thoughts": [_thought(placed) for placed in session.placed()]}
 
 
 def to_mermaid(session: Session) -> str:
-    """Return the session as a Mermaid flowchart. A dotted line leads from a revision to the revised thought."""
+    """Return a session as a Mermaid flowchart, with dotted lines from revisions to the revised thoughts."""
     lines = ["flowchart TD"]
     edges: list[str] = []
     for placed in session.placed():

@@ -1,4 +1,4 @@
-"""The sequential thinking tools of an MCP server, with one session for each connection.
+"""Sequential thinking tools for MCP servers, with a session per connection.
 
 They replace `@modelcontextprotocol/server-sequential-thinking`.
 """
@@ -43,17 +43,17 @@ Context = ServerRequestContext[Any, Any]
 Answer = types.CallToolResult
 
 MAX_BODY = 16 * 1024 * 1024
-"""Bytes of a request with the longest thought: a million characters, each escaped in JSON."""
+"""Maximum size in bytes of a request with a thought of a million characters, all of them escaped in JSON."""
 
 _FIELDS = (*PROPERTIES, *SESSION_PROPERTIES)
 _HEADER = "mcp-session-id"
 _SHARED = "http"
-"""Owner of thoughts that arrive over HTTP without a connection."""
+"""Owner of sessions for HTTP requests without a connection."""
 _LOGGER = logging.getLogger("rxloop")
 
 
 class _Refused(Exception):
-    """A call with arguments that the tool does not accept."""
+    """Raised for invalid tool arguments."""
 
     def __init__(self, error: str, code: str, fields: dict[str, str] | None = None) -> None:
         super().__init__(error)
@@ -70,10 +70,10 @@ class _SessionInput(Wire):
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Self:
-        """Validate the arguments of a call.
+        """Validate tool arguments.
 
         Raises:
-            _Refused: The arguments are invalid.
+            _Refused: If the arguments are invalid.
         """
         try:
             return cls.model_validate(given)
@@ -94,13 +94,12 @@ class _HistoryInput(_SessionInput):
 def make_connection_sessions(
     artifacts: ArtifactStore | None = None, *, strict: bool = False, ttl: float | None = None
 ) -> ThinkingSessions:
-    """Create sessions with the limits of the server: 10,000 thoughts with a million characters each.
+    """Create sessions with the server's limits of 10,000 thoughts and a million characters per thought.
 
     Args:
-        artifacts: Store for the sessions. By default they are kept in memory.
-        strict: Refuse a thought that revises or branches from a missing thought.
-        ttl: Seconds without a thought after which a session is freed, even if its connection is open. None means no
-            limit.
+        artifacts: Store for the sessions. Defaults to memory.
+        strict: Whether to reject thoughts that revise or branch from a missing thought.
+        ttl: Idle seconds after which a session is deleted, even if its connection is open. None disables expiry.
     """
     store = artifacts if artifacts is not None else MemoryArtifacts()
     return ThinkingSessions(store, ttl=ttl, strict=strict, max_thoughts=10_000, max_length=1_000_000)
@@ -114,11 +113,11 @@ class _Bound:
     session_id: str | None = field(default_factory=new_id)
     """None without a connection. A thought that names no session then creates one."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock, compare=False)
-    """Requests of a connection are handled in their order, so that a reader sees earlier thoughts."""
+    """Lock that serializes the requests of a connection, so that reads include earlier thoughts."""
 
 
 class _Connections:
-    """Connections of a server. Each has its own owner, so no connection finds the session of another one."""
+    """Connections of a server, each with its own owner, which isolates their sessions."""
 
     def __init__(self, sessions: ThinkingSessions, session: str | None) -> None:
         self._sessions = sessions
@@ -126,31 +125,31 @@ class _Connections:
         self._own = _Bound()
         self._by_header: dict[str, _Bound] = {}
         self._alone: set[str] = set()
-        """Owners of thoughts that arrived without a connection."""
+        """Owners of sessions created without a connection."""
 
     def of(self, ctx: ServerRequestContext[Any, Any]) -> _Bound:
-        """Return the owner and the session of the connection of a request."""
+        """Return the owner and session for a request."""
         if self._all is not None:
             return self._all
         if ctx.request is None:
-            # Over pipes and in memory, the lifespan of the server is that of the connection.
+            # Over stdio and in memory, the server has a single connection.
             return self._own
         name = ctx.request.headers.get(_HEADER)
         if name is None:
-            # Authenticated users only find their own sessions.
+            # Authenticated users can only access their own sessions.
             user = getattr(ctx.request.scope.get("user"), "username", None)
             owner = _SHARED if user is None else f"{_SHARED}:{user}"
             self._alone.add(owner)
             return _Bound(owner, None)
         if name not in self._by_header:
             self._by_header[name] = _Bound()
-            # The SDK closes this stack with the connection, but has no public access to it.
+            # The SDK closes this stack with the connection, but does not provide public access.
             connection = ctx.session._connection  # pyright: ignore[reportPrivateUsage]
             connection.exit_stack.push_async_callback(self._free, name)
         return self._by_header[name]
 
     async def aclose(self) -> None:
-        """Free the sessions of all connections."""
+        """Delete the sessions of all connections."""
         if self._all is None:
             bound = (self._own, *self._by_header.values())
             for owner in (*(each.owner for each in bound), *self._alone):
@@ -163,10 +162,10 @@ class _Connections:
 
 
 class ThinkingTools:
-    """The sequential thinking tools, for `mcp_server(sequential_thinking=...)`.
+    """Sequential thinking tools for `mcp_server(sequential_thinking=...)`.
 
-    Each connection has its own session, which is used by calls that name no session. It is freed when the connection
-    closes, and other connections cannot find it.
+    Calls that do not name a session use the session of their connection. It is deleted when the connection closes, and
+    is not accessible to other connections.
     """
 
     def __init__(
@@ -176,16 +175,16 @@ class ThinkingTools:
         session: str | None = None,
         on_thought: Callable[[ThoughtResult], None] | None = None,
     ) -> None:
-        """Create the tools.
+        """Initialize the tools.
 
         Args:
-            sessions: The sessions and their limits. By default in memory, see `make_connection_sessions`.
-            session: Name of one session that all connections share. It is kept when they close.
-            on_thought: Called with each accepted thought. Over stdio it must not write to stdout, which belongs to the
-                protocol.
+            sessions: Session storage and limits. Defaults to `make_connection_sessions()`, which uses memory.
+            session: Name of a session shared by all connections. It is not deleted when they close.
+            on_thought: Called with each accepted thought. With stdio, it must not write to stdout, which is reserved
+                for the protocol.
 
         Raises:
-            ConfigurationError: The name is too long, or contains control characters.
+            ConfigurationError: If the session name is too long or contains control characters.
         """
         if session is not None and (fault := find_name_problem(session)) is not None:
             raise ConfigurationError(f"session={session[:60]!r} {fault}")
@@ -200,16 +199,16 @@ class ThinkingTools:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the tools."""
+        """Tool names."""
         return tuple(self._tools)
 
     def list_tools(self) -> list[types.Tool]:
-        """Return the tools, as clients see them."""
+        """Return the tool definitions."""
         return schema.list_tools()
 
     @asynccontextmanager
     async def open_connections(self, server: Server[Any]) -> AsyncGenerator[_Connections]:
-        """Keep the sessions of the connections while the server runs; the lifespan of the server."""
+        """Manage connection sessions during the lifespan of the server."""
         connections = _Connections(self._sessions, self._session_name)
         try:
             yield connections
@@ -218,7 +217,7 @@ class ThinkingTools:
                 await connections.aclose()
 
     async def call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> Answer:
-        """Call a tool. A failure becomes a result that the model can read."""
+        """Execute a tool call. Failures are returned as results that a model can read."""
         tool = self._tools[params.name]
         try:
             bound = ctx.lifespan_context.of(ctx)
@@ -237,11 +236,11 @@ class ThinkingTools:
     async def list_resources(
         self, ctx: Context, params: types.PaginatedRequestParams | None
     ) -> types.ListResourcesResult:
-        """List the resources."""
+        """List the available resources."""
         return types.ListResourcesResult(resources=schema.list_resources())
 
     async def read_resource(self, ctx: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
-        """Return the session of the connection, as JSON or as a flowchart."""
+        """Return the connection's session as JSON or as a flowchart."""
         writers = {schema.SESSION_URI: _to_json_text, schema.GRAPH_URI: schema.to_mermaid}
         uri = str(params.uri)
         if uri not in writers:
@@ -253,7 +252,7 @@ class ThinkingTools:
         return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, mime_type=kind, text=text)])
 
     async def _think(self, bound: _Bound, arguments: dict[str, Any]) -> dict[str, Any]:
-        # Only names of the wire format. The reference server does not know fields in snake_case.
+        # Accept only camelCase names, because the reference server does not support snake_case fields.
         given = ThoughtInput.of({name: arguments[name] for name in _FIELDS if name in arguments})
         own = given.session_id is None or given.session_id == bound.session_id
         result = await self._sessions.think(given, owner=bound.owner, session_id=bound.session_id if own else None)
@@ -261,7 +260,7 @@ class ThinkingTools:
         answer = {**result.official(), "sessionId": result.session_id}
         if result.summary is not None:
             answer["summary"] = result.summary
-        # The session of a connection is always new at its first thought.
+        # The first thought of a connection always starts a new session, so omit this warning.
         warnings = [warning.model_dump() for warning in result.warnings if warning.code != NEW]
         if warnings:
             answer["warnings"] = warnings
@@ -272,7 +271,7 @@ class ThinkingTools:
             try:
                 self._on_thought(result)
             except Exception:
-                # The thought is stored, so the call did not fail.
+                # The thought is stored, so the call succeeded.
                 _LOGGER.exception("Logging a thought failed")
 
     async def _history(self, bound: _Bound, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -296,7 +295,7 @@ class ThinkingTools:
         return {"sessionId": empty.session_id, "forgotten": len(session)}
 
     async def _session(self, bound: _Bound, wanted: str | None) -> Session:
-        """Return the named session, or the session of the connection, which is empty before its first thought."""
+        """Return the named session, or the connection's session, which is empty before the first thought."""
         session_id = wanted if wanted is not None else bound.session_id
         if session_id is None:
             return Session("")
@@ -321,6 +320,6 @@ def _text(value: dict[str, Any]) -> types.TextContent:
 
 
 def _failed(error: str, code: str, fields: Mapping[str, str] | None = None) -> Answer:
-    """Return an error that models and programs can read."""
+    """Return an error result for models and programs."""
     failure = {"error": error, "code": code, "fields": dict(fields or {}), "status": "failed"}
     return types.CallToolResult(content=[_text(failure)], is_error=True)

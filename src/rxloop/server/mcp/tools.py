@@ -1,4 +1,4 @@
-"""Agents as MCP tools."""
+"""Agents exposed as MCP tools."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from rxloop.tools.output import is_object
 from rxloop.tools.signature import Parameters
 
 CONTINUE = "continue_run"
-"""The tool that goes on with a run: answers it, or waits for it once more."""
+"""Name of the tool that answers a run or waits for it."""
 CONTEXT = "context_id"
-"""The argument that names a conversation."""
+"""Name of the conversation argument."""
 RESULT = "result"
-"""Where an answer stands that is not an object: structured content has to be one."""
+"""Field for an answer that is not an object, because structured content must be an object."""
 NOT_OVER: dict[str, Any] = {
     "type": "object",
     "description": "The run is not over: call continue_run.",
@@ -38,7 +38,7 @@ NOT_OVER: dict[str, Any] = {
     },
     "required": ["state", "taskId", "contextId", "next"],
 }
-"""The structured content of a result with no answer yet."""
+"""Schema of the structured content for an unfinished run."""
 FAILED: dict[str, Any] = {
     "type": "object",
     "description": "The call failed.",
@@ -52,9 +52,9 @@ FAILED: dict[str, Any] = {
     },
     "required": ["state"],
 }
-"""The structured content of a failed call. Some clients validate it by the schema of the answer."""
+"""Schema of the structured content for a failed call. Some clients validate errors against the output schema."""
 _NOWHERE: Any = None
-"""The context of a run, which there is not yet."""
+"""Placeholder for the run context, which does not exist yet."""
 
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]+")
 
@@ -78,7 +78,7 @@ class AgentTool:
 
 
 Chosen = Sequence[str] | Mapping[str, str | AgentTool] | None
-"""Which agents are tools: by their names, with a description or an `AgentTool` for each; None is all of them."""
+"""Agents to expose, as names or as a mapping to descriptions or `AgentTool` instances. None selects all agents."""
 
 
 def _prompt(
@@ -113,13 +113,13 @@ _CONTINUE = Parameters(_continue, CONTINUE)
 
 
 class Offered:
-    """An agent that is offered as a tool."""
+    """Agent exposed as a tool."""
 
     def __init__(self, name: str, agent: Agent[Any, Any], how: AgentTool) -> None:
-        """Make a tool of an agent.
+        """Create the tool definition of an agent.
 
         Raises:
-            ConfigurationError: The arguments of its prompt cannot be described.
+            ConfigurationError: If the parameters of the prompt function are not supported.
         """
         self.agent_name, self._agent = name, agent
         self._function = how.prompt or _prompt
@@ -142,10 +142,10 @@ class Offered:
         )
 
     async def prompt(self, arguments: Mapping[str, Any]) -> tuple[Prompt, str | None]:
-        """Make the prompt of the arguments of a call, and say which conversation it goes on with.
+        """Create the prompt from call arguments and return it with the conversation id.
 
         Raises:
-            ToolError: They do not fit.
+            ToolError: If the arguments are invalid.
         """
         own = {name: value for name, value in arguments.items() if name != CONTEXT}
         positional, keyword = self._parameters.bind(own, _NOWHERE)
@@ -153,10 +153,10 @@ class Offered:
         return await call_user_function(partial(self._function, *positional, **keyword)), context
 
     def structured(self, content: str) -> Any:
-        """An answer as structured content; None where it is text.
+        """Convert an answer to structured content, or return None for a text answer.
 
         Raises:
-            ValueError: It is none of this agent.
+            ValueError: If the answer does not match the agent's output type.
         """
         if self.tool.output_schema is None:
             return None
@@ -165,10 +165,10 @@ class Offered:
 
 
 def offered(agents: Mapping[str, Agent[Any, Any]], chosen: Chosen) -> dict[str, Offered]:
-    """Make tools of agents, by the names of the tools.
+    """Create tools for agents, by tool name.
 
     Raises:
-        ConfigurationError: There is no such agent, or two tools would have one name.
+        ConfigurationError: If an agent does not exist, no agent is selected, or two tools have the same name.
     """
     wanted = dict.fromkeys(agents if chosen is None else chosen)
     if isinstance(chosen, Mapping):
@@ -187,7 +187,7 @@ def offered(agents: Mapping[str, Agent[Any, Any]], chosen: Chosen) -> dict[str, 
 
 
 def continuing() -> types.Tool:
-    """The tool that goes on with a run."""
+    """Return the definition of the `continue_run` tool."""
     return types.Tool(
         name=CONTINUE,
         description=(
@@ -199,10 +199,10 @@ def continuing() -> types.Tool:
 
 
 def to_continue(arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Read the arguments of `continue_run`: the run, and the answers.
+    """Parse the arguments of `continue_run` into the run id and the answers.
 
     Raises:
-        ToolError: They do not fit.
+        ToolError: If the arguments are invalid.
     """
     given = _bound(_CONTINUE, arguments)
     return given["task_id"], given["answers"] or {}
@@ -217,7 +217,7 @@ def _together(own: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
 
 
 def _output_schema(answer: dict[str, Any]) -> dict[str, Any]:
-    """The schema of what a call gives: the answer, or the state of a run that failed or is not over."""
+    """Return the output schema of a tool, which includes unfinished and failed runs."""
     inner = {key: value for key, value in answer.items() if key != "$defs"}
     if not is_object(answer):
         inner = {"type": "object", "properties": {RESULT: inner}, "required": [RESULT]}

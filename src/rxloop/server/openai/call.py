@@ -69,7 +69,7 @@ OPENAI = "openai"
 
 @dataclass(frozen=True, slots=True)
 class OpenAiCall(Call[B, None]):
-    """A request of the OpenAI adapter."""
+    """OpenAI API request with adapter options."""
 
     instructions: Instructions
     reasoning_content: bool

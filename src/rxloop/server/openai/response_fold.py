@@ -32,7 +32,7 @@ _CODES = {
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a response says of itself, beside what has happened in its run."""
+    """Response metadata that is not derived from events."""
 
     model: str
     context_id: str
@@ -50,10 +50,10 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """How a response of a run has ended."""
+    """Final state of a response."""
 
     waiting: dict[str, PendingInput]
-    """What the run waits for, by the id that a client answers under."""
+    """Pending questions by the id that clients use in their answer."""
     usage: Usage
     """Cumulative token usage of the run."""
     cursor: str
@@ -97,12 +97,12 @@ class ResponseFold:
 
     @property
     def over(self) -> bool:
-        """Whether the response has come to its end."""
+        """True if the response is complete."""
         return len(self.pauses) >= self._id.turn
 
     @property
     def exists(self) -> bool:
-        """Whether the run has this response, as far as it has been read."""
+        """True if this response exists, based on the events processed so far."""
         earlier = len(self.pauses) - self._id.turn + 1
         return earlier > 0 or self._id.turn == 1 or (earlier == 0 and bool(self.pauses[-1].waiting))
 

@@ -18,7 +18,10 @@ _LATER = ":response:"
 
 
 class ResponseId(NamedTuple):
-    """A run from its beginning, or from an answer to its questions, until it comes to rest: one response."""
+    """Id of a response, which is one part of a run.
+
+    It starts with the run or with an answer, and ends when the run is idle.
+    """
 
     task_id: str
     turn: int
@@ -173,7 +176,7 @@ class Item:
 
     @property
     def at(self) -> Json:
-        """What an event says of the item that it is of."""
+        """Event fields that identify the item."""
         return {"item_id": self.data["id"], "output_index": self.index}
 
 

@@ -105,7 +105,7 @@ class _AnswerMessage(_Sent):
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a page has put into the message of a run."""
+    """Answers found in a posted run message."""
 
     task_id: str
     seen: int
