@@ -74,7 +74,7 @@ def completed(card: pb.AgentCard, *, push: bool, extended: bool) -> pb.AgentCard
 
 
 def addressed(card: pb.AgentCard, request: Request, url: str | None) -> pb.AgentCard:
-    """Add interface URLs to a card, unless it already has them."""
+    """Add interface URLs to a card without URLs."""
     if card.supported_interfaces:
         return card
     here = request.base_url.replace(path=request.scope.get("root_path", ""))
@@ -107,7 +107,7 @@ class A2A(Adapter):
 
     @property
     def card(self) -> pb.AgentCard:
-        """Agent card, without URLs that depend on the request."""
+        """Agent card without request-specific URLs."""
         return self._served.card
 
     @override

@@ -92,7 +92,7 @@ class Contexts(DefaultServerCallContextBuilder):
 
 
 def asked_of(context: ServerCallContext) -> Asked:
-    """Return the request context of a handler call."""
+    """Return a handler call's request context."""
     return cast("Asked", context.state[_ASKED])
 
 

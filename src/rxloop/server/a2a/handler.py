@@ -55,7 +55,7 @@ from rxloop.server.core.stream import read_to_end, wait_disconnected
 
 
 async def starting(gateway: Gateway, agent: str, asked: Asked, params: pb.SendMessageRequest) -> RunRecord:
-    """Start a run with a message, at most once per `Idempotency-Key`.
+    """Start a run with a message, once per `Idempotency-Key`.
 
     Raises:
         InvalidParamsError: If the message is invalid, or the conversation belongs to another principal.
@@ -87,7 +87,7 @@ async def starting(gateway: Gateway, agent: str, asked: Asked, params: pb.SendMe
 
 
 async def going_on(gateway: Gateway, record: RunRecord, message: pb.Message, task: TaskFold) -> None:
-    """Answer a waiting run, or send a message to an active run.
+    """Answer a waiting run or send a message to an active run.
 
     Raises:
         InvalidParamsError: If the message does not identify the question that it answers.
@@ -97,7 +97,7 @@ async def going_on(gateway: Gateway, record: RunRecord, message: pb.Message, tas
     gateway.check_accepting()
     pending = task.pending
     if not pending and (inputs := inputs_of(message)):
-        # A question can be answered while other calls of the task are in progress.
+        # Answers are allowed while other calls are still in progress.
         pending = [each for each in await list_pending_inputs(gateway, record) if each.input_id in inputs]
         if not pending and not inputs.keys().isdisjoint(await _answered(gateway, record)):
             # A late answer is refused instead of being sent to the model as a message.
@@ -121,7 +121,7 @@ _PAGE = 50
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Settings of a served agent."""
+    """Agent and settings for A2A requests."""
 
     gateway: Gateway
     agent: str
@@ -150,7 +150,7 @@ class Served:
 
 
 class Tasks(RequestHandler):
-    """Request handler whose only state is the event log. A task is the fold of a run."""
+    """Stateless request handler, based on the event log. A task is the fold of a run."""
 
     def __init__(self, served: Served) -> None:
         """Initialize the handler for an agent."""
@@ -230,7 +230,7 @@ class Tasks(RequestHandler):
             if config.return_immediately:
                 task_id, _ = await self._begin(asked, params)
             else:
-                # Reserve the stream first, so that a refused request does not start a run.
+                # Reserve the stream first, so a refused request does not start a run.
                 with served.gateway.reserve_stream(asked.principal) as slot:
                     task_id, after = await self._begin(asked, params)
                     events = runtime.follow(task_id, after=after).pipe(until_final())
@@ -395,5 +395,5 @@ def _cursor(record: RunRecord) -> str:
 
 
 def _place(record: RunRecord) -> tuple[int, str]:
-    """Return the sort key of a task: the time of its last change in nanoseconds, and its id."""
+    """Return the sort key for listing tasks: update time in nanoseconds and task id."""
     return record.updated * 1_000_000, record.task_id

@@ -72,7 +72,7 @@ class _Hook:
 
 
 class Push:
-    """Webhooks for the tasks of an agent."""
+    """Webhook storage and delivery for an agent's tasks."""
 
     def __init__(self, event_log: EventLog, options: PushOptions, *, thoughts: bool) -> None:
         """Initialize webhook storage in an event log.
@@ -88,7 +88,7 @@ class Push:
         self._log, self._options, self._thoughts = event_log, options, thoughts
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._over: set[str] = set()
-        """Tasks that are over and whose webhooks have received all events."""
+        """Finished tasks with fully notified webhooks."""
         self._client: httpx.AsyncClient | None = None
         self._started = False
 
@@ -114,7 +114,7 @@ class Push:
     # -- registration
 
     async def check(self, config: pb.TaskPushNotificationConfig) -> None:
-        """Check that a webhook configuration is valid and its URL is allowed.
+        """Validate a webhook configuration.
 
         Raises:
             InvalidParamsError: If the URL is invalid or not allowed, or another field is invalid.
@@ -151,11 +151,11 @@ class Push:
         return kept
 
     async def configs(self, task_id: str) -> list[pb.TaskPushNotificationConfig]:
-        """Return the webhooks of a task."""
+        """Return a task's webhooks."""
         return [hook.config for hook in (await self._hooks(task_id)).values()]
 
     async def remove(self, task_id: str, config_id: str) -> None:
-        """Remove a webhook, if it exists."""
+        """Remove a webhook if it exists."""
         if config_id in await self._hooks(task_id):
             await self._note(task_id, {"remove": config_id})
         task = self._tasks.get((task_id, config_id))
@@ -182,7 +182,7 @@ class Push:
     async def _note(self, task_id: str, change: dict[str, Any]) -> None:
         """Append a change to the task's artifact, creating the artifact for the first webhook."""
         options: dict[str, Any] = {"name": task_id, "media_type": "application/x-ndjson", "override": False}
-        # The artifact may already exist.
+        # Ignore an existing artifact.
         with suppress(ArtifactError):
             await self._store.create(PLACE, task_id, key="webhooks", now=_now(), **options)
         line = orjson.dumps(change) + b"\n"
@@ -269,7 +269,7 @@ class Push:
         assert self._client is not None
         pause = self._options.pause
         for left in reversed(range(self._options.tries)):
-            # Reload the webhook, because another process may have changed or removed it.
+            # Reload the webhook, because another process can change or remove it.
             hook = (await self._hooks(task_id)).get(config_id)
             if hook is None:
                 return False

@@ -1,4 +1,4 @@
-"""Fold of a run into an A2A task and its updates."""
+"""A2A tasks and updates, folded from run events."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ class TaskFold:
         self._changes: list[Change | Event] = []
         self._chat = ChatFold(self._changes.append)
         self._written = ""
-        """Id of the text that clients have. A delta of a different text replaces it."""
+        """Text id of the current answer. A delta with a different id replaces the answer."""
         self._incomplete: str | None = None
-        """Reason why the latest message is incomplete, or None."""
+        """Explanation if the latest message is incomplete, otherwise None."""
         self._shown = False
         """True if clients have received text. An attempt that fails then replaces this text with an empty string."""
 
@@ -127,7 +127,7 @@ class TaskFold:
                 return []
 
     def _said_whole(self, message: ContentCompleteEvent) -> list[Update]:
-        """Convert a complete message to the answer or an intermediate status, and its files to artifacts."""
+        """Convert a complete message to an answer or intermediate status, and convert its files to artifacts."""
         updates: list[Update] = []
         self._incomplete = explain_incomplete(message)
         if message.content:

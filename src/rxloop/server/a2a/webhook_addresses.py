@@ -43,7 +43,7 @@ def _carried(address: IPv6Address) -> IPv4Address | None:
 
 
 async def safe_addresses(url: httpx.URL) -> list[str]:
-    """Resolve a host and require all of its addresses to be public.
+    """Resolve a host to addresses, requiring all of them to be public.
 
     Raises:
         Unsafe: If the host cannot be resolved, or an address is not public.

@@ -140,7 +140,7 @@ class _Request:
         return await self._start()
 
     async def connect(self) -> Response:
-        """Send all messages of a thread and follow its last run."""
+        """Send a complete thread, including updates from its last run."""
         asked = self._asked
         try:
             records = await runs_of(self._gateway, self._principal, asked.thread_id)
@@ -164,8 +164,8 @@ class _Request:
         return last.state == "working" and any(isinstance(each, ToolMessage) for each in self._asked.messages)
 
     async def _resume(self, last: RunRecord) -> Response | None:
-        """Answer the questions of a run, or return None if the request contains no answer."""
-        # The client may answer a question before the log has stored it.
+        """Answer a run's questions, returning None if there is no answer in the request."""
+        # The client can answer before the log has stored the question.
         await wait_stored(self._runtime.log, last.task_id)
         found = questions_of(await read_log(self._runtime.log.read, last.task_id))
         try:
@@ -179,7 +179,7 @@ class _Request:
             return None
         self._gateway.check_accepting()
         if answers.keys() & found.early:
-            # Open questions of the last pause may be answered in the same request.
+            # This request may also answer open questions from the last pause.
             waiting = found.early | (found.open - found.answered)
             return await self._answer_early(last, {key: value for key, value in answers.items() if key in waiting})
         if not answers.keys() <= found.open:
@@ -198,7 +198,7 @@ class _Request:
         return self._stream(last, Telling(**self._ids(), messages=lambda: messages_of(self._asked), after=after))
 
     async def _answer_early(self, last: RunRecord, answers: dict[str, Any]) -> Response:
-        """Answer questions of a run that is still executing other calls."""
+        """Answer questions while other calls are still running."""
         await runs.answer_run(self._gateway, last, answers, self._new(await self._stored()))
         return self._restated(await self._runtime.get_record(last.task_id))
 
@@ -208,7 +208,7 @@ class _Request:
         return self._restated(await self._runtime.get_record(last.task_id))
 
     def _is_last(self, answers: dict[str, Any], found: Any) -> bool:
-        """True if the last message is an answer, with no new message after it."""
+        """True if an answer is the last message."""
         end = self._asked.messages[-1] if self._asked.messages else None
         return isinstance(end, ToolMessage) and end.tool_call_id in found.by_call
 
@@ -248,7 +248,7 @@ class _Request:
         return {"client_tools": tools, **given, "context_id": asked.thread_id, "metadata": metadata}
 
     async def _attached(self, key: str, request: bytes | None) -> Response | None:
-        """Return the run that an identical earlier request started, or None.
+        """Return the run started by an identical earlier request, or None.
 
         Raises:
             Refused: If the run was started by a different request.
@@ -276,7 +276,7 @@ class _Request:
         return self._told(record, lambda: messages_of(self._asked), activities=False)
 
     def _told(self, record: RunRecord, messages: Any, *, activities: bool) -> EventStream:
-        # For an idle run, repeat the last event, which contains the outcome.
+        # Repeat an idle run's last event, because it contains the outcome.
         after = record.seq - 1 if record.state in runs.AT_REST else record.seq
         telling = Telling(
             **self._ids(),

@@ -44,7 +44,7 @@ class Writer:
         self._heads: dict[str, tuple[bytes, list[str]]] = {}
         """Frame prefix and collected deltas of each open text, reasoning or call."""
         self._shown: dict[str, list[str]] = {}
-        """Ids of the reasoning shown in each step."""
+        """Reasoning ids shown per step."""
         self._steps: dict[str, str] = {}
         """Open steps and their runs."""
         self._held: list[MessageAddedEvent] = []
@@ -77,7 +77,7 @@ class Writer:
         return self._given()
 
     def reached(self, event: Event) -> bytes:
-        """Start with a snapshot of everything up to an event, if the client needs a snapshot."""
+        """Start with a snapshot of all events so far, if needed."""
         if self._begun or not self._telling.restated or event.seq < self._telling.after:
             return b""
         self._begin(event)
@@ -127,7 +127,7 @@ class Writer:
         self._out += self._open.values()
 
     def _restate(self) -> None:
-        """Send a snapshot of the messages, activities and state."""
+        """Send a snapshot of messages, activities and state."""
         telling = self._telling
         owned = (THOUGHTS, BRANCHES, PROGRESS) if telling.activities else ()
         if self._messages.had:
@@ -207,7 +207,7 @@ class Writer:
         self._out.append(b"data: %b\n\n" % orjson.dumps(fields))
 
     def _questions(self, event: TaskEvent) -> None:
-        """Add the messages of the prompt, which the client already has."""
+        """Add the prompt messages, already known to the client."""
         for place, message in enumerate(event.messages):
             if message.role in ("user", "assistant"):
                 name = message.message_id or f"{event.task_id}:input:{place}"
@@ -229,7 +229,7 @@ class Writer:
             self._out.append(frame("TEXT_MESSAGE_END", {"messageId": name}))
 
     def _say_held(self, task_id: str | None) -> None:
-        """Show user messages that were held back during a step, for one run or, if None, for all runs."""
+        """Show user messages deferred during a step, for a single run or for all runs (None)."""
         held, self._held = self._held, []
         for event in held:
             if task_id is None or event.task_id == task_id:
@@ -238,7 +238,7 @@ class Writer:
                 self._held.append(event)
 
     def _count(self, event: UsageEvent) -> None:
-        """Add token usage to the totals of a model."""
+        """Add token usage to a model's totals."""
         model = self._models.get((event.task_id, event.step), "")
         sums = self._usage.setdefault(model, [0] * len(COUNTED))
         found = (getattr(event, name) for name in COUNTED)
@@ -271,7 +271,7 @@ class Writer:
     # -- steps
 
     def _line(self, item: Change) -> None:
-        """Report the result of a side branch as an activity, without its chat."""
+        """Report a side branch's result as an activity, without its chat."""
         match item:
             case on.StepBegan(event, _) if isinstance(event, LLMCallEvent):
                 self._models[event.task_id, event.step] = event.model
@@ -320,7 +320,7 @@ class Writer:
             case on.CallEnded(_, id, _):
                 self._call_over(id)
             case on.CallRevised(event, id, call):
-                # Snapshots contain these arguments, so that a client executes its own tools with them.
+                # Clients execute their own tools with the arguments in snapshots.
                 self._messages.revise_call(id, orjson.dumps(call.arguments).decode())
                 revised = {"toolCallId": id, "toolCallName": call.name, "arguments": call.arguments}
                 self._custom(event, "rxloop.tool-call-revised", revised)
@@ -374,7 +374,7 @@ class Writer:
         self._ends(frame("TOOL_CALL_END", {"toolCallId": id}))
 
     def _take_back(self, step: str, void: bool) -> None:
-        """Remove the discarded calls and content of a step."""
+        """Remove a step's discarded calls and content."""
         thoughts = self._shown.pop(step, [])
         calls, self._voided = self._voided, []
         shown = step in self._messages or bool(thoughts)
@@ -391,7 +391,7 @@ class Writer:
         self._messages.answer(result, id, event.content, owner)
         answered = self._messages.answered
         if id in answered:
-            # The client already has the result of its own tool.
+            # A client already has its own tool's result.
             if answered[id] != value_of(event.content):
                 self._snapshot([])
         else:

@@ -1,4 +1,4 @@
-"""AG-UI frames and the outcome of a run."""
+"""AG-UI frames, including run outcomes."""
 
 from __future__ import annotations
 
@@ -115,19 +115,19 @@ def usage_of(usage: Mapping[str, list[int]]) -> list[Data] | None:
     for model, sums in usage.items():
         counts = dict(zip(COUNTED.values(), sums, strict=True))
         if not counts["cacheWriteInputTokens"]:
-            # This is a newer field, and clients that do not know it should not receive a zero.
+            # Omit zeros, because older clients do not know this field.
             del counts["cacheWriteInputTokens"]
         found.append({**({"model": model} if model else {}), **counts})
     return found or None
 
 
 def interrupt_id(root: str, question: PendingInput) -> str:
-    """Return a question id that is unique within the thread."""
+    """Return a thread-wide unique question id."""
     return f"{root}:{question.input_id}"
 
 
 def call_of(root: str, question: PendingInput, slots: Slots) -> str | None:
-    """Return the call that a question refers to, or None."""
+    """Return the call id for a question, or None."""
     if question.call is None:
         return None
     return slots.get((question.task_id or root, question.step, question.index))
@@ -138,7 +138,7 @@ def _waits(event: StatusUpdateEvent, slots: Slots) -> Data:
     asked = [each for each in event.pending if each.input_kind != "tool"]
     if asked:
         return {"type": "interrupt", "interrupts": [_interrupt(root, each, slots) for each in asked]}
-    # An interrupt would require an answer before the client can send the results of its tools.
+    # With an interrupt, clients must answer before sending tool results.
     calls = [call_of(root, each, slots) for each in event.pending]
     return {"type": "success", "pendingToolCallIds": [call for call in calls if call is not None]}
 

@@ -1,4 +1,4 @@
-"""Client messages and the parameters of an AG-UI event stream."""
+"""Client messages and event stream parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Base = Callable[[], list[Data]]
 
 
 class Messages:
-    """Ordered messages of a client, by id."""
+    """Ordered client messages by id."""
 
     def __init__(
         self,
@@ -33,16 +33,16 @@ class Messages:
         self.answered = answered or {}
         self._named = named or {}
         self.base = set(base)
-        """Ids of existing messages that the run has not replaced."""
+        """Existing message ids not yet replaced by the run."""
         self.had = bool(self.base)
         """True if the client already had messages."""
         self._written = written
         self._own: dict[str, Data] = {}
         self._texts: dict[str, list[str]] = {}
         self._results: dict[str, list[str]] = {}
-        """Results of the calls in each message."""
+        """Call results by message id."""
         self._place: dict[str, str] = {}
-        """Message id of each call."""
+        """Message ids by call id."""
 
     def __contains__(self, id: str) -> bool:
         return id in self._own or id in self.base
@@ -63,7 +63,7 @@ class Messages:
         return self._texts.setdefault(id, [])
 
     def begin_call(self, id: str, name: str, message: str, owner: str | None) -> list[str]:
-        """Add a call to a message and return the list of its argument deltas."""
+        """Add a call to a message, returning the list for argument deltas."""
         if message not in self._own:
             self.put(message, "assistant", subagentRunId=owner)
         call = {"id": id, "type": "function", "function": {"name": name, "arguments": ""}}
@@ -76,7 +76,7 @@ class Messages:
         self._texts[f"call {id}"] = [arguments]
 
     def answer(self, id: str, call: str, content: Any, owner: str | None) -> None:
-        """Add the result of a call, after the message that contains the call."""
+        """Add a call's result after the calling message."""
         named = self._named.get(call, id)
         self.put(named, "tool", content, toolCallId=call, subagentRunId=owner)
         self._results.setdefault(self._place.get(call, ""), []).append(named)
@@ -88,7 +88,7 @@ class Messages:
             self._texts.pop(each, None)
 
     def drop_call(self, id: str) -> None:
-        """Remove a call, and also its message if it becomes empty."""
+        """Remove a call, including its message if nothing else remains."""
         message = self._own.get(self._place.pop(id, ""))
         if message is None:
             return

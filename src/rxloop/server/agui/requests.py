@@ -34,7 +34,7 @@ from rxloop.support.json_schema import find_mismatch
 
 
 def text_of(content: Content) -> str:
-    """Return the text of a message content, without files."""
+    """Return message text without files."""
     if isinstance(content, str):
         return content
     return "\n".join(part.text for part in content if isinstance(part, TextPart))
@@ -97,7 +97,7 @@ _MOST_MESSAGES = 64
 
 
 def said_messages(asked: RunAgentInput) -> list[Message]:
-    """Return the user messages after the last agent message.
+    """Return user messages since the last agent message.
 
     Earlier messages are ignored, because the log is authoritative for the history.
 
@@ -116,7 +116,7 @@ def said_messages(asked: RunAgentInput) -> list[Message]:
 
 
 def new_messages(asked: RunAgentInput, stored: Sequence[Message]) -> list[Message]:
-    """Return the `said_messages` that are not yet in the conversation.
+    """Return only `said_messages` not yet stored in the conversation.
 
     Raises:
         Refused: As for `said_messages`.
@@ -138,7 +138,7 @@ def client_tools(asked: RunAgentInput) -> list[Data] | None:
 
 
 def messages_of(asked: RunAgentInput) -> Messages:
-    """Wrap the client's messages so that a run can add to them."""
+    """Create an extensible copy of the client's messages."""
 
     def written() -> list[Data]:
         return [message.model_dump(mode="json", by_alias=True) for message in asked.messages]
@@ -186,7 +186,7 @@ def agui_context() -> Operator[object]:
         context = cast("dict[str, Any]", sent).get("context") if isinstance(sent, dict) else None
         if not context:
             return emit(request)
-        # Encode as JSON, so that values cannot be mistaken for other text.
+        # JSON encoding prevents values from being mistaken for other text.
         layer = Message.user(f"{_NOTE}\n{json.dumps(context, ensure_ascii=False)}")
         return emit(request.replace(tail=(*request.tail, layer)))
 
@@ -197,7 +197,7 @@ def agui_context() -> Operator[object]:
 
 @dataclass(slots=True)
 class Questions:
-    """Questions that a run has asked.
+    """Questions asked by a run.
 
     Attributes:
         by_interrupt: Questions by interrupt id, including client tool calls.
@@ -217,7 +217,7 @@ class Questions:
 
 
 def questions_of(events: Sequence[Event]) -> Questions:
-    """Collect the questions of a run from its public events."""
+    """Collect a run's questions from its public events."""
     found = Questions()
     slots: dict[tuple[str, str | None, int], str] = {}
 

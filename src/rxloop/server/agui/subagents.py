@@ -11,7 +11,7 @@ from rxloop.server.agui.messages import Messages
 
 
 class Agents:
-    """Nested runs of an attempt."""
+    """Nested runs within an attempt."""
 
     def __init__(self) -> None:
         self.going: dict[str, str] = {}
@@ -23,7 +23,7 @@ class Agents:
         return self.going.get(event.task_id, event.task_id) if event.agent_path else None
 
     def begin(self, event: SubtaskEvent, call: str | None) -> bytes:
-        """Start or restart a nested run, with `call` as its parent tool call."""
+        """Start or restart a nested run below the tool call `call`."""
         task_id = event.subtask_id
         times = self._over.get(task_id, 0)
         handle = self.going[task_id] = f"{task_id}:{times + 1}" if times else task_id
@@ -65,7 +65,7 @@ THOUGHTS, BRANCHES, PROGRESS = "rxloop.thoughts", "rxloop.branches", "rxloop.too
 
 
 class Activities:
-    """Activities of a run and their frames."""
+    """A run's activities, encoded as frames."""
 
     def __init__(self, messages: Messages) -> None:
         self._messages = messages

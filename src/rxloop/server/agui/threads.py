@@ -1,4 +1,4 @@
-"""AG-UI frames of a run and messages of a thread."""
+"""AG-UI frames for runs and messages for threads."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _NOWHERE = 1 << 62
 
 
 async def runs_of(gateway: Gateway, principal: Principal, thread_id: str) -> Sequence[RunRecord]:
-    """Return the runs of a thread in order, or an empty sequence for an unknown thread.
+    """Return a thread's runs in order, or an empty sequence for an unknown thread.
 
     Raises:
         Refused: If the thread belongs to another principal.

@@ -88,7 +88,7 @@ async def read_bytes(request: Request, limits: ServerLimits) -> bytes:
 
 
 _CLOSE = {"connection": "close"}
-"""Close the connection, because the rest of the body was not read."""
+"""Close the connection instead of reading the rest of the body."""
 
 
 def read_query(model: type[M], request: Request) -> M:
@@ -104,7 +104,7 @@ def read_query(model: type[M], request: Request) -> M:
 
 
 def check_id(value: str, name: str) -> None:
-    """Validate an id chosen by a client.
+    """Validate a client-supplied id.
 
     Raises:
         Refused: If the id is invalid.
@@ -160,7 +160,7 @@ class Call(Generic[B, Q]):
         on_disconnect: Callable[[], Coroutine[Any, Any, None]] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> EventStream:
-        """Create a streaming response; see `EventStream`.
+        """Create a streaming response, see `EventStream`.
 
         Raises:
             Refused: If the principal has too many open streams, or the server is shutting down.
@@ -309,7 +309,7 @@ class Adapter(ABC):
 
 
 def find_only_agent(runtime: Runtime, agent: str | None) -> str:
-    """Return the agent name for an adapter that serves one agent.
+    """Resolve the agent name for a single-agent adapter.
 
     The name is optional if the runtime has only one agent.
 

@@ -1,4 +1,4 @@
-"""Chat changes, which adapters encode in their protocols.
+"""Chat changes, to be encoded by protocol adapters.
 
 Each change contains the public event that caused it, for its cursor, branch and nested run. A step's content is emitted
 between `StepBegan` and `StepEnded`. Each start has exactly one end.
@@ -13,7 +13,7 @@ from rxloop.protocol.messages import ToolCall
 
 
 class StepBegan(NamedTuple):
-    """Emitted when the model is called."""
+    """Model call start."""
 
     event: Event
     id: str
@@ -21,7 +21,7 @@ class StepBegan(NamedTuple):
 
 
 class StepEnded(NamedTuple):
-    """Emitted when a model call ends."""
+    """Model call end."""
 
     event: Event
     id: str
@@ -45,14 +45,14 @@ class TextDelta(NamedTuple):
 
 
 class TextEnded(NamedTuple):
-    """End of a text segment."""
+    """Text segment end."""
 
     event: Event
     id: str
 
 
 class ReasoningBegan(NamedTuple):
-    """Start of a reasoning segment."""
+    """Reasoning segment start."""
 
     event: Event
     id: str
@@ -68,27 +68,26 @@ class ReasoningDelta(NamedTuple):
 
 
 class ReasoningEnded(NamedTuple):
-    """End of a reasoning segment."""
+    """Reasoning segment end."""
 
     event: Event
     id: str
 
 
 class CallBegan(NamedTuple):
-    """Emitted when a tool call starts. Several calls of a message may be open at the same time."""
+    """Tool call start. Several calls per message can be open."""
 
     event: Event
     id: str
-    """Call id: `task:step:index`, or `task:step:2:index` for the second model call of a step.
+    """Call id, `task:step:index`. A second model call for the step uses `task:step:2:index`.
 
-    The id is the same for all readers, including readers that missed the start of a discarded step. Vendor ids are not
-    unique.
+    All readers see the same id, even if they missed the start of a discarded step. Vendor ids are not unique.
     """
     name: str
     message: str
-    """Message id of the call."""
+    """Id of the calling message."""
     place: int
-    """Call index within the message. Together with the event's run and step, it identifies the call in `pending`."""
+    """Call index within the message. The event's run and step together with this index identify a call in `pending`."""
 
 
 class CallDelta(NamedTuple):
@@ -116,7 +115,7 @@ class CallRevised(NamedTuple):
 
 
 class CallVoided(NamedTuple):
-    """Withdrawal of a call, with complete or partial arguments. The call is not executed."""
+    """Withdrawal of a tool call, possibly with partial arguments. The call is not executed."""
 
     event: Event
     id: str
@@ -130,14 +129,14 @@ class CallStarted(NamedTuple):
 
 
 class CallProgress(NamedTuple):
-    """Progress of a tool execution."""
+    """Progress report from a tool."""
 
     event: ToolProgressEvent
     id: str
 
 
 class CallResult(NamedTuple):
-    """Emitted with a call's result from the tool, the client, or a rejection."""
+    """Result from the tool or client, or a rejection."""
 
     event: ToolCompleteEvent
     id: str

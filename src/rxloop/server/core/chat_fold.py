@@ -40,7 +40,7 @@ class ChatFold:
     """State of the open steps and calls of a run. Pass its public events to `take` in order."""
 
     def __init__(self, emit: Emit) -> None:
-        """Initialize the fold with a callback.
+        """Initialize the fold.
 
         Args:
             emit: Called with each change, and with each event that does not become a change.
@@ -52,7 +52,7 @@ class ChatFold:
         self._asked: Counter[tuple[str, str | None]] = Counter()
         """Number of model calls per step. Call ids contain this number, because it is the same for all readers."""
         self._calls: dict[tuple[str, str | None, int], _Call] = {}
-        """Latest call by run, step and index."""
+        """Latest call for each run, step and index."""
 
     def take(self, event: Event) -> None:
         """Fold the next event."""
@@ -82,7 +82,7 @@ class ChatFold:
                 self._emit(event)
 
     def _revise(self, event: QuestionEvent) -> None:
-        """Emit the arguments shown in a question to a person."""
+        """Emit arguments shown in a question to a person."""
         question = event.input
         call = self._calls.get((event.task_id, question.step, question.index))
         # A question about a client tool may add default values, so use the arguments of its `tool-start` event.
@@ -126,7 +126,7 @@ class ChatFold:
         places = (place for place in range(len(event.tool_calls) + len(left_out)) if place not in left_out)
         shown = dict(zip(places, event.tool_calls, strict=False))
         if not (event.content.startswith(step.text) and step.fits(shown)):
-            # The content differs, or the reader joined in the middle, so discard the content that was shown.
+            # Discard the shown content, because it differs or the reader joined in the middle.
             self._end(key, event, "void")
             before, step = step, self._begin(event)
             for each in before.thoughts:
@@ -157,7 +157,7 @@ class ChatFold:
     def _work(self, event: _ToolEvent) -> None:
         call = self._calls.get((event.task_id, event.step, event.index))
         if call is None:
-            # The call is unannounced. It starts before its message is complete, or it does not belong to a message.
+            # This call is unannounced, either because its message is incomplete or because it has no message.
             apart = (event.task_id, event.step) not in self._open
             call = self._call(event, event.index, event.name)
             if apart:
@@ -212,7 +212,7 @@ class _Step:
         return self._written[0] if self._written else ""
 
     def write(self, event: Event, delta: str) -> None:
-        """Emit a chunk of text."""
+        """Emit a text chunk."""
         if not delta:
             return
         if not self._writing:
@@ -241,7 +241,7 @@ class _Step:
         self.thoughts.append(event.content)
         if event.content.startswith(shown):
             self.think(event, event.content[len(shown) :])
-        # Keep trimmed or rephrased reasoning as it was shown.
+        # Keep trimmed or rephrased reasoning unchanged.
         elif event.content.strip() != shown.strip() and event.content.rstrip().endswith(shown.rstrip()):
             self._torn = True
         self._thought.clear()
@@ -277,7 +277,7 @@ class _Call:
         emit(to.CallBegan(event, self.id, name, step.id, place))
 
     def write(self, event: Event, fragment: str) -> None:
-        """Emit a chunk of the arguments."""
+        """Emit an argument chunk."""
         if fragment and not self._ended:
             self._written.append(fragment)
             self._emit(to.CallDelta(event, self.id, fragment))
@@ -291,7 +291,7 @@ class _Call:
         return (read.arguments, read.error is None) == (call.arguments, call.error is None)
 
     def complete(self, event: Event, call: ToolCall) -> None:
-        """Complete the call with the final arguments."""
+        """Complete the call with final arguments."""
         if self._ended:
             return
         if not self._written:
@@ -301,7 +301,7 @@ class _Call:
         self._emit(to.CallEnded(event, self.id, call))
 
     def revise(self, event: Event, call: ToolCall) -> None:
-        """Emit changed arguments of a call."""
+        """Emit the call's changed arguments."""
         if self._call is not None and is_edited(self._call, call):
             self._call = call
             self._emit(to.CallRevised(event, self.id, call))
@@ -362,7 +362,7 @@ class ProtocolFold(Protocol):
 
 
 def make_protocol_view(make: Callable[[Callable[[T], None]], ProtocolFold]) -> View[Event, T]:
-    """Make a view that encodes a run for a protocol and completes with its fold.
+    """Create a protocol view of a run, completing it with its fold.
 
     Args:
         make: Creates a fold for each subscriber. The argument is the function that emits output.

@@ -68,7 +68,7 @@ def misfit(error: ValidationError, where: str) -> Refused:
     found = error.errors(include_url=False, include_context=False, include_input=False)
     fields: dict[str, str] = {}
     for each in found[:20]:
-        # Omit model names, which mean nothing to a client.
+        # Omit model names, because they mean nothing to clients.
         place = ".".join(str(part) for part in each["loc"] if isinstance(part, int) or _FIELD.fullmatch(part))
         fields.setdefault(place or where, each["msg"])
     if all(each["type"] in _BROKEN for each in found):

@@ -1,4 +1,4 @@
-"""Authentication, limits and shutdown, shared by all adapters of a runtime."""
+"""Shared authentication, limits and shutdown for all adapters of a runtime."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ _AUTH_IN = 10.0
 _STARTS = "starts\x1f"
 """Lease prefix for starting runs in a conversation. Conversation ids cannot have this prefix."""
 _PAUSE, _LONGEST_PAUSE = 0.005, 0.1
-"""Minimum and maximum retry delay in seconds for that lease, which is held for a few milliseconds."""
+"""Minimum and maximum retry delay in seconds. This lease is held only for milliseconds."""
 LAST_WORDS_IN = 5.0
 """Timeout in seconds for closing streams."""
 
@@ -135,7 +135,7 @@ class Gateway:
     # -- authentication
 
     async def authenticate(self, request: HTTPConnection) -> Principal:
-        """Authenticate a request.
+        """Authenticate a client request.
 
         Raises:
             Refused: If authentication fails or times out.
@@ -184,7 +184,7 @@ class Gateway:
     # -- concurrency limits
 
     def check_accepting(self) -> None:
-        """Check that the server accepts new work.
+        """Check that new work is accepted.
 
         Raises:
             Refused: If the server is shutting down, or the runtime is not open.
@@ -221,7 +221,7 @@ class Gateway:
 
     @asynccontextmanager
     async def lock_context(self, context_id: str | None, *, everywhere: bool = False) -> AsyncGenerator[None]:
-        """Serialize starts in a conversation, so that each start sees the messages of earlier starts.
+        """Serialize starts in a conversation, because each start must see earlier messages.
 
         Args:
             context_id: Conversation id, or None for a new conversation, which needs no lock.
@@ -246,7 +246,7 @@ class Gateway:
                     await leases.release_lease(name, holder)
 
     def check_stream(self, principal: Principal) -> None:
-        """Check the stream limit of a principal before a run is started or answered.
+        """Check a principal's stream limit before starting or answering a run.
 
         Raises:
             Refused: If the principal has too many open streams, or the server is shutting down.
@@ -268,7 +268,7 @@ class Gateway:
         return StreamSlot(self, principal)
 
     def enter_stream(self, slot: StreamSlot) -> None:
-        """Register an open stream, so that draining cancels its scope and waits for its end."""
+        """Register an open stream, to be cancelled and awaited when draining."""
         self._open.add(slot)
         self._closed.clear()
 
@@ -283,7 +283,7 @@ class Gateway:
     # -- shutdown
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine in the background, independent of the current request."""
+        """Run a background coroutine independently of the request."""
         with within(None):
             task = asyncio.create_task(work, name="rxloop-server")
         self._tasks.add(task)

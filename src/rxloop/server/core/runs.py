@@ -24,7 +24,7 @@ from rxloop.server.core.gateway import Gateway, Principal
 from rxloop.tools.client_tool import ClientTool, client_tools
 
 AT_REST = ("completed", "failed", "canceled", "input-required", "auth-required")
-"""States in which a run is idle."""
+"""Idle run states."""
 MAX_KEY_LENGTH = 200
 
 
@@ -79,7 +79,7 @@ async def answer_run(
 
 
 Choose = Callable[[Sequence[Message] | None], list[Message]]
-"""Callback that selects the messages of a run, given the conversation's messages."""
+"""Callback for selecting run messages from conversation messages."""
 REQUEST = "request"
 """Metadata key for the request digest of a run with an idempotency key. A later request with that key must match."""
 
@@ -140,7 +140,7 @@ async def start_run(
         if start.is_known:
             return record
     elif record.state == "submitted":
-        # The previous process may have crashed before the run started.
+        # A previous process may have crashed before starting the run.
         record = await start.submit()
     else:
         gateway.check_accepting()
@@ -153,7 +153,7 @@ async def start_run(
 
 @dataclass(slots=True)
 class _Start:
-    """Parameters and state of a single `start_run` call."""
+    """State of a `start_run` call."""
 
     gateway: Gateway
     principal: Principal
@@ -173,7 +173,7 @@ class _Start:
         return self.options.get("context_id")
 
     async def create(self, *, locked: bool) -> RunRecord:
-        """Start the run under the conversation's lock, or return an earlier run that contains its messages."""
+        """Start the run under the conversation's lock, or return an earlier run with the same messages."""
         gateway, context_id = self.gateway, self.context_id
         # Only messages with ids can be known to the conversation by another process.
         everywhere = callable(self.prompt) or any(each.message_id is not None for each in to_messages(self.prompt))
@@ -201,7 +201,7 @@ class _Start:
         if last is None:
             return None
         earlier, is_answered = await _find_run_with(self.gateway, context_id, last)
-        # A message that was followed by a later one in the same run was not answered separately, so do not repeat it.
+        # This message was followed by another one and never answered separately, so return its run.
         if earlier is not None and self.again and is_answered and earlier.state in AT_REST:
             return None
         return earlier
@@ -228,10 +228,10 @@ def _find_new(prompt: Prompt | Choose, stored: Sequence[Message] | None) -> tupl
 
 
 async def _find_run_with(gateway: Gateway, context_id: str, message: Message) -> tuple[RunRecord | None, bool]:
-    """Return the latest run that contains a message, either in its prompt or as a message sent to it.
+    """Return the latest run with a message in its prompt or inbox.
 
     Returns:
-        The run, and True if the message is the last one of the prompt or was sent to the run.
+        The run, and True if the message was sent to the run or is the last prompt message.
     """
     for record in await read_log(gateway.runtime.log.list_runs, context_id=context_id, newest_first=True):
         for event in await read_log(gateway.runtime.log.read, record.task_id):
@@ -243,12 +243,12 @@ async def _find_run_with(gateway: Gateway, context_id: str, message: Message) ->
 
 
 def digest_request(request: bytes) -> str:
-    """Return the digest of a request, stored in the run's metadata under `REQUEST`."""
+    """Return a request digest for the `REQUEST` metadata."""
     return sha256(request).hexdigest()
 
 
 async def find_started_run(gateway: Gateway, principal: Principal, agent: str, key: str | None) -> RunRecord | None:
-    """Look up the run that a principal started with an idempotency key."""
+    """Look up a principal's run by idempotency key."""
     if key is not None:
         with suppress(UnknownRun):
             return await gateway.runtime.get_record(gateway.runtime.id_of(agent, key, principal.id or None))
@@ -274,7 +274,7 @@ async def cancel_run(gateway: Gateway, task_id: str, reason: str | None = None) 
 
 
 async def cancel_abandoned_run(gateway: Gateway, task_id: str) -> None:
-    """Cancel a run after its client disconnected."""
+    """Cancel a run after a client disconnect."""
     with suppress(EventLogError, ConflictError, RunOver):
         # The client of a waiting run has received all events and must answer.
         if (await gateway.runtime.get_record(task_id)).state in ("submitted", "working"):

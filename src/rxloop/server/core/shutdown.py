@@ -56,7 +56,7 @@ class Shutdown:
     """
 
     def __init__(self, *doors: Adapter, seconds: float = 10.0) -> None:
-        """Initialize the shutdown without starting it.
+        """Initialize the shutdown sequence.
 
         Args:
             doors: All adapters of the process, for one or several runtimes.
@@ -145,7 +145,7 @@ async def _carried_out(watcher: _Watcher) -> bool:
     """Call a watcher with its timeout, returning True if it succeeded."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    # Use a separate task, because a watcher may ignore its cancellation after the timeout.
+    # Use a separate task, because a watcher may ignore cancellation.
     task = asyncio.create_task(call_user_function(watcher.do), name=f"rxloop-shutdown-{watcher.name}")
     data = {"watcher": watcher.name}
     await asyncio.wait([task], timeout=watcher.seconds)

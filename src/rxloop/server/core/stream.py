@@ -37,7 +37,7 @@ The stream completed, the client disconnected or stalled, the server is draining
 """
 SendBytes = Callable[[bytes], Awaitable[None]]
 Disconnected = Callable[[], Awaitable[object]]
-"""Callback that returns after the client has disconnected."""
+"""Callback that waits for a client disconnect."""
 
 
 # Without slots: Python 3.11 cannot create instances of a generic frozen class with slots by `FrameWriter[T](...)`.
@@ -200,7 +200,7 @@ async def read_to_end(slot: StreamSlot, events: AsyncIterable[Any], *, disconnec
 
 
 async def wait_disconnected(receive: Receive) -> None:
-    """Wait until an HTTP client has disconnected."""
+    """Wait for an HTTP client to disconnect."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -244,7 +244,7 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             end: StreamEnd = "complete"
             if scope["method"] != "HEAD":
-                # Some servers do not send the headers before the first chunk.
+                # Some servers only send headers together with the first chunk.
                 await send_body(b"")
                 end = await deliver(
                     slot,
@@ -286,9 +286,9 @@ async def _pieces(events: Reader[T], heartbeat: float | None, writer: FrameWrite
 
 @contextmanager
 def _limit_sends(send: SendBytes, seconds: float, leave: Callable[[], None]) -> Generator[SendBytes]:
-    """Yield a `send` function that calls `leave` if a call takes longer than `seconds`.
+    """Yield a `send` function with a timeout, calling `leave` if it expires.
 
-    A single timer checks at intervals, because a timer per call would cost more than most calls.
+    A single timer checks at intervals, because starting a timer per call would cost more than most calls.
     """
     loop = asyncio.get_running_loop()
     since: float | None = None

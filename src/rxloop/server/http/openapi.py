@@ -33,17 +33,17 @@ from rxloop.server.http.requests import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation(Endpoint):
-    """An endpoint with its OpenAPI description."""
+    """Endpoint with OpenAPI metadata."""
 
     query: type[Query] = Query
     answers: Mapping[int, type[BaseModel] | None]
     """Response model by status code, excluding errors; None for responses without a model."""
     headers: tuple[str, ...] = ()
-    """Names of the request headers it reads."""
+    """Supported request header names."""
     streams: bool = False
     """True if the response may be an event stream."""
     others: tuple[str, ...] = ()
-    """Media types of a response without a model."""
+    """Media types for responses without a model."""
 
     @property
     def name(self) -> str:
@@ -161,7 +161,7 @@ def _parameters(operation: Operation) -> Iterable[dict[str, Any]]:
         if f"{{{name}}}" in operation.path:
             yield _parameter(name, "path", {"type": "string"}, said, required=True)
     for name in operation.headers:
-        least = 0 if name == "Last-Event-ID" else 1  # It may be empty if there is no cursor.
+        least = 0 if name == "Last-Event-ID" else 1  # Allow an empty value for missing cursors.
         yield _parameter(name, "header", {"type": "string", "minLength": least, "maxLength": 200}, "")
     for name, schema in _properties(operation.query).items():
         made = _parameter(name, "query", _given(schema), schema.pop("description", ""))

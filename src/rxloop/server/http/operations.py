@@ -52,7 +52,7 @@ from rxloop.stream.stream import Stream
 from rxloop.tools.client_tool import ClientTool
 
 DELTAS = "rxloop-deltas"
-"""Response header that contains the availability of deltas; see `deltas_of`."""
+"""Response header for delta availability, see `deltas_of`."""
 
 
 async def events(call: ApiCall[None, EventsQuery]) -> Response:
@@ -87,7 +87,7 @@ async def streamed(
 
 
 async def _stream(gateway: Gateway, task_id: str, query: EventsQuery) -> Stream[AnyEvent]:
-    """Return the events selected by a query, from a local run, another process, or the log."""
+    """Return events selected by a query, either live or from the log."""
     runtime = gateway.runtime
     view = selected(query)
     if query.speed is not None:
@@ -101,7 +101,7 @@ async def _stream(gateway: Gateway, task_id: str, query: EventsQuery) -> Stream[
 
 
 async def has_more(gateway: Gateway, record: RunRecord, query: EventsQuery) -> bool:
-    """True if the log contains more events for the client, or the run may still publish events.
+    """True if events remain for the client or may still be published.
 
     With an unknown cursor, the client needs a full replay, unless the query selects no events.
     """
@@ -172,7 +172,7 @@ async def _answer_when_idle(call: ApiCall[Any, StartQuery], record: RunRecord, a
         record, last = await wait_until_idle(call, record, call.query.wait, after)
     info = await info_of(call, record, last)
     if info.pending and after is not None and (record.seq == seq or not info.is_idle):
-        # The answers are in the inbox, and the owner of the run will process them.
+        # The answers are in the inbox, waiting to be processed by the owner.
         left = [each for each in info.pending if each.input_id not in call.body.inputs]
         info = info.model_copy(update={"pending": left, "state": record.state if left else "working"})
     location = {"location": call.path("runs", record.task_id)}
@@ -204,13 +204,13 @@ async def fork(call: ApiCall[ForkRun, Query]) -> Response:
         try:
             made = await call.gateway.runtime.fork(record.task_id, body.at, prompt=prompt, results=body.results)
         except ConfigurationError:
-            # The error message could name internal calls.
+            # The error message could contain internal call names.
             raise Refused(422, "invalid", "the run has no such event, or no such call before it") from None
     return written(await info_of(call, made), 202, {"location": call.path("runs", made.task_id)})
 
 
 def _settings(call: ApiCall[StartRun, Any]) -> ModelSettings | None:
-    """Return the model settings of a request, if the server allows them."""
+    """Return the requested model settings after checking permissions."""
     given = call.body.settings
     if given is None:
         return None

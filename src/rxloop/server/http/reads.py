@@ -50,7 +50,7 @@ from rxloop.state.run_state import RunState
 async def wait_until_idle(
     call: ApiCall[Any, Any], record: RunRecord, seconds: float, after: str | None
 ) -> tuple[RunRecord, StatusUpdateEvent | None]:
-    """Wait until a run is idle, with a timeout.
+    """Wait with a timeout until a run is idle.
 
     Args:
         call: Current request.
@@ -67,7 +67,7 @@ async def wait_until_idle(
     """
     gateway = call.gateway
     if seconds and after is None and not await _is_at_rest(gateway, record):
-        # Ignore the ends of earlier attempts.
+        # Ignore earlier attempts.
         after = cursor_of(record)
     if seconds and after is not None:
         with gateway.reserve_stream(call.principal) as slot, slot.scope:
@@ -115,7 +115,7 @@ async def info_of(call: ApiCall[Any, Any], record: RunRecord, last: StatusUpdate
 
 
 def short_info(call: ApiCall[Any, Any], record: RunRecord) -> RunInfo:
-    """Return the state of a run without reading its events."""
+    """Return a run's state without reading events."""
     return RunInfo(
         task_id=record.task_id,
         context_id=record.context_id,
@@ -222,7 +222,7 @@ async def contexts(call: ApiCall[None, PageQuery]) -> Response:
 
 
 async def _page(call: ApiCall[None, Any], **wanted: Any) -> tuple[list[RunRecord], str | None]:
-    """Return a page of the runs visible to the principal, newest first, and the cursor of the next page."""
+    """Return a page of visible runs, newest first, with the next page's cursor."""
     query, principal = call.query, call.principal
     if query.after is not None:
         await call.gateway.find_run(principal, query.after)

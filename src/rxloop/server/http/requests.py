@@ -29,7 +29,7 @@ class ApiCall(Call[B, Q]):
     """An HTTP API request."""
 
     settings: frozenset[str]
-    """Names of the model settings that clients may set."""
+    """Model settings that clients may set."""
 
     @property
     def task_id(self) -> str:
@@ -56,7 +56,7 @@ class ApiCall(Call[B, Q]):
         return context_id
 
     def check_visibility(self, visibility: str) -> None:
-        """Check that the principal may read internal data, if requested.
+        """Check permission to read internal data, if requested.
 
         Raises:
             Refused: If the principal does not have the `internal` scope.
@@ -89,7 +89,7 @@ class StartQuery(Query):
     """Query parameters for starting or resuming a run."""
 
     wait: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 0
-    """Seconds to wait until the run is idle."""
+    """Seconds to wait for an idle run."""
     on_disconnect: OnDisconnect | None = None
     """Action if the client of a streaming response disconnects."""
 
@@ -104,7 +104,7 @@ class EventsQuery(Query):
     """Query parameters for an event stream."""
 
     after: Annotated[str, Field(max_length=200)] | None = None
-    """Cursor of the last event that the client received. The `Last-Event-ID` header takes precedence."""
+    """Last received event cursor. The `Last-Event-ID` header takes precedence."""
     kinds: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)] | None = None
     visibility: Literal["public", "all"] = "public"
     branch: Annotated[str, Field(max_length=128)] | None = None
@@ -207,7 +207,7 @@ def streams_in(request: Request) -> FrameWriter[Event] | None:
 
 
 def format_of_events(request: Request) -> FrameWriter[Event]:
-    """Return the format of an event stream, which defaults to SSE.
+    """Select the event stream format, which defaults to SSE.
 
     Raises:
         Refused: If the client accepts no supported format.

@@ -57,7 +57,7 @@ class AllowedHosts:
         self._names = frozenset(name.lower() for name in (*_LOCAL, *bracketed))
 
     def check(self, request: Request) -> None:
-        """Check the headers of a request.
+        """Validate request headers.
 
         Raises:
             Refused: If a header contains a different host name.
@@ -125,7 +125,7 @@ class Endpoint:
                 return
             known: dict[str, Any] = {PRINCIPAL: principal}
             if self._gateway.secured:
-                # The SDK uses this to restrict a session to the user who created it.
+                # The SDK uses this user to protect sessions from other users.
                 known["user"] = AuthenticatedUser(AccessToken(token="", client_id=principal.id, scopes=[]))
             await sessions.handle_request({**scope, **known}, receive, send)
 
@@ -149,7 +149,7 @@ class Endpoint:
             max_sessions=self._max_sessions,
             max_request_body_size=self._gateway.limits.body,
         )
-        # The sessions occupy a gateway stream, so that they end with all other streams.
+        # Occupy a gateway stream, so draining also ends the sessions.
         with slot:
             async with sessions.run():
                 opening.set_result(sessions)

@@ -1,4 +1,4 @@
-"""Execution of tool calls as runs."""
+"""Tool call execution."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ KEY = "rxloop/key"
 """Metadata key for an idempotency key. Repeated calls with the same key refer to the same run."""
 _LONGEST_KEY = 200
 PRINCIPAL = "rxloop.principal"
-"""Scope key for the principal of a request."""
+"""Scope key for the authenticated principal."""
 
 _BETWEEN = 0.1
 """Minimum interval in seconds between optional progress messages."""
 _NEAR = 16
-"""Number of events at the end of a run that are searched first for the answer."""
+"""Number of recent events to search first for an answer."""
 _TRIES = 3
 """Maximum number of attempts for a question with invalid answers."""
 
 
 @dataclass(slots=True)
 class Call:
-    """One call of a tool, and the run that it is about."""
+    """A tool call and its run."""
 
     ctx: Context
     principal: Principal
@@ -69,7 +69,7 @@ class Call:
 
     @property
     def told(self) -> Told:
-        """Run of the call, which must have started."""
+        """Run of the call, required to exist."""
         assert self.run is not None
         return self.run
 
@@ -80,7 +80,7 @@ class Call:
 
     @property
     def asks(self) -> Asks:
-        """Elicitation capabilities of the client."""
+        """The client's elicitation capabilities."""
         if not (self.modern or self.ctx.session.can_send_request):
             return Asks()
         return Asks.of(self.ctx.session.client_capabilities)
@@ -121,7 +121,7 @@ class Calls:
         return [*(each.tool for each in self._tools.values()), *([continuing()] if self._tools else ())]
 
     async def call(self, ctx: Context, params: types.CallToolRequestParams) -> Given:
-        """Execute a tool call. Failures are returned as results that a model can read.
+        """Execute a tool call, returning failures as results for the model.
 
         Raises:
             MCPError: If the tool does not exist.
@@ -182,9 +182,9 @@ class Calls:
         return Call(ctx, principal, agent, Told(record.task_id, record.context_id)), record
 
     async def _known(self, ctx: Context, principal: Principal, name: str, state: str) -> tuple[Call, RunRecord]:
-        """Create a call from the request state, which is the cursor of the questions.
+        """Create a call from request state, a cursor for pending questions.
 
-        The state is not signed, because it contains no secrets beyond access to the run.
+        Request state is not signed, because any principal with access to the run may know it.
 
         Raises:
             MCPError: If the run is inaccessible, or belongs to a different tool.
@@ -217,7 +217,7 @@ class Calls:
         gateway, name = self._gateway, call.agent.agent_name
         prompt, context_id = await call.agent.prompt(arguments)
         if context_id is not None and not await gateway.find_context(call.principal, context_id):
-            # A model may make one up: nothing begins under that name.
+            # Do not create a conversation for an id invented by a model.
             raise Refused(404, "not_found", "there is no such conversation")
         key, said = (call.ctx.meta or {}).get(KEY), json.dumps(dict(arguments), sort_keys=True).encode()
         if key is not None and not (isinstance(key, str) and 0 < len(key) <= _LONGEST_KEY):
@@ -250,13 +250,13 @@ class Calls:
         return await self._on(call, None, _cursor(record))
 
     async def _retried(self, call: Call, record: RunRecord, said: Mapping[str, Any]) -> Given:
-        """Handle a repeated call, which contains the answers to earlier questions."""
+        """Handle a repeated call with answers to earlier questions."""
         return await self._on(call, await self._end(record), _cursor(record), said)
 
     async def _on(
         self, call: Call, end: StatusUpdateEvent | None, after: str | None, said: Mapping[str, Any] | None = None
     ) -> Given:
-        """Follow a run and elicit answers to its questions until there is a result.
+        """Follow a run, eliciting answers to its questions, until there is a result.
 
         Args:
             call: Current call.
@@ -271,7 +271,7 @@ class Calls:
             if end.state not in WAITING:
                 return results.over(call.told, end, call.agent, await self._answer(end))
             if end.pending and call.given.issuperset(each.input_id for each in end.pending):
-                # The run paused before it received these answers, and will now continue with them.
+                # The run paused before receiving these answers and will now continue.
                 end, after = None, end.cursor
                 continue
             questions = Questions(end.pending)
@@ -320,7 +320,7 @@ class Calls:
         return shown if isinstance(shown, StatusUpdateEvent) else None
 
     async def _answer(self, end: StatusUpdateEvent) -> Answer:
-        """Load the answer's files and the reason why it is incomplete."""
+        """Load the answer's files, and the explanation if it is incomplete."""
         if end.state != "completed":
             return Answer()
         # The answer is usually among the last events, so read all events only if it is not.
@@ -337,7 +337,7 @@ class Calls:
 
 
 async def _elicit(call: Call, requests: Mapping[str, types.ElicitRequest]) -> dict[str, types.ElicitResult]:
-    """Elicit answers one at a time from a client with a protocol before 2026."""
+    """Elicit answers sequentially, for clients with protocol versions before 2026."""
     session, said = call.ctx.session, dict[str, types.ElicitResult]()
     belongs = ServerMessageMetadata(related_request_id=call.ctx.request_id)
     for input_id, request in requests.items():

@@ -36,7 +36,7 @@ class NoAnswer(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A question as a form, and what reads its answer."""
+    """Form for a question, including a response parser."""
 
     schema: dict[str, Any]
     read: Callable[[Mapping[str, Any]], Any]
@@ -45,14 +45,14 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Asks:
-    """Which questions a client can put to a person."""
+    """Elicitation capabilities of a client."""
 
     form: bool = False
     page: bool = False
 
     @classmethod
     def of(cls, capabilities: types.ClientCapabilities | None) -> Asks:
-        """Read the capabilities of a client. Elicitation without further details means forms."""
+        """Read client capabilities. Elicitation without further details means forms."""
         can = None if capabilities is None else capabilities.elicitation
         if can is None:
             return cls()
@@ -101,7 +101,7 @@ def form_of(question: PendingInput) -> Form:
 
 
 def answer_of(question: PendingInput, said: types.ElicitResult) -> tuple[bool, Any]:
-    """Parse the response to an elicitation.
+    """Parse an elicitation response.
 
     Returns:
         Whether the response is an answer, and its value. Declining a confirmation counts as the answer no.
@@ -155,7 +155,7 @@ def _as_json(given: Any) -> Any:
 
 
 def _fields(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the form fields of a flat object schema, or None for other schemas."""
+    """Return form fields for a flat object schema, otherwise None."""
     properties: Any = schema.get("properties")
     if schema.get("type") != "object" or not properties or not isinstance(properties, dict):
         return None
@@ -195,7 +195,7 @@ def _behind(field: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _several(field: dict[str, Any], root: Mapping[str, Any], depth: int) -> dict[str, Any] | None:
-    """Convert a list of enum strings, which is the only list type that forms support."""
+    """Convert a list of enum strings. Forms support no other list types."""
     given: Any = field.get("items")
     titled: Any = cast("dict[str, Any]", given).get("anyOf") if isinstance(given, dict) else None
     if isinstance(titled, list) and all("const" in each for each in cast("list[Any]", titled)):
@@ -221,7 +221,7 @@ class Questions:
         self.left = list(pending)
         """Unanswered questions."""
         self._again: dict[str, str] = {each.input_id: "" for each in pending}
-        """Error message of the last answer, by the ids of the questions to ask."""
+        """Questions to ask, with error messages for previous answers."""
 
     def requests(self, asks: Asks, *, by_id: bool) -> dict[str, types.ElicitRequest]:
         """Return elicitation requests by question id, skipping questions that the client does not support."""
@@ -251,5 +251,5 @@ class Questions:
         self.left = [each for each in self.left if each.input_id not in answers]
 
     def misfit(self, answers: Mapping[str, Any], why: str) -> None:
-        """Ask questions again after their answers were rejected."""
+        """Ask questions again after rejected answers."""
         self._again |= dict.fromkeys(answers, why)

@@ -1,4 +1,4 @@
-"""Progress messages and results of tool calls."""
+"""Progress messages and tool call results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Progress:
 
 
 Heard = Progress | StatusUpdateEvent
-"""Progress message or public end of an attempt."""
+"""Progress message or public final event."""
 
 
 def heard() -> View[AnyEvent, Heard]:
@@ -100,7 +100,7 @@ _SCHEMA = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Ids of a run in results."""
+    """Run ids included in results."""
 
     task_id: str
     context_id: str
@@ -112,12 +112,12 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Fields of an answer that only its own event has."""
+    """Answer fields available only in the answer event."""
 
     files: Sequence[ImagePart | FilePart] = ()
-    """Images and files that follow the text."""
+    """Images and files after the text."""
     incomplete: str | None = None
-    """Reason why the answer is incomplete, as a clause, or None."""
+    """Clause that explains an incomplete answer, otherwise None."""
 
 
 def over(run: Told, end: StatusUpdateEvent, agent: Offered, answer: Answer) -> Result:
@@ -153,7 +153,7 @@ def over(run: Told, end: StatusUpdateEvent, agent: Offered, answer: Answer) -> R
 
 
 def going_on(run: Told) -> Result:
-    """Return the result of a run that is still active after the timeout."""
+    """Return the result for a run that is still active after a timeout."""
     words = f"Call {CONTINUE} with task_id {run.task_id!r} to wait for it."
     return _not_over(run, "working", "The agent is still at work.", words, [])
 

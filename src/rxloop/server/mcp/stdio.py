@@ -52,9 +52,9 @@ async def serve_stdio(server: Server[Any]) -> None:
 
 
 class _Lines:
-    """Asynchronous lines of a file descriptor.
+    """Asynchronous line reader for a file descriptor.
 
-    They are read in a daemon thread, because a blocking read of stdin cannot be interrupted.
+    Reading happens in a daemon thread, because a blocking read from stdin cannot be interrupted.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -164,7 +164,7 @@ class _Read(_Wrapped):
         return self._inner.last_context
 
     async def receive(self) -> SessionMessage | Exception:
-        """Return the next message, or the error for an invalid message."""
+        """Return the next message, or an error for invalid input."""
         try:
             item = await self._inner.receive()
         except anyio.EndOfStream:

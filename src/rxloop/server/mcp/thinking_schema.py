@@ -23,7 +23,7 @@ MAX_PAGE = 500
 """Maximum page size of the history."""
 
 _DRAWN_CHARACTERS = 120
-"""Maximum length of a thought in the flowchart."""
+"""Maximum thought length in the flowchart."""
 
 _LARGEST = 2**53 - 1
 _TEXT = {"type": "string"}
@@ -106,7 +106,7 @@ def _think_tool() -> types.Tool:
         output_schema=_object(
             {**_OFFICIAL, "sessionId": _TEXT, "summary": _TEXT, "warnings": _WARNINGS}, list(_OFFICIAL)
         ),
-        # Each call adds a thought and removes nothing.
+        # Each call only adds a thought.
         annotations=types.ToolAnnotations(
             read_only_hint=False, destructive_hint=False, idempotent_hint=False, open_world_hint=False
         ),

@@ -43,7 +43,7 @@ Context = ServerRequestContext[Any, Any]
 Answer = types.CallToolResult
 
 MAX_BODY = 16 * 1024 * 1024
-"""Maximum size in bytes of a request with a thought of a million characters, all of them escaped in JSON."""
+"""Maximum request size in bytes, for a million characters escaped in JSON."""
 
 _FIELDS = (*PROPERTIES, *SESSION_PROPERTIES)
 _HEADER = "mcp-session-id"
@@ -111,13 +111,13 @@ class _Bound:
 
     owner: str = field(default_factory=lambda: f"connection:{uuid4().hex}")
     session_id: str | None = field(default_factory=new_id)
-    """None without a connection. A thought that names no session then creates one."""
+    """Session id. Without a connection it is None, and unnamed sessions are created on demand."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock, compare=False)
-    """Lock that serializes the requests of a connection, so that reads include earlier thoughts."""
+    """Serializes requests from a connection, so reads include earlier thoughts."""
 
 
 class _Connections:
-    """Connections of a server, each with its own owner, which isolates their sessions."""
+    """Server connections, isolated by separate owners."""
 
     def __init__(self, sessions: ThinkingSessions, session: str | None) -> None:
         self._sessions = sessions
@@ -125,7 +125,7 @@ class _Connections:
         self._own = _Bound()
         self._by_header: dict[str, _Bound] = {}
         self._alone: set[str] = set()
-        """Owners of sessions created without a connection."""
+        """Session owners without a connection."""
 
     def of(self, ctx: ServerRequestContext[Any, Any]) -> _Bound:
         """Return the owner and session for a request."""
@@ -149,7 +149,7 @@ class _Connections:
         return self._by_header[name]
 
     async def aclose(self) -> None:
-        """Delete the sessions of all connections."""
+        """Delete all connection sessions."""
         if self._all is None:
             bound = (self._own, *self._by_header.values())
             for owner in (*(each.owner for each in bound), *self._alone):
@@ -217,7 +217,7 @@ class ThinkingTools:
                 await connections.aclose()
 
     async def call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> Answer:
-        """Execute a tool call. Failures are returned as results that a model can read."""
+        """Execute a tool call, returning failures as results for the model."""
         tool = self._tools[params.name]
         try:
             bound = ctx.lifespan_context.of(ctx)
@@ -295,7 +295,7 @@ class ThinkingTools:
         return {"sessionId": empty.session_id, "forgotten": len(session)}
 
     async def _session(self, bound: _Bound, wanted: str | None) -> Session:
-        """Return the named session, or the connection's session, which is empty before the first thought."""
+        """Return a named session or the connection's session, which may be empty."""
         session_id = wanted if wanted is not None else bound.session_id
         if session_id is None:
             return Session("")

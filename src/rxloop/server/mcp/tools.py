@@ -21,11 +21,11 @@ from rxloop.tools.output import is_object
 from rxloop.tools.signature import Parameters
 
 CONTINUE = "continue_run"
-"""Name of the tool that answers a run or waits for it."""
+"""Name of the tool for continuing a run."""
 CONTEXT = "context_id"
 """Name of the conversation argument."""
 RESULT = "result"
-"""Field for an answer that is not an object, because structured content must be an object."""
+"""Field for non-object answers, because structured content must be an object."""
 NOT_OVER: dict[str, Any] = {
     "type": "object",
     "description": "The run is not over: call continue_run.",
@@ -54,21 +54,21 @@ FAILED: dict[str, Any] = {
 }
 """Schema of the structured content for a failed call. Some clients validate errors against the output schema."""
 _NOWHERE: Any = None
-"""Placeholder for the run context, which does not exist yet."""
+"""Placeholder for a missing run context."""
 
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class AgentTool:
-    """How an agent is offered as a tool.
+    """Settings for exposing an agent as a tool.
 
     Attributes:
-        description: What it is for, as the client's model reads it. By default, that it hands a task to the agent.
-        prompt: A function, the parameters of which are the arguments of the tool, and which gives the prompt; plain or
-            async. Its docstring explains them. Without it there is one argument, `prompt`.
-        title: What people read in the place of the name.
-        annotations: What clients may know of its effects, such as `{"readOnlyHint": True}`.
+        description: Purpose of the tool, for the client's model. Defaults to a generic description.
+        prompt: Sync or async function that creates the prompt. Its parameters become the tool's arguments, described by
+            its docstring. By default, the tool has a single `prompt` argument.
+        title: Display name.
+        annotations: Hints about effects of the tool, such as `{"readOnlyHint": True}`.
     """
 
     description: str | None = None
@@ -165,7 +165,7 @@ class Offered:
 
 
 def offered(agents: Mapping[str, Agent[Any, Any]], chosen: Chosen) -> dict[str, Offered]:
-    """Create tools for agents, by tool name.
+    """Create agent tools by tool name.
 
     Raises:
         ConfigurationError: If an agent does not exist, no agent is selected, or two tools have the same name.
@@ -199,7 +199,7 @@ def continuing() -> types.Tool:
 
 
 def to_continue(arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Parse the arguments of `continue_run` into the run id and the answers.
+    """Parse `continue_run` arguments into a run id and answers.
 
     Raises:
         ToolError: If the arguments are invalid.

@@ -25,7 +25,7 @@ from rxloop.server.openai.response_items import Json, ResponseId
 from rxloop.stream.stream import Stream
 
 ALL_TURNS = 1 << 30
-"""Turn number beyond the last response, so that a fold includes all responses of a run."""
+"""Turn number for folding all responses of a run."""
 
 
 def _event(event: Json) -> bytes:
@@ -66,7 +66,7 @@ def response_stream(call: OpenAiCall[Any], record: RunRecord, which: ResponseId,
 
 
 async def abandon(call: OpenAiCall[Any], record: RunRecord, which: ResponseId) -> None:
-    """Cancel the run of a disconnected client, unless the response is complete."""
+    """Cancel a run after its client disconnected, unless the response is complete."""
     with suppress(EventLogError):
         if not (await folded(call, record, which)).over:
             await cancel_abandoned_run(call.gateway, record.task_id)
@@ -84,7 +84,7 @@ _ONCE = replace(
     draining=_error("draining", "the server goes away"),
     broken=_error("log", "the log is out of reach"),
 )
-"""Writer for responses that cannot be read again."""
+"""Writer for non-resumable responses."""
 
 
 def streamed(

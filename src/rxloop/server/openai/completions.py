@@ -26,9 +26,9 @@ from rxloop.server.openai.response_items import Json, ResponseId
 from rxloop.server.openai.run_inputs import is_begun, prompt_of, start
 
 DONE: Json = {}
-"""Marker for the end of the stream, which is not JSON."""
+"""Non-JSON end marker."""
 _BETWEEN = "\n\n"
-"""Separator between the texts of two steps."""
+"""Separator between step texts."""
 # OpenAI has no value for an unknown finish reason, so report an incomplete answer.
 _FINISH = {"length": "length", "content_filter": "content_filter", "unknown": "length"}
 
@@ -131,7 +131,7 @@ class CompletionFold:
         return {step: "".join(texts) for step, texts in steps.items()}
 
     def _annotations(self, begins: Mapping[str, int]) -> list[Json]:
-        """Return the citations, given the offset of each step's text."""
+        """Return citations at the given step offsets."""
         found: list[Json] = []
         for step, text in self._steps().items():
             if (message := self._messages.get(step)) is not None:
@@ -152,7 +152,7 @@ class CompletionFold:
         last = self._texts[-1][0] if self._texts else ""
         said = "".join(text for step, text in self._texts if step == last)
         if event.state == "completed" and event.content and event.content != said:
-            # The final answer comes from a tool or a strategy instead of a message.
+            # A tool or strategy returned the final answer instead of a message.
             self._say("answer", event.content)
         for question in event.pending:
             self._say(question.input_id, items.asking(question))
@@ -246,7 +246,7 @@ async def complete(call: OpenAiCall[CreateCompletion]) -> Response:
         return json(None, 499)
     except Refused:
         if not again:
-            # The run would be orphaned, because the client did not receive its id.
+            # Cancel the run, because the refused client does not receive its id.
             await leave()
         raise
     if not over:
@@ -258,17 +258,17 @@ async def complete(call: OpenAiCall[CreateCompletion]) -> Response:
 
 
 def _behind(given: list[MessageItem], stored: Sequence[Message]) -> list[MessageItem]:
-    """Remove messages that the conversation already contains.
+    """Remove messages already stored in the conversation.
 
-    Chat messages have no ids. Everything up to the last answer is known to the server. After that, clients repeat the
-    messages that are still unanswered, which are the last stored messages.
+    Chat messages have no ids. Messages before the last answer are known to the server. After it, clients repeat
+    unanswered messages, which match the end of the stored messages.
     """
     answers = [place for place, each in enumerate(given) if each.role == "assistant"]
     given = given[answers[-1] + 1 :] if answers else given
     users = [place for place, each in enumerate(given) if each.role == "user"]
     said = [given[place].text for place in users]
     known = [message.text for message in stored if message.role == "user"]
-    # The last message is always new.
+    # The last message must be new.
     most = min(len(known), len(said) - 1)
     repeated = next((count for count in range(most, 0, -1) if known[-count:] == said[:count]), 0)
     return given[users[repeated - 1] + 1 :] if repeated else given

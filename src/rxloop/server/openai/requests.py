@@ -166,7 +166,7 @@ class ApprovalItem(_Body):
 
 
 class OutputItem(_Body):
-    """Result of a client tool call."""
+    """Client tool result."""
 
     type: Literal["function_call_output"]
     call_id: Annotated[str, Field(max_length=300)]
@@ -179,7 +179,7 @@ class OutputItem(_Body):
 
 
 class EchoItem(_Body):
-    """Item of an earlier response that a client sends back. It is ignored, because the server already has it."""
+    """Output item repeated by a client. It is ignored, because the server has already stored it."""
 
     type: Literal[
         "reasoning",

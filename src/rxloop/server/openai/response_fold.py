@@ -50,7 +50,7 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Final state of a response."""
+    """Final response state."""
 
     waiting: dict[str, PendingInput]
     """Pending questions by the id that clients use in their answer."""
@@ -60,7 +60,7 @@ class Pause:
 
 
 class ResponseFold:
-    """Fold of a single response of a run. Pass all chat changes to `take`, starting with the first event.
+    """Fold of a single response. Pass all chat changes to `take`, starting with the first event.
 
     A run has several responses if it pauses. Each response starts with the run or with an answer, and ends when the run
     is idle.
@@ -75,25 +75,25 @@ class ResponseFold:
         self._created = about.created
         self._status = ""
         self._ended: Json = {}
-        """Response fields that are set at the end."""
+        """Final response fields."""
         self._writing: Item | None = None
         self._closing: Item | None = None
-        """Message whose text has ended, but whose status depends on the next change."""
+        """Message with completed text but undetermined status."""
         self._pieces: Counter[str] = Counter()
         """Number of messages per step."""
         self._said: tuple[str, str] = "", ""
-        """Latest step with text, and that text."""
+        """Latest step with text."""
         self._calls: dict[str, Item] = {}
         self._arguments: dict[str, str] = {}
         self._worked: set[str] = set()
-        """Ids of calls whose tool has started."""
+        """Calls with started tools."""
         self._answered: set[str] = set()
-        """Ids of calls whose items are complete."""
+        """Calls with completed items."""
         self._slots: dict[tuple[str | None, int], str] = {}
         self._approvals: dict[tuple[str | None, int], str] = {}
-        """Approval ids by the step and index of the call."""
+        """Approval ids by call step and index."""
         self._client = {*(each["name"] for each in about.tools), *about.client, FINAL_ANSWER}
-        """Names of tools whose calls are not shown as calls of agent tools."""
+        """Tool names excluded from agent tool calls."""
 
     @property
     def over(self) -> bool:
@@ -176,7 +176,7 @@ class ResponseFold:
         if item is not None:
             lost = isinstance(change, to.StepEnded) and change.outcome != "complete"
             if isinstance(event := getattr(change, "event", None), ContentCompleteEvent) and not lost:
-                # If a message has several segments, its citations cannot be assigned to a segment.
+                # Citations cannot be assigned to segments if a message has several.
                 self._writer.annotate(item, event)
             self._writer.done(item, "incomplete" if lost else "completed")
 
@@ -213,7 +213,7 @@ class ResponseFold:
     def _work(self, change: to.CallStarted | to.CallResult) -> None:
         event, call = change.event, self._calls.get(change.id)
         if change.id in self._answered:
-            # The call is repeated because its step was discarded, but its item is already complete.
+            # This call is repeated after a discarded step, but its item is already complete.
             return
         if call is None:
             name = self._later(f"mcp_{change.id}")
@@ -226,16 +226,16 @@ class ResponseFold:
             self._writer.mcp_call_done(call, items.answered(call.data, change.event))
 
     def _later(self, id: str) -> str:
-        """Return an item id that is unique across the responses of a run."""
+        """Return a unique item id across a run's responses."""
         return later(id, self._id.turn)
 
-    # -- end of the response
+    # -- response end
 
     def _end(self, event: StatusUpdateEvent) -> None:
         for call in self._calls.values():
             self._writer.done(call, "incomplete")
         if event.state == "completed" and event.content and event.content != self._said[1]:
-            # The final answer comes from a tool or a strategy instead of a message.
+            # A tool or strategy returned the final answer instead of a message.
             self._writer.say(self._later(f"msg_{event.task_id}:answer"), event.content)
         for asked, question in self._waiting(event).items():
             self._ask(asked, question)
@@ -262,7 +262,7 @@ class ResponseFold:
             self._writer.function_call(items.function_call(id, question))
             return
         asked = self._slots.get((question.step, question.index))
-        # A question about the call itself adds no information, in contrast to a question asked by its tool.
+        # Unlike questions from a tool, questions about the call itself add no information.
         plain = question.call is not None and not question.agent_path and asked not in self._worked
         if question.input_kind != "confirmation" or not plain:
             # Questions can be repeated, such as a request for lost credentials.

@@ -18,9 +18,9 @@ _LATER = ":response:"
 
 
 class ResponseId(NamedTuple):
-    """Id of a response, which is one part of a run.
+    """Response id, identifying part of a run.
 
-    It starts with the run or with an answer, and ends when the run is idle.
+    Each part starts with the run or with an answer, and ends when the run is idle.
     """
 
     task_id: str
@@ -39,7 +39,7 @@ def read_response_id(value: str) -> ResponseId | None:
 
 
 def approval_id(task_id: str, input_id: str) -> str:
-    """Return the `approval_request_id` of a question."""
+    """Return a question's `approval_request_id`."""
     return f"mcpr_{task_id}:{input_id}"
 
 
@@ -49,7 +49,7 @@ def run_of(id: str) -> str:
 
 
 def later(id: str, turn: int) -> str:
-    """Return an item id that is unique across the responses of a run."""
+    """Return a unique item id across a run's responses."""
     return id if turn == 1 else f"{id}{_LATER}{turn}"
 
 
@@ -61,7 +61,7 @@ def question_of(id: str) -> str:
 Json = dict[str, Any]
 
 LABEL = "rxloop"
-"""`server_label` of the agent's tools, which clients see as tools of an MCP server."""
+"""Server label for the agent's tools, shown to clients as MCP tools."""
 
 
 def text_part(text: str, annotations: Sequence[Json] = ()) -> Json:
@@ -70,7 +70,7 @@ def text_part(text: str, annotations: Sequence[Json] = ()) -> Json:
 
 
 def url_citations(message: ContentCompleteEvent, text: str, offset: int = 0) -> list[Json]:
-    """Return the URL citations of a message, or an empty list if the shown text differs from it.
+    """Return URL citations for a message, or an empty list if the shown text differs.
 
     Args:
         message: Complete message.
@@ -137,7 +137,7 @@ def arguments_of(call: ToolCall) -> str:
 
 
 def asking(question: PendingInput) -> str:
-    """Format a question as text, including its options and URL."""
+    """Format a question as text with options and URL."""
     words = [question.prompt]
     if question.options:
         words.append("\n".join(f"- {each if isinstance(each, str) else _json(each)}" for each in question.options))
@@ -184,7 +184,7 @@ class Writer:
     """Writer for response events that also collects the output items."""
 
     def __init__(self, send: Callable[[Json], None]) -> None:
-        """Initialize the writer with a callback for events."""
+        """Initialize the writer with an event callback."""
         self._send = send
         self._number = 0
         self._index = -1

@@ -1,4 +1,4 @@
-"""Endpoints of the Responses API."""
+"""Responses API endpoints."""
 
 from __future__ import annotations
 
@@ -44,26 +44,26 @@ _LATER = "its conversation has gone on since: go on from its last response, or b
 
 
 class _Place(NamedTuple):
-    """Response that a request continues, with the fold of its run."""
+    """Response to continue, with its run and fold."""
 
     record: RunRecord
     fold: ResponseFold
     turn: int
-    """Number of the response within its run."""
+    """Response number within the run."""
 
     @property
     def waiting(self) -> Mapping[str, PendingInput]:
-        """Open questions of the response, or an empty mapping while the response is active."""
+        """Open questions, or an empty mapping while the response is active."""
         pauses = self.fold.pauses
         return pauses[self.turn - 1].waiting if self.turn <= len(pauses) else {}
 
 
 async def create(call: OpenAiCall[CreateResponse]) -> Response:
-    """Create a response by starting a run, or by answering the questions of a waiting run."""
+    """Create a response by starting a run or answering a waiting run."""
     body = call.body
     _check(call, body)
     call.gateway.check_accepting()
-    # A repeated request neither answers its own run, nor conflicts with it.
+    # Repeated requests do not answer their own run or conflict with it.
     again = not _answers_last(body) and await is_begun(call, body.model)
     place = await _place(call, body, again=again)
     inputs = {} if place is None or again else _answers(body, place.waiting)
@@ -79,7 +79,7 @@ async def create(call: OpenAiCall[CreateResponse]) -> Response:
         return await _given(call, record, which, body)
     except Refused:
         if not again:
-            # The run would be orphaned, because the client did not receive its id.
+            # Cancel the run, because the refused client does not receive its id.
             await abandon(call, record, which)
         raise
 
@@ -97,7 +97,7 @@ async def retrieve(call: OpenAiCall[Any]) -> Response:
 
 
 async def cancel_response(call: OpenAiCall[Any]) -> Response:
-    """Cancel a response, unless it is already complete."""
+    """Cancel an incomplete response."""
     record, which, fold = await _found(call)
     if not fold.over:
         await cancel_run(call.gateway, record.task_id)
@@ -106,7 +106,7 @@ async def cancel_response(call: OpenAiCall[Any]) -> Response:
 
 
 async def input_items(call: OpenAiCall[Any]) -> Response:
-    """List the input items of a response."""
+    """List a response's input items."""
     record, which, _ = await _found(call)
     query = read_query(ItemsQuery, call.request)
     listed: list[Json] = []
@@ -138,7 +138,7 @@ def _check(call: OpenAiCall[Any], body: CreateResponse) -> None:
 
 
 async def _place(call: OpenAiCall[Any], body: CreateResponse, *, again: bool) -> _Place | None:
-    """Return the response that a request continues, or None for a new conversation or an active run."""
+    """Return the response to continue, or None for a new conversation or active run."""
     found: _Place | None = None
     if body.previous_response_id is not None:
         which = read_response_id(body.previous_response_id)
@@ -186,7 +186,7 @@ async def _read(call: OpenAiCall[Any], id: ResponseId) -> _Place | None:
 
 
 async def _asking(call: OpenAiCall[Any], id: str) -> _Place | None:
-    """Return the response that asked a question."""
+    """Find the response containing a question."""
     read = read_response_id(run_of(id))
     place = None if read is None else await _read(call, read)
     if place is None:
@@ -196,7 +196,7 @@ async def _asking(call: OpenAiCall[Any], id: str) -> _Place | None:
 
 
 async def _waiting_in(call: OpenAiCall[Any], context_id: str) -> _Place | None:
-    """Return the latest run of a conversation if it waits for an answer."""
+    """Return the latest run in a conversation if it is waiting for an answer."""
     await call.gateway.find_context(call.principal, context_id)
     runs = call.gateway.runtime.log.list_runs
     waiting = await read_log(runs, context_id=context_id, states=("input-required",))
@@ -232,7 +232,7 @@ def _answers(body: CreateResponse, asked: Mapping[str, PendingInput]) -> dict[st
 
 
 def _result(question: PendingInput, text: str) -> Any:
-    """Convert the result of a client tool. It stays text unless it is an error or must match a schema."""
+    """Convert a client tool's result, keeping text unless it is an error or needs to match a schema."""
     value = _read_json(text)
     return value if question.answer_schema or get_tool_error(value) is not None else text
 

@@ -63,7 +63,7 @@ def prompt_of(
 
 
 def key_of(call: OpenAiCall[Any]) -> str | None:
-    """Return the idempotency key of a request, or None.
+    """Read and validate the idempotency key.
 
     Raises:
         Refused: If the key is empty or too long.
@@ -84,7 +84,7 @@ async def is_begun(call: OpenAiCall[Any], model: str | None) -> bool:
 
 
 def tools_of(call: OpenAiCall[Any], agent: str, tools: Sequence[FunctionTool]) -> Sequence[ClientTool] | None:
-    """Convert the client tools of a request.
+    """Convert client tool definitions.
 
     Raises:
         Refused: If a tool is invalid. The error does not reveal hidden tools with the same name.

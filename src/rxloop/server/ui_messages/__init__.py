@@ -70,20 +70,20 @@ class UiStream(Adapter):
     # -- routes
 
     async def _post(self, call: Call[Post, None]) -> Response:
-        """Start or regenerate a run, or answer its questions, and stream the new part of its message."""
+        """Start or regenerate a run or answer its questions, streaming new message content."""
         self.gateway.check_stream(call.principal)
         found = await Chat(self.gateway, call.principal, call.body.id).find()
         new = new_of(call.body)
         if isinstance(new, Answers):
             return await self._answered(call, found, new)
         async with self.gateway.lock_context(call.body.id, everywhere=True):
-            # Look up the chat again, because another request may have started a run in the meantime.
+            # Repeat the lookup, because another request may have started a run.
             found = await Chat(self.gateway, call.principal, call.body.id).find()
             record = await self._asked(call, found, new)
         return self._streamed(call, record)
 
     async def _messages(self, call: Call[None, None]) -> Response:
-        """Return all messages of a chat, for a page reload."""
+        """Return all chat messages for a page reload."""
         found = await self._chat(call)
         made = await found.messages() if found is not None else []
         return Response(orjson.dumps(made), media_type="application/json", headers=_NEVER_STORED)
@@ -181,7 +181,7 @@ class UiStream(Adapter):
     def _streamed(
         self, call: Call[Any, Any], record: RunRecord, *, after: int = 0, goes_on: bool = False
     ) -> EventStream:
-        """Stream a run's message until the end of its attempt.
+        """Stream a run's message until its attempt ends.
 
         Args:
             call: Current request.
@@ -207,7 +207,7 @@ class UiStream(Adapter):
 
 
 def _until(seq: int) -> EventView:
-    """Complete after the first end of an attempt that follows an event. Earlier attempts are part of the history."""
+    """Complete at the next end of an attempt after `seq`, ignoring earlier attempts."""
 
     def goes_on(event: Event) -> bool:
         return not (ends_attempt(event) and event.seq > seq)

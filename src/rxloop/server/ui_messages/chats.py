@@ -1,4 +1,4 @@
-"""Conversations of a chat and answers to its runs."""
+"""Chat conversations and answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOTE = "ui"
 
 
 class Place(NamedTuple):
-    """A run within a chat."""
+    """Run within a chat."""
 
     record: RunRecord
     newest: bool
@@ -53,7 +53,7 @@ class Chat:
         self.begun = False
 
     async def find(self) -> Chat:
-        """Load the conversations of the chat.
+        """Load all conversations in this chat.
 
         Raises:
             Refused: If the chat belongs to another principal.
@@ -87,7 +87,7 @@ class Chat:
         return list(asked)
 
     async def before(self, record: RunRecord) -> list[Message]:
-        """Return the messages that precede a run in its conversation."""
+        """Return messages preceding a run in its conversation."""
         return list((await conversation(self._gateway.runtime.log, record.context_id, before=record.task_id)).messages)
 
     async def runs(self) -> list[RunRecord]:
@@ -104,7 +104,7 @@ class Chat:
         return found
 
     async def messages(self) -> list[dict[str, Any]]:
-        """Return all messages of the chat as UI messages."""
+        """Return all UI messages in this chat."""
         made: list[dict[str, Any]] = []
         for record in await self.runs() if self.begun else ():
             events = await read_log(self._gateway.runtime.log.read, record.task_id)
@@ -121,7 +121,7 @@ def note_of(record: RunRecord) -> dict[str, Any]:
 
 
 def check_chat_id(chat_id: str) -> None:
-    """Check that a chat id is valid.
+    """Validate a chat id.
 
     Raises:
         Refused: If the id is invalid.
@@ -213,7 +213,7 @@ def _matches(
 
 
 async def _check_known(gateway: Gateway, record: RunRecord, answers: Answers, inputs: Mapping[str, Any]) -> None:
-    """Check that a run already has all posted answers, which means that the request was repeated.
+    """Check that a run already contains all posted answers, which indicates a repeated request.
 
     Raises:
         Refused: If the run has a different answer, the question was dropped, or the question was never asked.

@@ -31,7 +31,7 @@ _Emit = Callable[[Chunk], None]
 
 _FINISH = {"length": "length", "content_filter": "content-filter", "tool_calls": "tool-calls", "stop": "stop"}
 LIMITS = ("max_iterations", "tool_failures", "tokens", "timeout", "attempts")
-"""Reasons for an attempt that stopped at a limit, which is not an error."""
+"""Reasons for ending an attempt at a limit without an error."""
 _BROKE_OFF = "The stream broke off, and the answer goes on without it: come back in a moment."
 _VOIDED = "This call came to nothing, and was not carried out."
 
@@ -81,13 +81,13 @@ def chunks(
 
 
 class _Fold:
-    """State of a message and its open questions."""
+    """Message state and open questions."""
 
     def __init__(self, emit: _Emit, task_id: str, client_tools: frozenset[str], after: int, known: int) -> None:
         self._out, self._task_id, self._client_tools, self._after = emit, task_id, client_tools, after
         self._known, self._seq = known, 0
         self._held: dict[str, str] = {}
-        """Call slots of questions about client tools that were asked before the request."""
+        """Call slots by question id, for client tool questions before the request."""
         self._quiet = False
         """True while processing events that the client already has."""
         self._step: str | None = None
@@ -98,16 +98,16 @@ class _Fold:
         self._slots: dict[str, str] = {}
         """Slot by call id. Call ids differ between step attempts, but the slot is constant."""
         self._calls: dict[str, dict[str, Any]] = {}
-        """Common chunk fields of each call, by slot."""
+        """Common call fields by slot."""
         self._client_calls: set[str] = set()
         self._started: set[str] = set()
         self._approvals: dict[str, str] = {}
         """Slots of pending and answered approvals, by approval id."""
         self._answered: set[str] = set()
         self._asked: dict[str, Chunk] = {}
-        """Other pending questions, as they were sent."""
+        """Other pending questions as sent."""
         self._told: set[str] = set()
-        """Ids of all questions that were sent."""
+        """Ids of sent questions."""
         self._artifacts: dict[str, dict[str, Any]] = {}
         self._by_client: list[Chunk] = []
         """Results of client tools in the current step."""
@@ -180,7 +180,7 @@ class _Fold:
         if item.name in self._client_tools:
             self._client_calls.add(slot)
         else:
-            # Otherwise a client treats the call as its own and posts again after the result.
+            # Otherwise clients treat this as their own call and post again after the result.
             part.update(dynamic=True, providerExecuted=True)
         self._emit("tool-input-start", **part)
 
@@ -289,7 +289,7 @@ class _Fold:
             self._emit("data-input-required", id=asked, data={**told["data"], "waits": False})
 
     def _rest(self, event: StatusUpdateEvent) -> None:
-        """End an attempt and emit its questions that were not announced by public events."""
+        """End an attempt, emitting questions without a public event."""
         self._last = event
         pending = {f"{self._task_id}:{question.input_id}": question for question in event.pending}
         for asked in [asked for asked in self._asked if asked not in pending]:
@@ -302,13 +302,13 @@ class _Fold:
                 part["providerExecuted"] = False
                 self._emit("tool-input-available", **part)
         if event.state in WAITING:
-            # Other answers are pending. Without this, a client that has completed all its own calls posts again.
+            # The run needs other answers. Clients would post again if all calls looked complete.
             for result in self._by_client:
                 self._emit(**result, providerExecuted=True)
 
     def _artifact(self, event: ArtifactUpdateEvent) -> None:
         named = f"{event.artifact_id}:{event.artifact_version}"
-        # The first chunk contains only the name, and a part with the same id replaces the previous one.
+        # Only the name is in the first chunk. Later parts with this id replace earlier parts.
         about = self._artifacts.setdefault(named, {"artifactId": event.artifact_id, "version": event.artifact_version})
         given = {"name": event.name, "mediaType": event.media_type}
         about.update({key: value for key, value in given.items() if value is not None})
@@ -317,16 +317,16 @@ class _Fold:
         piece = {"index": event.index, "offset": event.offset, "data": event.data, "encoding": event.encoding}
         self._emit("data-artifact-chunk", id=named, transient=True, data=piece)
 
-    # -- end of the stream
+    # -- stream end
 
     def end(self) -> None:
-        """Emit the end of the last attempt, unless the stream stopped during the attempt."""
+        """Emit the last attempt's end, unless the stream stopped before it."""
         event = self._last
         if event is None:
             return
         self._finish_step()
         if self._by_client and event.state not in WAITING:
-            # Otherwise the last step is completed by the client, which then posts again in an endless loop.
+            # Otherwise clients see their own completed step last and post again in an endless loop.
             self._emit("start-step")
             self._emit("finish-step")
         state = {"state": event.state, "reason": event.reason, "cursor": event.cursor}

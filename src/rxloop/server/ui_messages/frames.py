@@ -20,7 +20,7 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import FilePart, ImagePart
 
 Chunk = dict[str, Any]
-"""A chunk as plain data, with the types of `UIMessageChunk` from the `ai` package."""
+"""Chunk data, typed like `UIMessageChunk` in the `ai` package."""
 
 _ENVELOPE = frozenset(to for field in Event.model_fields.values() if (to := field.serialization_alias) is not None)
 _TOLD = frozenset(("stage", "context-compressed", "thinking-failed", "tools-unavailable"))
@@ -47,7 +47,7 @@ def data_part(event: Event) -> dict[str, Any] | None:
 
 
 def _fields(event: Event) -> dict[str, Any]:
-    """Return the public fields of an event, without its envelope."""
+    """Return public event fields without the envelope."""
     fields: dict[str, Any] = orjson.loads(event.to_json(public=True))
     return {name: value for name, value in fields.items() if name not in _ENVELOPE}
 
@@ -59,7 +59,7 @@ def parts_beside(id: str, message: ContentCompleteEvent) -> Iterator[dict[str, A
         id: Id of the message text.
         message: Complete message.
     """
-    # List each page once, regardless of the number of citations.
+    # List each page only once.
     pages: dict[str, str | None] = {}
     for citation in message.citations:
         if citation.url and citation.url.startswith(("https://", "http://")):
@@ -80,14 +80,14 @@ def file_part(file: ImagePart | FilePart, *, named: bool = True) -> dict[str, An
 
 
 DONE = b"data: [DONE]\n\n"
-"""Final frame of a stream."""
+"""Final stream frame."""
 
 
 def encode(chunk: Chunk) -> bytes:
-    """Encode a chunk as a frame."""
+    """Encode a chunk as an SSE frame."""
     data = orjson.dumps(chunk)
     if b'"__proto__"' in data or b'"prototype"' in data:
-        # Clients reject streams that contain these keys, which may come from any data, such as a tool result.
+        # Clients reject streams containing these keys, even if they come from a tool result.
         data = orjson.dumps(_without_prototypes(chunk))
     return b"data: %b\n\n" % data
 
@@ -115,7 +115,7 @@ _CLOSED = {
 
 
 def ui_message(chunks: Iterable[Chunk]) -> dict[str, Any]:
-    """Assemble a message from all chunks of a run."""
+    """Assemble a message from a run's chunks."""
     message: dict[str, Any] = {"id": "", "role": "assistant", "parts": []}
     parts: list[dict[str, Any]] = message["parts"]
     streaming: dict[str, dict[str, Any]] = {}

@@ -29,7 +29,7 @@ class Post(_Sent):
     id: Id
     """Chat id."""
     messages: Annotated[list[Any], Field(max_length=10_000)] = Field(default_factory=list[Any])
-    """All messages of the page, or only the last one. Old messages are ignored."""
+    """All page messages or only the last one. Known messages are ignored."""
     trigger: Literal["submit-message", "regenerate-message"] = "submit-message"
     message_id: Annotated[str, Field(max_length=200)] | None = None
     agent: str | None = None
@@ -87,7 +87,7 @@ class _Approval(_Sent):
 
 
 class _Answered(_Sent):
-    """Part of a run's message that may contain an answer."""
+    """Message part with a potential answer."""
 
     state: str = ""
     tool_call_id: Annotated[str, Field(max_length=400)] = ""
@@ -109,17 +109,17 @@ class Answers:
 
     task_id: str
     seen: int
-    """Sequence number of the last event that the page reports to have."""
+    """Sequence number reported by the page for its last event."""
     approvals: dict[str, bool] = field(default_factory=dict[str, bool])
     """Decisions by approval id."""
     reasons: dict[str, str] = field(default_factory=dict[str, str])
     """Reasons for decisions by approval id, if any."""
     results: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Results of the page's tools by call id."""
+    """Page tool results by call id."""
 
 
 def new_of(post: Post) -> list[Asked] | Answers:
-    """Return the new user messages after the last agent message, or the answers within the last agent message.
+    """Return new user messages, or answers within the last agent message.
 
     Raises:
         Refused: If the messages are invalid, or contain nothing new.
