@@ -202,7 +202,7 @@ class Questions:
     Attributes:
         by_interrupt: Questions by interrupt id, including client tool calls.
         by_call: Questions by the id of a client tool call.
-        asked_at: Final event of the attempt that asked each question.
+        asked_at: Sequence number of the attempt's final event, by question id.
         open: Ids of the questions from the last pause, including answered ones.
         early: Ids of unanswered questions asked by the active attempt.
         answered: Ids of answered questions.

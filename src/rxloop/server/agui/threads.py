@@ -92,7 +92,7 @@ async def last_run_of(gateway: Gateway, principal: Principal, thread_id: str) ->
     """
     if not await gateway.find_context(principal, thread_id):
         return None
-    # Other principals with access to all runs may have started runs in this thread, so skip them.
+    # Skip runs that principals with access to all runs have started in this thread.
     owner = None if "others" in principal.scopes else principal.id or None
     found = await read_log(gateway.runtime.log.list_runs, context_id=thread_id, owner=owner, newest_first=True, limit=1)
     return found[0] if found and principal.may_see(found[0]) else None

@@ -102,7 +102,7 @@ class ServerLimits:
             `auth`.
         stalled: Seconds after which a client that does not read from its stream is disconnected. The client can
             reconnect.
-        wait: Maximum value of `?wait=` in seconds.
+        wait: Upper limit for `?wait=` in seconds; longer waits are shortened.
     """
 
     body: int = 1 << 20

@@ -231,7 +231,7 @@ def ui_stream(
 
     Args:
         runtime: Runtime with the agents and the event log.
-        agent: Name of the agent. By default, the request names the agent, unless the runtime has only one.
+        agent: Name of the agent. Defaults to the agent named in the request, or the runtime's only agent.
         path: URL path of the chat endpoint. The default matches `useChat`.
         on_disconnect: Either `keep` or `cancel`, for runs whose page disconnects before the end. With `keep`, the page
             can reconnect. With `cancel`, `stop()` on the page also cancels the run if it only disconnects.
