@@ -228,7 +228,7 @@ def _find_new(prompt: Prompt | Choose, stored: Sequence[Message] | None) -> tupl
 
 
 async def _find_run_with(gateway: Gateway, context_id: str, message: Message) -> tuple[RunRecord | None, bool]:
-    """Return the latest run with a message in its prompt or inbox.
+    """Return the latest run that received a message, in its prompt or later.
 
     Returns:
         The run, and True if the message was sent to the run or is the last prompt message.

@@ -28,7 +28,7 @@ log = logging.getLogger("rxloop")
 T = TypeVar("T")
 
 _MAX_PIECE = 1 << 16
-"""Maximum size in bytes at which frames are joined into a single chunk."""
+"""Chunk size in bytes after which no more frames are added."""
 
 StreamEnd = Literal["complete", "disconnected", "stalled", "draining", "broken"]
 """Reason why a stream ended.

@@ -89,7 +89,7 @@ class StartQuery(Query):
     """Query parameters for starting or resuming a run."""
 
     wait: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 0
-    """Seconds to wait for an idle run."""
+    """Timeout in seconds for waiting until the run is idle."""
     on_disconnect: OnDisconnect | None = None
     """Action if the client of a streaming response disconnects."""
 

@@ -82,7 +82,7 @@ class ResponseFold:
         self._pieces: Counter[str] = Counter()
         """Number of messages per step."""
         self._said: tuple[str, str] = "", ""
-        """Latest step with text."""
+        """Id and text of the latest step with text."""
         self._calls: dict[str, Item] = {}
         self._arguments: dict[str, str] = {}
         self._worked: set[str] = set()
@@ -138,7 +138,7 @@ class ResponseFold:
     def take(self, change: Change | Event) -> None:
         """Process the next change or event."""
         event = change if isinstance(change, Event) else change.event
-        # Skip nested runs and side branches, which are internal to the answer.
+        # Nested runs and side branches are not part of the response.
         if self.over or event.parent_task_id is not None or event.branch is not None:
             return
         match change:
