@@ -7,7 +7,7 @@ from rxloop._lazy import import_later
 __all__: list[str]
 import_later(__name__)
 
-# Not before they are asked for: most programs that import rxloop have no use for SQLite and its threads.
+# Imported lazily, because most programs do not use SQLite and its threads.
 if TYPE_CHECKING:
     from rxloop.storage.folder_artifacts import FolderArtifacts as FolderArtifacts
     from rxloop.storage.memory import MemoryEventLog as MemoryEventLog

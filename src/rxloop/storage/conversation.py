@@ -1,4 +1,4 @@
-"""State of a conversation before a run: read, cached, stored as folds."""
+"""Conversation state before a run, with a cache and stored folds."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from rxloop.state.run_state import (
 Cached = tuple[Mark | None, RunState]
 
 _AT_ONCE = 200
-"""Events that are folded before the rest of the event loop has a turn."""
+"""Maximum number of events to fold before yielding to the event loop."""
 
 _TOGETHER = 64
-"""Runs whose folds are kept as one: a turn writes what is new, and each of so many writes what these were."""
+"""Number of single-run folds that are combined into one stored fold."""
 
 _CONVERSATIONS = 100
 
 _CHARACTERS = 20_000_000
-"""How many conversations of a log are remembered, and how much text they may have in all."""
+"""Cache limits: number of conversations, and total message text in characters."""
 
 
 async def conversation(log: EventLog, context_id: str, before: str) -> RunState:
-    """Fold the runs of a context that come before a run of it, into what that run begins with.
+    """Return the conversation state at the start of a run.
 
     Args:
-        log: Holds them.
-        context_id: The conversation.
-        before: The run; only those that came earlier count.
+        log: Event log.
+        context_id: Conversation ID.
+        before: Run ID. Only earlier runs are included.
     """
     cached = find_cached(log, context_id)
     found = await read_log(log.read_conversation, context_id, before=before, after=cached[0], version=FORMAT)
@@ -57,22 +57,22 @@ async def conversation(log: EventLog, context_id: str, before: str) -> RunState:
 
 
 def find_cached(log: EventLog, context_id: str) -> Cached:
-    """Return the cached state of a conversation, and its mark: None if there is none.
+    """Return the cached mark and state of a conversation. The mark is None if nothing is cached.
 
-    The state is valid if the log finds that the runs before the mark are unchanged.
+    The state is valid only if the log confirms that the runs before the mark are unchanged.
     """
     return log.local.get(ConversationCache).get(context_id, (None, initial_state()))
 
 
 async def add_page(log: EventLog, context_id: str, before: str, cached: Cached, found: ConversationPage) -> RunState:
-    """Return the state of a conversation before a run; cache it, and store the folds of its runs.
+    """Update the cache with a page of runs, store new folds and return the conversation state.
 
     Args:
-        log: Holds them.
-        context_id: The conversation.
-        before: The run.
-        cached: What `find_cached` returned before the page was read.
-        found: The page after the mark of the cached state.
+        log: Event log.
+        context_id: Conversation ID.
+        before: Run ID.
+        cached: Result of `find_cached` before the page was read.
+        found: Page after the cached mark.
     """
     mark, state = cached
     kept, state = await _add_parts(found.parts, initial_state() if found.whole else state, log.stores_folds)
@@ -83,7 +83,7 @@ async def add_page(log: EventLog, context_id: str, before: str, cached: Cached, 
         and log.stores_folds
         and not found.whole
     ):
-        # Every so many runs, the stored folds of all runs are read, to combine those of single runs.
+        # Read all stored folds periodically, so that single-run folds can be combined.
         every = (await read_log(log.read_conversation, context_id, before=before, version=FORMAT)).parts
         kept = [*every[: len(every) - len(kept)], *kept]
     if log.stores_folds and (folds := [*folds, *_together(kept)]):
@@ -95,15 +95,15 @@ async def add_page(log: EventLog, context_id: str, before: str, cached: Cached, 
 async def _add_parts(
     parts: Sequence[RunFold | RunEvents], state: RunState, makes_folds: bool
 ) -> tuple[list[RunFold | RunEvents], RunState]:
-    """Add the runs of a conversation to a state.
+    """Add several runs to a conversation state.
 
     Args:
         parts: Folds or events of the runs, in order.
-        state: State of the conversation before them.
-        makes_folds: Make the folds of complete runs whose events were read.
+        state: Conversation state before these runs.
+        makes_folds: Create folds for complete runs that were read as events.
 
     Returns:
-        The parts, with the folds that were made in place of events; and the state.
+        The parts, with new folds replacing events, and the updated state.
     """
     kept: list[RunFold | RunEvents] = []
     folds: list[RunFold] = []
@@ -119,19 +119,19 @@ async def _add_parts(
             folded = len(part.events)
         run = await _fold(part.events, initial_state())
         state, folds = add_run(add_kept(state, folds), run), []
-        # What one adds that goes on would not be true for long.
+        # An incomplete run would soon invalidate its fold.
         kept.append(keep(part.task_id, len(part.events), run) if part.complete and makes_folds else part)
     return kept, add_kept(state, folds)
 
 
 def _new(kept: Sequence[RunFold | RunEvents], parts: Sequence[RunFold | RunEvents]) -> list[RunFold]:
-    """Find what was folded just now."""
+    """Return the folds created from events."""
     pairs = zip(kept, parts, strict=False)
     return [fold for fold, part in pairs if isinstance(fold, RunFold) and isinstance(part, RunEvents)]
 
 
 def _together(parts: Sequence[RunFold | RunEvents]) -> list[RunFold]:
-    """Put the folds of single runs together, where there are enough of them side by side."""
+    """Combine consecutive single-run folds into larger folds."""
     made: list[RunFold] = []
     single: list[RunFold] = []
     for part in parts:
@@ -143,7 +143,7 @@ def _together(parts: Sequence[RunFold | RunEvents]) -> list[RunFold]:
 
 
 async def _fold(events: Sequence[Event], state: RunState) -> RunState:
-    """Fold these events; with many of them the rest of the event loop has its turns."""
+    """Fold events, yielding to the event loop between batches."""
     for at in range(0, len(events), _AT_ONCE):
         if at:
             await asyncio.sleep(0)
@@ -152,7 +152,7 @@ async def _fold(events: Sequence[Event], state: RunState) -> RunState:
 
 
 class ConversationCache(OrderedDict[str, tuple[Mark | None, RunState]]):
-    """States of the conversations of a log object when they were last read, with their marks, the newest last."""
+    """Last read mark and state of each conversation, in order of use."""
 
 
 def _remember(folded: ConversationCache, context_id: str, mark: Mark, state: RunState) -> None:
@@ -165,11 +165,11 @@ def _remember(folded: ConversationCache, context_id: str, mark: Mark, state: Run
 
 
 FORMAT = 2
-"""The version of the form: a fold of another one is made anew. Change it with what the fold of events comes to."""
+"""Version of the stored fold format. Increment it when folding produces different results."""
 
 
 def left_behind(state: RunState) -> RunState:
-    """Reduce the state after a run to what the next one of the conversation begins with."""
+    """Return the part of a final run state that the next run inherits."""
     return RunState(
         messages=get_final_history(state),
         earlier=add_earlier_ids(state.earlier, (*state.thoughts, *state.calls)),
@@ -180,12 +180,12 @@ def left_behind(state: RunState) -> RunState:
 
 
 def keep(task_id: str, events: int, run: RunState) -> RunFold:
-    """Write down what a run adds.
+    """Return the storable fold of a run.
 
     Args:
-        task_id: The run.
-        events: How many durable events it has.
-        run: The fold of them, and of no others.
+        task_id: Run ID.
+        events: Number of durable events.
+        run: State folded from the events of this run only.
     """
     left = left_behind(run)
     messages = list(left.messages)
@@ -199,13 +199,13 @@ def keep(task_id: str, events: int, run: RunState) -> RunFold:
         "measured": left.measured and list(left.measured),
         "refused": dict(left.refused.reasons),
     }
-    # Not by the adapter of the list, which takes longer to make than a turn may take to begin.
+    # Building a list adapter can take longer than starting the run.
     written = b",".join([message.model_dump_json().encode() for message in messages])
     return RunFold(task_id, task_id, 1, events, orjson.dumps(summary), b"[" + written + b"]")
 
 
 def put_together(folds: Sequence[RunFold]) -> RunFold:
-    """Make one fold of several that follow one another, so that there are few to read."""
+    """Combine the folds of consecutive runs, to reduce the number of rows to read."""
     summaries: list[dict[str, Any]] = [orjson.loads(fold.summary) for fold in folds]
     first, user, pinned = 0, None, list[int]()
     for each in summaries:
@@ -234,11 +234,11 @@ def put_together(folds: Sequence[RunFold]) -> RunFold:
 
 
 def add_run(state: RunState, run: RunState) -> RunState:
-    """Add what a run has added to the state that the earlier ones of the conversation left.
+    """Add a run to the state of its conversation.
 
     Args:
-        state: What they left.
-        run: The fold of its events, and of no others.
+        state: Conversation state before the run.
+        run: State folded from the events of this run only.
     """
     left = left_behind(run)
     return RunState(
@@ -251,7 +251,7 @@ def add_run(state: RunState, run: RunState) -> RunState:
 
 
 def add_kept(state: RunState, folds: Sequence[RunFold]) -> RunState:
-    """Add what runs have added, in their order, to the state that the earlier ones of the conversation left."""
+    """Add stored folds to a conversation state, in order."""
     summaries: list[dict[str, Any]] = orjson.loads(b"[" + b",".join([fold.summary for fold in folds]) + b"]")
     earlier = state.earlier
     for names in _few([names for summary in summaries for names in summary["ids"]], len(earlier)):
@@ -267,7 +267,7 @@ def add_kept(state: RunState, folds: Sequence[RunFold]) -> RunState:
 
 
 def _few(names: list[list[str]], known: int) -> list[list[str]]:
-    """Join the ids of all runs, if none of them is forgotten on the way."""
+    """Join the IDs of all runs, unless the result exceeds the limit for remembered IDs."""
     joined = list(chain.from_iterable(names))
     return [joined] if known + len(joined) <= MAX_EARLIER_IDS else names
 

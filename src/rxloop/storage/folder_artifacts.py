@@ -38,16 +38,16 @@ _AGAIN_SECONDS = 0.002
 _BLOCK = 1 << 20
 
 _START = 40
-"""Bytes at the beginning of a journal that identify it: its first line begins with a random number."""
+"""Length of the journal prefix in bytes. The prefix contains a nonce that identifies the journal."""
 
 
 class Journal:
-    """What was written of one artifact, as far as it was read.
+    """Cached journal of an artifact.
 
     Attributes:
-        versions: The versions, the newest last.
-        begun: The place in `versions` of the one that each key has begun.
-        chunks: Of each other key the version, the index, the first byte and the size of its chunk.
+        versions: Artifact versions, oldest first.
+        begun: Index in `versions` by creation key.
+        chunks: Version, chunk index, start offset and size by append key.
     """
 
     def __init__(self, artifact_id: str) -> None:
@@ -64,13 +64,13 @@ class Journal:
         self.chunks: dict[str, tuple[int, int, int, int]] = {}
 
     def seen(self, place: int) -> list[ArtifactRecord]:
-        """Read what there is, and return the versions; none where there is no journal.
+        """Read new journal lines and return the versions. A missing journal has no versions.
 
         Args:
-            place: The open folder of the conversation.
+            place: File descriptor of the conversation folder.
 
         Raises:
-            ArtifactError: The journal is damaged.
+            ArtifactError: If the journal is corrupt.
         """
         with self._lock:
             try:
@@ -82,21 +82,22 @@ class Journal:
 
     @contextmanager
     def held(self, place: int, flags: int) -> Generator[None]:
-        """Keep other writers out, and know what they have written.
+        """Lock the journal for writing and read new lines.
 
         Args:
-            place: The open folder of the conversation.
-            flags: How the journal is opened, to write.
+            place: File descriptor of the conversation folder.
+            flags: Flags for `os.open`.
 
         Raises:
-            FileNotFoundError: There is no journal, and it is not to be made.
-            ArtifactError: Another process has kept it for too long, or it is damaged.
+            FileNotFoundError: If the journal does not exist and the flags do not create it.
+            ArtifactError: If the journal is corrupt, or locked by another process for too long.
         """
         with self._lock:
             while True:
                 with open_file(place, FOLDER, self._artifact_id, flags) as handle:
                     _lock(handle, self._artifact_id)
-                    # Another process may have deleted the journal while this one waited: open the new one.
+                    # Another process may have deleted the journal while this one waited for the lock. Open the new
+                    # journal.
                     if os.fstat(handle).st_nlink:
                         self._catch_up(handle)
                         self._handle = handle
@@ -104,25 +105,25 @@ class Journal:
                         return
 
     def write(self, **line: Any) -> None:
-        """Write a line, while the journal is held: what it tells is done."""
+        """Write and apply a journal line. The journal must be locked."""
         data = orjson.dumps(line) + b"\n"
-        # Over what a crash has left of a line.
+        # Overwrite an incomplete line left by a crash.
         write_range(self._handle, data, self._end)
         self._take(line)
         self._start = self._start or data[:_START]
         self._end += len(data)
 
     def delete(self, place: int) -> None:
-        """Delete the content of all versions and the journal, while the journal is held."""
-        # This line comes first: if this process crashes below, no listed version lacks its content.
+        """Delete all content and the journal. The journal must be locked."""
+        # Written first, so that no listed version lacks its content after a crash.
         self.write(deleted=True)
         for folder in [*(name for name in os.listdir(place) if name.startswith("v")), FOLDER]:
             remove_file(place, folder, self._artifact_id)
         self._forget()
 
     def _catch_up(self, handle: int) -> None:
-        """Read the lines that others have written; one without its end is not written yet."""
-        # A journal that follows a deleted one may have the same inode, so its first bytes tell them apart.
+        """Read the complete lines that other processes have appended."""
+        # A new journal may reuse the inode of a deleted one, so compare the prefix.
         if os.fstat(handle).st_size < self._end or read_range(handle, 0, len(self._start)) != self._start:
             self._forget()
         rest = b""
@@ -166,8 +167,8 @@ class Journal:
 
 
 def _lock(handle: int, artifact_id: str) -> None:
-    """Wait for the other writers; the lock goes with the handle."""
-    import fcntl  # on POSIX alone
+    """Acquire an exclusive lock. Closing the handle releases the lock."""
+    import fcntl  # POSIX only
 
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
@@ -184,29 +185,29 @@ def _lock(handle: int, artifact_id: str) -> None:
 T = TypeVar("T")
 
 _PLAIN = regex(r"[a-z0-9_-][a-z0-9._-]{0,99}")
-"""Conversations that are folders under their own names; on some file systems capitals would be the same folder."""
+"""Conversation IDs that are valid folder names. Uppercase is excluded because some file systems ignore case."""
 
 _KEPT = 256
-"""Journals that are remembered as far as they were read."""
+"""Maximum number of cached journals."""
 
 
 class FolderArtifacts:
-    """Keeps artifacts as files in a folder, which only their owner can read; links in it are never followed.
+    """Artifact store that uses files in a private folder. Symbolic links inside the folder are never followed.
 
-    Any number of processes of one machine may use it at once. All work is done in threads. It needs a POSIX system.
+    Processes on the same machine may share the folder. File operations run in threads. Requires a POSIX system.
 
     Example:
         >>> agent = Agent("zai:glm-4.7", tools=artifact_tools(), artifacts=FolderArtifacts("files"))
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Make a store; nothing is written yet.
+        """Create a store without writing anything.
 
         Args:
-            path: The folder; made at the first write, if the one above it is there.
+            path: Folder path. The first write creates the folder if its parent exists.
 
         Raises:
-            ConfigurationError: There is something else at the path, or the system cannot do it.
+            ConfigurationError: If the path is not a folder, or the operating system is not supported.
         """
         self.path = Path(path).absolute()
         if self.path.exists() and not self.path.is_dir():
@@ -222,11 +223,11 @@ class FolderArtifacts:
     async def create(
         self, context_id: str, artifact_id: str, *, name: str, media_type: str, override: bool, key: str, now: int
     ) -> ArtifactRecord:
-        """Begin an artifact, or its next version, as `ArtifactStore.create` says.
+        """Create an artifact or a new version, implementing `ArtifactStore.create`.
 
         Raises:
-            ArtifactExists: There is one, and no `override`.
-            ArtifactError: The id is not a plain name, or the folder cannot be written.
+            ArtifactExists: If the artifact exists and `override` is False.
+            ArtifactError: If the ID is not a plain name, or the folder is not writable.
         """
         artifact_id = safe_id(artifact_id)
 
@@ -249,12 +250,11 @@ class FolderArtifacts:
     async def append(
         self, context_id: str, artifact_id: str, data: bytes, *, version: int | None, last: bool, key: str, now: int
     ) -> ArtifactChunk:
-        """Append a chunk, as `ArtifactStore.append` says.
+        """Append a chunk, implementing `ArtifactStore.append`.
 
         Raises:
-            UnknownArtifact: There is none.
-            ArtifactError: It is complete, or begun anew, the key was used for another chunk, or the folder cannot be
-                written.
+            UnknownArtifact: If the artifact does not exist.
+            ArtifactError: If the version is closed, the key belongs to another chunk, or the folder is not writable.
         """
         artifact_id = safe_id(artifact_id)
 
@@ -289,11 +289,11 @@ class FolderArtifacts:
         offset: int = 0,
         limit: int | None = None,
     ) -> bytes:
-        """Read a range of a version, by default the newest, as `ArtifactStore.read` says.
+        """Read a byte range of a version, implementing `ArtifactStore.read`.
 
         Raises:
-            UnknownArtifact: There is none.
-            ArtifactError: The range is none, or the folder cannot be read.
+            UnknownArtifact: If the artifact does not exist.
+            ArtifactError: If the range is invalid, or the folder is not readable.
         """
         artifact_id = safe_id(artifact_id)
         check_range(offset, limit)
@@ -310,24 +310,24 @@ class FolderArtifacts:
         return found
 
     async def versions(self, context_id: str, artifact_id: str) -> Sequence[ArtifactRecord]:
-        """List the versions of an artifact, the newest last.
+        """List artifact versions, from oldest to newest.
 
         Raises:
-            ArtifactError: The folder cannot be read.
+            ArtifactError: If the folder is not readable.
         """
         journal = self._journal(context_id, safe_id(artifact_id))
         return await self._do(context_id, journal.seen) or ()
 
     async def list(self, context_id: str) -> Sequence[ArtifactRecord]:
-        """List the newest version of each artifact of a conversation, by id.
+        """List the latest version of each artifact in a conversation, sorted by ID.
 
         Raises:
-            ArtifactError: The folder cannot be read.
+            ArtifactError: If the folder is not readable.
         """
 
         def work(place: int) -> Sequence[ArtifactRecord]:
             with open_folder(place, FOLDER) as journals, os.scandir(journals) as entries:
-                # No artifact begins with a dot, but what a file manager leaves behind does.
+                # Hidden files are created by file managers; artifact IDs never start with a dot.
                 names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
             found = [self._journal(context_id, name).seen(place) for name in names]
             return [versions[-1] for versions in found if versions]
@@ -335,10 +335,10 @@ class FolderArtifacts:
         return await self._do(context_id, work) or ()
 
     async def delete(self, context_id: str, artifact_id: str, *, expected: ArtifactRecord | None = None) -> bool:
-        """Delete an artifact with all its versions, as `ArtifactStore.delete` says.
+        """Delete an artifact and its versions, implementing `ArtifactStore.delete`.
 
         Raises:
-            ArtifactError: The folder cannot be written.
+            ArtifactError: If the folder is not writable.
         """
         artifact_id = safe_id(artifact_id)
 
@@ -348,14 +348,14 @@ class FolderArtifacts:
                 found = bool(journal.versions)
                 if found and expected not in (None, journal.versions[-1]):
                     return False
-                # Even if no version is listed: a process that crashed may have left content.
+                # Delete even without listed versions, because a crashed process may have left content.
                 journal.delete(place)
                 return found
 
         return await self._do(context_id, work) or False
 
     async def aclose(self) -> None:
-        """Nothing stays open between two calls."""
+        """Do nothing, as files are closed after each call."""
 
     def _journal(self, context_id: str, artifact_id: str) -> Journal:
         key = (context_id, artifact_id)
@@ -367,7 +367,7 @@ class FolderArtifacts:
             return journal
 
     async def _do(self, context_id: str, work: Callable[[int], T], *, make: bool = False) -> T | None:
-        """Do something in the open folder of a conversation, in a thread; None where it is not there."""
+        """Call `work` with an open conversation folder in a thread. Return None if the folder does not exist."""
         name = context_id if _PLAIN.fullmatch(context_id) else "~" + sha256(context_id.encode()).hexdigest()
 
         def done() -> T | None:
@@ -375,7 +375,7 @@ class FolderArtifacts:
                 if make:
                     with suppress(FileExistsError):
                         self.path.mkdir(mode=0o700)
-                # The folder itself may be a link: its owner has named it.
+                # The root folder may be a symbolic link, because its owner configured the path.
                 root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
                 try:
                     with open_folder(root, name, create=make) as place:

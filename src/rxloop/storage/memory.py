@@ -1,4 +1,4 @@
-"""Event log in memory."""
+"""In-memory event log."""
 
 from __future__ import annotations
 
@@ -41,10 +41,9 @@ _ALL_SUBS = 1 << 62
 
 
 class MemoryEventLog(EventLog):
-    """Keeps the durable events of runs in memory.
+    """Event log in memory.
 
-    One log serves many runs at once in one event loop, and several event loops one after another: it keeps nothing of
-    a loop. It is not made for several threads.
+    The log has no event loop state and may be used by consecutive event loops. It is not thread-safe.
 
     Example:
         >>> agent = Agent("zai:glm-4.7", log=MemoryEventLog())
@@ -53,24 +52,24 @@ class MemoryEventLog(EventLog):
     """
 
     def __init__(self, *, keep_deltas: bool = False) -> None:
-        """Make an empty log.
+        """Create an empty log.
 
         Args:
-            keep_deltas: Keep transient events as well, with their times, for faithful replays.
+            keep_deltas: Store transient events with their timestamps for exact replays.
         """
         self.keeps_deltas = keep_deltas
         self._runs: dict[str, _Run] = {}
-        # What a run of a conversation costs does not depend on how many others there are.
+        # Indexed by conversation, so that the cost of a run does not depend on the total number of runs.
         self._by_context: dict[str, dict[str, _Run]] = {}
         self._count = 0
         self._artifacts: ArtifactStore | None = None
 
     async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
-        """Append a batch to a run, or nothing of it, as `EventLog.append` says.
+        """Append a batch to a run atomically, implementing `EventLog.append`.
 
         Raises:
-            ConflictError: The log holds another last `seq`: somebody else writes this run.
-            EventLogError: An event has the wrong number, or is transient where those are not kept.
+            ConflictError: If the last stored `seq` is different, because another writer appends to the run.
+            EventLogError: If an event has the wrong number, or is transient and `keep_deltas` is False.
         """
         run = self._runs.get(task_id)
         held = len(run.events) if run is not None else 0
@@ -90,10 +89,10 @@ class MemoryEventLog(EventLog):
         run.extend(events, writer)
 
     async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
-        """The events of a run after `after_seq`, in order, as `EventLog.read` gives them.
+        """Return events after `after_seq`, implementing `EventLog.read`.
 
         Raises:
-            UnknownRun: The log holds no such run.
+            UnknownRun: If the run does not exist.
         """
         run = self._run(task_id)
         return tuple(run.events_after((after_seq, _ALL_SUBS), deltas))
@@ -101,13 +100,12 @@ class MemoryEventLog(EventLog):
     async def follow(
         self, task_id: str, *, after_seq: int = 0, deltas: bool = False, until: Until = "attempt"
     ) -> AsyncIterator[Event]:
-        """The events after `after_seq`, then those that come; see `EventLog.follow`.
+        """Yield stored events after `after_seq`, then new events, implementing `EventLog.follow`.
 
-        It ends when it has caught up with the final event of an attempt, whatever its state; if a later attempt has
-        begun by then, it goes on with that one.
+        Iteration stops after the final event of an attempt, unless a later attempt has already started.
 
         Raises:
-            UnknownRun: The log holds no such run.
+            UnknownRun: If the run does not exist.
         """
         run, place = self._run(task_id), (after_seq, 0)
         while True:
@@ -123,12 +121,12 @@ class MemoryEventLog(EventLog):
     async def snapshot(
         self, task_id: str, *, since: Snapshot | None = None, history: HistoryQuery | None = None
     ) -> Snapshot:
-        """Return a run with its neighbours, as `EventLog.snapshot` says.
+        """Return a run and its neighbours, implementing `EventLog.snapshot`.
 
         Raises:
-            UnknownRun: The log does not have the run.
+            UnknownRun: If the run does not exist.
         """
-        # Imported here: importing rxloop is quicker without.
+        # Imported here to keep `import rxloop` fast.
         from rxloop.pipeline.records import Snapshot, find_neighbours
 
         run = self._run(task_id)
@@ -139,7 +137,7 @@ class MemoryEventLog(EventLog):
         return Snapshot(run.record(), tuple(run.events), commands, waiting, later, page)
 
     def _page(self, listed: Sequence[RunRecord], before: str, after: Mark | None) -> ConversationPage:
-        """Return the events of the runs of a conversation that come before a run, and after a mark that still holds."""
+        """Return events of earlier runs in the conversation, after the mark if it is still valid."""
         records = list(takewhile(lambda record: record.task_id != before, listed))
         known = after.runs if after is not None and Mark.after(records[: after.runs]) == after else 0
         runs = [self._runs[record.task_id] for record in records[known:]]
@@ -147,19 +145,19 @@ class MemoryEventLog(EventLog):
         return ConversationPage(parts, Mark.after(records), whole=not known)
 
     async def get_record(self, task_id: str) -> RunRecord:
-        """What is known of a run without its events.
+        """Return the run record.
 
         Raises:
-            UnknownRun: The log holds no such run.
+            UnknownRun: If the run does not exist.
         """
         return self._run(task_id).record()
 
     async def list_runs(self, **query: Unpack[RunQuery]) -> Sequence[RunRecord]:
-        """Return the records of the matching runs, as `EventLog.list_runs` says.
+        """Return the records of matching runs, implementing `EventLog.list_runs`.
 
         Raises:
-            UnknownRun: The log does not have the run `after`.
-            ConfigurationError: `limit` is less than one.
+            UnknownRun: If the run `after` does not exist.
+            ConfigurationError: If `limit` is less than one.
         """
         wanted = RunFilter(**query)
         kept = (self._runs if wanted.context_id is None else self._by_context.get(wanted.context_id, {})).values()
@@ -177,7 +175,7 @@ class MemoryEventLog(EventLog):
     async def list_orphaned(
         self, *, submitted_before: float = 30, submitted_limit: int | None = None, submitted_after: str | None = None
     ) -> Sequence[RunRecord]:
-        """Return the runs that can continue and have no living owner, as `EventLog.list_orphaned` says."""
+        """Return resumable runs without a live owner, implementing `EventLog.list_orphaned`."""
         before, leases = CLOCK.get().monotonic() - submitted_before, self.local.get(LeaseTable)
         found = [
             run
@@ -192,29 +190,29 @@ class MemoryEventLog(EventLog):
         return [run.record() for run in found if run.state != "submitted" or run.number in listed]
 
     async def send_command(self, task_id: str, command: Command) -> int:
-        """Keep a command for a run, as `EventLog.send_command` says.
+        """Store a command for a run, implementing `EventLog.send_command`.
 
         Raises:
-            UnknownRun: The log does not have the run.
+            UnknownRun: If the run does not exist.
         """
         self._run(task_id)
         return self.local.get(LocalInbox).send(task_id, command)
 
     async def read_commands(self, task_id: str, *, after: int = 0) -> Sequence[tuple[int, Command]]:
-        """Return the commands of a run, as `EventLog.read_commands` says.
+        """Return the commands of a run, implementing `EventLog.read_commands`.
 
         Raises:
-            UnknownRun: The log does not have the run.
+            UnknownRun: If the run does not exist.
         """
         self._run(task_id)
         return self.local.get(LocalInbox).read(task_id, after)
 
     async def delete(self, task_id: str) -> None:
-        """Remove a run that has ended for good.
+        """Delete a finished run.
 
         Raises:
-            UnknownRun: The log holds no such run.
-            EventLogError: The run can still go on.
+            UnknownRun: If the run does not exist.
+            EventLogError: If the run is not finished.
         """
         run = self._run(task_id)
         check_finished(task_id, run.state)
@@ -223,7 +221,7 @@ class MemoryEventLog(EventLog):
     async def trim(
         self, older_than: float, *, states: Collection[State] = FINISHED, deltas_only: bool = False
     ) -> list[str]:
-        """Remove old finished runs, as `EventLog.trim` says."""
+        """Delete old finished runs, implementing `EventLog.trim`."""
         before = round((time.time() - older_than) * 1000)
         found = [
             run
@@ -240,16 +238,16 @@ class MemoryEventLog(EventLog):
 
     @property
     def artifacts(self) -> ArtifactStore:
-        """Artifact store next to the events."""
+        """Artifact store of this log."""
         if self._artifacts is None:
-            # Few runs make any.
+            # Created lazily, because few runs write artifacts.
             from rxloop.storage.memory_artifacts import MemoryArtifacts
 
             self._artifacts = MemoryArtifacts()
         return self._artifacts
 
     async def aclose(self) -> None:
-        """Nothing is open; the events stay where they are."""
+        """Do nothing. The events remain available."""
 
     def _run(self, task_id: str) -> _Run:
         try:
@@ -258,7 +256,7 @@ class MemoryEventLog(EventLog):
             raise unknown_run(task_id) from None
 
     def _has_answer(self, run: _Run) -> bool:
-        """Return True if the run waits for input, and an answer or a cancel is not applied yet."""
+        """Return True if the run waits for input and has an unapplied answer or cancel command."""
         commands = self.local.get(LocalInbox).read(run.task_id)
         if not commands or run.state not in WAITING:
             return False
@@ -277,20 +275,20 @@ class MemoryEventLog(EventLog):
 
 @dataclass(slots=True)
 class _Run:
-    """The events of one run; the event with `seq` n is at n - 1."""
+    """Stored run. The event with `seq` n has index n - 1."""
 
     task_id: str
     context_id: str
     number: int
-    """Counts the runs in the order in which the log got them."""
+    """Position of the run in order of arrival."""
     arrived: float
-    """When the log got it, by its own clock."""
+    """Monotonic arrival time in seconds."""
     events: list[Event] = field(default_factory=list[Event])
     deltas: list[Event] = field(default_factory=list[Event])
     state: State = "submitted"
     end: StatusUpdateEvent | None = None
     writer: str = ""
-    # One for each follower that waits, made in its event loop and gone when the wait is over.
+    # One future per waiting follower, created in the follower's event loop.
     waiters: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
 
     def extend(self, events: Sequence[Event], writer: str) -> None:
@@ -302,18 +300,18 @@ class _Run:
         self.state = state_after(self.state, durable)
         self.end = last_end(durable) or self.end
         for waiter in self.waiters:
-            # A loop that was closed in the middle of a wait has no follower any more.
+            # Setting a result on a closed loop would raise an exception.
             if not waiter.done() and not waiter.get_loop().is_closed():
                 waiter.set_result(None)
         self.waiters.clear()
 
     def holds(self, events: Sequence[Event]) -> bool:
-        """Whether exactly these events are here already."""
+        """Return True if identical events are already stored."""
         held = {_place(event): event for event in (*self.events, *self.deltas)}
         return all(_place(event) in held and held[_place(event)].to_json() == event.to_json() for event in events)
 
     def events_after(self, place: tuple[int, int], deltas: bool) -> list[Event]:
-        """The events after a place, in order."""
+        """Return sorted events after a position."""
         durable = self.events[place[0] :]
         if not (deltas and self.deltas):
             return durable
@@ -321,7 +319,7 @@ class _Run:
 
     @property
     def at_rest(self) -> bool:
-        """Whether the last attempt is over. The end of a nested agent's run is not the end of this one."""
+        """True if the last attempt has ended. The end of a nested run does not count."""
         last = self.events[-1]
         return ends_attempt(last)
 
@@ -355,7 +353,7 @@ class _Run:
 
 
 def _one_of_each(found: Iterable[tuple[_Run, RunRecord]]) -> Iterator[tuple[_Run, RunRecord]]:
-    """The first run of each conversation."""
+    """Yield each conversation's first run."""
     seen = set[str]()
     for run, record in found:
         if run.context_id not in seen:

@@ -1,4 +1,4 @@
-"""Artifact store in memory."""
+"""In-memory artifact store."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class _Version:
     key: str
     content: bytearray = field(default_factory=bytearray)
     chunks: dict[str, tuple[int, int, int]] = field(default_factory=dict[str, tuple[int, int, int]])
-    """Of each write the index, and where it begins and ends."""
+    """Chunk index, start offset and end offset by write key."""
 
 
 class MemoryArtifacts:
-    """Keeps artifacts in memory; nothing in it waits, so that any number of tasks and threads may share it."""
+    """Artifact store in memory, safe to share between tasks and threads."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -41,11 +41,11 @@ class MemoryArtifacts:
     async def create(
         self, context_id: str, artifact_id: str, *, name: str, media_type: str, override: bool, key: str, now: int
     ) -> ArtifactRecord:
-        """Begin an artifact, or its next version, as `ArtifactStore.create` says.
+        """Create an artifact or a new version, implementing `ArtifactStore.create`.
 
         Raises:
-            ArtifactExists: There is one, and no `override`.
-            ArtifactError: The id is not a plain name.
+            ArtifactExists: If the artifact exists and `override` is False.
+            ArtifactError: If the ID is not a plain name.
         """
         artifact_id = safe_id(artifact_id)
         with self._lock:
@@ -61,11 +61,11 @@ class MemoryArtifacts:
     async def append(
         self, context_id: str, artifact_id: str, data: bytes, *, version: int | None, last: bool, key: str, now: int
     ) -> ArtifactChunk:
-        """Append a chunk, as `ArtifactStore.append` says.
+        """Append a chunk, implementing `ArtifactStore.append`.
 
         Raises:
-            UnknownArtifact: There is none.
-            ArtifactError: It is complete, or begun anew, or the key was used for another chunk.
+            UnknownArtifact: If the artifact does not exist.
+            ArtifactError: If the artifact is complete or has a newer version, or if the key was used for another chunk.
         """
         with self._lock:
             versions = self._versions(context_id, artifact_id)
@@ -94,11 +94,11 @@ class MemoryArtifacts:
         offset: int = 0,
         limit: int | None = None,
     ) -> bytes:
-        """Read a range of a version, by default the newest, as `ArtifactStore.read` says.
+        """Read a byte range of a version, implementing `ArtifactStore.read`.
 
         Raises:
-            UnknownArtifact: There is none.
-            ArtifactError: The range is none.
+            UnknownArtifact: If the artifact does not exist.
+            ArtifactError: If the range is invalid.
         """
         check_range(offset, limit)
         with self._lock:
@@ -111,18 +111,18 @@ class MemoryArtifacts:
                 content.release()
 
     async def versions(self, context_id: str, artifact_id: str) -> Sequence[ArtifactRecord]:
-        """List the versions of an artifact, the newest last."""
+        """List artifact versions, from oldest to newest."""
         with self._lock:
             return [kept.record for kept in self._versions(context_id, artifact_id)]
 
     async def list(self, context_id: str) -> Sequence[ArtifactRecord]:
-        """List the newest version of each artifact of a conversation, by id."""
+        """List the latest version of each artifact in a conversation, sorted by ID."""
         with self._lock:
             found = self._contexts.get(context_id, {})
             return [found[artifact_id][-1].record for artifact_id in sorted(found)]
 
     async def delete(self, context_id: str, artifact_id: str, *, expected: ArtifactRecord | None = None) -> bool:
-        """Delete an artifact with all its versions, as `ArtifactStore.delete` says."""
+        """Delete an artifact and its versions, implementing `ArtifactStore.delete`."""
         with self._lock:
             versions = self._versions(context_id, artifact_id)
             if not versions or expected not in (None, versions[-1].record):
@@ -134,7 +134,7 @@ class MemoryArtifacts:
             return True
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because the store holds no resources."""
 
     def _versions(self, context_id: str, artifact_id: str) -> list[_Version]:
         return self._contexts.get(context_id, {}).get(safe_id(artifact_id), [])

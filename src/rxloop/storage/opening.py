@@ -1,4 +1,4 @@
-"""Logs by the addresses that people write."""
+"""Event logs opened by URL or file path."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ if TYPE_CHECKING:
 _POSTGRES = ("postgresql://", "postgres://")
 
 _WORDS = re.compile(r"\s*(?:host|hostaddr|port|dbname|user|password|passfile|service|sslmode)\s*=")
-"""How libpq also takes an address: a file that is called like that would be a mistake, with a password in its name."""
+"""Pattern of a libpq keyword/value string. Such a string could contain a password, so it must not become a file name.
+"""
 
 
 def open_log(address: str | PathLike[str], **options: Any) -> SqliteEventLog | PostgresEventLog:
-    """Make the log that an address names, with the options of its class; nothing is opened yet.
+    """Create the event log for an address, without opening it.
 
     Args:
-        address: `postgresql://user@host:5432/database` is a `PostgresEventLog`; `sqlite:///folder/runs.db`, and
-            everything else that is not an address, is the file of a `SqliteEventLog`.
-        **options: Those of the class.
+        address: A URL such as `postgresql://user@host:5432/database` creates a `PostgresEventLog`. A URL such as
+            `sqlite:///folder/runs.db`, or a file path, creates a `SqliteEventLog`.
+        **options: Keyword arguments of the log class.
 
     Raises:
-        ConfigurationError: There is no log for such an address, or an option cannot be used.
+        ConfigurationError: If the URL scheme or an option is not supported.
 
     Example:
         >>> log = open_log(os.environ["DATABASE_URL"])
@@ -50,7 +51,7 @@ def open_log(address: str | PathLike[str], **options: Any) -> SqliteEventLog | P
         if not sign:
             return SqliteEventLog(text, **options)
         if scheme == "sqlite" and rest[:1] == "/" and len(rest) > 1:
-            # As in the addresses of others: after three strokes comes a file from here, after four one from the root.
+            # As in SQLAlchemy URLs, three slashes start a relative path and four slashes start an absolute path.
             return SqliteEventLog(rest[1:], **options)
     except TypeError as error:
         raise ConfigurationError(f"open_log cannot take these options: {error}") from error
@@ -61,5 +62,5 @@ def open_log(address: str | PathLike[str], **options: Any) -> SqliteEventLog | P
 
 
 def is_postgres(address: str | PathLike[str] | None) -> bool:
-    """Tell whether an address is that of a Postgres database."""
+    """Return True if an address is a Postgres URL."""
     return address is not None and os.fspath(address).startswith(_POSTGRES)

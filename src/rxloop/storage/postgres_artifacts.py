@@ -1,4 +1,4 @@
-"""Artifact store in Postgres."""
+"""Postgres artifact store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SELECT artifact, place, start, data FROM $s.artifact_chunks AS c JOIN $s.artifac
 WHERE context_id = %s AND artifact_id = %s AND c.key = %s
 """
 
-# The chunk in which the range begins is the last one that begins at its first byte or before it.
+# The range starts in the last chunk that begins at or before the offset.
 _RANGE = """
 SELECT start, data FROM $s.artifact_chunks JOIN $s.artifacts ON artifact = number
 WHERE context_id = %s AND artifact_id = %s AND version = %s AND start < %s AND start >= (
@@ -45,9 +45,10 @@ DELETE FROM $s.artifact_chunks WHERE artifact IN (SELECT number FROM deleted)
 
 
 class PostgresArtifacts:
-    """Keeps artifacts in a Postgres database, in the tables `artifacts` and `artifact_chunks`.
+    """Artifact store in a Postgres database, using the tables `artifacts` and `artifact_chunks`.
 
-    A `PostgresEventLog` has one of these by itself, in its own schema. Any number of processes may use it at once.
+    A `PostgresEventLog` creates its own artifact store in its schema. Several processes may use the tables
+    concurrently.
 
     Example:
         >>> agent = Agent("zai:glm-4.7", tools=artifact_tools(), artifacts=PostgresArtifacts("postgresql://db/app"))
@@ -56,22 +57,22 @@ class PostgresArtifacts:
     def __init__(
         self, dsn: str, *, session_dsn: str | None = None, schema: str = "rxloop", patience: float = 10
     ) -> None:
-        """Make a store; nothing is connected yet.
+        """Create a store without connecting.
 
         Args:
-            dsn: The database, as for `PostgresEventLog`.
-            session_dsn: The same database past a PgBouncer, as for `PostgresEventLog`.
-            schema: The schema of the tables.
-            patience: Seconds for which a server that cannot be reached is asked again before a call fails.
+            dsn: Database URL, as in `PostgresEventLog`.
+            session_dsn: Database URL that bypasses PgBouncer, as in `PostgresEventLog`.
+            schema: Schema of the tables.
+            patience: Maximum time in seconds to retry while the server is unreachable.
 
         Raises:
-            ConfigurationError: An argument cannot be used.
+            ConfigurationError: If an argument is invalid.
         """
         self._use(Engines(Address(dsn, session_dsn or dsn, schema), patience=patience), own=True)
 
     @classmethod
     def over(cls, engines: Engines) -> PostgresArtifacts:
-        """Make the store of a log, over its connections."""
+        """Create a store using existing connections."""
         store = cls.__new__(cls)
         store._use(engines, own=False)
         return store
@@ -85,12 +86,12 @@ class PostgresArtifacts:
     async def create(
         self, context_id: str, artifact_id: str, *, name: str, media_type: str, override: bool, key: str, now: int
     ) -> ArtifactRecord:
-        """Begin an artifact, or its next version, as `ArtifactStore.create` says.
+        """Create an artifact or a new version, implementing `ArtifactStore.create`.
 
         Raises:
-            ArtifactExists: There is one, and no `override`.
-            ArtifactError: The id is not a plain name.
-            EventLogError: The server cannot be written.
+            ArtifactExists: If the artifact exists and `override` is False.
+            ArtifactError: If the ID is not a plain name.
+            EventLogError: If the database write failed.
         """
         artifact_id = safe_id(artifact_id)
         query = f"SELECT {_RECORD}, key FROM $s.artifacts WHERE context_id = %s AND artifact_id = %s ORDER BY version"
@@ -116,12 +117,12 @@ class PostgresArtifacts:
     async def append(
         self, context_id: str, artifact_id: str, data: bytes, *, version: int | None, last: bool, key: str, now: int
     ) -> ArtifactChunk:
-        """Append a chunk, as `ArtifactStore.append` says.
+        """Append a chunk, implementing `ArtifactStore.append`.
 
         Raises:
-            UnknownArtifact: There is none.
-            ArtifactError: It is complete, or begun anew, or the key was used for another chunk.
-            EventLogError: The server cannot be written.
+            UnknownArtifact: If the artifact does not exist.
+            ArtifactError: If the artifact is complete or has a newer version, or if the key was used for another chunk.
+            EventLogError: If the database write failed.
         """
         artifact_id = safe_id(artifact_id)
 
@@ -167,12 +168,12 @@ class PostgresArtifacts:
         offset: int = 0,
         limit: int | None = None,
     ) -> bytes:
-        """Read a range of a version, by default the newest, as `ArtifactStore.read` says.
+        """Read a byte range of a version, implementing `ArtifactStore.read`.
 
         Raises:
-            UnknownArtifact: There is none.
-            ArtifactError: The range is none.
-            EventLogError: The server cannot be read.
+            UnknownArtifact: If the artifact does not exist.
+            ArtifactError: If the range is invalid.
+            EventLogError: If the database read failed.
         """
         artifact_id = safe_id(artifact_id)
         check_range(offset, limit)
@@ -181,7 +182,7 @@ class PostgresArtifacts:
             rows = await self._rows(connection, _VERSIONS, context_id, artifact_id)
             record = version_of([ArtifactRecord(*row) for row in rows], artifact_id, version)
             end = record.size if limit is None else min(record.size, offset + limit)
-            # Some numbers are too large for Postgres.
+            # Postgres cannot bind integers above 64 bits.
             values = (context_id, artifact_id, record.version, end, min(offset, end))
             found = await self._rows(connection, _RANGE, *values)
             return b"".join(data[max(0, offset - start) : end - start] for start, data in found)
@@ -189,10 +190,10 @@ class PostgresArtifacts:
         return await self._engines.here().reading(work)
 
     async def versions(self, context_id: str, artifact_id: str) -> Sequence[ArtifactRecord]:
-        """List the versions of an artifact, the newest last.
+        """List artifact versions, from oldest to newest.
 
         Raises:
-            EventLogError: The server cannot be read.
+            EventLogError: If the database read failed.
         """
         artifact_id = safe_id(artifact_id)
         rows = await self._engines.here().reading(
@@ -201,24 +202,24 @@ class PostgresArtifacts:
         return [ArtifactRecord(*row) for row in rows]
 
     async def list(self, context_id: str) -> Sequence[ArtifactRecord]:
-        """List the newest version of each artifact of a conversation, by id.
+        """List the latest version of each artifact in a conversation, sorted by ID.
 
         Raises:
-            EventLogError: The server cannot be read.
+            EventLogError: If the database read failed.
         """
         query = (
             f"SELECT DISTINCT ON (artifact_id) {_RECORD} FROM $s.artifacts WHERE context_id = %s"
             " ORDER BY artifact_id, version DESC"
         )
         rows = await self._engines.here().reading(lambda connection: self._rows(connection, query, context_id))
-        # As Python sorts, whatever the server compares.
+        # Sort in Python, so that the order does not depend on the database collation.
         return sorted((ArtifactRecord(*row) for row in rows), key=lambda record: record.artifact_id)
 
     async def delete(self, context_id: str, artifact_id: str, *, expected: ArtifactRecord | None = None) -> bool:
-        """Delete an artifact with all its versions, as `ArtifactStore.delete` says.
+        """Delete an artifact and its versions, implementing `ArtifactStore.delete`.
 
         Raises:
-            EventLogError: The server cannot be written.
+            EventLogError: If the database write failed.
         """
         artifact_id = safe_id(artifact_id)
 
@@ -232,12 +233,12 @@ class PostgresArtifacts:
         return await self._alone(context_id, artifact_id, work)
 
     async def aclose(self) -> None:
-        """Close the connections; may be called more than once. A store that is used again makes others."""
+        """Close the connections. This method is idempotent, and later calls reconnect."""
         if self._own:
             await self._engines.aclose()
 
     async def _alone(self, context_id: str, artifact_id: str, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """Do something in a transaction, with no other writer of the artifact."""
+        """Call `work` in a transaction with an exclusive lock on the artifact."""
 
         async def write(connection: Connection) -> T:
             async with connection.transaction():

@@ -1,4 +1,4 @@
-"""Rules of every event log, for logs of your own."""
+"""Validation rules shared by event logs, including custom ones."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rxloop.protocol.events import Event, State, ends_attempt
 
 
 def check_batch(task_id: str, events: Sequence[Event], expected_seq: int, keeps_deltas: bool) -> None:
-    """Check that a batch continues a run after `expected_seq`. Call it before anything is written.
+    """Check that a batch continues a run after `expected_seq`. Call this before writing.
 
     Args:
-        task_id: The run.
+        task_id: Run ID.
         events: The batch.
-        expected_seq: The last `seq` that its writer expects in the log.
-        keeps_deltas: Whether the log keeps transient events.
+        expected_seq: Last stored `seq` expected by the writer.
+        keeps_deltas: True if the log stores transient events.
 
     Raises:
-        EventLogError: An event has the wrong number, or is transient although the log does not keep those.
+        EventLogError: If an event has the wrong number, or is transient and the log does not store transient events.
     """
     seq, sub = expected_seq, 0
     for event in events:
@@ -52,21 +52,21 @@ def check_batch(task_id: str, events: Sequence[Event], expected_seq: int, keeps_
 def check_append(
     task_id: str, events: Sequence[Event], stored: Sequence[Event], *, expected_seq: int, writer: str, last_writer: str
 ) -> Sequence[Event]:
-    """Return the events of a batch that a log has to store. Call it before anything is written.
+    """Return the events of a batch that need to be stored. Call this before writing.
 
-    It is for logs that keep no transient events.
+    For logs that do not store transient events.
 
     Args:
-        task_id: The run.
+        task_id: Run ID.
         events: The batch.
-        stored: The events of the run in the log.
-        expected_seq: The last `seq` that the writer of the batch expects in the log.
-        writer: The writer of the batch.
-        last_writer: The writer of the last batch that was stored; empty for a new run.
+        stored: Stored events of the run.
+        expected_seq: Last stored `seq` expected by the writer.
+        writer: Writer of the batch.
+        last_writer: Writer of the last stored batch; empty for a new run.
 
     Raises:
-        ConflictError: The log holds another last `seq`, and the batch is not a repetition.
-        EventLogError: An event has the wrong number, or is transient.
+        ConflictError: If the last stored `seq` is different and the batch is not a repetition.
+        EventLogError: If an event has the wrong number, or is transient.
     """
     check_batch(task_id, events, expected_seq, keeps_deltas=False)
     held = stored[-1].seq if stored else 0
@@ -81,23 +81,23 @@ def check_append(
 async def poll_events(
     log: EventLog, task_id: str, *, after_seq: int = 0, until: Until = "attempt", seconds: float = 0.05
 ) -> AsyncIterator[Event]:
-    """Yield the durable events of a run as `EventLog.follow` says, by reading again and again.
+    """Implement `EventLog.follow` for durable events by polling.
 
     Args:
         log: The log.
-        task_id: The run.
-        after_seq: The last `seq` that is not wanted.
-        until: Where to stop, as for `EventLog.follow`.
-        seconds: Pause between two reads.
+        task_id: Run ID.
+        after_seq: Skip events up to this `seq`.
+        until: When to stop, as in `EventLog.follow`.
+        seconds: Polling interval.
 
     Raises:
-        UnknownRun: The log does not have the run.
-        LogRolledBack: The log lacks an event that was yielded.
+        UnknownRun: If the run does not exist.
+        LogRolledBack: If an event that was already yielded is missing from the log.
     """
     last: Event | None = None
     newest = (await log.read(task_id))[-1]
     while True:
-        # The last event is read again, to see that it is still there.
+        # Read the last event again to detect a rollback.
         events = await log.read(task_id, after_seq=after_seq if last is None else last.seq - 1)
         if last is not None:
             if not events or not same(events[0], last):
@@ -114,25 +114,25 @@ async def poll_events(
 
 
 def repeated(events: Sequence[Event], held: int) -> int | None:
-    """How many events at the head of a batch a log may have already, if the last `seq` that it holds is `held`.
+    """Return the number of leading batch events that may already be stored, given the last stored `seq`.
 
-    A writer that did not hear whether a batch was written appends it again, followed by what has come since. Compare
-    these events with those in the log, byte for byte, and append the rest; if they differ, or another writer wrote
-    them, it is a `conflict`.
+    A writer that does not know if a batch was stored appends the batch again, followed by newer events. Compare the
+    leading events with the stored ones byte for byte and append the remainder. Raise a `conflict` if they differ or
+    have another writer.
 
     Returns:
-        None if the log cannot have any event of the batch.
+        None if no event of the batch can be stored already.
     """
     return next((place + 1 for place, event in enumerate(events) if event.durable and event.seq == held), None)
 
 
 def conflict(task_id: str, expected_seq: int, held: int) -> ConflictError:
-    """The error of a writer that is not the only one.
+    """Create an error for a conflict between two writers.
 
     Args:
-        task_id: The run.
-        expected_seq: The last `seq` that the writer expects.
-        held: The last `seq` in the log.
+        task_id: Run ID.
+        expected_seq: Last `seq` expected by the writer.
+        held: Last stored `seq`.
     """
     return ConflictError(
         f"run {task_id}: the writer expected seq {expected_seq} to be the last, but the log holds {held}; "
@@ -141,12 +141,12 @@ def conflict(task_id: str, expected_seq: int, held: int) -> ConflictError:
 
 
 def unknown_run(task_id: str) -> UnknownRun:
-    """The error of a reader that asks for a run that is not in the log."""
+    """Create an error for a missing run."""
     return UnknownRun(f"the log holds no run {task_id}")
 
 
 def went_back(task_id: str, seq: int) -> LogRolledBack:
-    """The error of a reader that has an event which the log does not have any more."""
+    """Create an error for a rolled-back log, which lacks an event that was already read."""
     return LogRolledBack(
         f"the log has gone back: the event {seq} of the run {task_id} is not there any more, or another one is in its "
         "place, as after a restore or a failover; what was read of the run is void, so read it from its beginning"
@@ -154,15 +154,15 @@ def went_back(task_id: str, seq: int) -> LogRolledBack:
 
 
 def same(one: Event, other: Event) -> bool:
-    """Tell whether two events with the same number are the same event."""
+    """Return True if two events with equal numbers are identical."""
     return one is other or one.to_json() == other.to_json()
 
 
 def check_finished(task_id: str, state: State) -> None:
-    """Check that a run may be deleted.
+    """Check that a run can be deleted.
 
     Raises:
-        EventLogError: The run can still go on.
+        EventLogError: If the run is not finished.
     """
     if state not in FINISHED:
         raise EventLogError(

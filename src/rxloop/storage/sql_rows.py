@@ -1,4 +1,4 @@
-"""Rows of SQL databases as records, commands and folds of runs."""
+"""Conversion of SQL rows to run records, commands and run folds."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from rxloop.protocol.messages import ErrorInfo, Usage
 from rxloop.state.run_state import RunFold
 
 RECORD = "task_id, context_id, agent_name, state, attempt, seq, created, updated, model, owner, metadata, usage, error"
-"""The columns that `to_record` takes."""
+"""Columns for `to_record`."""
 FOLD = "last, runs, events, crc, summary, messages"
-"""The columns of a `FoldRow`."""
+"""Columns of a `FoldRow`."""
 
 FoldRow = tuple[int, int, int, int, Any, Any]
-"""Number of the last run, numbers of runs and events, checksum, summary and messages of a stored fold."""
+"""Last run number, run count, event count, checksum, summary and messages of a stored fold."""
 
 
 class RunRow(NamedTuple):
-    """A run of a conversation in the table `runs`."""
+    """Row of the `runs` table."""
 
     number: int
     task_id: str
@@ -34,7 +34,7 @@ class RunRow(NamedTuple):
 
 
 def to_record(row: Sequence[Any]) -> RunRecord:
-    """Return the record of a row of `RECORD`."""
+    """Return the run record for a row with the columns `RECORD`."""
     *plain, metadata, usage, error = row
     return RunRecord(
         *plain,
@@ -45,10 +45,10 @@ def to_record(row: Sequence[Any]) -> RunRecord:
 
 
 def to_commands(task_id: str, rows: Iterable[tuple[int, bytes]]) -> list[tuple[int, Command]]:
-    """Return the commands of rows with their numbers, without those of unknown kinds.
+    """Return the commands in some rows with their numbers, skipping unknown command kinds.
 
     Raises:
-        EventLogError: A command cannot be read.
+        EventLogError: If a command cannot be parsed.
     """
     commands: list[tuple[int, Command]] = []
     for number, json in rows:
@@ -64,16 +64,16 @@ def to_commands(task_id: str, rows: Iterable[tuple[int, bytes]]) -> list[tuple[i
 
 
 def checksum(summary: Any, messages: Any) -> int | None:
-    """Return the checksum of a fold, or None if the values are not those of a fold."""
+    """Return the checksum of a stored fold, or None if a value is not bytes."""
     return crc32(messages, crc32(summary)) if isinstance(summary, bytes) and isinstance(messages, bytes) else None
 
 
 def cover_runs(runs: Sequence[RunRow], folds: Mapping[int, FoldRow]) -> list[tuple[RunRow, RunFold | None]]:
-    """Return each run with the fold that begins with it, without the runs that the fold of an earlier run covers.
+    """Return each run with the fold that starts at it. Runs inside an earlier fold are skipped.
 
     Args:
         runs: Runs of a conversation, in order.
-        folds: Stored folds by the numbers of their first runs. Only a fold whose runs are unchanged is used.
+        folds: Stored folds by first run number. A fold is used only if its runs are unchanged.
     """
     covered: list[tuple[RunRow, RunFold | None]] = []
     index = 0
@@ -95,7 +95,7 @@ def _find_fold(row: FoldRow, runs: Sequence[RunRow]) -> RunFold | None:
 
 
 def extend_mark(mark: Mark | None, runs: Sequence[RunRow]) -> Mark:
-    """Return the mark after more runs of a conversation. None is the mark before its first run."""
+    """Return the mark after additional runs. None is the mark before the first run."""
     base = mark or Mark(0, 0, 0, "")
     events, updated = base.events + sum(run.seq for run in runs), base.updated + sum(run.updated for run in runs)
     return Mark(base.runs + len(runs), events, updated, runs[-1].task_id if runs else base.last)

@@ -1,4 +1,4 @@
-"""Artifact store in SQLite."""
+"""SQLite artifact store."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ _RECORD = "artifact_id, version, name, media_type, created, updated, size, chunk
 
 
 class SqliteArtifacts:
-    """Keeps artifacts in a SQLite file, in the tables `artifacts` and `artifact_chunks`.
+    """Artifact store in a SQLite file, using the tables `artifacts` and `artifact_chunks`.
 
-    The file may be that of a `SqliteEventLog`, which has one of these by itself. Any number of processes may use it at
-    once. It is opened, or made, at the first use; all work is done in a thread.
+    The file may also contain a `SqliteEventLog`, which creates its own artifact store. Several processes may use the
+    file concurrently. The file is opened or created on first use. Statements run in a thread.
 
     Example:
         >>> agent = Agent("zai:glm-4.7", tools=artifact_tools(), artifacts=SqliteArtifacts("app.db"))
     """
 
     def __init__(self, path: str | PathLike[str], *, fsync: Fsync = "normal") -> None:
-        """Make a store; nothing is opened yet.
+        """Create a store without opening the file.
 
         Args:
-            path: The file. Its folder has to be there.
-            fsync: As for `SqliteEventLog`: `"full"` guards the last moments against a loss of power as well.
+            path: File path. The parent folder must exist.
+            fsync: Durability mode, as in `SqliteEventLog`. `"full"` also protects recent writes from power loss.
 
         Raises:
-            ConfigurationError: The path or `fsync` cannot be used.
+            ConfigurationError: If `path` or `fsync` is invalid.
         """
         self.path = checked_place(path, fsync, "MemoryArtifacts for artifacts in memory")
         self._file = OpenFile(self.path, fsync)
@@ -57,12 +57,12 @@ class SqliteArtifacts:
     async def create(
         self, context_id: str, artifact_id: str, *, name: str, media_type: str, override: bool, key: str, now: int
     ) -> ArtifactRecord:
-        """Begin an artifact, or its next version, as `ArtifactStore.create` says.
+        """Create an artifact or a new version, implementing `ArtifactStore.create`.
 
         Raises:
-            ArtifactExists: There is one, and no `override`.
-            ArtifactError: The id is not a plain name.
-            EventLogError: The file cannot be written.
+            ArtifactExists: If the artifact exists and `override` is False.
+            ArtifactError: If the ID is not a plain name.
+            EventLogError: If the file is not writable.
         """
         artifact_id = safe_id(artifact_id)
         query = f"SELECT {_RECORD}, key FROM artifacts WHERE context_id = ? AND artifact_id = ? ORDER BY version"
@@ -85,12 +85,12 @@ class SqliteArtifacts:
     async def append(
         self, context_id: str, artifact_id: str, data: bytes, *, version: int | None, last: bool, key: str, now: int
     ) -> ArtifactChunk:
-        """Append a chunk, as `ArtifactStore.append` says.
+        """Append a chunk, implementing `ArtifactStore.append`.
 
         Raises:
-            UnknownArtifact: There is none.
-            ArtifactError: It is complete, or begun anew, or the key was used for another chunk.
-            EventLogError: The file cannot be written.
+            UnknownArtifact: If the artifact does not exist.
+            ArtifactError: If the artifact is complete or has a newer version, or if the key was used for another chunk.
+            EventLogError: If the file is not writable.
         """
         artifact_id = safe_id(artifact_id)
 
@@ -127,16 +127,16 @@ class SqliteArtifacts:
         offset: int = 0,
         limit: int | None = None,
     ) -> bytes:
-        """Read a range of a version, by default the newest, as `ArtifactStore.read` says.
+        """Read a byte range of a version, implementing `ArtifactStore.read`.
 
         Raises:
-            UnknownArtifact: There is none.
-            ArtifactError: The range is none.
-            EventLogError: The file cannot be read.
+            UnknownArtifact: If the artifact does not exist.
+            ArtifactError: If the range is invalid.
+            EventLogError: If the file is not readable.
         """
         artifact_id = safe_id(artifact_id)
         check_range(offset, limit)
-        # The chunk in which the range begins is the last one that begins at its first byte or before it.
+        # The range starts in the last chunk that begins at or before the offset.
         query = (
             "SELECT start, data FROM artifact_chunks JOIN artifacts ON artifact = number"
             " WHERE context_id = ? AND artifact_id = ? AND version = ? AND start < ? AND start >= ("
@@ -146,7 +146,7 @@ class SqliteArtifacts:
         def work(connection: sqlite3.Connection) -> bytes:
             record = version_of(_versions(connection, context_id, artifact_id), artifact_id, version)
             end = record.size if limit is None else min(record.size, offset + limit)
-            # Some numbers are too large for SQLite.
+            # SQLite cannot bind integers above 64 bits.
             values = (context_id, artifact_id, record.version, end, min(offset, end))
             return b"".join(
                 data[max(0, offset - start) : end - start] for start, data in connection.execute(query, values)
@@ -155,34 +155,34 @@ class SqliteArtifacts:
         return await self._do(work)
 
     async def versions(self, context_id: str, artifact_id: str) -> Sequence[ArtifactRecord]:
-        """List the versions of an artifact, the newest last.
+        """List artifact versions, from oldest to newest.
 
         Raises:
-            EventLogError: The file cannot be read.
+            EventLogError: If the file is not readable.
         """
         artifact_id = safe_id(artifact_id)
         return await self._do(lambda connection: _versions(connection, context_id, artifact_id))
 
     async def list(self, context_id: str) -> Sequence[ArtifactRecord]:
-        """List the newest version of each artifact of a conversation, by id.
+        """List the latest version of each artifact in a conversation, sorted by ID.
 
         Raises:
-            EventLogError: The file cannot be read.
+            EventLogError: If the file is not readable.
         """
         query = f"SELECT {_RECORD} FROM artifacts WHERE context_id = ? ORDER BY artifact_id, version"
 
         def work(connection: sqlite3.Connection) -> Sequence[ArtifactRecord]:
             newest = {record.artifact_id: record for record in map(_record, connection.execute(query, (context_id,)))}
-            # As Python sorts, whatever SQLite compares.
+            # Sort in Python, so that the order does not depend on SQLite collation.
             return [newest[artifact_id] for artifact_id in sorted(newest)]
 
         return await self._do(work)
 
     async def delete(self, context_id: str, artifact_id: str, *, expected: ArtifactRecord | None = None) -> bool:
-        """Delete an artifact with all its versions, as `ArtifactStore.delete` says.
+        """Delete an artifact and its versions, implementing `ArtifactStore.delete`.
 
         Raises:
-            EventLogError: The file cannot be written.
+            EventLogError: If the file is not writable.
         """
         artifact_id = safe_id(artifact_id)
         own = (context_id, artifact_id)
@@ -199,7 +199,7 @@ class SqliteArtifacts:
         return await self._writing(work)
 
     async def aclose(self) -> None:
-        """Close the file; may be called more than once. A store that is used again opens it again."""
+        """Close the file. This method is idempotent, and later calls reopen the file."""
         await self._worker.aclose(last=self._file.close)
 
     async def _writing(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -237,10 +237,10 @@ def _versions(connection: sqlite3.Connection, context_id: str, artifact_id: str)
 def _written(
     connection: sqlite3.Connection, context_id: str, artifact_id: str, data: bytes, key: str
 ) -> ArtifactChunk | None:
-    """Find the chunk that an artifact has of an earlier try of a write.
+    """Return the chunk stored by an earlier attempt of the same write, or None.
 
     Raises:
-        ArtifactError: It holds something else.
+        ArtifactError: If the stored chunk has different content.
     """
     query = (
         "SELECT artifact, place, start, data FROM artifact_chunks AS c JOIN artifacts ON artifact = number"

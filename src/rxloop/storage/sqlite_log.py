@@ -1,4 +1,4 @@
-"""Event log in one SQLite file."""
+"""SQLite event log."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ log = logging.getLogger("rxloop")
 
 
 class SqliteEventLog(EventLog):
-    """Keeps the durable events of runs in one SQLite file.
+    """Event log in a SQLite file.
 
-    Any number of processes may read it at once, and each run may be written by one. The file is opened, or made, at the
-    first use. What may take time is done in a thread; a few events that nothing is in the way of are written at once.
+    Each run may be written by one process at a time, and read by many. The file is opened or created on first use.
+    Small batches are written directly if nothing blocks; other statements run in threads.
 
     Example:
         >>> log = SqliteEventLog("runs.db")
@@ -78,25 +78,23 @@ class SqliteEventLog(EventLog):
         corrupt: Corrupt = "refuse",
         lease: float = 10,
     ) -> None:
-        """Make a log; nothing is opened yet.
+        """Create a log without opening the file.
 
         Args:
-            path: The file. Its folder has to be there.
-            fsync: `"normal"` writes every batch to the operating system before `append` returns: nothing is lost when
-                the process is killed. Against a loss of power only `"full"` guards the last moments, at the price of
-                waiting for the disk at each batch.
-            keep_deltas: Keep transient events as well, with their times, for faithful replays.
-            corrupt: What becomes of an event that cannot be read, since the disk or another program has damaged it:
-                `"refuse"` makes an error of whatever reads its run, and `"skip"` leaves it out, with a warning that
-                names it. Other runs are read as they are in both cases.
-            lease: Seconds for which this process may be silent until others on this machine take its turns: it says
-                four times as often that it is alive. One that is killed is found after so long, and one that was
-                frozen for longer has lost its turns.
+            path: File path. The parent folder must exist.
+            fsync: Durability mode. With `"normal"`, `append` passes each batch to the operating system, so a killed
+                process loses nothing. `"full"` also protects recent writes from power loss, but waits for the disk on
+                every batch.
+            keep_deltas: Store transient events with their timestamps for exact replays.
+            corrupt: Handling of unreadable events. With `"refuse"`, reading the run raises an error. With `"skip"`, the
+                event is skipped with a warning. Other runs are not affected.
+            lease: Lease duration in seconds. The process renews its leases four times per period. After a process is
+                killed or frozen for this long, other processes on the same machine may acquire its leases.
 
         Raises:
-            ConfigurationError: The path, `fsync`, `corrupt` or `lease` cannot be used.
+            ConfigurationError: If `path`, `fsync`, `corrupt` or `lease` is invalid.
         """
-        # Both connections open the same file, whatever folder the process goes to meanwhile.
+        # Use an absolute path, because the working directory may change before a connection is opened.
         self.path = checked_place(path, fsync, "MemoryEventLog for a log in memory")
         if corrupt not in ("refuse", "skip"):
             raise ConfigurationError(f"corrupt is 'refuse' or 'skip', not {corrupt!r}")
@@ -117,25 +115,25 @@ class SqliteEventLog(EventLog):
         return f"<SqliteEventLog {self.path}>"
 
     async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
-        """Append a batch to a run, or nothing of it, as `EventLog.append` says; then it is in the file.
+        """Append a batch to a run atomically, implementing `EventLog.append`.
 
         Raises:
-            ConflictError: The log holds another last `seq`: somebody else writes this run.
-            EventLogError: An event has the wrong number, or the file cannot be written; the message says why.
+            ConflictError: If the last stored `seq` is different, because another writer appends to the run.
+            EventLogError: If an event has the wrong number, or the file is not writable.
         """
         if not self.append_now(task_id, events, expected_seq=expected_seq, writer=writer):
             await self._writer.append(task_id, events, expected_seq, writer)
             self._followers.wrote(task_id)
 
     def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> bool:
-        """Append a few events without the thread, whose turn costs more than the write; False if that may take long.
+        """Append a small batch on the calling thread, or return False if this could block.
 
-        It takes a tenth of a millisecond, since it goes no further than the memory of the operating system. What waits
-        for a disk, for another process or for a large batch is the thread's.
+        This takes about 0.1 ms, less than switching to the writer thread, because the data only reaches the page cache.
+        Large batches and writes that wait for the disk or another process need the thread.
 
         Raises:
-            ConflictError: As for `append`.
-            EventLogError: As for `append`.
+            ConflictError: If as in `append`.
+            EventLogError: If as in `append`.
         """
         check_batch(task_id, events, expected_seq, self.keeps_deltas)
         if not events:
@@ -146,26 +144,26 @@ class SqliteEventLog(EventLog):
         return True
 
     async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
-        """Return the events of a run after `after_seq`, as `EventLog.read` says.
+        """Return events after `after_seq`, implementing `EventLog.read`.
 
         Raises:
-            UnknownRun: The log does not have the run.
-            EventLogError: The file cannot be read.
+            UnknownRun: If the run does not exist.
+            EventLogError: If reading the file fails.
         """
         return tuple((await self._page(task_id, deltas, -1, (after_seq + 1, 0))).events)
 
     async def follow(
         self, task_id: str, *, after_seq: int = 0, deltas: bool = False, until: Until = "attempt"
     ) -> AsyncIterator[Event]:
-        """The events after `after_seq`, then those that come, from whatever process; see `EventLog.follow`.
+        """Yield stored events after `after_seq`, then new events from any process.
 
-        It ends when it has caught up with the final event of an attempt, whatever its state; if a later attempt has
-        begun by then, it goes on with that one.
+        Implements `EventLog.follow`. Iteration stops after the final event of an attempt, unless a later attempt has
+        already started.
 
         Raises:
-            UnknownRun: The log does not have the run.
-            LogRolledBack: The log lacks an event that was given, since the file was restored.
-            EventLogError: The file cannot be read.
+            UnknownRun: If the run does not exist.
+            LogRolledBack: If an event that was already yielded is missing, because the file was restored.
+            EventLogError: If reading the file fails.
         """
         page = partial(self._page, task_id, deltas, PAGE)
         joined = partial(self._tails().joined, task_id)
@@ -173,7 +171,7 @@ class SqliteEventLog(EventLog):
             yield event
 
     def _tails(self) -> Tails:
-        """The tails of the runs that are followed in the event loop that runs."""
+        """Return the shared tails of the current event loop."""
         loop = asyncio.get_running_loop()
         for other in [other for other in self._followed if other.is_closed()]:
             del self._followed[other]
@@ -190,7 +188,7 @@ class SqliteEventLog(EventLog):
         return self._followed[loop]
 
     async def _feed(self, tail: Tail) -> None:
-        """Read what comes of a run, once for all who follow it here."""
+        """Read new events for all followers of a run."""
         place = tail.place
         with self._followers.follower(tail.task_id, self._reader.keep_looking, deltas=True) as follower:
             try:
@@ -201,22 +199,22 @@ class SqliteEventLog(EventLog):
                     more, place = found.end > place, found.end
                     if not more:
                         tail.stand(found)
-                        # Since the log may have been closed, and is used again by that.
+                        # Start polling again, because the log may have been closed and reopened.
                         self._reader.keep_looking(True)
                         await follower.more(found.standing)
             except EventLogError as error:
-                # Whoever follows the run from now on begins a tail of its own.
+                # Later followers must start with a new tail.
                 self._tails().forget(tail)
                 tail.fail(error)
 
     async def snapshot(
         self, task_id: str, *, since: Snapshot | None = None, history: HistoryQuery | None = None
     ) -> Snapshot:
-        """Return a run with its neighbours as of one moment, as `EventLog.snapshot` says.
+        """Return a consistent snapshot of a run and its neighbours, implementing `EventLog.snapshot`.
 
         Raises:
-            UnknownRun: The log does not have the run.
-            EventLogError: The file cannot be read.
+            UnknownRun: If the run does not exist.
+            EventLogError: If reading the file fails.
         """
         corrupt = self._corrupt
         return await self._reading_run(task_id, lambda each: read_snapshot(each, task_id, since, history, corrupt))
@@ -224,10 +222,10 @@ class SqliteEventLog(EventLog):
     async def read_conversation(
         self, context_id: str, *, before: str, after: Mark | None = None, version: int
     ) -> ConversationPage:
-        """Return the runs of a conversation that come before a run, as `EventLog.read_conversation` says.
+        """Return earlier runs of a conversation, implementing `EventLog.read_conversation`.
 
         Raises:
-            EventLogError: The file cannot be read.
+            EventLogError: If reading the file fails.
         """
         empty = ConversationPage((), Mark(0, 0, 0, ""), whole=True)
         return await self._reading(
@@ -235,7 +233,7 @@ class SqliteEventLog(EventLog):
         )
 
     def store_folds(self, context_id: str, folds: Sequence[RunFold], *, version: int) -> None:
-        """Store folds of a conversation when there is time, as `EventLog.store_folds` says."""
+        """Store conversation folds in the background, implementing `EventLog.store_folds`."""
 
         def work(connection: sqlite3.Connection) -> None:
             with transaction(connection):
@@ -244,21 +242,21 @@ class SqliteEventLog(EventLog):
         self._writer.when_there_is_time(work, lambda error: log.debug("no folds are kept in %s: %s", self.path, error))
 
     async def get_record(self, task_id: str) -> RunRecord:
-        """Return the record of a run.
+        """Return the run record.
 
         Raises:
-            UnknownRun: The log does not have the run.
-            EventLogError: The file cannot be read.
+            UnknownRun: If the run does not exist.
+            EventLogError: If reading the file fails.
         """
         return await self._reading_run(task_id, lambda connection: read_record(connection, task_id))
 
     async def list_runs(self, **query: Unpack[RunQuery]) -> Sequence[RunRecord]:
-        """Return the records of the matching runs, as `EventLog.list_runs` says.
+        """Return the records of matching runs, implementing `EventLog.list_runs`.
 
         Raises:
-            UnknownRun: The log does not have the run `after`.
-            ConfigurationError: `limit` is less than one.
-            EventLogError: The file cannot be read.
+            UnknownRun: If the run `after` does not exist.
+            ConfigurationError: If `limit` is less than one.
+            EventLogError: If reading the file fails.
         """
         wanted = RunFilter(**query)
         if wanted.after is not None:
@@ -266,47 +264,47 @@ class SqliteEventLog(EventLog):
         return await self._reading(lambda connection: read_records(connection, wanted), [])
 
     async def acquire_lease(self, context_id: str, task_id: str, on_lost: Callable[[], None]) -> bool:
-        """Acquire the lease of a conversation for a run, as `EventLog.acquire_lease` says.
+        """Acquire the conversation lease for a run, implementing `EventLog.acquire_lease`.
 
         Raises:
-            EventLogError: The file cannot be written.
+            EventLogError: If writing the file fails.
         """
         return await self._writer.take_turn(Turn(context_id, task_id, on_lost))
 
     async def has_lease(self, context_id: str, task_id: str) -> bool:
-        """Return True if this log object still holds the lease, as `EventLog.has_lease` says.
+        """Return True if this log object still holds the lease, implementing `EventLog.has_lease`.
 
         Raises:
-            EventLogError: The file cannot be written.
+            EventLogError: If writing the file fails.
         """
         return await self._writer.has_turn(context_id, task_id)
 
     async def release_lease(self, context_id: str, task_id: str) -> None:
-        """Release the lease, as `EventLog.release_lease` says.
+        """Release the lease, implementing `EventLog.release_lease`.
 
         Raises:
-            EventLogError: The file cannot be written.
+            EventLogError: If writing the file fails.
         """
         await self._writer.give_turn_back(context_id, task_id)
 
     async def list_orphaned(
         self, *, submitted_before: float = 30, submitted_limit: int | None = None, submitted_after: str | None = None
     ) -> Sequence[RunRecord]:
-        """Return the runs that can continue and have no living owner, as `EventLog.list_orphaned` says.
+        """Return resumable runs without a live owner, implementing `EventLog.list_orphaned`.
 
         Raises:
-            EventLogError: The file cannot be read.
+            EventLogError: If reading the file fails.
         """
         return await self._reading(
             lambda connection: list_orphaned(connection, submitted_before, submitted_limit, submitted_after), []
         )
 
     async def send_command(self, task_id: str, command: Command) -> int:
-        """Store a command for a run, as `EventLog.send_command` says; then it is in the file.
+        """Store a command for a run durably, implementing `EventLog.send_command`.
 
         Raises:
-            UnknownRun: The log does not have the run.
-            EventLogError: The file cannot be written.
+            UnknownRun: If the run does not exist.
+            EventLogError: If writing the file fails.
         """
         data = command.to_json()
 
@@ -319,38 +317,38 @@ class SqliteEventLog(EventLog):
         return number
 
     async def read_commands(self, task_id: str, *, after: int = 0) -> Sequence[tuple[int, Command]]:
-        """Return the commands of a run, as `EventLog.read_commands` says.
+        """Return commands sent to a run, implementing `EventLog.read_commands`.
 
         Raises:
-            UnknownRun: The log does not have the run.
-            EventLogError: The file cannot be read.
+            UnknownRun: If the run does not exist.
+            EventLogError: If reading the file fails.
         """
         return await self._reading_run(task_id, lambda connection: read_commands(connection, task_id, after))
 
     def watch_commands(self, task_id: str, notify: Callable[[], None]) -> Callable[[], None]:
-        """Call `notify` at most 20 ms after a command was sent to a run, as `EventLog.watch_commands` says."""
+        """Call `notify` within 20 ms after a new command, implementing `EventLog.watch_commands`."""
         stop = self._followers.watch(task_id, notify, self._reader.keep_looking)
         if not self._reader.open:
-            # Who cannot look for mail has to read, and gets the error.
+            # If the file cannot be opened, wake the watchers, so that their next read raises the error.
             self._reader.submit(lambda connection: None, lambda error: self._followers.wake_all())
         return stop
 
     async def delete(self, task_id: str) -> None:
-        """Remove a run that has ended for good.
+        """Delete a finished run.
 
         Raises:
-            UnknownRun: The log does not have the run.
-            EventLogError: The run can still go on, or the file cannot be written.
+            UnknownRun: If the run does not exist.
+            EventLogError: If the run is not finished, or writing the file fails.
         """
         await self._writer.remove(lambda connection: remove_run(connection, task_id))
 
     async def trim(
         self, older_than: float, *, states: Collection[State] = FINISHED, deltas_only: bool = False
     ) -> list[str]:
-        """Remove old finished runs, as `EventLog.trim` says.
+        """Delete old finished runs, implementing `EventLog.trim`.
 
         Raises:
-            EventLogError: The file cannot be written.
+            EventLogError: If writing the file fails.
         """
         before = round((time.time() - older_than) * 1000)
         wanted = [state for state in states if state in FINISHED]
@@ -360,14 +358,14 @@ class SqliteEventLog(EventLog):
     def artifacts(self) -> ArtifactStore:
         """Artifact store in the same file."""
         if self._artifacts is None:
-            # Few runs make any.
+            # Created lazily, because few runs write artifacts.
             from rxloop.storage.sqlite_artifacts import SqliteArtifacts
 
             self._artifacts = SqliteArtifacts(self.path, fsync=self._fsync)
         return self._artifacts
 
     async def aclose(self) -> None:
-        """Close the file; may be called more than once. A log that is used again opens it again."""
+        """Close the file. This method is idempotent, and later calls reopen the file."""
         if self._artifacts is not None:
             await self._artifacts.aclose()
         await self._writer.aclose()
@@ -375,7 +373,7 @@ class SqliteEventLog(EventLog):
         self._followers.wake_all()
 
     async def _reading(self, work: Callable[[sqlite3.Connection], T], empty: T) -> T:
-        """What a query gives; of a file that is not there yet, what it would give of an empty one."""
+        """Return a query result. If the file does not exist yet, return `empty`."""
 
         def read(connection: sqlite3.Connection) -> T:
             self._file.check()
@@ -387,13 +385,13 @@ class SqliteEventLog(EventLog):
         return await self._reader.do(read)
 
     async def _reading_run(self, task_id: str, work: Callable[[sqlite3.Connection], T | None]) -> T:
-        """Return what a query finds of a run; None is `UnknownRun`."""
+        """Return a query result for a run. A result of None raises `UnknownRun`."""
         found = await self._reading(work, None)
         if found is None:
             raise unknown_run(task_id)
         return found
 
     async def _page(self, task_id: str, deltas: bool, limit: int, after: Place) -> SeenPage:
-        """Events of a run after a place."""
+        """Read a page of events."""
         corrupt = self._corrupt
         return await self._reading_run(task_id, lambda each: read_page(each, task_id, after, deltas, limit, corrupt))

@@ -1,4 +1,4 @@
-"""Newest events of a followed run, read once for all readers."""
+"""Recent events of followed runs, shared by all readers."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from rxloop.protocol.events import Event, ends_attempt
 from rxloop.storage.rules import same, went_back
 
 _MOST = 256
-"""Events of a run that are kept in memory; a reader that is further behind reads the log."""
+"""Maximum number of buffered events per run. Slower readers read from the log."""
 
 PAGE = 500
-"""Events that are read from a log at once, so that a long run is never in memory as a whole."""
+"""Page size for log reads, so that long runs are never loaded at once."""
 
 Place = tuple[int, int]
-"""The `seq` and `sub` of an event."""
+"""`seq` and `sub` of an event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The events of a run after a place, behind the durable one at that place; and how the run stood at that moment."""
+    """Events read from a position, including the durable event at that position, with the status of the run."""
 
     events: Sequence[Event]
     rows: int
-    """How many there are, with those that were left out."""
+    """Number of rows, including skipped events."""
     end: Place
-    """The last of them, or the place."""
+    """Position of the last row, or the start position."""
     seq: int
-    """The last durable event of the run."""
+    """`seq` of the last durable event."""
     at_rest: bool
     finished: bool
-    """Whether nothing more can come of the run."""
+    """True if the run cannot produce further events."""
     number: int
-    """That of the run in its log."""
+    """Run number in the log."""
 
     def over(self, until: Until) -> bool:
-        """Whether nothing comes after this page, if it is the last one, that a follower waits for."""
+        """Return True if a follower can stop after this page, assuming it is the last page."""
         return self.at_rest and (until == "attempt" or self.finished)
 
 
 def unread(events: Sequence[Event], place: Place, last: Event | None, task_id: str) -> list[Event]:
-    """What of a page comes after its place, for a reader that has the durable event there.
+    """Return the events after a position.
 
     Args:
-        events: Those of the page.
-        place: Where it begins.
-        last: The last durable event that the reader has; None if that is not known.
-        task_id: The run.
+        events: Events of the page.
+        place: Start position of the page.
+        last: Last durable event received by the reader, or None if unknown.
+        task_id: Run ID.
 
     Raises:
-        LogRolledBack: The log does not have that event any more.
+        LogRolledBack: If the log no longer contains `last`.
     """
     if last is not None and last.seq == place[0] and not (events and same(events[0], last)):
         raise went_back(task_id, last.seq)
@@ -63,37 +63,37 @@ def unread(events: Sequence[Event], place: Place, last: Event | None, task_id: s
 
 
 class Tail:
-    """The newest events of a run, as they come; and who waits for more of them."""
+    """Buffer for recent events, with its waiting readers."""
 
     def __init__(self, task_id: str, page: Page) -> None:
-        """Begin with nothing, after what a page has shown."""
+        """Start an empty buffer after a page."""
         self.task_id, self.number = task_id, page.number
         self.place: Place = (page.seq, 0)
-        """That of the last event."""
+        """Position of the last event."""
         self.readers = 0
         self._since = page.seq
-        """The durable events after this one are here."""
+        """All durable events after this `seq` are buffered."""
         self._at_rest = page.at_rest
         self._finished = page.finished
         self._before = self._last = last_of(page.events, None)
-        """The durable event before those that are here, and the last one."""
+        """Last durable event before the buffer, and last durable event."""
         self._events = deque[Event]()
         self._early: list[Event] = []
-        """Transient events whose durable one has not come yet."""
+        """Transient events that arrived before their durable event."""
         self._waiting: tuple[set[asyncio.Future[None]], set[asyncio.Future[None]]] = (set(), set())
-        """Those who wait for durable events, and those who wait for all."""
+        """Readers waiting for durable events, and readers waiting for any event."""
         self._error: EventLogError | None = None
 
     def grow(self, events: Sequence[Event], place: Place) -> None:
-        """Take the events of a page that begins at that place.
+        """Add a page of events, starting at `place`.
 
         Raises:
-            LogRolledBack: The log is not the one that the events here are from.
+            LogRolledBack: If the page does not match the buffered events.
         """
         self._take(unread(events, place, self._last, self.task_id), [])
 
     def told(self, event: Event) -> None:
-        """Take a transient event that came by itself, in whatever order; what is here already is passed over."""
+        """Add a transient event that was delivered separately, in any order. Duplicates are ignored."""
         self._take([], [event])
 
     def _take(self, found: Sequence[Event], told: Sequence[Event]) -> None:
@@ -121,26 +121,26 @@ class Tail:
             self._wake(durable=durable)
 
     def _belongs(self, event: Event) -> bool:
-        """Whether a transient event that was told is one of those after the last durable one.
+        """Return True if a notified transient event follows the last durable event of the same run and attempt.
 
-        The log may have gone back, which shows in what is read alone: the number may be that of another run by now.
+        After a log rollback, the run number may belong to another run. Notifications alone do not reveal this.
         """
         last = self._last
         if last is None:
             return True
-        # Nobody has stamped those that have no run.
+        # Events created outside a run have no root run ID.
         of = {event.root_task_id, last.root_task_id} - {""}
         return len(of) < 2 and event.attempt == last.attempt
 
     def stand(self, page: Page) -> None:
-        """Take note of how the run stands, after all of its events: the last of them may have been left out."""
+        """Update the run status after its last page. The last event itself may have been skipped."""
         changed = (self._at_rest, self._finished) != (page.at_rest, page.finished)
         self._at_rest, self._finished = page.at_rest, page.finished
         if changed:
             self._wake(durable=True)
 
     def fail(self, error: EventLogError) -> None:
-        """End the readers with an error."""
+        """Raise an error in all readers."""
         self._error = error
         self._wake(durable=True)
 
@@ -152,7 +152,7 @@ class Tail:
             waiting.clear()
 
     def after(self, place: Place, deltas: bool) -> list[Event] | None:
-        """The events after a place; None if some of them are not here any more."""
+        """Return the buffered events after a position, or None if some of them were dropped."""
         if place[0] < self._since:
             return None
         found: list[Event] = []
@@ -165,10 +165,10 @@ class Tail:
         return found
 
     def knows(self, last: Event) -> bool:
-        """Whether the last durable event of a reader is here; False if the tail is not as far, or has forgotten it.
+        """Return True if the buffer contains the last durable event of a reader.
 
         Raises:
-            LogRolledBack: Another one is in its place.
+            LogRolledBack: If the buffer contains a different event with this `seq`.
         """
         for event in (*reversed(self._events), self._before):
             if event is not None and event.durable and event.seq <= last.seq:
@@ -178,10 +178,10 @@ class Tail:
         return False
 
     def over(self, until: Until) -> bool:
-        """Whether nothing more comes that a follower waits for.
+        """Return True if a follower can stop.
 
         Raises:
-            EventLogError: The run cannot be followed any more.
+            EventLogError: If the run can no longer be followed.
         """
         if self._error is not None:
             raise self._error
@@ -206,18 +206,18 @@ async def followed(
     deltas: bool,
     until: Until,
 ) -> AsyncIterator[Event]:
-    """The events of a run after `after_seq`, then those that come, as `EventLog.follow` gives them.
+    """Implement `EventLog.follow` by reading pages, then the shared tail.
 
     Args:
-        task_id: The run.
-        page: Reads the next events after a place from the log, at most `PAGE` of them.
-        joined: Gives the tail of the run, which goes on after a page at the latest.
-        after_seq: The last `seq` that is not wanted.
-        deltas: Give the transient events too.
-        until: Where to stop.
+        task_id: Run ID.
+        page: Function that reads up to `PAGE` events after a position.
+        joined: Context manager for the shared tail, which continues no later than the given page.
+        after_seq: Skip events up to this `seq`.
+        deltas: Include transient events.
+        until: When to stop.
 
     Raises:
-        LogRolledBack: The log lacks an event that was given.
+        LogRolledBack: If an event that was already yielded is missing from the log.
     """
     place: Place = (after_seq, 0)
     last: Event | None = None
@@ -232,20 +232,21 @@ async def followed(
         if not more or (found.rows < PAGE and not found.at_rest):
             break
     if found.seq < place[0]:
-        # The reader is ahead of the log: the tail is not.
+        # The reader is ahead of the log, but the tail must start at the end of the log.
         found = await page((found.seq, 0))
     with joined(found) as tail:
         known = False
         while True:
             events = tail.after(place, deltas)
             if events is None or (not events and not known and last is not None and tail.over(until)):
-                # It has forgotten what comes next; or it is over, and may never have had what the reader has.
+                # Read the log if the buffer has dropped events, or to verify the last event of the reader before
+                # stopping.
                 found = await page(place)
                 events = unread(found.events, place, last, task_id)
                 if found.end == place:
                     if found.over(until):
                         return
-                    # What came after it was here once.
+                    # The buffer had later events, so the log was rolled back.
                     raise went_back(task_id, place[0])
                 known, place = False, found.end
             elif events:
@@ -261,14 +262,14 @@ async def followed(
 
 
 class Tails:
-    """The tails of the runs that are followed in one event loop."""
+    """Shared tails of the runs followed in one event loop."""
 
     def __init__(self, begun: Callable[[Tail], None], ended: Callable[[Tail], None] | None = None) -> None:
-        """Begin with none.
+        """Create an empty collection.
 
         Args:
-            begun: Called with each new tail, which has to be fed with everything after its place.
-            ended: Called with a tail when its last reader has left.
+            begun: Called with each new tail. The callback must feed all events after the tail's position.
+            ended: Called when the last reader of a tail has left.
         """
         self._begun, self._ended = begun, ended
         self.of_task: dict[str, Tail] = {}
@@ -276,10 +277,10 @@ class Tails:
 
     @contextmanager
     def joined(self, task_id: str, page: Page) -> Generator[Tail]:
-        """The tail of a run, while the block lasts; a new one begins after the page."""
+        """Join the tail of a run for the duration of the block. A new tail starts after the page."""
         tail = self.of_task.get(task_id)
         if tail is None or tail.number != page.number:
-            # The log has gone back: the run has another number now, and its number was that of another run.
+            # After a log rollback, runs have new numbers, and old numbers may belong to other runs.
             for other in (tail, self.of_number.get(page.number)):
                 if other is not None:
                     self.forget(other)
@@ -295,7 +296,7 @@ class Tails:
                 self.forget(tail)
 
     def forget(self, tail: Tail) -> None:
-        """Feed a tail no more."""
+        """Stop feeding a tail."""
         if self.of_task.get(tail.task_id) is tail:
             del self.of_task[tail.task_id]
         if self.of_number.get(tail.number) is tail:
@@ -304,17 +305,17 @@ class Tails:
                 self._ended(tail)
 
     def fail(self, error: EventLogError) -> None:
-        """End all readers with an error."""
+        """Raise an error in all readers."""
         for tail in list(self.of_task.values()):
             self.forget(tail)
             tail.fail(error)
 
 
 def place_of(event: Event) -> Place:
-    """The place of an event in its run."""
+    """Return an event's position."""
     return event.seq, event.sub
 
 
 def last_of(events: Sequence[Event], last: Event | None) -> Event | None:
-    """The last durable event, `last` where there is none."""
+    """Return the last durable event, or `last` if there is none."""
     return next((event for event in reversed(events) if event.durable), last)

@@ -1,4 +1,4 @@
-"""Connection, schema, transactions."""
+"""SQLite connections, schema migrations and transactions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rxloop.errors import EventLogError
 Fsync = Literal["normal", "full"]
 
 APPLICATION_ID = 0x72786C70
-"""The four letters `rxlp`, in the header of the file."""
+"""ASCII code of `rxlp`, stored in the file header."""
 
 BUSY_SECONDS = 5.0
 
@@ -46,7 +46,7 @@ SCHEMA = (
         PRIMARY KEY (run, seq, sub)
     ) WITHOUT ROWID;
     """,
-    # Files of earlier versions have tables of thinking sessions here. They stay until a step drops them.
+    # Older files contain tables for thinking sessions, which no migration drops yet.
     "",
     """
     ALTER TABLE runs ADD COLUMN owner TEXT NOT NULL DEFAULT '';
@@ -142,7 +142,7 @@ SCHEMA = (
     ALTER TABLE runs ADD COLUMN arrived REAL NOT NULL DEFAULT 0;
     """,
 )
-"""The steps from each version of the schema to the next; the version is how many of them a file has had."""
+"""Schema migrations. The schema version is the number of applied migrations."""
 
 _HINTS = {
     "SQLITE_FULL": "the disk is full: make room, or put the log somewhere else",
@@ -161,12 +161,12 @@ _NO_DESCRIPTOR = (
 )
 
 _LASTING = ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_NOTADB", "SQLITE_CORRUPT", "SQLITE_PERM", "SQLITE_AUTH")
-"""What another try would not change; a full disk or a file that is held may pass."""
+"""Errors that a retry cannot fix. A full disk or a locked file may be temporary."""
 
 
 @contextmanager
 def errors_of(path: Path) -> Generator[None]:
-    """Make what SQLite raises an `EventLogError` that names the file and says what to do."""
+    """Convert SQLite and OS errors to `EventLogError`, with the file path and a hint."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
@@ -174,7 +174,7 @@ def errors_of(path: Path) -> Generator[None]:
         hint = next((hint for code, hint in _HINTS.items() if name.startswith(code)), None)
         retryable = not name.startswith(_LASTING)
         if name.startswith("SQLITE_CANTOPEN") or isinstance(error, OSError):
-            # SQLite does not tell a folder that is missing from a process that has too much open.
+            # SQLite reports a missing folder and a lack of file descriptors with the same code.
             if no_descriptor_left(error):
                 hint, retryable = _NO_DESCRIPTOR, True
             elif path.is_file() and os.access(path, os.R_OK | os.W_OK) and os.access(path.parent, os.W_OK):
@@ -184,16 +184,16 @@ def errors_of(path: Path) -> Generator[None]:
 
 
 def is_busy(error: sqlite3.OperationalError) -> bool:
-    """Tell whether somebody else writes to the file at this moment."""
+    """Return True if the database is locked by another writer."""
     return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def no_descriptor_left(error: BaseException) -> bool:
-    """Whether a file could not be opened since this process, or this machine, has too many open."""
+    """Return True if the process or system has run out of file descriptors."""
     if isinstance(error, OSError):
         return error.errno in (errno.EMFILE, errno.ENFILE)
     try:
-        # Never the file itself: closing it would give up the locks that SQLite has on it.
+        # Do not open the database file itself, because closing it would release SQLite's locks.
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as refusal:
         return refusal.errno in (errno.EMFILE, errno.ENFILE)
@@ -201,16 +201,16 @@ def no_descriptor_left(error: BaseException) -> bool:
 
 
 def connect(path: Path, fsync: Fsync) -> sqlite3.Connection:
-    """Open the file, make it where it is not there, and bring its schema up to date.
+    """Open or create the file and migrate its schema.
 
     Raises:
-        EventLogError: It is the file of another program, or of a newer version of rxloop; what is in it stays as it is.
+        EventLogError: If the file belongs to another program or a newer version of rxloop. Its content is not changed.
     """
-    # Conversations are for their owner alone. SQLite gives the files beside it the same mode.
+    # Conversations are private. SQLite copies the file mode to the WAL.
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:
-        # SQLite explains everything else better. Most often the file is there, which is not an error.
+        # SQLite reports other errors with more detail. Usually the file already exists.
         if no_descriptor_left(error):
             raise
     deadline = time.monotonic() + BUSY_SECONDS
@@ -218,21 +218,21 @@ def connect(path: Path, fsync: Fsync) -> sqlite3.Connection:
         try:
             return _connect(path, fsync)
         except sqlite3.OperationalError as error:
-            # Of several that make the file a write-ahead one at once, SQLite lets all but one fail without any waiting.
+            # If several processes enable WAL mode concurrently, SQLite ignores the busy timeout for all but one.
             if not is_busy(error) or time.monotonic() > deadline:
                 raise
             time.sleep(_AGAIN_SECONDS)
 
 
 def _connect(path: Path, fsync: Fsync) -> sqlite3.Connection:
-    # Used by one thread at a time, though not always the one that opened it.
+    # Threads take turns using the connection.
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     try:
         _check(connection, path)
         if _number(connection, "user_version") < len(SCHEMA):
             _migrate(connection, path)
         connection.execute(f"PRAGMA synchronous = {fsync}")
-        # Not inside a commit, which may be made on the event loop: moving the pages waits for the disk.
+        # Automatic checkpoints would block a commit on the event loop while writing to the disk.
         connection.execute("PRAGMA wal_autocheckpoint = 0")
     except BaseException:
         connection.close()
@@ -241,7 +241,7 @@ def _connect(path: Path, fsync: Fsync) -> sqlite3.Connection:
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse what is not ours before anything is written."""
+    """Check the application ID and schema version before writing."""
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     owner, version = _number(connection, "application_id"), _number(connection, "user_version")
     if owner != APPLICATION_ID and (tables or owner):
@@ -258,14 +258,14 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Take the steps that the file has not had, all of them or none."""
+    """Apply pending migrations in one transaction."""
     if _number(connection, "user_version") == 0:
-        # A file can be told to give room back only while it has no table.
+        # SQLite only accepts this setting before the first table is created.
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("BEGIN IMMEDIATE")
     try:
-        # Another process may have come first.
+        # Check again, because another process may have migrated the file.
         _check(connection, path)
         for step in SCHEMA[_number(connection, "user_version") :]:
             for statement in step.split(";"):
@@ -279,14 +279,14 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def begin(connection: sqlite3.Connection, wait: float) -> None:
-    """Begin to write, and wait that many seconds for another writer at most."""
+    """Begin a write transaction, waiting up to `wait` seconds for other writers."""
     connection.execute(f"PRAGMA busy_timeout = {round(wait * 1000)}")
     connection.execute("BEGIN IMMEDIATE")
 
 
 def checkpoint(connection: sqlite3.Connection, *, cut: bool) -> None:
-    """Move what is in the write-ahead log to its place, as far as no reader is in the way, and maybe cut it off."""
-    # This is the long part, and keeps no writer waiting; the other one waits for nobody.
+    """Copy pages from the WAL to the database, unless readers need them, and optionally truncate the WAL."""
+    # The passive checkpoint does most of the work without blocking writers. Truncation does not wait for readers.
     connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
     if not cut:
         return
@@ -298,7 +298,7 @@ def checkpoint(connection: sqlite3.Connection, *, cut: bool) -> None:
 
 
 def roll_back(connection: sqlite3.Connection) -> None:
-    """End a transaction that failed; some failures have ended it already."""
+    """Roll back a failed transaction, unless SQLite has already done so."""
     if connection.in_transaction:
         with suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
@@ -311,11 +311,11 @@ def _number(connection: sqlite3.Connection, pragma: str) -> int:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection, *, wait: float | None = None) -> Generator[None]:
-    """All of it or nothing; others may read, and do not write, meanwhile.
+    """Run the block in a write transaction. Other connections can only read.
 
     Args:
-        connection: The connection.
-        wait: Seconds to wait for another writer; None is as long as usual.
+        connection: SQLite connection.
+        wait: Maximum time in seconds to wait for other writers. None uses the default.
     """
     begin(connection, BUSY_SECONDS if wait is None else wait)
     try:

@@ -1,4 +1,4 @@
-"""Identity of the database file."""
+"""Identity checks for the database file and its write-ahead log."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ _INode = tuple[int, int]
 
 
 class OpenFile:
-    """The file of one connection, and the write-ahead log beside it.
+    """Database file of a connection, with its write-ahead log (WAL).
 
-    SQLite goes on writing into a file that was removed, and reports no error: so each writer asks here whether what it
-    wrote is in the file. While a connection is open, only who removes the write-ahead log makes another one.
+    SQLite continues to write into a deleted file without reporting an error. Therefore, each writer checks after a
+    commit that both files are still in place. While a connection is open, the WAL is replaced only if another program
+    deletes it.
     """
 
     def __init__(self, path: Path, fsync: Fsync) -> None:
         self.path = path
-        # SQLite names it for the file that a link leads to.
+        # SQLite resolves symbolic links before it names the WAL file.
         self._wal = f"{path.resolve()}-wal"
         self._fsync: Fsync = fsync
         self._opened: tuple[_INode | None, _INode | None] | None = None
@@ -30,32 +31,32 @@ class OpenFile:
         self._cut = False
 
     def open(self) -> sqlite3.Connection:
-        """Open the file, or make it.
+        """Open or create the file.
 
         Raises:
-            EventLogError: It cannot be opened, or not be used.
+            EventLogError: If the file cannot be opened, or is not usable.
         """
         with errors_of(self.path):
             connection = connect(self.path, self._fsync)
             self._opened = _inode(self.path), _inode(self._wal)
-            # Others may have left much there: the first write looks.
+            # Other processes may have left a large WAL, so check its size on the first write.
             self._ahead = _AGAIN
             return connection
 
     def check(self) -> None:
-        """Check that the connection reads the file at the path.
+        """Check that the connection still refers to the file at the path.
 
         Raises:
-            EventLogError: The file is gone, or another one is in its place.
+            EventLogError: If the file was deleted or replaced.
         """
         if self._opened is not None and _inode(self.path) != self._opened[0]:
             raise self._lost(self.path)
 
     def written(self, events: int) -> bool:
-        """Check that what was committed is in the file; return whether it is time to empty the write-ahead log.
+        """Check the files after a commit, and return True if a checkpoint is due.
 
         Raises:
-            EventLogError: The file or its write-ahead log is gone, or another one is in its place.
+            EventLogError: If the file or its WAL was deleted or replaced.
         """
         self.check()
         try:
@@ -72,14 +73,14 @@ class OpenFile:
         return True
 
     def move(self, connection: sqlite3.Connection) -> None:
-        """Move what is in the write-ahead log to its place, as far as no reader is in the way."""
+        """Copy pages from the WAL to the database, unless readers need them."""
         with errors_of(self.path):
             checkpoint(connection, cut=self._cut)
 
     def close(self, connection: sqlite3.Connection) -> None:
-        """Move what is in the write-ahead log to its place, and leave an empty one.
+        """Run a checkpoint and truncate the WAL.
 
-        While others keep the file open, SQLite does not do that, and each writer would leave something there.
+        SQLite itself only does this when the last connection is closed.
         """
         with errors_of(self.path):
             checkpoint(connection, cut=True)
@@ -94,14 +95,15 @@ class OpenFile:
 
 
 WAL_BYTES = 32 << 20
-"""The write-ahead log is cut off when it is as large, whoever has written it. One writer alone writes it over from the
-beginning long before, which costs less than to cut it off."""
+"""Size at which the WAL is truncated, including data from other writers. A single writer overwrites the WAL from the
+start long before, which is cheaper.
+"""
 
 _MOVE = 1_000
-"""Events of this writer after which it moves what is in the write-ahead log."""
+"""Number of events between checkpoints."""
 
 _AGAIN = 100
-"""The same where it is to be cut off, and a reader was in the way."""
+"""Number of events between attempts to truncate the WAL while a reader prevents it."""
 
 
 def _inode(path: str | Path) -> _INode | None:
@@ -113,15 +115,15 @@ def _inode(path: str | Path) -> _INode | None:
 
 
 def checked_place(path: str | PathLike[str], fsync: str, in_memory: str) -> Path:
-    """Give the path of a file, whatever folder the process goes to later.
+    """Validate the file options and return the absolute path.
 
     Args:
-        path: The path as it was given.
-        fsync: How it is to be written.
-        in_memory: What to use where there is no file.
+        path: File path.
+        fsync: Durability mode.
+        in_memory: Suggested alternative without a file, for error messages.
 
     Raises:
-        ConfigurationError: One of them cannot be used.
+        ConfigurationError: If an argument is invalid.
     """
     if fspath(path) in ("", ":memory:"):
         raise ConfigurationError(f"{path!r} is not a file: use {in_memory}")

@@ -1,4 +1,4 @@
-"""Notification of followers across processes."""
+"""Notifications for followers and command watchers across processes."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ from rxloop.errors import EventLogError
 STANDING = "seq, at_rest, (SELECT max(sub) FROM events WHERE run = number AND events.seq = runs.seq)"
 
 _AT_ONCE = 500
-"""Runs that are asked for in one query."""
+"""Maximum number of runs per query."""
 
 Standing = tuple[int, int, int]
-"""How far a run is: its last `seq`, whether it is at rest, and the `sub` of its last transient event."""
+"""Run position with the last `seq`, idle flag and last transient `sub`."""
 
 _GONE: Standing = (-1, 1, 0)
 
 
 class Follower:
-    """A reader that follows a run, and whether there is something new for it."""
+    """Run reader with notification state."""
 
     def __init__(self, deltas: bool) -> None:
         self._looks_at = 3 if deltas else 2
-        """How much of a standing matters."""
+        """Number of compared fields in a standing."""
         self._new = False
         self._read: Standing | None = None
-        """How the run stood when the follower had read all of it; None while it reads."""
+        """Standing after the last complete read, or None during a read."""
         self._seen: Standing | None = None
-        """How somebody who looked saw it since the follower began to read."""
+        """Latest standing found by polling since the read began."""
         self._waits: asyncio.Future[None] | None = None
 
     def reads(self) -> None:
-        """Take note that the follower is about to read: what comes from now on is new."""
+        """Reset the state before a read. Later changes count as new."""
         self._read = self._seen = None
         self._new = False
 
     async def more(self, read: Standing) -> None:
-        """Wait for something that came after the follower began to read.
+        """Wait for changes since the read began.
 
         Args:
-            read: How the run stood when it was read.
+            read: Standing returned by the read.
         """
-        # In this order: a thread that looks meanwhile either finds what was read, or is found itself.
+        # The order matters. A concurrent poll either sees the new value or has set `_seen`.
         self._read = read
         if self._new or self._differs(self._seen):
             return
         self._waits = asyncio.get_running_loop().create_future()
         try:
-            # A thread may have found something in between.
+            # Check again, because a concurrent poll may have found a change.
             if not self._new:
                 await self._waits
         finally:
             self._waits = None
 
     def looked(self, standing: Standing) -> None:
-        """Take note of how the run stands now; from any thread."""
+        """Store a polled standing, and wake the follower if it differs. This method is thread-safe."""
         self._seen = standing
         if self._differs(standing):
             self.wake()
@@ -72,24 +72,24 @@ class Follower:
         return read[: self._looks_at] != standing[: self._looks_at]
 
     def wake(self) -> None:
-        """Wake the follower, since there is something new; from any thread."""
+        """Wake the follower. This method is thread-safe."""
         self._new = True
         waits = self._waits
         if waits is not None:
-            # Its loop may be another one, or closed by now.
+            # The follower's event loop may be closed.
             with suppress(RuntimeError):
                 waits.get_loop().call_soon_threadsafe(_release, waits)
 
 
 class _Watcher:
-    """Somebody who is told of new mail for a run."""
+    """Command subscriber."""
 
     def __init__(self, arrived: Callable[[], None]) -> None:
         self._arrived = arrived
         self._loop = asyncio.get_running_loop()
 
     def wake(self) -> None:
-        """Tell of new mail; from any thread."""
+        """Call the callback in its event loop. This method is thread-safe."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._arrived)
 
@@ -98,17 +98,17 @@ W = TypeVar("W", Follower, _Watcher)
 
 
 class Followers:
-    """All who follow the runs of one log, and all who watch their mail.
+    """Followers and command watchers of a log object.
 
-    They learn at once what this log writes. `look` finds what others write: SQLite's `data_version` says whether
-    anybody has written at all, and only then one query says which of the runs have grown, and one who has new mail.
+    Writes by this log object wake them immediately. Polling detects writes by other connections using SQLite's
+    `data_version`. Only if this number changes, one query reads the followed runs and another reads new commands.
     """
 
     def __init__(self, check: Callable[[], None]) -> None:
-        """Begin with nobody.
+        """Create an empty collection.
 
         Args:
-            check: Raises an `EventLogError` when the file is gone, of which SQLite tells nobody who only reads.
+            check: Function that raises `EventLogError` if the file is missing. SQLite does not report this to readers.
         """
         self._check = check
         self._gone = False
@@ -117,14 +117,14 @@ class Followers:
         self._lock = threading.Lock()
         self._version: int | None = None
         self._letter: int | None = None
-        """The last letter that was looked at; None if nobody has watched yet."""
+        """Last checked command number, or None before the first check."""
         self._pid = os.getpid()
 
     @contextmanager
     def follower(
         self, task_id: str, keep_looking: Callable[[bool], None], *, deltas: bool = False
     ) -> Generator[Follower]:
-        """Add a follower while the block lasts; `keep_looking` is called with whether anybody is there."""
+        """Register a follower for the duration of the block. `keep_looking` starts or stops polling as needed."""
         follower = Follower(deltas)
         self._add(self._of, task_id, follower, keep_looking)
         try:
@@ -135,7 +135,7 @@ class Followers:
     def watch(
         self, task_id: str, arrived: Callable[[], None], keep_looking: Callable[[bool], None]
     ) -> Callable[[], None]:
-        """Add somebody who watches the mail of a run; give what removes them."""
+        """Register a callback for new commands, returning a function to remove it."""
         watcher = _Watcher(arrived)
         self._add(self._watching, task_id, watcher, keep_looking)
         return lambda: self._remove(self._watching, task_id, watcher, keep_looking)
@@ -143,7 +143,7 @@ class Followers:
     def _add(self, crowd: dict[str, set[W]], task_id: str, one: W, keep_looking: Callable[[bool], None]) -> None:
         with self._lock:
             if self._pid != os.getpid():
-                # Those of the parent process are in an event loop that does not run here.
+                # Inherited followers belong to an event loop of the parent process.
                 self._of.clear()
                 self._watching.clear()
                 self._letter, self._pid = None, os.getpid()
@@ -160,11 +160,11 @@ class Followers:
                 keep_looking(False)
 
     def wrote(self, task_id: str) -> None:
-        """Wake the followers of a run that this log has written."""
+        """Wake followers after a local write."""
         self._wake(self._of, task_id)
 
     def sent(self, task_id: str) -> None:
-        """Wake those who watch the mail of a run that this log has written to."""
+        """Wake command watchers after a local write."""
         self._wake(self._watching, task_id)
 
     def _wake(self, crowd: dict[str, set[W]], task_id: str) -> None:
@@ -175,8 +175,8 @@ class Followers:
                 one.wake()
 
     def wake_all(self) -> None:
-        """Wake everybody, who have to read again."""
-        # They mean nothing to another connection, which may be one to another file.
+        """Wake all followers and command watchers."""
+        # Versions and command numbers are only valid for the same connection and file.
         self._version = self._letter = None
         with self._lock:
             everybody = [one for crowd in (self._of, self._watching) for some in crowd.values() for one in some]
@@ -184,15 +184,15 @@ class Followers:
             one.wake()
 
     def look(self, connection: sqlite3.Connection) -> None:
-        """Wake those for whose runs there is something new. If looking fails, wake all: they read, and get the error.
+        """Poll for changes. If polling fails, wake everyone, so that their reads raise the error.
 
-        While nobody writes, it costs one look at a number, however many wait.
+        Without changes, polling only costs one read of `data_version`, regardless of the number of followers.
         """
         try:
             self._check()
             self._gone = False
         except EventLogError:
-            # Once: they get the error when they read, and whoever comes later reads first.
+            # Wake them only once. New followers read first and get the error from that read.
             if not self._gone:
                 self._gone = True
                 self.wake_all()
@@ -225,7 +225,7 @@ class Followers:
         with self._lock:
             self._letter = last
         if after is None:
-            # What came since they began to watch, nobody can say.
+            # Commands may have arrived between the start of watching and this first check.
             mailed = watching
         else:
             query = "SELECT DISTINCT task_id FROM mail JOIN runs ON runs.number = run WHERE mail.number > ?"

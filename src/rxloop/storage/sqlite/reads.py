@@ -1,4 +1,4 @@
-"""Queries: pages, records, folds, snapshots."""
+"""SQLite read queries."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Corrupt = Literal["refuse", "skip"]
 
 @dataclass(frozen=True, slots=True)
 class SeenPage(Page):
-    """A page, and how the run stood in the words of those who look whether it has grown."""
+    """Page with a standing, which is used to detect new events."""
 
     standing: Standing
 
@@ -55,7 +55,7 @@ class SeenPage(Page):
 def read_page(
     connection: sqlite3.Connection, task_id: str, after: Place, deltas: bool, limit: int, corrupt: Corrupt
 ) -> SeenPage | None:
-    """The events of a run after a place, behind the durable one there; None if the log has no such run."""
+    """Return events starting at a position, including its durable event, or None for an unknown run."""
     with one_moment(connection):
         query = f"SELECT number, state, error, {STANDING} FROM runs WHERE task_id = ?"
         found = connection.execute(query, (task_id,)).fetchone()
@@ -74,13 +74,13 @@ def read_page(
 
 
 def read_record(connection: sqlite3.Connection, task_id: str) -> RunRecord | None:
-    """The record of a run; None if the log has no such run."""
+    """Return the run record, or None for an unknown run."""
     row = connection.execute(f"SELECT {RECORD} FROM runs WHERE task_id = ?", (task_id,)).fetchone()
     return None if row is None else to_record(row)
 
 
 def read_records(connection: sqlite3.Connection, wanted: RunFilter) -> list[RunRecord]:
-    """Return the page of the matching runs."""
+    """Return a page of matching records."""
     where, values = _condition(wanted)
     order, beyond = ("DESC", "<") if wanted.newest_first else ("ASC", ">")
     if wanted.after is not None:
@@ -92,7 +92,7 @@ def read_records(connection: sqlite3.Connection, wanted: RunFilter) -> list[RunR
 
 
 def _condition(wanted: RunFilter) -> tuple[str, list[Any]]:
-    """Return the filters as the condition of a query over the table `runs`, and its values."""
+    """Return the SQL condition for a filter, with its parameters."""
     where, values = ["1"], list[Any]()
     for column, value in (
         ("context_id = ?", wanted.context_id),
@@ -108,7 +108,7 @@ def _condition(wanted: RunFilter) -> tuple[str, list[Any]]:
         where.append(f"state IN ({', '.join('?' * len(wanted.states))})")
         values += wanted.states
     if wanted.unfinished or (wanted.states is not None and not {*wanted.states} & {*FINISHED}):
-        # In these words, for the index that has only these runs.
+        # The partial index requires this exact condition.
         where.append("state NOT IN ('completed', 'failed')")
     for key, value in (wanted.metadata or {}).items():
         where.append(
@@ -118,14 +118,14 @@ def _condition(wanted: RunFilter) -> tuple[str, list[Any]]:
         values += [as_json([value]), key]
     met = " AND ".join(where)
     if wanted.latest_only:
-        # Inside, the names of the columns are those of `later`.
+        # Unqualified columns in the subquery refer to `later`.
         later = "later.context_id = runs.context_id AND later.number > runs.number"
         return f"{met} AND NOT EXISTS (SELECT 1 FROM runs AS later WHERE {later} AND {met})", values * 2
     return met, values
 
 
 def read_commands(connection: sqlite3.Connection, task_id: str, after: int) -> list[tuple[int, Command]] | None:
-    """The letters of a run after a number; None if the log has no such run."""
+    """Return commands after a number, or None for an unknown run."""
     with one_moment(connection):
         found = connection.execute("SELECT number FROM runs WHERE task_id = ?", (task_id,)).fetchone()
         if found is None:
@@ -134,7 +134,7 @@ def read_commands(connection: sqlite3.Connection, task_id: str, after: int) -> l
 
 
 def commands_of(connection: sqlite3.Connection, task_id: str, run: int, after: int) -> list[tuple[int, Command]]:
-    """The commands of the run with that number in the file."""
+    """Return commands after a number, using the row number of the run."""
     rows = connection.execute(
         "SELECT number, json FROM mail WHERE run = ? AND number > ? ORDER BY number", (run, after)
     )
@@ -147,7 +147,7 @@ Condition = tuple[str, tuple[int, ...]]
 def span(
     connection: sqlite3.Connection, context_id: str, before: str, after: Mark | None
 ) -> tuple[int | None, Condition]:
-    """After which run a part of a conversation begins, None for its first one; and where it ends."""
+    """Return the last run number to skip, or None, and the end condition for a conversation range."""
     end = _number(connection, context_id, before)
     until: Condition = ("", ()) if end is None else (" AND number < ?", (end,))
     begin = None if after is None else _number(connection, context_id, after.last)
@@ -165,14 +165,14 @@ def _number(connection: sqlite3.Connection, context_id: str, task_id: str) -> in
 
 
 def _mark(connection: sqlite3.Connection, context_id: str, where: str, values: tuple[int, ...]) -> Mark:
-    # With max(), SQLite takes the other columns from the row that has it.
+    # SQLite takes the bare column `task_id` from the row with max(number).
     query = f"SELECT count(*), sum(seq), sum(updated), max(number), task_id FROM runs WHERE context_id = ?{where}"
     runs, events, updated, _, last = connection.execute(query, (context_id, *values)).fetchone()
     return Mark(runs, events or 0, updated or 0, last or "")
 
 
 def parsed(rows: Iterable[tuple[str, int, int, bytes]], corrupt: Corrupt) -> list[Event]:
-    """The events of rows; one that cannot be read is an error that names it, or is left out with a warning."""
+    """Parse event rows. Unreadable events raise an error, or are skipped with a warning."""
     events: list[Event] = []
     for task_id, seq, _, data in rows:
         try:
@@ -191,7 +191,7 @@ def parsed(rows: Iterable[tuple[str, int, int, bytes]], corrupt: Corrupt) -> lis
 
 @contextmanager
 def one_moment(connection: sqlite3.Connection) -> Generator[None]:
-    """Read everything in the block as of one moment, whatever is written meanwhile."""
+    """Run the block in a read transaction with a consistent view."""
     connection.execute("BEGIN")
     try:
         yield
@@ -202,7 +202,7 @@ def one_moment(connection: sqlite3.Connection) -> Generator[None]:
 def read_conversation(
     connection: sqlite3.Connection, context_id: str, before: str, after: Mark | None, version: int, corrupt: Corrupt
 ) -> ConversationPage:
-    """The runs of a conversation; only those after a mark, if nothing before it has changed."""
+    """Return earlier runs of a conversation. With a valid mark, only runs after the mark are returned."""
     with one_moment(connection):
         return conversation_page(connection, context_id, before, after, version, corrupt)
 
@@ -210,7 +210,7 @@ def read_conversation(
 def conversation_page(
     connection: sqlite3.Connection, context_id: str, before: str, after: Mark | None, version: int, corrupt: Corrupt
 ) -> ConversationPage:
-    """The same, within a transaction."""
+    """Return a conversation page within the current transaction."""
     begin, until = span(connection, context_id, before, after)
     place = (context_id, -1 if begin is None else begin)
     query = f"SELECT number, task_id, seq, updated, at_rest FROM runs WHERE context_id = ? AND number > ?{until[0]}"
@@ -229,7 +229,7 @@ def conversation_page(
 
 
 def store_folds(connection: sqlite3.Connection, context_id: str, folds: Sequence[RunFold], version: int) -> None:
-    """Keep folds whose runs are as they were, in place of those of the same runs."""
+    """Store folds whose runs are unchanged, replacing overlapping folds."""
     for fold in folds:
         query = "SELECT number FROM runs WHERE task_id = ? AND context_id = ?"
         ends = [connection.execute(query, (run, context_id)).fetchone() for run in (fold.first, fold.last)]
@@ -273,7 +273,7 @@ def read_snapshot(
     history: HistoryQuery | None,
     corrupt: Corrupt,
 ) -> Snapshot | None:
-    """Return the snapshot of a run as of one moment; None if the log has no such run."""
+    """Return a consistent run snapshot, or None for an unknown run."""
     known = since.events if since is not None else ()
     mail = since.state.last_command if since is not None else 0
     with one_moment(connection):

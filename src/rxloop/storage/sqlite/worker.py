@@ -1,4 +1,4 @@
-"""Thread that owns the connection."""
+"""Worker thread for a SQLite connection."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ LOOK_SECONDS = 0.02
 
 
 class Answer(Generic[T]):
-    """A value that an event loop waits for and a thread gives.
+    """Result passed from a thread to an event loop.
 
-    Not `run_in_executor`, whose futures have a lock and a condition each and cost as much as a write.
+    `run_in_executor` is not used, because its futures create a lock and a condition, and cost as much as a write.
     """
 
     def __init__(self) -> None:
@@ -37,11 +37,11 @@ class Answer(Generic[T]):
         self.future: asyncio.Future[T] = self._loop.create_future()
 
     def give(self, value: T) -> None:
-        """Give the value; from any thread."""
+        """Set the result. This method is thread-safe."""
         self._settle_in_loop(lambda: self.future.set_result(value))
 
     def fail(self, error: Exception) -> None:
-        """Give an error instead of a value; from any thread."""
+        """Set an exception. This method is thread-safe."""
         self._settle_in_loop(lambda: self.future.set_exception(error))
 
     def _settle_in_loop(self, settle: Callable[[], None]) -> None:
@@ -49,33 +49,33 @@ class Answer(Generic[T]):
             if not self.future.done():
                 settle()
 
-        # The loop may be closed by now.
+        # The event loop may already be closed.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(settle_once)
 
 
 class _Shared:
-    """What a worker and its thread both know."""
+    """State shared by a worker and its thread."""
 
     def __init__(self, look: Work | None, every: float, looking: bool) -> None:
         self.queue: SimpleQueue[tuple[Work, Callable[[Exception], None]] | None] = SimpleQueue()
         self.unfinished: deque[Work] = deque()
-        """Work that was submitted and has not finished, which includes work that the thread has taken off the queue."""
+        """Submitted work that has not finished, including work already taken from the queue."""
         self.lock = threading.Lock()
-        """Held by whoever uses the connection."""
+        """Lock for the connection."""
         self.connection: sqlite3.Connection | None = None
         self.look = look
         self.every = every
         self.looking = looking
         self.looked = time.monotonic()
         self.asleep = False
-        """The thread may be waiting for work, and for nothing else."""
+        """True if the thread may be waiting for work without a timeout."""
         self.reopen = False
-        """It was closed for a fork of the process."""
+        """True if the connection was closed for a fork."""
         self.pid = os.getpid()
 
     def submit(self, work: Work, failed: Callable[[Exception], None]) -> None:
-        # Both operations are atomic and reentrant, so any thread and any finalizer may submit.
+        # Both operations are atomic and reentrant, so threads and finalizers may call this method.
         self.unfinished.append(work)
         self.queue.put((work, failed))
 
@@ -87,20 +87,20 @@ class _Shared:
 
 
 class Worker:
-    """A thread and its connection, both made when they are first needed, and gone with this object if not before.
+    """Thread with a SQLite connection. Both are created on demand, and end with this object at the latest.
 
-    Neither passes a fork of the process, where SQLite would take the parent's locks for the child's: the connection is
-    closed before, and the parent opens it again; the child makes a connection and a thread of its own.
+    SQLite locks must not be inherited by a forked process. The connection is closed before a fork, and the parent
+    reopens it. The child creates its own connection and thread.
     """
 
     def __init__(self, connect: Connect, name: str, look: Work | None = None, every: float = LOOK_SECONDS) -> None:
-        """Make a worker; no thread is started yet.
+        """Create a worker without starting its thread.
 
         Args:
-            connect: Opens the connection.
-            name: The name of the thread.
-            look: What the thread does now and then, while that is wanted. It keeps neither this object nor its owner.
-            every: Seconds between two looks.
+            connect: Function that opens the connection.
+            name: Thread name.
+            look: Periodic function. It must not refer to this object or its owner.
+            every: Interval of the periodic function in seconds.
         """
         self._connect = connect
         self._name = name
@@ -113,21 +113,21 @@ class Worker:
 
     @property
     def open(self) -> bool:
-        """Whether there is a connection."""
+        """True if the connection is open."""
         shared = self._shared
         return shared is not None and shared.connection is not None
 
     def submit(self, work: Work, failed: Callable[[Exception], None]) -> None:
-        """Do something with the connection in the thread; `failed` gets its error, or that of opening the file."""
+        """Run `work` in the thread. Exceptions, including connection errors, are passed to `failed`."""
         self._running().submit(work, failed)
 
     def keep_looking(self, wanted: bool) -> None:
-        """Make the thread look now and then, or stop it from looking; this outlasts `aclose`."""
+        """Start or stop the periodic function. The setting survives `aclose`."""
         self._looking = wanted
         shared = self._running() if wanted else self._shared
         if shared is not None and shared.looking != wanted:
             shared.looking, shared.looked = wanted, time.monotonic()
-            # It finds out by itself when it wakes, and sees that there is nothing to look for.
+            # Only starting needs a wake-up, because the thread checks the setting when it wakes.
             if wanted and shared.asleep:
                 shared.queue.put(_NOTHING)
 
@@ -135,7 +135,7 @@ class Worker:
         shared = self._shared
         if shared is None:
             shared = self._shared = _Shared(self._look, self._every, self._looking)
-            # A daemon: at the end of the process, everything that anybody waits for is done.
+            # A daemon thread is safe, because callers wait for all important work before the process ends.
             self._thread = threading.Thread(target=_serve, args=(shared, self._connect), name=self._name, daemon=True)
             self._thread.start()
             weakref.finalize(self, shared.queue.put, None).atexit = False
@@ -144,12 +144,11 @@ class Worker:
 
     @contextmanager
     def borrowed(self) -> Generator[sqlite3.Connection | None]:
-        """Lend the connection for short work on the caller's thread.
+        """Lend the connection for short work on the calling thread.
 
         Yields:
-            The connection, or None if it is closed or in use, or if submitted work is unfinished. The queue alone
-            does not show unfinished work: between taking a job off the queue and acquiring the lock, the thread
-            holds a job that the caller must not overtake.
+            The connection, or None if it is closed, in use, or has unfinished work. Checking only the queue is not
+                enough, because the thread may have removed a job without having acquired the lock.
         """
         shared = self._shared
         if shared is None or shared.unfinished or not shared.lock.acquire(blocking=False):
@@ -162,15 +161,15 @@ class Worker:
             shared.lock.release()
 
     async def do(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Do something with the connection in the thread, and wait for what it returns."""
+        """Run `work` in the thread and return its result."""
         answer = Answer[T]()
         self.submit(lambda connection: answer.give(work(connection)), answer.fail)
         return await answer.future
 
     async def aclose(self, last: Work | None = None) -> None:
-        """Finish all work, and `last` as the last of it, close the connection and end the thread.
+        """Finish all work, call `last`, close the connection and stop the thread.
 
-        The next work makes new ones.
+        New work starts a new thread.
         """
         shared, thread = self._shared, self._thread
         self._shared = self._thread = None
@@ -181,7 +180,11 @@ class Worker:
             await run_in_thread(thread.join)
 
     def before_fork(self) -> Callable[[bool], None]:
-        """Wait for the connection, and close it; return what to call after the fork, with whether this is the child."""
+        """Close the connection before a fork.
+
+        Returns:
+            Callback for use after the fork. Its argument is True in the child process.
+        """
         shared = self._shared
         if shared is not None:
             shared.lock.acquire()
@@ -191,7 +194,7 @@ class Worker:
             if shared is not None:
                 shared.lock.release()
             if child:
-                # It has no thread.
+                # Threads do not survive a fork.
                 self._shared = self._thread = None
                 self._looking = False
 
@@ -200,7 +203,7 @@ class Worker:
 
 def _serve(shared: _Shared, connect: Connect) -> None:
     while True:
-        # In this order: whoever wants it to look meanwhile either is seen, or sees that it sleeps.
+        # This order guarantees that a concurrent `keep_looking` call is noticed here or sees the sleeping thread.
         shared.asleep = True
         shared.asleep = not shared.looking
         try:
@@ -226,7 +229,7 @@ def _serve(shared: _Shared, connect: Connect) -> None:
                 shared.looked = now
                 if shared.look is not None and shared.connection is not None:
                     shared.look(shared.connection)
-        # What the job holds would otherwise be kept until the next one.
+        # Release the job's references before waiting for the next job.
         del job, work, failed
     with shared.lock:
         shared.close()
@@ -236,10 +239,10 @@ _NOTHING: tuple[Work, Callable[[Exception], None]] = (lambda connection: None, l
 
 
 def _check_process(shared: _Shared) -> None:
-    """Check that the connection was not opened by another process.
+    """Check that the current process opened the connection.
 
     Raises:
-        EventLogError: The process was forked by something that does not tell Python.
+        EventLogError: If the process was forked without Python's fork hooks.
     """
     if shared.pid != os.getpid():
         raise EventLogError(

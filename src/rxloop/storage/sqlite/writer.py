@@ -1,4 +1,4 @@
-"""Batches and row statements."""
+"""SQLite writer for event batches, leases and commands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class _Later(Enum):
-    """What `_now` gives where it has done nothing."""
+    """Marker for work that `_now` did not execute."""
 
     LATER = "later"
 
@@ -39,12 +39,12 @@ _LATER = _Later.LATER
 _FREE_PAGES = 2_000
 
 _FEW = 32
-"""Events that are written without the thread."""
+"""Maximum batch size for writing on the calling thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Events that wait to be written."""
+    """Batch waiting for the writer thread."""
 
     task_id: str
     events: tuple[Event, ...]
@@ -55,15 +55,15 @@ class _Batch:
 
 
 class Writer:
-    """Writes batches of events, takes turns, and does other short work that writes."""
+    """Writer for event batches, leases and short statements."""
 
     def __init__(self, path: Path, fsync: Fsync, lease: float) -> None:
-        """Make a writer; nothing is opened yet.
+        """Create a writer without opening the file.
 
         Args:
-            path: The file.
-            fsync: As for `SqliteEventLog`.
-            lease: Seconds after its last beat for which it is taken for alive.
+            path: File path.
+            fsync: Durability mode, as in `SqliteEventLog`.
+            lease: Lease duration in seconds after the last heartbeat.
         """
         self.path = path
         self._fsync: Fsync = fsync
@@ -73,11 +73,11 @@ class Writer:
         self._batches: deque[_Batch] = deque()
 
     def append_now(self, task_id: str, events: Sequence[Event], expected_seq: int, writer: str) -> bool:
-        """Append a batch without the thread; False if that may take long.
+        """Append a batch on the calling thread, or return False if this could block.
 
         Raises:
-            ConflictError: The log holds another last `seq`.
-            EventLogError: The file cannot be written.
+            ConflictError: If the last stored `seq` is different.
+            EventLogError: If writing the file fails.
         """
         if len(events) > _FEW:
             return False
@@ -92,13 +92,13 @@ class Writer:
         return outcome is not _LATER
 
     def _now(self, work: Callable[[sqlite3.Connection], T], events: int = 1) -> T | _Later:
-        """What short work gives that writes, done without the thread, whose turn costs more than a write of a few rows.
+        """Execute a short write on the calling thread, which is faster than switching threads.
 
-        `_LATER`, and nothing was done, if it would wait: for the disk, for the thread or for another process.
+        Return `_LATER` without writing if this would wait for the disk, the thread or another process.
 
         Args:
-            work: Does not wait for another writer.
-            events: How much it writes.
+            work: Function that does not wait for other writers.
+            events: Number of written events.
         """
         if self._fsync == "full":
             return _LATER
@@ -111,26 +111,26 @@ class Writer:
                 if is_busy(error):
                     return _LATER
                 raise
-        # First, since a file that is gone holds what the outcome must not be compared with.
+        # Check this before returning the outcome, which is meaningless if the file was replaced.
         if self._file.written(events):
             self._worker.submit(self._file.move, lambda error: None)
         return result
 
     async def append(self, task_id: str, events: Sequence[Event], expected_seq: int, writer: str) -> None:
-        """Append a batch in the thread, in one transaction with those that wait there.
+        """Append a batch in the thread, grouped with other waiting batches.
 
         Raises:
-            ConflictError: As for `append_now`.
-            EventLogError: As for `append_now`.
+            ConflictError: If as in `append_now`.
+            EventLogError: If as in `append_now`.
         """
         batch = _Batch(task_id, tuple(events), expected_seq, writer, Answer())
         self._batches.append(batch)
-        # The first of several finds the others' batches as well, and theirs find nothing more to do.
+        # The first job writes all waiting batches, and later jobs find an empty queue.
         self._worker.submit(self._write, self._fail)
         await batch.written.future
 
     def _write(self, connection: sqlite3.Connection) -> None:
-        """Write all batches that wait, in one transaction."""
+        """Write all waiting batches in one transaction."""
         batches, fence = self._waiting(), self._turns.fenced
         if not batches:
             return
@@ -153,7 +153,7 @@ class Writer:
                 batch.written.fail(outcome)
 
     def _fail(self, error: Exception) -> None:
-        """Tell those who wait that the file cannot be opened."""
+        """Fail all waiting batches, because the file cannot be opened."""
         for batch in self._waiting():
             batch.written.fail(error)
 
@@ -162,11 +162,11 @@ class Writer:
         with suppress(IndexError):
             while True:
                 batches.append(self._batches.popleft())
-        # What waited when the process was forked is its parent's to write.
+        # Batches queued before a fork belong to the parent process.
         return [batch for batch in batches if batch.pid == os.getpid()]
 
     async def do(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What short work gives that writes, in a transaction of its own."""
+        """Execute a short write that creates its own transaction, and return the result."""
 
         def write(connection: sqlite3.Connection) -> T:
             with errors_of(self.path):
@@ -178,7 +178,7 @@ class Writer:
         return await self._worker.do(write)
 
     async def remove(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What work gives that removes something, for which the transaction is made; then the file gives room back."""
+        """Execute a deletion in a transaction, then free unused pages."""
 
         def write(connection: sqlite3.Connection) -> T:
             with transaction(connection):
@@ -189,11 +189,11 @@ class Writer:
         return await self.do(write)
 
     def when_there_is_time(self, work: Work, failed: Callable[[Exception], None]) -> None:
-        """Do something in the thread for which nobody waits; `failed` gets its error."""
+        """Execute background work in the thread. Errors are passed to `failed`."""
         self._worker.submit(work, failed)
 
     async def take_turn(self, turn: Turn) -> bool:
-        """Take a turn, unless it has a living holder; from then on the thread says that this one is alive."""
+        """Acquire a lease unless another live holder has it, then start sending heartbeats."""
 
         def work(connection: sqlite3.Connection, wait: float | None = None) -> bool:
             taken = self._turns.take(connection, turn, wait)
@@ -206,16 +206,16 @@ class Writer:
         try:
             return await self.do(work)
         except asyncio.CancelledError:
-            # The thread may take it all the same.
+            # The thread may still acquire the lease after the cancellation.
             self._worker.submit(lambda connection: self._give_back(connection, turn), lambda error: None)
             raise
 
     async def has_turn(self, context_id: str, task_id: str) -> bool:
-        """Whether a turn is still here."""
+        """Return True if the lease is still held."""
         return await self.do(lambda connection: self._turns.has(connection, context_id, task_id))
 
     async def give_turn_back(self, context_id: str, task_id: str) -> None:
-        """Give a turn back, if it is here."""
+        """Release a lease if it is held."""
         turn = self._turns.held.get(context_id)
         if turn is None or turn.task_id != task_id:
             return
@@ -229,13 +229,14 @@ class Writer:
             self._worker.keep_looking(bool(self._turns.held))
 
     async def aclose(self) -> None:
-        """Finish all work and close the file."""
+        """Finish pending work and close the file."""
         await self._worker.aclose(last=self._file.close)
 
 
 Fence = Callable[[str, str, str | None, str | None], ConflictError | None]
-"""Says why nothing may be appended to a run, by its conversation and its id, and by the run that has the turn of the
-conversation, with its holder."""
+"""Function that returns a `Fenced` error if the lease belongs to another holder. Its arguments are the conversation ID,
+the run ID, the leaseholding run and the holder ID.
+"""
 
 _FOUND = """
     SELECT number, seq, state, at_rest, writer, runs.context_id, turns.task_id, holder FROM runs
@@ -248,7 +249,7 @@ _TURN = "SELECT task_id, holder FROM turns WHERE context_id = ?"
 def append(
     connection: sqlite3.Connection, task_id: str, events: Sequence[Event], expected_seq: int, writer: str, fence: Fence
 ) -> ConflictError | None:
-    """Append a batch; a conflict is given back, so that the other batches of the transaction stand."""
+    """Append a batch. Conflicts are returned, so that other batches in the transaction are still committed."""
     found = connection.execute(_FOUND, (task_id,)).fetchone()
     if found is None:
         context_id = events[0].context_id
@@ -265,7 +266,7 @@ def append(
     rows = _rows(events)
     if number is None:
         number = _new_run(connection, task_id, events[0])
-    # Transient events alone do not move `seq`: the same batch a second time replaces the first.
+    # Transient events do not change `seq`, so a repeated batch replaces the first one.
     connection.executemany(
         "INSERT OR REPLACE INTO events (run, seq, sub, json) VALUES (?, ?, ?, ?)", [(number, *row) for row in rows]
     )
@@ -278,7 +279,7 @@ def append(
         )
         now = state_after(state, durable), ends_attempt(last)
         if now != (state, at_rest):
-            # By themselves, since they are seldom others and there are indexes of them, which are pages to be written.
+            # Updated separately, because these columns rarely change and are indexed.
             connection.execute("UPDATE runs SET state = ?, at_rest = ? WHERE number = ?", (*now, number))
     if final := last_end(durable):
         usage, error = (None if part is None else part.model_dump_json() for part in (final.usage, final.error))
@@ -305,18 +306,18 @@ def _rows(events: Sequence[Event]) -> list[tuple[int, int, bytes]]:
 
 
 def _is_there(connection: sqlite3.Connection, number: int, rows: Sequence[tuple[int, int, bytes]]) -> bool:
-    """Whether exactly these rows are in the log already: their writer did not hear of it."""
+    """Return True if identical rows already exist from an earlier write by the same writer."""
     query = "SELECT json FROM events WHERE run = ? AND seq = ? AND sub = ?"
     return all(connection.execute(query, (number, seq, sub)).fetchone() == (json,) for seq, sub, json in rows)
 
 
 def remove(connection: sqlite3.Connection, numbers: Sequence[int], deltas_only: bool = False) -> None:
-    """Remove runs, or only their transient events."""
+    """Delete runs, or only their transient events."""
     keys = [(number,) for number in numbers]
     connection.executemany(f"DELETE FROM events WHERE run = ?{' AND sub > 0' if deltas_only else ''}", keys)
     if not deltas_only:
         connection.executemany("DELETE FROM mail WHERE run = ?", keys)
-        # Named: some releases of Python 3.12 warn of numbered parameters.
+        # Named parameters avoid a deprecation warning in some releases of Python 3.12.
         connection.executemany(
             "DELETE FROM folds WHERE context_id = (SELECT context_id FROM runs WHERE number = :run)"
             " AND :run BETWEEN first AND last",
@@ -326,11 +327,11 @@ def remove(connection: sqlite3.Connection, numbers: Sequence[int], deltas_only: 
 
 
 def remove_run(connection: sqlite3.Connection, task_id: str) -> None:
-    """Remove a run that has ended for good.
+    """Delete a finished run.
 
     Raises:
-        UnknownRun: The log holds no such run.
-        EventLogError: It can still go on.
+        UnknownRun: If the run does not exist.
+        EventLogError: If the run is not finished.
     """
     found = connection.execute("SELECT number, state FROM runs WHERE task_id = ?", (task_id,)).fetchone()
     if found is None:
@@ -340,7 +341,7 @@ def remove_run(connection: sqlite3.Connection, task_id: str) -> None:
 
 
 def trim(connection: sqlite3.Connection, before: int, states: Sequence[str], deltas_only: bool) -> list[str]:
-    """Remove the runs in these states that are older than that, or their transient events; give their ids."""
+    """Delete old runs in the given states, or only their transient events, and return the run IDs."""
     marks = ", ".join("?" * len(states))
     having = " AND EXISTS (SELECT 1 FROM events WHERE run = number AND sub > 0)" if deltas_only else ""
     query = f"SELECT number, task_id FROM runs WHERE updated < ? AND state IN ({marks}){having} ORDER BY number"
@@ -350,10 +351,10 @@ def trim(connection: sqlite3.Connection, before: int, states: Sequence[str], del
 
 
 def put_command(connection: sqlite3.Connection, task_id: str, letter: bytes) -> int:
-    """Put a letter into the mail of a run; give its number.
+    """Store a command and return its number.
 
     Raises:
-        UnknownRun: The log holds no such run.
+        UnknownRun: If the run does not exist.
     """
     query = "INSERT INTO mail (run, json) SELECT number, ? FROM runs WHERE task_id = ? RETURNING number"
     found = connection.execute(query, (letter, task_id)).fetchone()
