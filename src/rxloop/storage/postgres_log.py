@@ -1,4 +1,4 @@
-"""Event log in a Postgres database."""
+"""Postgres event log."""
 
 from __future__ import annotations
 
@@ -50,15 +50,16 @@ log = logging.getLogger("rxloop")
 Deltas = Literal["drop", "live", "keep"]
 
 _SETTLING = 5.0
-"""Seconds after a start of the server, or a broken session, in which nobody is taken for dead: the living come back."""
+"""Grace period in seconds after a server start or connection failure, in which runs are not reported as orphaned,
+because their owners may still be reconnecting.
+"""
 
 
 class PostgresEventLog(EventLog):
-    """Keeps the durable events of runs in a Postgres database, for any number of processes and machines.
+    """Event log in a Postgres database, for multiple processes and machines.
 
-    The tables are in a schema of their own, and are made at the first use, or by `migrate`. A process has at most six
-    connections, however many runs it writes and however many readers follow them. A server that restarts, or is
-    replaced by another one, is waited for.
+    The tables have their own schema, which is created on first use or by `migrate`. A process opens at most six
+    connections, regardless of the number of runs and readers. Calls wait for a server restart or failover.
 
     Example:
         >>> log = PostgresEventLog("postgresql://app@db.internal/app")
@@ -77,23 +78,23 @@ class PostgresEventLog(EventLog):
         lease: float = 10,
         patience: float = 10,
     ) -> None:
-        """Make a log; nothing is connected yet.
+        """Create a log without connecting.
 
         Args:
-            dsn: The database, as `postgresql://user@host:5432/database` or `host=... dbname=...`. What is left out is
-                taken from the environment (`PGHOST`, `PGPASSWORD`, ...), as psql does.
-            session_dsn: The same database past a PgBouncer that `dsn` goes through, if that gives connections for one
-                transaction at a time: turns and notifications need one of their own.
-            schema: The schema of the tables; several logs may be in one database.
-            deltas: What becomes of transient events: `"live"` gives them to those who follow at that moment, wherever
-                they are, put together as they are written, and does not keep them; `"keep"` keeps them as well, with
-                their times, for faithful replays; `"drop"` does neither.
-            lease: Seconds for which this process may be silent until others may take its turns: it says four times as
-                often that it is alive. One that is killed is found at once, one that is frozen after so long.
-            patience: Seconds for which a server that cannot be reached is asked again before a call fails.
+            dsn: Database URL such as `postgresql://user@host:5432/database`, or a string such as `host=... dbname=...`.
+                Missing parts are read from libpq environment variables such as `PGHOST` and `PGPASSWORD`.
+            session_dsn: Database URL that bypasses PgBouncer. Required if `dsn` uses transaction pooling, because
+                leases and notifications need a session.
+            schema: Schema of the tables. A database may contain several logs.
+            deltas: Handling of transient events. `"live"` merges them and sends them to current followers in any
+                process, without storing them. `"keep"` also stores them with their timestamps for exact replays.
+                `"drop"` discards them.
+            lease: Lease duration in seconds. The process sends four heartbeats per period. A killed process loses its
+                leases immediately, and a frozen process after this time.
+            patience: Maximum time in seconds to retry while the server is unreachable.
 
         Raises:
-            ConfigurationError: An argument cannot be used.
+            ConfigurationError: If an argument is invalid.
         """
         if deltas not in ("drop", "live", "keep"):
             raise ConfigurationError(f"deltas is 'drop', 'live' or 'keep', not {deltas!r}")
@@ -107,18 +108,16 @@ class PostgresEventLog(EventLog):
     def __repr__(self) -> str:
         return f"<PostgresEventLog {self._address}>"
 
-    # -- the events
-
     async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
-        """Append a batch to a run, or nothing of it, as `EventLog.append` says; then it is committed.
+        """Append a batch to a run atomically and commit it, implementing `EventLog.append`.
 
-        What waits in this process is written together. A server that is away is waited for.
+        Concurrent batches of this process share a statement. The call waits for an unavailable server.
 
         Raises:
-            ConflictError: The log holds another last `seq`: somebody else writes this run.
-            Fenced: Somebody else has the turn of the conversation.
-            LogUnreachable: The server has not answered for as long as `patience`; whether it wrote is not known.
-            EventLogError: An event has the wrong number, or the server refuses it; the message says why.
+            ConflictError: If the last stored `seq` is different, because another writer appends to the run.
+            Fenced: If another holder has the conversation lease.
+            LogUnreachable: If the server did not respond within `patience`. The batch may have been stored.
+            EventLogError: If an event has the wrong number, or the server rejects the batch.
         """
         check_batch(task_id, events, expected_seq, self.passes_deltas)
         if not events:
@@ -129,26 +128,26 @@ class PostgresEventLog(EventLog):
         await engine.writer.append(batch)
 
     async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
-        """Return the events of a run after `after_seq`, as `EventLog.read` says.
+        """Return events after `after_seq`, implementing `EventLog.read`.
 
         Raises:
-            UnknownRun: The log does not have the run.
-            EventLogError: The server cannot be read.
+            UnknownRun: If the run does not exist.
+            EventLogError: If the database read fails.
         """
         return tuple((await self._page(task_id, deltas, None, (after_seq + 1, 0))).events)
 
     async def follow(
         self, task_id: str, *, after_seq: int = 0, deltas: bool = False, until: Until = "attempt"
     ) -> AsyncIterator[Event]:
-        """The events after `after_seq`, then those that come, from whatever process; see `EventLog.follow`.
+        """Yield stored events after `after_seq`, then new events from any process.
 
-        All who follow a run in this process share what is read of it. It ends when it has caught up with the final
-        event of an attempt, whatever its state; if a later attempt has begun by then, it goes on with that one.
+        Implements `EventLog.follow`. Followers in one process share their database reads. Iteration stops after the
+        final event of an attempt, unless a later attempt has already started.
 
         Raises:
-            UnknownRun: The log does not have the run.
-            LogRolledBack: The log lacks an event that was given, as after a failover.
-            EventLogError: The server cannot be read, or the log was closed.
+            UnknownRun: If the run does not exist.
+            LogRolledBack: If an event that was already yielded is missing, for example after a failover.
+            EventLogError: If the database read fails, or the log is closed.
         """
         engine = self._engine()
         page = partial(self._page, task_id, deltas, PAGE, engine=engine)
@@ -159,11 +158,11 @@ class PostgresEventLog(EventLog):
     async def snapshot(
         self, task_id: str, *, since: Snapshot | None = None, history: HistoryQuery | None = None
     ) -> Snapshot:
-        """Return a run with its neighbours, as `EventLog.snapshot` says.
+        """Return a run and its neighbours, implementing `EventLog.snapshot`.
 
         Raises:
-            UnknownRun: The log does not have the run.
-            EventLogError: The server cannot be read.
+            UnknownRun: If the run does not exist.
+            EventLogError: If the database read fails.
         """
         return await self._engine().reading(
             lambda connection: read_snapshot(connection, self._address, task_id, since, history)
@@ -172,84 +171,80 @@ class PostgresEventLog(EventLog):
     async def read_conversation(
         self, context_id: str, *, before: str, after: Mark | None = None, version: int
     ) -> ConversationPage:
-        """Return the runs of a conversation that come before a run, as `EventLog.read_conversation` says.
+        """Return earlier runs of a conversation, implementing `EventLog.read_conversation`.
 
         Raises:
-            EventLogError: The server cannot be read.
+            EventLogError: If the database read fails.
         """
         return await self._engine().reading(
             lambda connection: read_conversation(connection, self._address, context_id, before, after, version)
         )
 
     def store_folds(self, context_id: str, folds: Sequence[RunFold], *, version: int) -> None:
-        """Store folds of a conversation when there is time, as `EventLog.store_folds` says."""
+        """Store conversation folds in the background, implementing `EventLog.store_folds`."""
         engine = self._engine()
         engine.when_there_is_time(
             lambda connection: store_folds(connection, self._address, context_id, folds, version),
             lambda error: log.debug("no folds are kept in %s: %s", self._address, error),
         )
 
-    # -- the runs
-
     async def get_record(self, task_id: str) -> RunRecord:
-        """Return the record of a run.
+        """Return the run record.
 
         Raises:
-            UnknownRun: The log does not have the run.
-            EventLogError: The server cannot be read.
+            UnknownRun: If the run does not exist.
+            EventLogError: If the database read fails.
         """
         return await self._engine().reading(lambda connection: read_record(connection, self._address, task_id))
 
     async def list_runs(self, **query: Unpack[RunQuery]) -> Sequence[RunRecord]:
-        """Return the records of the matching runs, as `EventLog.list_runs` says.
+        """Return the records of matching runs, implementing `EventLog.list_runs`.
 
-        A run has its number before it is committed, so one of another process may still come to stand before a run that
-        was listed a moment ago, and then is not after it: pages are for what is there, and not for hearing of new runs.
+        Run numbers are assigned before commit. Another process may therefore commit a run that precedes an already
+        listed run, and later pages will not contain it. Do not use pages to detect new runs.
 
         Raises:
-            UnknownRun: The log does not have the run `after`.
-            ConfigurationError: `limit` is less than one.
-            EventLogError: The server cannot be read.
+            UnknownRun: If the run `after` does not exist.
+            ConfigurationError: If `limit` is less than one.
+            EventLogError: If the database read fails.
         """
         wanted = RunFilter(**query)
         return await self._engine().reading(lambda connection: read_records(connection, self._address, wanted))
 
-    # -- turns
-
     async def acquire_lease(self, context_id: str, task_id: str, on_lost: Callable[[], None]) -> bool:
-        """Acquire the lease of a conversation for a run, as `EventLog.acquire_lease` says.
+        """Acquire the conversation lease for a run, implementing `EventLog.acquire_lease`.
 
         Raises:
-            EventLogError: The server cannot be asked.
+            EventLogError: If the server is unavailable.
         """
         return await self._engine().turns.take(context_id, task_id, on_lost)
 
     async def has_lease(self, context_id: str, task_id: str) -> bool:
-        """Return True if this log object still holds the lease, as `EventLog.has_lease` says.
+        """Return True if this log object still holds the lease, implementing `EventLog.has_lease`.
 
         Raises:
-            EventLogError: The server cannot be asked.
+            EventLogError: If the server is unavailable.
         """
         return await self._engine().turns.ask(context_id, task_id)
 
     async def release_lease(self, context_id: str, task_id: str) -> None:
-        """Release the lease, as `EventLog.release_lease` says.
+        """Release the lease, implementing `EventLog.release_lease`.
 
         Raises:
-            EventLogError: The server cannot be asked.
+            EventLogError: If the server is unavailable.
         """
         await self._engine().turns.give_back(context_id, task_id)
 
     async def list_orphaned(
         self, *, submitted_before: float = 30, submitted_limit: int | None = None, submitted_after: str | None = None
     ) -> Sequence[RunRecord]:
-        """Return the runs that can continue and have no living owner, as `EventLog.list_orphaned` says.
+        """Return resumable runs without a live owner, implementing `EventLog.list_orphaned`.
 
-        There are none for a moment after the server has started, or this process has found a connection broken, since
-        a standby that takes over has started long before: those who are alive take their turns again then.
+        The result is empty shortly after a server start or a broken connection, so that owners can acquire their leases
+        again. Connection failures are considered because a standby starts long before a failover.
 
         Raises:
-            EventLogError: The server cannot be read.
+            EventLogError: If the database read fails.
         """
         engine = self._engine()
         if engine.came_back_within(_SETTLING):
@@ -259,59 +254,55 @@ class PostgresEventLog(EventLog):
                 connection, self._address, (submitted_before, submitted_limit, submitted_after), _SETTLING
             )
         )
-        # It may have come back for this.
+        # Check again, because the query itself may have reconnected.
         return [] if engine.came_back_within(_SETTLING) else found
 
-    # -- mail
-
     async def send_command(self, task_id: str, command: Command) -> int:
-        """Store a command for a run, as `EventLog.send_command` says; then it is committed.
+        """Store a command for a run and commit it, implementing `EventLog.send_command`.
 
         Raises:
-            UnknownRun: The log does not have the run.
-            EventLogError: The server does not take it.
+            UnknownRun: If the run does not exist.
+            EventLogError: If the database write fails.
         """
         engine, key = self._engine(), secrets.token_hex(16)
         return await engine.writing(lambda connection: put_command(connection, self._address, task_id, key, command))
 
     async def read_commands(self, task_id: str, *, after: int = 0) -> Sequence[tuple[int, Command]]:
-        """Return the commands of a run, as `EventLog.read_commands` says.
+        """Return commands sent to a run, implementing `EventLog.read_commands`.
 
         Raises:
-            UnknownRun: The log does not have the run.
-            EventLogError: The server cannot be read.
+            UnknownRun: If the run does not exist.
+            EventLogError: If the database read fails.
         """
         return await self._engine().reading(lambda connection: read_commands(connection, self._address, task_id, after))
 
     def watch_commands(self, task_id: str, notify: Callable[[], None]) -> Callable[[], None]:
-        """Call `notify` when there may be new commands for a run, as `EventLog.watch_commands` says."""
+        """Call `notify` when new commands may be available, implementing `EventLog.watch_commands`."""
         return self._engine().hearing.watch(task_id, notify)
 
-    # -- what is kept
-
     async def delete(self, task_id: str) -> None:
-        """Remove a run that has ended for good.
+        """Delete a finished run.
 
         Raises:
-            UnknownRun: The log does not have the run.
-            EventLogError: The run can still go on, or the server cannot be written.
+            UnknownRun: If the run does not exist.
+            EventLogError: If the run is not finished, or the database write fails.
         """
         await self._engine().writing(lambda connection: remove_run(connection, self._address, task_id))
 
     async def trim(
         self, older_than: float, *, states: Collection[State] = FINISHED, deltas_only: bool = False
     ) -> list[str]:
-        """Remove old finished runs, as `EventLog.trim` says.
+        """Delete old finished runs, implementing `EventLog.trim`.
 
         Raises:
-            EventLogError: The server cannot be written.
+            EventLogError: If the database write fails.
         """
         before = round((time.time() - older_than) * 1000)
         wanted = [state for state in states if state in FINISHED]
         removed: list[str] = []
         after = 0
         while True:
-            # A few at once, so that others can write meanwhile.
+            # Use small transactions, so that other writers are not blocked.
             work = partial(
                 trim, address=self._address, before=before, states=wanted, deltas_only=deltas_only, after=after
             )
@@ -322,15 +313,15 @@ class PostgresEventLog(EventLog):
             after = found[-1][0]
 
     async def migrate(self, *, grant: str | None = None) -> None:
-        """Make the tables, or bring them to the version that this program knows, as a role that may do so.
+        """Create the tables, or migrate them to the current version.
 
-        A log does that by itself at its first use. Where its role has few rights, another one does it before.
+        This happens automatically on first use. Call it explicitly if the regular role lacks the necessary permissions.
 
         Args:
-            grant: A role that gets the rights that a log needs from then on, and no more.
+            grant: Role that receives the minimum permissions for using the log.
 
         Raises:
-            EventLogError: The role may not, or the server cannot be written.
+            EventLogError: If the role lacks permissions, or the database write fails.
         """
 
         async def work(connection: Connection) -> None:
@@ -342,14 +333,14 @@ class PostgresEventLog(EventLog):
     def artifacts(self) -> ArtifactStore:
         """Artifact store in the same schema."""
         if self._artifacts is None:
-            # Few runs make any.
+            # Created lazily, because few runs write artifacts.
             from rxloop.storage.postgres_artifacts import PostgresArtifacts
 
             self._artifacts = PostgresArtifacts.over(self._engines)
         return self._artifacts
 
     async def aclose(self) -> None:
-        """Close the connections; may be called more than once. A log that is used again makes others."""
+        """Close the connections. This method is idempotent, and later calls reconnect."""
         await self._engines.aclose()
 
     def _engine(self) -> Engine:
@@ -358,7 +349,7 @@ class PostgresEventLog(EventLog):
     async def _page(
         self, task_id: str, deltas: bool, limit: int | None, after: Place, *, engine: Engine | None = None
     ) -> Page:
-        """Events of a run after a place."""
+        """Read a page of events."""
         return await (engine or self._engine()).reading(
             lambda connection: read_page(connection, self._address, task_id, after, deltas, limit)
         )

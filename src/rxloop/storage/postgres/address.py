@@ -1,4 +1,4 @@
-"""Address of a database, and errors of its driver."""
+"""Postgres addresses and driver errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = tuple[Any, ...]
 Connection = psycopg.AsyncConnection[Row]
 
 _DEFAULTS: dict[str, Any] = {
-    # A server that does not answer is gone after a few seconds, and not after the minutes of the system.
+    # Detect an unresponsive server within seconds, because system defaults take minutes.
     "connect_timeout": 5,
     "keepalives_idle": 5,
     "keepalives_interval": 2,
@@ -29,25 +29,25 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 KEEPALIVES = "SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3"
-"""Has the server ask for the host of a silent session: it would keep that of a host that is gone for two hours."""
+"""Server-side keepalive settings. By default, the server would keep sessions of a dead host for two hours."""
 
 _SILENT_IN_TRANSACTION = 5_000
-"""Milliseconds for which a process may be silent in the middle of a transaction: it may be frozen, and others wait."""
+"""Timeout in milliseconds for idle transactions, because a frozen process would block others."""
 
 _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,40}")
 
 
 @dataclass(frozen=True)
 class Address:
-    """A database, and the schema in it that the tables are in.
+    """Database and schema of an event log.
 
     Attributes:
-        dsn: What is connected to; maybe a PgBouncer that gives a connection for the time of a transaction.
-        session_dsn: What keeps a connection as long as it is wanted, for turns and LISTEN.
-        schema: The schema.
+        dsn: Database URL for regular connections, possibly through PgBouncer with transaction pooling.
+        session_dsn: Database URL for long-lived sessions, used by leases and `LISTEN`.
+        schema: Schema of the tables.
     """
 
-    # They may have a password in them.
+    # URLs may contain passwords.
     dsn: str = field(repr=False)
     session_dsn: str = field(repr=False)
     schema: str
@@ -59,12 +59,12 @@ class Address:
             try:
                 conninfo_to_dict(dsn)
             except (psycopg.Error, AttributeError, TypeError):
-                # Not with the text, which may have a password in it, and so without the error, which has the text.
+                # Suppress the driver error, because it contains the URL and possibly a password.
                 raise ConfigurationError(
                     f"{name} is no address of a Postgres database: write postgresql://user@host:5432/database, with "
                     "nothing but parameters of libpq behind a ?"
                 ) from None
-            # A password with @ or / in it is read as the beginning of what follows, which messages show.
+            # An unescaped @ or / in the password is parsed as part of the host or database, which appear in messages.
             server, _, database = dsn.partition("://")[2].partition("?")[0].partition("/")
             if server.count("@") > 1 or "@" in database:
                 raise ConfigurationError(
@@ -77,37 +77,37 @@ class Address:
 
     @override
     def __str__(self) -> str:
-        """The database as it is called in messages: without a password."""
+        """Return the database URL without credentials, for messages."""
         parts = self._parts
         host = parts.get("host") or parts.get("hostaddr") or parts.get("service") or "localhost"
         return f"postgresql://{host}:{parts.get('port') or 5432}/{parts.get('dbname') or ''} ({self.schema})"
 
     @property
     def channel(self) -> str:
-        """Where it is told what is new."""
+        """Notification channel of the schema."""
         return f"rxloop_{self.schema}"
 
     def sql(self, text: str) -> bytes:
-        """Write a statement, with the schema for `$s`."""
+        """Return a statement with `$s` replaced by the schema."""
         return _statement(text, self.schema)
 
     def options(self, *, session: bool = False, **others: Any) -> dict[str, Any]:
-        """What a connection is made with, where the address does not say another thing; `others` go before our own."""
+        """Return connection options that the URL does not contain. `others` override the defaults."""
         given = conninfo_to_dict(self.session_dsn if session else self.dsn)
         return {name: value for name, value in (_DEFAULTS | others).items() if name not in given}
 
     async def connect(self, *, session: bool = False) -> Connection:
-        """Make a connection.
+        """Open a connection.
 
         Args:
-            session: One that is not shared, and knows what was said to it before.
+            session: Open a dedicated session that bypasses the pooler.
 
         Raises:
-            psycopg.Error: There is no server, or it lets nobody in.
+            psycopg.Error: If the server is unreachable or rejects the connection.
         """
         dsn = self.session_dsn if session else self.dsn
         options = self.options(session=session)
-        # What PgBouncer shares does not know the statements that were prepared before.
+        # Prepared statements do not work across pooled connections.
         options |= {} if self.dsn == self.session_dsn or session else {"prepare_threshold": None}
         try:
             return await psycopg.AsyncConnection.connect(dsn, autocommit=True, client_encoding="utf8", **options)
@@ -120,16 +120,16 @@ class Address:
             raise
 
     async def tuned(self, connection: Connection, *, keeps_plans: bool) -> None:
-        """Have a transaction end in whose middle this process falls silent; and say how statements are planned.
+        """Set timeouts and the plan cache mode of a connection.
 
-        And have it end once its host is gone, or takes nothing any more.
+        The server ends transactions of a silent process, and connections to an unreachable host.
 
         Args:
-            connection: The connection.
-            keeps_plans: Plan a statement once, whatever its values: its plan has to be discarded when the tables have
-                grown, since it may be one for empty tables. Otherwise it is planned each time, for its values.
+            connection: Connection to configure.
+            keeps_plans: Use generic plans. The caller must discard the plans regularly, because plans for empty tables
+                are inefficient for large tables. Otherwise, statements are planned for their values.
         """
-        # Where connections are shared, nothing is prepared, and so nothing kept; a pooler has time-outs of its own.
+        # Poolers have their own timeouts and do not support prepared statements.
         if self.dsn == self.session_dsn:
             plans = "force_generic_plan" if keeps_plans else "force_custom_plan"
             settings = (f"plan_cache_mode = {plans}", "jit = off", "tcp_user_timeout = 5000")
@@ -143,7 +143,7 @@ def _statement(text: str, schema: str) -> bytes:
 
 
 def can_keep(*texts: object) -> bool:
-    """Tell whether Postgres can have these texts: it has no NUL character, and no half of a surrogate pair."""
+    """Return True if Postgres can store the values. Strings must not contain NUL characters or unpaired surrogates."""
     try:
         return not any(isinstance(text, str) and b"\0" in text.encode() for text in texts)
     except UnicodeEncodeError:
@@ -151,14 +151,15 @@ def can_keep(*texts: object) -> bool:
 
 
 _PASSING = ("08", "40", "53", "55", "57", "25006", "25P03")
-"""The classes of errors, and two errors, that another try may not meet: connections, deadlocks, no room, a shutdown, a
-server that is a standby still, and a process that was silent in the middle of a transaction."""
+"""SQLSTATE prefixes of temporary errors, such as connection failures, deadlocks, insufficient resources, shutdowns,
+standby servers and idle transaction timeouts.
+"""
 
 _REFUSED = ("authentication failed", "pg_hba.conf", "does not exist", "no password supplied", "not permitted to log in")
-"""What stands in the message of a server that answers, and lets nobody in: such an error has no code."""
+"""Message fragments of rejected connections, which have no SQLSTATE."""
 
 _SILENT = ("timeout expired", "timed out", "unreachable", "No route to host")
-"""What stands in the message if not even the machine of the server has answered."""
+"""Message fragments of connection attempts without any response from the host."""
 
 _HINTS = {
     "42501": "the role may not do that: let a role that may call `migrate(grant=...)` once (docs/durability.md)",
@@ -172,29 +173,29 @@ _HINTS = {
 
 
 def passes(error: psycopg.Error) -> bool:
-    """Tell whether the server may do in a moment what it does not do now."""
+    """Return True if a retry may succeed."""
     if error.sqlstate is not None:
         return error.sqlstate.startswith(_PASSING)
     return isinstance(error, psycopg.OperationalError) and not any(word in str(error) for word in _REFUSED)
 
 
 def lacks(error: psycopg.Error) -> bool:
-    """Tell whether the server lacks something, such as room on its disk, and so waits for somebody to do something."""
+    """Return True if the server lacks resources, such as disk space, and an operator needs to act."""
     return (error.sqlstate or "").startswith("53")
 
 
 def silent(error: psycopg.Error) -> bool:
-    """Tell whether nothing came back: the server may be alive, and this process be cut off from it."""
+    """Return True if the server did not respond. The server may be running but unreachable from this process."""
     waited_in_vain = isinstance(error, psycopg.errors.ConnectionTimeout)
     return error.sqlstate is None and (waited_in_vain or any(word in str(error) for word in _SILENT))
 
 
 def failure(error: psycopg.Error, place: str) -> EventLogError:
-    """Make an error of Postgres one that names the database and says what to do.
+    """Convert a Postgres error to an `EventLogError`, with the database name and a hint.
 
     Args:
-        error: What psycopg raised.
-        place: How the database is called, without passwords.
+        error: Driver error.
+        place: Database name without credentials.
     """
     said = " ".join(str(error).split()) or type(error).__name__
     hint = _HINTS.get(error.sqlstate or "")

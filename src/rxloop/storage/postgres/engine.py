@@ -1,4 +1,4 @@
-"""Connections of one event loop, and group commit."""
+"""Postgres connections of an event loop, with group commit."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from rxloop.storage.postgres.serial_connection import Lane, Lanes, T, Work
 from rxloop.storage.rules import conflict, repeated
 
 _BATCHES, _EVENTS, _BYTES = 250, 5_000, 8_000_000
-"""How much is written by one statement, at most; one batch may be larger."""
+"""Soft limits per statement, as numbers of batches, events and bytes. A single batch may exceed them."""
 
 
 class Writer:
-    """Appends batches, those of all runs that wait in one statement."""
+    """Writer that groups waiting batches into statements."""
 
     def __init__(self, address: Address, lane: Lane, me: str, patience: float) -> None:
-        """Make a writer.
+        """Create a writer.
 
         Args:
-            address: The database.
-            lane: Its connection.
-            me: Who holds the turns of this log object.
-            patience: Seconds for which a server is asked again that does not answer.
+            address: Database address.
+            lane: Serial connection for writing.
+            me: Holder ID of this log object.
+            patience: Maximum time for retries in seconds.
         """
         self._address, self._lane, self._me, self._patience = address, lane, me, patience
         self._waiting: deque[tuple[Batch, asyncio.Future[None]]] = deque()
@@ -44,9 +44,9 @@ class Writer:
         """Append a batch.
 
         Raises:
-            ConflictError: The log holds another last `seq`.
-            Fenced: The turn belongs to somebody else.
-            EventLogError: The server does not take it.
+            ConflictError: If the last stored `seq` is different.
+            Fenced: If another holder has the lease.
+            EventLogError: If the database write fails.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = (batch, done)
@@ -56,13 +56,13 @@ class Writer:
         try:
             await done
         except asyncio.CancelledError:
-            # What is on its way is written, whoever waits for it; what is not need not be.
+            # A running statement is completed regardless of cancellation, but a waiting batch can be removed.
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
             raise
 
     async def aclose(self) -> None:
-        """Write what waits."""
+        """Write all waiting batches."""
         while self._task is not None and not self._task.done():
             await asyncio.wait([self._task])
 
@@ -83,7 +83,7 @@ class Writer:
                     raise
 
     def _next(self) -> list[tuple[Batch, asyncio.Future[None]]]:
-        """Take what one statement writes: of each run one batch, the first."""
+        """Select the batches for one statement, with at most one batch per run."""
         group: list[tuple[Batch, asyncio.Future[None]]] = []
         later: list[tuple[Batch, asyncio.Future[None]]] = []
         runs = set[str]()
@@ -103,7 +103,7 @@ class Writer:
 
     async def _write(self, group: list[tuple[Batch, asyncio.Future[None]]]) -> None:
         async def work(connection: Connection) -> list[Outcome]:
-            # Who has given up meanwhile may have told somebody that nothing has begun.
+            # Skip cancelled batches, because their callers may have reported that nothing was stored.
             group[:] = [waiting for waiting in group if not waiting[1].cancelled()]
             batches = [batch for batch, _ in group]
             return await write(connection, self._address, self._me, batches) if batches else []
@@ -113,7 +113,7 @@ class Writer:
         except EventLogError as error:
             if error.retryable or len(group) == 1:
                 raise
-            # Something is wrong with one of them: the others are not to fail by it.
+            # One batch is invalid. Write each batch separately, so that the others succeed.
             for one in group:
                 try:
                     await self._write([one])
@@ -128,7 +128,7 @@ class Writer:
                 await self._refused(batch, done, outcome)
 
     async def _refused(self, batch: Batch, done: asyncio.Future[None], outcome: Outcome) -> None:
-        """Find out why a batch was not written: it may be there already, or in part."""
+        """Handle a rejected batch, which may already be stored completely or in part."""
         if outcome.fenced:
             _fail(
                 done,
@@ -139,7 +139,7 @@ class Writer:
             )
             return
         if outcome.held is None and batch.expected_seq == 0:
-            # Somebody began the run at the same moment: the next statement sees it.
+            # Another writer created the run concurrently. The next statement will see it.
             self._waiting.appendleft((batch, done))
             return
         held = outcome.held or 0
@@ -157,7 +157,7 @@ class Writer:
             done.set_result(None)
 
     async def _rest(self, batch: Batch, held: int) -> tuple[Any, ...] | None:
-        """What of a batch is not in the log yet, if the rest of it is there byte for byte; None if it is not."""
+        """Return the events that are not stored yet, or None if stored events differ from the batch."""
         new = repeated(batch.events, held)
         if new is None:
             return None
@@ -182,23 +182,23 @@ def _fail(done: asyncio.Future[None], error: EventLogError | ConflictError) -> N
 
 
 _WRITES_IN, _READS_IN = 10.0, 60.0
-"""Seconds in which a statement has to come to its end."""
+"""Statement timeouts in seconds."""
 
 _PLANS_FOR = 1.0
-"""Seconds for which the plans of what writes are kept: to plan it takes longer than to append a few events."""
+"""Maximum age of cached write plans in seconds. Planning takes longer than appending a few events."""
 
 
 class Engine:
-    """All that a log has open in one event loop: at most six connections, made when they are first needed."""
+    """Connections of a log in one event loop, opened on demand. The maximum is six."""
 
     def __init__(self, address: Address, *, lease: float, patience: float, readers: int = 2) -> None:
-        """Connect to nothing yet.
+        """Create an engine without connecting.
 
         Args:
-            address: The database.
-            lease: As for `Turns`.
-            patience: Seconds for which a server is asked again that does not answer.
-            readers: How many connections read what takes long.
+            address: Database address.
+            lease: Lease duration in seconds.
+            patience: Maximum time for retries in seconds.
+            readers: Number of connections for reading.
         """
         place = str(address)
         self.address, self.patience = address, patience
@@ -220,15 +220,15 @@ class Engine:
         self._broke_at = asyncio.get_running_loop().time()
 
     def came_back_within(self, seconds: float) -> bool:
-        """Whether a connection that had broken was made anew so short a time ago; maybe to another server."""
+        """Return True if a broken connection was replaced recently, possibly after a failover."""
         return asyncio.get_running_loop().time() < self._broke_at + seconds
 
     async def check(self) -> None:
-        """See that the tables are those that this program knows; they are made where they are not there."""
+        """Check the schema once, and create or migrate it if necessary."""
         async with self._checking:
             if self._checked:
                 return
-            # Where somebody may make tables, as a rule.
+            # The session URL usually belongs to a role that can create tables.
             connection = await self.address.connect(session=True)
             async with connection:
                 if not await check(connection, self.address):
@@ -246,17 +246,17 @@ class Engine:
         return connection
 
     async def reading(self, work: Work[T]) -> T:
-        """Do something that reads."""
+        """Execute a read."""
         if self._closed:
             raise EventLogError(f"the event log {self.address} was closed while it was read")
         return await self.read.do(work, patience=self.patience)
 
     async def writing(self, work: Work[T]) -> T:
-        """Do something that writes; it may be done twice."""
+        """Execute an idempotent write."""
         return await self.write.do(work, patience=self.patience)
 
     async def as_owner(self, work: Work[T]) -> T:
-        """Do something before the tables are there."""
+        """Execute `work` without checking the schema."""
         lane = Lane(lambda: self.address.connect(session=True), str(self.address), answers_in=inf)
         try:
             return await lane.do(work, patience=self.patience)
@@ -264,7 +264,7 @@ class Engine:
             await lane.aclose()
 
     def when_there_is_time(self, work: Work[None], failed: Callable[[Exception], None]) -> None:
-        """Do something that writes and for which nobody waits; `failed` gets its error."""
+        """Execute a background write. Errors are passed to `failed`."""
 
         async def later() -> None:
             try:
@@ -277,7 +277,7 @@ class Engine:
         task.add_done_callback(self._later.discard)
 
     async def aclose(self) -> None:
-        """Write what waits, give all turns back, and close the connections."""
+        """Write waiting batches, release leases and close connections."""
         self._closed = True
         await self.writer.aclose()
         if self._later:
@@ -291,24 +291,24 @@ class Engine:
         return [self.write, self._tails, *self.read.lanes, self.turns.lane]
 
     def drop(self, *, forked: bool = False) -> None:
-        """Let go of everything, in an event loop that does not run any more, or in a child process."""
+        """Release all connections in a stopped event loop or a child process."""
         for lane in (*self._lanes(), self.hearing):
             lane.drop(forked=forked)
 
 
 class Engines:
-    """The engine of each event loop that uses a log, or a store."""
+    """Engines of a log or store by event loop."""
 
     def __init__(self, address: Address, *, patience: float, lease: float = 10) -> None:
-        """Make none yet.
+        """Create an empty collection.
 
         Args:
-            address: The database.
-            patience: As for `Engine`.
-            lease: As for `Engine`.
+            address: Database address.
+            patience: Maximum time for retries in seconds.
+            lease: Lease duration in seconds.
 
         Raises:
-            ConfigurationError: The patience or the lease is no time.
+            ConfigurationError: If `patience` or `lease` is invalid.
         """
         self._engines: dict[asyncio.AbstractEventLoop, Engine] = {}
         if not 0 < lease < inf:
@@ -320,7 +320,7 @@ class Engines:
         _ALL.add(self)
 
     def here(self) -> Engine:
-        """What is open in the event loop that runs."""
+        """Return the engine of the current event loop, creating it if necessary."""
         loop = asyncio.get_running_loop()
         engine = self._engines.get(loop)
         if engine is None:
@@ -329,13 +329,13 @@ class Engines:
         return engine
 
     async def aclose(self) -> None:
-        """Close what is open in the event loop that runs; may be called more than once."""
+        """Close the engine of the current event loop. This method is idempotent."""
         engine = self._engines.pop(asyncio.get_running_loop(), None)
         if engine is not None:
             await engine.aclose()
 
     def _drop(self, wanted: Callable[[asyncio.AbstractEventLoop], bool], *, forked: bool = False) -> None:
-        # Other threads have loops of their own.
+        # Other threads may have running event loops.
         for loop in [loop for loop in list(self._engines) if wanted(loop)]:
             self._engines.pop(loop).drop(forked=forked)
 
@@ -343,7 +343,7 @@ class Engines:
         self._drop(lambda loop: loop.is_closed())
 
     def forked(self) -> None:
-        """Let go of everything in a child process: what is open belongs to the parent."""
+        """Release all connections in a child process, because they belong to the parent."""
         self._drop(lambda loop: True, forked=True)
 
 

@@ -1,4 +1,4 @@
-"""Leases: advisory locks of a session."""
+"""Postgres leases based on advisory session locks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rxloop.storage.postgres.serial_connection import Lane, to_its_end
 log = logging.getLogger("rxloop")
 
 _IN_DOUBT = 0.2
-"""Seconds between two tries to take turns again whose lock is not free yet."""
+"""Interval in seconds between attempts to acquire leases again after a reconnect."""
 
 _ANSWERS_IN = 5.0
-"""Seconds in which the session is there, or does what takes more than one answer, however short the lease."""
+"""Minimum timeout in seconds for connecting and for multiple statements, regardless of the lease duration."""
 
 _IDLE = 60.0
-"""Seconds without a turn after which the session is closed."""
+"""Time in seconds without leases after which the session is closed."""
 
 _LOCK = "SELECT pg_try_advisory_lock(%s)"
 
@@ -67,28 +67,29 @@ WITH ended AS MATERIALIZED (
     SELECT pg_advisory_lock({}) FROM ended
 ) SELECT pg_advisory_unlock({}) FROM free
 """
-"""Ends a session, and waits for one of its locks: who only tries while it ends may see others come first."""
+"""Terminate a session and wait for one of its locks. A caller that only tried to acquire the lock could be overtaken.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """The turn of a run in its conversation."""
+    """Conversation lease for a run."""
 
     context_id: str
     task_id: str
     lost: Callable[[], None]
     key: int
     doubt: bool = False
-    """The session was made anew, and its lock is not taken again yet."""
+    """True until the lock is acquired again after reconnecting."""
     leaving: bool = False
-    """It is being given back."""
+    """True while the lease is being released."""
 
 
 class Turns:
-    """The turns of one log object in one event loop, which is one holder.
+    """Leases of a log object in one event loop, identified by a holder ID.
 
-    A lock says that the holder lives, and a row says who it is: what a holder appends that has lost its turn is refused
-    by that, though it does not know of it yet.
+    An advisory lock shows that the holder is alive, and a row identifies the holder. Appends by a former holder are
+    rejected because of the row, even if the holder has not noticed the loss.
     """
 
     def __init__(
@@ -99,14 +100,14 @@ class Turns:
         check: Callable[[], Awaitable[None]],
         anew: Callable[[], None],
     ) -> None:
-        """Hold nothing.
+        """Create an empty collection.
 
         Args:
-            address: The database.
-            lease: Seconds after which the server ends a session that is silent.
-            patience: Seconds for which a server is asked again that does not answer.
-            check: Sees that the tables are there.
-            anew: Called when there is a session in the place of one that broke.
+            address: Database address.
+            lease: Time in seconds after which the server ends a silent session.
+            patience: Maximum time for retries in seconds.
+            check: Function that checks the schema.
+            anew: Called after a broken session was replaced.
         """
         self._address, self._lease, self._patience, self._check = address, lease, patience, check
         self.me = secrets.token_hex(8)
@@ -123,24 +124,24 @@ class Turns:
         self._closed = False
 
     def has(self, context_id: str, task_id: str) -> bool:
-        """Whether this holder thinks that it has a turn."""
+        """Return True if this holder believes that it has the lease."""
         turn = self._held.get(context_id)
         return turn is not None and turn.task_id == task_id
 
     async def take(self, context_id: str, task_id: str, lost: Callable[[], None]) -> bool:
-        """Take a turn, unless somebody alive has it."""
+        """Acquire a lease unless another live holder has it."""
         if not can_keep(context_id, task_id):
             said = f"run {task_id!r} in the conversation {context_id!r}: Postgres keeps no such ids"
             raise EventLogError(f"{said}, which have a NUL character or half of a surrogate pair", retryable=False)
         if context_id in self._held or context_id in self._taking:
-            # The session would get its own lock a second time.
+            # A session can acquire its own advisory lock repeatedly.
             return False
         turn = Turn(context_id, task_id, lost, self._key(context_id))
         self._taking.add(context_id)
         try:
             return await to_its_end(self._take(turn), self._tasks)
         except asyncio.CancelledError:
-            # It may be taken all the same.
+            # The lease may still be acquired after the cancellation.
             task = asyncio.get_running_loop().create_task(self._give_back_later(turn))
             self._later.add(task)
             task.add_done_callback(self._later.discard)
@@ -154,10 +155,10 @@ class Turns:
             [[taken]] = await cursor.fetchall()
             if taken:
                 try:
-                    # After the lock, so that it sees what the last holder has left.
+                    # Execute this after locking, so that it sees the previous holder's final state.
                     await connection.execute(self._address.sql(_TAKE), values)
                 except Exception:
-                    # The session counts how often it has a lock, and goes on.
+                    # Advisory locks are counted, so an extra lock would remain in the session.
                     with suppress(psycopg.Error):
                         await connection.execute(_UNLOCK.encode(), (turn.key,))
                     raise
@@ -169,7 +170,7 @@ class Turns:
         finally:
             self._taking.discard(turn.context_id)
         if taken and self._closed:
-            # Nobody would say any more that it is alive.
+            # No heartbeat task is running to keep the lease.
             await self.give_back(turn.context_id, turn.task_id)
             return False
         if taken:
@@ -177,7 +178,7 @@ class Turns:
         return taken
 
     async def _give_back_later(self, turn: Turn) -> None:
-        """Give a turn back for which nobody has waited, once it is known whether it was taken."""
+        """Release a lease whose caller was cancelled, as soon as the outcome is known."""
         while turn.context_id in self._taking:
             await asyncio.wait(set(self._tasks))
         if self._held.get(turn.context_id) is turn:
@@ -185,7 +186,7 @@ class Turns:
                 await self.give_back(turn.context_id, turn.task_id)
 
     async def ask(self, context_id: str, task_id: str) -> bool:
-        """Ask the server whether a turn is still here."""
+        """Ask the server if the lease is still held."""
         turn = self._held.get(context_id)
         if turn is None or turn.task_id != task_id:
             return False
@@ -194,12 +195,12 @@ class Turns:
             cursor = await connection.execute(self._address.sql(_MINE), (self.me, [context_id]))
             return (context_id, task_id) in await cursor.fetchall()
 
-        # Should the session be over, this makes another one, and takes the turns again.
+        # This replaces a broken session and restores its leases.
         mine = await self.lane.do(work, patience=self._patience)
         return mine and self._held.get(context_id) is turn
 
     async def give_back(self, context_id: str, task_id: str) -> None:
-        """Give a turn back; one that is lost already is passed over."""
+        """Release a lease, ignoring leases that were lost."""
         turn = self._held.get(context_id)
         if turn is None or turn.task_id != task_id:
             return
@@ -210,17 +211,15 @@ class Turns:
                 lambda connection: connection.execute(self._address.sql(_GIVE_BACK), values), patience=self._patience
             )
         finally:
-            # Free when the session ends, at the latest.
+            # On failure, the lock is released when the session ends.
             if self._held.get(context_id) is turn:
                 del self._held[context_id]
-
-    # -- the session
 
     async def _connect(self) -> Connection:
         await self._check()
         connection = await self._address.connect(session=True)
         try:
-            # Each statement is a way there and back, while the lease runs out; and to prepare one is another.
+            # Preparing statements would require extra round trips while the lease expires.
             connection.prepare_threshold = None
             cursor = await connection.execute(_SESSION.encode())
             [session] = await cursor.fetchall()
@@ -230,7 +229,7 @@ class Turns:
             await connection.execute(f"SET idle_session_timeout = {milliseconds}; SET tcp_user_timeout = 5000".encode())
             if self._session is not None:
                 key = next((turn.key for turn in self._held.values()), self._key(""))
-                # The server may not know yet that it is over, and keep its locks for it.
+                # The server may still consider the old session alive and keep its locks.
                 with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable):
                     await connection.execute(sql.SQL(_END).format(*self._session, key, key))
             self._session = session
@@ -243,10 +242,12 @@ class Turns:
         return connection
 
     async def _see_that_it_is_not_shared(self, connection: Connection) -> None:
-        """See that a pooler gives the session to one client at a time: else others would be given the turns we have.
+        """Check that a pooler does not share the session.
+
+        Clients in a shared session could acquire each other's leases.
 
         Raises:
-            EventLogError: It is shared.
+            EventLogError: If the session is shared.
         """
         lock = (secrets.randbits(62),)
         await connection.execute(_LOCK.encode(), lock)
@@ -264,25 +265,25 @@ class Turns:
             )
 
     async def _take_again(self, connection: Connection) -> None:
-        """Take the turns in a new session, as far as they are free; those that somebody else has had are lost."""
+        """Acquire leases again in a new session, and report lost leases."""
         doubtful = [turn for turn in self._held.values() if turn.doubt and not turn.leaving]
         if not doubtful:
             return
         cursor = await connection.execute(_LOCK_AGAIN.encode(), (numbers(turn.key for turn in doubtful),))
         locked = dict(await cursor.fetchall())
-        # After the locks: nobody can take one of them by now.
+        # Queried after locking, so that no other holder can acquire a lease in between.
         cursor = await connection.execute(self._address.sql(_MINE), (self.me, [turn.context_id for turn in doubtful]))
         mine = dict(await cursor.fetchall())
         for turn in doubtful:
             if self._held.get(turn.context_id) is not turn:
                 continue
             if mine.get(turn.context_id) == turn.task_id:
-                # While the row is ours, only our own session can have the lock, which the server still takes for alive.
+                # If the row still names this holder, only its previous session can hold the lock.
                 turn.doubt = not locked[turn.key]
             else:
                 del self._held[turn.context_id]
                 turn.lost()
-        # One may be counted as lost at any moment: its lock would be ours as long as the session.
+        # A concurrent task may have reported a lease as lost. Its lock would last as long as the session.
         while free := [turn for turn in doubtful if locked[turn.key] and self._held.get(turn.context_id) is not turn]:
             await connection.execute(_UNLOCK.encode(), (free[0].key,))
             locked[free[0].key] = False
@@ -294,7 +295,7 @@ class Turns:
             self._beating = asyncio.get_running_loop().create_task(self._say_alive(), name="rxloop-log-turns")
 
     async def _say_alive(self) -> None:
-        """Say that the session is alive, and find out at once when it is not."""
+        """Send heartbeats, and detect a broken session immediately."""
         loop = asyncio.get_running_loop()
         held_at = loop.time()
         while True:
@@ -315,17 +316,17 @@ class Turns:
                 except TimeoutError:
                     log.debug("%s has not answered for %g s", self._address, self.lane.silent)
                 except EventLogError as error:
-                    # Nobody can take a turn of a server that is not there.
+                    # Other holders cannot acquire leases while the server is unavailable.
                     log.warning("the turns of this process cannot be kept: %s", error)
                     await asyncio.sleep(_IN_DOUBT)
                     self._nudge.set()
             await self._lose_what_others_may_have()
 
     async def _lose_what_others_may_have(self) -> None:
-        """Count the turns as lost once the server has heard nothing for the lease, as far as can be known here."""
+        """Report all leases as lost if the server has not responded for most of the lease duration."""
         if not self._held or self.lane.silent < (silence := self._lease * 3 / 4):
             return
-        # After a freeze there may be an answer that nobody has read yet.
+        # After a freeze, an unread response may be available.
         await asyncio.sleep(_IN_DOUBT)
         if self.lane.silent < silence:
             return
@@ -333,7 +334,7 @@ class Turns:
         for turn in [turn for turn in self._held.values() if not turn.leaving]:
             del self._held[turn.context_id]
             turn.lost()
-        # Should the server answer again after all, the session would have their locks for good.
+        # If the server responds again, the session would keep the locks of lost leases.
         self.lane.cut()
 
     async def _say(self, connection: Connection) -> None:
@@ -344,15 +345,15 @@ class Turns:
             await connection.execute(b"SELECT 1")
 
     async def aclose(self) -> None:
-        """End the session, and so give all turns back."""
+        """Release all leases and close the session."""
         self._closed = True
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.wait([self._beating])
         if under_way := {*self._tasks, *self._later}:
             await asyncio.wait(under_way)
-        # Said, and not left to the end of the session, so that the next one finds no trace of it; but once is enough to
-        # hear that the server is away.
+        # Release leases explicitly, so that the next holder finds no trace of them. Stop after the first failure if the
+        # server is unavailable.
         with suppress(EventLogError):
             for turn in list(self._held.values()):
                 await self.give_back(turn.context_id, turn.task_id)
@@ -369,4 +370,4 @@ SELECT (classid::bigint << 32) | objid::bigint AS key FROM pg_locks
 WHERE locktype = 'advisory' AND objsubid = 1 AND granted
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
-"""The turns that somebody alive has, of any database object: their keys."""
+"""Lock keys of live lease holders, across all schemas in the database."""

@@ -1,4 +1,4 @@
-"""Notifications of new events and commands."""
+"""Listener for new events and commands."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from rxloop.storage.tail import Tail, Tails
 log = logging.getLogger("rxloop")
 
 POLL_SECONDS = 1.0
-"""The net below the notifications: how often it is looked whether one was missed."""
+"""Polling interval in seconds, as a fallback for lost notifications."""
 
 _AGAIN_SECONDS = (0.05, 2.0)
 
 _LISTENS_IN = 10.0
-"""Seconds in which a server has to say that it listens."""
+"""Timeout in seconds for starting to listen."""
 
 _AT_ONCE = 256
-"""Events of one run that are fetched at once."""
+"""Maximum number of events per run and query."""
 
 _NEW = f"""
 SELECT f.run, e.json FROM unnest(%s::bigint[], %s::int[], %s::int[]) AS f(run, seq, sub) CROSS JOIN LATERAL (
@@ -39,7 +39,7 @@ SELECT f.run, e.json FROM unnest(%s::bigint[], %s::int[], %s::int[]) AS f(run, s
 ) AS e
 """
 
-# With the last durable event that is known here: the log may have gone back, and another run have the number.
+# Compared with the last known durable event, because a run number may belong to another run after a log rollback.
 _STANDINGS = "SELECT task_id, number, seq FROM $s.runs WHERE task_id = ANY (%s)"
 
 _MAILED = """
@@ -48,14 +48,14 @@ SELECT task_id, (SELECT max(number) FROM $s.mail WHERE run = runs.number) FROM $
 
 
 class Hearing:
-    """Feeds the tails of the runs that are followed in one event loop, and tells of mail."""
+    """Listener that updates the shared tails of an event loop and notifies command watchers."""
 
     def __init__(self, address: Address, lane: Lane) -> None:
-        """Begin with nobody who wants to know anything.
+        """Create a listener without connecting.
 
         Args:
-            address: The database.
-            lane: The connection of the queries.
+            address: Database address.
+            lane: Serial connection for queries.
         """
         self._address, self._lane = address, lane
         self.tails = Tails(self._begun)
@@ -64,18 +64,18 @@ class Hearing:
         self._dirty: set[Tail] = set()
         self._new = asyncio.Event()
         self._due = False
-        """It is time to look whether a notification was missed."""
+        """True if a poll for lost notifications is due."""
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
         self._connection: Connection | None = None
         self._pieces: dict[int, list[str]] = {}
 
     def watch(self, task_id: str, arrived: Callable[[], None]) -> Callable[[], None]:
-        """Tell somebody of mail for a run; give what ends it."""
+        """Register a callback for new commands of a run, returning a function to remove it."""
         loop = asyncio.get_running_loop()
 
         def tell() -> None:
-            # By the loop, so that nothing that is done there comes in between.
+            # Deferred, so that the callback never runs inside the current call.
             loop.call_soon(arrived)
 
         self._watchers.setdefault(task_id, set()).add(tell)
@@ -89,14 +89,14 @@ class Hearing:
                 self._letters.pop(task_id, None)
 
         def stop() -> None:
-            # Nobody is there in a loop that is closed.
+            # A closed event loop has no watchers left.
             with suppress(RuntimeError):
                 leave() if _here() is loop else loop.call_soon_threadsafe(leave)
 
         return stop
 
     def sent(self, task_id: str) -> None:
-        """Take note of a letter that was sent."""
+        """Notify watchers of a sent command."""
         for tell in tuple(self._watchers.get(task_id, ())):
             tell()
 
@@ -105,7 +105,7 @@ class Hearing:
             self._gone(tail, self._was_closed())
             return
         self._listen()
-        # What came since the page was read that it begins after.
+        # Read events that were stored after the initial page.
         self._look(tail)
 
     def _look(self, *tails: Tail) -> None:
@@ -113,7 +113,7 @@ class Hearing:
         self._new.set()
 
     def _listen(self) -> None:
-        """See that it is listened while somebody wants to know something."""
+        """Start the listener tasks if they are not running."""
         if self._closed:
             return
         if not any(not task.done() for task in self._tasks):
@@ -127,15 +127,14 @@ class Hearing:
             self._due = True
             self._new.set()
 
-    # -- what is told
-
     async def _hear(self) -> None:
         pause, longest = _AGAIN_SECONDS
         while True:
             try:
                 async with asyncio.timeout(_LISTENS_IN):
                     self._connection = connection = await self._address.connect(session=True)
-                    # A process that is frozen is not to fill the queue of all others: the server drops it.
+                    # The server closes the connection of a frozen process, so that its notification queue does not fill
+                    # up.
                     await connection.execute(f"{KEEPALIVES}; SET tcp_user_timeout = 2500".encode())
                     await connection.execute(f'LISTEN "{self._address.channel}"'.encode())
                 pause = _AGAIN_SECONDS[0]
@@ -144,7 +143,7 @@ class Hearing:
                     try:
                         self._told(notify.payload, notify.pid)
                     except Exception as error:
-                        # Whoever may connect may say anything; what counts is in the tables.
+                        # Notifications are not trusted, because any database client can send them.
                         log.debug("%r was told of the event log %s: %s", notify.payload, self._address, error)
             except (psycopg.Error, OSError) as error:
                 log.debug("the event log %s cannot be listened to: %s", self._address, error)
@@ -156,9 +155,9 @@ class Hearing:
             pause = min(2 * pause, longest)
 
     def _missed(self) -> None:
-        """Find out what was told while nobody listened."""
+        """Read everything that may have changed before listening started."""
         self._pieces.clear()
-        # It may be another server, which has less.
+        # A different server may lack events after a failover.
         self._due = True
         self._look(*self.tails.of_number.values())
         for task_id in tuple(self._watchers):
@@ -176,7 +175,7 @@ class Hearing:
             self._said(rest, pid)
 
     def _said(self, text: str, pid: int) -> None:
-        """Take a piece of a transient event; the pieces of one come one after the other."""
+        """Add a fragment of a transient event. Fragments of an event arrive consecutively."""
         number, _, place, count, piece = text.split(":", 4)
         tail = self.tails.of_number.get(int(number))
         if tail is None:
@@ -188,8 +187,6 @@ class Hearing:
         if len(pieces) == int(count):
             del self._pieces[pid]
             tail.told(Event.from_json("".join(pieces)))
-
-    # -- what is asked for
 
     async def _fetch(self) -> None:
         while True:
@@ -204,7 +201,7 @@ class Hearing:
                 if tails:
                     await self._lane.do(partial(self._feed, tails), patience=POLL_SECONDS)
             except EventLogError as error:
-                # The next tick asks again, for all of them.
+                # The next poll tries again for all runs.
                 if not error.retryable:
                     self.tails.fail(error)
             except Exception as error:
@@ -212,7 +209,7 @@ class Hearing:
                 self.tails.fail(EventLogError(f"the event log {self._address} cannot be followed: {error}"))
 
     async def _feed(self, tails: Sequence[Tail], connection: Connection) -> None:
-        """Fetch what came of some runs, all in one query."""
+        """Read new events for several runs in one query."""
         places = [tail.place for tail in tails]
         values = [numbers(each) for each in ((tail.number for tail in tails), *zip(*places, strict=True))]
         cursor = await connection.execute(self._address.sql(_NEW), values, binary=True)
@@ -232,7 +229,7 @@ class Hearing:
                 self._look(tail)
 
     async def _look_at_all(self) -> set[Tail]:
-        """Find the runs that are not as they are known here; and tell of mail."""
+        """Return the runs with new or missing events, and notify command watchers."""
         grown = set[Tail]()
         before = {tail: tail.place[0] for tail in self.tails.of_number.values()}
         following, watched = [tail.task_id for tail in before], [*self._watchers]
@@ -263,10 +260,8 @@ class Hearing:
         self.tails.forget(tail)
         tail.fail(error)
 
-    # -- the end
-
     async def aclose(self) -> None:
-        """Listen no more; who follows gets an error."""
+        """Stop listening. Followers receive an error."""
         self._closed = True
         tasks, self._tasks = self._tasks, []
         for task in tasks:
@@ -279,7 +274,7 @@ class Hearing:
         return EventLogError(f"the event log {self._address} was closed while the run was followed")
 
     def drop(self, *, forked: bool = False) -> None:
-        """Let go of the connection, as `Lane.drop` does."""
+        """Release the connection of a stopped event loop, as in `Lane.drop`."""
         release(self._connection, forked=forked)
         self._connection = None
 

@@ -1,4 +1,4 @@
-"""Queries: pages, records, folds, snapshots."""
+"""Postgres read queries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from rxloop.storage.sql_rows import RECORD, FoldRow, RunRow, checksum, cover_run
 from rxloop.storage.tail import Page, Place
 
 MOST = (1 << 31) - 1
-"""The greatest number of an event."""
+"""Maximum event number in the schema."""
 
 _PAGE = """
 SELECT r.number, r.seq, r.at_rest, r.state, r.error, e.seq, e.sub, e.json FROM $s.runs r LEFT JOIN LATERAL (
@@ -42,7 +42,7 @@ SELECT r.number, r.seq, r.at_rest, r.state, r.error, e.seq, e.sub, e.json FROM $
 """
 
 NOWHERE = Mark(-1, 0, 0, "")
-"""The mark of no conversation."""
+"""Placeholder for a missing mark, which matches no conversation."""
 
 SPAN = """until AS (
     SELECT number FROM $s.runs WHERE task_id = %(before)s AND context_id = %(context)s
@@ -59,7 +59,7 @@ SPAN = """until AS (
         AND number < coalesce((SELECT number FROM until), number + 1)
 )
 """
-"""The runs of a conversation that come before a run, and after a mark if nothing before it has changed."""
+"""Runs before a given run of a conversation. With a valid mark, only later runs are included."""
 
 _ORPHANS = f"""
 WITH alive AS MATERIALIZED ({ALIVE}), submitted AS (
@@ -88,10 +88,10 @@ WHERE now() > pg_postmaster_start_time() + %(settling)s * interval '1 second' AN
 async def read_page(
     connection: Connection, address: Address, task_id: str, after: Place, deltas: bool, limit: int | None
 ) -> Page:
-    """The events of a run after a place, behind the durable one there.
+    """Return events starting at a position, including its durable event.
 
     Raises:
-        UnknownRun: The log holds no such run.
+        UnknownRun: If the run does not exist.
     """
     transient = "(seq, sub) > (%(seq)s, %(sub)s)" if deltas else "false"
     condition = f"(seq, sub) >= (%(seq)s, 0) AND (sub = 0 OR {transient})"
@@ -110,10 +110,10 @@ async def read_page(
 
 
 async def read_record(connection: Connection, address: Address, task_id: str) -> RunRecord:
-    """The record of a run.
+    """Return the run record.
 
     Raises:
-        UnknownRun: The log holds no such run.
+        UnknownRun: If the run does not exist.
     """
     query = address.sql(f"SELECT {RECORD} FROM $s.runs WHERE task_id = %s")
     row = await (await connection.execute(query, (task_id,))).fetchone() if can_keep(task_id) else None
@@ -123,10 +123,10 @@ async def read_record(connection: Connection, address: Address, task_id: str) ->
 
 
 async def read_records(connection: Connection, address: Address, wanted: RunFilter) -> list[RunRecord]:
-    """Return the page of the matching runs.
+    """Return a page of matching records.
 
     Raises:
-        UnknownRun: The log does not have the run `after`.
+        UnknownRun: If the run `after` does not exist.
     """
     condition, values = _condition(wanted)
     order, beyond = ("DESC", "<") if wanted.newest_first else ("ASC", ">")
@@ -144,7 +144,7 @@ async def read_records(connection: Connection, address: Address, wanted: RunFilt
 
 
 def _condition(wanted: RunFilter) -> tuple[str, list[Any]]:
-    """Return the filters as the condition of a query over the table `runs`, and its values."""
+    """Return the SQL condition for a filter, with its parameters."""
     where, values = ["true"], list[Any]()
     for column, value in (
         ("context_id = %s", wanted.context_id),
@@ -160,14 +160,14 @@ def _condition(wanted: RunFilter) -> tuple[str, list[Any]]:
         where.append("state = ANY (%s)")
         values.append([*wanted.states])
     if wanted.unfinished or (wanted.states is not None and not {*wanted.states} & {*FINISHED}):
-        # In these words, for the index that has only these runs.
+        # The partial index requires this exact condition.
         where.append("state NOT IN ('completed', 'failed')")
     if wanted.metadata:
         where.append("labels @> %s")
         values.append(labels(wanted.metadata))
     met = " AND ".join(where)
     if wanted.latest_only:
-        # Inside, the names of the columns are those of `later`.
+        # Unqualified columns in the subquery refer to `later`.
         later = "later.context_id = runs.context_id AND later.number > runs.number"
         return f"{met} AND NOT EXISTS (SELECT FROM $s.runs AS later WHERE {later} AND {met})", values * 2
     return met, values
@@ -176,11 +176,11 @@ def _condition(wanted: RunFilter) -> tuple[str, list[Any]]:
 async def read_commands(
     connection: Connection, address: Address, task_id: str, after: int
 ) -> list[tuple[int, Command]]:
-    """The letters of a run after a number.
+    """Return commands after a number.
 
     Raises:
-        UnknownRun: The log holds no such run.
-        EventLogError: One cannot be read.
+        UnknownRun: If the run does not exist.
+        EventLogError: If a command cannot be parsed.
     """
     query = address.sql(
         "SELECT m.number, m.json FROM $s.runs r LEFT JOIN $s.mail m ON m.run = r.number AND m.number > %s"
@@ -197,14 +197,13 @@ async def read_commands(
 async def list_orphaned(
     connection: Connection, address: Address, submitted: tuple[float, int | None, str | None], settling: float
 ) -> list[RunRecord]:
-    """The runs to go on with that have no living holder, and those that were submitted long ago.
+    """Return resumable runs without a live holder, including runs submitted long ago.
 
     Args:
-        connection: The connection.
-        address: The database.
-        submitted: Which submitted ones: seconds that they are left to those who were told of them, how many at most,
-            and after which run.
-        settling: Seconds after the start of the server in which the living take their turns again.
+        connection: Database connection.
+        address: Database address.
+        submitted: Filter for submitted runs: minimum age in seconds, maximum number, and previous run ID.
+        settling: Grace period in seconds after a server start, in which owners acquire their leases again.
     """
     before, limit, after = submitted
     values = {"before": before, "limit": limit, "after": after, "settling": settling}
@@ -213,10 +212,10 @@ async def list_orphaned(
 
 
 def parsed(rows: Iterable[tuple[str, int, int, bytes]]) -> list[Event]:
-    """The events of rows.
+    """Parse event rows.
 
     Raises:
-        EventLogError: One cannot be read; the message names it.
+        EventLogError: If an event cannot be parsed.
     """
     events: list[Event] = []
     for task_id, seq, _, data in rows:
@@ -262,7 +261,7 @@ SELECT %(context)s, first, last, %(runs)s, %(events)s, %(version)s, %(crc)s, %(s
 async def read_conversation(
     connection: Connection, address: Address, context_id: str, before: str, after: Mark | None, version: int
 ) -> ConversationPage:
-    """The runs of a conversation; only those after a mark, if nothing before it has changed."""
+    """Return earlier runs of a conversation. With a valid mark, only runs after the mark are returned."""
     values = {"context": context_id, "before": before, "version": version, **asdict(after or NOWHERE)}
     rows = await (await connection.execute(address.sql(_RUNS), values, binary=True)).fetchall()
     marked = bool(rows[0][5])
@@ -285,7 +284,7 @@ async def read_conversation(
 async def _events(
     connection: Connection, address: Address, runs: Sequence[RunRow]
 ) -> dict[int, list[tuple[str, int, int, bytes]]]:
-    """The durable events of some runs, as they are to be parsed."""
+    """Return durable event rows by run number."""
     if not runs:
         return {}
     names = {run.number: run.task_id for run in runs}
@@ -297,7 +296,7 @@ async def _events(
 
 
 def _unfolded(run: RunRow, rows: Sequence[tuple[str, int, int, bytes]]) -> RunEvents:
-    # What came since its row was read is not counted there.
+    # Later events are not included in the `seq` of the run row.
     events = parsed(row for row in rows if row[1] <= run.seq)
     return RunEvents(run.task_id, run.at_rest and len(events) == run.seq, events)
 
@@ -305,7 +304,7 @@ def _unfolded(run: RunRow, rows: Sequence[tuple[str, int, int, bytes]]) -> RunEv
 async def store_folds(
     connection: Connection, address: Address, context_id: str, folds: Sequence[RunFold], version: int
 ) -> None:
-    """Keep folds whose runs are as they were, in place of those of the same runs."""
+    """Store folds whose runs are unchanged, replacing overlapping folds."""
     for fold in folds:
         values = {
             "context": context_id,
@@ -339,17 +338,17 @@ WITH run AS MATERIALIZED (SELECT number, context_id FROM $s.runs WHERE task_id =
 )
 SELECT number, {RECORD} FROM $s.runs JOIN found USING (number) ORDER BY number
 """
-"""The run, the earlier runs of its conversation that wait for answers, and the first later one that has begun."""
+"""Query for the run, earlier runs waiting for input, and the first later run that has started."""
 
 
 async def read_snapshot(
     connection: Connection, address: Address, task_id: str, since: Snapshot | None, history: HistoryQuery | None
 ) -> Snapshot:
-    """Return the snapshot of a run.
+    """Return a run snapshot.
 
     Raises:
-        UnknownRun: The log has no such run.
-        EventLogError: An event or a command cannot be read.
+        UnknownRun: If the run does not exist.
+        EventLogError: If an event or command cannot be parsed.
     """
     if not can_keep(task_id):
         raise unknown_run(task_id)
@@ -359,7 +358,7 @@ async def read_snapshot(
         "seq": known[-1].seq if known else 0,
         "mail": since.state.last_command if since is not None else 0,
     }
-    # The statements travel together, and are executed in this order.
+    # The statements share a round trip and are executed in this order.
     async with connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext():
         runs = await connection.execute(address.sql(_NEIGHBOURS), values)
         events = await connection.execute(address.sql(_NEW_EVENTS), values, binary=True)

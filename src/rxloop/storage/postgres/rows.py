@@ -1,4 +1,4 @@
-"""Statements that append, send, delete and trim."""
+"""Statements for appending events, sending commands and deleting runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rxloop.storage.rules import check_finished, unknown_run
 from rxloop.stream.deltas import are_mergeable, delta_text, merge_deltas
 
 _PIECE = 1_800
-"""Characters of what is told at once: a notification has room for 8,000 bytes."""
+"""Fragment size in characters, because notifications are limited to 8,000 bytes."""
 
 _HEADS = """
     task text, context text, expected int, writer text, mine boolean, durable boolean,
@@ -90,35 +90,35 @@ _APPEND_NEW = _APPEND.replace("ON CONFLICT (run, seq, sub) DO UPDATE SET json = 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a batch."""
+    """Result of appending a batch."""
 
     number: int | None
-    """That of the run, if the batch was written."""
+    """Run number if the batch was stored."""
     held: int | None
-    """The last `seq` that the log held of the run; None for a run that it had not seen."""
+    """Last stored `seq` before appending, or None for a new run."""
     writer: str | None
-    """Who had written it last."""
+    """Writer of the last stored batch."""
     fenced: bool
 
 
 class Batch:
-    """Events that are to be appended to a run."""
+    """Events to append to a run."""
 
     def __init__(
         self, task_id: str, events: Sequence[Event], expected_seq: int, writer: str, *, mine: bool, live: bool
     ) -> None:
-        """Make a batch of events that were checked.
+        """Create a batch from validated events.
 
         Args:
-            task_id: The run.
-            events: The events, at least one.
-            expected_seq: The last `seq` that the log should have.
-            writer: Who appends. One without a name gets one that nobody else knows: it may have to be tried again.
-            mine: Whether this log object thinks that it has the turn for the run.
-            live: Transient events are told, and not kept.
+            task_id: Run ID.
+            events: One or more events.
+            expected_seq: Last stored `seq` expected by the writer.
+            writer: Writer name. An empty name is replaced by a random one, so that a retry can be recognised.
+            mine: True if this log object believes that it holds the lease.
+            live: Send transient events as notifications instead of storing them.
 
         Raises:
-            EventLogError: Postgres cannot keep it.
+            EventLogError: If postgres cannot store an identifier.
         """
         self.task_id, self.events, self.expected_seq = task_id, tuple(events), expected_seq
         self.writer = writer or f"~{secrets.token_hex(8)}"
@@ -171,25 +171,25 @@ def _head(
 
 
 def _state(events: Sequence[Event]) -> State | None:
-    """The state that a run is in after these events; None if they do not change it."""
+    """Return the run state after some events, or None if they do not change it."""
     after = state_after("submitted", events)
     return after if after != "submitted" or state_after("working", events) == "submitted" else None
 
 
 def _taken(events: Iterable[Event]) -> int:
-    """The number of the last letter that a run has taken by these events."""
+    """Return the number of the last command applied by some events."""
     own = (event.metadata.get("mail_id") for event in events if event.metadata and event.parent_task_id is None)
     return max((number for number in own if isinstance(number, int)), default=0)
 
 
 def labels(metadata: Mapping[str, Any]) -> list[str]:
-    """What runs are found by: each value of their metadata with its key, as a check sum, since it may be long."""
+    """Return searchable metadata labels. Each label is a hash of a key and value, because values may be long."""
     texts = (as_json([key, value]) for key, value in metadata.items())
     return [hashlib.blake2b(text.encode(), digest_size=16).hexdigest() for text in texts]
 
 
 def merged_deltas(events: Iterable[Event]) -> list[Event]:
-    """The transient ones of events, with those put together that are pieces of one text."""
+    """Return transient events, merging consecutive fragments of a text."""
     out: list[Event] = []
     for event in events:
         if event.durable:
@@ -203,20 +203,20 @@ def merged_deltas(events: Iterable[Event]) -> list[Event]:
 
 
 def _pieces(event: Event) -> list[str]:
-    """An event as what is told of it: its `sub`, the number of the piece, how many there are, and the piece."""
+    """Return an event as notification payloads with `sub`, fragment index, fragment count and data."""
     text = event.to_json().decode()
     parts = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
-    # Postgres tells once what a transaction tells twice: pieces that are alike must not be the same.
+    # Postgres drops duplicate notifications within a transaction, so each payload must be unique.
     return [f":{event.seq}.{event.sub}:{place}:{len(parts)}:{part}" for place, part in enumerate(parts)]
 
 
 async def write(connection: Connection, address: Address, me: str, batches: Sequence[Batch]) -> list[Outcome]:
-    """Write batches of different runs, each as a whole or not at all.
+    """Append batches of different runs. Each batch is stored completely or not at all.
 
     Args:
-        connection: The connection.
-        address: The database.
-        me: Who holds the turns of this log object.
+        connection: Database connection.
+        address: Database address.
+        me: Holder ID of this log object.
         batches: The batches.
     """
     rows = [(ord_, *row) for ord_, batch in enumerate(batches, start=1) for row in batch.kept]
@@ -235,7 +235,7 @@ async def write(connection: Connection, address: Address, me: str, batches: Sequ
         "pieces_of": numbers([ord_ for ord_, _ in pieces]),
         "pieces": [piece for _, piece in pieces],
     }
-    # Only transient events may be there already, and to expect that costs the server something.
+    # Only transient events can already exist, and conflict handling has a cost on the server.
     statement = _APPEND if any(row[2] for row in rows) else _APPEND_NEW
     cursor = await connection.execute(address.sql(statement), values)
     outcomes = {row[0]: Outcome(*row[1:5]) for row in await cursor.fetchall()}
@@ -243,7 +243,7 @@ async def write(connection: Connection, address: Address, me: str, batches: Sequ
 
 
 def numbers(values: Iterable[int]) -> str:
-    """Whole numbers as Postgres writes an array of them."""
+    """Return a Postgres array literal for integers."""
     return f"{{{','.join(map(str, values))}}}"
 
 
@@ -259,22 +259,22 @@ SELECT coalesce((SELECT number FROM put), (SELECT number FROM $s.mail WHERE key 
 FROM run
 """
 
-# The row of the run is held, so that the letters of a run are committed in the order of their numbers: who has taken
-# one has taken all before it.
+# Locking the run row ensures that commands are committed in numerical order. A run that has applied a command
+# has therefore applied all previous commands.
 
 
 async def put_command(connection: Connection, address: Address, task_id: str, key: str, mail: Command) -> int:
-    """Put a letter into the mail of a run; give its number.
+    """Store a command and return its number.
 
     Args:
-        connection: The connection.
-        address: The database.
-        task_id: The run.
-        key: That of the letter, which is there once, however often this is tried.
-        mail: The letter.
+        connection: Database connection.
+        address: Database address.
+        task_id: Run ID.
+        key: Unique key, which prevents duplicates after retries.
+        mail: The command.
 
     Raises:
-        UnknownRun: The log holds no such run.
+        UnknownRun: If the run does not exist.
     """
     values = {"task": task_id, "kind": mail.kind, "key": key, "json": mail.to_json(), "channel": address.channel}
     found = await (await connection.execute(address.sql(_MAIL), values)).fetchone() if can_keep(task_id) else None
@@ -284,7 +284,7 @@ async def put_command(connection: Connection, address: Address, task_id: str, ke
 
 
 AT_ONCE = 200
-"""Runs that are removed in one transaction: what is appended meanwhile waits for it."""
+"""Number of runs deleted per transaction. Concurrent appends wait for the transaction."""
 
 _OF_RUNS = (
     "DELETE FROM $s.folds f USING $s.runs r WHERE r.number = ANY (%(runs)s::bigint[])"
@@ -298,11 +298,11 @@ _DELTAS = "DELETE FROM $s.events WHERE run = ANY (%(runs)s::bigint[]) AND sub > 
 
 
 async def remove_run(connection: Connection, address: Address, task_id: str) -> None:
-    """Remove a run that has ended for good.
+    """Delete a finished run.
 
     Raises:
-        UnknownRun: The log holds no such run.
-        EventLogError: It can still go on.
+        UnknownRun: If the run does not exist.
+        EventLogError: If the run is not finished.
     """
     if not can_keep(task_id):
         raise unknown_run(task_id)
@@ -318,18 +318,18 @@ async def remove_run(connection: Connection, address: Address, task_id: str) -> 
 async def trim(
     connection: Connection, address: Address, before: int, states: Sequence[str], deltas_only: bool, after: int
 ) -> list[tuple[int, str]]:
-    """Remove the next runs in these states that are older than that, or their transient events.
+    """Delete the next old runs in the given states, or only their transient events.
 
     Args:
-        connection: The connection.
-        address: The database.
-        before: The time that they are older than.
-        states: The states.
-        deltas_only: Remove only their transient events.
-        after: The number of the last run that was removed.
+        connection: Database connection.
+        address: Database address.
+        before: Timestamp in milliseconds. Only runs last updated earlier are deleted.
+        states: Run states.
+        deltas_only: Delete only transient events.
+        after: Run number at which the previous call ended.
 
     Returns:
-        The numbers and ids of the runs, at most `AT_ONCE`.
+        Numbers and IDs of up to `AT_ONCE` runs.
     """
     having = " AND EXISTS (SELECT FROM $s.events WHERE run = number AND sub > 0)" if deltas_only else ""
     query = address.sql(

@@ -1,4 +1,4 @@
-"""Tables and their migration."""
+"""Postgres schema and migrations."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ SCHEMA = (
     );
     CREATE INDEX artifact_chunks_by_start ON $s.artifact_chunks (artifact, start, place);
     """,
-    # What goes on is found without those that wait, of which there may be many, and each of them by where it stands.
+    # Separate indexes, because many runs may be waiting while few are active.
     """
     DROP INDEX $s.runs_under_way;
     CREATE INDEX runs_under_way ON $s.runs (number) WHERE NOT at_rest AND state <> 'submitted';
@@ -105,17 +105,18 @@ SCHEMA = (
         WHERE state IN ('submitted', 'input-required', 'auth-required');
     """,
 )
-"""The steps from each version of the tables to the next; the version is how many of them a database has had."""
+"""Schema migrations. The schema version is the number of applied migrations."""
 
 _OLDEST = 140_000
-"""The server has to know `idle_session_timeout`."""
+"""Minimum server version, which supports `idle_session_timeout`."""
 
 
 async def check(connection: Connection, address: Address) -> bool:
-    """Find out whether the tables are those that this program knows; False if they are older, or not there.
+    """Return True if the schema is current, or False if it is missing or outdated.
 
     Raises:
-        EventLogError: They are newer, the server is too old, or the database cannot have every text.
+        EventLogError: If the schema is too new, the server is too old, or the database encoding does not support
+            Unicode.
     """
     if connection.info.server_version < _OLDEST:
         raise EventLogError(
@@ -146,15 +147,15 @@ async def check(connection: Connection, address: Address) -> bool:
 
 
 async def migrate(connection: Connection, address: Address, grant: str | None = None) -> None:
-    """Take the steps that the database has not had, all of them or none; one process at a time.
+    """Apply pending migrations in one transaction, with a lock against concurrent migrations.
 
     Args:
-        connection: That of a role that may make tables.
-        address: The database.
-        grant: A role that is to get the rights that a log needs, and no more.
+        connection: Connection of a role that can create tables.
+        address: Database address.
+        grant: Role that receives the minimum permissions for using the log.
     """
     async with connection.transaction():
-        # By the schema: what two logs do in one database is their own.
+        # The lock is specific to the schema, so that logs in the same database are independent.
         await connection.execute(
             b"SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"rxloop {address.schema}",)
         )
@@ -164,7 +165,7 @@ async def migrate(connection: Connection, address: Address, grant: str | None = 
             cursor = await connection.execute(b"SELECT to_regnamespace(%s)", (f'"{address.schema}"',))
             [[there]] = await cursor.fetchall()
             if there is None:
-                # Only then: who owns a schema need not have the right to make one.
+                # The owner of a schema does not necessarily have permission to create schemas.
                 await connection.execute(address.sql("CREATE SCHEMA $s"))
             await connection.execute(address.sql("CREATE TABLE $s.version (number int NOT NULL)"))
             await connection.execute(address.sql("INSERT INTO $s.version VALUES (0)"))

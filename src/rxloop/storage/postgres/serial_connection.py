@@ -23,14 +23,14 @@ T = TypeVar("T")
 Work = Callable[[Connection], Awaitable[T]]
 
 _PAUSES = (0.05, 1.0)
-"""The seconds between two tries: of the first pause, doubled each time, and at most."""
+"""Initial and maximum pause between retries in seconds. The pause doubles after each attempt."""
 
 
 class Lane:
-    """A connection, made when it is first needed and after it broke. It belongs to one event loop.
+    """Serial connection that connects on demand, and reconnects after a failure. It belongs to one event loop.
 
-    What is begun is done to its end, though whoever waits for it is cancelled: a statement that is cut off costs its
-    connection. What fails by something that passes is done again, so work has to bear being done twice.
+    Cancelling a caller does not interrupt its statement, because an interrupted statement would break the connection.
+    Temporary failures are retried, so statements must be idempotent.
     """
 
     def __init__(
@@ -43,15 +43,15 @@ class Lane:
         broke: Callable[[], None] | None = None,
         anew: Callable[[], None] | None = None,
     ) -> None:
-        """Make a lane; nothing is connected yet.
+        """Create a serial connection without connecting.
 
         Args:
-            connect: Makes the connection, ready for use.
-            place: How the database is called in errors.
-            answers_in: Seconds after which work that has not come to its end counts as failed.
-            plans_for: Seconds after which the server is to forget the plans that it keeps for this connection.
-            broke: Called when the connection breaks, or says something, while nothing is done on it.
-            anew: Called when there is a connection in the place of one that broke.
+            connect: Function that opens and configures a connection.
+            place: Database name for error messages.
+            answers_in: Statement timeout in seconds.
+            plans_for: Maximum age of cached plans in seconds.
+            broke: Called when an idle connection breaks or receives data.
+            anew: Called after a broken connection was replaced.
         """
         self._connect = connect
         self._place = place
@@ -59,36 +59,36 @@ class Lane:
         self._plans_for, self._planned = plans_for, -inf
         self._broke, self._anew = broke, anew
         self._had = False
-        """Whether there was a connection that was not closed from here."""
+        """True if there was a connection that this object did not close itself."""
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failed: tuple[float, psycopg.Error] | None = None
-        """When and why the last try failed, if by something that passes."""
+        """Time and error of the last attempt, if it failed temporarily."""
         self._asked: float | None = None
-        """When something was asked first of all to which nothing has come back."""
+        """Start time of the first unanswered request."""
 
     @property
     def busy(self) -> bool:
-        """Whether something is done on it."""
+        """True while a statement is running."""
         return self._lock.locked()
 
     @property
     def silent(self) -> float:
-        """The seconds for which nothing has come back, not even that there is no server."""
+        """Time in seconds without any response, including connection errors."""
         return 0.0 if self._asked is None else asyncio.get_running_loop().time() - self._asked
 
     async def do(self, work: Work[T], *, patience: float, answers_in: float | None = None) -> T:
-        """Do something with the connection.
+        """Execute `work` with the connection.
 
         Args:
-            work: What is done; again, should it fail by what passes.
-            patience: The seconds for which it is done again.
-            answers_in: Seconds after which it counts as failed, if not those of the lane.
+            work: Idempotent function, which is retried after temporary failures.
+            patience: Maximum time for retries in seconds.
+            answers_in: Statement timeout in seconds, overriding the default.
 
         Raises:
-            LogUnreachable: It has failed for so long.
-            EventLogError: It failed by what another try would not change.
+            LogUnreachable: If retries failed until the timeout.
+            EventLogError: If a permanent error occurred.
         """
         return await to_its_end(self._patiently(work, patience, answers_in or self._answers_in), self._tasks)
 
@@ -99,7 +99,7 @@ class Lane:
         pause, longest = _PAUSES
         async with self._lock:
             if self._failed is not None and self._failed[0] >= began and loop.time() > deadline:
-                # Those who were before it have tried for as long.
+                # Earlier callers have already retried for this long.
                 raise failure(self._failed[1], self._place)
             while True:
                 self._asked = self._asked or loop.time()
@@ -109,12 +109,12 @@ class Lane:
                 except psycopg.Error as error:
                     self._asked = self._asked if silent(error) else None
                     self._failed = (loop.time(), error) if passes(error) else None
-                    # It may be the connection that is dead, and not the server.
+                    # The connection may be dead although the server is available, so retry once.
                     again = loop.time() + pause <= deadline or (known and silent(error))
                     if self._failed is None or not again:
                         raise failure(error, self._place) from error
                     if lacks(error) and pause == _PAUSES[0]:
-                        # Whoever waits may have less patience, and would be told of nothing but that.
+                        # The caller may have a shorter timeout and would not see the reason.
                         log.warning("%s; trying again", failure(error, self._place))
                 except BaseException:
                     self._asked = None
@@ -149,7 +149,7 @@ class Lane:
         except BaseException as error:
             if late.is_set() and isinstance(error, psycopg.OperationalError):
                 raise psycopg.errors.ConnectionTimeout(f"no answer came in {answers_in:g} s") from error
-            # Of a connection that was cut off in the middle, nobody knows what comes next.
+            # The state of an interrupted connection is undefined.
             if not isinstance(error, psycopg.Error | EventLogError):
                 await connection.close()
             raise
@@ -158,7 +158,7 @@ class Lane:
             self._watch(True)
 
     def _watch(self, watch: bool) -> None:
-        """Watch the connection while nothing is done on it: it has nothing to say then but that it is over."""
+        """Watch an idle connection. Data on it means that the server has closed the session."""
         connection = self._connection
         if self._broke is None or connection is None or connection.closed:
             return
@@ -174,12 +174,12 @@ class Lane:
             self._broke()
 
     def cut(self) -> None:
-        """End the connection, whatever is done on it; that is done again on another one."""
+        """Disconnect immediately. Running work is retried with a new connection."""
         if self._connection is not None and not self._connection.closed:
             cut(self._connection)
 
     async def aclose(self) -> None:
-        """Finish what is being done, and close the connection."""
+        """Finish running work and close the connection."""
         if self._tasks:
             await asyncio.wait(self._tasks)
         async with self._lock:
@@ -190,36 +190,36 @@ class Lane:
             self._had = False
 
     def drop(self, *, forked: bool = False) -> None:
-        """Let go of the connection of an event loop that does not run any more.
+        """Release the connection of a stopped event loop.
 
         Args:
-            forked: This is a child process, and the server must not hear of it.
+            forked: True in a child process, which must not send anything to the server.
         """
         release(self._connection, forked=forked)
         self._connection = None
 
 
 class Lanes:
-    """A few lanes to the same place, for whoever comes: what takes long on one does not hold up the others."""
+    """Pool of serial connections, so that slow statements do not block others."""
 
     def __init__(self, lanes: list[Lane]) -> None:
         self.lanes = lanes
 
     async def do(self, work: Work[T], *, patience: float) -> T:
-        """Do something on a lane that is free, or else on the one that was least used."""
+        """Execute `work` on an idle connection, or else on the least recently used one."""
         lane = next((lane for lane in self.lanes if not lane.busy), self.lanes[0])
-        # Next time another one is the first.
+        # Rotate the list, so that another connection is first next time.
         self.lanes.remove(lane)
         self.lanes.append(lane)
         return await lane.do(work, patience=patience)
 
 
 async def to_its_end(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> T:
-    """Do something to its end, though whoever waits for it is cancelled.
+    """Complete a coroutine even if the caller is cancelled.
 
     Args:
-        work: What is done.
-        tasks: Those that are under way, to which it belongs meanwhile.
+        work: Coroutine to run.
+        tasks: Set of running tasks, which contains the new task until it ends.
     """
     task = asyncio.get_running_loop().create_task(work)
     tasks.add(task)
@@ -232,23 +232,23 @@ async def to_its_end(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]
 
 
 def _look_at(task: asyncio.Task[Any]) -> None:
-    """Take note of an error for which nobody waits any more."""
+    """Retrieve the exception, because no caller is waiting for the task."""
     if not task.cancelled():
         task.exception()
 
 
 def cut(connection: Connection) -> None:
-    """Cut a connection off, so that what waits for its answer fails at once: the server may never give one."""
+    """Shut down the socket, so that pending statements fail immediately."""
     with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as end:
         end.shutdown(socket.SHUT_RDWR)
 
 
 def release(connection: Connection | None, *, forked: bool) -> None:
-    """Let go of a connection without its event loop, which does not run any more.
+    """Release a connection without using its event loop, which has stopped.
 
     Args:
-        connection: The connection, if there is one.
-        forked: It is that of the parent process, which goes on with it: the server must not hear of this.
+        connection: Connection, or None.
+        forked: True if the parent process still uses the connection. Nothing is sent to the server then.
     """
     if connection is None or connection.closed:
         return

@@ -1,4 +1,4 @@
-"""Leases, heartbeat, dead processes."""
+"""SQLite leases with heartbeats and detection of dead processes."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from rxloop.storage.sqlite.database import is_busy, transaction
 
 
 class _Listed(NamedTuple):
-    """What the system says of a process."""
+    """Process state and start time from the operating system."""
 
     state: str
     started: str
-    """When it was started, so that a later process with the same number is told from it."""
+    """Start time, which distinguishes processes with a reused PID."""
 
 
 def this_process() -> str:
-    """Name this process as no other one is named, before or after it; empty where the system gives no such name."""
+    """Return a unique name of this process, or an empty string on unsupported systems."""
     machine, pid = _machine(), os.getpid()
     listed = _listed(pid)
     return f"{machine} {pid} {listed.started if listed else '?'}" if machine else ""
 
 
 def has_died(process: str) -> bool:
-    """Tell whether a process has certainly died. One that cannot be seen from here, as in another container, has not.
+    """Return True if a process is known to be dead. Processes in other containers or machines are assumed to be alive.
 
     Args:
-        process: What `this_process` gave there.
+        process: Result of `this_process` in that process.
     """
     match process.split():
         case [machine, number, started] if machine == _machine():
@@ -53,16 +53,16 @@ def has_died(process: str) -> bool:
     except ProcessLookupError:
         return True
     except PermissionError:
-        # It is another user's, and there.
+        # The process exists but belongs to another user.
         pass
     listed = _listed(pid)
-    # What has ended is listed until its parent has asked for it.
+    # Zombie processes are listed until their parent reaps them.
     return listed is not None and (listed.state in ("Z", "X") or listed.started != started)
 
 
 @cache
 def _machine() -> str:
-    """Name what the numbers of processes are valid in: the machine since its start, and the container."""
+    """Return a name for the PID namespace, which includes the boot ID and the container."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}.{Path('/proc/self/ns/pid').stat().st_ino}"
@@ -72,7 +72,7 @@ def _machine() -> str:
 
 def _listed(pid: int) -> _Listed | None:
     try:
-        # The name of the program may have spaces and brackets in it.
+        # The program name may contain spaces and parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         return _Listed(fields[0], fields[19])
     except (OSError, IndexError):
@@ -82,12 +82,12 @@ def _listed(pid: int) -> _Listed | None:
 clock = time.monotonic
 
 _LIFE = "process, beat, lease"
-"""The columns that `_alive` takes; all of them are null for a holder that is not there."""
+"""Columns used by `_alive`. All are null for a missing holder."""
 
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """The turn of a run in its conversation."""
+    """Conversation lease for a run."""
 
     context_id: str
     task_id: str
@@ -96,13 +96,13 @@ class Turn:
 
 
 class Turns:
-    """The turns of one log object in one process, which is one holder. Used by whoever has the connection."""
+    """Leases of a log object in one process. Callers must have exclusive access to the connection."""
 
     def __init__(self, lease: float) -> None:
-        """Hold nothing.
+        """Create an empty collection.
 
         Args:
-            lease: Seconds after its last beat for which the holder is taken for alive.
+            lease: Lease duration in seconds after the last heartbeat.
         """
         self.lease = lease
         self._token, self._pid = secrets.token_hex(8), os.getpid()
@@ -110,23 +110,30 @@ class Turns:
 
     @property
     def held(self) -> dict[str, Turn]:
-        """The turns, by their conversations."""
+        """Held leases by conversation ID."""
         self._here()
         return self._held
 
     @property
     def holder(self) -> str:
-        """What this log object is called in the file."""
+        """Holder ID of this log object."""
         self._here()
         return self._token
 
     def take(self, connection: sqlite3.Connection, turn: Turn, wait: float | None = None) -> bool:
-        """Take a turn, unless it has a living holder; `wait` as for `transaction`."""
+        """Acquire a lease unless another live holder has it.
+
+        Args:
+            connection: SQLite connection.
+            turn: The lease.
+            wait: Maximum waiting time, as in `transaction`.
+        """
         held = self.held.get(turn.context_id)
         if held is not None and not held.loop.is_closed():
             return False
         asked = clock()
-        # Who does not wait may ask again and again, and is not to keep the holder from its beat by that.
+        # Callers that do not wait may retry often. Avoid a write lock here, because it could delay the holder's
+        # heartbeat.
         if wait == 0 and self._is_elsewhere(connection, turn.context_id, asked):
             return False
         with transaction(connection, wait=wait):
@@ -147,19 +154,19 @@ class Turns:
         return True
 
     def _is_elsewhere(self, connection: sqlite3.Connection, context_id: str, asked: float) -> bool:
-        """Whether somebody else has a turn and is alive, for who has asked at that time."""
+        """Return True if another live holder has the lease. `asked` is the time of the request."""
         now = clock()
         query = f"SELECT turns.holder, {_LIFE} FROM turns LEFT JOIN holders USING (holder) WHERE context_id = ?"
         found = connection.execute(query, (context_id,)).fetchone()
         if found is None or found[0] == self.holder:
             return False
         _, process, beat, lease = found
-        # While a third one kept the file to itself, nobody could write a beat.
+        # If a third process kept the file locked, the holder could not write its heartbeat.
         held_up = now - asked > self.lease / 4
         return _alive(process, beat, inf if held_up else lease, now, has_died)
 
     def has(self, connection: sqlite3.Connection, context_id: str, task_id: str) -> bool:
-        """Whether a turn is still here; then it is for another lease."""
+        """Return True if the lease is still held, and renew it."""
         turn = self.held.get(context_id)
         if turn is None or turn.task_id != task_id:
             return False
@@ -171,10 +178,10 @@ class Turns:
         return found is not None
 
     def give_back(self, connection: sqlite3.Connection, turn: Turn, wait: float | None = None) -> None:
-        """Give a turn back; one that is lost already is passed over. `wait` as for `transaction`.
+        """Release a lease, ignoring leases that were lost. See `transaction` for `wait`.
 
-        If the file cannot be written now, the next beat makes the turn free, or the next one that is missing. One that
-        somebody else has for a moment is to be asked again, if that was not waited for.
+        If the file is not writable, the lease is freed by a later heartbeat, or expires without one. If the database is
+        busy and the caller does not wait, the lease is kept so that the caller can retry.
         """
         if self.held.get(turn.context_id) is not turn:
             return
@@ -191,11 +198,11 @@ class Turns:
                 del self.held[turn.context_id]
 
     def beat(self, connection: sqlite3.Connection) -> None:
-        """Say that the holder is alive, and find out which turns somebody else has taken meanwhile."""
+        """Write a heartbeat and detect lost leases."""
         if not self.held:
             return
         for turn in [turn for turn in self.held.values() if turn.loop.is_closed()]:
-            # Nobody is there to give it back.
+            # Its owner can no longer release the lease.
             del self.held[turn.context_id]
         try:
             with transaction(connection, wait=self.lease / 4):
@@ -205,23 +212,23 @@ class Turns:
                 given_up = [(context_id, self.holder) for context_id in found if context_id not in self.held]
                 connection.executemany("DELETE FROM turns WHERE context_id = ? AND holder = ?", given_up)
         except sqlite3.Error:
-            # Nobody can take a turn of a file that cannot be written; whoever appends to it gets the error.
+            # Other holders cannot acquire leases while the file is not writable. Appending raises the error.
             return
         for turn in list(self.held.values()):
             if found.get(turn.context_id) != turn.task_id:
                 del self.held[turn.context_id]
-                # Its loop may be closed by now.
+                # The owner's event loop may be closed.
                 with suppress(RuntimeError):
                     turn.loop.call_soon_threadsafe(turn.lost)
 
     def fenced(self, context_id: str, task_id: str, run: str | None, holder: str | None) -> Fenced | None:
-        """Why this log object may not append to a run: its turn is somebody else's.
+        """Return the error if this log object has lost its lease for a run, or None.
 
         Args:
-            context_id: The conversation.
-            task_id: The run.
-            run: The one that has the turn, as it is read in the transaction that appends.
-            holder: Who has it.
+            context_id: Conversation ID.
+            task_id: Run ID.
+            run: Run that has the lease, read in the appending transaction.
+            holder: Holder of the lease.
         """
         mine = self.held.get(context_id)
         if holder == self.holder or (run != task_id and (mine is None or mine.task_id != task_id)):
@@ -233,11 +240,11 @@ class Turns:
 
     def _here(self) -> None:
         if self._pid != os.getpid():
-            # The turns are those of the process that was forked.
+            # The leases belong to the parent process.
             self._token, self._pid, self._held = secrets.token_hex(8), os.getpid(), {}
 
     def _beat(self, connection: sqlite3.Connection, now: float) -> bool:
-        """Write the beat; give whether it is the first one."""
+        """Write the heartbeat. Return True for a new holder."""
         query = "UPDATE holders SET beat = ? WHERE holder = ?"
         if connection.execute(query, (now, self.holder)).rowcount:
             return False
@@ -252,7 +259,7 @@ _TAKEN = """
     FROM events WHERE run = runs.number AND sub = 0
     AND NOT (json_valid(CAST(json AS TEXT)) AND json_extract(CAST(json AS TEXT), '$.parentTaskId') IS NOT NULL)
 """
-"""The number of the last letter that a run has taken."""
+"""Number of a run's last applied command."""
 
 _MAILED = f"""
     SELECT number FROM runs
@@ -263,8 +270,8 @@ _MAILED = f"""
         AND +mail.number > ({_TAKEN})
     )
 """
-# The plus: as a range of the index, what was taken would be looked for without any mail, too.
-"""The runs that wait, and have a letter that brings them on, such as an answer."""
+# The unary plus disables the index range, which would evaluate the subquery for runs without commands.
+"""Waiting runs with an unapplied command that resumes them, such as an answer."""
 
 _SUBMITTED = """
     SELECT number FROM runs WHERE at_rest = 0 AND state = 'submitted' AND (arrived <= ? OR arrived > ?)
@@ -272,16 +279,16 @@ _SUBMITTED = """
     AND NOT EXISTS (SELECT 1 FROM turns WHERE context_id = runs.context_id AND task_id = runs.task_id)
     ORDER BY number LIMIT ?
 """
-"""The runs that were submitted before a time, or, as if later than now, before the machine has started again."""
+"""Runs submitted before a given time. Times in the future were recorded before the last boot."""
 
 _BEGUN = "SELECT number FROM turns JOIN runs USING (context_id, task_id) WHERE at_rest = 0 AND state = 'submitted'"
-"""The runs whose turn was taken, and that have nothing to show for it yet."""
+"""Runs with an acquired lease that have not written an event yet."""
 
 
 def list_orphaned(
     connection: sqlite3.Connection, submitted_before: float, submitted_limit: int | None, submitted_after: str | None
 ) -> list[RunRecord]:
-    """The runs to go on with that have no living holder, and those that were submitted long ago."""
+    """Return resumable runs without a live holder, including runs submitted long ago."""
     asked = clock()
     rows = connection.execute(
         f"SELECT {_LIFE}, {RECORD} FROM runs LEFT JOIN turns USING (context_id, task_id)"
@@ -290,11 +297,11 @@ def list_orphaned(
         f" UNION ALL SELECT number FROM ({_SUBMITTED}) UNION ALL {_BEGUN} UNION ALL {_MAILED}) ORDER BY number",
         (asked - submitted_before, asked, submitted_after, -1 if submitted_limit is None else submitted_limit),
     ).fetchall()
-    # After the beats were read, none of which can be later then.
+    # Read the clock after the query, so that it is later than every heartbeat.
     now, died = clock(), cache(has_died)
     return [to_record(row) for process, beat, lease, *row in rows if not _alive(process, beat, lease, now, died)]
 
 
 def _alive(process: str | None, beat: float, lease: float, now: float, died: Callable[[str], bool]) -> bool:
-    """Whether a holder is alive: its row is there, its last beat is not too old, and its process has not died."""
+    """Return True if the holder exists, its heartbeat is recent, and its process is not known to be dead."""
     return process is not None and beat <= now < beat + lease and not died(process)
