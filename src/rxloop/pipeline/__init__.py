@@ -1,11 +1,11 @@
 """Interfaces that users implement (logs, tools, toolsets, compressors, stores), and the requests in the loop.
 
-* `ArtifactStore`: keep artifacts in a store of your own. `Artifacts` is a conversation's view of any store,
-  `RunArtifacts` that of a run, and `Draft` a version that is being written.
-* `Compressor`, with its `Budget`: choose what a long history loses. `ThinkingResult` is what the thinking phase found.
-* `TokenCounter`: count tokens with the tokenizer of your model.
-* `Workspace`, with `WorkspacePart`: show the model data in each request that never enters the history.
-* `Clock`: control time in tests and simulations.
+* `ArtifactStore`: custom storage for artifacts. `Artifacts` provides access for a conversation, `RunArtifacts` for a
+  run, and `Draft` for an unfinished version.
+* `Compressor` and `Budget`: custom compression of long histories. `ThinkingResult` is the output of the thinking phase.
+* `TokenCounter`: token counts from a model-specific tokenizer.
+* `Workspace` and `WorkspacePart`: data shown to the model in each request, without adding it to the history.
+* `Clock`: time control for tests and simulations.
 """
 
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from rxloop._lazy import import_later
 __all__: list[str]
 import_later(__name__)
 
-# The list of the public names: type checkers read it, and `import_later` does.
+# Type checkers and `import_later` read the public names from this list.
 if TYPE_CHECKING:
     from rxloop.pipeline.artifact_rules import ArtifactChunk as ArtifactChunk
     from rxloop.pipeline.artifact_rules import ArtifactRecord as ArtifactRecord

@@ -1,4 +1,4 @@
-"""A tool call under way, and the permits that limit how many answers are under way at once."""
+"""Running tool calls, and permits that limit concurrency."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Permits:
-    """Number of permits, and the answers that wait to get theirs back."""
+    """Concurrency limit with a queue of waiting answers."""
 
     __slots__ = ("held", "limit", "returning")
 
@@ -24,23 +24,23 @@ class Permits:
         return self.held < self.limit
 
     def readmit(self) -> None:
-        """Give permits to the answers that wait to continue, as far as there are permits."""
+        """Grant available permits to waiting answers."""
         while self.returning and self.available:
             self.returning.popleft().reclaim()
 
 
 class Permit:
-    """Permit of one answer, which gives it back while it waits for a person."""
+    """Concurrency permit for one answer. It is released while the answer waits for user input."""
 
     __slots__ = ("_granted", "_held", "_on_end", "_on_release", "_over", "_permits")
 
     def __init__(self, permits: Permits, on_release: Callable[[], None], on_end: Callable[[], None]) -> None:
-        """Take a permit.
+        """Acquire a permit.
 
         Args:
             permits: Permits of the operator.
-            on_release: Called when the answer gives the permit back.
-            on_end: Called when the answer has ended.
+            on_release: Called when the permit is released.
+            on_end: Called when the answer ends.
         """
         permits.held += 1
         self._permits = permits
@@ -51,14 +51,14 @@ class Permit:
         self._granted: asyncio.Future[None] | None = None
 
     def release(self) -> None:
-        """Give the permit back, so that the next answer can begin."""
+        """Release the permit, so that another answer can start."""
         if self._held and not self._over:
             self._held = False
             self._permits.held -= 1
             self._on_release()
 
     async def acquire(self) -> None:
-        """Wait until the answer can continue. Several of its tasks may wait at once."""
+        """Acquire the permit again, waiting if necessary. Concurrent calls are allowed."""
         if self._held or self._over:
             return
         if self._granted is None and self._permits.available:
@@ -69,11 +69,11 @@ class Permit:
             if self._permits.returning is None:
                 self._permits.returning = deque()
             self._permits.returning.append(self)
-        # If a task is cancelled while it awaits the future itself, the other tasks are cancelled too.
+        # Awaiting the future directly would cancel it, and thus other waiting tasks, if this task is cancelled.
         await asyncio.wait([self._granted])
 
     def reclaim(self) -> None:
-        """Take the permit back at once, even if this exceeds the limit."""
+        """Acquire the permit without waiting, even if this exceeds the limit."""
         if not self._held and not self._over:
             self._held = True
             self._permits.held += 1
@@ -94,11 +94,11 @@ class Permit:
 
 
 class ActiveCall:
-    """A tool call under way.
+    """Running tool call.
 
     Attributes:
-        permit: Its permit, or None if the number of calls is not limited.
-        task: The task that executes it, or None until it begins.
+        permit: Concurrency permit, or None without a limit.
+        task: Task that executes the call, or None before it starts.
     """
 
     __slots__ = ("permit", "task")
@@ -108,16 +108,16 @@ class ActiveCall:
         self.task: asyncio.Task[Any] | None = None
 
     def release(self) -> None:
-        """Give the permit back while the call waits."""
+        """Release the permit while the call waits."""
         if self.permit is not None:
             self.permit.release()
 
     async def acquire(self) -> None:
-        """Wait until the call can continue."""
+        """Acquire the permit again, waiting if necessary."""
         if self.permit is not None:
             await self.permit.acquire()
 
     def reclaim(self) -> None:
-        """Take the permit back at once."""
+        """Acquire the permit without waiting."""
         if self.permit is not None:
             self.permit.reclaim()

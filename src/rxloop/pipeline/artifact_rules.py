@@ -1,4 +1,4 @@
-"""Rules of every artifact store."""
+"""Validation rules for artifact stores."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from rxloop.protocol.json_data import replace_surrogates
 
 @dataclass(frozen=True, slots=True)
 class ArtifactRecord:
-    """What a store knows of one version of an artifact without its content."""
+    """Metadata of an artifact version."""
 
     artifact_id: str
     version: int
-    """Counts how often the artifact was begun, from 1."""
+    """Version number, starting from 1."""
     name: str
-    """What people call it."""
+    """Display name."""
     media_type: str
     created: int
-    """When the first version was begun, in milliseconds since 1970."""
+    """Creation time of the first version, in milliseconds since 1970."""
     updated: int
-    """Milliseconds since 1970."""
+    """Time of the last write, in milliseconds since 1970."""
     size: int = 0
-    """Bytes."""
+    """Size in bytes."""
     chunks: int = 0
-    """How many chunks it has: the index of the next one."""
+    """Number of chunks."""
     complete: bool = False
-    """Whether the last chunk is there."""
+    """True if the last chunk was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArtifactChunk:
-    """A chunk as it stands in the store."""
+    """Position of a stored chunk."""
 
     record: ArtifactRecord
-    """The version that it belongs to, as it is now."""
+    """Metadata of the version after the write."""
     index: int
-    """Its place in that version, from 0."""
+    """Zero-based chunk index."""
     offset: int
-    """The bytes before it."""
+    """Start offset in bytes."""
 
 
 MOST_BYTES = 120
-"""Of an id; file systems take 255, and others write something before it or behind it."""
+"""Maximum length of an ID in bytes. File systems allow 255 bytes, which leaves space for prefixes and suffixes."""
 
 
 def safe_id(artifact_id: str) -> str:
-    """Return an id in its normal form: the same letters in different code points are one artifact.
+    """Return an ID in Unicode normal form, so that equivalent spellings are equal.
 
     Raises:
-        ArtifactError: It cannot be the name of a file.
+        ArtifactError: If the ID is not a valid file name.
     """
     if not isinstance(artifact_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArtifactError(f"the id of an artifact is a text, such as 'report.md', and not {artifact_id!r}")
@@ -68,17 +68,17 @@ def safe_id(artifact_id: str) -> str:
 
 
 def check_range(offset: int, limit: int | None) -> None:
-    """Refuse a range that is none.
+    """Check a byte range.
 
     Raises:
-        ArtifactError: A number is negative.
+        ArtifactError: If a number is negative.
     """
     if offset < 0 or (limit is not None and limit < 0):
         raise ArtifactError(f"offset={offset!r} and limit={limit!r} must not be negative")
 
 
 def exists(artifact_id: str) -> ArtifactExists:
-    """Make the error of an artifact that is there already."""
+    """Create an error for an existing artifact."""
     return ArtifactExists(
         f"there is an artifact {artifact_id!r} already: append to it, take another id, or create it with override=True "
         "to begin its next version"
@@ -86,16 +86,16 @@ def exists(artifact_id: str) -> ArtifactExists:
 
 
 def unknown(artifact_id: str, version: int | None = None) -> UnknownArtifact:
-    """Make the error of an artifact, or a version of one, that is not there."""
+    """Create an error for a missing artifact or version."""
     which = "" if version is None else f" in version {version}"
     return UnknownArtifact(f"this conversation has no artifact {artifact_id!r}{which}: list those that it has")
 
 
 def version_of(versions: Sequence[ArtifactRecord], artifact_id: str, version: int | None) -> ArtifactRecord:
-    """Find a version of an artifact, the newest where none is named.
+    """Return a version of an artifact, or the latest version if `version` is None.
 
     Raises:
-        UnknownArtifact: There is none.
+        UnknownArtifact: If the version does not exist.
     """
     found = [record for record in versions if version in (None, record.version)]
     if not found:
@@ -104,10 +104,10 @@ def version_of(versions: Sequence[ArtifactRecord], artifact_id: str, version: in
 
 
 def next_version(versions: Sequence[ArtifactRecord], first: ArtifactRecord, override: bool) -> ArtifactRecord:
-    """Number an artifact that is to begin: `first` as it is, or as the next of the versions that there are.
+    """Return the record for a new version. `first` is returned unchanged if there are no versions.
 
     Raises:
-        ArtifactExists: There are some, and no `override`.
+        ArtifactExists: If the artifact exists and `override` is False.
     """
     if not versions:
         return first
@@ -117,14 +117,14 @@ def next_version(versions: Sequence[ArtifactRecord], first: ArtifactRecord, over
 
 
 def check_open(record: ArtifactRecord, version: int | None) -> None:
-    """See that the newest version of an artifact takes another chunk.
+    """Check that the latest version accepts another chunk.
 
     Args:
-        record: The newest version.
-        version: The version that is meant; None for the newest.
+        record: Latest version.
+        version: Expected version, or None for the latest.
 
     Raises:
-        ArtifactError: It does not.
+        ArtifactError: If the version is complete, or is not the latest.
     """
     if version not in (None, record.version):
         raise ArtifactError(
@@ -138,7 +138,7 @@ def check_open(record: ArtifactRecord, version: int | None) -> None:
 
 
 def other_write(artifact_id: str) -> ArtifactError:
-    """Make the error of a key that comes a second time with something else to write."""
+    """Create an error for a write key that was used with different data."""
     return ArtifactError(
         f"this call wrote something else to the artifact {artifact_id!r} when it was made before: what it wrote then "
         "stands, and nothing was written now"

@@ -1,4 +1,4 @@
-"""`ctx.artifacts`: the files of a conversation, as tools and operators write and read them."""
+"""Artifact access for tools and operators through `ctx.artifacts`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from rxloop.protocol.events import ArtifactUpdateEvent, Event
 from rxloop.protocol.json_data import replace_surrogates
 
 CHUNK = 64_000
-"""Characters or bytes of a chunk: what is longer becomes several. The same in each attempt, or keys would not match."""
+"""Chunk size in characters or bytes. It must not change between attempts, because write keys depend on it."""
 INLINE = 1_000_000
-"""Bytes of a version that are on the stream; of what lies behind them events tell the place, and the store has it."""
+"""Maximum number of bytes per version to include in events. Later chunks are only referenced."""
 _NAME = 200
 
 
 @runtime_checkable
 class ArtifactStore(Protocol):
-    """Keeps artifacts, the files that runs make: by conversation and id, in versions that are only ever appended to.
+    """Interface for artifact stores. Artifacts are files identified by conversation and ID, with append-only versions.
 
-    Each write is made as a whole or not at all, and has a key. A write whose key the artifact has already is not made
-    again: it gives what the first one gave, and an `ArtifactError` if it writes something else. The rules are functions
-    in `rxloop.pipeline.artifact_rules`.
+    Writes are atomic and have a key. Repeating a write with the same key returns the original result, or raises
+    `ArtifactError` if the data differs. The module `rxloop.pipeline.artifact_rules` contains shared validation
+    functions.
     """
 
     async def create(
@@ -42,39 +42,39 @@ class ArtifactStore(Protocol):
         key: str,
         now: int,
     ) -> ArtifactRecord:
-        """Begin an artifact, or with `override` its next version, without content.
+        """Create an artifact without content, or a new version if `override` is True.
 
         Args:
-            context_id: The conversation, whose artifacts no other one sees.
-            artifact_id: A name that is safe for a file.
-            name: What people call it.
-            media_type: Such as `text/markdown`.
-            override: Begin the next version, if there is one; the time of the first version stays that of all.
-            key: Tells this write from others, the same each time that it is tried.
-            now: Milliseconds since 1970.
+            context_id: Conversation ID. Artifacts are not shared between conversations.
+            artifact_id: Valid file name.
+            name: Display name.
+            media_type: Media type, such as `text/markdown`.
+            override: Create a new version if the artifact exists. The creation time of the first version is kept.
+            key: Unique write key, which must be the same for retries.
+            now: Current time in milliseconds since 1970.
 
         Raises:
-            ArtifactExists: There is one, and no `override`.
+            ArtifactExists: If the artifact exists and `override` is False.
         """
         ...
 
     async def append(
         self, context_id: str, artifact_id: str, data: bytes, *, version: int | None, last: bool, key: str, now: int
     ) -> ArtifactChunk:
-        """Append a chunk to the newest version, which has to be `version` if that is given.
+        """Append a chunk to the latest version.
 
         Args:
-            context_id: The conversation.
-            artifact_id: The artifact.
-            data: The chunk; may be empty where it is the last.
-            version: The version that is meant; None for the newest.
-            last: The version is complete with it.
-            key: As for `create`.
-            now: Milliseconds since 1970.
+            context_id: Conversation ID.
+            artifact_id: Artifact ID.
+            data: Chunk. It may be empty if `last` is True.
+            version: Expected version, or None for the latest.
+            last: Mark the version as complete.
+            key: Unique write key, as in `create`.
+            now: Current time in milliseconds since 1970.
 
         Raises:
-            UnknownArtifact: There is none.
-            ArtifactError: It is complete, or begun anew.
+            UnknownArtifact: If the artifact does not exist.
+            ArtifactError: If the version is complete, or is not the latest.
         """
         ...
 
@@ -87,45 +87,44 @@ class ArtifactStore(Protocol):
         offset: int = 0,
         limit: int | None = None,
     ) -> bytes:
-        """Read a range of a version, by default the newest: up to `limit` bytes from `offset`, none beyond the end.
+        """Read up to `limit` bytes from `offset`. The default version is the latest.
 
         Raises:
-            UnknownArtifact: There is none.
+            UnknownArtifact: If the version does not exist.
         """
         ...
 
     async def versions(self, context_id: str, artifact_id: str) -> Sequence[ArtifactRecord]:
-        """List the versions of an artifact, the newest last; none if there is no such artifact."""
+        """List artifact versions, from oldest to newest. The list is empty if the artifact does not exist."""
         ...
 
     async def list(self, context_id: str) -> Sequence[ArtifactRecord]:
-        """List the newest version of each artifact of a conversation, by id."""
+        """List the latest version of each artifact, sorted by ID."""
         ...
 
     async def delete(self, context_id: str, artifact_id: str, *, expected: ArtifactRecord | None = None) -> bool:
-        """Delete an artifact with all its versions, and return whether it was deleted.
+        """Delete an artifact with all versions, and return True if it existed.
 
-        The id is free afterwards: the next artifact of this id begins with version 1, and may use the same keys.
+        Afterwards, the ID and its write keys can be used again, starting with version 1.
 
         Args:
-            context_id: The conversation.
-            artifact_id: The artifact.
-            expected: Delete the artifact only if its newest version still equals this record, so that the caller does
-                not delete what another writer has appended since.
+            context_id: Conversation ID.
+            artifact_id: Artifact ID.
+            expected: Delete only if the latest version still equals this record, to preserve concurrent changes.
         """
         ...
 
     async def aclose(self) -> None:
-        """Close files and connections; may be called more than once."""
+        """Close files and connections. This method is idempotent."""
         ...
 
 
 class Artifacts:
-    """The artifacts of one conversation, to read.
+    """Read access to conversation artifacts.
 
     Args:
-        store: Keeps them.
-        context_id: The conversation.
+        store: Artifact store.
+        context_id: Conversation ID.
     """
 
     def __init__(self, store: ArtifactStore, context_id: str) -> None:
@@ -133,35 +132,35 @@ class Artifacts:
         self._context_id = context_id
 
     async def list(self) -> Sequence[ArtifactRecord]:
-        """List the newest version of each artifact, by id."""
+        """List the latest version of each artifact, sorted by ID."""
         return await self._store.list(self._context_id)
 
     async def versions(self, artifact_id: str) -> Sequence[ArtifactRecord]:
-        """List the versions of an artifact, the newest last; none if there is no such artifact."""
+        """List artifact versions, from oldest to newest. The list is empty if the artifact does not exist."""
         return await self._store.versions(self._context_id, safe_id(artifact_id))
 
     async def record(self, artifact_id: str, *, version: int | None = None) -> ArtifactRecord:
-        """Find what is known of a version, by default the newest.
+        """Return version metadata. The default version is the latest.
 
         Raises:
-            UnknownArtifact: There is none.
+            UnknownArtifact: If the version does not exist.
         """
         return version_of(await self.versions(artifact_id), artifact_id, version)
 
     async def read(
         self, artifact_id: str, *, offset: int = 0, limit: int | None = None, version: int | None = None
     ) -> bytes:
-        """Read an artifact, or a part of it.
+        """Read an artifact or a byte range.
 
         Args:
-            artifact_id: The artifact.
-            offset: The first byte.
-            limit: How many bytes at most; None for all.
-            version: None for the newest.
+            artifact_id: Artifact ID.
+            offset: Start offset in bytes.
+            limit: Maximum number of bytes, or None for all.
+            version: Version number, or None for the latest.
 
         Raises:
-            UnknownArtifact: There is none.
-            ArtifactError: The range is none, or the store failed.
+            UnknownArtifact: If the version does not exist.
+            ArtifactError: If the range is invalid, or the store fails.
         """
         return await self._store.read(
             self._context_id, safe_id(artifact_id), version=version, offset=offset, limit=limit
@@ -169,56 +168,55 @@ class Artifacts:
 
 
 class Writes:
-    """What the writes of one attempt share: where they go, how many each call has made, and who waits for whom.
+    """Shared write state for an attempt, with the store, write counters and locks.
 
     Args:
-        store: Where they go.
-        given: Whether the agent was given the store, and does not have it by itself.
+        store: Artifact store.
+        given: True if the store was passed to the agent, rather than created by default.
     """
 
     def __init__(self, store: ArtifactStore, *, given: bool = False) -> None:
         self.store = store
         self.given = given
         self._made: Counter[tuple[str, str]] = Counter()
-        # Kept by those who hold it or wait for it.
+        # Locks are kept alive by their holders and waiting tasks.
         self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def key(self, writer: str, artifact_id: str) -> str:
-        """Name the next write of somebody to an artifact, the same in each attempt."""
+        """Return the next write key, which is identical in all attempts."""
         self._made[writer, artifact_id] += 1
         return f"{writer}/{self._made[writer, artifact_id]}"
 
     def turn(self, artifact_id: str) -> asyncio.Lock:
-        """The queue of those who write one artifact, in the order in which they came."""
+        """Return the FIFO lock for an artifact."""
         return self._queues.setdefault(artifact_id, asyncio.Lock())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writer:
-    """Who writes, and what is told of it."""
+    """Writer identity and callbacks."""
 
     name: str
-    """The same in each attempt to carry out the call."""
+    """Unique name, identical in all attempts."""
     hidden: bool
-    """The call is not for clients."""
+    """True if the call is hidden from clients."""
     emit: Callable[[Event], None]
     now: Callable[[], int]
-    """Milliseconds since 1970."""
+    """Current time in milliseconds since 1970."""
     ready: Callable[[], Awaitable[object]] | None = None
-    """Waits until the model has asked for the call, where it was started early: what is voided leaves no trace."""
+    """Function to delay writes until the model has requested a call that was started early."""
 
 
 class RunArtifacts(Artifacts):
-    """The artifacts of the conversation of a run, to write and to read.
+    """Read and write access to conversation artifacts, within a run.
 
-    Writes to one artifact are made in the order in which they are asked for, those to different ones side by side. A
-    call that is made again after a crash writes nothing twice: its n-th write to an artifact is known by the call
-    and by n.
+    Writes to an artifact are executed in order, and writes to different artifacts concurrently. If a call is repeated
+    after a crash, existing writes are skipped. Each write is identified by its call and its sequence number.
 
     Args:
-        writes: What all writes of the attempt share.
-        context_id: The conversation.
-        writer: Who writes.
+        writes: Shared write state for the attempt.
+        context_id: Conversation ID.
+        writer: Identity of the writer.
     """
 
     def __init__(self, writes: Writes, context_id: str, writer: Writer) -> None:
@@ -229,17 +227,17 @@ class RunArtifacts(Artifacts):
     async def create(
         self, artifact_id: str, *, name: str | None = None, media_type: str = "text/plain", override: bool = False
     ) -> Draft:
-        """Begin an artifact, without content.
+        """Create an artifact without content.
 
         Args:
-            artifact_id: A plain name, such as `report.md`.
-            name: What people call it; by default its id.
-            media_type: What it holds.
-            override: Begin its next version, if there is one of that id.
+            artifact_id: Valid file name, such as `report.md`.
+            name: Display name. The default is the ID.
+            media_type: Media type.
+            override: Create a new version if the artifact exists.
 
         Raises:
-            ArtifactExists: There is one of that id, and no `override`.
-            ArtifactError: The id is not a plain name, or the store failed.
+            ArtifactExists: If the artifact exists and `override` is False.
+            ArtifactError: If the ID is not a valid file name, or the store fails.
         """
         artifact_id = safe_id(artifact_id)
         key = await self._key(artifact_id)
@@ -264,19 +262,19 @@ class RunArtifacts(Artifacts):
         version: int | None = None,
         inline: bool = True,
     ) -> None:
-        """Append to an artifact; an `artifact-update` follows each chunk that is written.
+        """Append to an artifact, emitting an `artifact-update` event for each chunk.
 
         Args:
-            artifact_id: The artifact.
-            data: A text, which is written as UTF-8, or bytes. What is longer than a chunk becomes several, each of them
-                written as a whole.
-            last: The artifact is complete with it; empty data does nothing else.
-            version: The version that is meant; None for the newest.
-            inline: Put the first million bytes on the stream, and not only where they are.
+            artifact_id: Artifact ID.
+            data: Bytes, or text to encode as UTF-8. Large data is divided into chunks, which are written separately.
+            last: Mark the version as complete. The data may be empty.
+            version: Expected version, or None for the latest.
+            inline: Include the first million bytes in events. Otherwise, events only contain the position.
 
         Raises:
-            UnknownArtifact: There is none.
-            ArtifactError: It is complete, or begun anew, or the store failed. The chunks before this one stand.
+            UnknownArtifact: If the artifact does not exist.
+            ArtifactError: If the version is complete or is not the latest, or the store fails. Earlier chunks remain
+                stored.
         """
         artifact_id = safe_id(artifact_id)
         key = await self._key(artifact_id)
@@ -300,7 +298,7 @@ class RunArtifacts(Artifacts):
                 self._writer.emit(
                     _update(chunk, piece if inlined else None, len(encoded), is_last, self._writer.hidden)
                 )
-                # Some stores wait for nothing, and a large text would hold up all other runs.
+                # Some stores never yield to the event loop, so large data would block other runs.
                 await asyncio.sleep(0)
 
     async def _key(self, artifact_id: str) -> str:
@@ -311,11 +309,11 @@ class RunArtifacts(Artifacts):
 
 
 class Draft:
-    """An artifact that is being written: one version of it.
+    """Artifact version that is being written.
 
     Attributes:
-        artifact_id: Its id, in normal form.
-        version: The version that was begun.
+        artifact_id: Normalized artifact ID.
+        version: Version number.
     """
 
     def __init__(self, record: ArtifactRecord, artifacts: RunArtifacts) -> None:
@@ -327,16 +325,16 @@ class Draft:
         return f"<Draft {self.artifact_id} version {self.version}>"
 
     async def append(self, data: str | bytes, *, last: bool = False) -> None:
-        """Append to this version, as `ctx.artifacts.append` does.
+        """Append to this version. See `RunArtifacts.append`.
 
         Raises:
-            ArtifactError: It is complete, or begun anew, or the store failed.
+            ArtifactError: If the version is complete or is not the latest, or the store fails.
         """
         await self._artifacts.append(self.artifact_id, data, last=last, version=self.version)
 
 
 def _chunks(data: str | bytes, last: bool) -> Iterator[tuple[str | bytes, bool]]:
-    """Cut data into chunks, and tell of each whether it is the last of all."""
+    """Yield chunks with a flag for the last one."""
     if not data and last:
         yield data, True
     for start in range(0, len(data), CHUNK):
@@ -361,10 +359,10 @@ def _update(chunk: ArtifactChunk, data: str | bytes | None, size: int, last: boo
 
 
 def _line(text: str, what: str) -> str:
-    """Check a text for people: one line that is not too long.
+    """Return a display string after checking that it is a single line of limited length.
 
     Raises:
-        ArtifactError: It is not.
+        ArtifactError: If the string is invalid.
     """
     if not isinstance(text, str) or not 0 < len(text) <= _NAME or not text.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArtifactError(f"the {what} of an artifact is one line of up to {_NAME} characters, not {text!r:.100}")

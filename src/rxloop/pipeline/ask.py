@@ -21,12 +21,12 @@ log = logging.getLogger("rxloop")
 
 
 class Asked(Coroutine[Any, Any, T]):
-    """A question that is put when it is awaited. `if not ctx.ask(...)`, with no await, is an error and not a yes.
+    """Awaitable question. Using it in a condition without `await` raises an error.
 
     Args:
-        prompt: The question.
-        put: Puts it, and waits for the answer.
-        method: What was called to make it.
+        prompt: Question text.
+        put: Function that asks the question and waits for the answer.
+        method: Name of the calling method, for messages.
     """
 
     __slots__ = ("_coroutine", "_put", "method", "prompt", "reported")
@@ -35,13 +35,13 @@ class Asked(Coroutine[Any, Any, T]):
         self.prompt = prompt
         self.method = method
         self.reported = False
-        """Whether somebody has said that nobody awaited it."""
+        """True if the missing `await` was reported."""
         self._put = put
         self._coroutine: Coroutine[Any, Any, T] | None = None
 
     @property
     def forgotten(self) -> bool:
-        """Whether nobody has awaited it."""
+        """True if the question was never awaited."""
         return self._coroutine is None
 
     def _begun(self) -> Coroutine[Any, Any, T]:
@@ -55,17 +55,17 @@ class Asked(Coroutine[Any, Any, T]):
 
     @override
     def send(self, value: Any, /) -> Any:
-        """Go on, as a task does."""
+        """Implement the coroutine protocol."""
         return self._begun().send(value)
 
     @override
     def throw(self, typ: Any, val: Any = None, tb: TracebackType | None = None, /) -> Any:
-        """Raise something in it, as a task that is cancelled does."""
+        """Implement the coroutine protocol, for example to cancel the question."""
         return self._begun().throw(typ if val is None else val)
 
     @override
     def close(self) -> None:
-        """Stop waiting."""
+        """Implement the coroutine protocol."""
         self._begun().close()
 
     def __bool__(self) -> NoReturn:
@@ -82,7 +82,7 @@ class Asked(Coroutine[Any, Any, T]):
 
 
 Read = Callable[[Any], Any]
-"""Makes of an answer what whoever asks is to get; raises ValueError if it does not fit."""
+"""Function that converts an answer. It raises `ValueError` for invalid answers."""
 
 _LONGEST = 8_000
 
@@ -90,15 +90,15 @@ _KINDS: dict[Any, Any] = {bool: "confirmation", str: "text"}
 
 
 def question_of(prompt: str, answer: Any, options: Sequence[Any] | None) -> tuple[PendingInput, Read]:
-    """Make a question whose answer has a type, and what reads the answer.
+    """Return a typed question, with a function that validates its answer.
 
     Args:
-        prompt: The question.
-        answer: The type; anything that pydantic validates.
-        options: The values to choose from.
+        prompt: Question text.
+        answer: Any type supported by pydantic.
+        options: Allowed answers.
 
     Raises:
-        ConfigurationError: Answers of the type cannot be checked.
+        ConfigurationError: If pydantic does not support the type.
     """
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(answer)
@@ -122,27 +122,27 @@ def question_of(prompt: str, answer: Any, options: Sequence[Any] | None) -> tupl
 
 
 def sign_in(provider: str, url: str | None, public_key: str | None) -> PendingInput:
-    """Make the question for a credential.
+    """Return a question for a credential.
 
     Raises:
-        ConfigurationError: It cannot be put so to a person.
+        ConfigurationError: If an argument is invalid.
     """
     for name, value in (("provider", provider), ("url", url), ("public_key", public_key)):
         given: Any = value
         if (given is not None or name == "provider") and not (isinstance(given, str) and 0 < len(given) <= _LONGEST):
             raise ConfigurationError(f"require_auth({name}={given!r}): give a text of {_LONGEST:,} characters at most")
     if url is not None and not url.startswith(("https://", "http://")):
-        # A person is going to click on it.
+        # Users will open this link.
         raise ConfigurationError(f"require_auth(url={url!r}): give one that begins with https://")
     asked = AuthRequiredEvent(input_id="", provider=provider, url=url, public_key=public_key)
     return asked.input
 
 
 def given_credential(provider: str, credential: Any) -> Any:
-    """Give the credential, unless there is none.
+    """Return the credential.
 
     Raises:
-        ToolError: The person has declined.
+        ToolError: If the user declined.
     """
     if credential is None:
         raise ToolError(f"The user declined to sign in to {provider}.")

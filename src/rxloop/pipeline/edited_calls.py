@@ -58,7 +58,7 @@ def _note(written: ToolCall, executed: ToolCall) -> str:
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any], parent: str = "") -> Iterator[tuple[str, Any]]:
-    """Find the changed fields, such as `meta.to`, with their executed values."""
+    """Yield changed fields such as `meta.to`, with their executed values."""
     for name in {**before, **after}:
         path, old, new = f"{parent}{name}", before.get(name, _REMOVED), after.get(name, _REMOVED)
         if isinstance(old, Mapping) and isinstance(new, Mapping):

@@ -1,4 +1,4 @@
-"""Event log: six required methods, and defaults that are correct in one process."""
+"""Event log interface, with defaults for use in a single process."""
 
 from __future__ import annotations
 
@@ -25,135 +25,131 @@ _SHORTCUTS = {
     "append_now": {"append_now", "append"},
     "snapshot": {"snapshot", "get_record", "read", "read_commands", "list_runs", "read_conversation"},
 }
-"""Methods that a log may make quicker than by its other methods, each with those that it replaces."""
+"""Optimised methods by name, with the methods they replace."""
 
 _FINISHED: tuple[State, ...] = ("completed", "failed")
 
 
 class EventLog(ABC):
-    """Durable events of runs.
+    """Base class for event logs.
 
-    Six methods are required: `append`, `read`, `follow`, `get_record`, `list_runs` and `aclose`. The others have
-    defaults that are correct in one process. Two promises need more than the defaults: a command outlives the process
-    only if the log overrides `send_command`, `read_commands` and `watch_commands`, and processes exclude each other
-    before they execute a run only if it overrides the methods of leases and `list_orphaned`. With the defaults, the
-    second process gets a `ConflictError` from its first `append`.
+    Six methods are required: `append`, `read`, `follow`, `get_record`, `list_runs` and `aclose`. Other methods have
+    defaults that are correct within a single process. To make commands survive a restart, override `send_command`,
+    `read_commands` and `watch_commands`. To prevent concurrent execution by several processes, override the lease
+    methods and `list_orphaned`. Without them, the second process only fails at its first `append`, with
+    `ConflictError`.
     """
 
     keeps_deltas: bool = False
-    """True if transient events are stored. `append` then gets them, and `read` and `follow` return them on demand."""
+    """True if transient events are stored. They are passed to `append`, and returned by `read` and `follow` on request.
+    """
     passes_deltas: bool = False
-    """True if `append` gets transient events for the followers of that moment, although none is stored."""
+    """True if transient events are passed to `append` for current followers, without being stored."""
     lease_seconds: float | None = None
-    """Seconds of silence after which another process may take a lease; None if a holder cannot freeze alone."""
+    """Lease duration in seconds, or None if a holder cannot freeze independently."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let an override of a method see every call: an inherited shortcut would pass it by."""
+        """Disable inherited shortcuts that would bypass an overridden method."""
         super().__init_subclass__(**options)
         for shortcut, methods in _SHORTCUTS.items():
-            # The override may come from a base class that is not a log.
+            # The override may be inherited from a class that is not a log.
             nearest = next(vars(each) for each in cls.__mro__ if methods & vars(each).keys())
             if shortcut not in nearest:
                 setattr(cls, shortcut, getattr(EventLog, shortcut))
 
-    # -- required
-
     @abstractmethod
     async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
-        """Append a batch to a run as a whole; when it returns, the batch is durable.
+        """Append a batch to a run atomically and durably.
 
-        The log keeps with each run the writer of its last batch. A writer that does not know whether a batch was stored
-        may append it again: events that the same writer has already stored, byte for byte, are skipped. From any other
-        writer, and from a writer without a name, equal events are a conflict.
+        The log records the last writer for each run. A writer that does not know if a batch was stored may append it
+        again. Identical events from the same writer are skipped. Identical events from another writer, or from a writer
+        without a name, are a conflict.
 
         Args:
-            task_id: The run.
-            events: Events in order: durable ones, and transient ones if the log keeps or passes them.
-            expected_seq: The last `seq` that the log holds of the run; 0 for a new run.
-            writer: Random token of the writer, which no other writer has.
+            task_id: Run ID.
+            events: Durable events in order, and transient events if the log stores or forwards them.
+            expected_seq: Last stored `seq`, or 0 for a new run.
+            writer: Unique random token for the writer.
 
         Raises:
-            ConflictError: The log holds another last `seq`: another writer writes this run.
-            EventLogError: The batch could not be written.
+            ConflictError: If the last stored `seq` is different, because another writer appends to the run.
+            EventLogError: If the batch was not stored.
         """
 
     @abstractmethod
     async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
-        """Return the durable events of a run after `after_seq`, in order, and with `deltas` the transient ones.
+        """Return durable events after `after_seq` in order, including transient events if `deltas` is True.
 
         Raises:
-            UnknownRun: The log does not have the run.
+            UnknownRun: If the run does not exist.
         """
 
     @abstractmethod
     def follow(
         self, task_id: str, *, after_seq: int = 0, deltas: bool = False, until: Until = "attempt"
     ) -> AsyncIterator[Event]:
-        """Yield the durable events after `after_seq`, then new ones, until the final event of an attempt.
+        """Yield durable events after `after_seq`, then new events until an attempt ends.
 
         Args:
-            task_id: The run.
-            after_seq: The last `seq` that is not wanted.
-            deltas: Yield the transient events too, where the log keeps them; those of `after_seq` come again.
-            until: `"end"` continues over pauses and attempts until the run is completed or failed, or canceled with the
-                reason `superseded`, since a later run of its conversation dropped its questions.
+            task_id: Run ID.
+            after_seq: Skip durable events up to this `seq`.
+            deltas: Include stored transient events, starting with those that belong to `after_seq`.
+            until: `"end"` continues through pauses and further attempts. It stops when the run is completed, failed, or
+                canceled as `superseded` by a later run in the conversation.
 
         Raises:
-            UnknownRun: The log does not have the run; raised by the first step of the iteration.
-            LogRolledBack: The log lacks an event that was yielded, or has another one in its place, as after a restore.
+            UnknownRun: If the run does not exist. This is raised by the first iteration step.
+            LogRolledBack: If an event that was already yielded is missing or different, for example after a restore.
         """
 
     @abstractmethod
     async def get_record(self, task_id: str) -> RunRecord:
-        """Return the record of a run.
+        """Return the run record.
 
         Raises:
-            UnknownRun: The log does not have the run.
+            UnknownRun: If the run does not exist.
         """
 
     @abstractmethod
     async def list_runs(self, **query: Unpack[RunQuery]) -> Sequence[RunRecord]:
-        """Return the records of the matching runs, in the order in which the log got the runs, never by a clock.
+        """Return the records of matching runs in order of arrival, independent of clocks.
 
         Args:
-            query: The filters and the page, as `RunQuery` describes them. `RunFilter(**query)` checks and applies them.
+            query: Filters and paging options, see `RunQuery`. `RunFilter(**query)` validates and applies them.
 
         Raises:
-            UnknownRun: The log does not have the run `after`.
-            ConfigurationError: `limit` is less than one.
+            UnknownRun: If the run `after` does not exist.
+            ConfigurationError: If `limit` is less than one.
         """
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Close files and connections. Idempotent."""
-
-    # -- optional: writing, conversations, artifacts
+        """Close files and connections. This method is idempotent."""
 
     def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> bool:
-        """Append a batch without waiting, as `append` does and with its errors, and return True.
+        """Append a batch without waiting, and return True. Errors are the same as for `append`.
 
-        The default returns False: nothing is done, and the caller has to use `append`.
+        The default returns False without writing, and the caller must use `append`.
         """
         return False
 
     async def read_conversation(
         self, context_id: str, *, before: str, after: Mark | None = None, version: int
     ) -> ConversationPage:
-        """Return the runs of a conversation that come before a run, as stored folds or as events.
+        """Return earlier runs of a conversation, as stored folds or events.
 
-        The default returns events, run by run.
+        The default reads the events of each run.
 
         Args:
-            context_id: The conversation.
-            before: The run; if the log does not have it, all runs of the conversation come before it.
-            after: The end of an earlier page. Only later runs are returned, if the runs before it are unchanged: none
-                was deleted, and none was resumed.
-            version: The version of the folds that the caller understands.
+            context_id: Conversation ID.
+            before: Run ID. All runs are returned if it does not exist.
+            after: Mark of a previous page. If earlier runs were not deleted or resumed, only later runs are returned.
+            version: Supported version of the fold format.
 
         Raises:
-            EventLogError: The log cannot be read.
+            EventLogError: If the log read failed.
         """
-        # Imported here: importing rxloop is quicker without.
+        # Imported lazily to keep `import rxloop` fast.
         from rxloop.pipeline.records import ConversationPage, Mark, RunEvents
 
         listed = await self.list_runs(context_id=context_id)
@@ -168,25 +164,25 @@ class EventLog(ABC):
     async def snapshot(
         self, task_id: str, *, since: Snapshot | None = None, history: HistoryQuery | None = None
     ) -> Snapshot:
-        """Return a run, its commands and its neighbours by one call; the default makes five to six reads, in order.
+        """Return a run with its commands and conversation neighbours. The default makes five or six reads in order.
 
         Args:
-            task_id: The run.
-            since: An earlier snapshot: only what came after it is read.
-            history: The part of the conversation before the run that is wanted, too.
+            task_id: Run ID.
+            since: Previous snapshot. Only newer data is read.
+            history: Requested part of the conversation history.
 
         Raises:
-            UnknownRun: The log does not have the run.
-            EventLogError: The log cannot be read.
+            UnknownRun: If the run does not exist.
+            EventLogError: If the log read failed.
         """
-        # Imported here: importing rxloop is quicker without.
+        # Imported lazily to keep `import rxloop` fast.
         from rxloop.pipeline.records import Snapshot, has_begun
 
         record = await self.get_record(task_id)
         known = since.events if since is not None else ()
         new = await self.read(task_id, after_seq=known[-1].seq if known else 0)
         commands = await self.read_commands(task_id, after=since.state.last_command if since is not None else 0)
-        # Not all runs of the conversation, of which there may be thousands.
+        # Avoid listing the whole conversation, which may have thousands of runs.
         place = record.context_id
         waiting = await self.list_runs(context_id=place, states=WAITING, newest_first=True, after=task_id)
         after_it = await self.list_runs(context_id=place, after=task_id)
@@ -198,99 +194,95 @@ class EventLog(ABC):
         return Snapshot(record, [*known, *new], commands, waiting, later, page)
 
     def store_folds(self, context_id: str, folds: Sequence[RunFold], *, version: int) -> None:  # noqa: B027
-        """Store folds of a conversation when there is time, each in place of those of the same runs.
+        """Store conversation folds in the background, replacing folds for the same runs.
 
-        A fold whose runs have changed is left out. A fold that is damaged, or of another version, is never returned by
-        `read_conversation`. If storing fails, only time is lost. The default stores nothing.
+        Skip folds whose runs have changed. `read_conversation` must not return damaged folds or folds with another
+        version. Errors only affect performance. The default stores nothing.
         """
 
     @property
     def stores_folds(self) -> bool:
-        """True if the log overrides `store_folds`, so that folds are worth making."""
+        """True if the log overrides `store_folds`."""
         return type(self).store_folds is not EventLog.store_folds
 
     @property
     def takes_deltas(self) -> bool:
-        """True if `append` gets transient events, since the log stores them or passes them to followers."""
+        """True if `append` accepts transient events."""
         return self.keeps_deltas or self.passes_deltas
 
     @property
     def artifacts(self) -> ArtifactStore | None:
-        """Artifact store next to the events; None lets an agent keep artifacts in memory."""
+        """Artifact store of the log. If None, agents keep artifacts in memory."""
         return None
-
-    # -- optional: leases
 
     @property
     def local(self) -> LocalState:
-        """State that this process keeps with the log object."""
+        """Process-local state for this log object."""
         state = vars(self).get("_local")
-        # `setdefault` is atomic, so that two threads get the same one.
+        # `setdefault` is atomic, so concurrent threads get the same object.
         return state if state is not None else vars(self).setdefault("_local", LocalState())
 
     async def acquire_lease(self, context_id: str, task_id: str, on_lost: Callable[[], None]) -> bool:
-        """Acquire the lease of a conversation for a run.
+        """Acquire a conversation lease for a run.
 
-        The lease belongs to one run and to one log object, its holder, and ends with it: a holder that is killed or
-        frozen loses its leases, and what it appends to their runs from then on is refused with `Fenced`.
+        The lease belongs to a run and a log object, which is the holder. A holder that is killed or frozen loses its
+        leases, and further appends to their runs raise `Fenced`.
 
-        The default is a table in `local`; the lease of an event loop that is closed is free.
+        The default stores leases in `local`. Leases of closed event loops can be acquired.
 
         Args:
-            context_id: The conversation.
-            task_id: The run, which the log need not have yet.
-            on_lost: Called once, in the event loop of the caller, when another holder turns out to have the lease.
+            context_id: Conversation ID.
+            task_id: Run ID. The run may not exist in the log yet.
+            on_lost: Called once in the caller's event loop if another holder acquires the lease.
 
         Returns:
-            False if a run has the lease, and its holder is alive: whichever run, and this log object included.
+            False if any run holds the lease and its holder is alive, including this log object.
 
         Raises:
-            EventLogError: The log cannot be asked.
+            EventLogError: If the log is unavailable.
         """
         return self.local.get(LeaseTable).acquire(context_id, task_id)
 
     async def has_lease(self, context_id: str, task_id: str) -> bool:
-        """Return True if this log object still holds the lease for a run, by what is stored.
+        """Return True if this log object still holds the stored lease for a run.
 
-        A run asks after a silence, since its process may have been frozen for longer than the lease lasts.
+        Runs check this after a pause, because their process may have been frozen for longer than the lease duration.
 
         Returns:
-            False, too, if another holder had the lease since it was acquired, although it is free again.
+            False if another holder had the lease in the meantime, even if it is free again.
 
         Raises:
-            EventLogError: The log cannot be asked.
+            EventLogError: If the log is unavailable.
         """
         return self.local.get(LeaseTable).has(context_id, task_id)
 
     async def release_lease(self, context_id: str, task_id: str) -> None:
-        """Release the lease of a conversation. Idempotent; a lease that was lost or never acquired is skipped.
+        """Release a conversation lease. This method is idempotent and ignores leases that are not held.
 
         Raises:
-            EventLogError: The log cannot be asked. The lease is free when its holder would be found dead.
+            EventLogError: If the log is unavailable. The lease becomes free as if its holder had died.
         """
         self.local.get(LeaseTable).release(context_id, task_id)
 
     async def list_orphaned(
         self, *, submitted_before: float = 30, submitted_limit: int | None = None, submitted_after: str | None = None
     ) -> Sequence[RunRecord]:
-        """Return the runs that can continue and have no living owner, in the order in which the log got them.
+        """Return resumable runs without a live owner, in order of arrival.
 
-        No living holder has a lease for these runs. They are working; or they were submitted, and no process began
-        them, or the process that did has died; or they wait for input, and an answer or a cancel is not applied yet.
+        These runs have no live lease holder. They are working, were submitted but not started, were started by a
+        process that died, or wait for input and have an unapplied answer or cancel command.
 
-        The default finds the unfinished runs without a lease in `local`. It counts `submitted_before` from the moment
-        at which this object first saw a run.
+        The default returns unfinished runs without a lease in `local`. It measures `submitted_before` from the time
+        when this object first saw a run.
 
         Args:
-            submitted_before: Seconds since the log got a submitted run. Younger ones are left to the processes that
-                were notified. The clock of the process that submitted the run does not count.
-            submitted_limit: Maximum number of submitted runs that no process began, the first ones; None for all, 0
-                for none.
-            submitted_after: Only submitted runs that the log got after this run; all of them if it is None, or the
-                log does not have the run.
+            submitted_before: Minimum age in seconds for submitted runs, measured by the log. Newer runs are left to the
+                processes that were notified.
+            submitted_limit: Maximum number of submitted runs that were not started. None means no limit.
+            submitted_after: Return only submitted runs that arrived after this run. Unknown IDs are ignored.
 
         Raises:
-            EventLogError: The log cannot be asked.
+            EventLogError: If the log is unavailable.
         """
         now = CLOCK.get().monotonic()
         records = await self.list_runs(states=("submitted", "working", "input-required", "auth-required"))
@@ -320,80 +312,78 @@ class EventLog(ABC):
         return orphaned
 
     async def _is_answered(self, task_id: str) -> bool:
-        """Return True if an answer or a cancel was sent to a waiting run and is not applied yet."""
+        """Return True if a waiting run has an unapplied answer or cancel command."""
         commands = await self.read_commands(task_id)
         if all(command.kind == "say" for _, command in commands):
             return False
         applied = fold_all(await self.read(task_id)).last_command
         return any(number > applied and command.kind != "say" for number, command in commands)
 
-    # -- optional: commands, removal
-
     async def send_command(self, task_id: str, command: Command) -> int:
-        """Store a command for a run that another process may own; when it returns, the command is durable.
+        """Store a command for a run durably, even if another process owns the run.
 
-        A command stays until its run is deleted. It is applied once, since the event that it becomes has its number in
-        the metadata, as `mail_id`, and the fold keeps the highest. The default keeps it in `local`, for the life of
-        the process.
+        Commands are deleted together with their run. Each command is applied once: the resulting event contains its
+        number as `mail_id`, and the fold keeps the highest number. The default stores commands in `local`, until the
+        process ends.
 
         Returns:
-            Its number, which is greater than that of any earlier command to any run of the log.
+            Command number, which increases across all runs of the log.
 
         Raises:
-            UnknownRun: The log does not have the run.
-            EventLogError: The command could not be written.
+            UnknownRun: If the run does not exist.
+            EventLogError: If the command was not stored.
         """
         await self.get_record(task_id)
         return self.local.get(LocalInbox).send(task_id, command)
 
     async def read_commands(self, task_id: str, *, after: int = 0) -> Sequence[tuple[int, Command]]:
-        """Return the commands of a run with numbers above `after`, in order, each with its number.
+        """Return commands with numbers above `after`, in order.
 
         Raises:
-            UnknownRun: The log does not have the run.
-            EventLogError: The log cannot be read.
+            UnknownRun: If the run does not exist.
+            EventLogError: If the log read failed.
         """
         await self.get_record(task_id)
         return self.local.get(LocalInbox).read(task_id, after)
 
     def watch_commands(self, task_id: str, notify: Callable[[], None]) -> Callable[[], None]:
-        """Call `notify` when there may be new commands for a run, from whatever process.
+        """Call `notify` when new commands may be available, from any process.
 
-        Earlier commands do not count: start watching, then read the commands that are there. The default notices the
-        commands that are sent through this object.
+        Earlier commands are not reported, so start watching before reading existing commands. The default only notices
+        commands sent through this object.
 
         Args:
-            task_id: The run, which the log need not have yet.
-            notify: Called in the event loop of the caller; sometimes without a new command.
+            task_id: Run ID. The run may not exist in the log yet.
+            notify: Called in the caller's event loop, sometimes without a new command.
 
         Returns:
-            Function that stops watching; idempotent, may be called from any thread.
+            Idempotent and thread-safe function to stop watching.
         """
         return self.local.get(LocalInbox).watch(task_id, notify)
 
     async def delete(self, task_id: str) -> None:
-        """Remove a run that is completed or failed, with its commands. The default raises an `EventLogError`.
+        """Delete a completed or failed run and its commands. The default raises `EventLogError`.
 
         Raises:
-            UnknownRun: The log does not have the run.
-            EventLogError: The run can still continue, or the log cannot remove runs.
+            UnknownRun: If the run does not exist.
+            EventLogError: If the run is not finished, or the log does not support deletion.
         """
         raise EventLogError(f"{type(self).__name__} does not remove runs: override delete()", retryable=False)
 
     async def trim(
         self, older_than: float, *, states: Collection[State] = _FINISHED, deltas_only: bool = False
     ) -> list[str]:
-        """Remove old runs that are completed or failed. The default raises an `EventLogError`.
+        """Delete old completed or failed runs. The default raises `EventLogError`.
 
         Args:
-            older_than: Seconds since the last event of a run.
-            states: Only runs in these states, out of `completed` and `failed`.
-            deltas_only: Remove only the transient events of these runs.
+            older_than: Minimum age of the last event in seconds.
+            states: States to delete, from `completed` and `failed`.
+            deltas_only: Delete only transient events.
 
         Returns:
-            The ids of the runs of which anything was removed.
+            IDs of affected runs.
 
         Raises:
-            EventLogError: The log cannot be written, or cannot remove runs.
+            EventLogError: If the log write failed, or the log does not support deletion.
         """
         raise EventLogError(f"{type(self).__name__} does not remove runs: override trim()", retryable=False)

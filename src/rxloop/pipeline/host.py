@@ -1,4 +1,4 @@
-"""Interface of a run for operators and tools."""
+"""Run interface for operators and tools."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from rxloop.state.earlier_attempts import EarlierAttempts
 
 
 class ModelCall(Protocol):
-    """Model call whose answer is streaming."""
+    """Model call with a streaming answer."""
 
     request: ModelRequest
     """Request that was sent."""
 
     def interrupt(self, ends: Sequence[Event]) -> None:
-        """Stop the answer.
+        """Interrupt the answer.
 
         Args:
-            ends: Events that close the message, with the text so far.
+            ends: Events that close the message, including the text received so far.
         """
         ...
 
 
 class OfferedTools(Protocol):
-    """Tools that were offered to the model."""
+    """Tools offered to the model."""
 
     def find(self, request: ToolRequest) -> Tool | str:
-        """Return the requested tool, or the reason why it cannot be called."""
+        """Return the requested tool, or an error message if calling it is not possible."""
         ...
 
     def narrow(self, step: str, tools: tuple[ToolDefinition, ...] | None = None) -> tuple[ToolDefinition, ...] | None:
@@ -56,14 +56,14 @@ class OfferedTools(Protocol):
 
 
 class Host(RunPort, Protocol):
-    """Interface of a run for its operators and tools."""
+    """Run interface for operators and tools."""
 
     open_call: ModelCall | None
-    """Model call of the main branch whose answer is streaming."""
+    """Streaming model call on the main branch."""
 
     @property
     def tools(self) -> OfferedTools:
-        """Tools that were offered to the model."""
+        """Tools offered to the model."""
         ...
 
     @property
@@ -73,7 +73,7 @@ class Host(RunPort, Protocol):
 
     @property
     def system(self) -> tuple[Message, ...]:
-        """System messages of the run itself."""
+        """System messages added by the run."""
         ...
 
     def durable_now(self) -> int | None:
@@ -83,7 +83,7 @@ class Host(RunPort, Protocol):
     def build_request(
         self, ctx: RunContext[Any], iteration: int, pressure: int
     ) -> ModelRequest | Awaitable[ModelRequest]:
-        """Return the request for the next model call, whose step and branch are in `ctx`."""
+        """Return the next model request. The context contains its step and branch."""
         ...
 
     def recorded_outcome(self, request: ToolRequest, tool: Tool | str) -> ToolCompleteEvent | None:
@@ -95,14 +95,14 @@ class Host(RunPort, Protocol):
         ...
 
     def close_abandoned(self, ctx: RunContext[Any]) -> None:
-        """Close the open message or call of a subscription that was disposed early."""
+        """Close the open message or call after its subscription was disposed early."""
         ...
 
 
 def get_host(ctx: RunContext[Any]) -> Host:
-    """Return the run of a context.
+    """Return the run for a context.
 
     Raises:
-        RxloopError: The context was created outside a run.
+        RxloopError: If the context was created outside a run.
     """
     return cast("Host", ctx.port)

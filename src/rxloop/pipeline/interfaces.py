@@ -1,4 +1,4 @@
-"""Interfaces that users implement: models, tools, queues, compressors, token counters and workspaces."""
+"""Interfaces for custom models, tools, queues, compressors, token counters and workspaces."""
 
 from __future__ import annotations
 
@@ -20,105 +20,105 @@ D_contra = TypeVar("D_contra", contravariant=True, default=Any)
 
 @runtime_checkable
 class Provider(Protocol):
-    """Answers model requests.
+    """Interface for model providers.
 
-    `call` gives a cold Observable: nothing is sent before it is subscribed, each subscription is one request, and
-    disposing it closes the connection. It emits deltas, then at most one `UsageEvent`, then exactly one
-    `ContentCompleteEvent`, and completes; a failure is an `on_error` with a `ProviderError`.
+    `call` returns a cold Observable. Each subscription sends one request, and disposing it closes the connection. The
+    Observable emits deltas, at most one `UsageEvent`, and exactly one `ContentCompleteEvent` before it completes.
+    Failures are reported by `on_error` with a `ProviderError`.
     """
 
     @property
     def name(self) -> str:
-        """What the model is called on the stream, such as `zai:glm-4.7`."""
+        """Model name used in events, such as `zai:glm-4.7`."""
         ...
 
     def call(self, request: ModelRequest) -> Observable[Event]:
-        """Answer one request."""
+        """Send a request and return its events."""
         ...
 
     async def aclose(self) -> None:
-        """Close what the provider opened itself; may be called more than once."""
+        """Close resources opened by the provider. This method is idempotent."""
         ...
 
 
 @runtime_checkable
 class MakesModels(Protocol):
-    """What a provider may have beside `aclose`, if it makes others of model strings."""
+    """Optional interface for providers that create other providers from model strings."""
 
     async def aclose_made(self) -> None:
-        """Close what it opened for model strings, and nothing that it was given; an agent calls it at its end."""
+        """Close providers created from model strings, but not the original provider. Called when an agent is closed."""
         ...
 
 
 class Tool(Protocol[D_contra]):
-    """Something that the model can call."""
+    """Interface for tools."""
 
     @property
     def definition(self) -> ToolDefinition:
-        """Name, description and schema, as they are offered to the model."""
+        """Name, description and schema sent to the model."""
         ...
 
     @property
     def timeout(self) -> float | None:
-        """Seconds until a call is cut off; None is no limit."""
+        """Timeout in seconds. None disables the timeout."""
         ...
 
     @property
     def idempotent(self) -> bool:
-        """Whether a call that was interrupted may be made again."""
+        """True if an interrupted call may be repeated."""
         ...
 
     @property
     def approve(self) -> bool | str:
-        """Whether a person must agree to each call; a text is the question, with parameters in braces."""
+        """True if calls require approval. A string is the question, with parameters in braces."""
         ...
 
     def enabled(self, ctx: RunContext[D_contra]) -> bool:
-        """Tell whether the tool is offered in this run now."""
+        """Return True if the tool is currently available in this run."""
         ...
 
     async def call(self, arguments: dict[str, Any], ctx: RunContext[D_contra]) -> Any:
-        """Carry out one call.
+        """Execute a call.
 
-        Whatever it raises becomes a failed result that the model reads: the text of a `ToolError` as it is, the type
-        and message of any other exception.
+        Exceptions become failed results for the model. `ToolError` messages are passed unchanged, and other exceptions
+        with their type and message.
         """
         ...
 
 
 @runtime_checkable
 class Toolset(Protocol[D_contra]):
-    """A family of tools that may differ from run to run.
+    """Interface for a set of tools that may change between runs.
 
-    One that is an async context manager too has a life. The agent enters it when its tools are wanted first, for all
-    its runs in an event loop, and leaves it in the same task when it is closed. If that task ends before, or `tools`
-    raises a `ConnectionError`, it broke, and is left and entered again for the next model request.
+    A toolset may also be an async context manager. The agent enters it when its tools are first needed, shares it
+    between all runs in an event loop, and exits it in the same task when the agent is closed. If this task ends early,
+    or `tools` raises `ConnectionError`, the toolset is exited and entered again for the next model request.
 
-    A family that fails, when it is entered or asked, costs the run no more than its tools. Its `name`, if it has one,
-    is what `tools-unavailable` and the model call it.
+    If entering or listing fails, the run continues without these tools. An optional `name` attribute identifies the
+    toolset in the `tools-unavailable` event and in messages for the model.
     """
 
     async def tools(self, ctx: RunContext[D_contra]) -> Sequence[Tool[D_contra]]:
-        """Return the tools of the family for this run; asked before each model request."""
+        """Return the tools available in this run. Called before each model request."""
         ...
 
 
 class ListsNow(Protocol[D_contra]):
-    """What a family with a life may have beside `tools`, if it mostly knows its tools already."""
+    """Optional interface for toolsets that usually have a cached tool list."""
 
     def tools_now(self, ctx: RunContext[D_contra]) -> Sequence[Tool[D_contra]] | None:
-        """Return what `tools` would, without waiting, and the identical sequence for the same tools; None if it cannot.
+        """Return the tools without waiting, or None if this is not possible.
 
-        Called only while the family is entered.
+        Unchanged tools must be returned as the identical object. Called only while the toolset is entered.
         """
         ...
 
 
 class Queue(Protocol):
-    """Rings for runs that workers are to bring to rest. The log alone says what is to be done.
+    """Interface for job queues. The log alone determines the pending work.
 
-    A bell may come late, twice, in another order or not at all: who answers it reads the log, and workers look for runs
-    that nobody has begun. So what a queue is for is what the log cannot do: to be quick, and to say who comes first.
+    Jobs may be late, duplicated, reordered or lost. Workers read the log when they receive a job, and also scan it for
+    unstarted runs. A queue provides low latency and priorities, which a log cannot.
     """
 
     async def enqueue(
@@ -131,15 +131,15 @@ class Queue(Protocol):
         agent: str | None = None,
         version: str | None = None,
     ) -> None:
-        """Ring for a run. One for which a bell waits already needs no second one.
+        """Add a job for a run. Nothing needs to be added if a job for the run is already waiting.
 
         Args:
-            task_id: The run.
-            priority: A whole number; greater ones come first.
-            at: Not before this time.
-            tenant: Whose it is, for limits.
-            agent: Only workers that have this agent can go on with it; None is for whoever hears it.
-            version: Only workers of this version can go on with it; None is one that has no version.
+            task_id: Run ID.
+            priority: Higher numbers are processed first.
+            at: Earliest time to process the job.
+            tenant: Tenant name for limits.
+            agent: Agent name required for the job, or None for any worker.
+            version: Worker version required for the job, or None for workers without a version.
         """
         ...
 
@@ -151,100 +151,106 @@ class Queue(Protocol):
         agents: Collection[str] | None = None,
         version: str | None = None,
     ) -> None:
-        """Answer bells until it is cancelled, each at least once.
+        """Process jobs until cancelled, each at least once.
 
         Args:
-            settle: Called with the run of a bell. A bell whose call is cancelled rings once more, and so does one whose
-                call fails, a second or so later: it may be for another worker.
-            concurrency: How many calls go on at once.
-            agents: Those of this worker: it answers the bells for these, and those for none. None is all.
-            version: That of this worker: it answers the bells for this version, and those for none.
+            settle: Function called with the run ID of each job. A job is repeated if its call is cancelled. If the call
+                fails, the job is repeated after about a second, possibly by another worker.
+            concurrency: Maximum number of concurrent calls.
+            agents: Agent names supported by this worker. Jobs without an agent are always accepted. None accepts all
+                jobs.
+            version: Version of this worker. Jobs without a version are always accepted.
         """
         ...
 
     async def waiting(self, version: str | None = None) -> int:
-        """Count the bells that ring, and that nobody has answered yet.
+        """Return the number of jobs waiting for a worker.
 
         Args:
-            version: Those that a worker of this version answers, and so not what waits for a version that is gone.
+            version: Count only jobs accepted by workers of this version, excluding jobs for other versions.
         """
         ...
 
     async def aclose(self) -> None:
-        """Close connections; may be called more than once."""
+        """Close connections. This method is idempotent."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class WorkspacePart:
-    """A piece of a workspace."""
+    """Section of a workspace."""
 
     text: str
     title: str = ""
-    """A line above it, such as the name of a file."""
+    """Heading, such as a file name."""
     kind: Literal["static", "live"] = "live"
-    """`static` parts stand after the system prompt, where the provider's cache keeps them; `live` ones at the end."""
+    """Position in the request. `static` parts follow the system prompt, where providers can cache them. `live` parts
+    are at the end.
+    """
 
 
 Rendered = str | Sequence[WorkspacePart]
 
 
 class TokenCounter(Protocol):
-    """Counts the tokens of messages, and of the tools that are offered with them."""
+    """Interface for counting tokens in messages and tool definitions."""
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> int:
-        """Count the tokens, exactly or by estimate; what a list of messages takes is the sum of what each takes."""
+        """Return the exact or estimated token count.
+
+        The count for several messages must be the sum of their individual counts.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What a compressor is to keep to."""
+    """Limits and context for a compressor."""
 
     tokens: int
-    """What the messages may take: the request's limit less what goes with them (system prompt, tools, workspace)."""
+    """Maximum tokens for messages. System prompt, tools and workspace are already deducted from the request limit."""
     target: int
-    """What they are to be cut to, so that it is a while until the next cut."""
+    """Target size in tokens, which leaves room for new messages."""
     counter: TokenCounter
     pinned: frozenset[int] = frozenset()
-    """The places of messages that must stay, beside the first user message."""
+    """Indexes of messages that must remain, in addition to the first user message."""
     sent: Sequence[Message] = ()
-    """What goes out if nothing is cut: the history as the last cut left it, and what came since."""
+    """Messages sent without further compression: the previous result, followed by new messages."""
     dropped: Sequence[Message] = ()
-    """What another compressor before this one left out: a summary is to cover it too."""
+    """Messages removed by a previous compressor. Summaries need to include them."""
     messages: int | None = None
-    """How many messages there are to be after the cut, for a window that counts them."""
+    """Maximum number of messages, for windows based on message counts."""
 
     def count(self, *messages: Message) -> int:
-        """Count the tokens of these messages."""
+        """Return the token count."""
         return self.counter.count(messages)
 
 
 class Compressor(Protocol):
-    """Makes a history smaller when it does not fit any more.
+    """Interface for compressing a history that no longer fits.
 
-    It is asked only then. What it returns is checked and repaired, and later messages are appended until it overflows
-    again; so a compressor keeps no state of a run and may serve many side by side.
+    The result is validated and repaired. New messages are appended until the limit is exceeded again. Compressors store
+    no run state, so one object can serve several runs.
     """
 
     @property
     def max_tokens(self) -> int:
-        """What a whole request may take."""
+        """Maximum tokens for a complete request."""
         ...
 
     def compress(self, messages: Sequence[Message], budget: Budget) -> Sequence[Message] | Awaitable[Sequence[Message]]:
-        """Return the messages to send instead, in order; those that stay are the same objects.
+        """Return the compressed messages in order. Unchanged messages must be the same objects.
 
         Args:
-            messages: The whole history, oldest first, with nothing left out by earlier cuts.
-            budget: What to keep to.
+            messages: Complete history, oldest first, including messages removed by previous compressions.
+            budget: Limits and context.
         """
         ...
 
 
 class Workspace(Protocol):
-    """What a model has before its eyes in each request; it never enters the history."""
+    """Interface for data included in each request, but not in the history."""
 
     def render(self) -> Rendered | Awaitable[Rendered]:
-        """Show what there is now, a text or parts. Called before each model call; if not async, in a thread."""
+        """Return the current content as text or parts. Called before each model call. Sync code runs in a thread."""
         ...

@@ -1,4 +1,4 @@
-"""State that one process keeps with a log object: leases and commands of a log that stores neither."""
+"""Process-local state for log objects, including default leases and commands."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 
 class LocalState:
-    """State that one process keeps with a log object: one instance of each class that is asked for.
+    """Process-local state for a log object, with at most one instance per class.
 
-    It belongs to the log object, so it is gone when the log is, and a forked child begins with an empty one.
+    The state is deleted together with the log object. A forked process starts with empty state.
     """
 
     def __init__(self) -> None:
@@ -26,13 +26,13 @@ class LocalState:
         self._process = os.getpid()
 
     def get(self, kind: type[T]) -> T:
-        """Return the instance of a class, which is created without arguments at the first call. Thread-safe.
+        """Return the instance of a class, creating it if necessary. This method is thread-safe.
 
         Args:
-            kind: The class.
+            kind: Class that can be instantiated without arguments.
         """
         if self._process != os.getpid():
-            # The parent may have held the lock while it forked, and its leases and runs are not those of the child.
+            # The parent may have held the lock while forking, and its leases and runs do not belong to the child.
             self.__init__()
         part = self._parts.get(kind)
         if part is None:
@@ -42,16 +42,16 @@ class LocalState:
 
 
 class LeaseTable:
-    """Leases of conversations, valid in one process."""
+    """Conversation leases within a process."""
 
     def __init__(self) -> None:
         self._leases: dict[str, tuple[str, asyncio.AbstractEventLoop]] = {}
 
     def acquire(self, context_id: str, task_id: str) -> bool:
-        """Acquire the lease of a conversation for a run.
+        """Acquire a conversation lease for a run.
 
         Returns:
-            False if a run holds it. The lease of an event loop that is closed is free.
+            False if another run holds the lease. Leases of closed event loops can be acquired.
         """
         if context_id in self._leases and not self._leases[context_id][1].is_closed():
             return False
@@ -59,18 +59,18 @@ class LeaseTable:
         return True
 
     def has(self, context_id: str, task_id: str) -> bool:
-        """Return True if a run holds the lease of its conversation."""
+        """Return True if a run holds the conversation lease."""
         run, loop = self._leases.get(context_id, (None, None))
         return run == task_id and loop is not None and not loop.is_closed()
 
     def release(self, context_id: str, task_id: str) -> None:
-        """Release the lease of a conversation if a run holds it."""
+        """Release a conversation lease if the run holds it."""
         if self.has(context_id, task_id):
             del self._leases[context_id]
 
 
 class LocalInbox:
-    """Commands sent to runs, kept as long as the process runs."""
+    """In-memory inboxes for commands."""
 
     def __init__(self) -> None:
         self._commands: dict[str, list[tuple[int, Command]]] = {}
@@ -78,7 +78,7 @@ class LocalInbox:
         self._last = 0
 
     def send(self, task_id: str, command: Command) -> int:
-        """Keep a command, notify the watchers of its run, and return the number of the command."""
+        """Store a command, notify its watchers and return the command number."""
         self._last += 1
         self._commands.setdefault(task_id, []).append((self._last, command))
         for watcher in self._watchers.get(task_id, ()):
@@ -86,11 +86,11 @@ class LocalInbox:
         return self._last
 
     def read(self, task_id: str, after: int = 0) -> Sequence[tuple[int, Command]]:
-        """Return the commands of a run with numbers above `after`, in order."""
+        """Return commands with numbers above `after`, in order."""
         return [(number, command) for number, command in self._commands.get(task_id, ()) if number > after]
 
     def watch(self, task_id: str, notify: Callable[[], None]) -> Callable[[], None]:
-        """Call `notify` in the event loop of the caller for each command to a run; return what stops it."""
+        """Call `notify` in the current event loop for each new command, returning a function to stop."""
         watcher = _Watcher(notify)
         self._watchers.setdefault(task_id, set()).add(watcher)
 
@@ -103,7 +103,7 @@ class LocalInbox:
         return stop
 
     def remove(self, task_id: str) -> None:
-        """Remove the commands of a run."""
+        """Delete all commands for a run."""
         self._commands.pop(task_id, None)
 
 
@@ -118,12 +118,12 @@ class _Watcher:
 
 
 class FirstSeen:
-    """Times at which a log object first saw runs in the state `submitted`, in seconds of its monotonic clock."""
+    """Monotonic times in seconds at which submitted runs were first seen."""
 
     def __init__(self) -> None:
         self._times: dict[str, float] = {}
 
     def update(self, task_ids: Sequence[str], now: float) -> dict[str, float]:
-        """Return the time of each submitted run, which is `now` for a new one; forget runs that are not listed."""
+        """Return the time for each run, using `now` for new runs and dropping missing runs."""
         self._times = {task_id: self._times.get(task_id, now) for task_id in task_ids}
         return self._times

@@ -1,4 +1,4 @@
-"""Retried calls of a log."""
+"""Retries for event log calls."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ log = logging.getLogger("rxloop")
 T = TypeVar("T")
 
 PATIENCE = 30.0
-"""Seconds for which a log that fails is asked again, before it counts as gone."""
+"""Maximum retry time in seconds."""
 
 PAUSES = (0.05, 2.0)
-"""The seconds between two tries: of the first pause, doubled each time, and at most."""
+"""Initial and maximum pause between retries in seconds. The pause doubles after each attempt."""
 
 ANSWERS_IN = 10.0
-"""Seconds in which a log has to say what became of a batch; one that hangs is asked again, and gone in the end."""
+"""Timeout in seconds for storing a batch, per attempt."""
 
 _WITHIN: ContextVar[float | None] = ContextVar("rxloop_log_within", default=None)
 
 _MISTAKES = (AssertionError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError)
-"""What is wrong in the code of a log, or with an event; another try would not change it."""
+"""Exceptions caused by bugs or invalid events, which a retry cannot fix."""
 
 
 @contextmanager
 def within(seconds: float | None) -> Generator[None]:
-    """Give a log so many seconds for each thing that it is asked in this context, and in the tasks that begin in it.
+    """Limit the time for each log call in the current context and in tasks created from it.
 
-    For a client that waits to be told. None is for what goes on for longer, such as a run, and has `PATIENCE`.
+    Use this while a client is waiting for a response. None applies the default `PATIENCE`, for long operations such as
+    runs.
     """
     token = _WITHIN.set(seconds)
     try:
@@ -47,15 +48,15 @@ def within(seconds: float | None) -> Generator[None]:
 
 
 async def patiently(ask: Callable[[], Awaitable[T]], trouble: str, *, answers_in: float | None = None) -> T:
-    """Ask a log until it answers, however often within `PATIENCE`, or in the time of `within`.
+    """Call a log and retry temporary failures, for `PATIENCE` seconds or the time limit set by `within`.
 
     Args:
-        ask: Asks the log once.
-        trouble: What it does not do, for the warning that it is asked again.
-        answers_in: The seconds that one answer may take; None is for as long as there is to read.
+        ask: Function that calls the log.
+        trouble: Description of the failure for the warning.
+        answers_in: Timeout per attempt in seconds. None means no timeout, for reads of any size.
 
     Raises:
-        LogUnreachable: The time of `within` is over.
+        LogUnreachable: If the time limit set by `within` is exceeded.
     """
     deadline = asyncio.timeout(_WITHIN.get())
     try:
@@ -98,17 +99,17 @@ async def _once(ask: Callable[[], Awaitable[T]], answers_in: float | None) -> T:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Tell whether the log may answer the same question in a moment."""
+    """Return True if a retry may succeed."""
     if isinstance(error, EventLogError):
         return error.retryable
-    # A log raises that where something of its own was cancelled, such as a connection.
+    # Some logs raise `CancelledError` when an internal task, such as a connection, is cancelled.
     return isinstance(error, asyncio.CancelledError) or (
         isinstance(error, Exception) and not isinstance(error, _MISTAKES)
     )
 
 
 def is_cancelled(error: BaseException) -> bool:
-    """Tell whether it is the task that is cancelled, and not something in the log."""
+    """Return True if the current task is being cancelled, rather than a task inside the log."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
@@ -117,11 +118,11 @@ P = ParamSpec("P")
 
 
 async def read_log(read: Callable[P, Awaitable[T]], *args: P.args, **options: P.kwargs) -> T:
-    """Read from a log; one that fails for a moment is asked again, as for what is appended.
+    """Read from a log, retrying temporary failures.
 
     Raises:
-        LogUnreachable: The log failed for longer than `PATIENCE`.
-        EventLogError: It failed by what another try would not change.
+        LogUnreachable: If retries failed until the time limit.
+        EventLogError: If a permanent error occurred.
     """
     try:
         return await patiently(lambda: read(*args, **options), "the event log cannot be read")
@@ -134,15 +135,15 @@ async def read_log(read: Callable[P, Awaitable[T]], *args: P.args, **options: P.
 
 
 def check_whole(task_id: str, events: Sequence[Event], until: int) -> None:
-    """Refuse to go on after an event that a log could not read and has left out.
+    """Check that no event is missing, for example because it was unreadable and skipped.
 
     Args:
-        task_id: The run.
-        events: What the log gives of it.
-        until: The last event that is to be there.
+        task_id: Run ID.
+        events: Events returned by the log.
+        until: Last required `seq`.
 
     Raises:
-        EventLogError: One up to there is missing.
+        EventLogError: If an event is missing.
     """
     for seq in range(1, until + 1):
         if seq > len(events) or events[seq - 1].seq != seq:

@@ -1,4 +1,4 @@
-"""Records and snapshots of runs that a log returns, and filters for runs."""
+"""Run records, snapshots and filters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rxloop.state.run_state import RunFold, RunState
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What a log knows of a run without reading its events."""
+    """Run metadata, available without reading events."""
 
     task_id: str
     context_id: str
@@ -38,27 +38,27 @@ class RunRecord:
     attempt: int
     seq: int
     created: int
-    """Milliseconds since 1970."""
+    """Creation time in milliseconds since 1970."""
     updated: int
-    """Milliseconds since 1970."""
+    """Time of the last event in milliseconds since 1970."""
     model: str = ""
-    """What the run was begun with."""
+    """Initial model name."""
     owner: str | None = field(default=None, repr=False)
-    """Whose run it is, such as a user or a tenant; stays on the server."""
+    """Owner, such as a user or tenant. Not sent to clients."""
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False, hash=False)
-    """Of its `task` event; stays on the server, except for what stands under the key `public`."""
+    """Metadata from the `task` event. Only the value of the key `public` is sent to clients."""
     usage: Usage | None = None
-    """Of the whole run, as its last final event says; None before the first one."""
+    """Total usage from the latest final event, or None before the first one."""
     error: ErrorInfo | None = field(default=None, repr=False)
-    """What ended its last attempt, where that was an error."""
+    """Error of the last attempt, if it failed."""
 
     @property
     def finished(self) -> bool:
-        """True if the run is completed or failed. A run with a retryable error is failed, too, until it is resumed."""
+        """True if the run is completed or failed. A run that failed with a retryable error can still be resumed."""
         return self.state in FINISHED
 
     def ended_by(self, end: StatusUpdateEvent) -> RunRecord:
-        """Return the record of the run after an attempt with this final event."""
+        """Return an updated record after an attempt with this final event."""
         return replace(
             self,
             state=end.state,
@@ -71,7 +71,7 @@ class RunRecord:
 
     @classmethod
     def from_events(cls, task_id: str, events: Sequence[Event]) -> RunRecord:
-        """Return the record of a run with these durable events, of which there is at least one."""
+        """Return a run record built from durable events. At least one event is required."""
         first, last, end = events[0], events[-1], last_end(events)
         task = first if isinstance(first, TaskEvent) else None
         return cls(
@@ -93,56 +93,57 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Position in a conversation: the runs before it, and their state at that time."""
+    """Conversation position, which also detects changes to earlier runs."""
 
     runs: int
-    """Number of the runs."""
+    """Number of runs."""
     events: int
-    """Number of their durable events."""
+    """Number of durable events."""
     updated: int
-    """Sum of the times of their last events, in milliseconds: after a restore, other events may have the same seqs."""
+    """Sum of the last event times, in milliseconds. It detects a restored log with different events but equal numbers.
+    """
     last: str
-    """Id of the last run; empty if there is none."""
+    """ID of the last run, or an empty string."""
 
     @classmethod
     def after(cls, records: Sequence[RunRecord]) -> Mark:
-        """Return the mark after these runs, which are the first ones of a conversation, in order."""
+        """Return the mark after the first runs of a conversation, given in order."""
         events, updated = sum(record.seq for record in records), sum(record.updated for record in records)
         return cls(len(records), events, updated, records[-1].task_id if records else "")
 
 
 @dataclass(frozen=True, slots=True)
 class RunEvents:
-    """A run that no kept fold covers."""
+    """Run without a stored fold."""
 
     task_id: str
     complete: bool
-    """Whether its last attempt is over, and all events are here: it is as it will be, unless somebody resumes it."""
+    """True if the last attempt has ended and no event is missing. Such a run only changes if it is resumed."""
     events: Sequence[Event]
-    """The durable ones."""
+    """Durable events."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationPage:
-    """Runs of a conversation after a mark, or all of them: stored folds, and the events of the other runs."""
+    """Page of conversation runs, as stored folds or events."""
 
     parts: Sequence[RunFold | RunEvents]
-    """In the order of the runs."""
+    """Parts in run order."""
     mark: Mark
-    """After the last of these runs."""
+    """Mark after the last run."""
     whole: bool
-    """True if the page begins with the first run: no mark was passed, or a run before it has changed."""
+    """True if the page starts with the first run, because no valid mark was passed."""
 
 
 Until = Literal["attempt", "end"]
-"""Where a follower stops: at the end of the run's attempt, or when the run is over for good."""
+"""Stop condition for followers, either the end of an attempt or the final end of the run."""
 
 FINISHED: tuple[State, ...] = ("completed", "failed")
-"""The states of runs that have ended for good."""
+"""Final run states."""
 
 
 def state_after(state: State, events: Iterable[Event]) -> State:
-    """The state of a run after some more events, for its `RunRecord`; events of nested runs do not count."""
+    """Return the run state after additional events, ignoring nested runs."""
     for event in events:
         if isinstance(event, StatusUpdateEvent) and event.parent_task_id is None:
             state = event.state
@@ -150,18 +151,18 @@ def state_after(state: State, events: Iterable[Event]) -> State:
 
 
 def finishes(event: Event) -> bool:
-    """Tell whether an event is the end of its run, so that no further attempt is expected."""
+    """Return True if the event ends its run, with no further attempt expected."""
     if not (isinstance(event, StatusUpdateEvent) and ends_attempt(event)):
         return False
     return event.state in FINISHED or is_superseded(event)
 
 
 def is_finished(state: State, error: str | None) -> bool:
-    """Tell the same of a run that is at rest.
+    """Return True if an idle run has ended, with no further attempt expected.
 
     Args:
-        state: Its state.
-        error: The error of its last end as JSON.
+        state: Run state.
+        error: Error from the last final event, as JSON.
     """
     return state in FINISHED or (
         state == "canceled" and error is not None and ErrorInfo.model_validate_json(error).code == SUPERSEDED
@@ -169,7 +170,7 @@ def is_finished(state: State, error: str | None) -> bool:
 
 
 def last_end(events: Iterable[Event]) -> StatusUpdateEvent | None:
-    """The last event that ends an attempt of the run itself, for the usage and the error of its `RunRecord`."""
+    """Return the latest final event, containing the run's usage and error."""
     ends = [event for event in events if isinstance(event, StatusUpdateEvent) and ends_attempt(event)]
     return ends[-1] if ends else None
 
@@ -178,37 +179,37 @@ class RunQuery(TypedDict, total=False):
     """Filters and page of `EventLog.list_runs`."""
 
     context_id: str | None
-    """Only runs of this conversation."""
+    """Conversation ID."""
     unfinished: bool
-    """Only runs that are neither completed nor failed."""
+    """If True, exclude completed and failed runs."""
     states: Collection[State] | None
-    """Only runs in one of these states."""
+    """Allowed run states."""
     agent_name: str | None
-    """Only runs of the agent with this name."""
+    """Agent name."""
     owner: str | None
-    """Only runs of this owner."""
+    """Owner."""
     since: int | None
-    """Only runs that were created at this time or later, in milliseconds since 1970."""
+    """Minimum creation time in milliseconds since 1970."""
     until: int | None
-    """Only runs that were created before this time."""
+    """Creation time limit in milliseconds since 1970, exclusive."""
     metadata: Mapping[str, Any] | None
-    """Only runs with these values in their metadata; other keys do not count."""
+    """Required metadata values. Other keys are ignored."""
     latest_only: bool
-    """Of the matching runs, only the newest one of each conversation: a list of conversations."""
+    """If True, return only the newest matching run per conversation."""
     newest_first: bool
-    """The newest run first."""
+    """If True, return newer runs first."""
     after: str | None
-    """The last run of the previous page; the page begins after it."""
+    """Last run ID of the previous page."""
     limit: int | None
-    """Maximum number of runs, from 1; None for all."""
+    """Maximum number of runs. None returns all runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFilter:
-    """Checked values of a `RunQuery`, with its defaults.
+    """Validated `RunQuery` with default values.
 
     Raises:
-        ConfigurationError: `limit` is less than one.
+        ConfigurationError: If `limit` is less than one.
     """
 
     context_id: str | None = None
@@ -231,7 +232,7 @@ class RunFilter:
             )
 
     def matches(self, record: RunRecord) -> bool:
-        """Return True if a record passes the filters; the page does not count."""
+        """Return True if a record matches the filters. Paging options are ignored."""
         pairs = (
             (self.context_id, record.context_id),
             (self.agent_name, record.agent_name),
@@ -250,13 +251,13 @@ class RunFilter:
         )
 
     def select(self, records: Iterable[RunRecord]) -> list[RunRecord]:
-        """Return the page of the matching records.
+        """Return the requested page of matching records.
 
         Args:
-            records: All records of a log, in the order in which the log got the runs.
+            records: All run records, in order of arrival.
 
         Raises:
-            UnknownRun: `after` is not one of the runs.
+            UnknownRun: If the run `after` does not exist.
         """
         ordered = list(records)[::-1] if self.newest_first else list(records)
         start = 0
@@ -274,73 +275,73 @@ class RunFilter:
 
 
 def as_json(value: Any) -> str:
-    """Write a value of metadata so that equal ones are written alike."""
+    """Return canonical JSON for a metadata value."""
     return orjson.dumps(freeze_json(value, "metadata"), option=orjson.OPT_SORT_KEYS).decode()
 
 
 NOTHING_DONE = 3
-"""Number of events of a run that ended before it did anything: its task, its start and its end."""
+"""Number of events in a run that ended without doing anything: task, start and end."""
 
 
 class HistoryQuery(NamedTuple):
-    """The part of the conversation before a run that a snapshot includes."""
+    """Requested part of the conversation history."""
 
     after: Mark | None
-    """The end of an earlier page, as for `EventLog.read_conversation`."""
+    """Mark from a previous page, as in `EventLog.read_conversation`."""
     version: int
-    """The version of the folds that the caller understands."""
+    """Supported version of the fold format."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run, the commands sent to it, and its neighbours in the conversation.
+    """Run with its commands and conversation neighbours.
 
-    The parts are read in the order of the fields. So a command may be missing among the events that it became in the
-    meantime, and none is missing among the commands.
+    Fields are read in order. Commands may therefore be newer than the events, but no command that precedes the events
+    is missing.
     """
 
     record: RunRecord
     events: Sequence[Event]
-    """All durable events of the run."""
+    """Durable events."""
     commands: Sequence[tuple[int, Command]]
-    """Commands with their numbers, in order: all of them, or those after the mail of an earlier snapshot."""
+    """Numbered commands in order. Commands applied by an earlier snapshot may be omitted."""
     waiting: Sequence[RunRecord]
-    """Earlier runs of the conversation that wait for answers, the newest one first."""
+    """Earlier runs waiting for input, newest first."""
     later: RunRecord | None
-    """First later run of the conversation that has begun, and so has dropped the questions of this run."""
+    """First later run that has started, superseding open questions."""
     history: ConversationPage | None
-    """Earlier runs of the conversation, if the caller asked for them."""
+    """Conversation history, if requested."""
 
     @property
     def task_id(self) -> str:
-        """The run."""
+        """Run ID."""
         return self.record.task_id
 
     @cached_property
     def state(self) -> RunState:
-        """The fold of the events."""
+        """Folded run state."""
         return fold_all(self.events)
 
     @property
     def new_commands(self) -> Sequence[tuple[int, Command]]:
-        """The commands that no event has applied yet."""
+        """Commands that were not applied by an event."""
         return [command for command in self.commands if command[0] > self.state.last_command]
 
 
 def has_begun(state: State, seq: int) -> bool:
-    """Return True if a run with that many events has begun, and so has dropped the questions before it.
+    """Return True if a run has started, which supersedes earlier questions in the conversation.
 
-    A run that ended before it did anything has not begun, such as one that was cancelled while it waited.
+    Runs that ended without doing anything, for example because they were cancelled while waiting, have not started.
     """
     return state != "submitted" and not (state in ("canceled", "failed") and seq <= NOTHING_DONE)
 
 
 def find_neighbours(task_id: str, records: Sequence[RunRecord]) -> tuple[list[RunRecord], RunRecord | None]:
-    """Return the fields `waiting` and `later` of the snapshot of a run.
+    """Return the snapshot fields `waiting` and `later`.
 
     Args:
-        task_id: The run.
-        records: The runs of its conversation, in order.
+        task_id: Run ID.
+        records: Conversation runs, in order.
     """
     place = next((place for place, record in enumerate(records) if record.task_id == task_id), len(records))
     waiting = [record for record in reversed(records[:place]) if record.state in WAITING]

@@ -1,4 +1,4 @@
-"""Requests that travel in the pipeline."""
+"""Pipeline requests."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from rxloop.protocol.settings import ModelSettings
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """A tool as it is offered to the model."""
+    """Tool definition sent to the model."""
 
     name: str
     description: str
     parameters: dict[str, Any]
-    """JSON Schema of the arguments."""
+    """JSON Schema for the arguments."""
     strict: bool = False
     hidden: bool = False
-    """Calls of it are not for clients."""
+    """True if calls are hidden from clients."""
     answer: bool = False
-    """A call of it gives the answer of the run."""
+    """True if a call returns the final answer."""
     size: int = field(init=False, compare=False, repr=False)
-    """Characters that it takes in a request, for estimates."""
+    """Size in characters, for token estimates."""
 
     def __post_init__(self) -> None:
         size = len(self.name) + len(self.description) + len(orjson.dumps(self.parameters))
@@ -43,15 +43,15 @@ class ToolDefinition:
 
 
 class Request(Generic[D_co]):
-    """What an operator may hold, replace, answer or multiply; everything else in a pipeline is an event.
+    """Base class for requests, which operators may delay, replace, answer or duplicate.
 
-    `Request[Deps]` is for the type checker alone: what an operator takes whose handler wants `RunContext[Deps]`.
+    Only type checkers use the parameter: operators with a `RunContext[Deps]` handler accept `Request[Deps]`.
     """
 
     __slots__ = ()
 
     if TYPE_CHECKING:
-        # By this a type checker tells requests from all that a `Stream` may have: see `stream.Readable`.
+        # Type checkers use this to distinguish requests from other `Stream` items. See `stream.Readable`.
         __sizeof__: None  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleMethodOverride]
 
         ctx: RunContext[D_co]
@@ -59,13 +59,13 @@ class Request(Generic[D_co]):
 
 @dataclass(frozen=True, slots=True)
 class RunRequest(Request[Any]):
-    """Carry out the run that `ctx` describes: answered by `iterate` or another strategy."""
+    """Request to execute a run, answered by `iterate` or another strategy."""
 
     ctx: RunContext[Any] = field(repr=False)
 
 
 class ModelRequestChanges(TypedDict, total=False):
-    """What `ModelRequest.replace` takes: its fields."""
+    """Keyword arguments of `ModelRequest.replace`."""
 
     messages: Sequence[Message]
     system: tuple[Message, ...]
@@ -85,9 +85,9 @@ class ModelRequestChanges(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest(Request[Any]):
-    """Call the model: answered by `call_model`.
+    """Request to call the model, answered by `call_model`.
 
-    The model gets `system`, then `messages`, then `tail`; only `messages` is history.
+    The model receives `system`, `messages` and `tail`, in this order. Only `messages` belongs to the history.
     """
 
     messages: Sequence[Message]
@@ -99,15 +99,15 @@ class ModelRequest(Request[Any]):
     branch: str | None = None
     iteration: int = 1
     response_schema: dict[str, Any] | None = None
-    """JSON Schema that the answer has to fit; a provider that can make the model keep to it does."""
+    """JSON Schema for the answer. Providers enforce it if supported."""
     history: int | None = None
-    """How many messages the history had when the request was made: what it gained since goes behind `messages`."""
+    """Length of the history when the request was created. Later messages are appended to `messages`."""
     pressure: int = 0
-    """How often the provider has said that this request is too long."""
+    """Number of times that the provider rejected this request as too long."""
     estimate: int | None = None
-    """The tokens that it is estimated to take, where somebody has counted them."""
+    """Estimated number of tokens, if available."""
     thinking: ThinkingResult | None = None
-    """What the thinking phase made of the run so far, where there is one."""
+    """Result of the thinking phase, if any."""
     ctx: RunContext[Any] = field(default_factory=RunContext, repr=False)
 
     def __post_init__(self) -> None:
@@ -118,36 +118,36 @@ class ModelRequest(Request[Any]):
             object.__setattr__(self, "ctx", self.ctx.bind(step=self.step, branch=self.branch))
 
     def replace(self, **changes: Unpack[ModelRequestChanges]) -> ModelRequest:
-        """The same request with other fields."""
+        """Return a copy with changed fields."""
         return replace(self, **changes)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolRequest(Request[Any]):
-    """Carry out one tool call: answered by `run_tools`."""
+    """Request to execute a tool call, answered by `run_tools`."""
 
     call: ToolCall
     ctx: RunContext[Any] = field(repr=False)
     offered: tuple[ToolDefinition, ...] | None = field(default=None, repr=False)
-    """The tools that the model was offered, and after a resume still is; None is all that the run has then."""
+    """Tools offered to the model that are still available after a resume. None means all tools."""
 
     def __post_init__(self) -> None:
         if self.ctx.call is not self.call:
-            # The tool reads its call from the context.
+            # Tools access their call through the context.
             object.__setattr__(self, "ctx", self.ctx.bind(call=self.call))
 
     @property
     def slot(self) -> tuple[str, int]:
-        """The place that the answer fills: the step and the place of the call in its message."""
+        """Step and call index, which identify the result."""
         return self.ctx.step or "", self.ctx.index
 
     def replace(self, **arguments: Any) -> ToolRequest:
-        """The same call with some arguments changed.
+        """Return a copy with changed arguments.
 
-        The model and the clients are told which arguments were executed.
+        The model and clients are informed of the executed arguments.
 
         Raises:
-            InvalidEvent: An argument cannot be written as JSON.
+            InvalidEvent: If an argument is not valid JSON.
         """
         changed = freeze_json({**self.call.arguments, **arguments}, "the arguments")
         update: dict[str, Any] = {"arguments": changed}
@@ -157,22 +157,22 @@ class ToolRequest(Request[Any]):
         return ToolRequest(call, self.ctx, self.offered)
 
     def refuse(self, reason: str) -> ToolCompleteEvent:
-        """The answer to a call that is not carried out: `reason` is what the model reads."""
+        """Return a failed result without executing the call. The model reads `reason`."""
         return self._complete(success=False, error=reason, content=reason)
 
     def answer(self, result: Any, content: str, parts: Sequence[ImagePart | FilePart] = ()) -> ToolCompleteEvent:
-        """The answer to a call without carrying it out: from a cache, say.
+        """Return a successful result without executing the call, for example from a cache.
 
         Args:
-            result: The value, as JSON.
-            content: The text that the model reads.
-            parts: Images and files that it sees after the text.
+            result: JSON value.
+            content: Text for the model.
+            parts: Images and files that follow the text.
         """
         content = add_edit_note(add_placeholders(content, parts), self.ctx, self.call)
         return self._complete(success=True, result=result, content=content, parts=list(parts))
 
     def of(self, tool: ToolDefinition) -> ToolRequest:
-        """The same request, with what its tool says of each call: that it is hidden, or gives the answer of the run."""
+        """Return a copy with the tool's `hidden` and `answer` flags."""
         if self.ctx.answer == tool.answer and self.call.hidden >= tool.hidden:
             return self
         call = self.call.model_copy(update={"hidden": True}) if tool.hidden else self.call
@@ -184,23 +184,23 @@ class ToolRequest(Request[Any]):
 
 @dataclass(frozen=True, slots=True)
 class IterationEnd(Request[Any]):
-    """Everything of one iteration has been asked for: answered by what stands at the end of a pipeline."""
+    """Final request of an iteration, answered by the end of the pipeline."""
 
     iteration: int
     ctx: RunContext[Any] = field(repr=False)
 
 
 Signal = Event | Request[Any]
-"""What travels in a pipeline."""
+"""Any pipeline item."""
 
 OperatorDeps = TypeVar("OperatorDeps", default=Any)
 
 Operator = Callable[[Observable[Event | Request[OperatorDeps]]], Observable[Signal]]
-"""Works in the loop: events pass untouched and at once; requests may be held, replaced, answered or multiplied.
+"""Pipeline operator. Events pass through immediately. Requests may be delayed, replaced, answered or duplicated.
 
-`Operator[Deps]` fits an agent with `deps_type=Deps`, and `Operator[object]` every agent; of an `Operator` that names no
-deps the type checker does not ask.
+`Operator[Deps]` works with agents that have `deps_type=Deps`, and `Operator[object]` with all agents. Type checkers do
+not check an `Operator` without a type argument.
 """
 
 Strategy = Callable[[Operator[OperatorDeps]], Operator[OperatorDeps]]
-"""Takes the pipeline of one iteration and gives what answers a `RunRequest`."""
+"""Function that wraps the pipeline of an iteration and answers the `RunRequest`."""

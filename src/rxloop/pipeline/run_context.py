@@ -1,4 +1,4 @@
-"""`RunContext`, the access of tools, instructions and operators to their run."""
+"""Run access for tools, instructions and operators."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Model(Protocol):
-    """Model of a run. It is a `Provider` without the type of its requests."""
+    """Run model. This is the `Provider` interface without its request type."""
 
     @property
     def name(self) -> str:
@@ -42,34 +42,34 @@ class Model(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Close what the model opened itself."""
+        """Close resources opened by the model."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class AttemptInfo:
-    """Facts about one attempt of a run."""
+    """Metadata and services for one attempt."""
 
     ids: Mapping[str, Any]
-    """Ids of the run, the attempt and the conversation, as they are written into events."""
+    """Run, attempt and conversation IDs in event format."""
     agent_name: str
     """Name of the agent."""
     model: Model
     """Model of the run."""
     log: EventLog | None
-    """Event log of the agent, if any."""
+    """Agent's event log, if any."""
     limits: Limits
     """Limits of the run."""
     thought_limit: int
-    """Maximum number of consecutive iterations that only think."""
+    """Maximum number of consecutive thinking-only iterations."""
     metadata: dict[str, Any]
     """Value of `agent.run(metadata=...)`."""
     clock: Clock
     """Clock of the run."""
     scope: Scope
-    """Owner of the run's tasks."""
+    """Owner for tasks created by the run."""
     time_scope: TimeScope
-    """Time limits of the run. They stop while a person is asked."""
+    """Time limits, which pause while a question is open."""
     describe_loop: Callable[[], str]
     """Returns a description of the loop, for error messages."""
     answers_inline: bool
@@ -89,16 +89,16 @@ class AttemptInfo:
 
     @property
     def attempt(self) -> int:
-        """Number of the attempt, starting from 1."""
+        """Attempt number, starting from 1."""
         return self.ids["attempt"]
 
 
 class RunPort(Protocol):
-    """Interface of a run for the `RunContext` of user code."""
+    """Run interface required by `RunContext`."""
 
     @property
     def info(self) -> AttemptInfo:
-        """Facts about the attempt."""
+        """Metadata and services for the attempt."""
         ...
 
     def artifact_writes(self) -> Writes:
@@ -106,7 +106,7 @@ class RunPort(Protocol):
         ...
 
     def state(self, branch: str | None) -> RunState:
-        """Return the state of a branch."""
+        """Return the state for a branch."""
         ...
 
     def publish(self, event: Event) -> None:
@@ -118,16 +118,16 @@ class RunPort(Protocol):
         ...
 
     async def durable(self) -> int | None:
-        """Wait until all published events are in the log, and return its last `seq`; None without a log."""
+        """Wait until all published events are stored. Return the last `seq`, or None without a log."""
         ...
 
     async def ask(self, ctx: RunContext[Any], question: PendingInput, read: Callable[[Any], Any]) -> Any:
-        """Ask the user or client of the run a question, and return the answer converted by `read`."""
+        """Ask the user or client a question, and return the answer converted by `read`."""
         ...
 
 
 class ContextChanges(TypedDict, total=False):
-    """Arguments of `RunContext.bind`: fields that differ between the calls, steps and branches of a run."""
+    """Arguments for `RunContext.bind`: fields specific to a call, step or branch."""
 
     call: ToolCall | None
     index: int
@@ -143,21 +143,21 @@ class ContextChanges(TypedDict, total=False):
     time_scope: TimeScope | None
 
 
-# Slots would break `RunContext[Deps](deps)`, which users write in tests of their tools.
+# Tests create contexts as `RunContext[Deps](deps)`, which does not work with slots.
 @dataclass(frozen=True)
 class RunContext(Generic[D_co]):
-    """Access of a tool, an instruction or an operator to its run.
+    """Run access for a tool, instruction or operator.
 
-    `RunContext[Deps]` is for agents with `deps_type=Deps`. `RunContext` without a type argument is for every agent.
+    Use `RunContext[Deps]` for agents with `deps_type=Deps`, and plain `RunContext` for any agent.
 
     Attributes:
-        deps: Value of `agent.run(deps=...)`.
+        deps: Value passed as `agent.run(deps=...)`.
         call: Current tool call, if any.
-        index: Zero-based index of the call in its message.
+        index: Zero-based call index within its message.
         step: Current model call.
-        branch: Current branch of a strategy, or None for the main branch.
-        asked_by: Name of the operator that asks questions outside a tool call.
-        answer: True if the call returns the answer of the run.
+        branch: Current strategy branch, or None for the main branch.
+        asked_by: Operator name for questions outside tool calls.
+        answer: True if the call returns the final answer.
     """
 
     deps: D_co = field(default=None)  # pyright: ignore[reportAssignmentType]
@@ -169,17 +169,17 @@ class RunContext(Generic[D_co]):
     answer: bool = False
     asked_by: str = "run"
     out: Callable[[Event], None] | None = field(default=None, repr=False)
-    """Target of `emit`: the pipeline for a tool, or None for the stream."""
+    """Output for `emit`. None publishes on the run's stream, while tools use the pipeline."""
     questions: list[Asked[Any]] | None = field(default=None, repr=False, compare=False)
-    """Questions that the tool created in this call."""
+    """Questions created by the tool during this call."""
     asked_for: Callable[[], Awaitable[object]] | None = field(default=None, repr=False, compare=False)
-    """Waits until the model has requested a call that was started early. The call asks no questions before."""
+    """Function to delay questions until the model has requested a call that was started early."""
     first_step: str | None = field(default=None, repr=False, compare=False)
-    """Original step of a call that a strategy repeats after a cancelled attempt."""
+    """Original step, if a strategy repeats the call after a cancelled attempt."""
     time_scope: TimeScope | None = field(default=None, repr=False, compare=False)
-    """Time limit of the tool call, if any."""
+    """Tool call time limit, if any."""
     active_call: ActiveCall | None = field(default=None, repr=False, compare=False)
-    """Running tool call, in the context of a tool."""
+    """Current tool call, set in contexts for tools."""
 
     @property
     def port(self) -> RunPort:
@@ -190,7 +190,7 @@ class RunContext(Generic[D_co]):
 
     @property
     def info(self) -> AttemptInfo:
-        """Facts about the attempt."""
+        """Metadata and services for the attempt."""
         return self.port.info
 
     @property
@@ -200,7 +200,7 @@ class RunContext(Generic[D_co]):
 
     @property
     def call_fields(self) -> dict[str, Any]:
-        """Fields of every event of the call."""
+        """Event fields identifying the call."""
         return {
             "call": self.call,
             "index": self.index,
@@ -221,7 +221,7 @@ class RunContext(Generic[D_co]):
 
     @property
     def attempt(self) -> int:
-        """Number of the attempt, starting from 1."""
+        """Attempt number, starting from 1."""
         return self.info.attempt
 
     @property
@@ -236,7 +236,7 @@ class RunContext(Generic[D_co]):
 
     @property
     def log(self) -> EventLog | None:
-        """Event log of the agent, if any."""
+        """Agent's event log, if any."""
         return self.info.log
 
     @property
@@ -260,11 +260,11 @@ class RunContext(Generic[D_co]):
 
     @property
     def artifacts(self) -> RunArtifacts:
-        """Artifacts of the conversation, which can be created, extended, read and listed.
+        """Conversation artifacts, with read and write access.
 
-        Outside a tool call, the step and `asked_by` identify the writer.
+        Outside tool calls, the step and `asked_by` identify the writer.
         """
-        # Imported here, because `import rxloop` is faster without this module.
+        # Imported lazily to keep `import rxloop` fast.
         from rxloop.pipeline.artifacts import RunArtifacts, Writer
 
         place = self.index if self.call is not None else self.asked_by
@@ -282,30 +282,30 @@ class RunContext(Generic[D_co]):
 
     @property
     def idempotency_key(self) -> str:
-        """Key of the tool call for external services. It is the same in every attempt to execute the call."""
+        """Idempotency key for external services. Repeated attempts to execute the tool call use the same key."""
         if self.call is None:
             raise RxloopError("ctx.idempotency_key belongs in a tool: this context has no tool call")
         return f"{self.task_id}:{self.step}:{self.index}"
 
     def emit(self, event: Event) -> None:
-        """Publish an event on the stream of the run. Safe to call from any thread.
+        """Publish an event on the run's stream. This method is thread-safe.
 
         Raises:
-            InvalidEvent: The object is not an event, is not JSON, or only the run itself may publish it.
+            InvalidEvent: If the object is not an event, is not valid JSON, or is reserved for the run.
         """
         if not isinstance(event, Event):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidEvent(
                 f"ctx.emit() takes an event, such as CustomEvent(name='found', data={{'a': 1}}), and not {event!r}"
             )
-        # The run stamps the copy, so that the caller can emit the same object again.
+        # Copy the event because the run adds fields, while the caller may emit the same object again.
         unset = event.step is None and self.step is not None
         event = event.model_copy(update={"step": self.step, "branch": self.branch} if unset else None)
-        # The run does the same, but too late to raise the error in the caller.
+        # Normalise the event now, because errors from the run would not reach the caller.
         normalise(event)
         self.port.emit(event, self.out)
 
     def progress(self, message: str, fraction: float | None = None) -> None:
-        """Report the progress of the tool.
+        """Report tool progress.
 
         Args:
             message: Message for the user.
@@ -316,21 +316,21 @@ class RunContext(Generic[D_co]):
         self.emit(ToolProgressEvent(message=message, fraction=fraction, **self.call_fields))
 
     def ask(self, prompt: str, answer: type[T] = bool, *, options: Sequence[T] | None = None) -> Asked[T]:
-        """Ask the user or client of the run a question and wait for the answer: `await ctx.ask(...)`.
+        """Ask the user or client a question: `await ctx.ask(...)`.
 
         A tool that does not await the result fails, because nothing is asked and the result has no truth value. With
-        `agent.run(on_input=...)`, the answer is available immediately. Otherwise the attempt ends as `input-required`,
-        and this call returns the answer when `agent.resume(task_id, inputs={input_id: value})` runs the tool again.
+        `agent.run(on_input=...)`, the answer is returned immediately. Otherwise, the attempt ends as `input-required`.
+        After `agent.resume(task_id, inputs={input_id: value})`, the tool runs again and this call returns the answer.
 
         Args:
-            prompt: The question.
-            answer: Type of the answer, which is validated.
+            prompt: Question text.
+            answer: Answer type for validation.
             options: Allowed answers.
 
         Raises:
-            InvalidInput: The answer is invalid.
+            InvalidInput: If the answer is invalid.
         """
-        # Imported here, because `import rxloop` is faster without this module.
+        # Imported lazily to keep `import rxloop` fast.
         from rxloop.pipeline.ask import Asked, question_of
 
         asked: Asked[T] = Asked(prompt, lambda: self.port.ask(self, *question_of(prompt, answer, options)))
@@ -354,7 +354,7 @@ class RunContext(Generic[D_co]):
         Raises:
             ToolError: The user declined by answering None.
         """
-        # Imported here, because `import rxloop` is faster without this module.
+        # Imported lazily to keep `import rxloop` fast.
         from rxloop.pipeline.ask import Asked, given_credential, sign_in
 
         question = sign_in(provider, url, public_key)
@@ -368,7 +368,7 @@ class RunContext(Generic[D_co]):
         return asked
 
     def bind(self, **changes: Unpack[ContextChanges]) -> RunContext[D_co]:
-        """Return a copy of the context with other fields, for another call, step or branch."""
+        """Return a copy with changed fields, for another call, step or branch."""
         # Every iteration calls this several times, and `replace` is five times slower.
         if not changes.keys() <= vars(self).keys():
             raise TypeError(f"RunContext has no {', '.join(sorted(changes.keys() - vars(self).keys()))}")

@@ -24,20 +24,20 @@ class ThinkingResult:
     """
 
     summary: str = ""
-    """Summary of the messages that are omitted."""
+    """Summary replacing omitted messages."""
     current_state: str = ""
-    """Progress of the run, in a sentence or two."""
+    """Current progress in one or two sentences."""
     insights: tuple[str, ...] = ()
-    """Findings of the model so far, from its own thoughts."""
+    """Previous findings recorded in model thoughts."""
     next_actions: tuple[str, ...] = ()
-    """Plans of the model, from its own thoughts, and its last failure."""
+    """Next steps planned by the model, and its latest failure."""
     compressed_history: Sequence[Message] = field(default=(), repr=False)
-    """Messages that are sent instead of the history."""
+    """Messages to send instead of the history."""
     thinking_tokens: Usage = field(default_factory=Usage)
     """Tokens used by the thinking model."""
 
     def note(self) -> str:
-        """Return a note for the model, in a few lines, or an empty string."""
+        """Return a short note for the model, or an empty string."""
         lines = [self.current_state] if self.current_state else []
         lines += [f"You found: {insight}" for insight in self.insights]
         lines += [f"To do: {action}" for action in self.next_actions]

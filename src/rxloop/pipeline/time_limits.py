@@ -1,4 +1,4 @@
-"""Time limits for what user code prepares."""
+"""Time limits for user code that prepares a request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 async def _wait(task: asyncio.Future[Any], seconds: float | None, scope: TimeScope | None) -> None:
-    """Wait for a task for a limited time, which stops while a person is asked."""
+    """Wait for a task with a time limit, which pauses while a question is open."""
     if seconds is None or scope is None:
         await asyncio.wait([task], timeout=seconds)
         return
@@ -25,19 +25,18 @@ async def _wait(task: asyncio.Future[Any], seconds: float | None, scope: TimeSco
 
 
 async def limit_time(ctx: RunContext[Any], work: Callable[[], Awaitable[T]], who: str | Callable[[], str]) -> T:
-    """Wait for some work, which may take `limits.preparation` seconds and is abandoned when it takes more.
+    """Await user code with the time limit `limits.preparation`, then cancel it.
 
-    The time in which a person is asked does not count.
+    The limit pauses while a question is open.
 
     Args:
-        ctx: That of the run; outside one there is no limit.
-        work: Begins the work, which is awaited in a task of its own: what does not listen when it is cancelled cannot
-            hold the run. It is a function because a coroutine would never be awaited if this one is cancelled before
-            its first step.
-        who: Does the work; or what tells it when the time is over.
+        ctx: Run context. There is no limit outside a run.
+        work: Function that starts the work. It runs in its own task, so code that ignores cancellation cannot block the
+            run. A coroutine would never be awaited if this call is cancelled before its first step.
+        who: Name for the error message, or a function that returns it.
 
     Raises:
-        RxloopError: It took longer.
+        RxloopError: If the time limit is exceeded.
     """
     seconds = None if ctx.run is None else ctx.info.limits.preparation
     task = asyncio.ensure_future(work())
@@ -45,7 +44,7 @@ async def limit_time(ctx: RunContext[Any], work: Callable[[], Awaitable[T]], who
         await _wait(task, seconds, ctx.time_scope or (None if ctx.run is None else ctx.info.time_scope))
     except asyncio.CancelledError:
         task.cancel()
-        # So that nothing of it is left, if it listens.
+        # Give the task time to handle its cancellation.
         await asyncio.wait([task], timeout=GRACE)
         raise
     if task.done():
