@@ -1,7 +1,7 @@
 """Agents and how their runs are made: options, batches, agents as tools.
 
-Use `rxloop.Agent` for everything. This package has the types of its options, and of runs that are not started or are
-addressed by id, for code that passes them on.
+Most programs only need `rxloop.Agent`. This package exports the types of options, cold runs and remote runs for use in
+annotations.
 """
 
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from rxloop._lazy import import_later
 __all__: list[str]
 import_later(__name__)
 
-# The list of the public names: type checkers read it, and `import_later` does.
+# Type checkers and `import_later` read the public names from this list.
 if TYPE_CHECKING:
     from rxloop.agents.batch import ColdRun as ColdRun
     from rxloop.agents.options import AgentOptions as AgentOptions

@@ -1,4 +1,4 @@
-"""Agent: an immutable description that makes runs."""
+"""Immutable agents, which create runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ P = TypeVar("P")
 
 
 class Agent(Generic[D, O]):
-    """Immutable description of an agent. Each `run` is a new run, and any number of runs can be open at once."""
+    """Immutable agent configuration. Each `run` call creates a new run, and runs may be concurrent."""
 
     @overload
     def __init__(
@@ -64,48 +64,49 @@ class Agent(Generic[D, O]):
         output_type: type[Any] = str,
         **options: Unpack[AgentOptions[Any]],
     ) -> None:
-        """Describe an agent.
+        """Create an agent.
 
         Args:
-            model: A provider, or a model string such as `zai:glm-4.7`.
-            deps_type: Type of `run(deps=...)`, which tools and operators get as `ctx.deps`. By default an agent has no
-                deps. With a class, runs without `deps=` are refused, and those with another type cause a warning.
-            output_type: Type of the answer: text, or any type that pydantic can validate.
+            model: Provider, or a model string such as `zai:glm-4.7`.
+            deps_type: Type of `run(deps=...)`, available to tools and operators as `ctx.deps`. By default, an agent has
+                no dependencies. If a class is given, runs without `deps=` raise an error, and other types cause a
+                warning.
+            output_type: Answer type, either `str` or any type supported by pydantic.
             **options: See `AgentOptions`.
 
         Raises:
-            ConfigurationError: An argument has a wrong type, or the model string is unknown.
-            TypeError: An option is unknown.
+            ConfigurationError: If an argument has an invalid type, or the model string is unknown.
+            TypeError: If an option is unknown.
         """
         self.definition: AgentDefinition = make_definition(model, deps_type, output_type, options)
-        """Parts of the agent, for programs that show or serve agents."""
+        """Agent definition, for programs that display or serve agents."""
 
     def __repr__(self) -> str:
         return f"<Agent {self.name} {self.model.name} tools={self.definition.tools!r}>"
 
     @property
     def name(self) -> str:
-        """Name on the stream."""
+        """Name used in events."""
         return self.definition.name
 
     @property
     def model(self) -> Provider:
-        """Default model of the runs."""
+        """Default model."""
         return self.definition.model
 
     @property
     def log(self) -> EventLog | None:
-        """Log of the events."""
+        """Event log."""
         return self.definition.log
 
     @property
     def limits(self) -> Limits:
-        """Default limits of the runs."""
+        """Default limits."""
         return self.definition.limits
 
     @property
     def settings(self) -> ModelSettings:
-        """Default settings of the model calls."""
+        """Default model settings."""
         return self.definition.settings
 
     @overload
@@ -113,18 +114,18 @@ class Agent(Generic[D, O]):
     @overload
     def run(self, prompt: Prompt, *, deps: D, **options: Unpack[RunOptions]) -> Run[O]: ...
     def run(self, prompt: Prompt, *, deps: Any = None, **options: Unpack[RunOptions]) -> Run[O]:
-        """Make a run, which starts when it is first used.
+        """Create a run, which starts on first use.
 
         Args:
-            prompt: A text, a message, or several of both, such as the history of an earlier result with a question.
-            deps: Value that tools and instructions get as `ctx.deps`.
+            prompt: String, message or sequence of both, such as the history of an earlier result with a question.
+            deps: Dependencies, available to tools and instructions as `ctx.deps`.
             **options: See `RunOptions`.
 
         Raises:
-            ConfigurationError: There is a `context_id` and the agent has no log, the prompt is empty or has a tool call
-                without a result, or an option has a wrong type. The run itself raises `RunExists` if the log has its
-                `task_id`, and `ContextBusy` if another run of its conversation has not ended.
-            TypeError: An option is unknown.
+            ConfigurationError: If a `context_id` is given without a log, the prompt is empty or has a tool call without
+                a result, or an option is invalid. The run itself raises `RunExists` if its `task_id` exists, and
+                `ContextBusy` if another run of the conversation is unfinished.
+            TypeError: If an option is unknown.
         """
         check_deps("Agent.run", self.definition.deps_type, deps)
         return self.definition.make_run(make_run_spec(self.definition, "Agent.run", prompt, deps, options))
@@ -136,10 +137,10 @@ class Agent(Generic[D, O]):
     @overload
     def observe(self, prompt: Prompt, *, deps: D, **options: Unpack[RunOptions]) -> ColdRun[O]: ...
     def observe(self, prompt: Prompt, *, deps: Any = None, **options: Unpack[RunOptions]) -> ColdRun[O]:
-        """Return an Observable that starts a new run for each subscription; disposing the subscription cancels the run.
+        """Return an Observable that starts a new run for each subscription. Disposing a subscription cancels its run.
 
-        Use it in Rx pipelines: `questions.pipe(rx.flat_map_latest(agent.observe))` cancels the older run. It takes the
-        arguments of `run`. Wrong arguments are errors of the subscription.
+        Use it in Rx pipelines, such as `questions.pipe(rx.flat_map_latest(agent.observe))`, which cancels the previous
+        run. Arguments are the same as for `run`. Invalid arguments are reported as subscription errors.
         """
         # Imported lazily to keep `import rxloop` fast.
         from rxloop.agents.batch import ColdRun
@@ -153,7 +154,7 @@ class Agent(Generic[D, O]):
     @overload
     def run_sync(self, prompt: Prompt, *, deps: D, **options: Unpack[RunOptions]) -> Result[O]: ...
     def run_sync(self, prompt: Prompt, *, deps: Any = None, **options: Unpack[RunOptions]) -> Result[O]:
-        """Run to the end in a new event loop, for scripts. Takes the arguments of `run`."""
+        """Execute a run in a new event loop, for use in scripts. Arguments are the same as for `run`."""
         check_options("Agent.run_sync", options, RunOptions)
         return self.definition.run_sync(lambda: self.run(prompt, deps=deps, **options))
 
@@ -164,28 +165,28 @@ class Agent(Generic[D, O]):
     @overload
     def map(self, items: Items[I], *, deps: D, **options: Unpack[MapOptions[I]]) -> Stream[Outcome[I, O]]: ...
     def map(self, items: Items[Any], *, deps: Any = None, **options: Unpack[MapOptions[Any]]) -> Stream[Any]:
-        """Run the agent for each item, and yield each outcome as soon as its run has ended.
+        """Run the agent for each item, yielding outcomes in order of completion.
 
-        A failed run does not end the batch: its outcome has the error. A slow reader holds the batch back, so the items
-        may be endless.
+        A failed run does not end the batch, and its outcome contains the error. A slow reader delays the batch, so the
+        items may be infinite.
 
-        A batch with a name can be run again by an agent with the same log, also after a crash. The name of the agent,
-        the name of the batch and the key of an item make the id of a run. Finished runs are not repeated, interrupted
-        runs are resumed, and runs that failed with a transient error are tried once more.
+        Named batches can be repeated by an agent with the same log, even after a crash. The run ID is derived from the
+        agent name, the batch name and the item key. Finished runs are not repeated, interrupted runs are resumed, and
+        runs that failed with a transient error are retried once.
 
         Args:
-            items: An iterable, sync or async, or an Observable.
-            deps: As for `run`, shared by all runs.
+            items: Iterable, async iterable or Observable.
+            deps: Dependencies shared by all runs, as in `run`.
             **options: See `MapOptions`.
 
         Returns:
-            A stream that runs the batch each time it is iterated, subscribed or awaited. Items that can be read only
-            once, such as those of a generator, can be run only once.
+            Stream that executes the batch each time it is iterated, subscribed or awaited. One-shot iterators, such as
+                generators, can only be used once.
 
         Raises:
-            ConfigurationError: `items` or an option has a wrong type or value, there is a name and no log, or an item
-                is not a prompt and `prompt` is missing. The stream raises it if the items are not a list.
-            TypeError: An option is unknown.
+            ConfigurationError: If `items` or an option is invalid, a named batch has no log, or an item is not a prompt
+                and `prompt` is missing. The stream raises it if the items are not a list.
+            TypeError: If an option is unknown.
         """
         # Imported lazily, because few programs have batches.
         from rxloop.agents.batch import run_batch
@@ -199,18 +200,18 @@ class Agent(Generic[D, O]):
     @overload
     def resume(self, task_id: str, *, deps: D, **options: Unpack[ResumeOptions]) -> Run[O]: ...
     def resume(self, task_id: str, *, deps: Any = None, **options: Unpack[ResumeOptions]) -> Run[O]:
-        """Continue an unfinished run as its next attempt, in the same stream.
+        """Continue an unfinished run with a new attempt, in the same stream.
 
-        A finished run publishes its final event again, and calls no model.
+        For a finished run, the final event is published again without calling the model.
 
         Args:
-            task_id: The run.
-            deps: As for `run`.
+            task_id: Run ID.
+            deps: Dependencies, as in `run`.
             **options: See `ResumeOptions`.
 
         Raises:
-            ConfigurationError: The agent has no log, an option has a wrong type, or `deps` are missing.
-            TypeError: An option is unknown.
+            ConfigurationError: If the agent has no log, an option is invalid, or `deps` are missing.
+            TypeError: If an option is unknown.
         """
         return self.definition.make_run(make_resume_spec(self.definition, "Agent.resume", task_id, deps, options))
 
@@ -221,40 +222,39 @@ class Agent(Generic[D, O]):
     @overload
     def fork(self, task_id: str, at: int, *, deps: D, **options: Unpack[ForkOptions[D]]) -> Run[O]: ...
     def fork(self, task_id: str, at: int, *, deps: Any = None, **options: Unpack[ForkOptions[Any]]) -> Run[O]:
-        """Make a new run that starts with the first events of another run.
+        """Create a new run from the first events of another run.
 
-        The new run has new ids, and its log has all of its events. Copied model and tool calls are not repeated. Tool
-        calls without a copied result are executed, even if the other run has started them. The other run does not
-        change.
+        The fork has new IDs and a complete log. Copied model and tool calls are not repeated. Tool calls without a
+        copied result are executed, even if the original run has started them. The original run is not changed.
 
         Args:
-            task_id: The run to copy from.
+            task_id: ID of the original run.
             at: `seq` of the last event to copy.
-            deps: As for `run`.
+            deps: Dependencies, as in `run`.
             **options: See `ForkOptions`.
 
         Raises:
-            ConfigurationError: The agent has no log, or an argument has a wrong type. The new run raises it if the
-                other run ends before `at` or has no such call, `UnknownRun` if the log does not have the other run, and
-                `RunExists` if the log has a run with this `fork_id`.
-            TypeError: An option is unknown.
+            ConfigurationError: If the agent has no log, or an argument is invalid. The fork itself raises it if the
+                original run ends before `at` or has no such call, `UnknownRun` if the original run does not exist, and
+                `RunExists` if the `fork_id` exists.
+            TypeError: If an option is unknown.
         """
         return self.definition.make_run(make_fork_spec(self.definition, task_id, at, deps, options))
 
     async def submit(self, prompt: Prompt, **options: Unpack[RunOptions]) -> RunRecord:
-        """Write a run into the log without starting it. `get_run(task_id).execute` or `resume` starts it later.
+        """Store a run in the log without starting it. Start it with `get_run(task_id).execute` or `resume`.
 
         Args:
-            prompt: As for `run`.
-            **options: As for `run`, except `on_input`, `when_busy` and `steering`.
+            prompt: Prompt, as in `run`.
+            **options: Options, as in `run`, except `on_input`, `when_busy` and `steering`.
 
         Returns:
-            The durable record of the run.
+            Durable run record.
 
         Raises:
-            RunExists: The log has a run of this `task_id`.
-            ConfigurationError: As for `run`, or the agent has no log.
-            EventLogError: It could not be written.
+            RunExists: If the `task_id` exists.
+            ConfigurationError: If an argument is invalid, or the agent has no log.
+            EventLogError: If storing the run fails.
         """
         # Imported lazily to keep `import rxloop` fast.
         from rxloop.agents.remote_run import submit_run
@@ -262,7 +262,7 @@ class Agent(Generic[D, O]):
         return await submit_run(self.definition, prompt, options)
 
     def get_run(self, task_id: str) -> RemoteRun[D, O]:
-        """Address a run by its id, to execute, cancel or answer it, or to send a message. The log is not read."""
+        """Return a reference to a run, for executing, cancelling, answering or messaging it. The log is not read."""
         # Imported lazily to keep `import rxloop` fast.
         from rxloop.agents.remote_run import RemoteRun
 
@@ -283,39 +283,39 @@ class Agent(Generic[D, O]):
     def as_tool(
         self, name: str | None = None, *, deps: Any = None, **options: Unpack[AgentToolOptions]
     ) -> AgentTool[Any]:
-        """Make a tool for another agent. Each call is a run that is nested in the run of the caller.
+        """Create a tool that executes this agent as a nested run of the caller.
 
-        The events of the nested run are on the stream of the caller, with their own id, `parent_task_id` and
-        `agent_path`. Its tokens count for both runs. The end of the caller's run ends it too, and its questions are
-        questions of the caller's run. It starts with only the prompt and uses the log of the caller. A failed run is a
-        failed result. `Limits(depth=, width=)` of the caller limit the number of nested runs.
+        Events of the nested run are published on the caller's stream, with their own ID, `parent_task_id` and
+        `agent_path`. Tokens count for both runs. When the caller's run ends, the nested run ends too. Questions of the
+        nested run become questions of the caller's run. The nested run starts with only the prompt, and uses the
+        caller's log. A failed run is a failed result. `Limits(depth=, width=)` of the caller restrict nesting.
 
         Args:
-            name: Name of the tool. The default is the name of the agent.
-            deps: Function that makes the deps of the nested run, sync or async. The default is the deps of the caller.
+            name: Tool name. The default is the agent name.
+            deps: Sync or async function for the nested dependencies. The default is the caller's dependencies.
             **options: See `AgentToolOptions`.
 
         Raises:
-            ConfigurationError: As for `tool`.
-            TypeError: An option is unknown.
+            ConfigurationError: If an option is invalid, as in `tool`.
+            TypeError: If an option is unknown.
         """
-        # Imported lazily, because few agents are tools of other agents.
+        # Imported lazily, because few agents are used as tools.
         from rxloop.agents.agent_tool import AgentTool
 
         return AgentTool(self.definition, name, deps, options)
 
     def with_log(self, log: EventLog | None) -> Self:
-        """Return this agent with another log. Both share their open resources, and either of them closes these.
+        """Return a copy with another log. Both agents share resources, and closing either one closes them.
 
         Raises:
-            ConfigurationError: `log` is not an event log.
+            ConfigurationError: If `log` is not an event log.
         """
         if log is not None:
             check_log(log)
         return self._with(log=log)
 
     def with_name(self, name: str) -> Self:
-        """Return this agent with another name. Both share their open resources, and either of them closes these."""
+        """Return a copy with another name. Both agents share resources, and closing either one closes them."""
         return self._with(name=name)
 
     def _with(self, **changes: Any) -> Self:
@@ -326,18 +326,18 @@ class Agent(Generic[D, O]):
     def override(
         self, *, model: Provider | str | None = None, tools: Sequence[AnyTool[D]] | None = None
     ) -> AbstractContextManager[None]:
-        """Replace the model or the tools of the runs that are made inside, for tests.
+        """Replace the model or tools for runs created within the block, for tests.
 
-        Other tasks are not affected. The model also replaces one that a run names.
+        Other tasks are not affected. The model also replaces run-specific models.
         """
         return self.definition.override(model, tools)
 
     async def aclose(self, *, release: float | None = None) -> None:
-        """End the open runs and close what the agent has opened. May be called twice. Later runs are refused.
+        """End open runs and close all resources. This method is idempotent, and later runs raise an error.
 
         Args:
-            release: Seconds of grace with which runs with a log are released, as by `run.release`, so that another
-                process can continue them after a deploy. None cancels all runs.
+            release: Grace period in seconds for releasing runs with a log, as in `run.release`, so that another process
+                can continue them after a deployment. None cancels all runs.
         """
         await self.definition.close(release)
 

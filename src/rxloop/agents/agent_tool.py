@@ -1,4 +1,4 @@
-"""An agent as a tool of another agent."""
+"""Agents used as tools."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 NestedDeps = Callable[[RunContext[P]], R | Awaitable[R]]
-"""Function that makes the deps of a nested run from the context of the caller."""
+"""Function that creates nested run dependencies from the caller's context."""
 
 
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]+")
@@ -53,10 +53,9 @@ def _prompt(
 
 
 class AgentTool(FunctionTool[C, ..., Prompt]):
-    """An agent that a model can call; `agent.as_tool()` makes one.
+    """Tool that runs an agent, created by `agent.as_tool()`.
 
-    A call that was interrupted is made again, since that goes on with the run where it stood: the tool is idempotent,
-    whatever the tools of the agent are.
+    The tool is idempotent, regardless of the agent's own tools. Repeating an interrupted call resumes the nested run.
     """
 
     def __init__(
@@ -66,13 +65,13 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
         deps: NestedDeps[Any, Any] | None,
         options: AgentToolOptions,
     ) -> None:
-        """Make a tool of an agent.
+        """Create a tool from an agent.
 
         Args:
-            definition: The agent.
-            name: Name of the tool.
-            deps: Function that makes the deps of the nested run.
-            options: Other options of the tool.
+            definition: Agent definition.
+            name: Tool name.
+            deps: Function that creates the dependencies of the nested run.
+            options: Additional tool options.
         """
         check_options("Agent.as_tool", options, AgentToolOptions)
         prompt, limits = options.pop("prompt", None), options.pop("limits", None)
@@ -93,11 +92,11 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
 
     @override
     async def call(self, arguments: dict[str, Any], ctx: RunContext[C]) -> Any:
-        """Carry out the run, or go on with it, and give its answer.
+        """Execute or resume the nested run, and return its answer.
 
         Raises:
-            ToolError: It was not begun, or came to no answer.
-            Paused: It waits for an answer itself.
+            ToolError: If the run was not started, or ended without an answer.
+            Paused: If the nested run is waiting for input.
         """
         above = ctx.run
         if not isinstance(above, Attempt):
@@ -121,7 +120,7 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
 
     @override
     async def aclose(self) -> None:
-        """Close what the agent has opened, unless runs of its own go on."""
+        """Close resources opened by the agent, unless it is executing other runs."""
         if not any(hold.is_executing for hold in self._agent.resources.runs):
             await self._agent.close_resources()
 
@@ -136,10 +135,10 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
         return spec._replace(log=above.info.log, initiator=above.info.agent_name, recorded_options=None)
 
     def _check_room(self, above: Attempt) -> None:
-        """Refuse a run that would be nested too deep, or be one too many, or in one that is given up.
+        """Check the limits for nested runs.
 
         Raises:
-            ToolError: It would.
+            ToolError: If a limit is exceeded, or the calling run is ending.
         """
         if not above.recorder.is_accepting:
             raise ToolError(f"The agent {self._agent.name} was not called: the run of {above.info.agent_name} is over.")
@@ -158,7 +157,7 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
 
 
 async def _carry_out(child: NestedAttempt, ctx: RunContext[Any]) -> None:
-    """Carry a nested run out to the end of its attempt, also where the call is cut off meanwhile."""
+    """Execute an attempt of a nested run to its end, regardless of cancellation."""
     above = child.parent
     above.nested = (*above.nested, child)
     _tell(child, ctx, "working")
@@ -183,7 +182,7 @@ async def _carry_out(child: NestedAttempt, ctx: RunContext[Any]) -> None:
 
 
 def _why(above: Attempt) -> End:
-    """What ends a nested run whose call is cut off."""
+    """Return the reason for ending a nested run after its call was cancelled."""
     end = above.life.end
     if not above.life.is_ending:
         return Canceled("its call was cut off")
@@ -194,7 +193,7 @@ def _why(above: Attempt) -> End:
 
 def _tell(child: NestedAttempt, ctx: RunContext[Any], state: State) -> None:
     above = child.parent
-    # Not by `ctx.emit`: what a call says that is cut off is lost.
+    # Publish directly, because `ctx.emit` discards events from cancelled calls.
     if above.recorder.is_accepting:
         above.publish(
             SubtaskEvent(
@@ -211,10 +210,10 @@ def _tell(child: NestedAttempt, ctx: RunContext[Any], state: State) -> None:
 
 
 def _answer(child: NestedAttempt, name: str) -> Any:
-    """What the call of a nested run comes to.
+    """Return the tool result of a nested run.
 
     Raises:
-        ToolError: The run came to no answer.
+        ToolError: If the run ended without an answer.
     """
     state = child.state()
     if state.state == "completed":
@@ -222,7 +221,7 @@ def _answer(child: NestedAttempt, name: str) -> Any:
         incomplete = explain_incomplete(state.last)
         if incomplete is None:
             return ToolResult(answer, encode_result(answer)[1], parts=state.files) if state.files else answer
-        # The note comes first, where a limit of the result does not cut it off.
+        # Put the note first, so that result truncation does not remove it.
         content = f"[{name} gave no complete answer: {incomplete}.]\n{encode_result(answer)[1]}"
         return ToolResult(answer, content, parts=state.files)
     error = state.error
@@ -233,5 +232,5 @@ def _answer(child: NestedAttempt, name: str) -> Any:
 
 
 def _count(run: Attempt) -> int:
-    """Count the agents below a run that are at work; those that wait for answers are not."""
+    """Return the number of active nested runs, excluding those waiting for input."""
     return sum(_count(child) + (not child.questions.at_rest) for child in run.nested)

@@ -1,4 +1,4 @@
-"""A run for each item of a batch, or for each subscription."""
+"""Batches and cold runs."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ T = TypeVar("T")
 O = TypeVar("O", default=str)  # noqa: E741
 
 Items = Iterable[I] | AsyncIterable[I] | Observable[I]
-"""What a batch is made of; it may be endless."""
+"""Batch items, possibly infinite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[I, R]):
-    """How one item of a batch turned out.
+    """Outcome for one batch item.
 
     Attributes:
-        item: The item.
-        key: Its key; empty where that could not be made.
-        result: The result of its run, partial where the run failed; None if it never began.
-        error: What the run raised.
+        item: Batch item.
+        key: Item key, or an empty string if creating the key failed.
+        result: Run result, which is partial for a failed run, or None if the run did not start.
+        error: Exception raised by the run.
     """
 
     item: I
@@ -70,10 +70,10 @@ class Outcome(Generic[I, R]):
 
     @property
     def output(self) -> R:
-        """The answer.
+        """Run output.
 
         Raises:
-            Exception: What the run raised, or `NotFinished` if it waits for input.
+            Exception: If the run's exception, or `NotFinished` if it waits for input.
         """
         if self.error is not None:
             raise self.error
@@ -81,14 +81,14 @@ class Outcome(Generic[I, R]):
 
     @property
     def usage(self) -> Usage:
-        """The tokens that the run has used, those of earlier attempts included."""
+        """Token usage for all attempts."""
         return Usage() if self.result is None else self.result.usage
 
 
 def run_batch(
     definition: AgentDefinition, items: Items[I], deps: Any, options: MapOptions[I]
 ) -> Stream[Outcome[I, Any]]:
-    """Run an agent for each item; see `Agent.map`."""
+    """Run an agent for each item, implementing `Agent.map`."""
     check_options("Agent.map", options, MapOptions)
     prompt, key, name = options.pop("prompt", None), options.pop("key", None), options.pop("name", None)
     concurrency, metadata = options.pop("concurrency", 50), options.pop("metadata", None) or {}
@@ -115,7 +115,7 @@ def run_batch(
             return await make_run(item, {"metadata": metadata})
         task_id = derive_id(definition.name, name, own)
         told = {**metadata, "batch": {"name": name} if key is None else {"name": name, "key": own}}
-        # Another process may execute the same batch, and be quicker.
+        # Another process may execute the same batch concurrently.
         return await run_once(lambda: make_run(item, {"metadata": told, "task_id": task_id}), lambda: resume(task_id))
 
     check = _check_prompt if prompt is None else _check_nothing
@@ -123,7 +123,7 @@ def run_batch(
 
 
 def _check_prompt(item: object) -> None:
-    """Refuse what is no prompt at all: where one item is a record, they all are."""
+    """Check that an item can be used as a prompt."""
     if not isinstance(item, str | Message | Sequence) or isinstance(item, bytes | bytearray):
         raise ConfigurationError(
             f"the item {item!r} is no prompt: give texts or messages, or pass prompt=, a function that makes the "
@@ -132,11 +132,11 @@ def _check_prompt(item: object) -> None:
 
 
 def _check_nothing(item: object) -> None:
-    """Take any item."""
+    """Accept any item."""
 
 
 def _key_of(prompt: Any) -> str:
-    """The key of an item that has none of its own: its prompt, so that another prompt is another run."""
+    """Return the default item key, which is the prompt, so that a different prompt is a different run."""
     if isinstance(prompt, str):
         return prompt
     # Imported lazily to keep `import rxloop` fast.
@@ -152,7 +152,7 @@ def batch(
     concurrency: int,
     check: Callable[[I], None] = _check_nothing,
 ) -> Stream[Outcome[I, R]]:
-    """Ask for each item, up to `concurrency` at a time, and yield each outcome as soon as it is there.
+    """Call `ask` for each item, with limited concurrency, yielding outcomes in order of completion.
 
     ::
 
@@ -163,15 +163,15 @@ def batch(
         out        ------A---C-B--|
 
     Args:
-        items: Taken one by one, when there is room for a run of it. What they raise ends the stream, after the
-            outcomes of what was begun. Only an Observable cannot be asked to wait: what it sends queues.
-        ask: Makes the run of an item and its key, and awaits it.
-        key: The key of an item.
-        concurrency: How many are asked at once.
-        check: Refuses an item, which ends the stream as an error of `items` does.
+        items: Items, which are read when a run can start. An exception ends the stream after all started runs.
+            Observables cannot be paused, so their items are queued.
+        ask: Function that executes the run for an item and its key.
+        key: Function that returns an item's key.
+        concurrency: Maximum number of concurrent runs.
+        check: Function that validates an item. An exception ends the stream, like an exception from `items`.
 
     Raises:
-        ConfigurationError: `items` or `concurrency` is wrong, or `check` has refused an item of a list.
+        ConfigurationError: If `items` or `concurrency` is invalid, or `check` rejects an item of a list.
     """
     given = cast("object", items)
     if isinstance(given, str | bytes) or not isinstance(given, Iterable | AsyncIterable | Observable):
@@ -180,7 +180,7 @@ def batch(
         raise ConfigurationError(f"concurrency must be at least 1, not {concurrency}")
     for item in cast("Sequence[I]", items) if isinstance(given, Sequence) else ():
         check(item)
-    # What can be read once would give a second subscription nothing, or the rest.
+    # A second subscription to a one-shot iterator would miss items.
     kind = type(cast("object", items)).__name__
     read_once, read = isinstance(given, Iterator | AsyncIterator), False
 
@@ -204,12 +204,12 @@ def batch(
         runs = from_task(work, name="rxloop-batch").subscribe(observer, scheduler=scheduler)
         return CompositeDisposable(runs, Disposable(close))
 
-    # A reader that is slow holds the batch back, since nothing of outcomes can be merged or dropped.
+    # Outcomes cannot be merged or dropped, so a slow reader must delay the batch.
     return Stream(Observable(subscribe), Holds(), overflow="block", buffer=concurrency)
 
 
 class _Batch(Generic[I, R]):
-    """One subscription of a batch."""
+    """Batch execution for one subscription."""
 
     def __init__(
         self,
@@ -227,10 +227,10 @@ class _Batch(Generic[I, R]):
         self._gate = gate
         self._push = push
         self._under_way: dict[str, asyncio.Event] = {}
-        """By their keys: what ends with each."""
+        """End events of running items by key."""
 
     async def carry_out(self, source: AsyncGenerator[I]) -> None:
-        """Ask for each item, and wait for the last outcome."""
+        """Start runs for all items, then wait for the remaining outcomes."""
         failure: Exception | None = None
         async with asyncio.TaskGroup() as runs, aclosing(source):
             while True:
@@ -262,7 +262,7 @@ class _Batch(Generic[I, R]):
             self._room.release()
 
     async def _one_at_once(self, item: I, key: str) -> Outcome[I, R]:
-        """Carry out what has the same key one after the other: it may be the same run."""
+        """Execute items with equal keys sequentially, because they may share a run."""
         while (other := self._under_way.get(key)) is not None:
             await other.wait()
         ended = self._under_way[key] = asyncio.Event()
@@ -288,19 +288,20 @@ def _checked(key: Any) -> str:
 
 
 def _opened(items: Items[I], scheduler: abc.SchedulerBase | None) -> tuple[AsyncGenerator[I], Callable[[], None]]:
-    """The items as they are asked for, and what lets go of them."""
+    """Return an item generator and a function to close its source."""
     if isinstance(items, AsyncIterable):
         return _from_async(items), _nothing
     if not isinstance(items, Observable):
         return _from_sync(items), _nothing
-    # Subscribed at once, since it may be hot. Items queue: "block" merges and drops nothing.
+    # Subscribe immediately, because the Observable may be hot. The "block" policy queues items without merging or
+    # dropping.
     buffer = ReadBuffer("block", 1, None)
     buffer.attach(items.subscribe(buffer.push, buffer.end, buffer.end, scheduler=scheduler))
     return _from_buffer(buffer), buffer.close
 
 
 def _nothing() -> None:
-    """Let go of nothing: the generator closes what it reads."""
+    """No-op for sources that are closed by their generator."""
 
 
 async def _from_sync(items: Iterable[I]) -> AsyncGenerator[I]:
@@ -326,39 +327,39 @@ async def _from_buffer(buffer: ReadBuffer) -> AsyncGenerator[Any]:
 
 
 class ColdRun(Stream[AnyEvent], Generic[O]):
-    """A prompt as an Observable: each subscription makes a run of its own, and disposing it cancels that run.
+    """Observable run events for a prompt. Each subscription starts a new run, and disposing it cancels the run.
 
-    It is the events of the run. How a run fails is told by its final event, as by `Run.events`; `result()` and `text()`
-    end with the error, for `retry` and `catch`.
+    Failures are reported by the final event, as in `Run.events`. In contrast, `result()` and `text()` end with an
+    error, for use with `retry` and `catch`.
 
     ::
 
         questions                                            --a-----b----------|
         questions.pipe(rx.flat_map_latest(agent.observe))    --twl-d-twl-d-c-F--|      the run of a is cancelled
 
-    A slow reader of a merged stream that blocks holds back the runs of the subscription, too.
+    A slow blocking reader of a merged stream also delays the runs.
     """
 
     def __init__(self, make: Callable[[], Run[O]]) -> None:
-        """Make an Observable of runs.
+        """Create a cold run.
 
         Args:
-            make: Makes the run of a subscription.
+            make: Function that creates the run for a subscription.
         """
         super().__init__(_each(make, lambda run: run.events), Holds())
         self._make = make
 
     def text(self) -> Stream[str]:
-        """The text of the answer as it streams, and at the end the error of a run that failed; see `Run.text`."""
+        """Return the streaming answer text, ending with an error if the run fails. See `Run.text`."""
         return Stream(_each(self._make, lambda run: run.text()), Holds(), join_text=True)
 
     def result(self) -> Stream[Result[O]]:
-        """The result, or the error of a run that has none; see `Run.result`."""
+        """Return the result, or an error if there is none. See `Run.result`."""
         return Stream(_each(self._make, lambda run: from_awaitable(run.result, name="rxloop-result")), Holds())
 
 
 def _each(make: Callable[[], Run[R]], of: Callable[[Run[R]], Observable[T]]) -> Observable[T]:
-    """Something of a run that each subscription makes for itself."""
+    """Return an Observable that creates a run for each subscription."""
 
     def subscribe(observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
         run = make()

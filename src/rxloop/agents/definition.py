@@ -1,4 +1,4 @@
-"""Parts of an agent, and the resources it has opened."""
+"""Agent definitions and their open resources."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ O = TypeVar("O")  # noqa: E741
 
 
 class OpenResources:
-    """Runs, model clients and toolsets that an agent has opened."""
+    """Runs, providers and toolsets opened by an agent."""
 
     def __init__(self) -> None:
         self.runs: WeakSet[RunHold] = WeakSet()
         self.owned = OwnedRuns()
         """Started runs without a log."""
         self.providers: dict[str, Provider] = {}
-        """Providers made from model strings."""
+        """Providers created from model strings."""
         self.given: WeakSet[Provider] = WeakSet()
-        """Providers of the user that may make other providers from model strings."""
+        """Providers passed by the user that can create other providers from model strings."""
         self.toolsets = Toolsets()
         self.is_closed = False
 
     def get_provider(self, model: Provider | str) -> Provider:
-        """Return the provider of a model string: one for each string, closed with the agent."""
+        """Return a provider, using a single instance per model string. It is closed with the agent."""
         if not isinstance(model, str):
             if isinstance(model, MakesModels):
                 self.given.add(model)
@@ -70,7 +70,7 @@ class OpenResources:
 
 
 class Overrides(TypedDict, total=False):
-    """Parts that replace those of an agent, and those that a run names."""
+    """Temporary replacements for the agent's model and tools, which also override the model of a run."""
 
     model: Provider
     tools: AgentTools
@@ -78,18 +78,18 @@ class Overrides(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AgentDefinition:
-    """Immutable parts of an agent."""
+    """Immutable configuration of an agent."""
 
     name: str
     model: Provider
     deps_type: type[Any] | None
     instructions: Instructions
     thoughts: Thoughts | None
-    """Options of the tool with which the model thinks aloud, or None without this tool."""
+    """Options of the tool for thinking aloud, or None if disabled."""
     output: Output
     tools: AgentTools
     pipeline: Operator
-    """Executes one iteration."""
+    """Operator for one iteration."""
     strategy: Strategy
     limits: Limits
     settings: ModelSettings
@@ -99,18 +99,18 @@ class AgentDefinition:
 
     @property
     def tool_names(self) -> list[str]:
-        """Names of the tools that are visible to clients. Toolsets list their tools only in a run."""
+        """Names of tools visible to clients, excluding toolsets, which require a run."""
         return [*self.tool_descriptions]
 
     @property
     def tool_descriptions(self) -> dict[str, str]:
-        """Descriptions of these tools, by name."""
+        """Descriptions of visible tools by name."""
         tools = self.tools
         return {name: each.definition.description for name, each in tools.plain_tools.items() if not tools.hides(name)}
 
     @property
     def client_tool_names(self) -> list[str]:
-        """Names of the tools that clients execute, without the client tools of a single run."""
+        """Names of tools executed by clients, excluding run-specific ones."""
         # Imported lazily to keep `import rxloop` fast.
         from rxloop.tools.client_tool import ClientTool
 
@@ -118,45 +118,45 @@ class AgentDefinition:
 
     @property
     def output_schema(self) -> dict[str, Any] | None:
-        """JSON Schema of the values that `output_json` returns, or None if the answer is text."""
+        """JSON Schema for `output_json` values, or None if the answer is text."""
         return self.output.json_schema()
 
     def output_json(self, content: str) -> Any:
-        """Parse the content of an answer into JSON data; text is returned unchanged.
+        """Return the answer as JSON data. Text answers are returned unchanged.
 
         Raises:
-            ValueError: The content does not fit the `output_type` of the agent.
+            ValueError: If the content does not match the `output_type`.
         """
         return self.output.as_json(content)
 
     @property
     def owned(self) -> OwnedRuns:
-        """Runs that this process executes with the log of the agent, or those of the agent without a log."""
+        """Runs executed by this process. They belong to the log, or to the agent if it has no log."""
         return self.resources.owned if self.log is None else self.log.local.get(OwnedRuns)
 
     @property
     def overrides(self) -> Overrides:
-        """Overrides of the current context."""
+        """Overrides in the current context."""
         return _OVERRIDES.get().get(self, {})
 
     def get_log(self, purpose: str) -> EventLog:
-        """Return the log.
+        """Return the event log.
 
         Args:
-            purpose: What the log is needed for, as an infinitive.
+            purpose: Infinitive phrase for the error message.
 
         Raises:
-            ConfigurationError: The agent has no log.
+            ConfigurationError: If the agent has no log.
         """
         if self.log is None:
             raise ConfigurationError(f"to {purpose} the agent needs a log that holds its runs: Agent(..., log=...)")
         return self.log
 
     def make_run(self, spec: RunSpec) -> Run[Any]:
-        """Make a run, to be called by the method that the user has called.
+        """Create a run. Must be called directly by a public method, because warnings show the line of its caller.
 
         Raises:
-            RxloopError: The agent is closed.
+            RxloopError: If the agent is closed.
         """
         if self.resources.is_closed:
             raise RxloopError(f"the agent {self.name!r} is closed: make another one")
@@ -168,7 +168,7 @@ class AgentDefinition:
         return run
 
     def run_sync(self, make_run: Callable[[], Run[O]]) -> Result[O]:
-        """Execute a run in a new event loop, and close what the agent has opened there; see `Agent.run_sync`."""
+        """Execute a run in a new event loop, then close its resources. See `Agent.run_sync`."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -185,12 +185,12 @@ class AgentDefinition:
         return asyncio.run(main())
 
     def make_tools(self, tools: Sequence[AnyTool]) -> AgentTools:
-        """Return these tools together with those for the answer and for thoughts."""
+        """Return tools combined with the internal tools for answers and thoughts."""
         return _make_tools(tools, self.output, self.thoughts, self.resources)
 
     @contextmanager
     def override(self, model: Provider | str | None, tools: Sequence[AnyTool] | None) -> Generator[None]:
-        """Replace the model or the tools in the current context; see `Agent.override`."""
+        """Replace the model or tools in the current context, implementing `Agent.override`."""
         changes = self.overrides.copy()
         if model is not None:
             check_model(model)
@@ -205,10 +205,10 @@ class AgentDefinition:
             _OVERRIDES.reset(token)
 
     async def close(self, release: float | None) -> None:
-        """End the open runs and close what the agent has opened. Cancelling the caller does not interrupt this.
+        """End open runs and close all resources, even if the caller is cancelled.
 
         Args:
-            release: Seconds of grace with which runs with a log are released. None cancels all runs.
+            release: Grace period in seconds for releasing runs with a log. None cancels all runs.
         """
         self.resources.is_closed = True
         closing = asyncio.create_task(self._close(release), name="rxloop-closing")
@@ -223,7 +223,7 @@ class AgentDefinition:
         await self.close_resources()
 
     async def close_resources(self) -> None:
-        """Close the model clients and tools that the agent has opened."""
+        """Close model clients and tools opened by the agent."""
         made = [provider.aclose for provider in self.resources.providers.values()]
         given = [provider.aclose_made for provider in self.resources.given if isinstance(provider, MakesModels)]
         tools = [tool.aclose for tool in self.tools.plain_tools.values() if isinstance(tool, FunctionTool)]
@@ -233,17 +233,17 @@ class AgentDefinition:
 _OVERRIDES: ContextVar[Mapping[AgentDefinition, Overrides]] = ContextVar(
     "rxloop_overrides", default=MappingProxyType({})
 )
-"""Overrides of this context. An override in one task does not affect other tasks."""
+"""Context-specific overrides, which do not affect other tasks."""
 
 
 def make_definition(
     model: Provider | str, deps_type: type[Any] | None, output_type: type[Any], options: AgentOptions[Any]
 ) -> AgentDefinition:
-    """Check the arguments of an agent and make its parts.
+    """Validate the arguments of an agent and return its definition.
 
     Raises:
-        ConfigurationError: An argument has a wrong type or value.
-        TypeError: An option is unknown.
+        ConfigurationError: If an argument has an invalid type or value.
+        TypeError: If an option is unknown.
     """
     check_model(model)
     check_options("Agent", options, AgentOptions)
@@ -279,7 +279,7 @@ def make_definition(
 
 
 def load_strategy(strategy: Strategy | str | None) -> Strategy | None:
-    """Return the strategy of a name, and other values unchanged."""
+    """Return a strategy, loading it if a name is given."""
     if not isinstance(strategy, str):
         return strategy
     # Imported lazily, because most runs need no strategy.

@@ -1,4 +1,4 @@
-"""Options of agents and runs, and their record in the `task` event."""
+"""Agent and run options, and their record in the `task` event."""
 
 from __future__ import annotations
 
@@ -37,120 +37,119 @@ class AgentOptions(TypedDict, Generic[D], total=False):
     """Options of `Agent`."""
 
     name: str
-    """Name on the stream. The default is `agent`."""
+    """Name used in events. The default is `agent`."""
     instructions: str | Callable[[RunContext[D]], Any]
-    """System prompt, or a function that returns the system prompt for the context of a run, sync or async."""
+    """System prompt, or a sync or async function that returns the system prompt for a run context."""
     tools: Sequence[AnyTool[D]]
     """Functions, tools and toolsets."""
     output_mode: OutputMode
-    """How the model is asked for an answer of `output_type`: by the structured output of the provider (`native`), by a
-    tool that takes the answer (`tool`), or in the system prompt (`prompted`). With `auto`, the default, the provider
-    decides if it is known to apply the schema to every request; otherwise the system prompt contains it as well."""
+    """Method for requesting an answer of `output_type`: the provider's structured output (`native`), a tool call with
+    the answer (`tool`), or the system prompt (`prompted`). With `auto`, the default, the provider decides if it is
+    known to apply the schema to every request. Otherwise, the schema is also included in the system prompt."""
     output_retries: int
-    """How many times the model may correct an answer that does not fit. The default is 2."""
+    """Maximum number of attempts by the model to correct an invalid answer. The default is 2."""
     loop: Sequence[Operator[D]] | None
-    """Operators of one iteration. The default is `op.standard()`."""
+    """Operators for one iteration. The default is `op.standard()`."""
     strategy: Strategy[D] | str | None
-    """Function that makes a run of the loop, or a name in `rxloop.strategies`, such as `rewoo`. The default is
-    `op.iterate`."""
+    """Strategy function, or a name in `rxloop.strategies`, such as `rewoo`. The default is `op.iterate`."""
     limits: Limits | None
-    """Limits that end a run without an answer."""
+    """Run limits. Exceeding a limit ends a run without an answer."""
     thoughts: bool | Thoughts
-    """Tool with which the model thinks aloud: True, False, or its options. The default is True."""
+    """Options for the tool that lets the model think aloud. False disables it, and the default is True."""
     log: EventLog | None
-    """Log of the events. Conversations and resumed runs need one."""
+    """Event log. Required for conversations and for resuming runs."""
     artifacts: ArtifactStore | None
-    """Store of the files that runs make. The default is the store of the log. Without a log, files stay in memory
-    until the run is released."""
+    """Artifact store for files created by runs. The default is the store of the log. Without a log, files are kept in
+    memory until the run is released."""
     settings: ModelSettings | None
-    """Settings of the model calls."""
+    """Model settings."""
 
 
 class AgentToolOptions(CallOptions, total=False):
     """Options of `Agent.as_tool`."""
 
     description: str | None
-    """Description of the tool. The default says that it hands a task to the agent of that name."""
+    """Tool description. The default says that the tool hands a task to the named agent."""
     prompt: Callable[..., Prompt] | None
-    """Function that makes the prompt of the nested run. The tool has the parameters of the function. The default has
-    one parameter, `prompt`."""
+    """Function that returns the prompt for the nested run. The function parameters become the tool parameters. The
+    default has a single parameter, `prompt`."""
     limits: Limits | None
-    """Limits of the nested run. They are applied over those of the agent."""
+    """Limits for the nested run, with the agent's limits as defaults."""
 
 
 class Options(TypedDict, total=False):
-    """Options of runs, resumed runs, forks and batches."""
+    """Options for new runs, resumed runs, forks and batches."""
 
     model: Provider | str | None
     settings: ModelSettings | None
-    """Settings that are applied over those of the agent."""
+    """Model settings, with the agent's settings as defaults."""
     limits: Limits | None
-    """Limits that are applied over those of the agent. Limits that are not set here keep the value of the agent."""
+    """Limits, with the agent's limits as defaults."""
     strategy: Strategy | str | None
-    """Function that makes a run of the loop, or a name in `rxloop.strategies`."""
+    """Strategy function, or a name in `rxloop.strategies`."""
     on_input: OnInput | None
-    """Function that answers the questions of `ctx.ask` while the run waits. It is called on the event loop and returns
-    the value or an awaitable. Use `asyncio.to_thread` for functions that block, such as `input`."""
+    """Function that answers `ctx.ask` questions while the run waits. It is called in the event loop and returns a value
+    or an awaitable. Use `asyncio.to_thread` for blocking functions, such as `input`."""
     steering: Steering | None
-    """Messages that steer the run, each as by `run.send`: an Observable or an async iterable of texts, messages or
-    `Steer`. The run subscribes to the source when it starts and disposes the subscription when it ends. An error of
-    the source ends the run."""
+    """Steering messages, equivalent to `run.send`, from an Observable or async iterable of strings, messages or `Steer`
+    objects. The run subscribes at its start and disposes the subscription at its end. A source error ends the run."""
     metadata: dict[str, Any] | None
     client_tools: Sequence[ClientTool | Mapping[str, Any]] | None
-    """Tools of this run that the client executes: made by `client_tool`, or dicts with `name`, `description` and
-    `parameters` as sent by the client. A resumed run keeps them."""
+    """Tools executed by the client, created by `client_tool` or passed as dicts with `name`, `description` and
+    `parameters`. Resumed runs keep them."""
 
 
 class _Conversation(TypedDict, total=False):
     context_id: str | None
-    """Conversation to continue. The log of the agent has its history."""
+    """Conversation to continue. Its history is read from the agent's log."""
     when_busy: WhenBusy
-    """Whether to `refuse` a run while another run of the conversation is not finished, or to `wait`, in order."""
+    """Policy for unfinished earlier runs of the conversation. `refuse` raises an error, and `wait` executes the runs in
+    order."""
 
 
 class ResumeOptions(_Conversation, Options, total=False):
     """Options of `Agent.resume`."""
 
     inputs: Mapping[str, Any] | None
-    """Answers to the questions of the run, by `input_id`."""
+    """Answers to open questions, by `input_id`."""
 
 
 class RunOptions(_Conversation, Options, total=False):
-    """Options of a new run."""
+    """Options for new runs."""
 
     task_id: str | None
-    """Id of the run, a UUID, such as one that `derive_id` makes of a key. The default is a new id. A log never contains
-    two runs with one id: the second run is refused with `RunExists` before it sends a request."""
+    """Run ID, which must be a UUID, for example from `derive_id`. The default is a new ID. IDs are unique within a log.
+    A run with an existing ID raises `RunExists` before sending a request."""
     owner: str | None
-    """Owner of the run, such as a user or a tenant. The owner is not sent to clients."""
+    """Owner, such as a user or tenant. Not sent to clients."""
 
 
 class ForkOptions(Options, Generic[D], total=False):
     """Options of `Agent.fork`. A fork starts a new conversation."""
 
     prompt: Prompt | None
-    """Replaces the message of the user if `at` is 1; otherwise a new message after the copied events. Calls that are
-    open there are closed as cancelled."""
+    """Replacement for the user message if `at` is 1, or else a new message after the copied events. Open calls are
+    closed as cancelled."""
     results: Mapping[str, Any] | None
-    """Results of tools, by the id of the call, or by its slot if ids are not unique (`"2/0"`: first call of step 2). A
-    `ToolError` makes a failed result."""
+    """Tool results by call ID, or by slot if IDs are not unique (`"2/0"` is the first call of step 2). A `ToolError`
+    value creates a failed result."""
     tools: Sequence[AnyTool[D]] | None
-    """Tools that replace those of the agent."""
+    """Tools for the fork, replacing the agent's tools."""
     fork_id: str | None
-    """Id of the new run, as `task_id` is for `Agent.run`."""
+    """ID for the new run, like `task_id` in `Agent.run`."""
 
 
 class MapOptions(Options, Generic[I], total=False):
     """Options of `Agent.map`."""
 
     prompt: Callable[[I], Prompt] | None
-    """Function that returns the prompt of an item. By default the item is the prompt."""
+    """Function that returns the prompt for an item. The default uses the item itself."""
     key: Callable[[I], str | int] | None
-    """Function that returns the key of an item, equal in every process. The default is the prompt. In a batch with a
-    name, items with equal keys are one run."""
+    """Function that returns a stable key for an item. The default is the prompt. Within a named batch, items with equal
+    keys share a run."""
     name: str | None
-    """Name of the batch. Without a name, the model is asked again for all items. If a name is used again with other
-    instructions or another model, the answers are those in the log."""
+    """Batch name. Without a name, every execution calls the model again. Reusing a name with different instructions or
+    another model returns the answers in the log."""
     concurrency: int
     """Maximum number of concurrent runs. The default is 50. `limited(model, per_minute=...)` limits the model calls."""
 
@@ -159,29 +158,29 @@ class ExecuteOptions(TypedDict, Generic[O], total=False):
     """Options of `RemoteRun.execute`."""
 
     on_input: OnInput | None
-    """Function that answers the questions of the run while it is executed here."""
+    """Function that answers questions while this process executes the run."""
     on_run: Callable[[Run[O]], object] | None
-    """Function that receives each attempt before it starts, to read its events live."""
+    """Callback for each attempt before it starts, for example to read live events."""
     when_busy: WhenBusy
-    """Whether to `wait` while an earlier run of the conversation has to finish first, or to `refuse`, for workers with
-    little capacity. The default is `wait`."""
+    """Policy for unfinished earlier runs of the conversation. The default, `wait`, waits for them. `refuse` raises an
+    error, which suits workers with limited capacity."""
 
 
 log = logging.getLogger("rxloop")
 
 _SECRET = {"headers"}
-"""Settings with credentials, which are not recorded."""
+"""Settings with credentials, excluded from recording."""
 
 
 def options_to_record(options: Options, client: Sequence[ClientTool] = ()) -> dict[str, Any] | None:
-    """Return the options that the `task` event records, or None.
+    """Return options to record in the `task` event, or None.
 
-    Models and strategies passed as strings can be created again from their names. For provider objects, only the name
-    is recorded.
+    Models and strategies passed as strings can be recreated from their names. For provider objects, only the name is
+    recorded.
 
     Args:
-        options: Options of the run.
-        client: Tools that the client of the run executes.
+        options: Run options.
+        client: Tools executed by the run's client.
     """
     model, strategy = options.get("model"), options.get("strategy")
     settings, limits = options.get("settings"), options.get("limits")
@@ -202,12 +201,12 @@ def options_to_record(options: Options, client: Sequence[ClientTool] = ()) -> di
 
 
 def merge_options(given: Options, recorded: Mapping[str, Any]) -> Options:
-    """Return the options of a resumed run: the given ones, and the recorded ones that they do not replace.
+    """Return options for a resumed run, using recorded options as defaults.
 
     Settings and limits are merged field by field.
 
     Raises:
-        ConfigurationError: A recorded option cannot be read.
+        ConfigurationError: If a recorded option is invalid.
     """
     options = given.copy()
     if given.get("model") is None and "model" in recorded:
@@ -229,7 +228,7 @@ def merge_options(given: Options, recorded: Mapping[str, Any]) -> Options:
 
 
 def compare_model(task_id: str, given: Options, recorded: Mapping[str, Any], model: Provider) -> None:
-    """Warn if a resumed run was started with a provider object that has another name than the model used now."""
+    """Log a warning if the recorded provider and the current model have different names."""
     name = recorded.get("provider")
     if name is not None and given.get("model") is None and name != model.name:
         log.warning(

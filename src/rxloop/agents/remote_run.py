@@ -1,4 +1,4 @@
-"""Run addressed by its id, and executed in any process."""
+"""Remote runs, identified by ID and executed in any process."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ O = TypeVar("O", default=str)  # noqa: E741
 _EXECUTE = "Agent.get_run(...).execute"
 
 _MOMENT = 0.01
-"""Seconds until a run that was started in this process is looked up in the log again."""
+"""Retry interval in seconds for reading a run that was just started in this process."""
 
 
 class RemoteRun(Generic[D, O]):
-    """Run addressed by its id, in whatever process it is executed; made by `agent.get_run`."""
+    """Run identified by ID, regardless of the process that executes it. Created by `agent.get_run`."""
 
     def __init__(self, definition: AgentDefinition, task_id: str) -> None:
-        """Address a run.
+        """Create a reference to a run.
 
         Args:
-            definition: The agent.
-            task_id: The run.
+            definition: Agent definition.
+            task_id: Run ID.
         """
         self.task_id = task_id
         self._definition = definition
@@ -74,44 +74,43 @@ class RemoteRun(Generic[D, O]):
     @overload
     async def execute(self, *, deps: D, **options: Unpack[ExecuteOptions[O]]) -> RunRecord: ...
     async def execute(self, *, deps: Any = None, **options: Unpack[ExecuteOptions[O]]) -> RunRecord:
-        """Execute the run until it is idle: finished, cancelled, or waiting for an answer that has not arrived.
+        """Execute the run until it is idle: finished, cancelled, or waiting for input.
 
-        This waits while another process executes the run, and while an earlier run of the conversation has to finish
-        first, and continues the run if it is orphaned. So any number of processes may call it any number of times for
-        one run: it is the job for a queue with at-least-once delivery. If the awaiting task is cancelled, the run is
-        released, not cancelled.
+        This waits while another process executes the run or an earlier run of the conversation is unfinished. Orphaned
+        runs are resumed. Several processes may call this repeatedly for the same run, so it is suitable for queues with
+        at-least-once delivery. If the awaiting task is cancelled, the run is released instead of cancelled.
 
         Args:
-            deps: Dependencies of the run, as for `Agent.run`.
+            deps: Dependencies, as in `Agent.run`.
             **options: See `ExecuteOptions`.
 
         Returns:
-            The record of the log. A failed run does not raise: see `record.state`.
+            Record from the log. Failed runs do not raise an exception, see `record.state`.
 
         Raises:
-            UnknownRun: The log does not have the run.
-            LogUnreachable: The log could not be reached, so the progress of the run is unknown. Execute it again.
-            ContextBusy: An earlier run has to finish first, and `when_busy` is `refuse`.
-            ConfigurationError: The agent has no log, or `deps` are missing.
-            TypeError: An option is unknown.
+            UnknownRun: If the run does not exist.
+            LogUnreachable: If the log is unavailable, so the progress is unknown. Execute the run again.
+            ContextBusy: If an earlier run is unfinished and `when_busy` is `refuse`.
+            ConfigurationError: If the agent has no log, or `deps` are missing.
+            TypeError: If an option is unknown.
         """
         return await execute_run(self._definition, self.task_id, deps, options)
 
     async def cancel(self, reason: str | None = None) -> None:
-        """Cancel the run, and wait until it has ended. A finished run does not change.
+        """Cancel the run and wait until it has ended. Finished runs are not changed.
 
-        A run that this process executes is cancelled here, even if another agent has made it. If another process
-        executes the run, it receives a command. If the run waits for an answer or is orphaned, a new attempt closes its
-        open calls and writes its end, without calling the model or tools.
+        Runs executed by this process are cancelled directly, even if another agent created them. Otherwise, the
+        executing process receives a command. If the run is orphaned or waiting for input, a new attempt closes its open
+        calls and writes the final event, without calling the model or tools.
 
         Args:
-            reason: Text in the final event of the run.
+            reason: Reason for the final event.
 
         Raises:
-            ConfigurationError: This process does not execute the run, and the agent has no log.
-            UnknownRun: The log does not have the run.
-            ConflictError: Another process executes the run and has not ended it after 30 s. The command stays in its
-                inbox. With a log that has no inbox, cancel the run in that process.
+            ConfigurationError: If another process executes the run, and the agent has no log.
+            UnknownRun: If the run does not exist.
+            ConflictError: If the executing process has not ended the run within 30 s. The command remains in the inbox.
+                If the log does not support an inbox, cancel the run in that process.
         """
         definition, task_id, reason = self._definition, self.task_id, reason or "cancelled"
         hold = definition.owned.find(task_id)
@@ -119,7 +118,7 @@ class RemoteRun(Generic[D, O]):
             await hold.cancelled(reason)
             if definition.log is None or not hold.paused:
                 return
-            # The attempt has ended already and the run waits, so the log has to record the cancel.
+            # The attempt has already ended, so the cancellation of the waiting run must be recorded in the log.
         elif definition.log is None:
             raise ConfigurationError(
                 f"the run {task_id} does not go on in this process: to cancel it the agent needs the log that holds it"
@@ -132,38 +131,38 @@ class RemoteRun(Generic[D, O]):
         await send_cancel(definition.log, task_id, reason, close)
 
     async def answer(self, inputs: Mapping[str, Any]) -> None:
-        """Answer questions of the run. The answers are durable when this returns.
+        """Store answers to open questions durably.
 
-        The next attempt of the run takes the answers. An equal answer may be sent again. Credentials must be encrypted,
-        because the log stores them; otherwise pass them to `Agent.resume`.
+        The next attempt applies them. Equal answers may be sent again. Credentials must be encrypted, because the log
+        stores them. Otherwise, pass them to `Agent.resume`.
 
         Args:
             inputs: Answers by `input_id`.
 
         Raises:
-            InvalidInput: The run does not wait for an answer, has another answer, or the answer does not fit.
-            UnknownRun: The log does not have the run.
-            ConfigurationError: The agent has no log, or a log without an inbox.
+            InvalidInput: If the run is not waiting for this input, already has another answer, or the answer is
+                invalid.
+            UnknownRun: If the run does not exist.
+            ConfigurationError: If the agent has no log, or the log does not support an inbox.
         """
         event_log = self._definition.get_log(f"answer {self.task_id}")
         await wait_stored(event_log, self.task_id)
         await send_answer(event_log, self.task_id, inputs)
 
     async def send(self, message: Prompt, *, interrupt: bool = False) -> None:
-        """Send a message to the run. The message is durable when this returns.
+        """Send a message to the run durably.
 
-        The message is added to the history after the open tool calls. A run that is executed takes it at once, other
-        runs take it with their next attempt.
+        The message is added to the history after open tool calls. An active run applies it immediately, and other runs
+        in their next attempt.
 
         Args:
-            message: A text, a message, or several.
-            interrupt: Interrupt the answer that the model is writing.
+            message: String, message or sequence of messages.
+            interrupt: Interrupt a streaming answer.
 
         Raises:
-            RunOver: The run is finished, finished before it took the message, or waits for an answer that a later run
-                has superseded.
-            UnknownRun: The log does not have the run.
-            ConfigurationError: The agent has no log, or one without an inbox, or the message is empty.
+            RunOver: If the run is finished or finishes first, or it waits for input that was superseded by a later run.
+            UnknownRun: If the run does not exist.
+            ConfigurationError: If the agent has no log, the log does not support an inbox, or the message is empty.
         """
         event_log = self._definition.get_log(f"send a message to {self.task_id}")
         messages = to_sent_messages(message)
@@ -173,7 +172,7 @@ class RemoteRun(Generic[D, O]):
 
 
 async def submit_run(definition: AgentDefinition, prompt: Prompt, options: RunOptions) -> RunRecord:
-    """Write the first event of a run into the log, and start nothing; see `Agent.submit`."""
+    """Store the first event of a run without starting it, implementing `Agent.submit`."""
     event_log = definition.get_log("submit a run")
     for name in ("on_input", "when_busy", "steering"):
         if options.get(name) is not None:
@@ -200,14 +199,14 @@ async def execute_run(
     options: ExecuteOptions[Any],
     known: RunRecord | Snapshot | None = None,
 ) -> RunRecord:
-    """Execute a run until it is idle; see `RemoteRun.execute`.
+    """Execute a run until it is idle, implementing `RemoteRun.execute`.
 
     Args:
-        definition: The agent.
-        task_id: The run.
+        definition: Agent definition.
+        task_id: Run ID.
         deps: Dependencies of the run.
-        options: Options of the execution.
-        known: Contents of the log for this run, if the caller has found it due a moment ago.
+        options: Execution options.
+        known: Recent log contents for this run, if the caller has just checked that it is due.
     """
     check_options(_EXECUTE, options, ExecuteOptions)
     event_log = definition.get_log(f"execute {task_id}")
@@ -222,7 +221,7 @@ async def execute_run(
         run = definition.make_run(spec)
         if on_run is not None:
             on_run(run)
-        # The events are not kept for as long as the attempt lasts.
+        # Drop the snapshot, so that its events are not kept in memory during the attempt.
         record, known = known.record if isinstance(known, Snapshot) else known, None
         ended = await carry_out(task_id, run)
         if ended and (final := run.hold.end) is not None:
@@ -234,19 +233,19 @@ async def execute_run(
 async def until_due(
     event_log: EventLog, task_id: str, *, asks: bool = False, when_busy: WhenBusy = "wait"
 ) -> Snapshot | None:
-    """Wait until no earlier run of the conversation has to come to rest before a run can go on.
+    """Wait until a run can be executed, after all earlier runs in its conversation.
 
     Args:
-        event_log: Holds it.
-        task_id: The run.
-        asks: Whether its questions are answered where it goes on.
-        when_busy: Whether to wait, or to raise.
+        event_log: Event log.
+        task_id: Run ID.
+        asks: True if the executing process can answer questions.
+        when_busy: Policy for unfinished earlier runs.
 
     Returns:
-        The run; None if it is at rest itself.
+        Snapshot of the run, or None if it is idle.
 
     Raises:
-        ContextBusy: There is such a run, and it is not to be waited for.
+        ContextBusy: If an earlier run is unfinished and `when_busy` is `refuse`.
     """
     while True:
         snapshot = await read_log(event_log.snapshot, task_id)
@@ -265,16 +264,16 @@ async def until_due(
 
 
 async def carry_out(task_id: str, run: Run[Any]) -> bool:
-    """Carry out one more attempt; give whether it came to an end here, and not elsewhere.
+    """Execute another attempt, and return True if it ended in this process.
 
     Raises:
-        LogUnreachable: Nobody knows what the log has of it.
-        RxloopError: It was refused for another reason than that somebody else goes on with the run.
+        LogUnreachable: If the log is unavailable, so the stored state is unknown.
+        RxloopError: If the run failed to start for a reason other than concurrent execution.
     """
     try:
         await asyncio.wait([run.hold.start()])
     except asyncio.CancelledError:
-        # Who settles gives up, and not the run: whoever settles it next goes on with it.
+        # Only the execution is cancelled. The released run can be continued by another process.
         await run.release()
         raise
     try:
@@ -293,7 +292,7 @@ async def carry_out(task_id: str, run: Run[Any]) -> bool:
 
 
 async def has_ended(run: Run[Any]) -> bool:
-    """Await an attempt that only writes the end of a run; return False if another process owns the run."""
+    """Await an attempt that only writes the final event. Return False if another process owns the run."""
     try:
         await run
     except ConflictError:
@@ -308,11 +307,11 @@ async def has_ended(run: Run[Any]) -> bool:
 
 
 async def run_once(begin: Callable[[], Awaitable[Result[O]]], resume: Callable[[], Awaitable[Result[O]]]) -> Result[O]:
-    """Await the run of a chosen id. If another process has started it, await its end.
+    """Execute a run with a chosen ID, or wait for its end if another process has started it.
 
     Args:
-        begin: Makes the run.
-        resume: Continues the run, or returns its end. It waits while another process executes the run.
+        begin: Function that starts the run.
+        resume: Function that resumes the run or returns its result, waiting while another process executes it.
     """
     while True:
         try:
@@ -321,5 +320,5 @@ async def run_once(begin: Callable[[], Awaitable[Result[O]]], resume: Callable[[
             try:
                 return await resume()
             except UnknownRun:
-                # This process has just started the run, and its first events are not in the log yet.
+                # This process has just started the run, but its first events are not stored yet.
                 await asyncio.sleep(_MOMENT)

@@ -1,4 +1,4 @@
-"""Specifications of runs, made from an agent and the options of a run."""
+"""Creation of run specifications from an agent and its options."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 
 def make_run_spec(definition: AgentDefinition, callee: str, prompt: Prompt, deps: Any, options: RunOptions) -> RunSpec:
-    """Return the specification of a new run.
+    """Return the specification for a new run.
 
     Args:
-        definition: The agent.
+        definition: Agent definition.
         callee: Name of the called method in error messages.
-        prompt: The prompt.
-        deps: Dependencies of the run. The caller has checked them.
-        options: Options of the run.
+        prompt: Prompt for the run.
+        deps: Dependencies, already checked by the caller.
+        options: Run options.
 
     Raises:
-        ConfigurationError: An option or the prompt is wrong, or a conversation is given and the agent has no log.
-        TypeError: An option is unknown.
+        ConfigurationError: If an option or the prompt is invalid, or a conversation is specified without a log.
+        TypeError: If an option is unknown.
     """
     check_options(callee, options, RunOptions)
     context_id, task_id = options.get("context_id"), options.get("task_id")
@@ -71,20 +71,20 @@ def make_resume_spec(
     only_executes: bool = False,
     known: RunRecord | Snapshot | None = None,
 ) -> RunSpec:
-    """Return the specification of the next attempt of a run.
+    """Return the specification for the next attempt.
 
     Args:
-        definition: The agent.
+        definition: Agent definition.
         callee: Name of the called method in error messages.
-        task_id: The run.
+        task_id: Run ID.
         deps: Dependencies of the run.
-        options: Options of the attempt.
-        only_executes: True if the attempt executes the run, and so waits for the lease without a time limit.
-        known: Contents of the log for this run a moment ago, if the caller has read them.
+        options: Options for the attempt.
+        only_executes: True if the attempt executes the run, waiting for the lease without a time limit.
+        known: Recent log contents for this run, if the caller has read them.
 
     Raises:
-        ConfigurationError: An option is wrong, the agent has no log, or `deps` are missing.
-        TypeError: An option is unknown.
+        ConfigurationError: If an option is invalid, the agent has no log, or `deps` are missing.
+        TypeError: If an option is unknown.
     """
     check_options(callee, options, ResumeOptions)
     definition.get_log(f"{callee.rpartition('.')[2]} {task_id}")
@@ -105,7 +105,7 @@ def make_resume_spec(
 
 
 def make_fork_spec(definition: AgentDefinition, task_id: str, at: int, deps: Any, options: ForkOptions[Any]) -> RunSpec:
-    """Return the specification of a fork; see `Agent.fork`."""
+    """Return the specification for a fork, implementing `Agent.fork`."""
     # Imported lazily, because few programs fork a run.
     from rxloop.run.fork import make_fork
 
@@ -131,16 +131,16 @@ def make_spec(
     overrides: Overrides | None = None,
     **fields: Any,
 ) -> RunSpec:
-    """Return the specification of a run.
+    """Return a run specification.
 
     Args:
-        definition: The agent.
-        task_id: The run.
-        context_id: The conversation.
+        definition: Agent definition.
+        task_id: Run ID.
+        context_id: Conversation ID.
         deps: Dependencies of the run.
         options: Checked options.
-        overrides: Overrides of the agent; those of the current context by default.
-        **fields: Further fields of the `RunSpec`.
+        overrides: Agent overrides. The default is the overrides in the current context.
+        **fields: Additional `RunSpec` fields.
     """
     if overrides is None:
         overrides = definition.overrides
@@ -183,7 +183,7 @@ def make_spec(
 
 
 def _make_client_tools(options: Options) -> tuple[ClientTool, ...]:
-    """Return the tools that the client of the run executes."""
+    """Return tools executed by the run's client."""
     given = options.get("client_tools")
     if not given:
         return ()

@@ -1,6 +1,6 @@
-"""Checks of arguments before anything starts."""
+"""Argument validation for agents and runs."""
 
-# What is checked here may be anything, whatever the annotations of its callers say.
+# Arguments may have any type at runtime, regardless of annotations.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LOOP = "give a list of operators, such as [op.call_model(), op.run_tools()]"
 
 
 class _Kind(NamedTuple):
-    """Types of the values of an option, and the remedy for other values."""
+    """Accepted types for an option, with a remedy for the error message."""
 
     types: tuple[Any, ...]
     advice: str
@@ -58,20 +58,20 @@ _KINDS = {
 }
 
 _NEVER_NONE = {"name", "instructions", "tools", "output_retries", "thoughts"}
-"""Options of an agent for which None is not the default."""
+"""Agent options that do not accept None as a default."""
 
 
 def check_options(callee: str, options: Mapping[str, Any], kind: type) -> None:
-    """Refuse unknown options and options of a wrong type.
+    """Check option names and types.
 
     Args:
-        callee: Name in error messages, such as `Agent.run`.
-        options: The options.
-        kind: TypedDict of the options.
+        callee: Method name for error messages, such as `Agent.run`.
+        options: Options to check.
+        kind: TypedDict with the allowed options.
 
     Raises:
-        TypeError: An option is unknown. The message has the most similar name.
-        ConfigurationError: An option has a wrong type. The message has the name, the value and the remedy.
+        TypeError: If an option is unknown. The message suggests a similar name.
+        ConfigurationError: If an option has an invalid type. The message contains the name, value and remedy.
     """
     known = kind.__annotations__
     for name, value in options.items():
@@ -90,10 +90,10 @@ def check_options(callee: str, options: Mapping[str, Any], kind: type) -> None:
 
 
 def check_messages(prompt: Prompt) -> tuple[Message, ...]:
-    """Return the messages of a prompt.
+    """Return validated prompt messages.
 
     Raises:
-        ConfigurationError: The prompt is empty, or `check_history` refuses it.
+        ConfigurationError: If the prompt is empty, or the history is invalid.
     """
     messages = to_messages(prompt)
     if not messages:
@@ -139,10 +139,10 @@ def _check_when_busy(when_busy: Any) -> None:
 
 
 def check_at(at: Any) -> None:
-    """Refuse a position of a fork that is not the `seq` of an event.
+    """Check the position for a fork.
 
     Raises:
-        ConfigurationError: As for `check_options`.
+        ConfigurationError: If the position is not a positive integer.
     """
     if not isinstance(at, int) or isinstance(at, bool) or at < 1:
         raise _wrong("at", at, "give the seq of the last event to take over: 1 or more")
@@ -161,10 +161,10 @@ def _check_storable(name: str, value: Any) -> None:
 
 
 def check_model(model: Any) -> None:
-    """Refuse what is neither a provider nor a string.
+    """Check the type of a model.
 
     Raises:
-        ConfigurationError: As for `check_options`.
+        ConfigurationError: If the type is invalid.
     """
     if isinstance(model, type):
         raise _wrong("model", model, f"it is a class; {_MODEL}")
@@ -173,10 +173,10 @@ def check_model(model: Any) -> None:
 
 
 def check_tools(tools: Any) -> None:
-    """Refuse what is not a list of tools; the tools themselves are checked where they are put together.
+    """Check that tools are given as a list. Individual tools are checked later.
 
     Raises:
-        ConfigurationError: As for `check_options`.
+        ConfigurationError: If the type is invalid.
     """
     if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Iterable):
         name = getattr(tools, "__name__", "tool") if callable(tools) else "tool"
@@ -184,22 +184,22 @@ def check_tools(tools: Any) -> None:
 
 
 def check_deps(callee: str, kind: object, deps: object) -> None:
-    """Refuse a run without dependencies if its tools need them, and warn about those of another type.
+    """Check that required dependencies are present, and log a warning for unexpected types.
 
     Args:
-        callee: Name of the called method, such as `Agent.run`.
-        kind: `deps_type` of the agent. Only classes can be checked.
+        callee: Method name for error messages, such as `Agent.run`.
+        kind: The agent's `deps_type`. Only classes are checked.
         deps: Dependencies of the run.
 
     Raises:
-        ConfigurationError: The dependencies are missing.
+        ConfigurationError: If the dependencies are missing.
     """
     if not isinstance(kind, type) or kind is Any:
         return
     try:
         fits = isinstance(deps, kind)
     except TypeError:
-        # A protocol or a dict with named keys, of which nothing can be told but that it is missing.
+        # Some protocols and TypedDicts do not support `isinstance`, so only check for None.
         fits = deps is not None
     if fits:
         return
@@ -210,10 +210,10 @@ def check_deps(callee: str, kind: object, deps: object) -> None:
 
 
 def check_operator(strategy: Callable[..., Any], operator: Any) -> None:
-    """Refuse what a strategy has made of the pipeline if it is not an operator, or holds one that guards nothing.
+    """Check that a strategy returns a valid operator.
 
     Raises:
-        ConfigurationError: It is so.
+        ConfigurationError: If the return value is not an operator, or contains a guard without effect.
     """
     if not callable(operator):
         raise ConfigurationError(
@@ -253,16 +253,16 @@ def _takes_one(operator: Callable[..., Any]) -> bool:
     except TypeError:
         return False
     except ValueError:
-        # Built in: it does not tell what it takes.
+        # Some built-in functions have no signature.
         return True
     return True
 
 
 def check_log(log: Any) -> None:
-    """Refuse an argument that is not an event log.
+    """Check the type of an event log.
 
     Raises:
-        ConfigurationError: As for `check_options`.
+        ConfigurationError: If the type is invalid.
     """
     if isinstance(log, EventLog):
         return
@@ -286,13 +286,13 @@ def _wrong(argument: str, value: object, advice: str) -> ConfigurationError:
 
 
 def check_history(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Refuse a prompt in which a tool call and its answer do not stand together; vendors do, less clearly.
+    """Check that tool calls and results match, because error messages from providers are less helpful.
 
     Returns:
-        The messages, with the answers to the calls of a message in the order of these calls.
+        Messages with tool results sorted in call order.
 
     Raises:
-        ConfigurationError: A call has no answer right after its message, or an answer has no call before it.
+        ConfigurationError: If a call is not followed by its result, or a result is not preceded by its call.
     """
     ordered = list(messages)
     due: dict[int, tuple[str, str]] = {}

@@ -41,8 +41,8 @@ class EventLog(ABC):
     """
 
     keeps_deltas: bool = False
-    """True if transient events are stored. They are passed to `append`, and returned by `read` and `follow` on request.
-    """
+    """True if transient events are stored. They are passed to `append`, and returned by `read` and `follow` on
+    request."""
     passes_deltas: bool = False
     """True if transient events are passed to `append` for current followers, without being stored."""
     lease_seconds: float | None = None

@@ -185,8 +185,7 @@ class WorkspacePart:
     """Heading, such as a file name."""
     kind: Literal["static", "live"] = "live"
     """Position in the request. `static` parts follow the system prompt, where providers can cache them. `live` parts
-    are at the end.
-    """
+    are at the end."""
 
 
 Rendered = str | Sequence[WorkspacePart]

@@ -100,8 +100,8 @@ class Mark:
     events: int
     """Number of durable events."""
     updated: int
-    """Sum of the last event times, in milliseconds. It detects a restored log with different events but equal numbers.
-    """
+    """Sum of the last event times, in milliseconds. It detects a restored log with different events but equal
+    numbers."""
     last: str
     """ID of the last run, or an empty string."""
 

@@ -199,8 +199,7 @@ Operator = Callable[[Observable[Event | Request[OperatorDeps]]], Observable[Sign
 """Pipeline operator. Events pass through immediately. Requests may be delayed, replaced, answered or duplicated.
 
 `Operator[Deps]` works with agents that have `deps_type=Deps`, and `Operator[object]` with all agents. Type checkers do
-not check an `Operator` without a type argument.
-"""
+not check an `Operator` without a type argument."""
 
 Strategy = Callable[[Operator[OperatorDeps]], Operator[OperatorDeps]]
 """Function that wraps the pipeline of an iteration and answers the `RunRequest`."""

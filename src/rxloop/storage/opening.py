@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 _POSTGRES = ("postgresql://", "postgres://")
 
 _WORDS = re.compile(r"\s*(?:host|hostaddr|port|dbname|user|password|passfile|service|sslmode)\s*=")
-"""Pattern of a libpq keyword/value string. Such a string could contain a password, so it must not become a file name.
-"""
+"""Pattern of a libpq keyword/value string. Such a string could contain a password, so it must not become a file
+name."""
 
 
 def open_log(address: str | PathLike[str], **options: Any) -> SqliteEventLog | PostgresEventLog:

@@ -51,8 +51,7 @@ Deltas = Literal["drop", "live", "keep"]
 
 _SETTLING = 5.0
 """Grace period in seconds after a server start or connection failure, in which runs are not reported as orphaned,
-because their owners may still be reconnecting.
-"""
+because their owners may still be reconnecting."""
 
 
 class PostgresEventLog(EventLog):

@@ -152,8 +152,7 @@ def can_keep(*texts: object) -> bool:
 
 _PASSING = ("08", "40", "53", "55", "57", "25006", "25P03")
 """SQLSTATE prefixes of temporary errors, such as connection failures, deadlocks, insufficient resources, shutdowns,
-standby servers and idle transaction timeouts.
-"""
+standby servers and idle transaction timeouts."""
 
 _REFUSED = ("authentication failed", "pg_hba.conf", "does not exist", "no password supplied", "not permitted to log in")
 """Message fragments of rejected connections, which have no SQLSTATE."""

@@ -67,8 +67,8 @@ WITH ended AS MATERIALIZED (
     SELECT pg_advisory_lock({}) FROM ended
 ) SELECT pg_advisory_unlock({}) FROM free
 """
-"""Terminate a session and wait for one of its locks. A caller that only tried to acquire the lock could be overtaken.
-"""
+"""Terminate a session and wait for one of its locks. A caller that only tried to acquire the lock could be
+overtaken."""
 
 
 @dataclass(slots=True, eq=False)

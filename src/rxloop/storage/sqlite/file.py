@@ -96,8 +96,7 @@ class OpenFile:
 
 WAL_BYTES = 32 << 20
 """Size at which the WAL is truncated, including data from other writers. A single writer overwrites the WAL from the
-start long before, which is cheaper.
-"""
+start long before, which is cheaper."""
 
 _MOVE = 1_000
 """Number of events between checkpoints."""

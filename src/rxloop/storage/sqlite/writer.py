@@ -235,8 +235,7 @@ class Writer:
 
 Fence = Callable[[str, str, str | None, str | None], ConflictError | None]
 """Function that returns a `Fenced` error if the lease belongs to another holder. Its arguments are the conversation ID,
-the run ID, the leaseholding run and the holder ID.
-"""
+the run ID, the leaseholding run and the holder ID."""
 
 _FOUND = """
     SELECT number, seq, state, at_rest, writer, runs.context_id, turns.task_id, holder FROM runs
