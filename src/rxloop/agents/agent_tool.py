@@ -221,7 +221,7 @@ def _answer(child: NestedAttempt, name: str) -> Any:
         incomplete = explain_incomplete(state.last)
         if incomplete is None:
             return ToolResult(answer, encode_result(answer)[1], parts=state.files) if state.files else answer
-        # Put the note first, so that result truncation does not remove it.
+        # Put the note first, because a long result may be truncated.
         content = f"[{name} gave no complete answer: {incomplete}.]\n{encode_result(answer)[1]}"
         return ToolResult(answer, content, parts=state.files)
     error = state.error

@@ -73,7 +73,7 @@ class Outcome(Generic[I, R]):
         """Run output.
 
         Raises:
-            Exception: If the run's exception, or `NotFinished` if it waits for input.
+            Exception: The run's exception, or `NotFinished` if it waits for input.
         """
         if self.error is not None:
             raise self.error

@@ -74,7 +74,7 @@ class AgentToolOptions(CallOptions, total=False):
     """Function that returns the prompt for the nested run. The function parameters become the tool parameters. The
     default has a single parameter, `prompt`."""
     limits: Limits | None
-    """Limits for the nested run, with the agent's limits as defaults."""
+    """Limits for the nested run, overriding individual limits of the agent."""
 
 
 class Options(TypedDict, total=False):
@@ -82,9 +82,9 @@ class Options(TypedDict, total=False):
 
     model: Provider | str | None
     settings: ModelSettings | None
-    """Model settings, with the agent's settings as defaults."""
+    """Model settings, overriding individual settings of the agent."""
     limits: Limits | None
-    """Limits, with the agent's limits as defaults."""
+    """Run limits, overriding individual limits of the agent."""
     strategy: Strategy | str | None
     """Strategy function, or a name in `rxloop.strategies`."""
     on_input: OnInput | None

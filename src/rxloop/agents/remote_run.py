@@ -52,7 +52,7 @@ _MOMENT = 0.01
 
 
 class RemoteRun(Generic[D, O]):
-    """Run identified by ID, regardless of the process that executes it. Created by `agent.get_run`."""
+    """Run identified by its ID, created by `agent.get_run` and executed in any process."""
 
     def __init__(self, definition: AgentDefinition, task_id: str) -> None:
         """Create a reference to a run.
@@ -221,7 +221,7 @@ async def execute_run(
         run = definition.make_run(spec)
         if on_run is not None:
             on_run(run)
-        # Drop the snapshot, so that its events are not kept in memory during the attempt.
+        # Drop the snapshot to release its events during the attempt.
         record, known = known.record if isinstance(known, Snapshot) else known, None
         ended = await carry_out(task_id, run)
         if ended and (final := run.hold.end) is not None:

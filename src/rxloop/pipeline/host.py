@@ -36,7 +36,7 @@ class OfferedTools(Protocol):
         ...
 
     def narrow(self, step: str, tools: tuple[ToolDefinition, ...] | None = None) -> tuple[ToolDefinition, ...] | None:
-        """Return those of `tools` that were also offered when an earlier attempt executed the step.
+        """Return the tools that were also offered when an earlier attempt executed the step.
 
         Return `tools` unchanged if the message of the step does not record withheld tools. None means all tools.
         """

@@ -109,7 +109,7 @@ class ListsNow(Protocol[D_contra]):
     def tools_now(self, ctx: RunContext[D_contra]) -> Sequence[Tool[D_contra]] | None:
         """Return the tools without waiting, or None if this is not possible.
 
-        Unchanged tools must be returned as the identical object. Called only while the toolset is entered.
+        If the tools have not changed, the sequence must be the identical object. Called only in an entered toolset.
         """
         ...
 
@@ -139,7 +139,7 @@ class Queue(Protocol):
             at: Earliest time to process the job.
             tenant: Tenant name for limits.
             agent: Agent name required for the job, or None for any worker.
-            version: Worker version required for the job, or None for workers without a version.
+            version: Worker version required for the job, or None for any worker.
         """
         ...
 

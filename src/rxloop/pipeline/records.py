@@ -296,8 +296,8 @@ class HistoryQuery(NamedTuple):
 class Snapshot:
     """Run with its commands and conversation neighbours.
 
-    Fields are read in order. Commands may therefore be newer than the events, but no command that precedes the events
-    is missing.
+    Fields are read in order. A command may therefore have become an event that is not included yet, but no command is
+    missing.
     """
 
     record: RunRecord

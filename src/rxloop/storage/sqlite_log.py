@@ -132,8 +132,8 @@ class SqliteEventLog(EventLog):
         Large batches and writes that wait for the disk or another process need the thread.
 
         Raises:
-            ConflictError: If as in `append`.
-            EventLogError: If as in `append`.
+            ConflictError: As in `append`.
+            EventLogError: As in `append`.
         """
         check_batch(task_id, events, expected_seq, self.keeps_deltas)
         if not events:

@@ -118,7 +118,7 @@ class Batch:
             live: Send transient events as notifications instead of storing them.
 
         Raises:
-            EventLogError: If postgres cannot store an identifier.
+            EventLogError: If Postgres cannot store an identifier.
         """
         self.task_id, self.events, self.expected_seq = task_id, tuple(events), expected_seq
         self.writer = writer or f"~{secrets.token_hex(8)}"

@@ -70,7 +70,7 @@ class Lane:
 
     @property
     def busy(self) -> bool:
-        """True while a statement is running."""
+        """True while work is in progress."""
         return self._lock.locked()
 
     @property

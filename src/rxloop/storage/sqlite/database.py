@@ -225,7 +225,7 @@ def connect(path: Path, fsync: Fsync) -> sqlite3.Connection:
 
 
 def _connect(path: Path, fsync: Fsync) -> sqlite3.Connection:
-    # Threads take turns using the connection.
+    # Only one thread at a time uses the connection, but not always the thread that opened it.
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     try:
         _check(connection, path)
@@ -285,7 +285,7 @@ def begin(connection: sqlite3.Connection, wait: float) -> None:
 
 
 def checkpoint(connection: sqlite3.Connection, *, cut: bool) -> None:
-    """Copy pages from the WAL to the database, unless readers need them, and optionally truncate the WAL."""
+    """Copy pages from the WAL to the database without waiting for readers, and optionally truncate the WAL."""
     # The passive checkpoint does most of the work without blocking writers. Truncation does not wait for readers.
     connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
     if not cut:

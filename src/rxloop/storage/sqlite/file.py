@@ -73,7 +73,7 @@ class OpenFile:
         return True
 
     def move(self, connection: sqlite3.Connection) -> None:
-        """Copy pages from the WAL to the database, unless readers need them."""
+        """Copy pages from the WAL to the database without waiting for readers."""
         with errors_of(self.path):
             checkpoint(connection, cut=self._cut)
 

@@ -120,8 +120,8 @@ class Writer:
         """Append a batch in the thread, grouped with other waiting batches.
 
         Raises:
-            ConflictError: If as in `append_now`.
-            EventLogError: If as in `append_now`.
+            ConflictError: As in `append_now`.
+            EventLogError: As in `append_now`.
         """
         batch = _Batch(task_id, tuple(events), expected_seq, writer, Answer())
         self._batches.append(batch)
