@@ -103,7 +103,7 @@ class ArtifactStore(Protocol):
         ...
 
     async def delete(self, context_id: str, artifact_id: str, *, expected: ArtifactRecord | None = None) -> bool:
-        """Delete an artifact with all versions, and return True if it existed.
+        """Delete an artifact with all versions, and return True if it was deleted.
 
         Afterwards, the ID and its write keys can be used again, starting with version 1.
 
@@ -312,7 +312,7 @@ class Draft:
     """Artifact version that is being written.
 
     Attributes:
-        artifact_id: Normalized artifact ID.
+        artifact_id: Normalised artifact ID.
         version: Version number.
     """
 
