@@ -28,7 +28,7 @@ _NAMES = (
 
 
 class _Definitions(Mapping[str, StrategyDefinition]):
-    """Definitions of the nine strategies, each imported when it is read."""
+    """Lazy mapping of strategy names to definitions."""
 
     def __getitem__(self, name: str) -> StrategyDefinition:
         if name not in _NAMES:
@@ -46,16 +46,16 @@ class _Definitions(Mapping[str, StrategyDefinition]):
 
 
 STRATEGIES: Mapping[str, StrategyDefinition] = _Definitions()
-"""Definitions of the nine strategies, by name. Reading one imports the module of that strategy only."""
+"""Strategy definitions by name. Accessing an entry imports its module."""
 
 
 def get_stages(name: str) -> StrategyDefinition:
-    """Return the definition of a strategy, by its name or alias.
+    """Look up a strategy definition by name or alias.
 
-    Case, hyphens and spaces do not matter: `Tree-of-Thoughts` and `tree of thoughts` are `tree_of_thoughts`.
+    Names are case-insensitive, and hyphens, spaces and underscores are equivalent.
 
     Raises:
-        ConfigurationError: No strategy has this name. The message lists the nine.
+        ConfigurationError: Unknown strategy name. The message lists the valid names.
     """
     normal_name = name.strip().lower().replace("-", "_").replace(" ", "_")
     if normal_name in STRATEGIES:
@@ -67,10 +67,10 @@ def get_stages(name: str) -> StrategyDefinition:
 
 
 def load_strategy(name: str) -> Strategy:
-    """Create a strategy by its name or alias, with its default arguments.
+    """Create a strategy with default arguments from a name or alias.
 
     Raises:
-        ConfigurationError: No strategy has this name. The message lists the nine.
+        ConfigurationError: Unknown strategy name. The message lists the valid names.
     """
     module = get_stages(name).name
     return cast("Callable[[], Strategy]", _import_attribute(module, module))()

@@ -27,7 +27,7 @@ from rxloop.thinking.stages import StrategyDefinition
 Function = Callable[[StrategyRun], Awaitable[str]]
 
 ANSWER = "answer"
-"""Step of an answer that the strategy function returns."""
+"""Step name of answers returned by strategy functions."""
 
 
 @overload
@@ -110,7 +110,10 @@ def _reasoning(
 
 
 async def _answer(text: str, run: StrategyRun, sender: Sender) -> None:
-    """Publish the answer on the main branch, unless it has one. The model corrects an answer of a wrong type."""
+    """Publish the answer on the main branch unless it already exists.
+
+    Invalid answers are corrected by the model.
+    """
     ctx = run.ctx
     if not ctx.state.has_answered:
         answer_ctx = ctx.bind(step=ANSWER)
@@ -124,6 +127,6 @@ async def _answer(text: str, run: StrategyRun, sender: Sender) -> None:
             return
     elif ctx.state.done and (ctx.state.last is None or ctx.state.last.step != ANSWER):
         return
-    # The answer is invalid, the model has not seen a new message, or an earlier attempt published an answer that the
-    # end of the pipeline has not checked.
+    # Reached if the answer is invalid, the model has not seen a new message, or an earlier attempt published an
+    # unchecked answer.
     await sender.iterate(ctx, lambda request: request)

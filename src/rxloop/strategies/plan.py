@@ -1,4 +1,4 @@
-"""ReWOO plans of tool calls."""
+"""ReWOO plan parser and data types."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, cast
 from rxloop.errors import PlanRefused
 
 Arguments = dict[str, Any] | str
-"""Arguments of a call by name, or the text between the brackets."""
+"""Call arguments, either by name or as unparsed text."""
 
 _LABEL = re.compile(r"#E([0-9]{1,9})")
 
@@ -28,10 +28,10 @@ _FORM = 'write each on a line as `Plan: why. #E1 = tool_name[{"argument": "value
 
 @dataclass(frozen=True, slots=True)
 class PlanStep:
-    """One call of a plan."""
+    """Single tool call within a plan."""
 
     id: str
-    """Label without the number sign, such as `E1`."""
+    """Label without the leading number sign, for example `E1`."""
     tool: str
     arguments: Arguments
     why: str = ""
@@ -39,16 +39,16 @@ class PlanStep:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Steps whose results the arguments refer to."""
+        """Labels referenced by the arguments."""
         return frozenset(_id(number) for text in _strings(self.arguments) for number in _LABEL.findall(text))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps of a plan without cycles, in the order of their labels.
+    """Acyclic plan with steps ordered by label.
 
     Raises:
-        PlanRefused: If a label is duplicated or refers to no step, or the steps wait for each other.
+        PlanRefused: Duplicate label, unknown reference or cyclic dependency.
     """
 
     steps: tuple[PlanStep, ...]
@@ -83,7 +83,7 @@ class Plan:
         return step
 
     def list_ready(self, done: Collection[str], running: Collection[str] = ()) -> tuple[PlanStep, ...]:
-        """Return the steps that can run now: their dependencies are done, and they are neither done nor running."""
+        """List pending steps with completed dependencies, excluding running steps."""
         finished = set(done)
         pending = [step for step in self.steps if step.id not in finished and step.id not in running]
         return tuple(step for step in pending if self.dependencies[step.id] <= finished)
@@ -107,7 +107,7 @@ class Plan:
         return _substitute(step.arguments, evidence)
 
     def format_with_evidence(self, evidence: Mapping[str, Any]) -> str:
-        """Format the plan with its results for the model that writes the answer."""
+        """Format the plan and its results for the answering model."""
         lines: list[str] = []
         for step in self.steps:
             arguments = step.arguments if isinstance(step.arguments, str) else _json(step.arguments)
@@ -118,7 +118,7 @@ class Plan:
 
     @cached_property
     def dependencies(self) -> Mapping[str, frozenset[str]]:
-        """Ids of the steps that each step depends on."""
+        """Mapping of step ids to the ids of required steps."""
         return {step.id: step.needs for step in self.steps}
 
     @cached_property
@@ -126,7 +126,7 @@ class Plan:
         return {step.id: step for step in self.steps}
 
     def _find_cycle(self) -> list[str]:
-        """Return steps that wait for each other, with the first repeated at the end. Empty if there is no cycle."""
+        """Return a dependency cycle with the first step repeated, or an empty list."""
         done = set[str]()
         while ready := self.list_ready(done):
             done.update(step.id for step in ready)
@@ -177,7 +177,7 @@ def _steps_from_text(text: str) -> Iterator[PlanStep]:
 
 
 def _parse_input(text: str, match: re.Match[str]) -> tuple[Arguments, int]:
-    """Parse the text between the brackets of a step, and return it with the index of its end."""
+    """Parse bracketed step input and return it with the end index."""
     start = match.end()
     begin = start + len(text[start:]) - len(text[start:].lstrip())
     if text.startswith("{", begin):
@@ -235,7 +235,7 @@ def _steps_from_json(steps: Sequence[Any]) -> Iterator[PlanStep]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield all strings in the arguments at any depth, but not the names of arguments."""
+    """Yield nested string values, excluding argument names."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""ReAct: cycles of reasoning, tool calls and observations."""
+"""ReAct strategy with alternating reasoning, tool calls and observations."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def react(max_cycles: int = 8) -> Strategy:
         previous_id: str | None = None
 
         def plan(reply: Reply) -> None:
-            # Called when a message is complete and before its tools are called.
+            # Called for each complete message before tool execution.
             nonlocal previous_id
             if reply.calls:
                 run.stage("action_planning")
@@ -108,7 +108,7 @@ def react(max_cycles: int = 8) -> Strategy:
             prompt = None
             plan_id = previous_id
             run.stage("observation_reception")
-            # Thoughts are public, but the results of hidden tools are not.
+            # Results of hidden tools must not appear in public thoughts.
             for result in sorted(
                 (answer for answer in reply.results if answer.public), key=lambda answer: answer.index
             ):

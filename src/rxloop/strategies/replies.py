@@ -15,11 +15,11 @@ _INLINE_ANSWERS = (
     re.compile(r"\banswer\**\s*:\**\s*(.+)$", re.IGNORECASE | re.MULTILINE),
     re.compile(r"\banswer\s+is:?\s+(.+?)(?:[.!]?\s*$|[.!]\s)", re.IGNORECASE | re.MULTILINE),
 )
-"""Patterns for an answer within a line. They match up to the end of the line or sentence."""
+"""Regular expressions for inline answers. The match extends to the end of the line or sentence."""
 
 
 def split_paragraphs(text: str) -> list[str]:
-    """Split a text into paragraphs, or into lines if it has only one paragraph."""
+    """Split text into paragraphs, falling back to lines for a single paragraph."""
     parts = re.split(r"\n\s*\n", text.strip())
     if len(parts) == 1:
         parts = text.splitlines()
@@ -27,7 +27,7 @@ def split_paragraphs(text: str) -> list[str]:
 
 
 def parse_list(text: str) -> list[str]:
-    """Return the items of a list without numbers or dashes. If no line is marked as an item, every line is an item."""
+    """Parse list items without bullets or numbering. If no line has a marker, every line counts as an item."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     list_items = [line for line in lines if _MARK.match(line)]
     items = [_MARK.sub("", line).strip(" *_`") for line in list_items or lines]
@@ -55,7 +55,7 @@ def find_word(text: str, *labels: str) -> str:
 
 
 def find_number(text: str, *labels: str) -> float | None:
-    """Return the number after the last `Label:`, or None. Fractions and percentages are converted."""
+    """Return the number following the last `Label:`, or None. Fractions and percentages are converted to decimals."""
     match = _NUMBER.search(find_labelled(text, *labels) or "")
     if match is None:
         return None
@@ -65,7 +65,7 @@ def find_number(text: str, *labels: str) -> float | None:
 
 
 def find_final_answer(text: str) -> str | None:
-    """Return the final answer of a text: a box, the text after `Answer:`, or the last line."""
+    """Extract the final answer: boxed expression, `Answer:` label, or last line."""
     boxed = re.findall(r"\\boxed\{([^{}]*)\}", text)
     if boxed:
         return boxed[-1].strip() or None
@@ -88,10 +88,10 @@ def format_list(items: Iterable[str]) -> str:
 
 
 def check_minimum(minimum: int, **values: int) -> None:
-    """Check that arguments are not too small.
+    """Validate lower bounds of integer arguments.
 
     Raises:
-        ConfigurationError: If an argument is less than `least`.
+        ConfigurationError: If an argument is less than `minimum`.
     """
     for name, value in values.items():
         if value < minimum:

@@ -1,4 +1,4 @@
-"""Requests of a strategy through the pipeline."""
+"""Request sender for strategy functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OnEvent = Callable[[Event], None]
 
 
 class Sender:
-    """Sends requests through the pipeline. The output is published at once."""
+    """Request sender with immediate event publishing."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class Sender:
 
     @property
     def calls(self) -> int:
-        """Number of model calls so far, on all branches."""
+        """Total number of model calls across all branches."""
         return len(self._steps)
 
     def publish(self, event: Event) -> None:
-        """Publish an event, unless the run has ended."""
+        """Publish an event unless the run has already ended."""
         self._observer.on_next(event)
 
     async def iterate(
@@ -72,7 +72,7 @@ class Sender:
         """
 
         def answer(request: ModelRequest) -> Observable[Signal]:
-            # Each model call is an iteration of the run, on any branch. A repeated request is not counted twice.
+            # Model calls count as iterations on every branch, except for repeated requests.
             if request.step not in self._steps:
                 state = request.ctx.state.replace(iteration=self.calls)
                 limit = check_limits(state, self._ctx.info.limits, self._ctx.info.thought_limit)
@@ -87,7 +87,7 @@ class Sender:
     async def send(
         self, operator: Operator, source: Observable[Signal], ctx: RunContext[Any], on_event: OnEvent | None = None
     ) -> None:
-        """Wait until an operator has answered the requests of a source."""
+        """Send requests through an operator and wait for completion."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[Exception | None] = loop.create_future()
         thread = threading.get_ident()
@@ -127,7 +127,7 @@ class Sender:
 
 
 def _close(ctx: RunContext[Any]) -> None:
-    """Close the operations that a failure left open on a branch, because the strategy may continue."""
+    """Close abandoned operations on a branch, because the strategy may continue after a failure."""
     state = ctx.state
     if state.open_step is not None:
         get_host(ctx).close_abandoned(ctx.bind(step=state.open_step, call=None))

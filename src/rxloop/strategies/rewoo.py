@@ -1,4 +1,4 @@
-"""ReWOO: a plan of all tool calls, their execution, and an answer from the results."""
+"""ReWOO strategy: plan all tool calls, execute them, then answer from the results."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def rewoo(concurrency: int = 5, replans: int = 1) -> Strategy:
         run.stage("evidence_collection")
         for label, thought in planned.items():
             answer = answers[label]
-            # Thoughts are public, but the results of hidden tools are not.
+            # Results of hidden tools must not appear in public thoughts.
             if answer.public:
                 run.thought(answer.content, type="observation", related_to=thought, tool_call_id=answer.call.id)
         evidence = {label: _value(answer) for label, answer in answers.items()}
@@ -128,7 +128,7 @@ async def _plan(run: StrategyRun, prompt: str, tools: Sequence[str], replans: in
 async def _execute(
     run: StrategyRun, plan: Plan, tools: Mapping[str, ToolDefinition], concurrency: int
 ) -> dict[str, ToolCompleteEvent]:
-    """Execute the calls of a plan, and return the results by step."""
+    """Execute all planned calls and return results by step id."""
     answers: dict[str, ToolCompleteEvent] = {}
     finished = {step.id: asyncio.Event() for step in plan}
     semaphore = asyncio.Semaphore(concurrency)
@@ -148,7 +148,7 @@ async def _execute(
 
 
 def _value(answer: ToolCompleteEvent) -> Any:
-    """Return the result of a call, or the error text of a failed call."""
+    """Return the call result, or the error text for failed calls."""
     return answer.result if answer.success else answer.content
 
 
@@ -161,7 +161,7 @@ def _arguments(resolved: Any, tool: ToolDefinition) -> dict[str, Any]:
     if not names:
         return {}
     if isinstance(resolved, str) and properties.get(names[0], {}).get("type") not in (None, "string"):
-        # Text that is not JSON is passed unchanged, so that the tool can reject it with a helpful message.
+        # Invalid JSON is passed through unchanged, so that the tool can report a helpful error.
         with contextlib.suppress(json.JSONDecodeError):
             resolved = json.loads(resolved)
     return {names[0]: resolved}

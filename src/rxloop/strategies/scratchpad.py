@@ -1,4 +1,4 @@
-"""Scratchpad: a calculation that records its variables after each step."""
+"""Scratchpad strategy with recorded intermediate variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Self-ask: sub-questions and their answers, until the question can be answered."""
+"""Self-ask strategy with sub-questions and intermediate answers."""
 
 from __future__ import annotations
 

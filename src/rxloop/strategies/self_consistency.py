@@ -138,7 +138,7 @@ _QUOTES = "\"'`*“”\u2018\u2019«»"
 _PUNCTUATION = ".,;:!?。"
 
 _MAX_ZEROS = 30
-"""Numbers with more zeros at one end are written with an exponent."""
+"""Maximum number of leading or trailing zeros before switching to exponent notation."""
 
 
 def normalise(answer: Any) -> str:
@@ -167,7 +167,7 @@ def _normalise_text(text: str) -> str:
         plain = plain.strip(_QUOTES).rstrip(_PUNCTUATION).strip()
     number = _NUMBER.fullmatch(plain)
     if number is None or (number[1] and number[2]):
-        # An answer that only has punctuation is still an answer.
+        # Punctuation-only answers are valid.
         return plain or text.strip()
     return _normalise_number(number[1] + number[2] + number[3].replace(",", "") + (number[4] or ""))
 
@@ -183,10 +183,10 @@ def _normalise_number(digits: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """Result of a vote. `str` describes it in one sentence."""
+    """Voting result. `str` returns a one-sentence summary."""
 
     answer: Any
-    """The winning answer in its first form."""
+    """Winning answer, as first given."""
     winner: str
     """The winning answer in its normal form."""
     count: int
@@ -194,18 +194,18 @@ class Vote:
     total: int
     """Number of answers."""
     failed: int
-    """Number of samples without an answer."""
+    """Number of samples that produced no answer."""
     counts: tuple[tuple[str, int], ...]
-    """Normal form and votes of each answer, in the order of the first vote."""
+    """Vote counts by normalised answer, ordered by first vote."""
 
     @property
     def ratio(self) -> float:
-        """Share of the votes that the winner has."""
+        """Winner's share of the total votes."""
         return self.count / self.total
 
     @property
     def tied(self) -> bool:
-        """True if another answer, with a later first vote, has as many votes."""
+        """True if several answers share the highest vote count."""
         return sum(count == self.count for _, count in self.counts) > 1
 
     def __str__(self) -> str:
@@ -216,20 +216,20 @@ class Vote:
 
 
 def find_majority(answers: Sequence[Any], *, failed: int = 0) -> Vote:
-    """Return the most frequent answer. If two answers have as many votes, the earlier one wins.
+    """Determine the majority answer. Ties are resolved in favor of the earlier answer.
 
     Args:
-        answers: Answers in the order of the vote.
+        answers: Answers in voting order.
         failed: Number of samples without an answer.
 
     Raises:
-        NoAnswers: There are no answers.
+        NoAnswers: If `answers` is empty.
     """
     if not answers:
         raise NoAnswers(f"there is nothing to vote on: {failed} of {failed} paths failed")
     forms = [normalise(answer) for answer in answers]
     counts = Counter(forms)
-    # `max` returns the first maximum, and a Counter keeps the order of the answers.
+    # `max` returns the first maximum, because Counter preserves insertion order.
     winner = max(counts, key=counts.__getitem__)
     return Vote(
         answer=answers[forms.index(winner)],
@@ -255,6 +255,6 @@ def is_decided(answers: Sequence[Any], remaining: int) -> bool:
         return False
     most = max(counts)
     first = counts.index(most)
-    # An answer before the leader wins with as many votes. An answer after the leader needs one more.
+    # Ties favor earlier answers, so later answers need an additional vote to win.
     previous = all(count + remaining < most for count in counts[:first])
     return previous and all(count + remaining <= most for count in [*counts[first + 1 :], 0])

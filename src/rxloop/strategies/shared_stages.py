@@ -1,6 +1,6 @@
-"""Stages that several of the nine strategies share.
+"""Common strategy stages.
 
-A strategy adds the stages that follow: `replace(PROBLEM_RECEPTION, next="planning_phase")`.
+Strategies add their own transitions, for example `replace(PROBLEM_RECEPTION, next="planning_phase")`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ PROBLEM_RECEPTION = Stage(
     description="Take in the problem and restate it",
     prompt="Restate the problem in your own words: what is given, what is asked, and what an answer has to satisfy.",
 )
-"""The first stage of all nine."""
+"""Initial stage of every strategy."""
 
 CONTINUATION_DECISION = Stage(
     name="continuation_decision",
@@ -26,18 +26,18 @@ BRANCH_CREATION = Stage(
     description="Open an alternative line from a given thought",
     prompt="Open an alternative line: say from which thought it departs, and what it does differently.",
 )
-"""The stage that opens branches in `linear` and `tree_of_thoughts`."""
+"""Branching stage of `linear` and `tree_of_thoughts`."""
 
 SOLUTION_FORMULATION = Stage(
     name="solution_formulation",
     description="Derive the answer from what was found",
     prompt="Derive the answer from what you found, and from nothing else.",
 )
-"""The stage before the end of `chain_of_thought`, `react`, `self_ask` and `tree_of_thoughts`."""
+"""Penultimate stage of `chain_of_thought`, `react`, `self_ask` and `tree_of_thoughts`."""
 
 FINAL_RESPONSE = Stage(
     name="final_response",
     description="Give the answer; nothing follows",
     prompt="Give the answer to the person who asked: complete, and without your working notes.",
 )
-"""The last stage of all nine."""
+"""Final stage of every strategy."""

@@ -1,4 +1,4 @@
-"""Step-back: general principles first, then the specific case."""
+"""Step-back strategy: general principles before the specific case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tool that guides a model through the stages of a strategy."""
+"""Strategy tool with guided stages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ current stage, name that stage.
 flow. Give an evaluationScore in a branch, keep=1 to keep the best and give up the others, and mergeBranch to go \
 on with a branch on the main line.
 - Set nextThoughtNeeded to false in the last stage, such as final_response, and then give the answer."""
-"""Description of the tool. Below 1,024 characters, the maximum of some vendors."""
+"""Tool description, limited to 1,024 characters by some vendors."""
 
 _PROPERTIES: dict[str, dict[str, Any]] = {
     "stage": {"type": "string", "description": "The stage of this thought; needed where several may follow."},
@@ -115,7 +115,7 @@ class StrategicThinking(SessionTool):
         return result
 
     def _flow(self, session: Session) -> Flow:
-        """Return the current flow of a session, and remove it from the cache."""
+        """Pop the cached flow of a session and update it with recent thoughts."""
         start, length, flow = self._flows.pop((session.owner, session.session_id), ((0, 0), 0, None))
         if flow is None or start != _get_start(session) or length > len(session):
             length, flow = 0, Flow(self._definitions, loop_cap=self._loop_cap, budget=self._budget)
@@ -207,5 +207,5 @@ def _parameters(strategies: tuple[StrategyDefinition, ...], *, bound: bool) -> d
             "enum": [table.name for table in strategies],
             "description": "\n- ".join(["The strategy; needed in the first thought:", *map(_describe, strategies)]),
         }
-    # Additional properties are allowed, because stages have fields of their own.
+    # Additional properties must be allowed because stages define custom fields.
     return {**schema, "properties": {**schema["properties"], **choice, **_PROPERTIES}, "additionalProperties": True}

@@ -38,34 +38,34 @@ from rxloop.thinking.stages.stage_manager import StageManager
 T = TypeVar("T")
 
 CANCELED = "canceled"
-"""Error of a call that was closed because the run was cancelled."""
+"""Error code of calls closed by cancellation."""
 
 _NO_CAP = 10**9
-"""Strategy functions have their own limits, so their loops need no cap."""
+"""Effectively unlimited, because strategy functions enforce separate limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Reply of the model to one `ask`."""
+    """Model reply to a single `ask` call."""
 
     text: str
     step: str
-    """Step of the model call."""
+    """Step name of the model call."""
     branch: str
     calls: tuple[ToolCall, ...] = ()
-    """Tool calls of the message."""
+    """Tool calls requested by the message."""
     results: tuple[ToolCompleteEvent, ...] = ()
-    """Results of the tools called during this `ask`, in the order of their completion."""
+    """Tool results received during this `ask`, in completion order."""
     finish_reason: str = "stop"
-    """Reason why the message ended, such as `length` if it was truncated."""
+    """Finish reason of the message, for example `length` for truncated replies."""
 
 
 class StrategyRun:
-    """Interface of a run for a strategy function.
+    """Run interface for strategy functions.
 
     Attributes:
-        name: Name of the strategy, and of the branch that it uses by default.
-        ctx: Context of the run.
+        name: Strategy name, also the default branch name.
+        ctx: Run context.
     """
 
     def __init__(self, name: str, ctx: RunContext[Any], sender: Sender, stages: StrategyDefinition | None) -> None:
@@ -78,31 +78,31 @@ class StrategyRun:
         self._thoughts: Counter[str] = Counter()
         self._starts: dict[str, int] = {}
         self.incomplete: dict[str, ContentCompleteEvent] = {}
-        """Messages of replies that did not end normally, by text. An answer with the same text is incomplete too."""
+        """Incomplete messages by text. Answers with identical text are also incomplete."""
 
     @property
     def state(self) -> RunState:
-        """State of the main branch: its history, and the tokens of all branches."""
+        """Main branch state, with token usage across all branches."""
         return self.ctx.state
 
     @property
     def question(self) -> str:
-        """Question of the run: the last message that it was started with."""
+        """Text of the last initial message, or an empty string."""
         return self.state.initial_messages[-1].text if self.state.initial_messages else ""
 
     @property
     def calls(self) -> int:
-        """Number of model calls so far, on all branches."""
+        """Total number of model calls across all branches."""
         return self._sender.calls
 
     def stage(self, *names: str) -> str:
-        """Move to the next stages, and publish them.
+        """Enter one or more stages and publish each transition.
 
         Returns:
-            Instructions for the model, if the stages are known.
+            Stage instructions for the model, or an empty string for undefined stages.
 
         Raises:
-            StageRefused: If a stage may not follow the previous one.
+            StageRefused: Invalid transition from the current stage.
         """
         prompts: list[str] = []
         for name in names:
@@ -246,19 +246,19 @@ class StrategyRun:
             continuation = request.messages[start:]
             if not continuation or any(piece.role != "assistant" or piece.tool_calls for piece in continuation):
                 return request
-            # Parts of a continued answer follow the prompt that they answer.
+            # Continued parts must follow their original prompt.
             return request.replace(messages=request.messages[:start], tail=(*tail, *continuation))
 
         await self._sender.iterate(self.ctx, transform)
         return self.state.content
 
     async def call(self, tool: str, arguments: Mapping[str, Any], *, branch: str) -> ToolCompleteEvent:
-        """Call a tool of the agent without a model call. Guards apply as usual.
+        """Call an agent tool directly, without a model request. Guards still apply.
 
         Args:
-            tool: Name of the tool.
-            arguments: Arguments of the call.
-            branch: Branch of this call, such as `rewoo/E1`. Also used as its step and id.
+            tool: Tool name.
+            arguments: Call arguments.
+            branch: Branch name, for example `rewoo/E1`. Also used as step and call id.
         """
         return await self._call_on(tool, arguments, self.ctx.bind(step=branch, branch=branch))
 
@@ -273,7 +273,7 @@ class StrategyRun:
         answer = await self._send_call(request, list_offered(tools, [call], get_host(ctx).tools))
         earlier = answer.attempt and answer.attempt < ctx.attempt
         if earlier and answer.error == CANCELED and getattr(get_host(ctx).tools.find(request), "idempotent", False):
-            # The call was interrupted by the cancellation of an earlier attempt, and may be repeated.
+            # Idempotent calls interrupted in an earlier attempt can be retried.
             again = f"{branch}/again"
             first = ctx.first_step or branch
             return await self._call_on(tool, arguments, ctx.bind(step=again, branch=again, first_step=first))
@@ -298,7 +298,7 @@ class StrategyRun:
         return results[0]
 
     async def tools(self) -> tuple[ToolDefinition, ...]:
-        """Return the tools of the agent, except those for thinking aloud and for the answer."""
+        """List agent tools, excluding answer tools and the think-aloud tool."""
         result = get_host(self.ctx).build_request(self.ctx, 0, 0)
         request = result if isinstance(result, ModelRequest) else await result
         return tuple(tool for tool in request.tools if not tool.answer and tool.name != THINK_ALOUD)
@@ -348,6 +348,6 @@ class StrategyRun:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             for coroutine in work:
-                # Avoids the warning that a coroutine was never awaited.
+                # Suppress "coroutine was never awaited" warnings.
                 coroutine.close()
         return [results[index] for index in sorted(results)]

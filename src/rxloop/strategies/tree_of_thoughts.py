@@ -76,7 +76,7 @@ STAGES = StrategyDefinition(
 
 Judge = Callable[[Sequence[str]], "float | Awaitable[float]"]
 Evaluate = Literal["value", "vote"] | Judge
-"""Evaluation of thoughts: by the model, or by a function of the path of thoughts."""
+"""Evaluation method: model-based, or a custom function for thought paths."""
 
 ROOT = "tot"
 _WORDS = {"impossible": 0.0, "unlikely": 0.2, "maybe": 0.5, "likely": 0.7, "sure": 1.0, "certain": 1.0}
@@ -166,13 +166,13 @@ class _Tree:
     evaluate: Evaluate
 
     def count_affordable(self, calls: int) -> int:
-        """Return the number of thoughts that can be expanded and evaluated with a number of model calls."""
+        """Return the maximum number of thoughts affordable within a model call budget."""
         if self.evaluate == "vote":
             return max(calls - 1, 0)
         return max(calls // (1 + self.propose if self.evaluate == "value" else 1), 0)
 
     async def expand(self, nodes: Sequence[_Node]) -> list[_Node]:
-        """Ask the model for the next thoughts."""
+        """Generate child thoughts for each node."""
         return [child for children in await self.run.gather(*map(self._children, nodes)) for child in children]
 
     async def _children(self, node: _Node) -> list[_Node]:
@@ -188,7 +188,7 @@ class _Tree:
         ]
 
     async def evaluate_nodes(self, nodes: Sequence[_Node]) -> list[_Node]:
-        """Evaluate thoughts, and return them with their scores."""
+        """Assign scores to thoughts using the configured evaluation method."""
         if not nodes:
             return []
         if self.evaluate == "vote":
@@ -221,7 +221,7 @@ class _Tree:
         return [ranks.get(index, 0.0) for index in range(1, len(nodes) + 1)]
 
     def publish_round(self, evaluated: Sequence[_Node], kept: Sequence[_Node]) -> None:
-        """Publish the thoughts of a round."""
+        """Publish all evaluated thoughts and the pruning decision."""
         for node in evaluated:
             parent = node.id.rpartition("/")[0]
             self.run.thought(
@@ -252,7 +252,7 @@ async def _to_float(score: float | Awaitable[float]) -> float:
 
 
 def _score(text: str) -> float:
-    """Return the score in a judgement, or 0.5 if it has none."""
+    """Extract a score from a judgement, defaulting to 0.5."""
     score = find_number(text, "score")
     if score is None:
         words = [_WORDS[found] for found in re.findall(r"\w+", text.lower()) if found in _WORDS]
