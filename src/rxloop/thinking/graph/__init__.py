@@ -14,14 +14,14 @@ from rxloop.thinking.graph.formats import EdgeKind, Link, Node
 
 
 class Edge(NamedTuple):
-    """An edge between thoughts, or between a tool call and a thought."""
+    """Graph edge between thoughts, or from a tool call to a thought."""
 
     source: str
-    """Id of the thought or tool call that the target follows or replaces."""
+    """Id of the preceding or replaced thought, or of the originating tool call."""
     target: str
     """Id of the target thought."""
     kind: EdgeKind
-    """Kind of the source. For branches, revisions and merges: what the target does."""
+    """Source type, or the relation for branches, revisions and merges."""
 
 
 Conversation = tuple[str, str | None]
@@ -29,15 +29,15 @@ Conversation = tuple[str, str | None]
 
 
 class _Store:
-    """Store shared by all versions of a graph. It only grows, and each version uses a prefix of it."""
+    """Append-only store shared by all graph versions. Each version uses a prefix."""
 
     __slots__ = ("conversations", "messages", "named", "nodes", "places", "thoughts")
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
-        """Thoughts and calls in order."""
+        """Thoughts and tool calls in event order."""
         self.messages: list[tuple[str, str | None]] = []
-        """Run and step of each node, which identify its message."""
+        """Run id and step of each node. The pair identifies the message."""
         self.thoughts: list[int] = []
         """Indices of the thoughts."""
         self.conversations: list[Conversation] = []
@@ -59,8 +59,8 @@ class ThoughtGraph:
     thought with that id, and `graph[0]` is the first thought.
     """
 
-    # `add` is cheap because versions share one store: the newest version appends to it, and older versions know how far
-    # they reach and look no further. Only adding to a version that is not the newest copies what that version sees.
+    # Graph versions share an append-only store, so `add` on the newest version avoids a copy. Adding to an older
+    # version copies the visible prefix.
     __slots__ = ("_length", "_store", "_thoughts")
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class ThoughtGraph:
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> ThoughtGraph:
-        """Create the graph of a sequence of events. Events other than thoughts and tool calls are ignored."""
+        """Create a graph from events, ignoring unrelated event types."""
         graph = cls()
         for event in events:
             graph = graph.add(event)
@@ -106,7 +106,7 @@ class ThoughtGraph:
 
     def _extend(self, nodes: list[Node], event: Event) -> ThoughtGraph:
         store = self._store
-        # That of an empty one, with which many runs begin, stays empty.
+        # Extending an empty graph creates a new store, because many runs share the same empty graph initially.
         if not 0 < self._length == len(store.nodes):
             store = _Store()
             for place, node in enumerate(self._store.nodes[: self._length]):
@@ -154,12 +154,12 @@ class ThoughtGraph:
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """All tool calls in order."""
+        """Tool calls in event order."""
         return tuple(node for node in self._store.nodes[: self._length] if isinstance(node, ToolCall))
 
     @property
     def edges(self) -> tuple[Edge, ...]:
-        """Edges in the order of the thoughts."""
+        """Graph edges, ordered by target thought."""
         nodes = self._store.nodes
         return tuple(
             Edge(_id(nodes[source]), _id(nodes[target]), kind) for source, target, kind in self._links(self._parents())
@@ -182,9 +182,9 @@ class ThoughtGraph:
         return nodes, links
 
     def chains(self) -> list[list[Node]]:
-        """Return all paths of thoughts, from thoughts without sources to thoughts without successors.
+        """Return all root-to-leaf paths.
 
-        A cycle starts at its first thought. Tool calls that no thought refers to are omitted.
+        Cycles are split at the first thought. Unreferenced tool calls are omitted.
         """
         parents = _without_circles(self._parents())
         inner = set(parents.values())
@@ -198,13 +198,13 @@ class ThoughtGraph:
         return chains
 
     def tree(self, width: int = 80) -> str:
-        """Draw the thoughts as a text tree for a terminal.
+        """Render the graph as a text tree for terminals.
 
-        In addition to the edges, each tool call is shown below the last thought of its message. A call without such a
-        thought is only shown if a thought refers to it. A call that made a thought is shown as that thought.
+        Tool calls are additionally placed below the last thought of the same message. Unreferenced calls in messages
+        without thoughts are omitted. Calls that created a thought are merged with that thought.
 
         Args:
-            width: Maximum number of characters of a thought.
+            width: Maximum thought length in characters.
         """
         parents = self._parents()
         self._place_calls(parents)
@@ -234,7 +234,7 @@ class ThoughtGraph:
         return formats.dot(*self._drawing())
 
     def to_json(self) -> bytes:
-        """Return the graph as JSON: `nodes` with a `key` each, and `edges` between keys."""
+        """Serialize the graph to JSON. Nodes have a unique `key`, and edges refer to node keys."""
         return formats.json(*self._drawing())
 
     def to_html(self, title: str = "Thoughts") -> str:
@@ -249,9 +249,9 @@ class ThoughtGraph:
         return html(*self._drawing(), title)
 
     def _drawing(self) -> tuple[dict[int, Node], list[Link]]:
-        """Return the nodes to draw by index (thoughts and the calls that they refer to), and the edges.
+        """Return visible nodes by index, along with their edges.
 
-        Drawings are public, so they omit calls of hidden tools.
+        Hidden tool calls are omitted because drawings are public.
         """
         parents = self._parents()
         drawn = sorted({*self._store.thoughts[: self._thoughts], *parents.values()})
@@ -277,7 +277,7 @@ class ThoughtGraph:
         return Link(parent, place, _kind(self._store.nodes[parent], self._store.nodes[place]))
 
     def _iterate_session_links(self, place: int) -> Iterator[Link]:
-        """Return the thought that a thought of a session replaces, and the branch that is merged into it."""
+        """Yield revision and merge links of a session thought."""
         thought = self._store.nodes[place]
         if not isinstance(thought, ThoughtStreamEvent) or thought.session is None:
             return
@@ -295,7 +295,7 @@ class ThoughtGraph:
                 yield Link(found, place, kind)
 
     def _parents(self) -> dict[int, int]:
-        """Return the index of each thought's source, in the order of the thoughts."""
+        """Map each thought index to its source index."""
         places = self._store.thoughts[: self._thoughts]
         return {place: parent for place in places if (parent := self._parent(place)) is not None}
 
@@ -308,8 +308,8 @@ class ThoughtGraph:
         named = store.places.get((thought.task_id, thought.related_to), [])
         at = bisect_left(named, place)
         if thought.related_to == thought.tool_call_id and at > 0:
-            # The call that makes the thought is the thought itself; one of that id may lie further back, because
-            # some vendors use their ids again.
+            # Skip the call that created this thought. Some vendors reuse call ids, so an older call may have the same
+            # id.
             at -= store.messages[named[at - 1]] == store.messages[place]
         if at > 0:
             return named[at - 1]
@@ -319,7 +319,7 @@ class ThoughtGraph:
         return next((other for other in named if place < other < self._length), None)
 
     def _in_earlier_run(self, name: str, place: int) -> int | None:
-        """Return the newest index of an id before an index, in another run of the same conversation."""
+        """Return the most recent matching index from an earlier run in the same conversation."""
         store = self._store
         named = store.named.get((store.conversations[place], name), [])
         run = store.messages[place][0]
@@ -327,7 +327,7 @@ class ThoughtGraph:
         return next((other for other in before if store.messages[other][0] != run), None)
 
     def _place_calls(self, parents: dict[int, int]) -> None:
-        """Add each call below the last thought of its message."""
+        """Attach tool calls to the last thought of the same message."""
         store = self._store
         last: dict[tuple[str, str | None], int] = {}
         made: set[tuple[tuple[str, str | None], str | None]] = set()
@@ -360,7 +360,7 @@ def _append(store: _Store, node: Node, message: tuple[str, str | None], conversa
 
 
 def _without_circles(parents: dict[int, int]) -> dict[int, int]:
-    """Convert the graph to a forest. Each cycle is opened above its first node, because a node has one parent."""
+    """Convert the graph to a forest by breaking cycles at their first node."""
     result = dict(parents)
     finished: set[int] = set()
     for start in parents:

@@ -1,6 +1,6 @@
-"""Drawings of a graph as a tree, Mermaid, Graphviz and JSON.
+"""Graph rendering as text tree, Mermaid, Graphviz and JSON.
 
-Text of the model is escaped. No thought can add a line, a node or a directive to a drawing.
+Model output is escaped, so thoughts cannot inject lines, nodes or directives.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EdgeKind = Literal["thought", "call", "branch", "revision", "merge"]
 
 
 class Link(NamedTuple):
-    """An edge between two nodes."""
+    """Directed edge between node indices."""
 
     source: int
     target: int
@@ -32,18 +32,18 @@ Nodes = Mapping[int, Node]
 Edges = Sequence[Link]
 
 _WIDTH = 120
-"""Maximum number of characters of a thought in a drawing."""
+"""Maximum thought length in characters."""
 
 
 def to_public(node: Node) -> Node | None:
-    """Return a node as clients may see it, or None for a hidden call."""
+    """Return the public version of a node, or None for hidden tool calls."""
     if isinstance(node, ToolCall):
         return None if node.hidden else node
     return cast("ThoughtStreamEvent | None", node.to_public())
 
 
 def label(node: Node, width: int = _WIDTH) -> str:
-    """Return a node as one line: `planning plan: content (0.9)`, or the name and arguments of a call."""
+    """Format a node as a single line, for example `planning plan: content (0.9)`."""
     return ": ".join(part for part in _parts(node, width) if part)
 
 
@@ -56,9 +56,9 @@ def _parts(node: Node, width: int) -> tuple[str, str]:
 
 
 def name(node: Node) -> str:
-    """Return the name of a node.
+    """Return the display name of a node.
 
-    A thought of a session is named by its number, such as `3/5 on dual-write, revises 2`.
+    Session thoughts are identified by number, for example `3/5 on dual-write, revises 2`.
     """
     if isinstance(node, ToolCall) or node.session is None:
         return to_one_line(node.id if isinstance(node, ToolCall) else node.thought_id)
@@ -70,11 +70,11 @@ def name(node: Node) -> str:
 
 
 def tree(below: Mapping[int | None, Sequence[int]], label: Callable[[int], str]) -> str:
-    """Draw a forest as lines with branches.
+    """Render a forest with box-drawing characters.
 
     Args:
-        below: Children of each node, in order. The roots are the children of None.
-        label: Returns the text of a node.
+        below: Ordered children by node. Root nodes are stored under None.
+        label: Function that returns the node text.
     """
     lines: list[str] = []
     # An explicit stack, because a chain of thoughts may exceed the recursion limit.
@@ -124,7 +124,7 @@ def _dot_text(text: str) -> str:
 
 
 def json(nodes: Nodes, edges: Edges) -> bytes:
-    """Return nodes with all their data, and edges between their keys."""
+    """Serialize nodes and edges to JSON."""
     data = {
         "nodes": [{"key": f"n{place}", **_data(node)} for place, node in nodes.items()],
         "edges": [{"from": f"n{source}", "to": f"n{target}", "kind": kind} for source, target, kind in edges],

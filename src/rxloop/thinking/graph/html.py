@@ -1,6 +1,6 @@
-"""Drawing of a graph as one HTML file that opens in any browser and loads nothing.
+"""Standalone HTML rendering of a graph, without external resources.
 
-Text of the model is data: it is escaped in the drawing, and the script puts it on the page as text only.
+Model output is escaped in the drawing. Scripts insert text content only.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from rxloop.support.text import to_one_line
 from rxloop.thinking.graph import formats
 
 WIDTH, HEIGHT = 230, 54
-"""Size of a box in pixels."""
+"""Box width and height in pixels."""
 
 BESIDE: tuple[formats.EdgeKind, ...] = ("revision", "merge")
-"""Edges that are not steps of a chain."""
+"""Edge kinds excluded from chain layout."""
 
 STEP, ROW, MARGIN = 290, 70, 24
-"""Distances between columns and rows, and the margin, in pixels."""
+"""Column spacing, row spacing and margin in pixels."""
 
 
 def html(nodes: formats.Nodes, edges: formats.Edges, title: str) -> str:
-    """Write the page.
+    """Render a graph as an HTML page.
 
     Args:
-        nodes: The nodes, by place.
-        edges: From what is followed to what follows; those that go in circles point backwards.
-        title: The title of the page.
+        nodes: Nodes by index.
+        edges: Directed edges. Cyclic edges point backwards.
+        title: Page title.
     """
     spots = layout(nodes, edges)
-    # Only this sequence could end the script element.
+    # Escaping "<" prevents premature termination of the script element.
     data = formats.json(nodes, edges).decode().replace("<", "\\u003c")
     return Template(PAGE).substitute(
         title=escape(title),
@@ -48,9 +48,9 @@ def html(nodes: formats.Nodes, edges: formats.Edges, title: str) -> str:
 
 
 def layout(nodes: formats.Nodes, edges: formats.Edges) -> dict[int, tuple[int, int]]:
-    """Place the boxes: a column for each step of a chain, from left to right, and a row for each branch.
+    """Calculate box coordinates, with one column per chain step and one row per branch.
 
-    What starts a chain stands left; a reference that closes a circle does not count, nor do revisions and merges.
+    Chains start in the leftmost column. Cyclic references, revisions and merges do not affect the layout.
     """
     below: dict[int | None, list[int]] = {}
     parents = {target: source for source, target, kind in edges if kind not in BESIDE}
@@ -69,13 +69,13 @@ def layout(nodes: formats.Nodes, edges: formats.Edges) -> dict[int, tuple[int, i
         spots[place] = (MARGIN + depths[place] * STEP, MARGIN + row * ROW)
         children = below.get(place, ())
         stack.extend(reversed(children))
-        # A chain stays in its row. The next branch gets a new row.
+        # Chains stay in one row, while additional branches start a new row.
         row += not children
     return spots
 
 
 def _depth(place: int, parents: dict[int, int], depths: dict[int, int]) -> None:
-    """Store the length of the chain to a node and to its ancestors."""
+    """Calculate the chain depth of a node and its ancestors."""
     line: list[int] = []
     seen: set[int] = set()
     at: int | None = place
@@ -83,7 +83,7 @@ def _depth(place: int, parents: dict[int, int], depths: dict[int, int]) -> None:
         line.append(at)
         seen.add(at)
         at = parents.get(at)
-    # A chain also starts after a cycle.
+    # Cyclic chains start at depth zero.
     depth = depths[at] + 1 if at is not None and at in depths else 0
     for member in reversed(line):
         depths[member] = depth

@@ -119,7 +119,7 @@ class ThinkingSessions:
             raise ConfigurationError(f"session_id={session_id[:60]!r} {problem}")
         given = ThoughtInput.of(thought)
         requested_id = session_id if session_id is not None else given.session_id
-        # Acquire the lock first, so that the thoughts of a session keep their order.
+        # Acquire the lock before other operations to preserve thought order.
         async with self._lock(owner or "", requested_id):
             await self._limits.tidy()
             if requested_id is None:
@@ -155,15 +155,17 @@ class ThinkingSessions:
         )
 
     async def clear_session(self, session_id: str, *, owner: str | None = None) -> Session:
-        """Delete the thoughts of a session, and return the empty session with the same id.
+        """Delete all thoughts of a session and return the empty session.
+
+        The session id is preserved.
 
         Args:
-            session_id: Id of the session.
-            owner: Owner of the session, as for `get_session`.
+            session_id: Session id.
+            owner: Session owner, see `get_session`.
 
         Raises:
-            UnknownSession: If the owner has no such session, or it has expired.
-            ArtifactError: If the store failed.
+            UnknownSession: Unknown or expired session.
+            ArtifactError: Storage failure.
         """
 
         async def clear() -> Session:
@@ -176,7 +178,7 @@ class ThinkingSessions:
             return await _retry(clear)
 
     async def clear_all_sessions(self, *, owner: str = "") -> int:
-        """Delete all sessions of an owner, by default of the program. Return their number."""
+        """Delete all sessions of an owner and return the count. Defaults to sessions created by the program."""
         return await self._limits.delete_all(owner)
 
     async def sweep(self) -> int:
@@ -210,7 +212,7 @@ class ThinkingSessions:
                 # A process has created the artifact and crashed, or is about to write the thought.
                 session_id = current.session.session_id
             elif current is not None:
-                # The session of the call was cleared.
+                # The original session was cleared in the meantime.
                 session_id, current = new_id(), None
         return await self._add(given, current, _create(session_id, owner), call_id, admit, begins=True)
 
@@ -224,9 +226,9 @@ class ThinkingSessions:
         *,
         adopt: bool,
     ) -> ThoughtResult:
-        """Add a thought to a session that the program or the model names."""
+        """Add a thought to an explicitly requested session."""
         artifact = artifact_id(owner or "", requested_id)
-        # Only the program may refer to sessions of other owners.
+        # Only application code may access sessions of other owners.
         required_owner = owner if adopt else owner or ""
         current = self._stored.cached(artifact)
         if current is None or self._limits.is_expired(current.session):
@@ -245,7 +247,7 @@ class ThinkingSessions:
             return await self._add(given, current, session, call_id, admit, begins=False)
         fresh, notices = (_create(requested_id, owner or ("" if current is None else current.session.owner)), ())
         if self._limits.was_expired(fresh.owner, requested_id):
-            # The ids of the thoughts must differ from those of the deleted session.
+            # Prevent duplicate thought ids after a session was deleted.
             fresh, notices = fresh.changed(version=fresh.created), (_make_expired_warning(requested_id),)
         elif not adopt:
             raise _make_unknown_error(requested_id)
@@ -285,7 +287,10 @@ class ThinkingSessions:
         return ThoughtResult(stored.session, stored.session.at(len(stored.session)), notices)
 
     def _lock(self, owner: str, session_id: str | None) -> asyncio.Lock:
-        """Return the one lock of a session and event loop. Between loops and processes, the store detects conflicts."""
+        """Return the session lock for the current event loop.
+
+        Conflicts across loops and processes are detected by the store.
+        """
         if session_id is None:
             return asyncio.Lock()
         key = (id(asyncio.get_running_loop()), artifact_id(owner, session_id))

@@ -1,4 +1,4 @@
-"""Expiry of sessions and limits on their number."""
+"""Session expiry and session count limits."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class SessionLimits:
         return (owner, session_id) in self._expired
 
     def note(self, stored: StoredSession) -> None:
-        """Update the list after a write of this process."""
+        """Update the index after a local write."""
         assert stored.record is not None
         session = stored.session
         if stored.record.artifact_id not in self._entries:
@@ -130,7 +130,7 @@ class SessionLimits:
         remaining = [entry for entry in entries if entry.record.artifact_id not in expired]
         excess = len(remaining) - self._max_total
         if excess > 0:
-            # Delete a tenth more, so that the next new sessions do not cause a sweep each.
+            # Delete an additional 10 percent to avoid a sweep for every new session.
             doomed += (await self._in_order(remaining))[: excess + self._max_total // 10]
         count = 0
         for entry in doomed:
@@ -143,7 +143,7 @@ class SessionLimits:
         return count
 
     async def delete_all(self, owner: str) -> int:
-        """Delete all sessions of an owner and return their number."""
+        """Delete all sessions of an owner and return the deleted count."""
         await self._list()
         count = 0
         for entry in list(self._owners.get(owner, {}).values()):

@@ -14,7 +14,7 @@ from rxloop.thinking.sessions.thought import SequentialThought, ThoughtWarning
 BYTES_PER_TOKEN = 4
 
 FLOW = ("strategy", "stage", "nextStages", "stepsToEnd", "missingFields", "kept", "pruned", "merged")
-"""Fields of the flow that a result contains."""
+"""Result fields for strategy flows."""
 
 _MAX_NAMES = 20
 """Maximum number of branch names in texts for the model and in published results."""
@@ -27,7 +27,7 @@ class ThoughtResult:
     session: Session
     """Session including this thought. For a repeated call, the current session."""
     placed: Placed
-    """The thought and its position."""
+    """Current thought with its position."""
     notices: tuple[ThoughtWarning, ...] = ()
     """Warnings that the requested session has expired or does not exist."""
 
@@ -48,12 +48,12 @@ class ThoughtResult:
 
     @property
     def history(self) -> Sequence[SequentialThought]:
-        """Thoughts of the session up to this one."""
+        """Session thoughts up to and including this result."""
         return [placed.thought for placed in self.session.placed(last=self.placed.place)]
 
     @property
     def branches(self) -> list[str]:
-        """Names of the branches, in the order in which they were opened."""
+        """Branch names in creation order."""
         return self.session.branch_names(self.placed.branches)
 
     @property
@@ -95,12 +95,12 @@ class ThoughtResult:
         return {**self._head(self.branches), "thoughtHistory": history, **self._make_remarks()}
 
     def to_published(self, budget: int) -> dict[str, Any]:
-        """Return the data for events and the log, with the thoughts that the model sees.
+        """Return result data for events and the log, including the thoughts visible to the model.
 
-        Results with the full history would make the size of the log quadratic. The session contains the full history.
+        The full history is available from the session. Repeating it in every result would cause quadratic log growth.
 
         Args:
-            budget: Number of tokens of the text for the model, as for `to_text`.
+            budget: Token budget of the model text, see `to_text`.
         """
         names, data = self._newest_branches()
         count = max(self._count_fitting(self._count_available_bytes(budget, {})), 1)
@@ -109,11 +109,11 @@ class ThoughtResult:
         return {**self._head(names), **data, **self._earlier_note(count), **self._make_remarks()}
 
     def to_text(self, budget: int, **more: Any) -> str:
-        """Return the text for the model as JSON, with the last thoughts that fit and the number of earlier ones.
+        """Serialize the result to JSON for the model, including as many recent thoughts as possible.
 
         Args:
-            budget: Number of tokens of the text, at four bytes each. The text always contains the head, the warnings
-                and the newest thought, truncated if necessary.
+            budget: Token budget, assuming four bytes per token. The summary, warnings and newest thought are always
+                included. Long thoughts are truncated if necessary.
             **more: Additional fields.
         """
         available = self._count_available_bytes(budget, more)

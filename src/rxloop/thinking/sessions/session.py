@@ -1,4 +1,4 @@
-"""Sessions as folds of their thoughts, and validation of new thoughts."""
+"""Session state derived from thoughts, and validation of new thoughts."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class BranchOrigin(NamedTuple):
 
     branch_id: str
     from_thought: int
-    """Number of the thought that it branches from, as sent by the author."""
+    """Number of the thought where the branch starts, as provided by the model."""
     parent: str | None
-    """Branch of that thought. None for the main branch."""
+    """Parent branch, or None for the main branch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +33,16 @@ class Placed:
     branch: str | None
     """Branch of the thought. None for the main branch."""
     follows: int | None
-    """Position of the previous thought of the branch, or of the thought that the branch starts from."""
+    """Position of the previous thought on the branch, or of the branch origin."""
     revises: int | None
-    """Position of the thought that it replaces."""
+    """Position of the revised thought."""
     opens: bool
-    """True if it is the first thought of its branch."""
+    """True for the first thought on a branch."""
     branches: int
-    """Number of branches, including its own."""
+    """Branch count, including the current branch."""
 
 
-# Without slots, as in `RunState`, so that a copy is a copy of one dict.
+# Copying a single instance dict is faster than copying slots, see `RunState`.
 @dataclass(frozen=True)
 class Session:
     """Immutable state of a session. Adding a thought returns a new state."""
@@ -50,9 +50,9 @@ class Session:
     session_id: str
     owner: str = ""
     created: int = 0
-    """Time of creation, in milliseconds since 1970."""
+    """Creation time in milliseconds since the Unix epoch."""
     used: int = 0
-    """Time of the last thought, in milliseconds since 1970."""
+    """Time of the last thought in milliseconds since the Unix epoch."""
     version: int = 1
     """Incremented when the session restarts because it was cleared or has expired."""
     status: Status = "active"
@@ -79,7 +79,7 @@ class Session:
 
     @property
     def branches(self) -> dict[str, tuple[SequentialThought, ...]]:
-        """Thoughts of each branch by name, in the order in which the branches were opened."""
+        """Thoughts grouped by branch name, in branch creation order."""
         lines: dict[str, list[SequentialThought]] = {name: [] for name in self._branches}
         for placed in self.placed():
             if placed.branch is not None:
@@ -92,11 +92,11 @@ class Session:
         return self._placed[len(self)].thought.total_thoughts if len(self) else 0
 
     def branch(self, name: str) -> BranchOrigin | None:
-        """Return the origin of a branch, or None if there is no such branch."""
+        """Return the branch origin, or None for unknown branches."""
         return self._branches.get(name)
 
     def branch_names(self, count: int | None = None) -> list[str]:
-        """Return the names of the first branches, or of all branches by default."""
+        """Return branch names in creation order, optionally limited to a count."""
         return list(islice(self._branches, count))
 
     def placed(self, first: int = 1, last: int | None = None) -> Sequence[Placed]:
@@ -104,10 +104,10 @@ class Session:
         return [self._placed[place] for place in range(first, (len(self) if last is None else last) + 1)]
 
     def at(self, place: int) -> Placed:
-        """Return the thought at a position, starting at 1.
+        """Return the thought at a one-based position.
 
         Raises:
-            KeyError: If there is no such thought.
+            KeyError: Position not found.
         """
         return self._placed[place]
 
@@ -116,16 +116,19 @@ class Session:
         return f"{self.session_id}#{place}" if self.version == 1 else f"{self.session_id}#{self.version}.{place}"
 
     def find_by_call(self, call_id: str) -> Placed | None:
-        """Return the thought that a tool call has already added, or None."""
+        """Find the thought previously added by a tool call."""
         place = self._calls.get(call_id)
         return None if place is None else self._placed[place]
 
     def newest(self, branch: str | None = None) -> Placed | None:
-        """Return the last thought of a branch or of the main branch."""
+        """Return the most recent thought on a branch, or on the main branch by default."""
         return self._newest.get(branch)
 
     def find(self, number: int, branch: str | None = None) -> int | None:
-        """Return the position of the thought with a number: on this branch, its ancestors, or any branch."""
+        """Find the position of a numbered thought.
+
+        Ancestor branches are searched first, followed by all other branches.
+        """
         line = branch
         while (place := self._numbers.get((line, number))) is None and line is not None:
             above = self._branches.get(line)
@@ -141,7 +144,7 @@ class Session:
         return self._highest.get(branch)
 
     def find_branch(self, branch_id: str | None, branch_from: int | None) -> str | None:
-        """Return the branch of a thought with these fields: an existing branch or a new one."""
+        """Return the branch for these fields, or None for the main branch."""
         if branch_id is None or (branch_id not in self._branches and branch_from is None):
             return None
         return branch_id
@@ -209,13 +212,13 @@ class Rules:
     strict: bool = False
     """True to reject a thought that revises or branches from a missing thought. Otherwise it gets a warning."""
     max_length: int = 20_000
-    """Maximum number of characters of a thought."""
+    """Maximum thought length in characters."""
     max_thoughts: int = 200
-    """Maximum number of thoughts of a session."""
+    """Maximum number of thoughts per session."""
 
     @property
     def max_name(self) -> int:
-        """Maximum number of characters of a branch name: 200, or 1 % of `max_length` if that is more."""
+        """Maximum branch name length: 200 characters, or 1 percent of `max_length` if larger."""
         return max(200, self.max_length // 100)
 
     def __post_init__(self) -> None:

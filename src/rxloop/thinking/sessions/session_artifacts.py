@@ -1,4 +1,4 @@
-"""Sessions kept as artifacts, and their ids."""
+"""Artifact storage and id generation for sessions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rxloop.thinking.sessions.thought import SequentialThought
 _GENERATED = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
 _RANDOM_BITS = 62
-"""Bits at the end of a UUID of version 7 that are random."""
+"""Number of trailing random bits in a version 7 UUID."""
 
 
 def new_id(*call: str) -> str:
@@ -33,7 +33,7 @@ def new_id(*call: str) -> str:
         *call: Strings that identify the tool call that begins the session. All ids for one call map to the same
             artifact id, so a repeated call finds its session.
     """
-    # Imported here: uuid6 imports importlib.metadata, which takes much of the time in which rxloop is imported.
+    # Deferred import, because uuid6 imports importlib.metadata and slows down startup.
     import uuid6
 
     made = uuid6.uuid7()
@@ -74,7 +74,7 @@ _CACHED = 256
 """Maximum number of cached sessions. A cached session is not read again for each thought."""
 
 _BLOCK = 1 << 16
-"""Size of the first read from the end of an artifact, in bytes."""
+"""Initial read size from the end of an artifact, in bytes."""
 
 _LARGE = 1 << 20
 """Size in bytes above which an artifact is replaced when its session is cleared or has expired."""
@@ -90,26 +90,26 @@ class SessionLine(Wire):
     place: int
     """Line number, starting at 0."""
     write: str
-    """Random id of the write. It makes the lines of two writers different even if their thoughts are equal."""
+    """Random write id. Distinguishes lines from concurrent writers with identical thoughts."""
     begins: int | None = None
     """New version of the session, if this line starts one. Readers skip all earlier lines."""
     at: int = 0
-    """Start time of the version, in milliseconds since 1970."""
+    """Version start time in milliseconds since the Unix epoch."""
     thought: SequentialThought | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Session fields in the name of an artifact."""
+    """Session metadata encoded in the artifact name."""
 
     owner: str
     session_id: str
     nonce: str
-    """Random id of the artifact, which differs from that of a deleted artifact with the same artifact id."""
+    """Random artifact nonce. Distinguishes a recreated artifact from a deleted one with the same id."""
 
     @classmethod
     def of(cls, record: ArtifactRecord) -> Head | None:
-        """Parse the name of an artifact. Return None if the artifact is not a session."""
+        """Parse session metadata from an artifact name, returning None for other artifacts."""
         try:
             found: dict[str, Any] = json.loads(record.name)
             return cls(found["owner"], found["session"], found["nonce"])
@@ -123,7 +123,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class StoredSession:
-    """Session with the state of its artifact."""
+    """Session along with its artifact state."""
 
     session: Session
     record: ArtifactRecord | None = None
@@ -131,7 +131,7 @@ class StoredSession:
     lines: int = 0
     """Number of lines. 0 if the artifact was created but nothing was written."""
     end: int = 0
-    """Offset in the artifact up to which it was read."""
+    """Artifact offset of the last read."""
 
 
 class SessionArtifacts:
@@ -287,7 +287,7 @@ class SessionArtifacts:
             start = max(0, record.size - size)
             content = await self._content(record, start)
             if start:
-                # The block usually begins in the middle of a line.
+                # Discard the first line because blocks usually start in the middle of a line.
                 content = content.partition(b"\n")[2]
             lines = _parse(content)
             for place in reversed(range(len(lines))):

@@ -1,4 +1,4 @@
-"""Thoughts sent by the model, with their schema and description."""
+"""Thought input model, JSON schema and tool description."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rxloop.protocol.json_data import replace_surrogates
 from rxloop.protocol.messages import Wire
 from rxloop.support.text import to_short_repr
 
-# Clients of the reference server may send any number that JavaScript's Number() accepts.
+# Match numbers accepted by JavaScript's Number(), for compatibility with clients of the reference server.
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 _OTHER_BASE = re.compile(r"0([xX][0-9a-fA-F]+|[oO][0-7]+|[bB][01]+)")
@@ -24,13 +24,16 @@ _MAX_INTEGER = 2**53 - 1
 """Largest integer that all JSON parsers read exactly."""
 
 _MAX_NAME = 200
-"""Maximum number of characters of an id or the name of a stage."""
+"""Maximum length of ids and stage names, in characters."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def _parse_integer(value: object) -> object:
-    """Parse an integer of at least 1 in any notation of a client: 2, "2", " 2 ", "2.0", 2.0 or ["2"]."""
+    """Parse a positive integer.
+
+    Strings, integral floats and single-item lists are accepted for compatibility.
+    """
     number = value
     while isinstance(number, list) and len(items := cast("list[object]", number)) == 1:
         number = items[0]
@@ -51,7 +54,7 @@ def _parse_number(text: str) -> float | None:
 
 
 def _parse_bool(value: object) -> object:
-    """Parse a bool, which may be a string: true, "true", "FALSE"."""
+    """Parse a boolean value or a case-insensitive boolean string."""
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.lower() in ("true", "false"):
@@ -60,7 +63,7 @@ def _parse_bool(value: object) -> object:
 
 
 def find_name_problem(name: str) -> str | None:
-    """Return why a string is not a valid name, or None."""
+    """Return the validation error of a name, or None for valid names."""
     if len(name) > _MAX_NAME:
         return f"is {len(name)} characters long, and {_MAX_NAME} are allowed"
     return "has a line end or another control character in it" if _CONTROL.search(name) else None
@@ -76,7 +79,7 @@ def _parse_name(value: object) -> object:
 
 
 def _parse_label(value: object) -> object:
-    """Parse a name that is displayed unchanged, such as the name of a stage."""
+    """Validate names that are displayed verbatim, for example stage names."""
     if isinstance(value, str) and (errors := find_name_problem(value)) is not None:
         raise PydanticCustomError("label", "{wrong}", {"wrong": errors})
     return _parse_name(value)
@@ -159,7 +162,7 @@ class ThoughtWarning(Wire):
     """A warning about an accepted thought, for its author."""
 
     code: str
-    """Stable code for programs, such as `dangling_revision`."""
+    """Stable error code, for example `dangling_revision`."""
     message: str
     """Description in one sentence."""
 
@@ -180,16 +183,16 @@ class SequentialThought(Wire):
     branch_id: str | None = None
     needs_more_thoughts: bool | None = None
     at: int = 0
-    """Time of acceptance, in milliseconds since 1970."""
+    """Acceptance time in milliseconds since the Unix epoch."""
     call_id: str | None = None
-    """Id of the tool call that sent the thought. A repeated call adds no second thought."""
+    """Tool call id, used to ignore repeated calls."""
     warnings: tuple[ThoughtWarning, ...] = Field(default_factory=tuple[ThoughtWarning, ...])
     flow: dict[str, Any] | None = None
-    """Data of the strategy: the stage, possible next stages, and the outcome of branches."""
+    """Strategy data: current stage, next stages and branch results."""
 
     @cached_property
     def echo(self) -> dict[str, Any]:
-        """The entry of the thought in `thoughtHistory`."""
+        """Thought fields for `thoughtHistory`."""
         return {
             "thoughtNumber": self.thought_number,
             "thought": self.thought,
@@ -211,7 +214,7 @@ tax.", "thoughtNumber": 4, "totalThoughts": 6, "nextThoughtNeeded": true, "isRev
 and repeat a short branchId in each thought of the branch. Example: {..., "branchFromThought": 2, "branchId": "queue"}
 - When the last thought is not enough, set needsMoreThoughts to true and go on.
 - Set nextThoughtNeeded to false only when the answer is found and checked; then give the answer itself."""
-"""Below 1,024 characters, the maximum of some vendors."""
+"""Tool description, limited to 1,024 characters by some vendors."""
 
 _BOOLEAN = {"type": "boolean"}
 
@@ -228,7 +231,7 @@ PROPERTIES: dict[str, dict[str, Any]] = {
     "branchId": {"type": "string", "description": "A short name for the branch, the same in each thought of it."},
     "needsMoreThoughts": {**_BOOLEAN, "description": "At the end: more thoughts are needed than you expected."},
 }
-"""Fields of a thought as JSON Schema."""
+"""JSON Schema properties of a thought."""
 
 SESSION_PROPERTIES: dict[str, dict[str, Any]] = {
     "sessionId": {
@@ -237,7 +240,7 @@ SESSION_PROPERTIES: dict[str, dict[str, Any]] = {
     },
     "clearSession": {**_BOOLEAN, "description": "Forget the thoughts so far: this one is the first of a new session."},
 }
-"""Fields that select the session of a thought."""
+"""JSON Schema properties for session selection."""
 
 REQUIRED = ["thought", "nextThoughtNeeded", "thoughtNumber", "totalThoughts"]
 

@@ -74,7 +74,7 @@ class Stage:
 
     name: str
     next: Names = ()
-    """Possible next stages in the order in which they are offered."""
+    """Allowed next stages, in presentation order."""
     description: str = ""
     """Short description for people."""
     prompt: str = ""
@@ -98,9 +98,9 @@ class IterationPoint:
 
     stage: str
     back_to: Names
-    """First stages of the loop."""
+    """Initial stages of the loop."""
     via: Names = ()
-    """Stages between the decision and the start of the loop, if there is no direct transition."""
+    """Intermediate stages between the decision and the loop start, if there is no direct transition."""
 
     def __post_init__(self) -> None:
         _set(self, back_to=_names(self.back_to), via=_names(self.via))
@@ -115,7 +115,7 @@ class Branching:
     kind: BranchingKind
     stage: str
     fields: Names = ()
-    """Fields of thoughts that identify branches."""
+    """Thought fields that identify branches."""
 
     def __post_init__(self) -> None:
         _set(self, fields=_names(self.fields))
@@ -150,15 +150,15 @@ class StrategyDefinition:
     """Display name. Derived from `name` by default."""
     aliases: Names = ()
     when: str = ""
-    """When to use the strategy: one sentence for people and models."""
+    """One-sentence usage recommendation for people and models."""
     pattern: str = "custom"
-    """Shape of the flow in one word, such as `linear`, `cyclic` or `branching`."""
+    """Flow pattern, for example `linear`, `cyclic` or `branching`."""
     initial: str = ""
     """Initial stage. Defaults to the first stage."""
     terminal: Names = ()
     """Terminal stages. Defaults to the last stage."""
     decision_points: Names = ()
-    """Stages with several next stages. Derived from the transitions, and checked against them if passed."""
+    """Stages with multiple transitions. Derived automatically, and validated if provided."""
     iteration_point: IterationPoint | None = None
     branching: Branching | None = None
     traits: Set[Trait] = field(default_factory=frozenset[Trait])
@@ -214,7 +214,7 @@ class StrategyDefinition:
         return load.from_yaml(cls, source)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without derived data, because some of it cannot be copied.
+        # Exclude cached properties, because some cannot be copied.
         return {kept.name: getattr(self, kept.name) for kept in fields(self)}
 
     def stage(self, name: str) -> Stage:
@@ -233,12 +233,12 @@ class StrategyDefinition:
 
     @cached_property
     def transitions(self) -> Mapping[str, tuple[str, ...]]:
-        """Possible next stages of each stage."""
+        """Allowed transitions by stage."""
         return MappingProxyType({stage.name: tuple(stage.next) for stage in self.stages})
 
     @cached_property
     def loops(self) -> tuple[routes.Edge, ...]:
-        """Transitions that lead back. Every cycle contains one of them."""
+        """Back edges. Every cycle contains at least one."""
         return routes.find_loops(self.transitions, self.initial)
 
     def steps_to_end(self, stage: str) -> int:
@@ -246,16 +246,16 @@ class StrategyDefinition:
         return self._steps[self.stage(stage).name]
 
     def ways(self, closed: frozenset[routes.Edge] = frozenset()) -> routes.Routes:
-        """Return the possible next stages of each stage with their distances to the end, if some loops are closed."""
+        """Return allowed transitions with distances to the end, excluding closed loops."""
         found = self._ways.get(closed)
         if found is None:
             found = self._ways[closed] = routes.find_routes(self.transitions, self.terminal, closed)
         return found
 
     def to_mermaid(self) -> str:
-        """Draw the strategy as a Mermaid flowchart.
+        """Render the strategy as a Mermaid flowchart.
 
-        Decisions are diamonds, the first and last stages are rounded, and transitions that lead back are dotted.
+        Decision points are diamonds, initial and terminal stages have rounded corners, and back edges are dotted.
         """
         plain = all(_PLAIN.fullmatch(stage.name.lower()) and stage.name.isascii() for stage in self.stages)
         ids = {stage.name: stage.name if plain else f"n{place}" for place, stage in enumerate(self.stages)}
@@ -275,7 +275,7 @@ class StrategyDefinition:
         return ("([", "])") if stage == self.initial or stage in self.terminal else ("[", "]")
 
     def describe(self) -> str:
-        """Return a page of text with the use of the strategy, its stages and their transitions."""
+        """Return a text description of the strategy, including stages and transitions."""
         aliases = f" (also {', '.join(self.aliases)})" if self.aliases else ""
         lines = [f"{self.name}{aliases}: {self.title}", *([self.when] if self.when else []), ""]
         for place, stage in enumerate(self.stages, 1):

@@ -1,4 +1,4 @@
-"""Open, selected and merged branches of a flow."""
+"""Branch management for strategy flows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BranchStatus = Literal["active", "pruned", "merged"]
 
 @dataclass(slots=True)
 class Branch:
-    """A branch of a flow with its own position in the strategy."""
+    """Flow branch with an independent strategy position."""
 
     name: str
     parent: str | None
@@ -29,7 +29,7 @@ class Branch:
 
 
 class Selection(NamedTuple):
-    """Branches kept and pruned by a selection, each in the order in which they were opened."""
+    """Kept and pruned branch names, in creation order."""
 
     kept: tuple[str, ...]
     pruned: tuple[str, ...]
@@ -73,10 +73,10 @@ class Branches:
         return tuple(name for name in self.active if name not in parents)
 
     def stages(self, name: str | None) -> StageManager:
-        """Return the position of an open branch or of the main branch.
+        """Return the strategy position of an open branch or the main branch.
 
         Raises:
-            BranchRefused: If there is no such branch, or it is not open.
+            BranchRefused: Unknown or closed branch.
         """
         return self.main if name is None else self._open(name, "goes no further").stages
 
@@ -89,14 +89,14 @@ class Branches:
         return tuple(found)
 
     def open(self, name: str, parent: str | None = None) -> Branch:
-        """Open a branch at the position of its parent in the strategy.
+        """Open a branch at the current position of its parent.
 
         Args:
-            name: Name of the new branch.
-            parent: Name of the parent branch.
+            name: Name for the new branch.
+            parent: Parent branch name. Defaults to the main branch.
 
         Raises:
-            BranchRefused: If the name exists, or the parent is not open.
+            BranchRefused: Empty or duplicate name, or closed parent branch.
         """
         if not name:
             raise BranchRefused("a branch needs a name")
@@ -109,10 +109,10 @@ class Branches:
         return made
 
     def score(self, name: str, score: float) -> None:
-        """Set the score of an open branch. Higher is better, and the last score is used.
+        """Update the score of an open branch. Higher scores are better.
 
         Raises:
-            BranchRefused: If the branch is not open, or the score is not a finite number.
+            BranchRefused: Closed branch or non-finite score.
         """
         branch = self._open(name, "it gets no score")
         if not math.isfinite(score):
@@ -160,11 +160,10 @@ class Branches:
         return self._prune({name})
 
     def merge(self, name: str, into: str | None = None) -> None:
-        """Merge an open branch into the main branch or into another open branch.
+        """Merge an open branch into another branch. Defaults to the main branch.
 
         Raises:
-            BranchRefused: If a branch is not open, the target descends from the branch, or the branch has open
-                children.
+            BranchRefused: Closed branch, open child branches, or a target descended from the merged branch.
         """
         branch = self._open(name, "it cannot be merged")
         if into is not None:

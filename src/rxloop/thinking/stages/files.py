@@ -17,16 +17,16 @@ from rxloop.support.text import to_short_repr
 from rxloop.support.yaml import InvalidYAML, load_yaml
 
 MAX_CHARACTERS = 256 * 1024
-"""Characters of a document. The nine built-in strategies have 40,000 together."""
+"""Maximum document length in characters. The built-in strategies use 40,000 in total."""
 
 T = TypeVar("T")
 
 _FAULTS = 20
-"""Faults that an error names."""
+"""Maximum number of validation errors per message."""
 
 
 def from_json(model: type[T], source: str | bytes | PathLike[str]) -> T:
-    """Read a strategy, as a value of that class, from JSON text or from a JSON file."""
+    """Load a strategy from JSON text or a JSON file."""
     text, subject = _read(source, "the JSON of a strategy")
     try:
         data = json.loads(text, object_pairs_hook=_check_unique)
@@ -37,13 +37,13 @@ def from_json(model: type[T], source: str | bytes | PathLike[str]) -> T:
     except RecursionError:
         raise ConfigurationError(f"{subject}: the values are nested too deeply") from None
     except ValueError as error:
-        # A duplicate key, or a number with too many digits.
+        # Raised for duplicate keys and excessively long numbers.
         raise ConfigurationError(f"{subject}: {error}") from None
     return validate(model, data, subject)
 
 
 def from_yaml(model: type[T], source: str | bytes | PathLike[str]) -> T:
-    """Read a strategy, as a value of that class, from YAML text or from a YAML file."""
+    """Load a strategy from YAML text or a YAML file."""
     text, subject = _read(source, "the YAML of a strategy")
     try:
         data = load_yaml(text)
@@ -55,10 +55,10 @@ def from_yaml(model: type[T], source: str | bytes | PathLike[str]) -> T:
 
 
 def validate(model: type[T], data: object, subject: str) -> T:
-    """Validate data as a value of that type.
+    """Validate data against a model type.
 
     Raises:
-        ConfigurationError: The data is not valid. The message lists the path, the problem and the value of each fault.
+        ConfigurationError: Invalid data. The message includes the path, problem and value of each error.
     """
     try:
         return _make_adapter(model).validate_python(data)
@@ -90,7 +90,7 @@ def _describe(error: ErrorDetails, data: Any) -> str:
 
 
 def _path(location: tuple[int | str, ...], data: Any) -> str:
-    """Return the path of a value in the data, with the names of stages instead of their numbers."""
+    """Format the path of a value, using stage names instead of indices."""
     parts: list[str] = []
     for part in location:
         name: Any = None
@@ -112,7 +112,7 @@ def _get(data: Any, part: int | str) -> Any:
 
 
 def _read(source: str | bytes | PathLike[str], subject: str) -> tuple[str, str]:
-    """Return the text, and the subject of messages about it."""
+    """Read source text and return it with a description for error messages."""
     if not isinstance(source, str | bytes):
         path = Path(source)
         subject = f"{subject} in {path}"
@@ -121,7 +121,7 @@ def _read(source: str | bytes | PathLike[str], subject: str) -> tuple[str, str]:
                 source = file.read(4 * MAX_CHARACTERS + 1)
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"{subject} cannot be read: {error}") from error
-    # A character is four bytes at most.
+    # UTF-8 characters use at most four bytes.
     if isinstance(source, bytes) and len(source) <= 4 * MAX_CHARACTERS:
         try:
             source = source.decode()
@@ -133,7 +133,7 @@ def _read(source: str | bytes | PathLike[str], subject: str) -> tuple[str, str]:
 
 
 def _hint(text: str) -> str:
-    """Hint at `pathlib.Path` where the text looks like the name of a file."""
+    """Suggest `pathlib.Path` for text that resembles a file name."""
     return "; for a file, give a pathlib.Path" if text.strip() and "\n" not in text and len(text) < 300 else ""
 
 

@@ -1,4 +1,4 @@
-"""Graph of stages: reachability, distance to the end, and loops."""
+"""Stage graph algorithms: reachability, distances and loops."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Edge = tuple[str, str]
 Transitions = Mapping[str, Sequence[str]]
 
 Routes = Mapping[str, tuple[tuple[str, int], ...]]
-"""Possible next stages of each stage, in the order of the strategy, each with its distance to the end."""
+"""Allowed transitions by stage, with distances to the end."""
 
 
 def find_reachable(transitions: Transitions, start: str) -> set[str]:
@@ -25,12 +25,12 @@ def find_reachable(transitions: Transitions, start: str) -> set[str]:
 
 
 def measure_steps(transitions: Transitions, terminal: Iterable[str], closed: Collection[Edge] = ()) -> dict[str, int]:
-    """Return the length of the shortest path to the end for each stage that has one.
+    """Return the shortest distance to the end by stage. Unreachable stages are omitted.
 
     Args:
-        transitions: Possible next stages of each stage.
-        terminal: Stages at which a flow ends.
-        closed: Edges that must not be used.
+        transitions: Allowed transitions by stage.
+        terminal: Terminal stages.
+        closed: Excluded edges.
     """
     sources: dict[str, list[str]] = {stage: [] for stage in transitions}
     for source, targets in transitions.items():
@@ -49,9 +49,9 @@ def measure_steps(transitions: Transitions, terminal: Iterable[str], closed: Col
 
 
 def find_loops(transitions: Transitions, initial: str) -> tuple[Edge, ...]:
-    """Return the back edges that a depth-first search finds, in the order of the transitions.
+    """Return all back edges found by depth-first search.
 
-    Every cycle contains one of them. Without them the end can still be reached from the initial stage.
+    Every cycle contains at least one back edge. Removing them keeps the end reachable from the initial stage.
     """
     result: list[Edge] = []
     entered, finished = {initial}, set[str]()

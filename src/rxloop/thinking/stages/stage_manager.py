@@ -1,4 +1,4 @@
-"""Position of a flow in its strategy."""
+"""Flow position management for strategies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOP_CAP = 10
 
 
 class StageSnapshot(TypedDict):
-    """State of a `StageManager` as plain values for JSON."""
+    """JSON-serializable state of a `StageManager`."""
 
     strategy: str
     stage: str
@@ -75,22 +75,22 @@ class StageManager:
 
     @property
     def history(self) -> tuple[str, ...]:
-        """Stages that were left, in order and with repetitions."""
+        """Previously visited stages in order, including repetitions."""
         return tuple(self._history)
 
     @property
     def passes(self) -> dict[Edge, int]:
-        """Number of times that each loop was taken."""
+        """Iteration counts by loop."""
         return dict(self._passes)
 
     @property
     def steps(self) -> int:
-        """Number of steps: transitions, and thoughts that stayed in their stage."""
+        """Step count, including transitions and thoughts within the same stage."""
         return len(self._history) + self._stays
 
     @property
     def remaining(self) -> int | None:
-        """Remaining steps of the budget. None without a budget."""
+        """Remaining step budget, or None if unlimited."""
         return None if self.budget is None else self.budget - self.steps
 
     @property
@@ -100,18 +100,18 @@ class StageManager:
 
     @property
     def next_stages(self) -> tuple[str, ...]:
-        """Possible next stages in the order of the strategy. Empty at the end."""
+        """Allowed next stages in strategy order. Empty for terminal stages."""
         remaining = self.remaining
         return tuple(target for target, steps in self._ways[self._stage] if remaining is None or steps < remaining)
 
     @property
     def is_terminal(self) -> bool:
-        """True at the end of the strategy."""
+        """True for terminal stages."""
         return self._stage in self.strategy.terminal
 
     @property
     def is_decision_point(self) -> bool:
-        """True if the strategy has several stages after the current one, even if some of them are closed."""
+        """True if the strategy defines multiple transitions from the current stage, including closed transitions."""
         return self._stage in self.strategy.decision_points
 
     @property
@@ -251,7 +251,7 @@ class StageManager:
         return f"; allowed: {', '.join(offered)}" if offered else "; no stage follows"
 
     def _why_not(self, stage: str) -> str:
-        """Return why a stage may not follow, without the possible stages."""
+        """Return the reason for rejecting a transition."""
         place = self._position()
         if stage not in self.strategy:
             return f"{place}: the strategy has no stage {stage!r}"

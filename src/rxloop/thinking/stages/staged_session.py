@@ -1,4 +1,4 @@
-"""Sessions that follow a strategy."""
+"""Strategy-guided thinking sessions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rxloop.thinking.stages.stage_manager import LOOP_CAP, StageManager
 
 
 def _score(value: object) -> object:
-    """Parse a finite number, which may be a string."""
+    """Parse a finite number from a numeric or string value."""
     if value is None:
         return None
     try:
@@ -43,7 +43,7 @@ class StagedInput(ThoughtInput):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Additional fields of the stage."""
+        """Additional stage-specific fields."""
         return {name: value for name, value in (self.model_extra or {}).items() if value is not None}
 
     @property
@@ -57,13 +57,13 @@ _KNOWN = StagedInput.model_fields.keys()
 
 
 class _Move(NamedTuple):
-    """Effect of a thought on the flow."""
+    """Flow changes caused by a thought."""
 
     line: str | None
     parent: str | None
     opens: bool
     strategy: str | None
-    """Strategy that starts with the thought."""
+    """Newly started strategy, if any."""
     stage: str | None
     """Stage named by the thought."""
     score: float | None
@@ -87,7 +87,7 @@ class Flow:
         self._loop_cap = loop_cap
         self._budget = budget
         self.branches: Branches | None = None
-        """The branches, or None before the first thought."""
+        """Flow branches, or None before the first thought."""
 
     def follow(self, session: Session, placed: Placed) -> None:
         """Apply a stored thought of the session."""
@@ -162,7 +162,7 @@ class Flow:
         )
 
     def _strategy_begun(self, given: StagedInput, line: str | None) -> str | None:
-        """Return the strategy that starts with a thought, or None. It may be the first thought or a switch."""
+        """Return the strategy started by an initial thought or a strategy switch, or None."""
         named = self._definition(given.strategy) if given.strategy is not None else None
         if self.branches is None:
             if named is None and len(self._names) > 1:
@@ -198,7 +198,7 @@ class Flow:
         return found
 
     def _execute(self, move: _Move) -> tuple[list[tuple[str | None, str]], Any]:
-        """Execute a move. Return the stages with their predecessors, and the selection."""
+        """Apply a flow change and return the visited stages along with the branch selection."""
         trail: list[tuple[str | None, str]] = []
         before = self.branches.main.stage if self.branches is not None else None
         if move.strategy is not None:
@@ -232,7 +232,7 @@ class Flow:
         return StageManager(definition, loop_cap=self._loop_cap, budget=steps)
 
     def _take_over(self, name: str, line: str | None) -> None:
-        """Move a branch to the position of the branch merged into it, if that is closer to the end."""
+        """Advance a branch to the position of a merged branch, if that position is closer to the end."""
         assert self.branches is not None
         merged, stages = self.branches[name].stages, self.branches.stages(line)
         if merged.steps_to_end >= stages.steps_to_end:
@@ -244,10 +244,10 @@ class Flow:
 
 
 def index_definitions(definitions: tuple[StrategyDefinition, ...]) -> dict[str, StrategyDefinition]:
-    """Return strategies by their names and aliases.
+    """Index strategy definitions by name and alias.
 
     Raises:
-        ConfigurationError: If two strategies have the same name.
+        ConfigurationError: Duplicate name or alias.
     """
     found: dict[str, StrategyDefinition] = {}
     for definition in definitions:
