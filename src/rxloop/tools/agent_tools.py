@@ -1,4 +1,4 @@
-"""Tools of an agent, and the tools offered in a model request."""
+"""Agent tools and their selection for model requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rxloop.tools.toolsets import MissingToolset, Toolsets, toolset_name
 ToolDeps = TypeVar("ToolDeps", default=Any)
 
 AnyTool = Tool[ToolDeps] | Function | Toolset[ToolDeps]
-"""Type of the items in `tools=` of an agent. `AnyTool[Deps]` is the type for an agent with these deps."""
+"""Item type for an agent's `tools=` argument. Use `AnyTool[Deps]` for agents with typed dependencies."""
 
 log = logging.getLogger("rxloop")
 
@@ -33,19 +33,19 @@ class OfferedTools:
     """Tools offered in one model request."""
 
     tools: dict[str, Tool]
-    """Tools by name, in order."""
+    """Ordered mapping of tool names to tools."""
     missing: tuple[MissingToolset, ...] = ()
-    """Toolsets whose tools are not available."""
+    """Unavailable toolsets."""
 
 
 class _MergedTools:
-    """Tools of an agent, merged with the tools of its toolsets."""
+    """Agent tools merged with toolset tools."""
 
     def __init__(self, results: Sequence[object], tools: dict[str, Tool]) -> None:
         self.results = results
         self.all = OfferedTools(tools)
         self._conditional = [(name, tool) for name, tool in tools.items() if getattr(tool, "is_conditional", True)]
-        """Tools that are not always enabled."""
+        """Conditionally enabled tools."""
         self._must_wait = any(_is_decided_by_user(tool) for _, tool in self._conditional)
 
     def select_now(self, ctx: RunContext[Any]) -> OfferedTools | None:
@@ -59,26 +59,26 @@ class _MergedTools:
 
 
 class AgentTools:
-    """Tools of an agent, in the order in which they were passed."""
+    """Ordered collection of an agent's tools."""
 
     def __init__(self, tools: Iterable[AnyTool] = (), toolsets: Toolsets | None = None) -> None:
-        """Collect the tools.
+        """Initialize the tool collection.
 
         Args:
             tools: Tools, functions and toolsets.
-            toolsets: Enters the toolsets, and leaves them when the agent is closed.
+            toolsets: Toolset lifecycle manager. Toolsets are closed along with the agent.
 
         Raises:
-            ConfigurationError: If two tools have the same name, or an item is not a tool.
+            ConfigurationError: Duplicate tool name or invalid item.
         """
         self._parts: list[Tool | Toolset] = [_to_tool_or_toolset(tool) for tool in tools]
         self._plain_tools: dict[str, Tool] = {}
         self._client_tools: dict[str, Tool] = {}
-        """Tools of the client that started the run."""
+        """Client tools of the current run."""
         self._hidden_names: set[str] = set()
         self._toolsets = toolsets or Toolsets()
         self._owners: dict[str, str] = {}
-        """Names of the toolsets, by the names of all tools that they have offered so far."""
+        """Mapping of previously offered tool names to toolset names."""
         for part in self._parts:
             if isinstance(part, Toolset):
                 continue
@@ -91,7 +91,7 @@ class AgentTools:
         self._toolset_parts = [part for part in self._parts if isinstance(part, Toolset)]
         self._must_wait = any(map(_is_decided_by_user, self._plain_tools.values()))
         self._merged: _MergedTools | None = None
-        """Result of the last merge. Most toolsets return the same list each time."""
+        """Cached merge result, because most toolsets return an identical list each time."""
         self._definitions: tuple[tuple[ToolDefinition, ...], ...] = ()
         self._last_definitions: tuple[Mapping[str, Tool] | None, tuple[ToolDefinition, ...]] = (None, ())
         self._warned: set[str] = set()
@@ -100,17 +100,17 @@ class AgentTools:
         return f"<AgentTools {', '.join(_label(part) for part in self._parts)}>"
 
     def with_client_tools(self, tools: Iterable[Tool]) -> AgentTools:
-        """Return a copy with the tools of a run's client.
+        """Return a copy with additional client tools.
 
         Raises:
-            ConfigurationError: If the agent already has a tool of that name.
+            ConfigurationError: Name conflict with an existing agent tool.
         """
         added = list(tools)
         for name in (tool.definition.name for tool in added):
             if name in self._plain_tools:
                 raise ConfigurationError(f"client_tools: the agent already has a tool named {name!r}; rename one")
         copy_ = AgentTools([*self._parts, *added], self._toolsets)
-        # Shared, because all runs use the names that toolsets have offered so far.
+        # Shared across all runs, including previously offered toolset names.
         copy_._hidden_names, copy_._owners = self._hidden_names, self._owners
         copy_._client_tools = {tool.definition.name: tool for tool in added}
         return copy_
@@ -132,12 +132,14 @@ class AgentTools:
         return OfferedTools({name: tool for name, tool in self._plain_tools.items() if tool.enabled(ctx)})
 
     def is_swapped(self, name: str, tool: Tool, asked: str | None) -> bool:
-        """True if an earlier call of that name may have called a client tool instead of this one, or vice versa.
+        """True if an earlier attempt may have called a different tool of the same name.
+
+        Client tools and toolset tools may replace each other between attempts.
 
         Args:
-            name: Name in the call.
-            tool: Current tool of that name.
-            asked: Kind of the last question of the call. Only client tools ask questions of the kind `tool`.
+            name: Requested tool name.
+            tool: Current tool with this name.
+            asked: Kind of the call's last question. Only client tools use the kind `tool`.
         """
         return name in self._client_tools and (tool is self._client_tools[name]) != (asked in (None, "tool"))
 
@@ -153,14 +155,14 @@ class AgentTools:
         skipped.
         """
         results = await self._toolsets.list_tools(self._toolset_parts, ctx) if self._toolset_parts else ()
-        # A disabled tool keeps its name, so no other tool of that name is offered in the meantime.
+        # Disabled tools keep their names reserved.
         tools = self._merge(results).all.tools
         enabled = await _check_enabled(list(tools.values()), ctx)
         offered = {name: tool for (name, tool), is_enabled in zip(tools.items(), enabled, strict=True) if is_enabled}
         return OfferedTools(offered, tuple(each for each in results if isinstance(each, MissingToolset)))
 
     def _merge(self, results: Sequence[Sequence[Tool] | MissingToolset]) -> _MergedTools:
-        """Merge the tools of the toolsets with the other tools, in the order of the agent's list."""
+        """Merge toolset tools into the agent's tool list, preserving order."""
         if self._merged is not None and all(map(operator.is_, self._merged.results, results)):
             return self._merged
         answers = iter(results)
@@ -182,7 +184,7 @@ class AgentTools:
         return self._merged
 
     def definitions(self, tools: Mapping[str, Tool]) -> tuple[ToolDefinition, ...]:
-        """Return the definitions of the tools. Equal lists share one tuple, so that it is encoded only once."""
+        """Return tool definitions. Identical lists share a cached tuple to avoid repeated encoding."""
         if tools is self._last_definitions[0]:
             return self._last_definitions[1]
         current = tuple(tool.definition for tool in tools.values())
@@ -200,7 +202,7 @@ class AgentTools:
             offered: Names of the offered tools.
             missing: Names of the toolsets whose tools are not available.
         """
-        # The model knows the hidden tools from its list of tools.
+        # Hidden tools are already listed in the model request.
         names = [tool for tool in offered if not self.hides(tool)]
         missing = list(missing)
         if self._owners.get(name) in missing:

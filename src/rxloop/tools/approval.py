@@ -1,4 +1,4 @@
-"""Questions that ask a person to approve a tool call."""
+"""Approval questions for tool calls."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MAX_CHARACTERS = 500
 
 
 def check_approve(name: str, approve: object, parameters: Collection[str]) -> None:
-    """Validate the template of an approval question.
+    """Validate an approval question template.
 
     Raises:
-        ConfigurationError: If the template is blank, malformed, or names a parameter that the tool does not have.
+        ConfigurationError: Blank or malformed template, or unknown parameter.
     """
     if not isinstance(approve, str) or not approve.strip():
         raise ConfigurationError(
@@ -36,23 +36,23 @@ def check_approve(name: str, approve: object, parameters: Collection[str]) -> No
 
 
 def approval_question(approve: bool | str, call: ToolCall) -> str:
-    """Return the question that asks a person to approve a call.
+    """Format the approval question for a tool call.
 
     Args:
-        approve: Template with the parameters in braces, or True for the default question.
-        call: The call that needs approval.
+        approve: Question template, or True for the default question.
+        call: Tool call requiring approval.
     """
     if isinstance(approve, str):
         try:
             return Formatter().vformat(approve, (), {key: _plain(value) for key, value in call.arguments.items()})
         except (KeyError, ValueError, TypeError):
-            # The model may omit a parameter or send a value that does not match the format of the template.
+            # Models may omit parameters or send values that are incompatible with the format string.
             pass
     return f"Call {describe_call(call)}?"
 
 
 def describe_call(call: ToolCall) -> str:
-    """Format a call and its arguments, such as `show_map with city: "Oslo"`."""
+    """Format a call with arguments, for example `show_map with city: "Oslo"`."""
     arguments = ", ".join(f"{key}: {_to_json(value)}" for key, value in call.arguments.items())
     return f"{call.name} with {arguments}" if arguments else call.name
 

@@ -1,4 +1,4 @@
-"""Tools that read and write artifacts, and storage of long results as artifacts."""
+"""Artifact tools and storage of long results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 READ_ARTIFACT = "read_artifact"
 
 MAX_READ_BYTES = 50_000
-"""Maximum number of bytes that one call reads."""
+"""Maximum number of bytes per read call."""
 
 _MAX_LISTED = 200
 
@@ -100,7 +100,7 @@ async def list_artifacts(ctx: RunContext[Any]) -> list[dict[str, Any]]:
 
 
 def artifact_tools() -> list[FunctionTool[Any, ..., Any]]:
-    """Return the tools that create, append to, read and list the files of a conversation.
+    """Return tools for creating, appending, reading and listing artifacts.
 
     Example:
         >>> agent = Agent("zai:glm-4.7", tools=artifact_tools(), artifacts=FolderArtifacts("files"))
@@ -120,17 +120,19 @@ log = logging.getLogger("rxloop")
 
 
 async def store_long_result(content: str, ctx: RunContext[Any]) -> str | None:
-    """Store a long result as an artifact, if the model can read artifacts or the agent has an artifact store.
+    """Store a long result as an artifact.
+
+    Requires an artifact store or a model with access to the read tool.
 
     Args:
-        content: Full text of the result.
-        ctx: Context of the call.
+        content: Full result text.
+        ctx: Context of the tool call.
 
     Returns:
-        A note that tells the reader where the full text is, or None if the text was not stored.
+        Note with the artifact location, or None if the result was not stored.
     """
     readable = get_host(ctx).tools.offers(READ_ARTIFACT)
-    # Clients may read the artifacts of a conversation, but not the results of hidden calls.
+    # Results of hidden calls must not become readable artifacts.
     if ctx.call is None or ctx.hidden or not (readable or ctx.port.artifact_writes().given):
         return None
     if ctx.asked_for is not None:
@@ -148,5 +150,5 @@ async def store_long_result(content: str, ctx: RunContext[Any]) -> str | None:
 
 async def _store(artifact_id: str, content: str, ctx: RunContext[Any]) -> None:
     draft = await ctx.artifacts.create(artifact_id)
-    # The value of the result is already on the stream.
+    # Skip inline publishing, because the result value was already published.
     await ctx.artifacts.append(artifact_id, content, last=True, version=draft.version, inline=False)

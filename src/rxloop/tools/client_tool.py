@@ -1,4 +1,4 @@
-"""Tools whose results come from the client or the user."""
+"""Client-side tools and user input requests."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from rxloop.tools.function import check_name, tool
 from rxloop.tools.signature import json_schema, validate
 
 MAX_TOOLS = 128
-"""Maximum number of definitions for one run."""
+"""Maximum number of tool definitions per run."""
 
 MAX_CHARACTERS = 200_000
-"""Maximum total length of the definitions as JSON. Every model request contains all of them."""
+"""Maximum JSON length of all definitions, because every model request includes them."""
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
@@ -32,14 +32,14 @@ _FIELDS = ("name", "description", "parameters", "result", "strict", "timeout")
 
 
 class ClientTool:
-    """A tool that the client executes. See `client_tool`."""
+    """Client-side tool, see `client_tool`."""
 
     definition: ToolDefinition
     """Name, description and schema for the model."""
     timeout: float | None
     """Time limit in seconds if `on_input` answers. None for no limit."""
     idempotent = True
-    """Not executed by this process. After a crash, the client is asked again under the same id."""
+    """Safe to repeat after a crash, because the client receives the same question id again."""
     approve = False
 
     def __init__(
@@ -52,7 +52,7 @@ class ClientTool:
         strict: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Create a tool. Prefer `client_tool`, which documents the arguments."""
+        """Initialize the tool. See `client_tool` for argument documentation."""
         _check_strings(name, description)
         seconds: Any = timeout
         if seconds is not None and (
@@ -70,14 +70,14 @@ class ClientTool:
         return f"<client tool {self.definition.name}>"
 
     def enabled(self, ctx: RunContext[Any]) -> bool:
-        """True, because the client has declared the tool."""
+        """Always True for client tools."""
         return True
 
     async def call(self, arguments: dict[str, Any], ctx: RunContext[Any]) -> Any:
-        """Ask the client to execute a call, and return its result.
+        """Request execution by the client and return the result.
 
         Raises:
-            ToolError: If the arguments are invalid, or the client reported an error.
+            ToolError: Invalid arguments or error reported by the client.
         """
         call = ctx.call
         assert call is not None
@@ -154,14 +154,14 @@ def client_tool(
 
 
 def client_tools(definitions: Sequence[ClientTool | Mapping[str, Any]]) -> tuple[ClientTool, ...]:
-    """Create tools from the definitions of a run, which may come from its client.
+    """Create client tools from run definitions.
 
     Args:
-        definitions: Tools, or dicts with `name`, `description` and `parameters`. OpenAI's format
-            `{"type": "function", "function": {...}}` is accepted too.
+        definitions: Client tools or dicts with `name`, `description` and `parameters`. OpenAI's nested function format
+            is also supported.
 
     Raises:
-        ConfigurationError: If a definition is invalid. The message names it.
+        ConfigurationError: Invalid definition. The message includes the index.
     """
     if len(definitions) > MAX_TOOLS:
         raise ConfigurationError(f"client_tools must have at most {MAX_TOOLS} definitions, got {len(definitions)}")
@@ -222,7 +222,7 @@ def _make_parameters(name: str, parameters: Any) -> dict[str, Any]:
 
 
 def _make_result(name: str, result: Any) -> tuple[dict[str, Any], Callable[[Any], Any]]:
-    """Return the JSON Schema of results, and a function that validates a result."""
+    """Create the result schema and a validation function."""
     adapter: TypeAdapter[Any] | None = None
     if result is None or isinstance(result, Mapping):
         schema = {} if result is None else _check_schema(name, "result", result, None)

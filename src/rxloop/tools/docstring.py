@@ -1,4 +1,4 @@
-"""Descriptions of parameters in the docstring of a function."""
+"""Docstring parser for parameter descriptions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SEPARATOR = re.compile(r"\s*(?:,\s*\w+\s*)?(?::|(?:--?|\u2013|\u2014)\s)\s*")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 _TYPE_LINES = 5
-"""Maximum number of lines for the type of an entry."""
+"""Maximum number of lines per type annotation."""
 
 
 class Docstring(NamedTuple):
@@ -57,7 +57,7 @@ class _Entry(NamedTuple):
 
 
 class _Names(NamedTuple):
-    """Names of the parameters of a function."""
+    """Function parameter names."""
 
     shown: Collection[str] | None
     hidden: Collection[str]
@@ -67,12 +67,12 @@ class _Names(NamedTuple):
         return self.shown is None or any(name in self.shown or name in self.hidden for name in names)
 
     def shows(self, name: str) -> bool:
-        """True if the model sees a parameter of that name."""
+        """True if the parameter is visible to the model."""
         return name not in self.hidden and (self.shown is None or name in self.shown)
 
 
 class _Collector:
-    """Texts of parameters, and the remaining lines."""
+    """Parser state with parameter texts and remaining lines."""
 
     def __init__(self, names: _Names) -> None:
         self.names = names
@@ -80,7 +80,7 @@ class _Collector:
         self._texts: dict[str, list[str]] = {}
 
     def add(self, entry: _Entry, lines: Iterable[str]) -> None:
-        """Add the text of an entry to its parameters. Entries of hidden parameters are dropped."""
+        """Append entry text to the matching parameters, ignoring hidden ones."""
         for name in filter(self.names.shows, entry.names):
             self._texts.setdefault(name, []).extend([entry.text, *(line.strip() for line in lines)])
 
@@ -90,16 +90,15 @@ class _Collector:
 
 
 def parse(text: str | None, names: Collection[str] | None = None, hidden: Collection[str] = ()) -> Docstring:
-    """Parse a docstring.
+    """Parse a function docstring.
 
-    A section starts with a line such as `Args:` that is not indented and ends before the next line that is not.
-    Sections other than those on parameters, results and exceptions (examples, notes) stay in the description, and so
-    does all text on parameters that matches no parameter.
+    Sections start with an unindented header such as `Args:` and end at the next unindented line. Parameter, result and
+    exception sections are removed from the description. Other sections and unmatched parameter text are preserved.
 
     Args:
-        text: The docstring.
-        names: The parameters that the model sees. None takes every entry for a parameter.
-        hidden: The parameters that the model does not see. Their entries are dropped.
+        text: Docstring text.
+        names: Visible parameter names. None accepts every entry.
+        hidden: Names of hidden parameters, whose entries are removed.
     """
     collector = _Collector(_Names(names, hidden))
     lines = inspect.cleandoc((text or "").replace("\r\n", "\n").replace("\r", "\n")).splitlines()
@@ -150,7 +149,7 @@ def _read_underlined_section(lines: list[str], pos: int, collector: _Collector) 
 
 
 def _read_field(lines: list[str], pos: int, collector: _Collector) -> int | None:
-    """Read a Sphinx field such as `:param city: A city.`, and return the line after it."""
+    """Parse a Sphinx field, for example `:param city: A city.`, and return the index of the next line."""
     field = _FIELD.match(lines[pos])
     if field is None:
         return None
@@ -162,7 +161,7 @@ def _read_field(lines: list[str], pos: int, collector: _Collector) -> int | None
         return None
     names = [name.strip("`'\"* ") for name in argument.split(",")]
     if not all(name.isidentifier() for name in names):
-        # A type may precede the name.
+        # Sphinx fields support an optional type before the name.
         names = [(argument.split() or [""])[-1].strip("`'\"*")]
     if not collector.names.accepts(names):
         return None
@@ -177,14 +176,14 @@ Match = Callable[[str, _Names], _Entry | None]
 def _read_block(
     block: list[str], collector: _Collector, match: Match, *, title: str = "", entry: _Entry | None = None
 ) -> None:
-    """Read the entries of a section, and add all other lines to the description."""
+    """Parse section entries and add unmatched lines to the description."""
     margin = min((len(line) - len(line.lstrip()) for line in block if line.strip()), default=0)
     depth, other, pos = 0, list[str](), 0
     while pos < len(block):
         line = block[pos][margin:].rstrip()
         indent = len(line) - len(line.lstrip())
         pos += 1
-        # Entries may be indented under a heading.
+        # Entries may have additional indentation below a heading.
         new_entry = match(line.strip(), collector.names) if line and (indent <= depth or entry is None) else None
         for extra in range(1, _TYPE_LINES):
             if new_entry is None and line and indent <= depth and _is_open(line) and pos + extra <= len(block):
@@ -197,7 +196,7 @@ def _read_block(
                 and pos < len(block)
                 and block[pos][margin + indent : margin + indent + 1].isspace()
             ):
-                # The text after the name is a type, because a description follows.
+                # Indented text follows, so the remainder of this line is a type.
                 new_entry = new_entry._replace(text="")
             entry, depth = new_entry, indent
             collector.add(entry, ())
@@ -217,7 +216,7 @@ def _read_block(
 
 
 def _match_entry(line: str, names: _Names) -> _Entry | None:
-    """Match an entry such as `city (str, optional): A city.`."""
+    """Match a Google style entry, for example `city (str, optional): A city.`."""
     match = _NAMES.match(line)
     if match is None:
         return None
@@ -230,7 +229,7 @@ def _match_entry(line: str, names: _Names) -> _Entry | None:
 
 
 def _match_underlined_entry(line: str, names: _Names) -> _Entry | None:
-    """Match an entry of the numpy style: `city : str`, with the text on the lines below."""
+    """Match a NumPy style entry, for example `city : str`, with the description on subsequent lines."""
     match = _NAMES.match(line)
     if match is None:
         return None
@@ -247,7 +246,7 @@ def _split_names(text: str) -> list[str]:
 
 
 def _is_unknown_entry(line: str, names: _Names) -> bool:
-    """True if a line looks like the entry of a parameter that does not exist."""
+    """True if a line resembles an entry for an unknown parameter."""
     return names.shown is not None and _match_entry(line.strip(), _Names(None, ())) is not None
 
 

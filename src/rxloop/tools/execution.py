@@ -1,4 +1,4 @@
-"""Signatures and execution of functions: on the event loop, in a thread, or as a generator."""
+"""Function signatures and execution of sync functions, async functions and generators."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PARTIAL_DOC = functools.partial.__doc__
 
 
 def iterate_layers(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Yield a callable and each callable that it wraps. The last one is the plain function or class."""
+    """Iterate over a callable and its wrapped callables, ending with the innermost function or class."""
     visited: set[int] = set()
     layer = function
     while layer is not None and id(layer) not in visited:
@@ -43,15 +43,15 @@ def find_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def read_signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of a callable without bound arguments.
+    """Return the signature of a callable, excluding bound arguments.
 
-    `inspect.signature` turns keyword arguments of a partial into defaults. It also skips a partial if
-    `functools.update_wrapper` has set its `__wrapped__`.
+    Unlike `inspect.signature`, arguments bound by keyword are removed instead of being converted to defaults. Partials
+    with a `__wrapped__` attribute are supported.
 
     Raises:
-        TypeError: The callable has no signature.
-        ValueError: The signature is not available, or a partial binds arguments that do not fit.
-        NameError: An annotation in an explicit signature cannot be resolved.
+        TypeError: Callable without a signature.
+        ValueError: Unavailable signature or invalid partial arguments.
+        NameError: Unresolved annotation in an explicit signature.
     """
     try:
         full_signature = inspect.signature(_unwrap(function))
@@ -67,7 +67,7 @@ def read_signature(function: Callable[..., Any]) -> inspect.Signature:
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY
         or not (
             parameter.name in bound
-            # An explicit signature may reuse the name of a bound argument.
+            # Explicit signatures may reuse a bound argument name.
             and (not explicit or any(parameter.default is value for value in bound[parameter.name]))
         )
     ]
@@ -135,7 +135,7 @@ def _unwrap(function: Any) -> Callable[..., Any]:
 
 
 def _collect_bound_keywords(function: Callable[..., Any]) -> tuple[dict[str, list[Any]], bool]:
-    """Return the values that partials bind by keyword, and whether a signature outside of the partials is explicit."""
+    """Collect keyword values bound by partials, and detect explicit signatures outside the partials."""
     bound: dict[str, list[Any]] = {}
     explicit = False
     for layer in iterate_layers(function):
@@ -167,7 +167,7 @@ log = logging.getLogger("rxloop")
 
 
 def make_caller(function: Callable[..., Any], name: str) -> Call:
-    """Return a function that executes calls of `function` according to its kind."""
+    """Create an execution function for a sync function, async function or generator."""
     inner = find_function(function)
 
     async def call_on_loop(args: list[Any], kwargs: dict[str, Any], ctx: RunContext[Any]) -> Any:
@@ -181,7 +181,7 @@ def make_caller(function: Callable[..., Any], name: str) -> Call:
 
     async def call_in_thread(args: list[Any], kwargs: dict[str, Any], ctx: RunContext[Any]) -> Any:
         value = await _run_in_thread(lambda stop: function(*args, **kwargs), name)
-        # A decorator may hide that the function is async.
+        # Decorators may hide an async function.
         if inspect.isasyncgen(value):
             return await _drain_async(value, ctx)
         return await value if inspect.isawaitable(value) else value
@@ -199,7 +199,7 @@ _MISSING: Any = object()
 
 
 class _Report:
-    """Publishes the values that a generator yields, and keeps the last one."""
+    """Progress reporter for generators. The last value becomes the result."""
 
     def __init__(self, ctx: RunContext[Any]) -> None:
         self._ctx = ctx
@@ -219,7 +219,7 @@ class _Report:
             self._pending = value
 
     def flush(self) -> None:
-        """Publish the pending value as progress, because another value follows it."""
+        """Publish the pending value as progress after another value arrives."""
         if self._pending is not _MISSING:
             self._ctx.progress(_text(self._pending))
             self._pending = _MISSING
@@ -325,7 +325,7 @@ def to_failure(error: BaseException, tool: Tool, ctx: RunContext[Any], *, timed_
         return make_failure(f"{name} tried to exit the process with status {error.code}.")
     if not isinstance(error, Exception):
         return None
-    # The traceback is only logged, because the model cannot use it.
+    # Tracebacks are logged instead of sent to the model.
     hint = _NO_DEPS if ctx.deps is None and "NoneType" in str(error) else ""
     log.warning("Tool %s failed%s", public_name(ctx), hint, exc_info=error)
     return make_failure(explain_error(error))
@@ -337,7 +337,7 @@ def public_name(ctx: RunContext[Any]) -> str:
 
 
 MAX_STEP_SECONDS = 0.5
-"""Seconds after which a step without an await is reported."""
+"""Threshold for reporting blocking steps, in seconds."""
 
 
 @types.coroutine

@@ -30,7 +30,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 class Function(Protocol):
-    """A function in the tools of an agent. `FunctionTool` does not match, because its deps are checked."""
+    """Function type for agent tools. Excludes `FunctionTool`, because its dependencies are checked separately."""
 
     @property
     def __name__(self) -> str:
@@ -87,7 +87,7 @@ class FunctionTool(Generic[C, P, R]):
     definition: ToolDefinition
     """Name, description and schema for the model."""
     timeout: float | None
-    """Time limit of a call in seconds. None for no limit."""
+    """Call timeout in seconds, or None for no limit."""
     idempotent: bool
     """True if an interrupted call may be repeated."""
     read_only: bool
@@ -95,7 +95,7 @@ class FunctionTool(Generic[C, P, R]):
     approve: bool | str
     """True if calls require approval. A string is the question."""
     max_result: int | None
-    """Maximum number of characters that the model reads of a result. None for no limit."""
+    """Maximum result length for the model in characters, or None for no limit."""
     takes_context: bool
     """True if the function receives the context of the run, which it needs to ask questions."""
 
@@ -122,7 +122,7 @@ class FunctionTool(Generic[C, P, R]):
         from rxloop.tools.signature import Parameters
 
         _check_names("FunctionTool.__init__", options)
-        # First, because this copies the attributes of the function.
+        # Called first, because it copies function attributes.
         functools.update_wrapper(self, function)
         name = options.get("name")
         name = name if name is not None else _get_function_name(function)
@@ -195,7 +195,7 @@ class FunctionTool(Generic[C, P, R]):
         return await self._call(positional, keyword, ctx)
 
     async def aclose(self) -> None:
-        """Do nothing. Functions open no resources."""
+        """Do nothing, because functions have no resources."""
 
 
 class _ToolDecorator(Protocol):
@@ -253,16 +253,15 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOp
 
 
 def is_tool(value: object) -> bool:
-    """True if a value has the attributes of a `Tool`."""
+    """True if a value implements the `Tool` protocol."""
     return not isinstance(value, type) and hasattr(value, "definition") and callable(getattr(value, "call", None))
 
 
 def as_tool(value: Callable[..., Any] | Tool) -> Tool:
-    """Return the value if it is a tool, or else a tool created from the function.
+    """Convert a function to a tool. Existing tools are returned unchanged.
 
     Raises:
-        ConfigurationError: If the value is neither a tool nor a function, or the function cannot be described to a
-            model.
+        ConfigurationError: Invalid tool or unsupported function signature.
     """
     if is_tool(value):
         return cast("Tool", value)
@@ -302,10 +301,10 @@ def _check_names(callee: str, options: ToolOptions) -> None:
 
 
 def _check_options(name: str, options: ToolOptions) -> None:
-    """Validate the values of options.
+    """Validate tool options.
 
     Raises:
-        ConfigurationError: If a value is invalid.
+        ConfigurationError: Invalid option value.
     """
     timeout: Any = options.get("timeout")
     if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):

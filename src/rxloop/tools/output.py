@@ -1,4 +1,4 @@
-"""Typed output of runs, and the tool that returns it."""
+"""Typed run output and the final answer tool."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FINAL_ANSWER = "final_answer"
 
 
 class FinalAnswer:
-    """Tool whose arguments are the answer of the run. A call ends the run."""
+    """Final answer tool. Calling it ends the run."""
 
     timeout: float | None = None
     idempotent = True
@@ -40,7 +40,7 @@ class FinalAnswer:
         self._check = check
 
     def enabled(self, ctx: RunContext[Any]) -> bool:
-        """True. The model may answer at any time."""
+        """Always True, because models may answer at any time."""
         return True
 
     async def call(self, arguments: dict[str, Any], ctx: RunContext[Any]) -> str:
@@ -58,7 +58,7 @@ class FinalAnswer:
 OutputMode = Literal["auto", "native", "tool", "prompted"]
 
 VALUE = "value"
-"""Name of the argument that holds an answer that is not an object."""
+"""Argument name for non-object answers."""
 
 _BY_TOOL = f"Give your final answer by calling the tool {FINAL_ANSWER}, and not as text."
 
@@ -66,10 +66,10 @@ _AS_JSON = "Give your final answer as JSON alone, with no other text and no code
 
 
 class Output(NamedTuple):
-    """How to request and parse the answer of a run."""
+    """Output format and answer parser of a run."""
 
     parse: Callable[[str], Any]
-    """Parser of the answer. Raises `ValueError` with a text for the model."""
+    """Answer parser. Raises `ValueError` with a model-readable message."""
     mode: OutputMode = "auto"
     schema: dict[str, Any] | None = None
     """JSON Schema for providers that can enforce it."""
@@ -137,7 +137,7 @@ def make_output(output_type: Any, mode: OutputMode = "auto") -> Output:
 
 
 def _find_json(text: str) -> str:
-    """Return the JSON of an answer: the full text, the body of its code fence, or the only JSON value in the text."""
+    """Extract JSON from plain text, a code fence or surrounding prose."""
     # Imported lazily, because most answers are plain text.
     from rxloop.protocol.lenient import find_json, unfence
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("rxloop")
 
 MAX_RESULT = 100_000
-"""Default limit for the characters of a result that the model reads."""
+"""Default maximum result length for models, in characters."""
 
 _OMISSION = "\n[... {n} characters of this result are left out here: {where} ...]\n"
 
@@ -50,7 +50,7 @@ class ToolResult:
     content: str
     """Text for the model."""
     messages: Sequence[str | Message] = ()
-    """System messages for the model. They follow the results of all calls of the same message."""
+    """System messages for the model, added after all results from the same message."""
     parts: Sequence[ImagePart | FilePart] = ()
     """Images and files for the model. Sent after the text, if the provider supports them."""
 
@@ -84,10 +84,12 @@ def encode_result(value: Any) -> tuple[Any, str]:
 
 
 def encode_with_parts(value: Any) -> Encoded:
-    """Encode a value like `encode_result`, and also return its images and files.
+    """Encode a value along with its images and files.
+
+    See `encode_result` for the data and text formats.
 
     Raises:
-        ToolError: If the value is too large, cannot be written as JSON, or is a `ToolResult` with invalid parts.
+        ToolError: Unsupported value, exceeded size limit or invalid `ToolResult` parts.
     """
     if isinstance(value, ToolResult):
         content: Any = value.content
@@ -143,12 +145,12 @@ def _encode_parts(value: Any) -> Encoded:
 
 
 def _check_parts(given: Any) -> Sequence[ImagePart | FilePart]:
-    """Return the parts of a `ToolResult` or a `ToolError`.
+    """Validate the parts of a `ToolResult` or `ToolError`.
 
     Raises:
-        ToolError: If an item is not an image or a file.
+        ToolError: If an item is not an image or file.
     """
-    # Read at most one part more than allowed, because a generator may be infinite.
+    # Read one extra part to detect excess items, because generators may be infinite.
     parts: list[Any] = list(islice(given, MAX_PARTS + 1))
     for part in parts:
         if not isinstance(part, ImagePart | FilePart):
@@ -157,10 +159,10 @@ def _check_parts(given: Any) -> Sequence[ImagePart | FilePart]:
 
 
 def make_parts_field(parts: Sequence[ImagePart | FilePart]) -> dict[str, Any]:
-    """Return the event field for images and files of a result, or no field if there are none.
+    """Create the event field for result images and files. Empty if there are no parts.
 
     Raises:
-        ToolError: If the parts are too many or too large.
+        ToolError: Too many or oversized parts.
     """
     if not parts:
         return {}
@@ -203,13 +205,13 @@ def failure_fields(error: ToolError, limit: int | None = MAX_RESULT) -> dict[str
         fields |= make_parts_field(parts)
         content = add_placeholders(content, parts)
     except Exception as problem:
-        # A generator may raise anything.
+        # Custom generators may raise arbitrary exceptions.
         content += f"\n[The value or the parts of this failure are left out: {replace_surrogates(str(problem))}]"
     return {**fields, "content": content}
 
 
 def make_failure(text: str) -> dict[str, Any]:
-    """Return the fields of a failed result."""
+    """Create event fields for a failed result."""
     text = truncate_text(replace_surrogates(text), MAX_RESULT)
     return {"success": False, "error": text, "content": text}
 
@@ -220,12 +222,12 @@ def explain_error(error: BaseException) -> str:
 
 
 def report_unawaited(questions: Sequence[Asked[Any]], name: str, public_name: str) -> str:
-    """Log that a tool did not await the answers to its questions, and return the text of its failure.
+    """Log unawaited questions and return the failure text.
 
     Args:
-        questions: Questions that were not awaited.
-        name: Name of the tool for the model.
-        public_name: Name of the tool for the log.
+        questions: Unawaited questions.
+        name: Tool name for the model.
+        public_name: Tool name for the log.
     """
     for question in questions:
         question.reported = True
@@ -248,10 +250,10 @@ def _contains(encoded_value: str, value: Any, text: str) -> bool:
 
 
 def make_messages_field(value: Any) -> dict[str, Any]:
-    """Return the event field for the system messages of a `ToolResult`, or no field if there are none.
+    """Create the event field for `ToolResult` messages. Empty if there are no messages.
 
     Raises:
-        ToolError: If an item is not a system message, or the messages are too long.
+        ToolError: Invalid message type or exceeded size limit.
     """
     if not isinstance(value, ToolResult) or not value.messages:
         return {}
@@ -262,7 +264,7 @@ def make_messages_field(value: Any) -> dict[str, Any]:
         message = Message.system(each) if isinstance(each, str) else each
         if not isinstance(message, Message) or message.role != "system":
             raise ToolError(f"The tool ran, but {each!r} among the messages of its ToolResult is not a system message.")
-        # Empty messages count too, because a generator may be infinite.
+        # Count empty messages as well, because generators may be infinite.
         size += max(1, len(message.text))
         if size > MAX_RESULT:
             words = f"The tool ran, but the messages of its ToolResult are longer than {MAX_RESULT:,} characters."
@@ -327,7 +329,7 @@ def decode_range(data: bytes, *, first: bool, whole: bool) -> tuple[int, str] | 
         Number of bytes dropped at the start, and the decoded text. None if the data is not text.
     """
     begin = 0
-    # A character of UTF-8 has up to three bytes after the first.
+    # UTF-8 characters have up to three continuation bytes.
     while not first and begin < min(3, len(data)) and data[begin] & 0xC0 == 0x80:
         begin += 1
     for end in range(len(data), max(begin, len(data) - 4) - 1, -1):

@@ -1,4 +1,4 @@
-"""Images and files in a result, and the limits of its size."""
+"""Result images, files and size limits."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _KINDS: tuple[type[Any], ...] = (tuple, set, frozenset, deque)
 
 
 class PartExtractor:
-    """Finds images and files inside a value, and replaces them in its JSON.
+    """Extractor for nested images and files.
 
-    Each part gets a marker as its URL before the value is encoded. Models, dataclasses and their own serializers see a
-    part with its bytes. In the encoded value, each part with a marker is then replaced by a description or a reference.
+    Before encoding, each part receives a marker URL. Models, dataclasses and custom serializers can still access the
+    original bytes. After encoding, marked parts are replaced by a description or reference.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class PartExtractor:
         return cast("Any", value)
 
     def describe(self, data: Any) -> Any:
-        """Replace the markers in JSON data by the types and sizes of the parts, for programs."""
+        """Replace markers in JSON data with part types and sizes."""
         return self._fill(data, describe_part)
 
     def refer(self, data: Any) -> Any:
@@ -100,7 +100,7 @@ class PartExtractor:
 
 
 def describe_part(part: Media) -> dict[str, Any]:
-    """Return the fields of a part. The size replaces the bytes and data URLs."""
+    """Serialize part metadata, replacing binary data and data URLs with the size."""
     fields = part.model_dump(mode="json", exclude={"data"}, exclude_none=True)
     if part.data is not None:
         return {**fields, "size": len(part.data)}
@@ -120,7 +120,7 @@ MAX_VALUES = 200_000
 """Maximum number of values in a result, at all depths."""
 
 MAX_BYTES = 32_000_000
-"""Maximum length of a result as JSON."""
+"""Maximum JSON length of results."""
 
 MAX_PARTS = 100
 """Maximum number of images and files in a result. Every later model request sends them again."""
@@ -129,8 +129,8 @@ MAX_PART_BYTES = 20_000_000
 """Maximum total size of images and files. Most vendors do not accept larger requests."""
 
 _MAX_BITS = 14_283
-"""Bits of an integer with 4,300 digits, the longest that JSON parsers read. Formatting longer integers takes quadratic
-time.
+"""Bit length of a 4,300-digit integer, the maximum supported by JSON parsers. Formatting larger integers takes
+quadratic time.
 """
 
 _SIMPLE = frozenset((float, bool, type(None)))
@@ -139,7 +139,7 @@ ADVICE = "Ask for less at once, or for a part of it."
 
 
 class TooLarge(ToolError):
-    """A result exceeds a limit."""
+    """Result exceeding a size limit."""
 
 
 def check_size(value: Any) -> bool:
@@ -188,7 +188,7 @@ def check_size(value: Any) -> bool:
 
 
 def _list_items(part: Any) -> Collection[Any]:
-    """Return the items of a container, or an empty collection for a simple value."""
+    """Return container items, or an empty collection for scalar values."""
     if isinstance(part, int):
         return (int(part),)
     if isinstance(part, dict):
@@ -208,5 +208,5 @@ def _list_items(part: Any) -> Collection[Any]:
 
 
 def make_size_error() -> TooLarge:
-    """Return the error for a result that is too long as JSON."""
+    """Create the error for oversized JSON results."""
     return TooLarge(f"The tool ran, but its result is longer than {MAX_BYTES // 1_000_000} MB. {ADVICE}")

@@ -1,4 +1,4 @@
-"""The tool for sequential thinking, and the base class of tools whose calls are thoughts."""
+"""Sequential thinking tool and base class for session tools."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ class SessionTool(ABC):
         return True
 
     async def session(self, *, owner: str | None = None) -> Session:
-        """Return the session that the tool is bound to.
+        """Return the bound session.
 
         Args:
-            owner: Owner of the session, if the tool has a function that returns the owner of each run.
+            owner: Session owner, required if ownership depends on the run.
 
         Raises:
-            ConfigurationError: If the tool is not bound to a session.
-            UnknownSession: If the session has no thoughts yet or has expired.
+            ConfigurationError: Tool without a bound session.
+            UnknownSession: Empty or expired session.
         """
         if self._bound is None:
             raise ConfigurationError(f"{self.definition.name} is not bound to a session; create it with a session_id")
@@ -83,10 +83,10 @@ class SessionTool(ABC):
         )
 
     async def call(self, arguments: dict[str, Any], ctx: RunContext[Any]) -> ToolResult:
-        """Add a thought.
+        """Add a thought to the session.
 
         Raises:
-            ToolError: If the thought is rejected or the session is unknown. Nothing is stored.
+            ToolError: Rejected thought or unknown session. No data is stored.
         """
         slot = f"{ctx.task_id}:{ctx.step}:{ctx.index}" if ctx.run is not None and ctx.call is not None else None
         try:
@@ -101,7 +101,7 @@ class SessionTool(ABC):
 
     @abstractmethod
     async def _think(self, arguments: dict[str, Any], owner: str | None, call_id: str | None) -> ThoughtResult:
-        """Add the thought of a call to its session."""
+        """Add the call's thought to its session."""
 
     def _text(self, result: ThoughtResult) -> str:
         return result.to_text(self._text_tokens)
@@ -109,18 +109,18 @@ class SessionTool(ABC):
     def _get_owner(self, ctx: RunContext[Any]) -> str | None:
         if self._owner is not None:
             return self._owner if isinstance(self._owner, str) else self._owner(ctx)
-        # A bound session belongs to the program, or to the owner that it had when its id was generated. The sessions of
-        # the model end with its conversation.
+        # Bound sessions belong to the application or their original owner. Other sessions are scoped to the
+        # conversation.
         if self._bound is not None:
             return None
         return "" if ctx.run is None else ctx.context_id
 
 
 def _choose_sessions(session_id: str | None) -> ThinkingSessions:
-    """Return the default storage for the sessions of a tool.
+    """Return default session storage for a tool.
 
-    Generated ids are unique, so all tools of the process share their sessions. A name is only valid for one tool,
-    because other tools may use the same name.
+    Tools share sessions with generated ids, which are globally unique. Named sessions use separate storage to avoid
+    conflicts between tools.
     """
     generated = session_id is None or is_generated(session_id)
     return _get_shared_sessions() if generated else ThinkingSessions(MemoryArtifacts())
@@ -132,7 +132,7 @@ def _get_shared_sessions() -> ThinkingSessions:
 
 
 def _publish_thought(result: ThoughtResult, ctx: RunContext[Any]) -> None:
-    """Publish a thought after the stages that it enters, and a warning if the model repeats itself."""
+    """Publish stage transitions, the thought and any repetition warning."""
     flow = result.thought.flow or {}
     for previous, stage in flow.get("trail", ()):
         ctx.emit(
@@ -202,7 +202,7 @@ NAME = "sequentialthinking"
 
 
 class SequentialThinking(SessionTool):
-    """The `sequentialthinking` tool. Each call publishes a thought and stores it in a session."""
+    """Sequential thinking tool. Calls publish a thought and store it in a session."""
 
     async def _think(self, arguments: dict[str, Any], owner: str | None, call_id: str | None) -> ThoughtResult:
         thought = ThoughtInput.of(arguments)

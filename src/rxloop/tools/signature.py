@@ -35,20 +35,20 @@ _ATOMIC = (str, int, float, bool, type(None))
 
 
 class _SilentSchemaGenerator(GenerateJsonSchema):
-    # A default that JSON cannot express is left out of the schema silently; the function still has it.
+    # Silently omit defaults that are not JSON-serializable. The function still uses them.
     def emit_warning(self, kind: JsonSchemaWarningKind, detail: str) -> None:
         pass
 
     def encode_default(self, dft: Any) -> Any:
         encoded = super().encode_default(dft)
         if _has_secret(dft):
-            # Pydantic encodes secrets as asterisks, and the model might send these asterisks as the value.
+            # Pydantic masks secrets with asterisks, which models might send back as actual values.
             raise PydanticSerializationError("the default contains a secret")
         return encoded
 
 
 class Parameters:
-    """Parameters of a function for a model: JSON Schema and argument binding."""
+    """Function parameters as JSON Schema, with argument validation and binding."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Parameters:
         shown_names = [parameter.name for parameter, annotation in annotated if not _is_context(annotation)]
         docstring = parse(read_docstring(function), shown_names, list_parameters(function) - {*shown_names})
         self.description = docstring.description
-        """Docstring without the sections for parameters, results and exceptions."""
+        """Docstring without parameter, result and exception sections."""
         for parameter, annotation in annotated:
             positional = parameter.kind is inspect.Parameter.POSITIONAL_ONLY
             (self._positional if positional else self._keyword).append(parameter)
@@ -106,7 +106,7 @@ class Parameters:
         Raises:
             ToolError: If the arguments are invalid. The message lists the invalid fields.
         """
-        # Events share the same values, and a function may mutate its arguments. Therefore copy them.
+        # Copy mutable arguments, because functions may modify values shared with events.
         copied = {name: item if type(item) in _ATOMIC else copy.deepcopy(item) for name, item in arguments.items()}
         values = validate(self._model, copied, self._name, self._fields)
 
@@ -145,7 +145,7 @@ def validate(model: type[Any], arguments: Any, name: str, parameters: Mapping[st
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the JSON Schema of a model of arguments, without titles."""
+    """Generate JSON Schema for an argument model, excluding titles."""
     return _remove_titles(model.model_json_schema(schema_generator=_SilentSchemaGenerator, mode="validation"))
 
 
@@ -196,7 +196,7 @@ def _is_context(annotation: Any) -> bool:
 
 
 def _has_default(parameter: inspect.Parameter) -> bool:
-    # Pydantic applies a default that is declared with `Field(default=...)`.
+    # Pydantic applies `Field(default=...)` separately.
     return parameter.default is not _NO_ANNOTATION and not isinstance(parameter.default, FieldInfo)
 
 
@@ -244,7 +244,7 @@ def _model(name: str, fields: dict[str, tuple[Any, FieldInfo]]) -> tuple[type[Ba
 
 
 def _remove_titles(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of the schema without the titles that pydantic generates."""
+    """Remove pydantic's generated titles from a schema."""
     return map_subschemas({key: value for key, value in schema.items() if key != "title"}, _remove_titles)
 
 

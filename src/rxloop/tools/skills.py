@@ -1,4 +1,4 @@
-"""Skills: instructions that the model loads on demand."""
+"""Skills with on-demand instructions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FILE = "SKILL.md"
 MAX_SKILLS = 200
 
 MAX_SKILL_BYTES = 256_000
-"""Maximum size of a `SKILL.md`. The format recommends at most 500 lines."""
+"""Maximum `SKILL.md` size in bytes. The format recommends at most 500 lines."""
 
 _MAX_FRONT_MATTER = 16_000
 
@@ -43,12 +43,12 @@ _MAX_ENTRIES = 5_000
 
 _FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 
-# YAML requires quotes around a description that contains a colon, but many authors omit them.
+# Many authors omit the quotes required by YAML for values containing a colon.
 _UNQUOTED = re.compile(r"^(description|compatibility):[ \t]+([^\s\"'>|\[{&*!#].*)$", re.MULTILINE)
 
 
 class InvalidSkill(ValueError):
-    """A skill is invalid. The message gives the reason."""
+    """Invalid skill file. The message includes the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +58,27 @@ class Skill:
     name: str
     description: str
     folder: str
-    """Name of the folder of the skill."""
+    """Folder name of the skill."""
 
 
 @dataclass(slots=True)
 class SkillFolder:
-    """Skills of one folder. A skill is parsed again when its file changes."""
+    """Skills in a folder, with automatic reloading of changed files."""
 
     path: Path
     problems: list[str] = field(default_factory=list[str])
-    """Problems found by the last scan."""
+    """Problems from the most recent scan."""
     _read: dict[str, tuple[tuple[int, ...], Skill | str]] = field(
         default_factory=dict[str, tuple[tuple[int, ...], Skill | str]]
     )
 
     def scan(self) -> list[Skill]:
-        """Return the current skills. Skills whose names match their folders come first.
+        """Scan the folder and return available skills.
+
+        Skills whose name matches the folder are listed first.
 
         Raises:
-            OSError: If the folder cannot be read.
+            OSError: Unreadable folder.
         """
         self.problems = []
         skills: list[Skill] = []
@@ -116,7 +118,7 @@ class SkillFolder:
                     self.problems.append(f"{self.path} has more than {_MAX_ENTRIES} entries: the others are skipped")
                     break
                 if entry.is_symlink():
-                    # The target of a link may not be accessible.
+                    # Link targets may be inaccessible.
                     with suppress(OSError):
                         if (self.path / entry.name / FILE).exists():
                             self.problems.append(
@@ -142,14 +144,14 @@ class SkillFolder:
 
 
 def parse_skill(text: str, folder: str) -> Skill:
-    """Parse a `SKILL.md`.
+    """Parse a `SKILL.md` file.
 
     Args:
-        text: Content of the file.
-        folder: Name of its folder.
+        text: File content.
+        folder: Folder name.
 
     Raises:
-        InvalidSkill: If the file is invalid.
+        InvalidSkill: Invalid front matter.
     """
     fields = _parse_front_matter(split_front_matter(text)[0])
     name, description = fields.get("name"), fields.get("description")
@@ -217,7 +219,7 @@ log = logging.getLogger("rxloop")
 LEARN, READ = "learn_skill", "read_skill_file"
 
 _MAX_TOOL_DESCRIPTION = 1024
-"""Maximum length of a tool description that all vendors accept. Descriptions of parameters may be longer."""
+"""Maximum tool description length supported by all vendors. Parameter descriptions can be longer."""
 
 _MAX_FILES = 2_000
 
@@ -241,7 +243,7 @@ class Skills:
         return f"<skills of {', '.join(str(folder.path) for folder in self._folders)}>"
 
     async def tools(self, ctx: RunContext[Any]) -> Sequence[Tool]:
-        """Scan the folders, and return the tools for the current skills. Without skills there are no tools."""
+        """Rescan the folders and return skill tools, if any skills exist."""
         return await run_in_thread(self._scan)
 
     def _scan(self) -> list[Tool]:
@@ -266,7 +268,7 @@ class Skills:
         return self._cached[1]
 
     def _make_tools(self, entries: list[tuple[str, str]]) -> list[Tool]:
-        """Create the tools. Their descriptions list the skills."""
+        """Create skill tools with skill names in the description."""
         skill_list = "\n".join(f"- {name}: {description}" for name, description in entries)
         intro = (
             "Learns a skill: instructions for a kind of task. Learn one that fits before you begin. The skills are:\n"
@@ -374,7 +376,7 @@ def skills(*folders: str | PathLike[str]) -> Skills:
 
 
 def _files(folder: SkillFolder, skill: Skill) -> list[str]:
-    """Return the paths of all files of a skill, except its `SKILL.md`."""
+    """List all files of a skill, excluding `SKILL.md`."""
     names, _ = list_paths(folder.path, skill.folder, max_entries=_MAX_FILES)
     own = [name.removeprefix(f"{skill.folder}/") for name in names]
     return [name for name in own if name != FILE]

@@ -26,19 +26,19 @@ Factory = Callable[[], AbstractAsyncContextManager[T]]
 
 
 class TaskResources(Generic[T]):
-    """Async context managers, one for each key and event loop. Each is entered and left in its own task.
+    """Async context managers per key and event loop, each running in a separate task.
 
-    A context manager that contains an anyio task group must be left by the task that entered it. The tasks of a run are
-    too short-lived for this.
+    Context managers with an anyio task group must be exited by the task that entered them. Run tasks are too
+    short-lived for this purpose.
 
-    The first request for a resource enters it, and concurrent requests wait for the same entry. A broken resource (its
-    task ended, or `drop` was called) is left, and entered again on the next request. After a failed entry, the next
-    attempt waits as long as the failed one took, so that at most half of the time is spent on failing entries.
+    Resources are entered on first use, and concurrent requests share the same entry. Broken resources (ended task or
+    explicit `drop`) are exited and entered again on the next request. After a failed entry, retries are delayed by the
+    duration of the failed attempt. This limits the time spent on failing entries to about half.
     """
 
     def __init__(self) -> None:
         self._resources: dict[AbstractEventLoop, dict[Hashable, _Resource[T]]] = {}
-        # An object that is dropped without `aclose` releases its resources, but not those of others.
+        # Garbage collection releases abandoned resources without affecting other instances.
         finalize(self, _leave_all, self._resources).atexit = False
 
     async def get(self, key: Hashable, make: Factory[T], *, name: str, seconds: float | None = None) -> T:
@@ -81,7 +81,7 @@ class TaskResources(Generic[T]):
         return {key: resource.value for key, resource in resources.items() if resource.is_usable}
 
     def drop(self, key: Hashable, value: T) -> None:
-        """Leave a broken resource. Does nothing if another resource has replaced it."""
+        """Exit a broken resource, unless it has already been replaced."""
         resource = self._resources.get(asyncio.get_running_loop(), {}).get(key)
         if resource is not None and resource.is_usable and resource.value is value:
             resource.leave()
@@ -114,7 +114,7 @@ class TaskResources(Generic[T]):
 
 
 def _leave_all(resources: dict[AbstractEventLoop, dict[Hashable, _Resource[Any]]]) -> None:
-    """Request the end of all resources, from any thread."""
+    """Request the exit of all resources from any thread."""
     while resources:
         loop, loop_resources = resources.popitem()
         for resource in loop_resources.values():
@@ -127,7 +127,7 @@ _RUNNING: set[asyncio.Task[None]] = set()
 
 
 class _Resource(Generic[T]):
-    """One entry of a context manager, until it is left."""
+    """Single context manager entry, valid until exit."""
 
     value: T
 
@@ -136,12 +136,12 @@ class _Resource(Generic[T]):
         self._name = name
         self._started_at = self._loop.time()
         self._retry_at = self._started_at
-        """Time after which a failed entry may be retried."""
+        """Earliest retry time after a failed entry."""
         self._leaving = asyncio.Event()
         self._failure: Exception | None = None
         """Exception raised while leaving."""
         self.entered: asyncio.Future[Exception | None] = self._loop.create_future()
-        # An empty context, because the context variables of the first run may contain credentials or belong to a test.
+        # Use an empty context, because inherited variables may contain credentials or test-specific values.
         self.task = self._loop.create_task(self._run(make, previous), name=f"rxloop-{name}", context=Context())
         _RUNNING.add(self.task)
         self.task.add_done_callback(_RUNNING.discard)
@@ -157,7 +157,7 @@ class _Resource(Generic[T]):
         return self.entered.result() is None or self._loop.time() >= self._retry_at
 
     def leave(self) -> None:
-        """Request to leave the resource, or cancel the entry."""
+        """Request resource exit or cancel a pending entry."""
         self.is_usable = False
         self._leaving.set()
         if not self.entered.done():
@@ -165,7 +165,7 @@ class _Resource(Generic[T]):
             self.task.cancel()
 
     async def report(self) -> None:
-        """Raise the exception that occurred while leaving."""
+        """Raise the exit exception, if any."""
         if self._failure is not None:
             raise self._failure
 
@@ -183,11 +183,11 @@ class _Resource(Generic[T]):
             self._fail(RxloopError("entering it ended without a result"))
 
     def _handle_error(self, error: BaseException) -> None:
-        """Record the exception that ended the resource. Not raised, because a `BaseException` could end the process."""
+        """Record the exception without raising it, because a `BaseException` could terminate the process."""
         self.is_usable = False
         cancelled = isinstance(error, asyncio.CancelledError)
         while isinstance(error, BaseExceptionGroup):
-            # The first failure of a task group is more helpful than the group.
+            # Individual exceptions provide better messages than exception groups.
             error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
         failure = error if isinstance(error, Exception) else to_error(error, self._name)
         if not self.entered.done():

@@ -1,4 +1,4 @@
-"""The `think_aloud` tool, which publishes thoughts."""
+"""The `think_aloud` tool for publishing thoughts."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ DuplicatePolicy = Literal["suffix", "keep", "refuse"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thoughts:
-    """Options of the `think_aloud` tool."""
+    """Options for the `think_aloud` tool."""
 
     types: tuple[str, ...] = THOUGHT_TYPES
     """Allowed types of thoughts."""
     verbosity: Verbosity = "normal"
-    """Verbosity of thoughts that do not set one."""
+    """Default verbosity of thoughts."""
     limit: int = 3
     """Maximum number of consecutive iterations that only think aloud."""
     duplicates: DuplicatePolicy = "suffix"
-    """Handling of a thought_id that is already used: append a number, use it again, or reject the thought."""
+    """Duplicate id handling: append a number, reuse the id or reject the thought."""
     hidden: bool = False
     """True to hide the calls from clients. The thoughts stay visible."""
     max_length: int = 20_000
-    """Maximum number of characters of a thought."""
+    """Maximum thought length in characters."""
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.types if name not in THOUGHT_TYPES]
@@ -138,7 +138,7 @@ class ThinkAloud:
         """Publish a thought.
 
         Raises:
-            ToolError: If an argument is invalid, or the model has only been thinking for too many iterations.
+            ToolError: Invalid argument or too many consecutive thinking iterations.
         """
         state = ctx.state
         if state.thought_only and state.thought_streak >= self.config.limit:
@@ -185,7 +185,7 @@ class ThinkAloud:
         return _find_free_id((f"{wanted}-{n}" for n in itertools.count(2)), state)
 
     def _find_published(self, values: _Arguments, ctx: RunContext[Any]) -> ThoughtStreamEvent | None:
-        """Return the thought that this call published in an earlier attempt, or None."""
+        """Find the thought published by the same call in an earlier attempt."""
         if ctx.call is None or ctx.attempt <= 1:
             return None
         for thought in ctx.state.thoughts.values():

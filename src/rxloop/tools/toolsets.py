@@ -1,4 +1,4 @@
-"""Lifetime and failures of an agent's toolsets."""
+"""Toolset lifecycle and failure handling."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ _MAX_REASON = 2_000
 
 @dataclass(frozen=True, slots=True)
 class MissingToolset:
-    """A toolset whose tools are not available."""
+    """Unavailable toolset."""
 
     name: str
     reason: str
 
 
 def toolset_name(toolset: Toolset) -> str:
-    """Return the name of a toolset in events, warnings and texts for the model: its `name` or the name of its class."""
+    """Return the toolset name for events, warnings and model messages. Defaults to the class name."""
     name = getattr(toolset, "name", None)
     return name if isinstance(name, str) and name else type(toolset).__qualname__
 
 
 class Toolsets:
-    """Toolsets that an agent has entered. All runs of the agent share them."""
+    """Toolsets entered by an agent and shared across runs."""
 
     def __init__(self) -> None:
         self._resources: TaskResources[Any] | None = None
 
     def list_tools_now(self, toolsets: Sequence[Toolset], ctx: RunContext[Any]) -> list[Sequence[Tool]] | None:
-        """Return the tools of each toolset, or None if that requires waiting."""
+        """Return available tools of all toolsets, or None if waiting is required."""
         results: list[Sequence[Tool]] = []
         for toolset in toolsets:
             if (
@@ -65,10 +65,10 @@ class Toolsets:
     async def list_tools(
         self, toolsets: Sequence[Toolset], ctx: RunContext[Any]
     ) -> list[Sequence[Tool] | MissingToolset]:
-        """Enter the toolsets that are not entered yet, and return the tools of each toolset. Runs concurrently.
+        """List toolset tools concurrently, entering toolsets if necessary.
 
         Raises:
-            Paused: If a toolset asks a question.
+            Paused: Pending question from a toolset.
         """
         if len(toolsets) == 1:
             return [await self._list_limited(toolsets[0], ctx)]
@@ -137,10 +137,10 @@ class Toolsets:
 
 
 def _check_tools(toolset: Toolset, results: object) -> Sequence[Tool]:
-    """Check the tools that a toolset returned, and convert functions to tools.
+    """Validate toolset results and convert functions to tools.
 
     Raises:
-        ConfigurationError: If the value is not iterable, contains too many tools or two tools with the same name.
+        ConfigurationError: Invalid return type, duplicate tool names or too many tools.
     """
     name = toolset_name(toolset)
     if not isinstance(results, Iterable):

@@ -1,4 +1,4 @@
-"""Calls over a connection, and conversion of their results."""
+"""MCP tool calls and result conversion."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Call:
 
     ctx: RunContext[Any]
     samples: int = 0
-    """Number of sampling requests of the server."""
+    """Number of sampling requests received from the server."""
     requests: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
-    """Pending requests of the server during the call."""
+    """Pending server requests for this call."""
 
     def cancel_requests(self) -> None:
         """Cancel the pending requests of the server."""
@@ -68,11 +68,11 @@ class Link:
 
     @property
     def is_modern(self) -> bool:
-        """True if the protocol is 2026-07-28 or later, where requests of the server are results of calls."""
+        """True for protocol version 2026-07-28 or later, which returns server requests as call results."""
         return self.client.protocol_version >= "2026"
 
     def redact(self, text: str, max_length: int = _MAX_TEXT) -> str:
-        """Redact secrets in a text of the server and truncate it."""
+        """Redact secrets and truncate server text."""
         return redact_each(text, self.secrets)[:max_length]
 
 
@@ -80,7 +80,7 @@ Connect = Callable[[RunContext[Any]], Awaitable[Link]]
 """Function that returns the connection for the credential of a run. Connects again if necessary."""
 
 MAX_MESSAGE_BYTES = 32_000_000
-"""Maximum number of bytes of a message of a server."""
+"""Maximum size of server messages in bytes."""
 
 
 async def limit_body(response: httpx2.Response) -> None:
@@ -118,20 +118,20 @@ _TYPE = re.compile(r"[\w.+-]{1,100}/[\w.+-]{1,100}", re.ASCII)
 
 @dataclass(slots=True)
 class _Block:
-    """A block of a result with the image or file created from it."""
+    """Result block with an optional converted image or file."""
 
     block: types.ContentBlock
     part: ImagePart | FilePart | None = None
 
 
 def tool_result(result: types.CallToolResult, link: Link) -> ToolResult:
-    """Convert a result of the server.
+    """Convert a server result to a tool result.
 
-    Images, audio and files become parts until the limits are reached. The text describes each of them by type and size,
-    even if it did not become a part.
+    Images, audio and files are converted to parts within the configured limits. The text includes their type and size,
+    even for omitted parts.
 
     Raises:
-        ToolError: If the server reports that the call failed. The error contains the value and the parts of the result.
+        ToolError: Call failure reported by the server. The error includes the result value and parts.
     """
     given = _extract_parts(result.content)
     text = "\n".join(map(_text, given))
@@ -191,7 +191,7 @@ def _value(given: list[_Block]) -> Any:
 
 
 def _plain(given: _Block) -> dict[str, Any]:
-    """Return a block without its bytes. They are part of the message, or too large for the log."""
+    """Serialize a block without binary data."""
     plain: dict[str, Any] = given.block.model_dump(by_alias=True, mode="json", exclude_none=True)
     holder: dict[str, Any] = plain.get("resource", plain)
     for name in ("data", "blob"):

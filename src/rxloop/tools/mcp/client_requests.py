@@ -1,4 +1,4 @@
-"""Requests of a server to its client: forms, sampling, roots."""
+"""Server requests to the client: elicitation, sampling and roots."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _SCHEMA = 50_000
 """Maximum number of bytes of a form's schema."""
 
 _PROMPT = 4_000
-"""Maximum number of characters of a question."""
+"""Maximum question length in characters."""
 
 DECLINED = types.ElicitResult(action="decline")
 
 
 async def forward_question(ctx: RunContext[Any], who: str, asked: types.ElicitRequestParams) -> types.ElicitResult:
-    """Forward a question of a server to the person or client of a run.
+    """Forward a server question to the run's user or client.
 
-    Return a decline if the question cannot be asked.
+    Returns a decline response for unsupported questions.
 
     Raises:
-        InvalidInput: If the answer is invalid.
-        Paused: If there is no answer yet.
-        ToolError: If the form is invalid or too large.
+        InvalidInput: Invalid answer.
+        Paused: Pending answer.
+        ToolError: Invalid or oversized form.
     """
     if isinstance(asked, types.ElicitRequestFormParams):
         return await _form(ctx, who, asked)
@@ -54,7 +54,7 @@ async def forward_question(ctx: RunContext[Any], who: str, asked: types.ElicitRe
 
 
 async def _form(ctx: RunContext[Any], who: str, form: types.ElicitRequestFormParams) -> types.ElicitResult:
-    """Ask to fill in a form. An answer of null declines it."""
+    """Ask the user to complete a form. A null answer declines the request."""
     schema: dict[str, Any] = dict(form.requested_schema)
     wrong = find_schema_error(schema)
     if wrong is not None:
@@ -66,9 +66,9 @@ async def _form(ctx: RunContext[Any], who: str, form: types.ElicitRequestFormPar
 
 
 def _answer(schema: dict[str, Any]) -> Any:
-    """Return the type of the answer: null, or an object that matches the schema, completed with the defaults."""
+    """Create the answer type: null or a validated object with default values."""
     properties: dict[str, Any] = schema.get("properties", {})
-    # A field may be the schema true, which accepts any value.
+    # JSON Schema allows `true` as a field schema, which accepts any value.
     field_schemas = {
         name: cast("dict[str, Any]", field) for name, field in properties.items() if isinstance(field, dict)
     }
@@ -94,7 +94,7 @@ _MAX_TEXT = 200_000
 """Maximum number of characters that the model reads for the server."""
 
 _STOP_REASONS = {**dict.fromkeys(COMPLETE, "endTurn"), "length": "maxTokens"}
-"""Finish reasons in the protocol. Other reasons, such as `content_filter`, are passed unchanged."""
+"""Mapping of finish reasons to protocol stop reasons. Other values are passed through."""
 
 
 async def sample(
@@ -173,7 +173,7 @@ _SAMPLES = 10
 
 
 def make_roots(options: ServerOptions) -> types.ListRootsResult:
-    """Return the folders that the server may list."""
+    """Return the root folders accessible to the server."""
     return types.ListRootsResult(roots=[types.Root(uri=FileUrl(root)) for root in options.roots])
 
 
@@ -190,10 +190,10 @@ async def answer_sampling(
 
 
 class Answers:
-    """Handles requests of servers that use a protocol before 2026, which arrive during a call.
+    """Request handler for servers with a protocol version before 2026.
 
-    Such a request cannot wait for another process, and does not name the call that it belongs to. It is only answered
-    if `on_input` answers inline and all pending calls of the connection belong to one run.
+    Requests arrive during a call and do not include a call id. They are answered only with inline `on_input` handling,
+    and only if all pending calls on the connection belong to a single run.
     """
 
     def __init__(self, options: ServerOptions, link: Callable[[], Link | None]) -> None:
@@ -234,9 +234,9 @@ class Answers:
         return calls[0] if calls and len({call.ctx.task_id for call in calls}) == 1 else None
 
     async def _run_during_call(self, call: Call, work: Any) -> Any:
-        """Await work in a task that is cancelled with the call.
+        """Run an awaitable in a task that is cancelled along with the call.
 
-        Return None on failure, because the SDK must not see exceptions.
+        Returns None on failure, because exceptions must not reach the SDK.
         """
 
         async def run_safely() -> Any:

@@ -1,4 +1,4 @@
-"""A connection to an MCP server, opened and closed by one task."""
+"""MCP server connection, opened and closed within a single task."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from rxloop.tools.mcp.repair import ResultRepair
 from rxloop.tools.mcp.tool_list import Listing
 
 _MAX_STDERR = 2_000
-"""Number of characters of stderr that are kept for the error message."""
+"""Maximum stderr length for error messages, in characters."""
 
 _RETRY_AFTER = 5.0
 """Seconds before a lost subscription is opened again."""
 
 OnMessage = Callable[[object], None]
-"""Callback for messages, in order."""
+"""Callback for received messages in order."""
 
 
 class Connection(Link):
-    """A connection with its list of tools."""
+    """MCP connection with a cached tool list."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ async def _transport(
             args=list(place.args),
             env=dict(place.env),
             cwd=place.cwd,
-            # Bytes that are not UTF-8 only invalidate one message.
+            # Replacing invalid UTF-8 limits the damage to a single message.
             encoding_error_handler="replace",
         )
         return stdio_client(parameters, errlog=stderr.open())
@@ -134,7 +134,7 @@ async def _transport(
             headers={**place.headers, **credential.headers, "Accept-Encoding": "identity"},
             auth=credential.auth,
             event_hooks={"response": [limit_body]},
-            # The timeout of the call applies instead.
+            # Read timeout disabled, because calls have a separate timeout.
             timeout=httpx2.Timeout(30.0, read=None),
         )
     await stack.enter_async_context(http)
@@ -172,7 +172,7 @@ def _explain_failure(error: BaseException, stderr: str) -> str:
 
 
 class _Stderr:
-    """Standard error of a program. Only the end is kept, for error messages."""
+    """Stderr buffer for error messages, limited to the most recent output."""
 
     def __init__(self) -> None:
         self._last: deque[bytes] = deque()
@@ -194,7 +194,7 @@ class _Stderr:
         return self._write
 
     def text(self) -> str:
-        """Return the end of the output."""
+        """Return the most recent output."""
         if self._read is not None:
             self._readable()
         return b"".join(self._last).decode("utf-8", "replace").strip()[-_MAX_STDERR:]
@@ -276,7 +276,7 @@ class _Write:
 
 
 class _Read:
-    """The stream from the server, with messages in order. The SDK reports a change after the result that follows it."""
+    """Ordered server message stream. The SDK otherwise reports changes after subsequent results."""
 
     def __init__(self, inner: Any, on_message: OnMessage, closed: Callable[[], None]) -> None:
         self._inner = inner
@@ -285,7 +285,7 @@ class _Read:
 
     @property
     def last_context(self) -> Any:
-        """The context variables of the sender."""
+        """Context variables of the message sender."""
         return getattr(self._inner, "last_context", None)
 
     async def receive(self) -> Any:

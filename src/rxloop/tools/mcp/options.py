@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     import httpx2
 
 Credential = Any
-"""A token, headers, an httpx-style `Auth`, or None."""
+"""Token, headers, httpx-style `Auth` object, or None."""
 
 MakeCredential = Callable[[RunContext[Any]], Credential | Awaitable[Credential]]
-"""Function that returns the credential of a run, such as `lambda ctx: ctx.deps.token`."""
+"""Credential factory for individual runs, for example `lambda ctx: ctx.deps.token`."""
 
 Approve = bool | Literal["destructive"]
 
@@ -35,7 +35,7 @@ _GENERIC_LABELS = frozenset({"mcp", "www", "api", "com", "org", "net", "io", "de
 
 @dataclass(frozen=True, slots=True)
 class Stdio:
-    """A server that is started as a program."""
+    """Server started as a subprocess."""
 
     command: str
     args: tuple[str, ...] = ()
@@ -44,9 +44,10 @@ class Stdio:
 
     @property
     def name(self) -> str:
-        """Name of the program, or of the package that `npx`, `uvx` or `python -m` starts."""
+        """Program name, or the package name for launchers such as `npx` and `uvx`."""
         starters = {"npx", "uvx", "pipx", "node", "python", "python3", "bunx", "docker", "run", "exec", "tool"}
-        # `NAME=value` may contain a secret, as in `docker run -e TOKEN=...`, but names are public.
+        # Arguments of the form `NAME=value` may contain secrets, for example `docker run -e TOKEN=...`. Names are
+        # public.
         words = [word for word in (self.command, *self.args) if not word.startswith("-") and "=" not in word]
         word = next((word for word in words if Path(word).stem not in starters), self.command)
         package = word.rpartition("/")[2].partition("@")[0] or word.strip("@").partition("@")[0]
@@ -60,7 +61,7 @@ class Stdio:
 
 @dataclass(frozen=True, slots=True)
 class Http:
-    """A server with streamable HTTP."""
+    """Remote server using streamable HTTP."""
 
     url: str = field(repr=False)
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
@@ -96,7 +97,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """Validated options of a server."""
+    """Validated server options."""
 
     prefix: str
     only: frozenset[str] | None
@@ -113,10 +114,10 @@ SAMPLING_TOKENS = 1_000
 
 
 def parse_options(name: str, options: Options) -> ServerOptions:
-    """Validate the options of a server.
+    """Validate server options.
 
     Raises:
-        ConfigurationError: If an option is unknown or invalid.
+        ConfigurationError: Unknown or invalid option.
     """
     names = Options.__annotations__.keys()
     if unknown := [option for option in options if option not in names]:
@@ -152,13 +153,13 @@ def _roots(options: Options) -> Sequence[str | Path]:
 
 
 def clean_name(name: str) -> str:
-    """Replace the characters that vendors do not accept in names."""
+    """Replace characters that are not supported in tool names."""
     return _INVALID_CHARACTERS.sub("_", name)
 
 
 @dataclass(frozen=True, slots=True)
 class RunCredential:
-    """Credential of one connection. It is sent with each request and never changes."""
+    """Immutable credential for a single connection, included in every request."""
 
     key: Hashable = field(repr=False)
     """Identifies the credential. Connections are not shared between credentials."""
@@ -166,7 +167,7 @@ class RunCredential:
     auth: httpx2.Auth | None = field(default=None, repr=False)
 
     def secrets(self) -> tuple[str, ...]:
-        """Return the secret values: the values of all headers, regardless of their names."""
+        """Return secret values from all headers."""
         return find_secrets("", {f"auth {name}": value for name, value in self.headers.items()})
 
 
@@ -174,7 +175,7 @@ NONE = RunCredential(None)
 
 
 def fixed_credential(place: Stdio | Http) -> RunCredential | None:
-    """Return the credential for all runs, or None if each run has its own credential."""
+    """Return the shared credential, or None if credentials depend on the run."""
     if isinstance(place, Stdio):
         return NONE
     return None if callable(place.auth) and not _is_auth(place.auth) else _to_credential(place.auth)
@@ -193,7 +194,7 @@ async def get_credential(place: Stdio | Http, ctx: RunContext[Any]) -> RunCreden
 
 
 def _is_auth(value: Any) -> TypeGuard[httpx2.Auth]:
-    # The module is imported late because it is slow. Without it, no value can be an instance.
+    # Avoid importing httpx2, which is slow. Without the module, instances cannot exist.
     module = sys.modules.get("httpx2")
     return module is not None and isinstance(value, module.Auth)
 
@@ -215,7 +216,7 @@ def _to_credential(given: Any) -> RunCredential:
 
 def _make_header_credential(headers: dict[str, str]) -> RunCredential:
     for name, value in headers.items():
-        # Checked early, because the errors of the HTTP client contain the value.
+        # Validate early, because HTTP client errors include the value.
         if not (value.isascii() and value.isprintable()):
             raise ConfigurationError(
                 f"auth has a value for {name!r} with a character that headers must not have, "

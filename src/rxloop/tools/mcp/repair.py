@@ -1,4 +1,4 @@
-"""Repair of malformed results of a server."""
+"""Repair of malformed server results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MODELS: dict[str, TypeAdapter[Any]] = {
 }
 
 _DEFAULTS = {"ttlMs": 0, "cacheScope": "private", "resultType": "complete"}
-"""Safe values of the fields that the newest protocol requires."""
+"""Safe default values for required protocol fields."""
 
 _MAX_ITEMS = 5_000
 """Maximum number of tools in a page and of blocks in a result. The event loop validates them."""
@@ -41,7 +41,7 @@ class ResultRepair:
 
     def __init__(self) -> None:
         self._methods: dict[str | int, str] = {}
-        """Methods of the pending requests, by request id."""
+        """Method names of pending requests by request id."""
 
     def sent(self, message: object) -> None:
         """Store the method of an outgoing request."""
@@ -62,7 +62,7 @@ class ResultRepair:
             self._methods.pop(coerce_request_id("" if message.id is None else message.id), None)
         if not isinstance(message, types.JSONRPCResponse):
             return
-        # Some servers return the id as a string, and the SDK accepts it.
+        # Some servers return string ids, which the SDK also accepts.
         method = self._methods.pop(coerce_request_id(message.id), None)
         if method == _LIST:
             message.result = _repair_page(message.result, version, warn)
@@ -127,7 +127,7 @@ def _repair_call(result: dict[str, Any], version: str, warn: Warn) -> dict[str, 
 
 
 def _blocks(result: dict[str, Any]) -> list[Any] | None:
-    """Return the content of a result as a list, or None if the result has no readable content."""
+    """Return result content as a list, or None for unreadable content."""
     content: Any = result.get("content")
     if content is None and ("structuredContent" in result or result.get("isError")):
         # Some servers only send structured content.
@@ -140,14 +140,14 @@ def _blocks(result: dict[str, Any]) -> list[Any] | None:
 
 
 def _frame(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the required fields of a result. Each item is validated together with them."""
+    """Return required result fields for item validation."""
     return {name: value for name, value in result.items() if name in _DEFAULTS}
 
 
 def _repair_fields(method: str, result: dict[str, Any], version: str, warn: Warn) -> dict[str, Any] | None:
     """Remove malformed fields next to the list or replace them by defaults. Return None if this is not possible."""
     repaired = dict(result)
-    # The SDK validates twice, and the first failure hides the second.
+    # Repeat validation, because the SDK validates twice and the first failure hides the second.
     while errors := _errors(method, version, repaired):
         error = errors[0]
         name = str(error["loc"][0]) if error["loc"] else ""
@@ -163,9 +163,9 @@ def _repair_fields(method: str, result: dict[str, Any], version: str, warn: Warn
 
 
 def _errors(method: str, version: str, result: dict[str, Any]) -> list[Any]:
-    """Validate a result as the SDK does, and return the errors."""
+    """Return validation errors using the same checks as the SDK."""
     try:
-        # The SDK has no schema for some old versions.
+        # The SDK does not include schemas for some older protocol versions.
         with suppress(KeyError):
             methods.validate_server_result(method, version, result)
         _MODELS[method].validate_python(result, by_name=False)
@@ -173,7 +173,7 @@ def _errors(method: str, version: str, result: dict[str, Any]) -> list[Any]:
         if error.error_count() > _MAX_ERRORS:
             return [{"loc": (), "msg": f"{error.error_count()} errors"}]
         errors = error.errors(include_url=False, include_context=False, include_input=False)
-        # The newest protocol validates a union of a result and a question.
+        # The latest protocol validates a union of results and questions.
         return [
             {**each, "loc": each["loc"][1:] if each["loc"][:1] == ("CallToolResult",) else each["loc"]}
             for each in errors

@@ -1,4 +1,4 @@
-"""An MCP server as a toolset."""
+"""Toolset for MCP servers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_extra() -> None:
 
 
 _MAX_CONNECTIONS = 64
-"""Maximum number of connections of a server in an event loop. Each has its own credential."""
+"""Maximum number of connections per event loop, each with a separate credential."""
 
 
 def mcp(
@@ -110,14 +110,14 @@ class MCPServer:
         self.options = parse_options(self.name, options)
         self._connections: TaskResources[Connection] | None = None
         self._fixed: RunCredential | None = None
-        """Credential for all runs, or None if each run has its own credential."""
+        """Shared credential, or None if credentials depend on the run."""
         self._users: WeakKeyDictionary[asyncio.AbstractEventLoop, Counter[str]] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"<MCPServer {self.name} ({'stdio' if isinstance(self.place, Stdio) else 'http'})>"
 
     async def __aenter__(self) -> Self:
-        """Register an agent that uses the server. Opens no connection."""
+        """Register an agent without opening a connection."""
         from rxloop.support.threads import run_in_thread
         from rxloop.tools.task_resources import TaskResources
 

@@ -1,4 +1,4 @@
-"""MCP tools and their calls, including rounds of requests of the server."""
+"""MCP tools and multi-round tool calls."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from rxloop.tools.mcp.options import ServerOptions
 from rxloop.tools.result import ToolResult
 
 _KEY = "mcp"
-"""Metadata key of a question for the state of the call. Clients do not see it."""
+"""Internal metadata key for call state in questions. Not visible to clients."""
 
 _STATE = 256_000
 """Maximum number of characters of the state."""
 
 _MOST = 20
-"""Maximum number of requests in one round."""
+"""Maximum number of requests per round."""
 
 Responses = dict[str, Any]
 
@@ -39,14 +39,14 @@ _requests: TypeAdapter[dict[str, types.InputRequest]] = TypeAdapter(dict[str, ty
 
 
 class Rounds:
-    """Rounds of requests of the server during one call."""
+    """Multi-round request handling for a single call."""
 
     def __init__(self, link: Link, call: Call) -> None:
         self._link = link
         self._call = call
 
     async def load_earlier(self) -> tuple[Responses | None, str | None]:
-        """Return the answers and the state with which to continue a call that an earlier attempt interrupted."""
+        """Load answers and state of an interrupted call."""
         ctx = self._call.ctx
         note = thaw(get_host(ctx).earlier.notes.get((ctx.step or "", ctx.index), {}).get(_KEY))
         if note is None:
@@ -54,11 +54,11 @@ class Rounds:
         return await self._answers(_requests.validate_python(note["requests"]), note), note["state"]
 
     async def answer(self, asked: types.InputRequiredResult) -> Responses:
-        """Answer the requests of a round.
+        """Answer server requests for one round.
 
         Raises:
-            Paused: If there is no answer yet.
-            ToolError: If the server sends too many requests, or a request is rejected.
+            Paused: Pending answer.
+            ToolError: Too many requests or rejected request.
         """
         requests = asked.input_requests or {}
         if len(requests) > _MOST or len(asked.request_state or "") > _STATE:
@@ -90,7 +90,7 @@ class Rounds:
         return given
 
     def _attach_note(self, ctx: RunContext[Any], note: dict[str, Any]) -> RunContext[Any]:
-        """Return the context of the call. Its questions contain the data that the next attempt needs."""
+        """Create a call context that attaches resume data to published questions."""
         out = ctx.out
 
         def publish_with_note(event: Event) -> None:
@@ -108,10 +108,11 @@ _MAX_TEXT = 1_000
 """Maximum number of characters of a progress message."""
 
 _PROGRESS = 1_000
-"""Number of progress notifications per call that are published. After that, at most one per second is published."""
+"""Maximum progress notifications per call without rate limiting. Further notifications are limited to one per second.
+"""
 
 _PAUSES = 50
-"""Maximum number of times that a server may delay a call without a request."""
+"""Maximum number of server delays per call without a request."""
 
 _answers: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
     types.CallToolResult | types.InputRequiredResult
@@ -119,10 +120,10 @@ _answers: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAd
 
 
 class MCPTool:
-    """A tool of a server."""
+    """MCP server tool."""
 
     is_conditional = False
-    """False, because every tool that the server lists is offered."""
+    """Always False, because all listed tools are offered."""
     asks_in_rounds = True
     """True if a repeated call sends the recorded answers to the server."""
 
@@ -142,8 +143,7 @@ class MCPTool:
         self.definition = definition
         self.timeout = options.timeout
         reads = annotations.read_only_hint is True
-        # A request to an open world discloses what is searched for, so never start it before a guard has checked the
-        # call.
+        # Open-world requests can expose search terms, so wait for guard approval before execution.
         self.read_only = reads and annotations.open_world_hint is False
         self.idempotent = reads or annotations.idempotent_hint is True
         harmless = reads or annotations.destructive_hint is False
@@ -185,7 +185,7 @@ class MCPTool:
             if error.code == types.CONNECTION_CLOSED and (link.closed or _is_local(error)):
                 raise _ConnectionLost(is_unprocessed=False) from None
             if link.sessions and (error.code, str(error)) == (types.INVALID_REQUEST, "Session terminated"):
-                # The server has dropped the session without executing the call.
+                # The server terminated the session before executing the call.
                 link.closed = True
                 raise _ConnectionLost(is_unprocessed=True) from None
             raise ToolError(link.redact(f"The MCP server {link.name} refused: {error}")) from None
@@ -223,7 +223,7 @@ class MCPTool:
         return find_mismatch(result.structured_content, self._output)
 
     async def _call_in_rounds(self, link: Link, arguments: dict[str, Any], call: Call) -> types.CallToolResult:
-        """Call the tool and answer the requests of the server."""
+        """Call the tool, handling server requests across multiple rounds."""
         rounds = Rounds(link, call)
         responses, state = await rounds.load_earlier()
         is_over = False
@@ -265,7 +265,7 @@ class MCPTool:
 
 
 class _ConnectionLost(Exception):
-    """The connection broke during a call."""
+    """Connection lost during a call."""
 
     def __init__(self, *, is_unprocessed: bool) -> None:
         super().__init__()

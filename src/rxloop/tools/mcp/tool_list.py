@@ -34,10 +34,10 @@ _DESCRIPTION = 10_000
 """Maximum number of characters of a tool's description."""
 
 _NAME = 64
-"""Maximum number of characters of a name that vendors accept."""
+"""Maximum tool name length supported by vendors."""
 
 _TIME_LIMIT = 30.0
-"""Time limit for listing in seconds. After a timeout, the next attempt waits as long."""
+"""Listing timeout in seconds. Also the delay before another attempt."""
 
 _MIN_INTERVAL = 0.1
 """Minimum number of seconds between two listings, regardless of change notifications."""
@@ -56,7 +56,7 @@ class Listing:
         """Time at which the cached tools expire."""
         self._listed = -_MIN_INTERVAL
         self._retry_at = 0.0
-        """Earliest time of the next attempt after a timeout."""
+        """Earliest retry time after a timeout."""
         self._pending: asyncio.Task[tuple[MCPTool, ...]] | None = None
         self._warned: set[str] = set()
 
@@ -78,7 +78,7 @@ class Listing:
         if self._retry_at > asyncio.get_running_loop().time():
             raise RxloopError(_TIMEOUT_MESSAGE)
         if self._pending is None:
-            # An empty context, because the task also serves other runs.
+            # Use an empty context, because the task is shared across runs.
             self._pending = asyncio.get_running_loop().create_task(self._list(), context=Context())
             self._pending.add_done_callback(self._finish_listing)
         return await asyncio.shield(self._pending)
@@ -100,7 +100,7 @@ class Listing:
     async def _list(self) -> tuple[MCPTool, ...]:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(max(0.0, self._listed + _MIN_INTERVAL - loop.time()))
-        # Set before the request, so that a change during the request expires the tools again.
+        # Set the expiry before sending the request, so that concurrent changes still invalidate the list.
         self._until = loop.time() + self._link.options.ttl
         try:
             async with asyncio.timeout(_TIME_LIMIT):
@@ -137,14 +137,14 @@ class Listing:
             except (MCPError, ValidationError) as error:
                 if params is None or self._link.closed or _is_closed(error):
                     raise
-                # Retry soon, because the page may be readable then.
+                # Schedule an early refresh, because the failure may be temporary.
                 self._until = min(self._until, asyncio.get_running_loop().time() + _TIME_LIMIT)
                 self.warn(f"skipping the tools after the first {len(found)}: {_short(error)}")
                 return found
             found += page.tools
             if len(found) > _TOOLS:
                 break
-            # Some servers end with an empty cursor.
+            # Some servers use an empty cursor for the last page.
             if not page.next_cursor:
                 return found
             if page.next_cursor in cursors:
@@ -209,7 +209,7 @@ def _short(error: MCPError | ValidationError) -> str:
 
 
 def _find_schema_problem(schema: dict[str, Any]) -> str | None:
-    """Return why vendors would reject a schema, or None."""
+    """Return the validation problem of a tool schema, or None for valid schemas."""
     # Many servers send null for unused keywords. The newest protocol only validates the type.
     for keyword in ("properties", "$defs", "definitions"):
         named = schema.get(keyword)
