@@ -94,7 +94,7 @@ class _AnswerSubscription(Generic[R]):
         # An empty deque would take 600 bytes.
         self._waiting: deque[R] | None = None
         self._active = 0
-        """Number of active answers, including those that have released their permits."""
+        """Number of active answers, including answers without a permit."""
         self._source_ended = False
         self._advancing = False
 

@@ -61,7 +61,7 @@ def call_model() -> Operator[object]:
 
 
 class _Call(abc.DisposableBase):
-    """Model call. A class is cheaper than closures for each iteration."""
+    """Single model call. Implemented as a class to avoid creating closures per iteration."""
 
     __slots__ = ("_answer", "_branch", "_ended", "_failures", "_host", "_observer", "_step", "_visible_name", "request")
 
@@ -80,7 +80,7 @@ class _Call(abc.DisposableBase):
         self._ended = False
         self._failures = 0
         self._visible_name: str | None = None
-        """Name of the last called tool, or None if it is hidden."""
+        """Name of the most recently called tool, or None for hidden tools."""
         observer.on_next(describe_request(request, problems))
         model = request.ctx.model
         if request.branch is None:
@@ -96,7 +96,7 @@ class _Call(abc.DisposableBase):
                 self._host.close_abandoned(self.request.ctx)
 
     def interrupt(self, ends: Sequence[Event]) -> None:
-        """Stop the call. The text received so far becomes the message, and the iteration ends."""
+        """Interrupt the call. Received text becomes the message, and the iteration ends."""
         if self._ended:
             return
         self._mark_ended()
@@ -117,7 +117,7 @@ class _Call(abc.DisposableBase):
         except (AttributeError, KeyError):
             raise make_event_error(event, self.request) from None
         if published:
-            # Providers may send the same object for several requests.
+            # Providers may emit the same event object for multiple requests.
             event = copy_unstamped(event)
             fields = mutable_fields(event)
         if fields["step"] is None:
@@ -125,7 +125,7 @@ class _Call(abc.DisposableBase):
         if self._branch is not None:
             fields["branch"] = self._branch
         if not event.durable:
-            # `isinstance` would make ten calls for each token.
+            # Checking the type with `isinstance` would require ten calls per token.
             if type(event) is ToolCallDeltaEvent and event.name != self._visible_name and not event.hidden:
                 # Subscribers hide the call by this field.
                 fields["hidden"] = self._host.tools.hides(event.name)
@@ -139,7 +139,7 @@ class _Call(abc.DisposableBase):
         self._observer.on_next(event)
 
     def _complete(self, message: ContentCompleteEvent) -> None:
-        """Emit the message, followed by its tool requests."""
+        """Emit the complete message and its tool requests."""
         complete_message(message, self.request)
         self._observer.on_next(message)
         calls = enumerate(message.tool_calls)

@@ -38,8 +38,7 @@ def checkpoint(every: int = 1) -> Operator[object]:
     def answer(end: IterationEnd) -> Observable[Signal]:
         state = end.ctx.state
         if state.open_step is not None:
-            # Either the request was too long and the iteration is about to be retried, or its message has not been
-            # published yet. A checkpoint would be wrong in both cases.
+            # The message is not published yet, or the iteration will be retried with a shorter request.
             if state.failure is None:
                 log.warning(
                     "skipping the checkpoint of iteration %s because its message has not left the loop; an operator "
@@ -68,7 +67,7 @@ def checkpoint(every: int = 1) -> Operator[object]:
 
 def _event(end: IterationEnd, durable_seq: int | None) -> CheckpointEvent:
     state = end.ctx.state
-    # A custom strategy may have created the `IterationEnd`.
+    # Custom strategies may create `IterationEnd` signals.
     make = _checkpoint if end.iteration.__class__ is int else CheckpointEvent
     return make(
         step=end.ctx.step,

@@ -1,4 +1,4 @@
-"""Checks and errors for a loop and its iterations."""
+"""Validation and error messages for loops and iterations."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class _Declaration(NamedTuple):
     ends: bool
     """True if the operator answers all requests of the type."""
     pipeline: Operator | None
-    """Pipeline of the iterations, if the operator answers a `RunRequest` with iterations."""
+    """Iteration pipeline for operators that answer a `RunRequest` with iterations."""
 
 
 def declare_handler(operator: O, request: type[Request], *, ends: bool = False, pipeline: Operator | None = None) -> O:
-    """Declare the requests that an operator handles, and return the operator.
+    """Mark an operator as the handler for a request type, and return the operator.
 
     Args:
-        operator: The operator.
-        request: Type of the requests that it handles.
-        ends: True if the operator answers all of these requests, so that later operators get none.
-        pipeline: Pipeline of the iterations, if the operator answers a `RunRequest` with iterations.
+        operator: Request handler.
+        request: Handled request type.
+        ends: True if the operator answers every request of this type, without passing any on.
+        pipeline: Iteration pipeline for operators that answer a `RunRequest` with iterations.
     """
     fields: dict[str, Any] = vars(operator)
     fields[HANDLING] = _Declaration(request, ends, pipeline)
@@ -52,22 +52,22 @@ def declare_handler(operator: O, request: type[Request], *, ends: bool = False, 
 
 
 def check_iteration(operators: Iterable[Operator]) -> None:
-    """Check that each operator can receive its requests.
+    """Validate the operator order within an iteration.
 
     Args:
-        operators: Operators of one iteration, in order.
+        operators: Operators in pipeline order.
 
     Raises:
-        ConfigurationError: An operator would never receive a request. The message tells where to move it.
+        ConfigurationError: Unreachable request handler. The message suggests the correct position.
     """
     _check(list(parts(operators)), around=False)
 
 
 def check_run(operator: Operator) -> None:
-    """Check that each operator in a strategy and its loop can receive its requests.
+    """Validate the operator order of a strategy and its loop.
 
     Raises:
-        ConfigurationError: An operator would never receive a request. The message tells where to move it.
+        ConfigurationError: Unreachable request handler. The message suggests the correct position.
     """
     _check(list(parts([operator])), around=True)
 
@@ -123,16 +123,16 @@ def _find_advice(
 
 
 def format_value(value: object) -> str:
-    """Return the repr of a value, truncated to 100 characters."""
+    """Format a value with a maximum length of 100 characters."""
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def find_signal_error(signal: object, loop: Operator) -> PipelineError | None:
-    """Return an error if a signal must not leave the loop, or None.
+    """Return an error for signals that must not leave the loop, or None.
 
-    These signals are an unanswered `RunRequest`, and values that are neither events nor requests. Call it in the thread
-    that emits the signal, because the error names the sender.
+    Invalid signals are unanswered `RunRequest` objects and values other than events and requests. Must be called in the
+    emitting thread to determine the sender.
     """
     if isinstance(signal, RunRequest):
         return PipelineError(f"no operator answered the RunRequest; the loop is {describe(loop)}")
@@ -140,9 +140,9 @@ def find_signal_error(signal: object, loop: Operator) -> PipelineError | None:
 
 
 def make_signal_error(value: object, loop: Operator) -> PipelineError:
-    """Return the error for an invalid signal.
+    """Create an error for invalid signals.
 
-    Call it in the thread that emits the value, because the error names the sender.
+    Must be called in the emitting thread to determine the sender.
     """
     return PipelineError(
         f"{find_sender(value)} must emit events or requests, got {format_value(value)} of type "
@@ -151,7 +151,7 @@ def make_signal_error(value: object, loop: Operator) -> PipelineError:
 
 
 def make_thread_error(loop: Operator, cause: Exception | None) -> PipelineError:
-    """Return the error for a signal from another thread. Call it in that thread."""
+    """Create an error for signals from other threads. Must be called in the emitting thread."""
     why = "" if cause is None else f" ({cause!r})"
     error = PipelineError(
         f"operators must emit signals in the thread of the event loop, got one from thread "
@@ -163,7 +163,7 @@ def make_thread_error(loop: Operator, cause: Exception | None) -> PipelineError:
 
 
 def make_stuck_error(state: RunState, loop: Operator) -> PipelineError:
-    """Return the error for a run that no task and no timer can continue."""
+    """Create an error for stuck runs without pending tasks or timers."""
     if state.open_step is not None:
         reason = f"the model call of step {state.open_step} has no answer"
     elif state.batch is not None:
@@ -179,7 +179,7 @@ def make_stuck_error(state: RunState, loop: Operator) -> PipelineError:
 
 
 def make_order_error(problem: str, loop: Operator) -> PipelineError:
-    """Return the error for an event that is out of order."""
+    """Create an error for out-of-order events."""
     return PipelineError(
         f"{problem}: operators must pass events unchanged, once and immediately; the loop is {describe(loop)}"
     )
@@ -189,7 +189,7 @@ def make_order_error(problem: str, loop: Operator) -> PipelineError:
 
 
 def make_unanswered_error(request: ModelRequest | ToolRequest, pipeline: Operator) -> PipelineError:
-    """Return the error for a request that left the pipeline of an iteration."""
+    """Create an error for unanswered requests at the end of an iteration pipeline."""
     return PipelineError(
         f"no operator answered a {type(request).__name__} of step {request.ctx.step}; "
         f"put {_ANSWERS[type(request)]} after its sender; the pipeline is {describe(pipeline)}"
@@ -197,10 +197,10 @@ def make_unanswered_error(request: ModelRequest | ToolRequest, pipeline: Operato
 
 
 def check_iteration_end(state: RunState, step: str | None, pipeline: Operator) -> None:
-    """Check that an iteration is complete.
+    """Validate the completeness of an iteration.
 
     Raises:
-        PipelineError: The message or a result is missing.
+        PipelineError: Missing message or tool result.
     """
     if state.last is None or state.last.step != step:
         raise PipelineError(f"iteration {step} ended without a content-complete; the pipeline is {describe(pipeline)}")
@@ -212,10 +212,10 @@ def check_iteration_end(state: RunState, step: str | None, pipeline: Operator) -
 
 
 def check_answer(state: RunState) -> None:
-    """Reject an empty answer with an unknown finish reason.
+    """Reject empty answers with unknown finish reasons.
 
     Raises:
-        ProviderProtocolError: The newest message is empty, and its finish reason is unknown.
+        ProviderProtocolError: Empty message with an unknown finish reason.
     """
     last = state.last
     if last is None or state.content or state.files or last.finish_reason in KNOWN:
@@ -241,16 +241,16 @@ class Retries:
 
     def __init__(self) -> None:
         self.pressure = 0
-        """Number of times the provider has rejected the request as too long."""
+        """Number of requests rejected as too long."""
         self._refusal: str | None = None
         """Reason that the vendor gave for refusing images or files."""
 
     def add(self, failure: LLMFailedEvent) -> None:
-        """Count a failure returned by `find_retry`.
+        """Update retry counters for a failure returned by `find_retry`.
 
         Raises:
-            MediaRefused: The vendor has refused images or files again.
-            ContextLengthExceeded: The request is still too long after the last retry.
+            MediaRefused: Repeated refusal of images or files.
+            ContextLengthExceeded: Request still too long after the maximum number of retries.
         """
         if failure.refused:
             if self._refusal is not None:

@@ -47,7 +47,7 @@ def compose(*operators: Operator[OperatorDeps]) -> Operator[OperatorDeps]:
 
 
 def parts(operators: Iterable[Operator]) -> Iterator[Operator]:
-    """Yield the operators, with composed operators replaced by their parts."""
+    """Iterate over operators, flattening composed operators."""
     for operator in operators:
         composed = getattr(operator, PARTS, None)
         if composed is None:
@@ -61,7 +61,7 @@ def describe(operator: Operator) -> str:
     name: str = getattr(operator, "__qualname__", None) or type(operator).__qualname__
     *makers, own = name.split(".<locals>.")
     if own == "_wrap_curried":
-        # reactivex only keeps the name in a closure.
+        # Get the operator name from closure variables, because reactivex does not set it elsewhere.
         held = [cell.cell_contents for cell in getattr(operator, "__closure__", None) or ()]
         names = [value.__name__ for value in held if isinstance(value, FunctionType)]
         return f"rx.{names[-1].strip('_')}" if names else own

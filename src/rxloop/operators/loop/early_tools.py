@@ -87,7 +87,7 @@ class _StreamedArguments:
 
 
 class _EarlyCall:
-    """Tool call that is started before its request, and holds its signals until then."""
+    """Tool call started before its request. Signals are buffered until the request arrives."""
 
     __slots__ = ("_active", "_connection", "_held", "_observer", "_requested", "request", "tool")
 
@@ -99,7 +99,7 @@ class _EarlyCall:
         self._requested = asyncio.Event()
         self._held: list[Notification[Signal]] = []
         self._observer: abc.ObserverBase[Signal] | None = None
-        # The call gets its permit later, with the request, and can't ask questions before.
+        # Permits and questions are delayed until the request arrives.
         self._active = ActiveCall(None)
         ctx = request.ctx.bind(asked_for=self._requested.wait)
         self._connection = connect(
@@ -147,7 +147,7 @@ class _EarlyCall:
 
 
 class _EarlyCalls:
-    """Early tool calls in one iteration."""
+    """Early tool calls for a single iteration."""
 
     __slots__ = (
         "_answer",
@@ -193,7 +193,7 @@ class _EarlyCalls:
         return subscribe
 
     def answer(self, request: ToolRequest, permit: Permit | None) -> Observable[Signal]:
-        """Use the early call for this request, unless the request is different."""
+        """Return the early call's output if its request matches, or answer the request separately."""
         early = self._started.pop(request.slot, None)
         if early is not None:
             host = get_host(request.ctx)
@@ -210,7 +210,7 @@ class _EarlyCalls:
         if type(signal) is ToolCallDeltaEvent:
             self._read(signal)
         elif isinstance(signal, IterationEnd):
-            # The `IterationEnd` provides the context of the run.
+            # The run context is only available from `IterationEnd` signals.
             self._ctx = signal.ctx
         elif isinstance(signal, LLMFailedEvent) and signal.step == self._step:
             self._discard_all()

@@ -71,7 +71,7 @@ def iterate(pipeline: Operator[OperatorDeps], times: int | None = None) -> Opera
 
 
 class _Iterations(abc.DisposableBase):
-    """Iteration loop for one run, with a trampoline to keep the stack flat."""
+    """Iteration loop with a trampoline to limit stack depth."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class _Iterations(abc.DisposableBase):
         self._current = SerialDisposable()
         self._retries = Retries()
         self._current_step: str | None = None
-        """Current step, or None before the first iteration."""
+        """Current step, or None until the first iteration starts."""
         self._due = False
         self._running = False
         self._stopped = False
@@ -116,7 +116,7 @@ class _Iterations(abc.DisposableBase):
                 self._start_next()
         except BaseException as error:
             if self._stopped:
-                # The error was raised while the iteration was disposed after an earlier one.
+                # Disposal after an earlier error raised an additional exception.
                 raise
             self._fail(error if isinstance(error, Exception) else to_error(error))
             leave_to_loop(error)
@@ -146,7 +146,7 @@ class _Iterations(abc.DisposableBase):
         self._observer.on_error(error)
 
     def _next_source(self) -> Observable[Signal] | None:
-        """Return the source of the next iteration, or None if the run has an answer or waits for one."""
+        """Return the next iteration source, or None for completed and waiting runs."""
         state = self._ctx.state
         if self._current_step is not None:
             if state.pending:
@@ -203,7 +203,7 @@ class _Iterations(abc.DisposableBase):
         return from_task(send, ctx, name="rxloop-request")
 
     def _end_only(self, state: RunState) -> Observable[Signal]:
-        """Emit only the `IterationEnd`, because after a resume later operators have not seen the answer in the log."""
+        """Emit only the `IterationEnd`, because later operators missed the recorded answer after a resume."""
         self._current_step = state.last.step if state.last is not None else None
         return emit(IterationEnd(state.iteration, self._ctx.bind(step=self._current_step)))
 

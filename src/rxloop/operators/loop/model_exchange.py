@@ -43,7 +43,7 @@ _llm_call = make_unchecked(LLMCallEvent, normalised=True)
 
 
 class RequestChecks:
-    """Final checks of a request: adds late messages, repairs the history and omits refused media."""
+    """Final request validation, including late messages, history repair and removal of refused media."""
 
     def __init__(self) -> None:
         self._repair: RequestRepair | None = None
@@ -68,7 +68,7 @@ class RequestChecks:
 
 
 def _add_late_messages(request: ModelRequest) -> ModelRequest:
-    """Add the messages that were appended to the history after the request was created."""
+    """Append history messages added after request creation."""
     history = request.ctx.state.messages
     if request.history is None or len(history) == request.history:
         return request
@@ -89,17 +89,17 @@ def _omit_refused_media(request: ModelRequest) -> ModelRequest:
 
 
 def describe_request(request: ModelRequest, problems: Sequence[str]) -> LLMCallEvent:
-    """Return the `llm-call` event of a request.
+    """Create the `llm-call` event for a request.
 
     Args:
-        request: The request before it is sent.
-        problems: Descriptions of the repaired problems.
+        request: Prepared request.
+        problems: Descriptions of repaired problems.
     """
     layers = (*request.system, *request.tail)
     repairs: dict[str, Any] = {"problems": list(problems)} if problems else {}
     name, iteration = request.ctx.model.name, request.iteration
     estimate = _estimate(request, layers) if request.estimate is None else request.estimate
-    # Custom providers, strategies and counters may return other types.
+    # Custom providers, strategies and counters may use unsupported types.
     numbers = iteration.__class__ is int and estimate.__class__ is int and 0 <= estimate <= MAX_INTEGER
     make = _llm_call if numbers and name.__class__ is str and name.isascii() and not problems else LLMCallEvent
     return make(
@@ -124,7 +124,7 @@ def _estimate(request: ModelRequest, layers: Sequence[Message]) -> int:
 
 
 def find_refused_media(request: ModelRequest, error: MediaRefused) -> tuple[dict[str, str], list[LLMNoticeEvent]]:
-    """Return the refused media with the vendor's reason, and a notice that lists them."""
+    """Return refused media with the vendor's reason, along with a notice event."""
     reason = vendor_reason(replace_surrogates(str(error)))
     media = select_refused((*request.system, *request.tail), request.messages, error.media, error.scope)
     if not media:
@@ -163,12 +163,12 @@ def describe_failure(request: ModelRequest, error: Exception, refused: dict[str,
 
 
 def copy_unstamped(event: Event) -> Event:
-    """Return a copy of a published event that can be published again."""
+    """Copy a published event so that it can be published again."""
     return event.model_copy(update=_UNSTAMPED)
 
 
 def make_event_error(value: object, request: ModelRequest) -> PipelineError:
-    """Return the error for a provider that emits a value other than an event."""
+    """Create an error for providers that emit invalid values."""
     return PipelineError(
         f"provider {request.ctx.model.name} must emit events, got {value!r} of type {type(value).__qualname__}"
     )
@@ -183,7 +183,7 @@ def complete_message(message: ContentCompleteEvent, request: ModelRequest) -> No
         mutable_fields(message).update(tool_calls=FrozenList(calls), offered=list_offered(request.tools, calls, tools))
     if message.finish_reason == "length" and message.max_tokens is None:
         mutable_fields(message)["max_tokens"] = request.settings.max_tokens
-    # Normalise before the calls are read, so that tools get the same arguments as the log.
+    # Normalise before tool execution to ensure consistency between tool arguments and the log.
     normalise(message)
 
 
@@ -209,15 +209,16 @@ def make_tool_requests(
     ctx: RunContext[Any],
     offered: tuple[ToolDefinition, ...] | None,
 ) -> list[Signal]:
-    """Return a `ToolRequest`, or a failed `tool-complete`, for each unanswered tool call of a message.
+    """Create tool requests for unanswered calls of a message.
 
-    An incomplete message may have truncated arguments, so guards, tools and people never receive its calls.
+    Calls of incomplete messages fail immediately with a `tool-complete` event, because their arguments may be
+    truncated.
 
     Args:
-        message: The message with the tool calls.
-        calls: Unanswered calls and their indexes.
-        ctx: Context of the model call.
-        offered: Tools offered to the model. None means all tools of the run.
+        message: Message with tool calls.
+        calls: Unanswered calls with their indices.
+        ctx: Model call context.
+        offered: Tools offered to the model, or None for all tools.
     """
     if message.finish_reason in CUT_OFF:
         return []

@@ -75,7 +75,7 @@ def _answer(request: ToolRequest, permit: Permit | None = None) -> Observable[Si
     if earlier is not None:
         return emit(earlier)
     if not host.claim(request.slot):
-        # An operator has duplicated the request, but the tool must only be called once.
+        # Duplicate requests from operators must not cause duplicate tool calls.
         return emit()
     tool = host.tools.find(request)
     if not isinstance(tool, str):
@@ -125,7 +125,7 @@ async def _run_tool(tool: Tool, request: ToolRequest, push: Push[Signal], active
 
 
 async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
-    """Call the tool, and return the fields for its event."""
+    """Execute the tool and return the result event fields."""
     call = ctx.call
     assert call is not None
     deadline = None if tool.timeout is None else asyncio.timeout(None)

@@ -79,7 +79,7 @@ def typed_output(parse: Callable[[str], Any], retries: int = 2, *, by_tool: bool
 
 
 def _incomplete(message: ContentCompleteEvent, state: RunState) -> IncompleteOutput:
-    """Return the error for an answer that did not end normally, including its text."""
+    """Create an error for incomplete answers, including the received text."""
     if is_refusal(message):
         code, why = "refused", "the model refused to answer"
     elif is_filtered(message):

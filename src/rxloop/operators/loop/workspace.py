@@ -32,7 +32,7 @@ def workspace(source: Workspace) -> Operator[object]:
     """
 
     def answer(request: ModelRequest) -> Observable[Signal]:
-        # Imported here because most programs have no workspace.
+        # Lazy import, because workspaces are rarely used.
         from rxloop.context.workspaces import as_parts, is_quick
 
         if is_quick(source):

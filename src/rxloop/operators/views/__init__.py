@@ -14,7 +14,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 VIEW = "rxloop_view"
-"""Attribute for a view's name in messages, such as `op.text`."""
+"""Attribute name for the display name of views, for example `op.text`."""
 
 View = Callable[[Observable[A]], Observable[T]]
 """Operator for a subscriber, outside the loop. Any reactivex operator is a view."""

@@ -1,4 +1,4 @@
-"""View that skips the events that a reader already has."""
+"""View that skips previously received events."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def after(cursor: str, *, strict: bool = True) -> EventView:
         def handle(event: Event) -> None:
             nonlocal first, foreign, newer
             if isinstance(event, GapEvent):
-                # This reader already has the events after the gap.
+                # Events after the gap were already received.
                 if event.root_task_id != task_id or event.attempt != attempt or event.seq > position[0]:
                     emit(event)
                 return

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(Protocol):
-    """Outcome for one item in a batch."""
+    """Outcome of a single batch item."""
 
     @property
     def error(self) -> Exception | None:
@@ -81,12 +81,12 @@ def tally(price: Price | None = None) -> View[Outcome, Tally]:
 
 
 def empty_tally(price: Price | None) -> Tally:
-    """Return the totals before the first outcome."""
+    """Create initial totals."""
     return Tally(dollars=None if price is None else 0.0)
 
 
 def add_outcome(totals: Tally, outcome: Outcome, price: Price | None) -> Tally:
-    """Return the totals with one more outcome."""
+    """Return updated totals including an additional outcome."""
     dollars = None if price is None or totals.dollars is None else totals.dollars + price.of_several(outcome.usage)
     failed = totals.failed + (outcome.error is not None)
     return Tally(totals.done + 1, failed, totals.usage + outcome.usage, dollars)
@@ -164,7 +164,7 @@ def _bar(total: int | None, label: str, console: Any) -> DrawBar:
             bars.TextColumn("{task.fields[tally]}"),
             bars.TimeRemainingColumn(elapsed_when_finished=True),
             console=shown,
-            # In a notebook, a display thread would capture the output of the cell.
+            # Background refresh threads would capture cell output in notebooks.
             auto_refresh=not shown.is_jupyter,
             disable=not (shown.is_terminal or shown.is_jupyter),
         )

@@ -31,7 +31,7 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import Message
 
 _BranchKey = tuple[Any, str | None]
-"""Key for a branch. Nested runs are identified by their call, other runs by their order in the stream."""
+"""Branch key. Nested runs are identified by their tool call, other runs by stream order."""
 
 
 def filter_comparable(events: Sequence[Event]) -> list[Event]:
@@ -60,14 +60,14 @@ def filter_comparable(events: Sequence[Event]) -> list[Event]:
 
 
 class _Batch:
-    """Events for a message's tool calls, sorted by call."""
+    """Tool call events of a message, sorted by call index."""
 
     def __init__(self, message: ContentCompleteEvent) -> None:
         self._message = message
         self._events: list[tuple[int, Event]] = []
 
     def add(self, event: Event) -> bool:
-        """Add an event if it belongs to one of the calls, and return whether it does."""
+        """Add an event and return True if it belongs to a tool call of the message."""
         index = _find_index(event, self._message)
         if index is not None:
             self._events.append((index, event))
@@ -109,7 +109,7 @@ def split_at_difference(
 
 
 def _by_branch(events: Sequence[Event]) -> Iterable[tuple[_BranchKey, Event]]:
-    # Identify nested runs by their calls, because their order is random as well.
+    # Nested runs start in random order, so identify them by their calls.
     nested = {each.subtask_id: each for each in events if isinstance(each, SubtaskEvent)}
     runs: dict[str, Any] = {}
 
@@ -143,7 +143,7 @@ def _find_repeated(events: Iterable[Event]) -> set[int]:
     repeated: set[int] = set()
     for event in events:
         if isinstance(event, LLMCallEvent):
-            # Keep the last call, which was answered, and may use a different model.
+            # Keep the final call, which was answered and may use a different model.
             earlier = calls.get((event.task_id, event.step))
             if earlier is not None:
                 repeated.add(earlier)
@@ -154,7 +154,7 @@ def _find_repeated(events: Iterable[Event]) -> set[int]:
                 repeated.add(event.seq)
             nested.add(transition)
         elif isinstance(event, ToolStartEvent):
-            # Keep the first start, because it may be followed by questions.
+            # Keep the initial start, because questions may follow.
             slot = (event.task_id, event.step, event.index)
             if slot in starts:
                 repeated.add(event.seq)
@@ -163,7 +163,7 @@ def _find_repeated(events: Iterable[Event]) -> set[int]:
 
 
 def _find_index(event: Event, message: ContentCompleteEvent) -> int | None:
-    """Return the call index for an event, or None."""
+    """Return the tool call index of an event, or None if unrelated."""
     if isinstance(event, ToolStartEvent | ToolCompleteEvent | SubtaskEvent):
         return event.index if event.step == message.step else None
     call_id = event.tool_call_id if isinstance(event, ThoughtStreamEvent) else None
@@ -176,7 +176,7 @@ _ENVELOPE = Event.model_fields.keys() - {"kind", "step", "branch"}
 
 
 def comparable_data(event: Event, before: Sequence[Message]) -> dict[str, Any]:
-    """Return the compared data of an event, without ids, numbers and times."""
+    """Return comparable event data, excluding ids, sequence numbers and timestamps."""
     if isinstance(event, TaskEvent):
         # A fork's task includes its conversation. The model is compared in each `llm-call`.
         messages = [*before, *event.messages]
@@ -193,7 +193,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def format_event(event: Event) -> str:
-    """Return a one-line description of an event: its number, kind and content."""
+    """Format an event as a single line with sequence number, kind and content."""
     step = f" {event.step}" if event.step else ""
     text = event.describe()
     return f"{event.seq:>4} {event.kind}{step}{': ' if text else ''}{_short(text)}"
@@ -253,10 +253,10 @@ def compare(recording: Recording) -> EventView:
 
 
 def _check(recorded: Sequence[Event], seen: Sequence[Event]) -> None:
-    """Compare the events.
+    """Compare recorded and actual events.
 
     Raises:
-        RecordingMismatch: An event differs.
+        RecordingMismatch: Difference between recording and run.
     """
     expected_events, actual_events = split_at_difference(recorded, seen)
     if not expected_events and not actual_events:

@@ -81,7 +81,7 @@ class Spending:
 
         self.dollars = 0.0
         self.unpriced: dict[str, None] = {}
-        """Used models without a price, in order."""
+        """Models without a configured price, in order of use."""
         self._price, self._long_kept = partial(find_price, prices=prices), count_long_kept
         self._models: dict[tuple[str, str | None], str] = {}
 

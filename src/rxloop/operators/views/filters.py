@@ -72,7 +72,7 @@ def of_type(first: type[Event], /, *others: type[Event]) -> View[Any, Any]:
     for kind in cast("tuple[Any, ...]", classes):
         if not isinstance(kind, type):
             raise ConfigurationError(f"op.of_type() requires event classes such as ToolStartEvent, got {kind!r}")
-    # `isinstance` is slow for classes that do not match, as most events do not.
+    # Cache results, because `isinstance` is slow for non-matching classes.
     matches_by_type: dict[type[Event], bool] = {}
 
     def matches(event: Event) -> bool:

@@ -1,4 +1,4 @@
-"""View that checks the order of events."""
+"""View for event order validation."""
 
 from __future__ import annotations
 

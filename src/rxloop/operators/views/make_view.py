@@ -1,4 +1,4 @@
-"""Factory for views that keep state."""
+"""Factory for stateful views."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 
 class ViewOutput(Generic[T]):
-    """The output of a view. Each subscription has its own instance.
+    """Output of a single view subscription.
 
-    Values that are emitted after the view has ended, or after the subscription was disposed, are ignored.
+    Values emitted after completion or disposal are ignored.
     """
 
     emit: Callable[[T], None]
@@ -75,7 +75,7 @@ class ViewOutput(Generic[T]):
         def due(_scheduler: abc.SchedulerBase, _state: object = None) -> None:
             action()
 
-        # The scheduler may run the callback immediately, and the callback may schedule another one.
+        # Schedulers may run the callback immediately, which may schedule further callbacks.
         self._timer.disposable = call = SingleAssignmentDisposable()
         call.disposable = self._clock.schedule_relative(seconds, due)
         return call
@@ -102,12 +102,12 @@ class ViewOutput(Generic[T]):
         self._error_actions.append(action)
 
     def on_dispose(self, action: Callable[[], None]) -> None:
-        """Add a callback that releases a resource.
+        """Add a callback for resource cleanup.
 
-        It runs once, after the view has ended or when the subscription is disposed.
+        Called exactly once, either on completion or on disposal.
 
         Args:
-            action: The callback. It cannot emit values.
+            action: Cleanup callback. Must not emit values.
         """
         self._resources.add(Disposable(action))
 
@@ -143,7 +143,7 @@ class ViewOutput(Generic[T]):
 
 
 class _Connection(ViewOutput[T], abc.DisposableBase):
-    """The subscription of a view to its source."""
+    """Source subscription of a view."""
 
     def connect(
         self, source: Observable[A], make: Callable[[ViewOutput[T]], Callable[[A], None]], name: str
@@ -224,7 +224,7 @@ def make_view(
 
 
 def _call_link(link: Connection) -> Callable[[Any], None]:
-    """Return a function that calls the current `on_next` of a link, which replaces the method when it ends."""
+    """Create a function that delegates to the link's current `on_next` method, which changes on completion."""
 
     def emit(value: Any) -> None:
         link.on_next(value)

@@ -107,7 +107,7 @@ def partial(output_type: type[Any]) -> View[Event, Any]:
 
 
 class _StreamedAnswer:
-    """Answer text, with the latest value that was parsed from it."""
+    """Streamed answer text with the most recently parsed value."""
 
     def __init__(self) -> None:
         self.reset()
@@ -115,7 +115,7 @@ class _StreamedAnswer:
     def reset(self, call: int | None = None) -> None:
         """Start another answer."""
         self.call = call
-        """Tool call index, or None for a text answer."""
+        """Tool call index, or None for text answers."""
         self.value: Any = None
         self._pieces: list[str] = []
         self._length = 0

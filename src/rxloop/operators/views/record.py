@@ -14,7 +14,7 @@ from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import Event
 
 Recording = str | os.PathLike[str] | Iterable[Event]
-"""Recorded events, or the path of a JSONL file."""
+"""Recorded events or a JSONL file path."""
 
 
 def record(target: list[Event] | str | os.PathLike[str]) -> EventView:
@@ -94,10 +94,10 @@ def _make_write_error(path: Path, error: OSError) -> ConfigurationError:
 
 
 def read_recording(recording: Recording) -> list[Event]:
-    """Read the events from a recording.
+    """Load events from a recording.
 
     Raises:
-        ConfigurationError: The file cannot be read, or a line is not an event.
+        ConfigurationError: Unreadable file or invalid event.
     """
     if not isinstance(recording, str | os.PathLike):
         return list(recording)

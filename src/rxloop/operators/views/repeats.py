@@ -18,16 +18,16 @@ from rxloop.protocol.messages import ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Tool call that the model has requested before with the same arguments."""
+    """Repeated tool call with identical arguments."""
 
     call: ToolCall
     """The newest call."""
     count: int
-    """Number of equal calls so far, including this one."""
+    """Number of identical calls, including the current call."""
     task_id: str
     """Id of the run."""
     branch: str | None = None
-    """The run's branch, or None for the main branch."""
+    """Branch name, or None for the main branch."""
     step: str | None = None
     """The newest call's step."""
 
@@ -89,7 +89,7 @@ def repeats(n: int = 3, *, within: int | None = None) -> View[Event, Repeat]:
 
 
 class _CallCounts:
-    """Call counts for one branch."""
+    """Call counts for a single branch."""
 
     def __init__(self, within: int | None) -> None:
         self._within = within
@@ -97,7 +97,7 @@ class _CallCounts:
         self._counts = Counter[bytes]()
 
     def add(self, call: ToolCall) -> int:
-        """Add a call, and return its count."""
+        """Record a call and return the updated count."""
         key = _digest(call)
         self._counts[key] += 1
         if self._within is not None:
@@ -111,14 +111,14 @@ class _CallCounts:
 
 
 def _digest(call: ToolCall) -> bytes:
-    """Return a short key of a call. Arguments that are not JSON are compared as text."""
+    """Calculate a hash key for a call. Non-JSON arguments are compared by text."""
     if call.error is not None:
         text = call.raw or ""
     else:
         try:
             text = json.dumps(call.arguments, sort_keys=True, default=repr)
         except (TypeError, ValueError):
-            # The event was created by a program instead of a model.
+            # Application-created events may include arguments that are not JSON-serializable.
             text = repr(call.arguments)
     return blake2b(
         f"{call.name}\0{call.error is None}\0{text}".encode(errors="backslashreplace"), digest_size=16

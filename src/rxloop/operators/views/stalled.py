@@ -48,7 +48,7 @@ class Activity:
 
     def __init__(self) -> None:
         self.models: dict[Step, str] = {}
-        """Names for models that are still being called."""
+        """Model names of pending calls."""
         self.calls: dict[Slot, ToolCall] = {}
         self._questions: dict[tuple[str, str], tuple[Slot, PendingInput]] = {}
         self._parents: dict[str, str] = {}
@@ -56,7 +56,7 @@ class Activity:
 
     @property
     def questions(self) -> list[str]:
-        """Open questions, as shown to clients."""
+        """Pending questions in their public form."""
         return [public_question(asked).prompt for _, asked in self._questions.values()]
 
     @property
@@ -116,7 +116,7 @@ class Activity:
         self._questions = {key: asked for key, asked in self._questions.items() if asked[0] != slot}
         task_id = slot[0][0]
         if all(step[0] != task_id for step, _ in self.calls):
-            # The call that ran the nested runs has ended.
+            # The parent call of the nested runs has ended.
             self._remove_children(task_id)
 
     def _remove_run(self, task_id: str, *, questions: bool) -> None:
@@ -137,24 +137,24 @@ class Stall:
     """Silence of an active run."""
 
     seconds: float
-    """Duration of the silence in seconds, as a multiple of the configured time."""
+    """Silence duration in seconds, rounded down to a multiple of the configured interval."""
     models: tuple[str, ...] = ()
-    """Names for models that are still being called."""
+    """Model names of pending calls."""
     calls: tuple[ToolCall, ...] = ()
-    """Tool calls that are running, excluding those that wait for a nested run."""
+    """Running tool calls, excluding calls waiting for nested runs."""
     questions: tuple[str, ...] = ()
     """Prompts of the open questions. For a hidden tool, this is the prompt shown to clients."""
 
     @property
     def awaits(self) -> Literal["input", "tool", "model", "run"]:
-        """What the run waits for: input, else a tool, else a model, else its own work."""
+        """Awaited resource in order of priority: input, tool, model or the run itself."""
         if self.questions:
             return "input"
         return "tool" if self.calls else "model" if self.models else "run"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the awaited tools or models, or prompts of the open questions."""
+        """Names of awaited tools or models, or prompts of pending questions."""
         names = {"input": self.questions, "tool": tuple(call.name for call in self.calls), "model": self.models}
         return names.get(self.awaits, ())
 
@@ -211,7 +211,7 @@ class _Silence:
         self._emitted = 0
         """Number of stalls in this silence."""
         self._before = 0
-        """Latest timestamp in the attempt, in milliseconds."""
+        """Latest timestamp of the current attempt, in milliseconds."""
         self._ended = False
         self._timer = out.schedule(seconds, self._check)
 
@@ -236,7 +236,7 @@ class _Silence:
         elif was_ended:
             self._timer = self._out.schedule(self._seconds, self._check)
 
-    # A timer for each event would be more expensive. This one checks the time of the last event and waits again.
+    # Use a single timer, because rescheduling for every event would be more expensive.
     def _check(self) -> None:
         self._emit_stalls(self._now() - self._began)
         if not self._ended:

@@ -50,11 +50,11 @@ class Stats:
     recorded events without deltas.
     """
     tool_seconds: float
-    """Seconds during which at least one tool was running, excluding tools that wait for a person."""
+    """Total duration with at least one running tool in seconds, excluding tools waiting for a person."""
     model_calls: int
     """Number of model requests."""
     tool_calls: int
-    """Number of started tool calls, without refused ones."""
+    """Number of started tool calls, excluding refused calls."""
     usage: Usage
     """Tokens reported by the providers."""
     dollars: float | None
@@ -157,12 +157,12 @@ class _Figures:
         """Time of the newest event."""
         self._clock = clock
         self._arrived_at = clock()
-        """Clock time at which the newest event arrived."""
+        """Arrival time of the latest event."""
         self._window = window
         self._begin: float | None = None
         self._deltas = deque[float]()
         self._answers = deque[tuple[float, float, int]]()
-        """Completion time, duration and tokens of each answer without deltas."""
+        """Completion time, duration and token count of answers without deltas."""
         self._request_times: dict[Step, float] = {}
         """Send times for requests that have not been streamed yet."""
         self._first_token: float | None = None
@@ -176,7 +176,7 @@ class _Figures:
         self._dollars: float | None = None
 
     def now(self) -> float:
-        """Return the time of the run, which continues after the newest event."""
+        """Return the current run time, estimated from the latest event."""
         return self._newest + self._clock() - self._arrived_at
 
     def get_time(self, event: Event) -> float:
@@ -185,7 +185,7 @@ class _Figures:
         return max(event.timestamp / 1000, self._newest) if event.timestamp else self.now()
 
     def resume(self, now: float) -> None:
-        """Start a run or attempt at this time, and exclude the time since the previous one."""
+        """Start or resume timing, excluding the interval since the previous attempt."""
         if self._begin is None:
             self._begin = now
         else:
@@ -197,7 +197,7 @@ class _Figures:
         self._answers.clear()
 
     def snapshot(self, now: float) -> Stats:
-        """Return the statistics at a time after the newest event."""
+        """Return statistics for a time after the latest event."""
         return Stats(
             seconds=round(self._age(now), 6),
             tokens_per_second=self._rate(now),
@@ -212,7 +212,7 @@ class _Figures:
         )
 
     def _rate(self, now: float) -> float:
-        """Return the tokens per second in the window that ends at `now`."""
+        """Calculate tokens per second for the window ending at `now`."""
         begin = now - self._window
         while self._deltas and self._deltas[0] < begin:
             self._deltas.popleft()
