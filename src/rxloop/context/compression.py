@@ -75,7 +75,7 @@ class CompressionState:
                 first, last = cast("list[int]", item)
                 view += range(first, last + 1)
             else:
-                # Validate as JSON, where bytes are base64.
+                # Validate in JSON mode, because binary data is base64-encoded.
                 view.append(Message.model_validate_json(orjson.dumps(item)))
         return cls(data["upto"], tuple(view), data.get("limit"))
 
@@ -95,7 +95,7 @@ class CompressionResult:
     messages: Sequence[Message]
     """Messages to send. If nothing was ever compressed, this is the history itself."""
     state: CompressionState
-    """State for the next request of the run."""
+    """Compression state for the next request."""
     tokens_before: int
     """Tokens without this compression."""
     tokens_after: int
@@ -106,7 +106,7 @@ class CompressionResult:
     shortened: int = 0
     """Number of tool results that this step truncated."""
     stable: int = 0
-    """Number of unchanged messages at the start, which a provider may have cached."""
+    """Number of unchanged leading messages, which may be cached by the provider."""
     stable_tokens: int = 0
     budget_unmet: bool = False
     """True if the messages are too large and nothing more can be removed."""
@@ -121,7 +121,7 @@ class CompressionResult:
 
     @property
     def ratio(self) -> float:
-        """Ratio of the tokens after and before."""
+        """Token count after compression divided by the count before."""
         return self.tokens_after / self.tokens_before if self.tokens_before else 1.0
 
 
@@ -151,7 +151,7 @@ class Compression:
     ) -> None:
         state = state or CompressionState()
         if state.upto > len(messages):
-            # The state belongs to another history, for example after a fork.
+            # Discard state that belongs to a different history, for example after a fork.
             state = CompressionState(limit=state.limit)
         self._compressor = compressor
         self._history = messages
@@ -175,13 +175,13 @@ class Compression:
         return not self._due and not self._full
 
     async def result(self, *, pinned: frozenset[int] = frozenset(), seconds: float | None = None) -> CompressionResult:
-        """Run the compressor if necessary, and check its result.
+        """Run the compressor if necessary and validate the result.
 
-        A custom synchronous compressor runs in a thread, so that it cannot block the event loop.
+        Custom synchronous compressors run in a thread to avoid blocking the event loop.
 
         Args:
-            pinned: Indexes of messages that must be kept.
-            seconds: Time limit. After a timeout, the messages are unchanged. The default is no limit.
+            pinned: Indices of pinned messages.
+            seconds: Timeout, or None for no limit. Messages are unchanged after a timeout.
         """
         if self.fits:
             return self.unchanged()
@@ -231,7 +231,7 @@ class Compression:
         blocks = split_blocks(self._history)
         view, lost = _restored(view, self._history, blocks, pinned)
         chosen = [self._history[item] if isinstance(item, int) else item for item in view]
-        # A call may only lack its result if it does in the history.
+        # Missing results are allowed only for calls that are still pending in the history.
         at_work = bool(blocks) and blocks[-1].open
         problems = (*lost, *find_problems(chosen, open_tail=at_work))
         if problems:
@@ -288,10 +288,10 @@ def _calls_since(history: Sequence[Message], place: int, count: int) -> bool:
 
 
 def _view(made: object, history: Sequence[Message]) -> tuple[int | Message, ...]:
-    """Replace messages from the history with their indexes.
+    """Replace history messages with indices.
 
     Raises:
-        ValueError: The value is not a list of messages, or their order has changed.
+        ValueError: Invalid message list or changed message order.
     """
     if not isinstance(made, Sequence) or isinstance(made, str | bytes):
         raise ValueError(f"the result is {type(made).__name__}: return a list of messages")

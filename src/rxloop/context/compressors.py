@@ -99,7 +99,7 @@ class TokenBudgetCompressor(Marks):
 def _shorten(
     layout: Layout, forms: dict[int, Sequence[Message]], shorten: Callable[[Message], Message], over: int
 ) -> int:
-    """Shorten results in free blocks, oldest first, and return the tokens that are still over the limit."""
+    """Shorten results in optional blocks, oldest first, and return the remaining excess tokens."""
     for index in layout.free:
         if over <= 0:
             break
@@ -254,7 +254,7 @@ def bm25(query: Counter[str], bags: Sequence[Counter[str]]) -> list[float]:
 
 
 Embedder = Callable[[Sequence[str]], Awaitable[Sequence[Sequence[float]]]]
-"""Returns one vector for each text."""
+"""Async function that returns embedding vectors for a list of texts."""
 
 _log = logging.getLogger(__name__)
 
@@ -264,17 +264,17 @@ _TEXT = 8_000
 
 
 class SemanticCompressor(Marks):
-    """Compressor that keeps the blocks most relevant to the goal, and prefers newer ones.
+    """Compressor that selects blocks by relevance and recency.
 
-    The task, the last user message and the newest block define the goal. Messages stay in order, and facts from removed
-    messages are summarised.
+    Relevance is measured against the task, the last user message and the newest block. Message order is preserved, and
+    facts from removed messages are summarised.
 
     Args:
-        max_tokens: Maximum size of a request.
-        high: Fraction of the limit at which the history is compressed.
-        low: Fraction of the limit that the request has after a compression.
-        relevance: Weight of perfect relevance, compared to 1 for the newest block.
-        embed: Returns vectors to measure relevance. The default, also used when it fails, is BM25.
+        max_tokens: Maximum request size.
+        high: High watermark as a fraction of the limit. Compression starts at this size.
+        low: Low watermark as a fraction of the limit. Target size after compression.
+        relevance: Relevance weight, relative to a weight of 1 for recency.
+        embed: Embedding function. Defaults to BM25 scoring, which is also the fallback after errors.
     """
 
     def __init__(
@@ -308,7 +308,7 @@ class SemanticCompressor(Marks):
         return self._selected(layout, fitting)
 
     def _selected(self, layout: Layout, fitting: Sequence[float]) -> list[Message]:
-        """Keep the blocks with the highest scores that fit, newest first among equals."""
+        """Select blocks by score within the token limit. Ties favor newer blocks."""
         free = layout.free
         newest = max(1, len(free) - 1)
         scores = [self.relevance * fits + age / newest for age, fits in enumerate(fitting)]

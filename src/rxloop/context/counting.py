@@ -1,4 +1,4 @@
-"""Token estimates without a tokenizer, cached for each message."""
+"""Token estimation without a tokenizer, including per-message caching."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def cache_short_strings(function: Callable[[str], T]) -> Callable[[str], T]:
 
 
 class PerMessage(Generic[T]):
-    """Pure function of a message, with a cache.
+    """Cached pure function of a message.
 
-    Messages are immutable, and a history keeps the same objects between requests, so the cache uses their identity. An
-    entry is removed with its message.
+    Cache keys use object identity, because messages are immutable and shared between requests. Entries are removed
+    along with their message.
     """
 
     __slots__ = ("_kept", "_work_out")
@@ -61,7 +61,7 @@ class PerMessage(Generic[T]):
 # Tokens per message, call and tool in addition to their text, in most chat formats.
 _MESSAGE, _CALL, _TOOL = 4.0, 6.0, 8.0
 
-# An image of usual size, and about one page of a document. Actual numbers differ between providers.
+# Typical token counts for images and single-page documents. Actual values depend on the provider.
 _IMAGE, _FILE = 800.0, 1_500.0
 
 
@@ -79,9 +79,9 @@ _CLASSES = bytes(ord(_class_of(byte)) for byte in range(256))
 
 
 def _estimate(text: str) -> float:
-    """Estimate the tokens in a string. The weights are fitted to the mean of several public vocabularies.
+    """Estimate the token count of a string.
 
-    They apply to the bytes in each class, and to the starts of words, numbers and signs.
+    Weights for byte classes and token boundaries are fitted to the average of several public vocabularies.
     """
     count = text.encode("utf-8", "replace").translate(_CLASSES).count
     words = count(b"sl") + count(b"nl") + count(b"pl") + count(b"dl")
@@ -105,7 +105,7 @@ def _estimate(text: str) -> float:
 
 
 text_tokens = cache_short_strings(_estimate)
-"""Estimate the tokens in a string, with a cache for short ones."""
+"""Token estimation for strings, including a cache for short strings."""
 
 
 def _arguments(message: Message) -> list[str]:
@@ -135,13 +135,13 @@ def _message_tokens(message: Message, size: Callable[[str], float]) -> float:
 
 
 class _PerTool:
-    """Token counts with a cache, because an agent offers the same tools in every request."""
+    """Cached token counts for tools, which are usually identical across requests."""
 
     _MOST = 1_000
 
     def __init__(self, size: Callable[[str], float]) -> None:
         self._size = size
-        # Keep the tool, so that its id is not reused.
+        # Store a tool reference to prevent id reuse.
         self._kept: dict[int, tuple[ToolDefinition, float]] = {}
 
     def __call__(self, tool: ToolDefinition) -> float:
@@ -257,11 +257,11 @@ class TokenEstimator:
         return math.ceil(self._known.ratio * self.raw(messages, tools))
 
     def request(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> int:
-        """Predict the tokens that a provider will report for a request."""
+        """Predict the provider's token count for a request."""
         return self.predicted(self.raw(messages, tools))
 
     def predicted(self, raw: float) -> int:
-        """Predict the tokens that a provider will report, from a `raw` estimate."""
+        """Predict the provider's token count from a `raw` estimate."""
         return math.ceil(self._known.predict(raw))
 
     def raw(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> float:

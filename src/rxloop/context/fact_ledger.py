@@ -16,7 +16,7 @@ from rxloop.protocol.messages import Message
 # The score of an entry decays with its age, but only slightly, because an agent may need values from long ago.
 _OLD, _FADES = 0.8, 20.0
 
-# A text has no room for more values. Twice as many are kept before the least useful ones are removed.
+# Summaries never require more entries. Excess entries are removed once the ledger exceeds twice this limit.
 _MOST = 4_000
 
 
@@ -25,12 +25,12 @@ class Entry(NamedTuple):
 
     value: str
     label: str
-    """The word before the value in its newest mention."""
+    """Label preceding the value in its most recent mention."""
     weight: float
     mentions: int
     """Number of messages that mention the value."""
     place: int
-    """Number of the newest message that mentions it."""
+    """Message number of the most recent mention."""
     order: int
     """Number of the newest mention."""
 
@@ -46,9 +46,9 @@ class Entry(NamedTuple):
 
 
 class FactLedger:
-    """Facts from messages, without duplicates, oldest first.
+    """Deduplicated facts from messages, oldest first.
 
-    The ledger depends only on its messages. The same messages result in the same ledger and text, in any process.
+    The result is deterministic across processes for identical messages.
     """
 
     __slots__ = ("_entries", "_order", "_place")
@@ -126,15 +126,15 @@ class FactLedger:
 _NOTHING_READ: tuple[list[ref[Message]], FactLedger] = [], FactLedger()
 
 _read: dict[int, tuple[list[ref[Message]], FactLedger]] = {}
-"""Messages that were read, and their facts, by the id of the newest message.
+"""Cached facts with source messages, keyed by the id of the newest message.
 
-An entry is removed when this message is, because it belongs to one conversation. The first message may be a system
-message that lives as long as the program.
+Entries are removed along with the newest message, which belongs to a single conversation. The first message is
+unsuitable, because system messages may be shared and long-lived.
 """
 
 
 def load_ledger(history: Sequence[Message]) -> FactLedger:
-    """Return the facts of a history. If it has grown since the last call, only new messages are read."""
+    """Return facts for a history, processing only messages added since the previous call."""
     seen, ledger = _take_known_beginning(history)
     new = history[len(seen) :]
     ledger.add(new)
@@ -158,7 +158,7 @@ def _take_known_beginning(history: Sequence[Message]) -> tuple[list[ref[Message]
 
 
 def _chosen(ranked: Iterable[Entry], tokens: float) -> list[Entry]:
-    """Select the best entries that fit, and omit values that are part of others."""
+    """Select the highest-ranked entries within the token limit, excluding values contained in other entries."""
     chosen: list[Entry] = []
     taken = "\n"
     for entry in ranked:
@@ -187,7 +187,7 @@ def _stands_in(value: str, text: str) -> bool:
 
 
 def _lines(entries: list[Entry]) -> str:
-    """Format one line for each message, with its labels and values in order."""
+    """Format entries as one line per message, with labels and values in original order."""
     parts: list[str] = []
     place, label = -1, ""
     for entry in sorted(entries, key=lambda entry: entry.order):

@@ -1,4 +1,4 @@
-"""Facts in a message that later steps may need verbatim."""
+"""Extraction of facts required verbatim in later steps."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _DEEPEST = 40
 
 
 class Fact(NamedTuple):
-    """Value that may be needed again, with its label in the text."""
+    """Potentially relevant value with its surrounding label."""
 
     value: str
     label: str
     weight: float
-    """Likelihood that it is needed again, based on its form and position."""
+    """Estimated relevance based on format and position."""
 
 
 # Weights by form. They were measured on values that agents used again, and small changes have little effect.
@@ -75,7 +75,7 @@ _LEAST = 0.12
 
 @cache_short_strings
 def classify_word(word: str) -> str:
-    """Classify a word by its form."""
+    """Determine the format class of a word."""
     if len(word) < 2:
         return "plain"
     digits = sum(map(str.isdigit, word))
@@ -126,7 +126,7 @@ class _Reader:
         self._waiting: list[tuple[str, float]] = []
 
     def read(self) -> list[Fact]:
-        """Return all facts, in order."""
+        """Extract all facts in text order."""
         for match in _COMPOUND.finditer(self._text):
             found = match.group()
             for piece, weight in _pieces(found):
@@ -156,7 +156,7 @@ class _Reader:
         label = word if size <= 24 else word[-8:]
         if self._waiting:
             self._settle(label)
-        # Of two neighbouring words, the longer one is usually more meaningful, in any language.
+        # Longer words are usually more meaningful, regardless of language.
         if start - self._label_end > 16 or len(label) >= len(self._label):
             self._label = label
         self._label_end = end

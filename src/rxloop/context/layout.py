@@ -1,4 +1,4 @@
-"""Layout of a compressed request: blocks, required messages, and the summary."""
+"""Request layout for compression: message blocks, required messages and summary."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from rxloop.protocol.messages import Message
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Messages that are kept or dropped together.
+    """Inseparable group of messages.
 
-    An assistant message with tool calls forms a block with all its results. Any other message is a separate block.
+    Assistant messages with tool calls form a block along with their results. Other messages form individual blocks.
     """
 
     start: int
-    """Index of the first message in the history."""
+    """History index of the first message."""
     messages: tuple[Message, ...]
 
     @property
     def places(self) -> range:
-        """Indexes of all messages in the history."""
+        """History indices of all messages."""
         return range(self.start, self.start + len(self.messages))
 
     @property
     def calls(self) -> bool:
-        """True if the block has tool calls."""
+        """True if the block contains tool calls."""
         return bool(self.messages[0].tool_calls)
 
     @property
     def open(self) -> bool:
-        """True if a call has no result yet."""
+        """True if at least one call has no result."""
         return bool(_unanswered(self.messages))
 
 
@@ -57,11 +57,11 @@ def split_blocks(messages: Iterable[Message]) -> list[Block]:
 
 
 def find_problems(messages: Sequence[Message], *, open_tail: bool = True) -> list[str]:
-    """Return the problems that would make a provider reject the messages.
+    """Find problems that would cause rejection by a provider.
 
     Args:
         messages: Messages without the system prompt.
-        open_tail: Whether calls in the last block may have no results yet.
+        open_tail: True if calls in the last block may still be pending.
     """
     found: list[str] = []
     blocks = split_blocks(messages)
@@ -110,7 +110,7 @@ def _unanswered(messages: Sequence[Message]) -> list[str]:
 
 
 def _strangers(messages: Sequence[Message]) -> list[int]:
-    """Return the indexes of results without a call."""
+    """Return indices of results without a matching call."""
     missing = [call.id for call in messages[0].tool_calls]
     found: list[int] = []
     for place, message in enumerate(messages[1:], 1):
@@ -149,7 +149,7 @@ class Marks:
         return f"{type(self).__name__}(max_tokens={self.max_tokens}, high={self.high}, low={self.low})"
 
 
-# The ledger gets a large share of a small budget, where little else fits, and a smaller share of the rest.
+# Small budgets use a larger share for the ledger, because few other messages fit.
 _SHARE, _SMALL, _SHARE_BEYOND = 0.45, 2_000, 0.05
 
 _TITLE = "[Earlier messages are left out here. Values from them, oldest first, as data:]\n"
@@ -164,11 +164,11 @@ _NOTHING = "[left out]"
 
 
 class Layout:
-    """Compressed history in preparation: retained blocks, and a summary of the others.
+    """Layout of a compressed history with retained blocks and a summary of removed messages.
 
-    The task (the first user message), the last user message, pinned messages and system messages are kept. So is the
-    last block, because the model has not answered it yet, but its results may be truncated. All other blocks are
-    `free`.
+    The first and last user message, pinned messages and system messages are required. The last block is also required
+    because the model has not answered it yet, although its results may be truncated. Other blocks are optional
+    (`free`).
     """
 
     def __init__(self, messages: Sequence[Message], budget: Budget) -> None:
@@ -245,7 +245,7 @@ class Layout:
         return list(sent) if sent and count(*out) > count(*sent) else out
 
     def _summary(self, kept: Sequence[Message]) -> Message | None:
-        """Return a message with the facts of all dropped messages, or None if nothing was dropped."""
+        """Create a summary message from dropped messages, or return None if nothing was dropped."""
         count, dropped = self.budget.count, self.budget.dropped
         whole = {id(message) for message in kept}
         everything = [*dropped, *(message for block in self.blocks for message in block.messages)]
@@ -266,9 +266,9 @@ class Layout:
 
 
 def shortened(messages: Sequence[Message], limit: int, budget: Budget) -> list[Message]:
-    """Truncate the longest results in a block until it fits, or nothing more can be removed.
+    """Truncate the longest results of a block to fit the token limit, if possible.
 
-    Images and files are removed first. Calls and each `tool_call_id` are retained.
+    Images and files are removed first. Tool calls and `tool_call_id` values are preserved.
     """
     whole = list(messages)
     out = list(messages)

@@ -1,4 +1,4 @@
-"""Repair of requests that operators have made invalid."""
+"""Repair of invalid requests."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ class RequestRepair:
 
 
 def pair_problems(messages: Sequence[Message], same: int = 0) -> list[str]:
-    """Describe invalid calls and results.
+    """Describe mismatched calls and results.
 
     Args:
-        messages: Messages in a request.
-        same: Number of messages at the start that have been checked before.
+        messages: Request messages.
+        same: Number of previously validated messages at the start.
     """
     start = same
     while start and messages[start - 1].role == "tool":
@@ -139,7 +139,7 @@ def _holds(messages: Sequence[Message], message: Message) -> bool:
 
 
 def _missing(messages: Sequence[Message], history: History, state: RunState) -> list[int]:
-    """Return the indexes of required messages that are missing."""
+    """Return indices of missing required messages."""
     places: list[int] = []
     newest = history.newest_user
     if newest is not None and not _holds(messages, history[newest]):
@@ -194,7 +194,7 @@ def _repaired(messages: Sequence[Message], history: History, missing: Sequence[i
 
 
 def _newest_block(history: History) -> tuple[int, list[Message]]:
-    """Return the index of the newest message with tool calls, and the message with its results."""
+    """Return the most recent tool call message with its results, along with the start index."""
     start = len(history) - 1
     while start >= 0 and history[start].role != "assistant":
         start -= 1
@@ -204,7 +204,7 @@ def _newest_block(history: History) -> tuple[int, list[Message]]:
 
 
 def _in_order(calls: Sequence[ToolCall], results: list[Message]) -> list[Message] | None:
-    """Return one result for each call, in call order, or None if one is missing."""
+    """Sort results by call order, or return None for incomplete results."""
     found: list[Message] = []
     for call in calls:
         at = next((at for at, message in enumerate(results) if message.tool_call_id == call.id), None)
@@ -215,11 +215,11 @@ def _in_order(calls: Sequence[ToolCall], results: list[Message]) -> list[Message
 
 
 def _place_for(kept: Sequence[Message], place: int, order: dict[int, int], *, last: bool) -> int:
-    """Return the position for a message from the history, after the messages that precede it."""
+    """Determine the insert position of a history message, preserving message order."""
     before = [at for at, message in enumerate(kept) if order.get(id(message), len(order)) < place]
     later = next((at for at, message in enumerate(kept) if order.get(id(message), -1) > place), None)
     at = before[-1] + 1 if before else later if later is not None else len(kept) if last else 0
-    # Don't separate a call from its results.
+    # Calls and results must stay adjacent.
     while at < len(kept) and kept[at].role == "tool" and before:
         at += 1
     while not before and at and at < len(kept) and kept[at].role == "tool":

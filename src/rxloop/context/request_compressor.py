@@ -1,4 +1,4 @@
-"""Compression of requests, and the events that report it."""
+"""Request compression and related events."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class RequestCompressor:
         )
 
     def load_state(self, request: ModelRequest) -> CompressionState | None:
-        """Return the state of the last compression. It is the same object until the next compression."""
+        """Load the state of the last compression. Repeated calls return the same object until the next compression."""
         event = request.ctx.state.compressed
         if event is None or not event.view:
             return None
@@ -122,7 +122,7 @@ class RequestCompressor:
         return count(layers, request.tools) + self._reserve
 
     def events(self, request: ModelRequest, result: CompressionResult, **fields: Any) -> list[Signal]:
-        """Return the events that report a compression. Empty if nothing has changed."""
+        """Create events for a compression result, or return an empty list for unchanged results."""
         failed = result.failed
         if result.problems and not result.cut:
             failed = f"nothing of the result was left after its repair: {'; '.join(result.problems)}"
@@ -169,16 +169,16 @@ def _make_events(request: ModelRequest, result: CompressionResult, **fields: Any
 
 
 def _pinned(request: ModelRequest) -> frozenset[int]:
-    """Return the indexes of messages that must be kept: pinned ones, and the run's question."""
+    """Return indices of required messages: pinned messages and the run's question."""
     asked = next((message for message in reversed(request.ctx.state.initial_messages) if message.role == "user"), None)
     return frozenset(place for place, message in enumerate(request.messages) if message.pinned or (message is asked))
 
 
 def _check(compressor: Any, counter: Any, every: Any, timeout: Any) -> None:
-    """Check the arguments.
+    """Validate constructor arguments.
 
     Raises:
-        ConfigurationError: An argument has the wrong type.
+        ConfigurationError: Invalid argument.
     """
     if not callable(getattr(compressor, "compress", None)) or not _is_number(getattr(compressor, "max_tokens", None)):
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Summaries of removed messages, by rules or by a model."""
+"""Rule-based and model-based summaries of removed messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rxloop.stream.sources import Push, collect_answer, emit, from_task
 from rxloop.support.text import to_one_line
 
 _LINE = 200
-"""Maximum length of a line in a note, in characters."""
+"""Maximum line length in notes, in characters."""
 
 _FEW = 3
 
@@ -32,7 +32,7 @@ _PLANS, _FINDINGS = ("planning", "strategy"), ("decision", "reflection", "observ
 
 
 def reflect(state: RunState) -> ThinkingResult:
-    """Derive the progress of a run from its state. The result is deterministic."""
+    """Derive progress information from the run state using deterministic rules."""
     newest = [thought for thought in list(state.thoughts.values())[-50:] if thought.branch is None]
     plans = [thought.content for thought in newest if thought.thought_type in _PLANS]
     findings = [thought.content for thought in newest if thought.thought_type in _FINDINGS]
@@ -47,7 +47,7 @@ def reflect(state: RunState) -> ThinkingResult:
 
 
 def _progress(state: RunState) -> str:
-    """Describe the number of model calls and the last called tools."""
+    """Describe the model call count and recent tool calls."""
     if not state.iteration:
         return ""
     last = next((message for message in reversed(list(state.messages)[-100:]) if message.role == "assistant"), None)
@@ -61,7 +61,7 @@ def _progress(state: RunState) -> str:
 
 
 def _failed(messages: Sequence[Message]) -> list[tuple[str, str]]:
-    """Return failed calls from the newest block, with their results."""
+    """Return failed calls in the newest block, including their results."""
     block: list[Message] = []
     for message in reversed(list(messages)[-50:]):
         block.append(message)
@@ -101,10 +101,10 @@ class Summary(Wire):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Parse the JSON object in a model's answer.
+        """Parse a summary from a model answer.
 
         Raises:
-            ValueError: There is no valid object, or it is empty.
+            ValueError: Missing, invalid or empty JSON object.
         """
         start, end = text.find("{"), text.rfind("}")
         if start < 0 or end < start:
@@ -253,7 +253,7 @@ class SummaryPhase:
         return compressed, {"thinking_model": name, "thinking": used}, failure
 
     async def _ask(self, model: Provider, request: ModelRequest, compressed: CompressionResult) -> tuple[str, Usage]:
-        """Ask a model for a summary, and return its text and usage."""
+        """Request a model summary and return its text and usage."""
         history = request.messages
         before = self._cutter.load_state(request) or CompressionState()
         gone = set(compressed.state.left_out) - set(before.left_out)
@@ -274,10 +274,10 @@ class SummaryPhase:
 def _with_summary(
     compressed: CompressionResult, text: str, request: ModelRequest, counter: TokenCounter
 ) -> CompressionResult:
-    """Insert a model's summary before the facts.
+    """Insert a model summary before the facts.
 
     Raises:
-        ValueError: The summary is empty, or makes the request no smaller than before compression.
+        ValueError: Empty summary or no size reduction.
     """
     if not text.strip():
         raise ValueError("the summary is empty")

@@ -33,7 +33,7 @@ class TextWorkspace:
         self._kind: Kind = kind
 
     def render(self) -> Sequence[WorkspacePart]:
-        """Return the text as one part, or nothing if it is empty."""
+        """Return a single text part, or an empty tuple for blank text."""
         return (WorkspacePart(self.text, self._title, self._kind),) if self.text.strip() else ()
 
 
@@ -67,7 +67,7 @@ class Scratchpad:
         return self._notes[name]
 
     def __setitem__(self, name: str, text: str) -> None:
-        # Move it to the end, so that it is removed last.
+        # Reinsert at the end, because the oldest entries are removed first.
         self._notes.pop(name, None)
         if text:
             self._notes[name] = text
@@ -87,7 +87,7 @@ class Scratchpad:
         return len(self._notes)
 
     def render(self) -> Sequence[WorkspacePart]:
-        """Return the notes as one live part, or nothing if there are none."""
+        """Return all notes as a single live part, or an empty tuple."""
         text = "\n".join(f"{name}: {note}" for name, note in self._notes.items())
         return (WorkspacePart(text, self._title, "live"),) if text else ()
 
@@ -178,7 +178,7 @@ class FolderWorkspace:
         self._kind: Kind = kind
 
     async def render(self) -> Sequence[WorkspacePart]:
-        """Read the files in a thread, and return a part for each one, in path order."""
+        """Read files in a thread and return one part per file, sorted by path."""
         return await run_in_thread(self._render)
 
     def _render(self) -> list[WorkspacePart]:
@@ -226,5 +226,5 @@ def _text(root: Path, name: str, limit: int) -> str | None:
 
 
 def _shown(name: str) -> str:
-    """Return a path as one line, with escapes for characters that are not printable."""
+    """Escape non-printable characters in a path."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in name)

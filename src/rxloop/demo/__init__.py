@@ -168,7 +168,7 @@ class _Answer:
         return self._head | {"object": "chat.completion", "choices": [choice], "usage": self._usage}
 
     def chunks(self) -> Iterator[dict[str, Any]]:
-        """Yield the response in chunks: words, fragments of arguments, and finally the usage."""
+        """Yield streaming chunks with text, tool call fragments and usage."""
         yield self._chunk({"role": "assistant", "content": ""})
         for piece in _pieces(self._reply.reasoning):
             yield self._chunk({"reasoning_content": piece})

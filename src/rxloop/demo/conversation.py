@@ -1,4 +1,4 @@
-"""Requests to the offline model in a form for its rules, and the replies of rules."""
+"""Conversation model for rules of the offline model."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class Reply:
 
     text: str = ""
     calls: Sequence[tuple[str, Mapping[str, Any]]] = ()
-    """Tool calls: name and arguments."""
+    """Tool names and arguments of requested calls."""
     reasoning: str = ""
     """Reasoning of the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class PastCall:
-    """A tool call of the conversation."""
+    """Previous tool call."""
 
     id: str
     name: str
     arguments: dict[str, Any]
     result: str | None
-    """Result as text, or None if there is no result yet."""
+    """Result text, or None for pending calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class OfferedTool:
 
     @property
     def arguments(self) -> dict[str, dict[str, Any]]:
-        """Schemas of the arguments by name."""
+        """Argument schemas by name."""
         return self.parameters.get("properties") or {}
 
     def fill(self, **known: Any) -> dict[str, Any]:
@@ -113,38 +113,38 @@ class Conversation:
 
     @cached_property
     def questions(self) -> list[str]:
-        """Messages of the user, oldest first."""
+        """User messages in chronological order."""
         return [text_of(message) for message in self.messages if message.get("role") == "user"]
 
     @property
     def question(self) -> str:
-        """Last message of the user."""
+        """Most recent user message."""
         return self.questions[-1] if self.questions else ""
 
     @cached_property
     def answers(self) -> list[str]:
-        """Earlier answers of the model, oldest first."""
+        """Previous model answers in chronological order."""
         said = [message for message in self.messages if message.get("role") == "assistant"]
         return [text_of(message) for message in said if not message.get("tool_calls")]
 
     @cached_property
     def calls(self) -> list[PastCall]:
-        """All tool calls of the conversation, oldest first."""
+        """Previous tool calls in chronological order."""
         return self._calls_in(self.messages)
 
     @cached_property
     def turn(self) -> list[PastCall]:
-        """Tool calls since the last message of the user."""
+        """Tool calls after the most recent user message."""
         users = [place for place, message in enumerate(self.messages) if message.get("role") == "user"]
         return self._calls_in(self.messages[users[-1] + 1 :] if users else self.messages)
 
     def results(self, name: str) -> list[PastCall]:
-        """Return the calls of a tool since the last message of the user."""
+        """Return calls of a specific tool after the most recent user message."""
         return [call for call in self.turn if call.name == name]
 
     @property
     def thoughts(self) -> list[str]:
-        """Ids of the thoughts since the last message of the user, as returned by the tool."""
+        """Thought ids returned by the tool after the most recent user message."""
         return [_thought_id(call) for call in self.results(THINK_ALOUD)]
 
     @property
@@ -153,13 +153,13 @@ class Conversation:
         return THINK_ALOUD in self.tools
 
     def tool_with(self, argument: str, *hints: str) -> OfferedTool | None:
-        """Return the tool that takes an argument of that name. Tools whose names contain a hint are preferred."""
+        """Find a tool by argument name, preferring tool names that contain a hint."""
         found = self.tools_with(argument)
         named = [tool for tool in found if any(hint in tool.name.lower() for hint in hints)]
         return next(iter([*named, *found]), None)
 
     def tools_with(self, argument: str) -> list[OfferedTool]:
-        """Return all tools that take an argument of that name."""
+        """Find all tools with a matching argument name."""
         return [tool for tool in self.tools.values() if argument in tool.arguments]
 
     def think(
@@ -179,7 +179,7 @@ class Conversation:
         return THINK_ALOUD, {name: value for name, value in arguments.items() if value is not None}
 
     def call_id(self, index: int) -> str:
-        """Return the id of the call at an index of the next reply."""
+        """Return the call id for a given index in the next reply."""
         return f"call_{len(self.calls) + index + 1}"
 
     def _calls_in(self, messages: list[dict[str, Any]]) -> list[PastCall]:
@@ -201,11 +201,11 @@ class Conversation:
 
 
 Rule = Callable[[Conversation], Reply | None]
-"""Function that answers a conversation, or returns None to try the next rule."""
+"""Function that generates a reply, or returns None to continue with the next rule."""
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """Return the text of a message, which may have several parts."""
+    """Extract text from a single-part or multi-part message."""
     content: Any = message.get("content")
     if isinstance(content, list):
         parts = cast("list[dict[str, Any]]", content)

@@ -55,7 +55,7 @@ _FAILURE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """A temperature in its original unit, Celsius or Fahrenheit."""
+    """Temperature in its original unit, either Celsius or Fahrenheit."""
 
     value: float
     unit: str
@@ -75,7 +75,7 @@ class Temperature:
 
 
 def number(value: float) -> str:
-    """Format a number with at most one decimal place."""
+    """Format a number, rounded to one decimal place."""
     return f"{value:.0f}" if abs(value - round(value)) < 0.05 else f"{value:.1f}"
 
 
@@ -85,7 +85,7 @@ def exact(value: float) -> str:
 
 
 def cities_in(text: str) -> list[str]:
-    """Return the cities in a question: capitalised words, or the words after "in"."""
+    """Extract city names from a question, based on capitalization or a preceding "in"."""
     found: list[str] = []
     words: list[str] = []
     for token in [*re.findall(r"[^\W\d_][\w'\u2019-]*|\S", text), "."]:
@@ -102,7 +102,7 @@ def cities_in(text: str) -> list[str]:
 
 
 def temperatures_in(text: str) -> list[tuple[Temperature, str | None]]:
-    """Return the temperatures in a text, each with the city that follows it."""
+    """Extract temperatures from text, along with the subsequent city."""
     found = list(_TEMPERATURE.finditer(text))
     ends = [*(match.start() for match in found[1:]), len(text)]
     stated: list[tuple[Temperature, str | None]] = []
@@ -146,7 +146,7 @@ def _temperature_in(data: Any) -> Temperature | None:
 
 
 def _fields(data: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a JSON value with the names of their fields."""
+    """Iterate over nested JSON values and their field names."""
     if isinstance(data, dict):
         for key, value in cast("dict[str, Any]", data).items():
             if isinstance(value, dict | list):
@@ -176,7 +176,7 @@ def described(result: str | None) -> str:
 
 
 def number_of(result: str | None) -> float | None:
-    """Return the number in the result of a calculator, or None."""
+    """Extract a number from a calculator result, or return None."""
     value = as_json(result)
     if isinstance(value, dict | list):
         numbers = [leaf for _, leaf in _fields(value) if isinstance(leaf, int | float)]
@@ -188,7 +188,10 @@ def number_of(result: str | None) -> float | None:
 
 
 def sum_in(question: str, last: float | None) -> str | None:
-    """Return the sum in a question, or None. A sum that starts with an operator continues the last result."""
+    """Extract an arithmetic expression from a question.
+
+    Expressions with a leading operator continue the previous result. Returns None if there is no expression.
+    """
     text = question
     for pattern, sign in _WORDS:
         text = re.sub(pattern, sign, text, flags=re.IGNORECASE)
@@ -209,7 +212,7 @@ OPERATIONS: dict[type[ast.operator], tuple[str, Callable[[float, float], float]]
     ast.Mod: ("%", lambda a, b: a % b),
     ast.Pow: ("**", lambda a, b: a**b),
 }
-"""Operations of sums with their signs."""
+"""Arithmetic operators with symbols and implementations."""
 
 
 def _parsed(expression: str) -> ast.expr | None:
@@ -220,10 +223,10 @@ def _parsed(expression: str) -> ast.expr | None:
 
 
 def evaluate(expression: str) -> float:
-    """Evaluate a sum.
+    """Evaluate an arithmetic expression.
 
     Raises:
-        ArithmeticError: If the expression is not a sum, or the result is too large.
+        ArithmeticError: Invalid expression or excessively large result.
     """
     node = _parsed(expression)
     if node is None:

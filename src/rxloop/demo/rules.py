@@ -1,6 +1,6 @@
-"""Built-in rules of the offline model.
+"""Built-in rules for the offline model.
 
-Each rule reads the whole request, in particular the tool results, and answers from it.
+Rules receive the complete request, including tool results.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _verdict(question: str, named: Sequence[tuple[str, float]]) -> str:
 
 
 def plan(conversation: Conversation) -> Reply | None:
-    """Plan a stay in a city with the results of the tools that take a city."""
+    """Plan a city visit using available city tools."""
     cities = cities_in(conversation.question)
     if not re.search(r"\bplan\b", conversation.question, re.IGNORECASE) or not cities:
         return None
@@ -251,7 +251,7 @@ def _sentence_about(call: PastCall, city: str) -> str:
 
 
 def arithmetic(conversation: Conversation) -> Reply | None:
-    """Evaluate a sum, with a calculator if one is offered."""
+    """Evaluate an arithmetic expression, using a calculator tool if available."""
     calculator = conversation.tool_with("expression")
     expression = sum_in(conversation.question, _last_number(conversation))
     if expression is None:
@@ -276,7 +276,7 @@ def arithmetic(conversation: Conversation) -> Reply | None:
 
 
 def _last_number(conversation: Conversation) -> float | None:
-    """Return the result of the previous sum from its answer, or None."""
+    """Extract the previous arithmetic result from earlier answers."""
     said = [answer for answer in conversation.answers if re.search(r" is -?[\d.e+]+\.$", answer)]
     return number_of(said[-1].rstrip(".").rpartition(" is ")[2]) if said else None
 
@@ -294,4 +294,4 @@ def introduction(conversation: Conversation) -> Reply:
 
 
 BUILT_IN: tuple[Rule, ...] = (strategist, compare_stated, plan, weather, arithmetic, introduction)
-"""Rules in the order in which they are tried."""
+"""Built-in rules in evaluation order."""

@@ -1,4 +1,4 @@
-"""Replies to prompts of strategies, and to requests for typed output."""
+"""Replies for strategy prompts and typed output."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def strategist(conversation: Conversation) -> Reply | None:
 
 
 class _Sum:
-    """A sum and the steps of its evaluation.
+    """Arithmetic expression with intermediate steps.
 
     Raises:
-        ArithmeticError: If the sum cannot be evaluated.
+        ArithmeticError: Invalid expression.
     """
 
     def __init__(self, expression: str) -> None:
         self.steps: list[tuple[str, str]] = []
-        """Steps with the known numbers, and with labels for the results of earlier steps."""
+        """Intermediate steps in numeric form and with labels for previous results."""
         self.expression = expression
         self.result = exact(evaluate(expression))
         self.sentence = f"{expression} is {self.result}."
@@ -45,7 +45,7 @@ class _Sum:
         """Steps with their results."""
 
     def _add_steps(self, node: ast.expr) -> tuple[str, str]:
-        """Add the steps of a part of the sum. Return its result and the label of the result."""
+        """Evaluate a subexpression, adding intermediate steps, and return the result with its label."""
         if not isinstance(node, ast.BinOp):
             text = exact(evaluate(ast.unparse(node)))
             return text, text
@@ -139,7 +139,7 @@ _PLAYS: dict[str, _Play] = {
     "Give the answer that they lead to": _answer,
     "Give the answer to the person who asked": _answer,
 }
-"""Phrases that identify the prompts of strategies, with the scenarios that answer them."""
+"""Reply scenarios by prompt phrase."""
 
 
 def _play(prompt: str) -> _Play | None:
@@ -156,9 +156,10 @@ _CAPITALS = {
 
 
 def typed(conversation: Conversation, reply: Reply) -> Reply:
-    """Convert a reply to a value of the requested type, if there is one.
+    """Convert a reply to the requested output type, if any.
 
-    Knows the capitals of a few countries. Other strings contain the reply, and other values are as simple as possible.
+    Country questions are answered from a small built-in table. Other strings contain the reply text, and remaining
+    values are minimal.
     """
     schema = _schema(conversation)
     if schema is None or reply.calls or as_json(reply.text) is not None:
@@ -166,12 +167,12 @@ def typed(conversation: Conversation, reply: Reply) -> Reply:
     value = plainest(schema, reply.text, _facts(conversation.question))
     if FINAL_ANSWER in conversation.tools:
         return Reply(calls=[(FINAL_ANSWER, value)], reasoning=reply.reasoning)
-    # With spaces, because the stream is split at them.
+    # Include spaces, because streaming splits text at word boundaries.
     return Reply(json.dumps(value, ensure_ascii=False), reasoning=reply.reasoning)
 
 
 def _schema(conversation: Conversation) -> dict[str, Any] | None:
-    """Return the JSON Schema of the answer from its tool, the response format, or the system prompt."""
+    """Find the answer schema in the final answer tool, response format or system prompt."""
     if FINAL_ANSWER in conversation.tools:
         return conversation.tools[FINAL_ANSWER].parameters
     if conversation.response_format.get("type") == "json_schema":

@@ -12,7 +12,7 @@ PROBLEM_RECEPTION = Stage(
     description="Take in the problem and restate it",
     prompt="Restate the problem in your own words: what is given, what is asked, and what an answer has to satisfy.",
 )
-"""Initial stage of every strategy."""
+"""Initial stage of all built-in strategies."""
 
 CONTINUATION_DECISION = Stage(
     name="continuation_decision",
@@ -40,4 +40,4 @@ FINAL_RESPONSE = Stage(
     description="Give the answer; nothing follows",
     prompt="Give the answer to the person who asked: complete, and without your working notes.",
 )
-"""Final stage of every strategy."""
+"""Final stage of all built-in strategies."""

@@ -14,7 +14,7 @@ from rxloop.thinking.graph.formats import EdgeKind, Link, Node
 
 
 class Edge(NamedTuple):
-    """Graph edge between thoughts, or from a tool call to a thought."""
+    """Directed edge of a thought graph. Sources can also be tool calls."""
 
     source: str
     """Id of the preceding or replaced thought, or of the originating tool call."""
@@ -327,7 +327,7 @@ class ThoughtGraph:
         return next((other for other in before if store.messages[other][0] != run), None)
 
     def _place_calls(self, parents: dict[int, int]) -> None:
-        """Attach tool calls to the last thought of the same message."""
+        """Attach tool calls to the last thought in their message."""
         store = self._store
         last: dict[tuple[str, str | None], int] = {}
         made: set[tuple[tuple[str, str | None], str | None]] = set()

@@ -75,7 +75,7 @@ def layout(nodes: formats.Nodes, edges: formats.Edges) -> dict[int, tuple[int, i
 
 
 def _depth(place: int, parents: dict[int, int], depths: dict[int, int]) -> None:
-    """Calculate the chain depth of a node and its ancestors."""
+    """Store chain depths for a node and its ancestors."""
     line: list[int] = []
     seen: set[int] = set()
     at: int | None = place

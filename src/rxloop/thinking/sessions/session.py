@@ -52,7 +52,7 @@ class Session:
     created: int = 0
     """Creation time in milliseconds since the Unix epoch."""
     used: int = 0
-    """Time of the last thought in milliseconds since the Unix epoch."""
+    """Last thought time in milliseconds since the Unix epoch."""
     version: int = 1
     """Incremented when the session restarts because it was cleared or has expired."""
     status: Status = "active"

@@ -238,7 +238,7 @@ class StrategyDefinition:
 
     @cached_property
     def loops(self) -> tuple[routes.Edge, ...]:
-        """Back edges. Every cycle contains at least one."""
+        """Back edges, with at least one per cycle."""
         return routes.find_loops(self.transitions, self.initial)
 
     def steps_to_end(self, stage: str) -> int:

@@ -192,8 +192,9 @@ async def answer_sampling(
 class Answers:
     """Request handler for servers with a protocol version before 2026.
 
-    Requests arrive during a call and do not include a call id. They are answered only with inline `on_input` handling,
-    and only if all pending calls on the connection belong to a single run.
+    Requests arrive during a call and do not include a call id. They cannot wait for another process.
+    They are answered only with inline `on_input` handling, and only if all pending calls on the connection belong to a
+    single run.
     """
 
     def __init__(self, options: ServerOptions, link: Callable[[], Link | None]) -> None:
