@@ -308,7 +308,7 @@ class SemanticCompressor(Marks):
         return self._selected(layout, fitting)
 
     def _selected(self, layout: Layout, fitting: Sequence[float]) -> list[Message]:
-        """Select blocks by score within the token limit. Ties favor newer blocks."""
+        """Select blocks by score within the token limit. Newer blocks win ties."""
         free = layout.free
         newest = max(1, len(free) - 1)
         scores = [self.relevance * fits + age / newest for age, fits in enumerate(fitting)]

@@ -85,7 +85,7 @@ def exact(value: float) -> str:
 
 
 def cities_in(text: str) -> list[str]:
-    """Extract city names from a question, based on capitalization or a preceding "in"."""
+    """Extract city names from a question, based on capital letters or a preceding "in"."""
     found: list[str] = []
     words: list[str] = []
     for token in [*re.findall(r"[^\W\d_][\w'\u2019-]*|\S", text), "."]:

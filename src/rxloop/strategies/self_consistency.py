@@ -216,7 +216,7 @@ class Vote:
 
 
 def find_majority(answers: Sequence[Any], *, failed: int = 0) -> Vote:
-    """Determine the majority answer. Ties are resolved in favor of the earlier answer.
+    """Determine the majority answer. Earlier answers win ties.
 
     Args:
         answers: Answers in voting order.
@@ -255,6 +255,6 @@ def is_decided(answers: Sequence[Any], remaining: int) -> bool:
         return False
     most = max(counts)
     first = counts.index(most)
-    # Ties favor earlier answers, so later answers need an additional vote to win.
+    # Earlier answers win ties, so later answers need an additional vote to win.
     previous = all(count + remaining < most for count in counts[:first])
     return previous and all(count + remaining <= most for count in [*counts[first + 1 :], 0])

@@ -134,7 +134,7 @@ class AgentTools:
     def is_swapped(self, name: str, tool: Tool, asked: str | None) -> bool:
         """True if an earlier attempt may have called a different tool of the same name.
 
-        Client tools and toolset tools may replace each other between attempts.
+        A client tool may have replaced this tool since then, or vice versa.
 
         Args:
             name: Requested tool name.

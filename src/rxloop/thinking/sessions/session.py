@@ -127,7 +127,7 @@ class Session:
     def find(self, number: int, branch: str | None = None) -> int | None:
         """Find the position of a numbered thought.
 
-        Ancestor branches are searched first, followed by all other branches.
+        The branch and its ancestors are searched first, followed by all other branches.
         """
         line = branch
         while (place := self._numbers.get((line, number))) is None and line is not None:
