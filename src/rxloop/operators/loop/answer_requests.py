@@ -94,7 +94,7 @@ class _AnswerSubscription(Generic[R]):
         # An empty deque would take 600 bytes.
         self._waiting: deque[R] | None = None
         self._active = 0
-        """Number of active answers, including answers without a permit."""
+        """Number of active answers, including answers that released their permit."""
         self._source_ended = False
         self._advancing = False
 

@@ -38,7 +38,8 @@ def checkpoint(every: int = 1) -> Operator[object]:
     def answer(end: IterationEnd) -> Observable[Signal]:
         state = end.ctx.state
         if state.open_step is not None:
-            # The message is not published yet, or the iteration will be retried with a shorter request.
+            # Skip the checkpoint, because the message is unpublished or the iteration will be retried with a shorter
+            # request.
             if state.failure is None:
                 log.warning(
                     "skipping the checkpoint of iteration %s because its message has not left the loop; an operator "

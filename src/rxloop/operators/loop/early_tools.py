@@ -210,7 +210,7 @@ class _EarlyCalls:
         if type(signal) is ToolCallDeltaEvent:
             self._read(signal)
         elif isinstance(signal, IterationEnd):
-            # The run context is only available from `IterationEnd` signals.
+            # `IterationEnd` signals provide the run context.
             self._ctx = signal.ctx
         elif isinstance(signal, LLMFailedEvent) and signal.step == self._step:
             self._discard_all()

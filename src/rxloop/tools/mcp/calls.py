@@ -191,7 +191,7 @@ def _value(given: list[_Block]) -> Any:
 
 
 def _plain(given: _Block) -> dict[str, Any]:
-    """Serialize a block without binary data."""
+    """Serialize a block without binary data, which is part of the message or too large for the log."""
     plain: dict[str, Any] = given.block.model_dump(by_alias=True, mode="json", exclude_none=True)
     holder: dict[str, Any] = plain.get("resource", plain)
     for name in ("data", "blob"):
