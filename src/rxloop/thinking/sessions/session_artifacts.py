@@ -90,11 +90,11 @@ class SessionLine(Wire):
     place: int
     """Line number, starting at 0."""
     write: str
-    """Random write id. Distinguishes lines from concurrent writers with identical thoughts."""
+    """Random id of the write. It makes the lines of two writers different even if their thoughts are equal."""
     begins: int | None = None
     """New version of the session, if this line starts one. Readers skip all earlier lines."""
     at: int = 0
-    """Version start time in milliseconds since the Unix epoch."""
+    """Start time of the version, in milliseconds since 1970."""
     thought: SequentialThought | None = None
 
 

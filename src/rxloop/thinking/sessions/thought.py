@@ -162,7 +162,7 @@ class ThoughtWarning(Wire):
     """A warning about an accepted thought, for its author."""
 
     code: str
-    """Stable error code, for example `dangling_revision`."""
+    """Stable code for programs, such as `dangling_revision`."""
     message: str
     """Description in one sentence."""
 
@@ -183,12 +183,12 @@ class SequentialThought(Wire):
     branch_id: str | None = None
     needs_more_thoughts: bool | None = None
     at: int = 0
-    """Acceptance time in milliseconds since the Unix epoch."""
+    """Time of acceptance, in milliseconds since 1970."""
     call_id: str | None = None
-    """Tool call id, used to ignore repeated calls."""
+    """Id of the tool call that sent the thought. A repeated call adds no second thought."""
     warnings: tuple[ThoughtWarning, ...] = Field(default_factory=tuple[ThoughtWarning, ...])
     flow: dict[str, Any] | None = None
-    """Strategy data: current stage, next stages and branch results."""
+    """Data of the strategy: the stage, possible next stages, and the outcome of branches."""
 
     @cached_property
     def echo(self) -> dict[str, Any]:
