@@ -42,7 +42,7 @@ class Placed:
     """Branch count, including the current branch."""
 
 
-# Copying a single instance dict is faster than copying slots, see `RunState`.
+# No slots, so that a copy only copies one instance dict, as in `RunState`.
 @dataclass(frozen=True)
 class Session:
     """Immutable state of a session. Adding a thought returns a new state."""
