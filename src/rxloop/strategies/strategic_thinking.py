@@ -149,8 +149,7 @@ def strategic_thinking(
 
     Args:
         *strategies: Names or definitions of the strategies that the model may choose from. Defaults to all nine. The
-          model
-            need not know the name of a single strategy.
+            model need not know the name of a single strategy.
         session_id: Binds the tool to a session, as for `sequential_thinking`.
         sessions: Storage of the sessions.
         owner: Owner of the sessions, as for `sequential_thinking`.
