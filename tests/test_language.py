@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("coordination", "protocol", "providers", "state", "stream", "support")
+PACKAGES = ("coordination", "protocol", "providers", "state", "strategies", "stream", "support")
 FILES = [file for package in PACKAGES for file in sorted((ROOT / "src/rxloop" / package).rglob("*.py"))]
 
 SENTENCES = {
