@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -12,7 +13,7 @@ import httpx
 import psycopg
 import pytest
 
-from rxloop import AnyEvent, GapEvent
+from rxloop import AnyEvent, GapEvent, PostgresEventLog
 from rxloop.client import Client
 from rxloop.protocol.events import Event
 from support.postgres.server import database
@@ -55,6 +56,13 @@ async def read_sse(url: str, task_id: str, last: str = "") -> AsyncGenerator[Any
         async for line in answer.aiter_lines():
             if line.startswith("data:"):
                 yield cast("AnyEvent", Event.from_json(line[5:]))
+
+
+async def wait_for_command(dsn: str, task_id: str) -> None:
+    """Wait until the log has a command to a run."""
+    async with aclosing(PostgresEventLog(dsn)) as log:
+        while not await log.read_commands(task_id):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def read_until_delta(events: AsyncIterator[AnyEvent]) -> None:
@@ -147,10 +155,16 @@ async def test_run_of_a_dead_worker_can_be_cancelled_at_another_server(two: Clus
         run = await a.start("clerk", "Talk for ever")
         reading = aiter(a.follow(run.task_id))
         await read_until_delta(reading)
-        for each in [await two.owner(run.task_id)] if has_workers else two.workers:
-            each.kill()
+        victims = [await two.owner(run.task_id)] if has_workers else two.workers
+        # The owner is frozen first, so that no worker adopts the run before the command is stored.
+        for each in victims:
+            each.send(signal.SIGSTOP)
         async with asyncio.timeout(30):
-            await b.cancel(run.task_id, "enough")
+            cancelling = asyncio.create_task(b.cancel(run.task_id, "enough"))
+            await wait_for_command(two.dsn, run.task_id)
+            for each in victims:
+                each.kill()
+            await cancelling
             remaining = [event async for event in reading]
     assert [event.state for event in remaining if event.kind == "status-update" and event.final] == ["canceled"]
     assert remaining[-1].kind == "status-update"
