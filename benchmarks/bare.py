@@ -1,4 +1,4 @@
-"""What the library is measured against: httpx and orjson in a loop, with the useful minimum and nothing else."""
+"""Baseline of the benchmark: a minimal agent loop with httpx and orjson."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FUNCTIONS: dict[str, Callable[..., Awaitable[int]]] = {"add": add}
 
 
 class Client:
-    """An agent loop as one would write it by hand."""
+    """Minimal agent loop."""
 
     def __init__(self, url: str) -> None:
         self._url = f"{url}/chat/completions"
@@ -46,13 +46,13 @@ class Client:
         await self._http.aclose()
 
     async def stream(self) -> dict[str, int]:
-        """One answer, its text shown as it comes."""
+        """Stream an answer and process its text."""
         pieces: list[str] = []
         await self._call({"messages": [{"role": "user", "content": "Tell me a story."}]}, pieces.append)
         return {"pieces": len(pieces), "characters": len("".join(pieces))}
 
     async def tools(self) -> dict[str, int]:
-        """A run of tool calls, until there is a text."""
+        """Execute tool calls until there is a text."""
         messages: list[dict[str, Any]] = [{"role": "user", "content": "Count."}]
         results = 0
         while True:
@@ -68,7 +68,7 @@ class Client:
                 results += 1
 
     async def hold(self, count: int, reached: Callable[[], None]) -> None:
-        """An answer without an end; tells when that many pieces are there."""
+        """Read an endless answer, and signal when the given number of chunks has arrived."""
         pieces: list[str] = []
 
         def push(text: str) -> None:

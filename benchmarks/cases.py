@@ -1,4 +1,4 @@
-"""What is measured, and what it may cost."""
+"""Benchmark cases and their targets."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row of a table: what is done with an address of the server, and what its cost is compared with."""
+    """Row of a table: a workload with its URL and its baseline."""
 
     name: str
     work: str
     path: str
     units: int
-    """What the cost is divided by: tokens, tool calls, runs."""
+    """Divisor of the cost: number of tokens, tool calls or runs."""
     unit: str = "µs"
     against: str | None = None
-    """The work at that address that is the unit; None: the same."""
+    """Baseline workload. None uses the same workload."""
     targets: dict[str, float] = field(default_factory=dict[str, float])
-    """The highest ratio for each transport."""
+    """Maximum ratio for each transport."""
     peers: bool = False
-    """Whether other frameworks are measured by it."""
+    """True if other frameworks are also measured."""
     warm_up: int = 1
-    """How often it is done before, so that everything is loaded and connected."""
+    """Number of warm-up executions, which load modules and open connections."""
     times: int = 1
-    """How often it is done by the clock. What is short is done more often, and warmed up as often: a tenth of a second
-    tells little, and a short run is to be as warm as a long one."""
+    """Number of measured executions. Short workloads are repeated more often, with more warm-up executions, because
+    a tenth of a second is not representative."""
     many: int = 0
-    """Runs at once, where there are many."""
+    """Number of concurrent runs, if there are several."""
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How much dearer a unit of one case is than a unit of another."""
+    """Ratio of the unit costs of two cases."""
 
     name: str
     few: str
@@ -45,7 +45,7 @@ def targets(httpx: float, aiohttp: float) -> dict[str, float]:
 
 
 def main_cases(quick: bool) -> list[Case]:
-    """Each beside the bare loop at the same work."""
+    """Return cases that are compared with the bare loop."""
     tokens, drip, few, many, open_, held = (400, 20, 3, 6, 4, 5) if quick else (20_000, 2_000, 50, 200, 200, 50)
     burst, dripping, tools, times = f"stream/{tokens}/1", f"drip/{drip}/1", targets(1.5, 0.8), many // few
     cases = [
@@ -79,7 +79,7 @@ def main_cases(quick: bool) -> list[Case]:
         Case("first answer of a process", "cold", "tools/1", 1_000, "ms", peers=True),
     ]
     if quick:
-        # What is left out runs the same code. The targets are for the whole sizes.
+        # Omitted cases run the same code. Targets only apply to full sizes.
         return [replace(case, targets={}) for case in cases if case.name != "drip" and case.work != "cold"]
     texts = [
         Case("stream, 16 chunks a read", "stream", f"stream/{tokens}/16", tokens, peers=True),
@@ -99,14 +99,14 @@ def main_cases(quick: bool) -> list[Case]:
     return [cases[0], *texts, cases[1], slow, *cases[2:4], log, *cases[4:]]
 
 
-def growth_of(cases: list[Case], quick: bool) -> Growth:
-    """The growth between the two lengths of a run of tool calls."""
+def make_growth(cases: list[Case], quick: bool) -> Growth:
+    """Return the growth between short and long runs of tool calls."""
     few, many = (case.name for case in cases if case.work == "tools")
     return Growth(f"growth from {few.split(', ')[1]} to {many.split(', ')[1]}", few, many, None if quick else 1.1)
 
 
 def feature_cases(quick: bool) -> list[Case]:
-    """What it costs to turn something on: each beside the same work of the library with one subscriber alone."""
+    """Return cases with additional features, compared with the same work and one subscriber."""
     tokens, few, times = (100, 3, 1) if quick else (20_000, 50, 4)
     burst, tools, typed = f"stream/{tokens}/1", f"tools/{few}", f"typed/{few}"
     return [

@@ -1,4 +1,4 @@
-"""The compressors, for a benchmark that speaks OpenAI chat messages."""
+"""Compressors for benchmarks that use OpenAI chat messages."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Chat = dict[str, Any]
 Compress = Callable[[list[Chat], int, Callable[[list[Chat]], int]], list[Chat]]
 
 
-def message_of(chat: Chat) -> Message:
-    """A chat message as one of rxloop."""
+def to_message(chat: Chat) -> Message:
+    """Convert an OpenAI chat message."""
     calls = [
         ToolCall.parse(call["id"], call["function"]["name"], call["function"]["arguments"])
         for call in chat.get("tool_calls") or ()
@@ -37,7 +37,7 @@ def message_of(chat: Chat) -> Message:
 
 
 class _Conversation:
-    """One transcript: each chat message is converted once, and counted by the benchmark's own counter."""
+    """Transcript whose messages are converted once and counted by the benchmark's token counter."""
 
     def __init__(self, make: Callable[[int], Compressor]) -> None:
         self._make = make
@@ -45,14 +45,14 @@ class _Conversation:
         self._chats: dict[int, Chat] = {}
         self._tokens: dict[int, int] = {}
         self._state: CompressionState | None = None
-        # Models are built when they are first used, which is not part of a compression.
+        # Build pydantic models now, so that the time is not attributed to the compression.
         Message.user("")
 
     def __call__(self, history: list[Chat], budget: int, count: Callable[[list[Chat]], int]) -> list[Chat]:
         first = next((place for place, chat in enumerate(history) if chat["role"] != "system"), len(history))
         system, rest = history[:first], history[first:]
         for chat in rest[len(self._messages) :]:
-            message = message_of(chat)
+            message = to_message(chat)
             self._messages.append(message)
             self._chats[id(message)] = chat
         self._count = count
@@ -62,9 +62,9 @@ class _Conversation:
         return system + [self._chat(message) for message in done.messages]
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> int:
-        return sum(map(self._tokens_of, messages))
+        return sum(map(self._count_tokens, messages))
 
-    def _tokens_of(self, message: Message) -> int:
+    def _count_tokens(self, message: Message) -> int:
         chat = self._chats.get(id(message))
         if chat is None:
             return self._count([self._chat(message)])
@@ -83,22 +83,22 @@ class _Conversation:
 
 
 def sliding_window() -> Compress:
-    """`SlidingWindowCompressor` for one transcript."""
+    """Create a `SlidingWindowCompressor` for a transcript."""
     return _Conversation(SlidingWindowCompressor)
 
 
 def semantic() -> Compress:
-    """`SemanticCompressor` for one transcript."""
+    """Create a `SemanticCompressor` for a transcript."""
     return _Conversation(SemanticCompressor)
 
 
 def token_budget() -> Compress:
-    """`TokenBudgetCompressor` for one transcript."""
+    """Create a `TokenBudgetCompressor` for a transcript."""
     return _Conversation(TokenBudgetCompressor)
 
 
 def chained() -> Compress:
-    """Two compressors one after the other."""
+    """Create a chain of two compressors."""
     return _Conversation(
         lambda tokens: ChainedCompressor(TokenBudgetCompressor(tokens), SlidingWindowCompressor(tokens))
     )

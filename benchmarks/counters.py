@@ -1,7 +1,7 @@
-"""What a token and a tool call do, counted: `counters.py URL` prints it as JSON.
+"""Counters of operations per token and tool call. `counters.py URL` prints them as JSON.
 
-Counts do not depend on how busy the machine is, so that a test can hold on to them. They are taken by the profiler, of
-a short answer and a long one: what the long one does more often is done for each token.
+Counters do not depend on the load of the machine, so tests can check them. A profiler counts calls for a short and a
+long answer. The difference is caused by the additional tokens.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ WATCHED = {
 TOKENS, CALLS = (96, 192), (4, 8, 12)
 
 
-def named(code: Any) -> str:
-    """What a function of Python, or one that is built in, is called here."""
+def get_counter_name(code: Any) -> str:
+    """Return the counter name of a Python or built-in function."""
     if not isinstance(code, str):
-        # A name alone may be anybody's: the file tells `dumps` of json from others.
+        # The name may be ambiguous. The file distinguishes `dumps` of json from other functions.
         plain = {"model_construct", "__copy__", "__deepcopy__", "uuid7", "uuid4"}
         if code.co_name in plain:
             return code.co_name
@@ -49,10 +49,10 @@ def named(code: Any) -> str:
     return words[-1]
 
 
-async def counts(do: Callable[[], Awaitable[dict[str, int]]]) -> dict[str, int]:
-    """How often something is called while the work is done, beside what it says of itself."""
+async def count_calls(do: Callable[[], Awaitable[dict[str, int]]]) -> dict[str, int]:
+    """Count calls during a workload, in addition to the counts returned by the workload."""
     await do()
-    # Counted like everything else: whatever a collection calls.
+    # Disable the garbage collector, because its calls would also be counted.
     gc.collect()
     gc.disable()
     profile = cProfile.Profile()
@@ -61,24 +61,24 @@ async def counts(do: Callable[[], Awaitable[dict[str, int]]]) -> dict[str, int]:
         kinds = await do()
     finally:
         profile.disable()
-        # What the end of the work did not free at once.
+        # Objects that were not freed immediately after the workload.
         garbage = gc.collect()
         gc.enable()
     calls: Counter[str] = Counter()
     for entry in cast("list[Any]", profile.getstats()):
-        calls[named(entry.code)] += entry.callcount
+        calls[get_counter_name(entry.code)] += entry.callcount
     found = {group: sum(calls[name] for name in names) for group, names in WATCHED.items()}
     return {**kinds, **found, "calls": calls.total(), "garbage": garbage}
 
 
 async def work(url: str, name: str, client_of: Callable[[str], Any] = ours.Client) -> dict[str, int]:
-    """The counts of one work."""
+    """Return the counters of a workload."""
     async with client_of(url) as client:
-        return await counts(getattr(client, name))
+        return await count_calls(getattr(client, name))
 
 
 async def main(base: str) -> dict[str, Any]:
-    """All counts, by what is done and by how much of it."""
+    """Return all counters by workload and size."""
     tokens = {
         name: {count: await work(f"{base}/stream/{count}/1", name) for count in TOKENS}
         for name in ("stream", "three", "text", "sse", "sse_three", "logged")

@@ -1,7 +1,7 @@
-"""What it gains to start read-only tools while the model still writes: `python benchmarks/early.py [--runs 5]`.
+"""Benefit of starting read-only tools early: `python benchmarks/early.py [--runs 5]`.
 
-A model that writes 50 tokens a second calls four tools in one message, of which one is slow, and then answers. Wall
-time of such a run, over a real connection, with `op.standard()` and with `op.standard(early=True)`.
+A model with 50 tokens per second calls four tools in a message, one of which is slow, and then answers. The benchmark
+measures the wall time with a real connection, with `op.standard()` and `op.standard(early=True)`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ CALLS = 4
 
 
 async def measure(url: str, slowest: int, seconds: float, runs: int) -> dict[str, float]:
-    """The wall time of a run in seconds, without and with an early start."""
+    """Return the median wall times of a run in seconds, with and without early starts."""
 
     @tool(read_only=True)
-    async def look_up(topic: str) -> str:
+    async def search(topic: str) -> str:
         """Look something up."""
         await asyncio.sleep(seconds if topic.startswith(f"number {slowest} ") else seconds / 10)
         return topic
@@ -31,7 +31,7 @@ async def measure(url: str, slowest: int, seconds: float, runs: int) -> dict[str
     model = openai_chat("bench", base_url=url)
     found: dict[str, float] = {}
     for name, early in (("usual", False), ("early", True)):
-        agent = Agent(model, tools=[look_up], loop=op.standard(early=early))
+        agent = Agent(model, tools=[search], loop=op.standard(early=early))
         await agent.run("Look it up.")
         took: list[float] = []
         for _ in range(runs):
@@ -46,9 +46,9 @@ async def measure(url: str, slowest: int, seconds: float, runs: int) -> dict[str
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=25, help="those of the arguments of each call")
-    parser.add_argument("--apart", type=int, default=20, help="milliseconds from one token to the next")
-    parser.add_argument("--tool", type=float, default=2.0, help="seconds that the slow tool takes; the others a tenth")
+    parser.add_argument("--tokens", type=int, default=25, help="tokens per call argument")
+    parser.add_argument("--apart", type=int, default=20, help="interval of tokens in milliseconds")
+    parser.add_argument("--tool", type=float, default=2.0, help="duration of the slow tool in seconds (others: 10 %%)")
     options = parser.parse_args()
     with server() as base:
         url = f"{base}/write/{CALLS}/{options.tokens}/{options.apart}"

@@ -1,4 +1,4 @@
-"""The server of the benchmark, in a process of its own."""
+"""Benchmark server in a separate process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 @contextmanager
 def server() -> Generator[str]:
-    """The endpoint; its address."""
+    """Start the server and yield its URL."""
     command = [sys.executable, str(HERE / "server.py")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None

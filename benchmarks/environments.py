@@ -1,4 +1,4 @@
-"""Environments of their own for the frameworks that the library is measured beside."""
+"""Separate Python environments for other frameworks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONTENDERS = {
     "openai-agents": "openai-agents",
     "langgraph": "langgraph langchain-openai",
 }
-"""What is installed for each: the smallest that does the work."""
+"""Minimal packages of each framework."""
 _LIST = """
 import importlib.metadata, json
 print(json.dumps({each.name.lower(): each.version for each in importlib.metadata.distributions()}))
@@ -23,36 +23,36 @@ print(json.dumps({each.name.lower(): each.version for each in importlib.metadata
 
 
 class CannotInstall(Exception):
-    """There is no environment; says why."""
+    """An environment cannot be created."""
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A Python with one framework."""
+    """Python environment with a framework."""
 
     python: Path
     packages: dict[str, str]
 
 
 def default_folder() -> Path:
-    """Where environments are kept from one time to the next."""
+    """Return the cache folder for environments."""
     from platformdirs import user_cache_path
 
     return user_cache_path("rxloop") / "benchmarks"
 
 
 def environment(name: str, folder: Path, packages: str | None = None) -> Environment:
-    """The environment of a contender, made when it is not there.
+    """Return the environment of a framework, creating it if necessary.
 
     Args:
-        name: Its name.
-        folder: Where environments are kept.
-        packages: What is installed, where that is not what `CONTENDERS` says.
+        name: Name of the framework.
+        folder: Cache folder.
+        packages: Packages to install. Defaults to those in `CONTENDERS`.
 
     Raises:
-        CannotInstall: pip could not.
+        CannotInstall: pip failed.
     """
-    # Of its own for each version of Python, so that all columns are measured by the same one.
+    # Use a separate environment per Python version, so that all columns use the same version.
     home = folder / f"{name}-{sys.version_info.major}.{sys.version_info.minor}"
     python = home / ("Scripts" if os.name == "nt" else "bin") / "python"
     complete = home / "installed"

@@ -1,7 +1,7 @@
-"""What a durable log costs: `python benchmarks/eventlog.py`, with the server and the tool of the other benchmarks.
+"""Costs of a durable log: `python benchmarks/eventlog.py`, using the server and tool of the other benchmarks.
 
-With the address of a Postgres database, `python benchmarks/eventlog.py postgresql://...`, also what a log there takes
-from several processes, and how soon many readers have it.
+`python benchmarks/eventlog.py postgresql://...` also measures the throughput of a Postgres log for several processes,
+and its latency for many readers.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from rxloop.state.fold import fold_all
 CALLS, ROUNDS, EVENTS, BATCH, MESSAGES = 50, 25, 20_000, 200, 10_000
 
 
-def begun(task_id: str) -> list[Event]:
-    """The first event of a run."""
+def make_first_events(task_id: str) -> list[Event]:
+    """Return the first event of a run."""
     return [TaskEvent(seq=1, attempt=1, task_id=task_id, messages=[Message.user("Hi")], model="m", agent_name="a")]
 
 
 def conversation() -> list[Event]:
-    """A long conversation."""
-    events = begun("talk")
+    """Return the events of a long conversation."""
+    events = make_first_events("talk")
     while len(events) < MESSAGES:
         seq = len(events) + 1
         events.append(MessageAddedEvent(seq=seq, attempt=1, content="What about this? " * 8, cause="steering"))
@@ -54,15 +54,15 @@ def conversation() -> list[Event]:
 
 
 async def cpu(work: Callable[[], Awaitable[object]]) -> float:
-    """CPU seconds of the whole process, the thread of the log included."""
+    """Return the CPU time of the process in seconds, including the log thread."""
     gc.collect()
     start = time.process_time()
     await work()
     return time.process_time() - start
 
 
-async def tool_calls(log: SqliteEventLog) -> None:
-    """A run of tool calls with a log and without, in turn."""
+async def measure_tool_calls(log: SqliteEventLog) -> None:
+    """Measure tool calls with and without a log, alternating."""
     with server() as base:
         model = openai_chat("bench", base_url=f"{base}/tools/{CALLS}")
         limits = Limits(iterations=None)
@@ -76,17 +76,19 @@ async def tool_calls(log: SqliteEventLog) -> None:
     print(f"a run of {CALLS} tool calls: {(median(ratios[1:]) - 1) * 100:+.0f} % CPU, median of {ROUNDS - 1} pairs")
 
 
-async def appends(log: SqliteEventLog) -> None:
-    """Many events in batches."""
-    events = begun("many") + [CustomEvent(seq=seq, attempt=1, name="n", data=seq) for seq in range(2, EVENTS + 1)]
+async def measure_appends(log: SqliteEventLog) -> None:
+    """Measure appends of event batches."""
+    events = make_first_events("many") + [
+        CustomEvent(seq=seq, attempt=1, name="n", data=seq) for seq in range(2, EVENTS + 1)
+    ]
     start = time.perf_counter()
     for at in range(0, EVENTS, BATCH):
         await log.append("many", events[at : at + BATCH], expected_seq=at)
     print(f"{EVENTS / (time.perf_counter() - start):,.0f} events a second in batches of {BATCH}")
 
 
-async def folds(log: SqliteEventLog) -> None:
-    """A long conversation, read and folded."""
+async def measure_folds(log: SqliteEventLog) -> None:
+    """Measure reading and folding a long conversation."""
     await log.append("talk", conversation(), expected_seq=0)
     times: list[tuple[float, float]] = []
     for _ in range(9):
@@ -100,12 +102,12 @@ async def folds(log: SqliteEventLog) -> None:
 
 
 async def main() -> None:
-    """All of it."""
+    """Run all measurements."""
     with tempfile.TemporaryDirectory() as folder:
         log = SqliteEventLog(Path(folder) / "runs.db")
-        await tool_calls(log)
-        await appends(log)
-        await folds(log)
+        await measure_tool_calls(log)
+        await measure_appends(log)
+        await measure_folds(log)
         await log.aclose()
 
 

@@ -1,6 +1,6 @@
-"""What open runs and their followers cost in a runtime: `python benchmarks/many_runs.py [--runs 1000] [--log sqlite]`.
+"""Costs of open runs and followers: `python benchmarks/many_runs.py [--runs 1000] [--log sqlite]`.
 
-Each run calls a tool that waits; then each gets a follower; then nothing happens for a while; then all of them end.
+All runs call a tool that waits. Then followers are added, all runs stay idle for some time, and finally they end.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from rxloop import Agent, EventLog, MemoryEventLog, Runtime, SqliteEventLog, too
 from rxloop.testing import ScriptedModel, call, frames
 
 IDLE = 5.0
-"""Seconds in which nothing happens."""
+"""Idle time in seconds."""
 TEXT = frames("-".join(["", *("word ",) * 20]) + "|")
 
 
 def memory() -> float:
-    """What is in use, in kB; 0 where nobody counts."""
+    """Return the traced memory in kB, or 0 if tracing is disabled."""
     gc.collect()
     return tracemalloc.get_traced_memory()[0] / 1e3
 
 
 async def measure(runs: int, log: EventLog) -> dict[str, float]:
-    """The costs by name: kB, microseconds of CPU, milliseconds."""
+    """Return costs by name, in kB, microseconds of CPU time, and milliseconds."""
     go, waiting = asyncio.Event(), 0
 
     @tool
@@ -42,13 +42,12 @@ async def measure(runs: int, log: EventLog) -> dict[str, float]:
         return "waited"
 
     async def until(there: Callable[[], bool]) -> None:
-        while not there():  # noqa: ASYNC110 (nobody tells when it is so)
+        while not there():  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(0.01)
 
     agent = Agent(ScriptedModel(*[call("wait")] * runs, *[TEXT] * runs), tools=[wait], thoughts=False)
     found: dict[str, float] = {}
     async with Runtime({"agent": agent}, log=log) as runtime:
-        # One run, so that everything is loaded.
         cpu, before = time.process_time(), memory()
         records = [await runtime.start("agent", "Hi") for _ in range(runs)]
         await until(lambda: waiting == runs)
@@ -88,7 +87,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         log: Any = MemoryEventLog() if options.log == "memory" else SqliteEventLog(Path(folder) / "runs.db")
         found = asyncio.run(measure(options.runs, log))
-        # Once more for the memory, whose count costs time.
+        # Measure memory separately, because tracing is slow.
         tracemalloc.start()
         again = asyncio.run(measure(options.runs, log))
         for name, value in found.items():

@@ -1,15 +1,14 @@
-"""Compares `rxloop mcp sequential-thinking` with the reference server, call by call.
+"""Comparison of `rxloop mcp sequential-thinking` with the reference server.
 
-The reference server is a package of npm and needs Node.js, so nothing runs this by itself:
+The reference server is an npm package and needs Node.js, so this program must be started manually:
 
     npm install --prefix /tmp/reference @modelcontextprotocol/server-sequential-thinking
     python benchmarks/mcp_official.py \
         node /tmp/reference/node_modules/@modelcontextprotocol/server-sequential-thinking/dist/index.js
 
-Both are driven over stdio by the official client, with the same generated calls: ordinary thoughts, revisions and
-branches, and among them whatever a client may send by mistake. Wherever the reference server answers, the five keys of
-its answer have to be those of ours. A connection has many calls, and its history goes on through all of them, so that
-what one server takes and the other one refuses is counted from there on.
+The official client sends the same generated calls to both servers over stdio: thoughts, revisions, branches, and
+invalid calls. If the reference server accepts a call, the five keys of both responses must be equal. The history of a
+connection includes all calls, so a call accepted by only one server affects later responses.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ EXTRAS: list[tuple[str, Any]] = [
 
 
 def ordinary(random: random.Random, number: int, names: list[Any]) -> dict[str, Any]:
-    """A thought as a model would send it, but for the names."""
+    """Generate a plausible thought."""
     total = max(1, number + random.randint(-2, 5))
     call: dict[str, Any] = {
         "thought": random.choice(THOUGHTS) + f" {number}",
@@ -82,7 +81,7 @@ def ordinary(random: random.Random, number: int, names: list[Any]) -> dict[str, 
 
 
 def odd(random: random.Random, call: dict[str, Any], names: list[Any]) -> dict[str, Any]:
-    """The same call with something odd about it."""
+    """Generate a thought with invalid or unusual arguments."""
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         match random.randrange(8):
             case 0 | 1:
@@ -104,10 +103,10 @@ def odd(random: random.Random, call: dict[str, Any], names: list[Any]) -> dict[s
 
 
 def calls(seed: int, count: int) -> list[dict[str, Any]]:
-    """The calls of one connection."""
+    """Generate the calls of a connection."""
     chance = random.Random(seed)
     names = chance.sample(NAMES, 5)
-    # Some connections have nothing odd, so that the servers do not drift apart.
+    # Some connections have only plausible calls, so that the servers keep the same history.
     oddness = chance.choice((0.0, 0.3, 0.6))
     made: list[dict[str, Any]] = []
     number = 1
@@ -120,18 +119,18 @@ def calls(seed: int, count: int) -> list[dict[str, Any]]:
 
 @dataclass
 class Answer:
-    """What a server said to a call."""
+    """Response of a server."""
 
     keys: dict[str, Any] | None
-    """The official keys; None if it refused."""
+    """Official keys, or None if the call was refused."""
     counted: bool
-    """Whether the thought is in its history."""
+    """True if the thought was added to the history."""
     text: str
 
 
 @dataclass
 class Report:
-    """What came of it."""
+    """Results of the comparison."""
 
     counts: Counter[str] = field(default_factory=Counter[str])
     examples: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
@@ -145,7 +144,7 @@ class Report:
 
 
 async def answers(command: list[str], made: list[dict[str, Any]], log: TextIO) -> list[Answer]:
-    """What a server says to the calls of one connection."""
+    """Return the responses of a server to the calls of a connection."""
     given = StdioServerParameters(command=command[0], args=command[1:], env={**os.environ})
     found: list[Answer] = []
     async with Client(stdio_client(given, errlog=log), mode="legacy") as client:
@@ -157,7 +156,7 @@ async def answers(command: list[str], made: list[dict[str, Any]], log: TextIO) -
                 continue
             text = "".join(getattr(item, "text", "") for item in result.content)
             if result.is_error:
-                # The reference server has the thought in its history when it fails after the validation.
+                # If the reference server fails after the validation, the thought is already in its history.
                 found.append(Answer(None, '"status": "failed"' in text and '"code"' not in text, text))
                 continue
             said, structured = json.loads(text), result.structured_content or {}
@@ -168,10 +167,10 @@ async def answers(command: list[str], made: list[dict[str, Any]], log: TextIO) -
 
 
 def compare(report: Report, made: list[dict[str, Any]], theirs: list[Answer], ours: list[Answer]) -> None:
-    """Count how the answers of one connection differ."""
+    """Count differences between the responses of a connection."""
     ahead = 0
     own: set[str] = set()
-    """Branches that a thought has opened which only ours took; the other server may open them later."""
+    """Branches of thoughts accepted only by our server. The reference server may create them later."""
     for call, their, our in zip(made, theirs, ours, strict=True):
         ahead += our.counted - their.counted
         if our.keys is None or their.keys is None:
@@ -214,24 +213,24 @@ def _refused(call: dict[str, Any], theirs: Answer, ours: Answer) -> str:
 
 
 async def main() -> int:
-    """Compare, and tell."""
+    """Compare the servers and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="the command of the reference server")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="command of the reference server")
     parser.add_argument("--connections", type=int, default=40)
-    parser.add_argument("--calls", type=int, default=100, help="calls of a connection")
+    parser.add_argument("--calls", type=int, default=100, help="calls per connection")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     if not given.command:
-        parser.error("name the command of the reference server")
+        parser.error("missing command of the reference server")
     report = Report()
-    begun = time.perf_counter()
+    started = time.perf_counter()
     with Path(os.devnull).open("w", encoding="utf-8") as log:  # noqa: ASYNC230
         for connection in range(given.connections):
             made = calls(given.seed * 1_000 + connection, given.calls)
             theirs, ours = await asyncio.gather(answers(given.command, made, log), answers(OURS, made, log))
             compare(report, made, theirs, ours)
     total = sum(report.counts.values())
-    print(f"{total:,} calls in {given.connections} connections, {time.perf_counter() - begun:.0f} s")
+    print(f"{total:,} calls in {given.connections} connections, {time.perf_counter() - started:.0f} s")
     for kind, count in report.counts.most_common():
         print(f"{count:>7,}  {kind}")
         for example in report.examples[kind]:

@@ -1,9 +1,9 @@
-"""What five MCP servers add to an iteration whose tool is not theirs: processor time of this process.
+"""CPU time that five MCP servers add to iterations that do not use them.
 
     python benchmarks/mcp_tools.py
 
-The servers are programs of their own, with eleven tools each. Agents with and without them take turns, each with a run
-of a hundred iterations; what counts is the best time of each, since everything else on the machine only adds to it.
+The servers are separate programs with eleven tools each. Agents with and without them alternate, with runs of 100
+iterations. The result is the minimum time, because other load on the machine can only increase it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ async def look() -> str:
 
 
 async def microseconds(asked: Agent[Any, Any]) -> float:
-    """The processor time of one iteration."""
+    """Return the CPU time of an iteration."""
     model = ScriptedModel(*[call("look")] * ITERATIONS, "done")
     start = time.process_time()
     await asked.run("Go.", model=model)
@@ -47,7 +47,7 @@ async def main() -> None:
         Agent(ScriptedModel(), tools=[look], limits=limits) as plain,
         Agent(ScriptedModel(), tools=[look, *servers], limits=limits) as equipped,
     ):
-        # What is measured is a run, and not the start of a server.
+        # Exclude the start of the servers.
         await microseconds(equipped)
         for _ in range(ROUNDS):
             without.append(await microseconds(plain))
@@ -65,7 +65,7 @@ def serve() -> None:
     for number in range(TOOLS):
 
         def work(text: str) -> str:
-            """Does something with a text, which is described in a sentence or two, as it mostly is."""
+            """Does something with a text, with a description of typical length."""
             return text
 
         server.add_tool(work, name=f"work_{number}")

@@ -1,7 +1,7 @@
-"""One measure in a process of its own: `measure.py CLIENT WORK URL WARM_UP TIMES MANY` prints what it cost as JSON.
+"""Measurement in a separate process: `measure.py CLIENT WORK URL WARM_UP TIMES MANY` prints costs as JSON.
 
-It is also run by Pythons of other environments, so that it needs nothing but the standard library. A client is a
-module with a class `Client(url)`, an async context manager with a method for each work.
+Other environments also run this program, so it only uses the standard library. A client is a module with a class
+`Client(url)`, which is an async context manager with a method per workload.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 
 
 async def at_once(client: Any, many: int) -> dict[str, int]:
-    """Many runs of tool calls at the same time."""
+    """Execute concurrent runs of tool calls."""
     counted = await asyncio.gather(*(client.tools() for _ in range(many)))
     return {"characters": sum(each["characters"] for each in counted)}
 
 
 async def measure(client_name: str, work: str, url: str, warm_up: int, times: int, many: int) -> dict[str, Any]:
-    """Do the work a few times, so that everything is loaded and connected, and then so many times by the clock."""
+    """Measure the given number of executions, after some warm-up executions."""
     async with import_module(client_name).Client(url) as client:
         do: Callable[[], Any] = partial(at_once, client, many) if work == "many" else getattr(client, work)
         for _ in range(warm_up):
@@ -42,7 +42,7 @@ async def measure(client_name: str, work: str, url: str, warm_up: int, times: in
 
 
 async def measure_cold(client_name: str, url: str) -> dict[str, Any]:
-    """All that a process takes from its start to the end of its first run."""
+    """Measure a process from its start to the end of its first run."""
     wall = time.perf_counter()
     async with import_module(client_name).Client(url) as client:
         counters = await client.tools()
@@ -51,27 +51,27 @@ async def measure_cold(client_name: str, url: str) -> dict[str, Any]:
 
 
 async def measure_memory(client_name: str, url: str, warm_up: int, many: int) -> dict[str, Any]:
-    """What a run takes whose answer goes on: allocations of Python, with and without so many of them."""
+    """Measure the memory of active runs, as the difference with and without them."""
     pieces = int(url.split("/")[-1])
     async with import_module(client_name).Client(url) as client:
-        await _held(client, warm_up, pieces)
+        await _measure_held_runs(client, warm_up, pieces)
         gc.collect()
         tracemalloc.start()
         before, _ = tracemalloc.get_traced_memory()
-        during = await _held(client, many, pieces)
+        during = await _measure_held_runs(client, many, pieces)
     return {"cost": (during - before) / 1e3, "wall": 0.0, "counters": {"open": many}}
 
 
-async def _held(client: Any, count: int, pieces: int) -> int:
-    """Open so many runs at once, and close them; the memory in use while all were open."""
+async def _measure_held_runs(client: Any, count: int, pieces: int) -> int:
+    """Return the memory used while the given number of runs is active."""
     loop = asyncio.get_running_loop()
     there = [loop.create_future() for _ in range(count)]
     runs = [asyncio.ensure_future(client.hold(pieces, partial(each.set_result, None))) for each in there]
-    # A run that fails would leave the others waiting.
+    # Otherwise, a failed run would block the others.
     done, _ = await asyncio.wait([*runs, asyncio.gather(*there)], return_when=asyncio.FIRST_COMPLETED)
     for each in done & {*runs}:
         each.result()
-        raise RuntimeError("an open run ended by itself")
+        raise RuntimeError("an active run has ended unexpectedly")
     gc.collect()
     used, _ = tracemalloc.get_traced_memory()
     for run in runs:
@@ -81,8 +81,8 @@ async def _held(client: Any, count: int, pieces: int) -> int:
 
 
 def requests(url: str) -> int:
-    """How many answers the server has given."""
-    # Imported late: it is not part of what a first answer costs.
+    """Return the number of responses of the server."""
+    # Imported lazily, because it is not part of the cost of a first answer.
     from urllib.request import urlopen
 
     base = "/".join(url.split("/")[:3])
@@ -91,7 +91,7 @@ def requests(url: str) -> int:
 
 
 def main(client: str, work: str, url: str, warm_up: str, times: str, many: str) -> dict[str, Any]:
-    """Take the measure."""
+    """Run the measurement."""
     if work == "memory":
         return asyncio.run(measure_memory(client, url, int(warm_up), int(many)))
     if work == "cold":

@@ -1,4 +1,4 @@
-"""Runs of every kind and every end, for the soak."""
+"""Runs with all kinds of outcomes for the soak test."""
 
 from __future__ import annotations
 
@@ -55,24 +55,24 @@ def blocking(a: int, b: int) -> int:
 
 @tool(name="add")
 async def asking(ctx: RunContext[None], a: int, b: int) -> int:
-    """Add two numbers, if that may be."""
+    """Add two numbers after confirmation."""
     return a + b if await ctx.ask("May I?", answer=bool) else 0
 
 
 class Mix:
-    """One agent, and sometimes another, that is used in every way there is."""
+    """Agents that are used in all supported ways."""
 
     def __init__(self, base: str) -> None:
         self.ended: Counter[str] = Counter()
-        """How many runs came to which end."""
+        """Number of runs by outcome."""
         self._base = base
-        # What the library says of tools that fail is made, but not shown.
+        # Log messages about failed tools are created but not printed.
         logger = logging.getLogger("rxloop")
         logger.addHandler(logging.NullHandler())
         logger.propagate = False
         self._models: dict[str, Any] = {}
         self._ways = [
-            *(self._answered, self._with_tools, self._in_threads, self._read, self._as_text, self._sent),
+            *(self._answered, self._with_tools, self._in_threads, self._read, self._as_text, self._stream_frames),
             *(self._reader_leaves, self._cancelled, self._dropped, self._awaiter_cancelled, self._out_of_time),
             *(self._refused, self._broken, self._tools_fail, self._tools_too_slow, self._too_many_iterations),
             *(self._logged, self._asks, self._in_memory, self._compressed, self._thinking),
@@ -83,7 +83,7 @@ class Mix:
 
     @property
     def kinds(self) -> int:
-        """How many ways there are."""
+        """Number of variants."""
         return len(self._ways)
 
     async def __aenter__(self) -> Self:
@@ -96,7 +96,7 @@ class Mix:
         self._folder.cleanup()
 
     async def batch(self, count: int, at_once: int) -> None:
-        """So many runs, and nothing of them when it returns."""
+        """Execute a number of runs and release their resources."""
         left = iter(range(count))
 
         async def work() -> None:
@@ -109,7 +109,7 @@ class Mix:
         async with asyncio.TaskGroup() as group:
             for _ in range(at_once):
                 group.create_task(work())
-        # Runs that were let go of end by themselves.
+        # Abandoned runs end on their own.
         while len(asyncio.all_tasks()) > 1:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -120,7 +120,7 @@ class Mix:
             model = self._models[path] = openai_chat("bench", base_url=f"{self._base}/{path}", retry=once)
         return Agent(model, tools=tools, **options)
 
-    # -- that go well
+    # -- successful runs
 
     async def _answered(self) -> None:
         run = self._agent("stream/50/1").run("Tell me a story.")
@@ -144,14 +144,14 @@ class Mix:
         parts = [part async for part in self._agent("stream/50/1").run("Tell me a story.").text()]
         assert "".join(parts).endswith("word 49 ")
 
-    async def _sent(self) -> None:
+    async def _stream_frames(self) -> None:
         run = self._agent("stream/50/1").run("Tell me a story.")
         await asyncio.gather(*(self._frames(run) for _ in range(2)))
 
     async def _frames(self, run: Run[str]) -> None:
         assert len([frame async for frame in run.sse()]) > 50
 
-    # -- that nobody waits for
+    # -- abandoned runs
 
     async def _reader_leaves(self) -> None:
         async with self._agent("held/20").run("Tell me a story.") as run:
@@ -165,7 +165,7 @@ class Mix:
         run.pipe(op.text()).subscribe(lambda text: run.cancel("enough"))
         with suppress(RunCancelled):
             await run
-            raise AssertionError("not cancelled")
+            raise AssertionError("the run was not cancelled")
 
     async def _dropped(self) -> None:
         async for event in self._agent("held/20").run("Tell me a story."):
@@ -182,7 +182,7 @@ class Mix:
     async def _out_of_time(self) -> None:
         await self._limited(self._agent("held/20", limits=Limits(seconds=0.02)).run("Tell me a story."))
 
-    # -- that fail
+    # -- failing runs
 
     async def _refused(self) -> None:
         await self._failing(self._agent("fail/503").run("Tell me a story."))
@@ -202,14 +202,14 @@ class Mix:
     async def _failing(self, run: Run[str]) -> None:
         with suppress(RunError):
             await run
-            raise AssertionError("did not fail")
+            raise AssertionError("the run did not fail")
 
     async def _limited(self, run: Run[str]) -> None:
         with suppress(LimitReached):
             await run
-            raise AssertionError("no limit was reached")
+            raise AssertionError("the run did not reach a limit")
 
-    # -- with a log, or with more in the loop
+    # -- runs with a log or additional operators
 
     async def _logged(self) -> None:
         await self._agent("tools/2", add, log=self._log).run("Count.")

@@ -1,4 +1,4 @@
-"""What an event of a nested agent costs beside one of the outermost: `python benchmarks/nested.py`."""
+"""Costs of events of nested agents: `python benchmarks/nested.py`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROUNDS, TOKENS, CALLS = 9, (2_000, 12_000), (20, 120)
 
 
 class Talker:
-    """Calls a tool some times, and then says so many words, twenty at a time."""
+    """Model that calls a tool several times and then streams words in groups of twenty."""
 
     name = "talker"
 
@@ -29,7 +29,7 @@ class Talker:
         self.tokens, self.calls = tokens, calls
 
     def call(self, request: ModelRequest) -> Observable[Event]:
-        """Answer by what has been said."""
+        """Generate the response based on the messages."""
         said = sum(message.role == "assistant" for message in request.messages)
 
         async def work(push: Push[Event]) -> None:
@@ -46,14 +46,14 @@ class Talker:
         return from_task(work, request.ctx)
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because there are no resources."""
 
 
 class Caller(Talker):
-    """Calls the agent that is nested, and answers."""
+    """Model that calls a nested agent and answers."""
 
     def call(self, request: ModelRequest) -> Observable[Event]:
-        """Answer by what has been said."""
+        """Generate the response based on the messages."""
         first = all(message.role != "assistant" for message in request.messages)
 
         async def work(push: Push[Event]) -> None:
@@ -70,7 +70,7 @@ async def look() -> str:
 
 
 def agent(depth: int, tokens: int, calls: int) -> Agent:
-    """An agent that talks, nested so deep."""
+    """Create a talking agent at the given nesting depth."""
     unlimited = Limits(iterations=None)
     made = Agent(Talker(tokens, calls), name="below", tools=[look], limits=unlimited, thoughts=False)
     for _ in range(depth):
@@ -80,18 +80,18 @@ def agent(depth: int, tokens: int, calls: int) -> Agent:
 
 
 async def seconds(depth: int, tokens: int, calls: int) -> float:
-    """CPU time of a run that somebody reads."""
+    """Return the CPU time of a run with a reader."""
     run = agent(depth, tokens, calls).run("Go.")
     pieces: list[str] = []
     run.events.pipe(op.text(nested=True)).subscribe(pieces.append)
     gc.collect()
-    begun = time.process_time()
+    started = time.process_time()
     await run
-    return time.process_time() - begun
+    return time.process_time() - started
 
 
 async def each(of: Callable[[int], tuple[int, int]], sizes: tuple[int, int], depth: int) -> float:
-    """CPU time of one more, in microseconds."""
+    """Return the marginal CPU time in microseconds."""
     few, many = sizes
     took = [
         (await seconds(depth, *of(many)) - await seconds(depth, *of(few))) / (many - few) * 1e6 for _ in range(ROUNDS)
@@ -100,7 +100,7 @@ async def each(of: Callable[[int], tuple[int, int]], sizes: tuple[int, int], dep
 
 
 async def main() -> None:
-    """Print what a token and a tool iteration cost, at each depth."""
+    """Print the costs of tokens and tool iterations for each depth."""
     cases: list[tuple[str, Callable[[int], tuple[int, int]], Any]] = [
         ("token", lambda number: (number, 0), TOKENS),
         ("tool iteration", lambda number: (1, number), CALLS),

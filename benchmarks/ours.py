@@ -1,4 +1,4 @@
-"""The same work with the library, as its README would have it; and with one feature after the other turned on."""
+"""Workloads with rxloop, using different features."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STORY, COUNT = "Tell me a story.", "Count."
 
 
 class Total(BaseModel):
-    """An answer with a type."""
+    """Typed answer."""
 
     total: int
 
@@ -45,12 +45,12 @@ async def add(a: int, b: int) -> int:
 
 @op.on(ToolRequest)
 async def guard(request: ToolRequest, ctx: RunContext[None]) -> AsyncIterator[Signal]:
-    """Lets every call through."""
+    """Allow all calls."""
     yield request
 
 
 class Client:
-    """An agent with one tool."""
+    """Agent with one tool."""
 
     def __init__(self, url: str) -> None:
         self._model = openai_chat("bench", base_url=url)
@@ -58,7 +58,7 @@ class Client:
         self._agents: dict[str, Agent[None, Any]] = {}
         self._logs: dict[bool, SqliteEventLog] = {}
         self._folder = TemporaryDirectory()
-        self._agent = self._made("plain")
+        self._agent = self._get_agent("plain")
 
     async def __aenter__(self) -> Self:
         return self
@@ -69,8 +69,8 @@ class Client:
         await self._model.aclose()
         self._folder.cleanup()
 
-    def _made(self, name: str, **options: Any) -> Agent[None, Any]:
-        """An agent, made once: what it costs to make one is not part of a run."""
+    def _get_agent(self, name: str, **options: Any) -> Agent[None, Any]:
+        """Return a cached agent, because its creation is not part of a run."""
         agent = self._agents.get(name)
         if agent is None:
             agent = self._agents[name] = Agent(self._model, tools=[add], limits=UNLIMITED, **options)
@@ -83,21 +83,21 @@ class Client:
         return self._logs[keep_deltas]
 
     async def stream(self) -> dict[str, int]:
-        """One run, with a subscriber that sees every event."""
-        return await counted(self._agent.run(self._prompt))
+        """Execute a run with a subscriber for all events."""
+        return await count_events(self._agent.run(self._prompt))
 
     tools = stream
 
     async def silent(self) -> dict[str, int]:
-        """One run that is only awaited."""
+        """Await a run without reading events."""
         return {"characters": len((await self._agent.run(self._prompt)).output)}
 
     async def three(self) -> dict[str, int]:
-        """One run, with three subscribers that see every event."""
-        return await counted(self._agent.run(self._prompt), 3)
+        """Execute a run with three subscribers for all events."""
+        return await count_events(self._agent.run(self._prompt), 3)
 
     async def piped(self) -> dict[str, int]:
-        """The same through a view."""
+        """Execute a run with a view."""
         lengths: list[int] = []
         run = self._agent.run(self._prompt)
         run.pipe(op.text(), rx.map(len), rx.filter(lambda length: length > 0)).subscribe(lengths.append)
@@ -105,70 +105,70 @@ class Client:
         return {"characters": sum(lengths)}
 
     async def text(self) -> dict[str, int]:
-        """One run, its text read with `async for`."""
+        """Read the text of a run with `async for`."""
         characters = 0
         async for text in self._agent.run(self._prompt).text():
             characters += len(text)
         return {"characters": characters}
 
     async def events(self) -> dict[str, int]:
-        """One run, its events read with `async for`."""
+        """Read the events of a run with `async for`."""
         run = self._agent.run(self._prompt)
         kinds = Counter([event.kind async for event in run])
         return {"characters": len((await run).output), **kinds}
 
     async def sse(self, readers: int = 1) -> dict[str, int]:
-        """One run as server-sent events."""
+        """Read a run as server-sent events."""
         run = self._agent.run(self._prompt)
         sizes = await asyncio.gather(*(_read(run) for _ in range(readers)))
         return {"characters": len((await run).output), "bytes": sum(sizes)}
 
     async def sse_three(self) -> dict[str, int]:
-        """The same for three who read."""
+        """Read server-sent events with three readers."""
         return await self.sse(3)
 
     async def logged(self) -> dict[str, int]:
-        """A run with its events in a SQLite file."""
-        return await counted(self._made("logged", log=self._sqlite(False)).run(self._prompt))
+        """Execute a run with a SQLite log."""
+        return await count_events(self._get_agent("logged", log=self._sqlite(False)).run(self._prompt))
 
     async def logged_deltas(self) -> dict[str, int]:
-        """The same, with each delta."""
-        return await counted(self._made("logged deltas", log=self._sqlite(True)).run(self._prompt))
+        """Execute a run with a SQLite log that includes deltas."""
+        return await count_events(self._get_agent("logged deltas", log=self._sqlite(True)).run(self._prompt))
 
     async def memory_log(self) -> dict[str, int]:
-        """A run with its events in memory."""
-        return await counted(self._made("memory log", log=MemoryEventLog()).run(self._prompt))
+        """Execute a run with a memory log."""
+        return await count_events(self._get_agent("memory log", log=MemoryEventLog()).run(self._prompt))
 
     async def thoughtless(self) -> dict[str, int]:
-        """A run of an agent that is not asked to think aloud."""
-        return await counted(self._made("thoughtless", thoughts=False).run(self._prompt))
+        """Execute a run without thinking aloud."""
+        return await count_events(self._get_agent("thoughtless", thoughts=False).run(self._prompt))
 
     async def guarded(self) -> dict[str, int]:
-        """A run with a guard."""
-        agent = self._made("guarded", loop=op.standard(before_tools=[guard]))
-        return await counted(agent.run(self._prompt))
+        """Execute a run with a guard."""
+        agent = self._get_agent("guarded", loop=op.standard(before_tools=[guard]))
+        return await count_events(agent.run(self._prompt))
 
     async def compressed(self) -> dict[str, int]:
-        """A run with a compressor whose window is never full."""
+        """Execute a run with a compressor that is never triggered."""
         return await self._before_model("compressed", op.compress(SlidingWindowCompressor(max_tokens=100_000)))
 
     async def squeezed(self) -> dict[str, int]:
-        """A run with a compressor whose window is full before long."""
+        """Execute a run with a compressor that is triggered early."""
         return await self._before_model("squeezed", op.compress(SlidingWindowCompressor(max_tokens=800)))
 
     async def thinking(self) -> dict[str, int]:
-        """A run with the thinking phase, which puts a note into each request."""
+        """Execute a run with the thinking phase, which adds a note to each request."""
         return await self._before_model("thinking", op.thinking_phase(SlidingWindowCompressor(max_tokens=100_000)))
 
     async def typed(self) -> dict[str, int]:
-        """A run whose answer has a type."""
-        run = self._made("typed", output_type=Total).run(self._prompt)
-        kinds = await counted(run)
+        """Execute a run with a typed answer."""
+        run = self._get_agent("typed", output_type=Total).run(self._prompt)
+        kinds = await count_events(run)
         assert (await run).output == Total(total=42)
         return kinds
 
     async def hold(self, count: int, reached: Callable[[], None]) -> None:
-        """A run whose answer has no end; tells when that many deltas are there."""
+        """Execute an endless run, and signal when the given number of deltas has arrived."""
         seen = 0
 
         def see(event: Event) -> None:
@@ -183,11 +183,11 @@ class Client:
         await run
 
     async def _before_model(self, name: str, operator: Operator) -> dict[str, int]:
-        return await counted(self._made(name, loop=op.standard(before_model=[operator])).run(self._prompt))
+        return await count_events(self._get_agent(name, loop=op.standard(before_model=[operator])).run(self._prompt))
 
 
-async def counted(run: Run[Any], subscribers: int = 1) -> dict[str, int]:
-    """What a run published, and the length of its answer."""
+async def count_events(run: Run[Any], subscribers: int = 1) -> dict[str, int]:
+    """Return the event counts of a run and the length of its answer."""
     kinds: Counter[str] = Counter()
 
     def see(event: Event) -> None:

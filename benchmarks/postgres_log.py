@@ -1,7 +1,7 @@
-"""What a log in Postgres takes and how soon its readers have it: `python benchmarks/postgres_log.py postgresql://...`.
+"""Throughput and latency of a Postgres log: `python benchmarks/postgres_log.py postgresql://...`.
 
-The database gets a schema of its own, which is dropped at the end. On a machine that others use, compare what the
-readers waited with what plain psycopg waited meanwhile, which shares the server, its disk and the processors with them.
+The benchmark uses a temporary schema. On shared machines, compare the latency with that of plain psycopg, which is
+measured at the same time with the same server, disk and processors.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from rxloop import CustomEvent, Event, Message, PostgresEventLog, TaskEvent
 RUNS, BATCH, SECONDS = 50, 3, 5.0
 READERS, FOLLOWED, EVERY, SLOW = 500, 100, 0.5, 0.5
 HELD, RECENT = 2_000, 256
-"""Readers whose memory is measured, and events of a run that are kept for its readers."""
+"""Number of readers for memory measurements, and of buffered events per run."""
 PLAIN = 0.02
-"""Seconds between two rows that plain psycopg writes."""
+"""Interval of rows written by plain psycopg, in seconds."""
 TEXT = "x" * 180
-"""An event has some 330 bytes with it."""
+"""Payload of events, which then have about 330 bytes."""
 
 
-def begun(task_id: str) -> list[Event]:
-    """The first event of a run."""
+def make_first_events(task_id: str) -> list[Event]:
+    """Return the first event of a run."""
     first = TaskEvent(
         seq=1, attempt=1, task_id=task_id, messages=[Message.user("Hi")], model="m", agent_name="a", context_id=task_id
     )
     return [first]
 
 
-def note(task_id: str, seq: int) -> Event:
-    """An event that says when it was made."""
+def make_event(task_id: str, seq: int) -> Event:
+    """Return an event that contains its creation time."""
     return CustomEvent(
         seq=seq, attempt=1, task_id=task_id, context_id=task_id, name="n", data={"at": time.monotonic(), "text": TEXT}
     )
 
 
 async def write(log: PostgresEventLog) -> None:
-    """Write runs side by side for some seconds; say how many events that were."""
+    """Write concurrent runs for some seconds and print the number of events."""
     names = [secrets.token_hex(8) for _ in range(RUNS)]
     for name in names:
-        await log.append(name, begun(name), expected_seq=0, writer=name)
-    ready()
+        await log.append(name, make_first_events(name), expected_seq=0, writer=name)
+    report_ready()
     stop = time.monotonic() + SECONDS
     written = 0
 
@@ -60,7 +60,7 @@ async def write(log: PostgresEventLog) -> None:
         nonlocal written
         seq = 1
         while time.monotonic() < stop:
-            batch = [note(name, seq + 1 + at) for at in range(BATCH)]
+            batch = [make_event(name, seq + 1 + at) for at in range(BATCH)]
             await log.append(name, batch, expected_seq=seq, writer=name)
             seq += BATCH
             written += BATCH
@@ -70,27 +70,27 @@ async def write(log: PostgresEventLog) -> None:
 
 
 def resident() -> int:
-    """The kilobytes of memory that this process has."""
+    """Return the memory of this process in kilobytes."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * resource.getpagesize() // 1024
 
 
-def held_up() -> float:
-    """The seconds for which this process could have gone on, and others had the processors."""
+def get_scheduling_delay() -> float:
+    """Return the time in seconds during which this process was runnable but not scheduled."""
     return int(Path("/proc/self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
 
 
-def spare_loaded() -> None:
-    """Have the garbage collector pass over what is loaded, as `rxloop serve` and `rxloop worker` do."""
+def freeze_objects() -> None:
+    """Exclude existing objects from garbage collection, like `rxloop serve` and `rxloop worker`."""
     gc.collect()
     gc.freeze()
 
 
 async def read(log: PostgresEventLog, prefix: str, followed: int) -> None:
-    """Follow the runs with many readers, one of them slow; say what the others waited, in milliseconds.
+    """Follow the runs with many readers, one of them slow, and print the latencies of the others in milliseconds.
 
-    And how many events that were, what each cost in microseconds of the processor, and for how many milliseconds a
-    second no processor was free for this process.
+    Also prints the number of events, the CPU time per event in microseconds, and the time per second in milliseconds
+    during which this process was waiting for a processor.
     """
     waited: list[float] = []
     beginning, all_here = READERS, asyncio.Event()
@@ -108,13 +108,13 @@ async def read(log: PostgresEventLog, prefix: str, followed: int) -> None:
                 waited.append((time.monotonic() - event.data["at"]) * 1_000)
 
     await log.list_runs(limit=1)
-    spare_loaded()
+    freeze_objects()
     readers = [asyncio.create_task(reader(number)) for number in range(READERS)]
     await all_here.wait()
-    ready()
-    used, held, began = time.process_time(), held_up(), time.monotonic()
+    report_ready()
+    used, held, began = time.process_time(), get_scheduling_delay(), time.monotonic()
     await asyncio.to_thread(sys.stdin.readline)
-    used, held, took = time.process_time() - used, held_up() - held, time.monotonic() - began
+    used, held, took = time.process_time() - used, get_scheduling_delay() - held, time.monotonic() - began
     for each in readers:
         each.cancel()
     parts = quantiles(waited, n=100)
@@ -122,8 +122,8 @@ async def read(log: PostgresEventLog, prefix: str, followed: int) -> None:
     print(f"{parts[49]:.1f} {parts[98]:.1f} {len(waited)} {frame:.0f} {held / took * 1_000:.0f}", flush=True)
 
 
-async def plainly(address: str, schema: str) -> None:
-    """Write a row and hear of it, again and again, with nothing but psycopg; say how many milliseconds that took."""
+async def measure_plain(address: str, schema: str) -> None:
+    """Measure notifications about inserted rows with plain psycopg, and print the latencies in milliseconds."""
     took: list[float] = []
     connecting = psycopg.AsyncConnection.connect
     async with (
@@ -133,7 +133,7 @@ async def plainly(address: str, schema: str) -> None:
         await connection.execute(f"CREATE TABLE {schema}.plain (number int, text text)".encode())
         await listener.execute(f"LISTEN {schema}_plain".encode())
         both = f"WITH row AS (INSERT INTO {schema}.plain VALUES (%s, %s)) SELECT pg_notify('{schema}_plain', %s)"
-        ready()
+        report_ready()
         stop = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
         while not stop.done():
             began = time.monotonic()
@@ -147,7 +147,7 @@ async def plainly(address: str, schema: str) -> None:
 
 
 async def hold(log: PostgresEventLog, prefix: str, followed: int, count: int) -> None:
-    """Follow some runs with as many readers; say how many kilobytes of memory that takes, and again when told to."""
+    """Follow runs with one reader each, and print the memory in kilobytes, once more on demand."""
     gone_on = asyncio.Event()
     there = 0
 
@@ -157,32 +157,32 @@ async def hold(log: PostgresEventLog, prefix: str, followed: int, count: int) ->
             there += 1
             gone_on.set()
 
-    async def seen(events: int) -> int:
+    async def wait_for_events(events: int) -> int:
         while there < events:
             gone_on.clear()
             await gone_on.wait()
         gc.collect()
         return resident()
 
-    # What is loaded at the first use is not the readers'.
+    # Exclude modules that are loaded on first use.
     readers = [asyncio.create_task(reader(0))]
-    before = await seen(1)
+    before = await wait_for_events(1)
     readers += [asyncio.create_task(reader(number)) for number in range(count)]
-    print(await seen(1 + count) - before)
-    ready()
-    print(await seen((1 + count) * (1 + RECENT)) - before, flush=True)
+    print(await wait_for_events(1 + count) - before)
+    report_ready()
+    print(await wait_for_events((1 + count) * (1 + RECENT)) - before, flush=True)
     for each in readers:
         each.cancel()
 
 
-def ready() -> None:
-    """Say that it may begin, and wait for the word."""
+def report_ready() -> None:
+    """Report readiness and wait for the start signal."""
     print("ready", flush=True)
     sys.stdin.readline()
 
 
 class Child:
-    """This program once more, in a process of its own."""
+    """Child process that executes this program."""
 
     def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
@@ -202,8 +202,8 @@ class Child:
         self.process.communicate(timeout=30)
 
 
-def writers(address: str, schema: str, count: int) -> None:
-    """Events a second, of several processes."""
+def measure_writers(address: str, schema: str, count: int) -> None:
+    """Measure events per second for several processes."""
     children = [Child(address, schema, "write") for _ in range(count)]
     for each in (*(child.says for child in children), *(child.go for child in children)):
         each()
@@ -214,22 +214,22 @@ def writers(address: str, schema: str, count: int) -> None:
 
 
 async def begin(log: PostgresEventLog, count: int) -> str:
-    """Begin some runs; give what their names begin with."""
+    """Start runs and return the prefix of their ids."""
     prefix = secrets.token_hex(4)
     names = [f"{prefix}{number}" for number in range(count)]
-    await asyncio.gather(*(log.append(name, begun(name), expected_seq=0, writer="here") for name in names))
+    await asyncio.gather(*(log.append(name, make_first_events(name), expected_seq=0, writer="here") for name in names))
     return prefix
 
 
-async def latency(address: str, schema: str, followed: int, every: float, *, frozen: bool = False) -> None:
-    """From an append in this process to the readers in another one.
+async def measure_latency(address: str, schema: str, followed: int, every: float, *, frozen: bool = False) -> None:
+    """Measure the latency from appends in this process to readers in another process.
 
     Args:
-        address: The database.
-        schema: That of the log.
-        followed: How many runs the readers follow.
-        every: Seconds between two events of a run.
-        frozen: Whether another process that follows them stands still meanwhile.
+        address: Database URL.
+        schema: Schema of the log.
+        followed: Number of followed runs.
+        every: Interval between events of a run in seconds.
+        frozen: True if there is also a frozen process that follows the runs.
     """
     log = PostgresEventLog(address, schema=schema)
     prefix = await begin(log, followed)
@@ -248,7 +248,7 @@ async def latency(address: str, schema: str, followed: int, every: float, *, fro
         name = f"{prefix}{number}"
         await asyncio.sleep(every * number / followed)
         for seq in range(2, 2 + round(2 * SECONDS / every)):
-            await log.append(name, [note(name, seq)], expected_seq=seq - 1, writer="here")
+            await log.append(name, [make_event(name, seq)], expected_seq=seq - 1, writer="here")
             await asyncio.sleep(every)
 
     await asyncio.gather(*map(publish, range(followed)))
@@ -276,8 +276,8 @@ async def latency(address: str, schema: str, followed: int, every: float, *, fro
     )
 
 
-async def memory(address: str, schema: str) -> None:
-    """What a process has in memory for a reader, for a run that is followed, and for the newest events of one."""
+async def measure_memory(address: str, schema: str) -> None:
+    """Measure the memory per reader, per followed run, and for its buffered events."""
     log = PostgresEventLog(address, schema=schema)
 
     async def of(followed: int, readers: int, events: int = 0) -> int:
@@ -289,7 +289,7 @@ async def memory(address: str, schema: str) -> None:
         for seq in range(2, 2 + events):
             names = (f"{prefix}{number}" for number in range(followed))
             await asyncio.gather(
-                *(log.append(name, [note(name, seq)], expected_seq=seq - 1, writer="here") for name in names)
+                *(log.append(name, [make_event(name, seq)], expected_seq=seq - 1, writer="here") for name in names)
             )
         more = int(await asyncio.to_thread(child.says)) - first if events else 0
         child.process.kill()
@@ -305,10 +305,10 @@ async def memory(address: str, schema: str) -> None:
     )
 
 
-async def child(address: str, schema: str, what: str, *which: str) -> None:
-    """What the other processes do."""
+async def run_child(address: str, schema: str, what: str, *which: str) -> None:
+    """Run the task of a child process."""
     if what == "plain":
-        await plainly(address, schema)
+        await measure_plain(address, schema)
         return
     log = PostgresEventLog(address, schema=schema)
     if what == "write":
@@ -321,7 +321,7 @@ async def child(address: str, schema: str, what: str, *which: str) -> None:
 
 
 def main(address: str) -> None:
-    """All of it."""
+    """Run all measurements."""
     schema = f"bench_{secrets.token_hex(4)}"
 
     async def prepare() -> None:
@@ -330,16 +330,16 @@ def main(address: str) -> None:
         await log.aclose()
 
     asyncio.run(prepare())
-    spare_loaded()
+    freeze_objects()
     try:
         for count in (1, 4):
-            writers(address, schema, count)
-        # The kernel writes to the disk what is 30 seconds old, and each commit waits meanwhile: not the readers' doing.
+            measure_writers(address, schema, count)
+        # The kernel flushes data after 30 seconds, which delays commits but is unrelated to the readers.
         os.sync()
-        asyncio.run(latency(address, schema, FOLLOWED, EVERY))
-        asyncio.run(latency(address, schema, FOLLOWED, EVERY, frozen=True))
-        asyncio.run(latency(address, schema, READERS, EVERY * READERS / FOLLOWED))
-        asyncio.run(memory(address, schema))
+        asyncio.run(measure_latency(address, schema, FOLLOWED, EVERY))
+        asyncio.run(measure_latency(address, schema, FOLLOWED, EVERY, frozen=True))
+        asyncio.run(measure_latency(address, schema, READERS, EVERY * READERS / FOLLOWED))
+        asyncio.run(measure_memory(address, schema))
     finally:
         with psycopg.connect(address, autocommit=True) as connection:
             connection.execute(f"DROP SCHEMA {schema} CASCADE".encode())
@@ -347,6 +347,6 @@ def main(address: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 2:
-        asyncio.run(child(*sys.argv[1:]))
+        asyncio.run(run_child(*sys.argv[1:]))
     else:
         main(sys.argv[1])

@@ -1,8 +1,8 @@
-"""What it costs to write the next request of a long conversation over each wire, without a network.
+"""Costs of encoding requests of a long conversation for each codec, without a network.
 
     python benchmarks/requests.py [--messages 4000] [--requests 40]
 
-Each request has two messages more than the one before it: a call and its result. The figure is the middle CPU time.
+Each request adds a call and its result to the previous request. The result is the median CPU time.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ LOOK = ToolDefinition("look", "Look.", {"type": "object", "properties": {"at": {
 
 
 def step(number: int) -> list[Message]:
-    """A call and its result; every tenth time the user says something as well."""
+    """Return a call and its result, and a user message in every tenth step."""
     call = ToolCall(id=f"call_{number}", name="look", arguments={"at": f"page {number}"})
     said = [Message.user(f"And what is on page {number}?")] if number % 10 == 0 else []
     return [*said, Message.assistant(f"I look at {number}.", tool_calls=[call]), Message.tool(call.id, "words " * 20)]
 
 
 def measured(make: CodecFactory, model: str, preset: str, messages: int, requests: int) -> float:
-    """The CPU time of one request, in milliseconds."""
+    """Return the CPU time of a request in milliseconds."""
     wire = make(model, PRESETS[preset], stream=True)
     wire.url("https://api.example.com/v1")
     history, number = History(), 0
@@ -52,14 +52,14 @@ def measured(make: CodecFactory, model: str, preset: str, messages: int, request
     for _ in range(requests):
         history, number = history.append(*step(number)), number + 1
         request = ModelRequest(messages=history, system=(Message.system("Be brief."),), tools=(LOOK,))
-        begun = time.process_time_ns()
+        started = time.process_time_ns()
         wire.encode(request, lambda code, text: None)
-        taken.append((time.process_time_ns() - begun) / 1e6)
+        taken.append((time.process_time_ns() - started) / 1e6)
     return statistics.median(taken)
 
 
 def main() -> None:
-    """Measure."""
+    """Run the measurements."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=4_000)
     parser.add_argument("--requests", type=int, default=40)

@@ -1,4 +1,4 @@
-"""What a token, a tool call and an import cost, beside a bare httpx loop. See `scripts/bench --help`."""
+"""Costs of tokens, tool calls and imports compared with a bare httpx loop. See `scripts/bench --help`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cases import Case, Growth, feature_cases, growth_of, main_cases
+from cases import Case, Growth, feature_cases, main_cases, make_growth
 from endpoint import HERE, server
 from environments import CONTENDERS, CannotInstall, default_folder, environment
 from packaging.requirements import Requirement
@@ -26,9 +26,9 @@ from tables import Spread, markdown
 TRANSPORTS = ("httpx", "aiohttp")
 IMPORT_TARGET = 250
 IMPORTS = 3
-"""How often each import is measured in a round."""
+"""Number of measurements per import and round."""
 HTTPX, OURS = "import httpx", "from rxloop import Agent"
-# What only an environment for development has: httpx would load it for a command line of its own.
+# Development packages that httpx would load for its command line.
 WITHOUT = "import sys; sys.modules.update(dict.fromkeys(('click', 'rich', 'pygments')))"
 IMPORT = """
 import time
@@ -38,17 +38,17 @@ wall, cpu = time.perf_counter(), time.process_time()
 print(time.process_time() - cpu, time.perf_counter() - wall)
 """
 Samples = dict[tuple[str, str], list[float | None]]
-"""What was measured in each round, by the name of the case and the column; None where it failed."""
+"""Measurements of each round by case and column. None for failures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One who is measured."""
+    """Measured program."""
 
     name: str
     client: str
     imports: str
-    """What a program has to load, as a statement."""
+    """Import statement of the program."""
     python: str = sys.executable
     transport: str | None = None
     environment: dict[str, str] = field(default_factory=dict[str, str])
@@ -58,8 +58,8 @@ BARE = Column("bare", "bare", HTTPX)
 
 
 def child(python: str, *arguments: str, **environment: str) -> str:
-    """What a fresh Python prints."""
-    # An own Python sees what this one sees; that of another environment has a path of its own.
+    """Return the output of a new Python process."""
+    # Our Python uses the same path. Other environments have their own.
     path = [str(HERE), *([os.environ["PYTHONPATH"]] if python == sys.executable and "PYTHONPATH" in os.environ else [])]
     given = {**os.environ, "PYTHONPATH": os.pathsep.join(path), **environment}
     return subprocess.run([python, *arguments], check=True, stdout=subprocess.PIPE, text=True, env=given).stdout
@@ -76,7 +76,7 @@ def measure(column: Column, case: Case, work: str, base: str) -> dict[str, Any]:
 
 
 def measure_import(column: Column) -> dict[str, float]:
-    # With bytecode, as programs are started: where Python may not write it, each start would compile what has changed.
+    # Use cached bytecode like normal programs. Otherwise, each start would compile changed modules.
     first = WITHOUT if column.python == sys.executable else ""
     code = IMPORT.format(first=first, statement=column.imports)
     cpu, wall = child(column.python, "-c", code, PYTHONDONTWRITEBYTECODE="").split()
@@ -84,7 +84,7 @@ def measure_import(column: Column) -> dict[str, float]:
 
 
 class Round:
-    """Takes each measure once, those of one row right after each other: what disturbs one disturbs all."""
+    """Single round. The measurements of a row are consecutive, so that disturbances affect all of them."""
 
     def __init__(self, base: str, columns: list[Column]) -> None:
         self.base = base
@@ -93,7 +93,7 @@ class Round:
         self.counters: dict[str, dict[str, Any]] = {}
 
     def main(self, cases: list[Case], samples: Samples) -> None:
-        """The cases beside the bare loop."""
+        """Measure cases compared with the bare loop."""
         for case in cases:
             for column in self.columns:
                 if column is BARE or column.client == "ours" or case.peers:
@@ -101,7 +101,7 @@ class Round:
                     self._take(column, case, work, samples.setdefault((case.name, column.name), []))
 
     def features(self, cases: list[Case], samples: Samples) -> None:
-        """The cases beside the library without them."""
+        """Measure features compared with runs without them."""
         for column in self.columns:
             if column.client != "ours":
                 continue
@@ -119,7 +119,7 @@ class Round:
         except subprocess.CalledProcessError:
             if column is BARE or column.client == "ours":
                 raise
-            # Somebody else's failure; its trace has been shown.
+            # Failure of another framework. Its traceback has been printed.
             self.failed.append(f"{column.name}: {case.name}")
             values.append(None)
             return
@@ -132,12 +132,12 @@ def summary(values: list[float]) -> Spread:
 
 
 def ratios(values: Sequence[float | None], units: Sequence[float | None]) -> list[float]:
-    """The ratios within each round that has both."""
+    """Return the ratios of rounds with both values."""
     return [value / unit for value, unit in zip(values, units, strict=True) if value is not None and unit is not None]
 
 
 def row(case: Case, samples: Samples, columns: list[str], unit_of: str | None = "bare") -> dict[str, Any]:
-    """A row of a table: costs, and ratios to the unit in the same round."""
+    """Return a table row with costs, and ratios to the baseline of the same round."""
     measured = {name: samples[case.name, name] for name in columns if (case.name, name) in samples}
     costs = {
         name: found for name, values in measured.items() if (found := [each for each in values if each is not None])
@@ -156,7 +156,7 @@ def row(case: Case, samples: Samples, columns: list[str], unit_of: str | None = 
 
 
 def growth_row(growth: Growth, samples: Samples, columns: list[str]) -> dict[str, Any]:
-    """How much dearer an iteration of a long run is, for each column by itself."""
+    """Return the growth of iteration costs in long runs for each column."""
     both = {
         name: ratios(samples[growth.many, name], samples[growth.few, name])
         for name in columns
@@ -168,7 +168,7 @@ def growth_row(growth: Growth, samples: Samples, columns: list[str]) -> dict[str
 
 
 def packages(*extras: str) -> list[str]:
-    """What is installed with the library, itself included, and with extras of it."""
+    """Return packages installed with rxloop and its extras."""
     project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
     found = {project["name"]}
     waiting = [Requirement(text) for text in project["dependencies"]]
@@ -184,7 +184,7 @@ def packages(*extras: str) -> list[str]:
 
 
 class Benchmark:
-    """All measures, round after round."""
+    """Benchmark with multiple rounds."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.quick: bool = options.quick
@@ -203,7 +203,7 @@ class Benchmark:
         try:
             found = environment(name, folder)
         except CannotInstall as error:
-            print(f"skipped {name}, which could not be installed: {error}", file=sys.stderr)
+            print(f"Skipping {name}, installation failed: {error}", file=sys.stderr)
             return
         module = f"contenders.with_{name.replace('-', '_')}"
         self.columns.append(Column(name, module, f"import {module}", str(found.python)))
@@ -211,7 +211,7 @@ class Benchmark:
         self.packages[name] = list(found.packages)
 
     def run(self, keep: Path | None) -> dict[str, Any]:
-        """Measure, and keep what there is after each round."""
+        """Run all rounds, updating the report after each round."""
         samples: Samples = {}
         features: Samples = {}
         imports: dict[str, list[dict[str, float]]] = {}
@@ -237,7 +237,7 @@ class Benchmark:
     ) -> dict[str, Any]:
         names = [column.name for column in self.columns]
         rows = {case.name: row(case, samples, names) for case in self.cases}
-        growth = growth_of(self.cases, self.quick)
+        growth = make_growth(self.cases, self.quick)
         return {
             "python": platform.python_version(),
             "machine": f"{platform.machine()}, {os.cpu_count()} cores",
@@ -259,24 +259,30 @@ class Benchmark:
 
 
 def parsed() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it works")
-    parser.add_argument("--rounds", type=int, help="how often each measure is taken (7; 1 with --quick)")
-    parser.add_argument("--transport", nargs="+", choices=TRANSPORTS, help="httpx, and aiohttp where it is installed")
-    parser.add_argument("--features", action="store_true", help="measure what it costs to turn each feature on, too")
+    parser.add_argument("--quick", action="store_true", help="short run to check that the benchmark works")
+    parser.add_argument("--rounds", type=int, help="number of rounds (default: 7, or 1 with --quick)")
     parser.add_argument(
-        "--with", nargs="+", dest="contenders", default=[], choices=CONTENDERS, help="measure other frameworks, too"
+        "--transport", nargs="+", choices=TRANSPORTS, help="transports (default: httpx, and aiohttp if installed)"
+    )
+    parser.add_argument("--features", action="store_true", help="also measure the costs of features")
+    parser.add_argument(
+        "--with", nargs="+", dest="contenders", default=[], choices=CONTENDERS, help="also measure other frameworks"
     )
     parser.add_argument(
-        "--envs", type=Path, dest="environments", metavar="FOLDER", help="where their environments are kept (the cache)"
+        "--envs",
+        type=Path,
+        dest="environments",
+        metavar="FOLDER",
+        help="folder of their environments (default: cache folder)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, and what was counted, to FILE")
-    parser.add_argument("--compare", type=Path, metavar="FILE", help="show the ratios of an earlier --json, too")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="measure nothing: show an earlier --json")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write measurements and counters to FILE")
+    parser.add_argument("--compare", type=Path, metavar="FILE", help="also show the ratios of an earlier --json file")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="show an earlier --json file without measuring")
     options = parser.parse_args()
     if options.transport is None:
-        # In quick passes one is enough: what they look at is the same.
+        # In quick mode, one execution is sufficient, because the counts are the same.
         fast = importlib.util.find_spec("aiohttp") is not None and not options.quick
         options.transport = list(TRANSPORTS if fast else TRANSPORTS[:1])
     if options.environments is None and options.contenders:
@@ -285,7 +291,7 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, print tables and, if asked, write the figures."""
+    """Run the measurements, print tables, and optionally write the results."""
     options = parsed()
     earlier = json.loads(options.compare.read_text()) if options.compare is not None else None
     if options.markdown is not None:
@@ -294,7 +300,7 @@ def main() -> None:
         report = Benchmark(options).run(options.json)
     print(markdown(report, earlier), end="")
     for each in report["failed"]:
-        print(f"failed: {each}", file=sys.stderr)
+        print(f"Failed: {each}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What a token costs from the model's socket to a client of a server: `python benchmarks/served.py`.
+"""CPU time per token between the model and clients of a server: `python benchmarks/served.py`.
 
-So many clients at once, each with a run of its own; the model's endpoint drips a token every so many milliseconds.
-What is measured is the CPU of the server's process, uvicorn included, for each token that a client gets. The columns
-take turns in each round, and the ratios are those to a program written by hand (`served_by.py`) in the same round.
+Concurrent clients start separate runs, and the model endpoint sends tokens at a fixed interval. The result is the CPU
+time of the server process per token and client, including uvicorn. The columns alternate in each round, and ratios
+refer to a minimal program (`served_by.py`) in the same round.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tables import table
 
 QUESTION = "Tell me a story."
 OWN = ("relay", "rxloop")
-"""Those that are asked as our API is; the others speak AG-UI."""
+"""Columns that use our API. The others use AG-UI."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One who is measured."""
+    """Measured program."""
 
     name: str
     app: str
@@ -48,7 +48,7 @@ COLUMNS = [
 
 
 class Process:
-    """The server, in its process."""
+    """Server process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdin is not None
@@ -57,19 +57,19 @@ class Process:
         self.port = int(self._out.readline())
 
     def cpu(self) -> float:
-        """Seconds of CPU so far."""
+        """Return the CPU time in seconds."""
         self._in.write("\n")
         self._in.flush()
         return float(self._out.readline())
 
     def close(self) -> None:
-        """Let it end."""
+        """Stop the process."""
         self._in.close()
 
 
 @contextmanager
-def serving(column: Column, upstream: str) -> Generator[Process]:
-    """The server of a column."""
+def start_server(column: Column, upstream: str) -> Generator[Process]:
+    """Start the server of a column."""
     command = [column.python, str(HERE / "served_by.py"), column.app, upstream]
     env = {**os.environ, **column.environment}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
@@ -80,8 +80,8 @@ def serving(column: Column, upstream: str) -> Generator[Process]:
             served.close()
 
 
-def asked(app: str) -> tuple[str, bytes]:
-    """The path and the body of a new run."""
+def make_request(app: str) -> tuple[str, bytes]:
+    """Return the path and the body of a request."""
     if app in OWN:
         return "/runs", json.dumps({"input": QUESTION}).encode()
     message = {"id": "m1", "role": "user", "content": QUESTION}
@@ -90,8 +90,8 @@ def asked(app: str) -> tuple[str, bytes]:
 
 
 async def client(port: int, app: str, tokens: int) -> None:
-    """One client: asks, and reads all of the answer."""
-    path, body = asked(app)
+    """Run a client that reads a complete answer."""
+    path, body = make_request(app)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     headers = "\r\n".join(
         (
@@ -106,61 +106,68 @@ async def client(port: int, app: str, tokens: int) -> None:
     writer.write(f"{headers}\r\n\r\n".encode() + body)
     count = 0
     async for line in reader:
-        # Each token is a frame of its own, unless the server was so late that it put several into one.
+        # Slow servers may combine several tokens in a frame.
         count += line.count(b"word ") if b'"delta":' in line else 0
     writer.close()
     assert count == tokens, f"{count} tokens of {tokens}"
 
 
 async def clients(port: int, app: str, count: int, tokens: int) -> None:
-    """So many clients at once."""
+    """Run concurrent clients."""
     await asyncio.gather(*(client(port, app, tokens) for _ in range(count)))
 
 
-def measured(column: Column, base: str, count: int, tokens: int, every: int) -> float:
-    """Microseconds of CPU for each token of each client."""
-    with serving(column, f"{base}/drip/{tokens}/{every}" if every else f"{base}/stream/{tokens}/1") as process:
-        # Once without the clock, so that everything is loaded and connected.
+def measure(column: Column, base: str, count: int, tokens: int, every: int) -> float:
+    """Return the CPU time per token and client in microseconds."""
+    with start_server(column, f"{base}/drip/{tokens}/{every}" if every else f"{base}/stream/{tokens}/1") as process:
+        # Warm up without measuring.
         asyncio.run(clients(process.port, column.app, count, tokens))
         before = process.cpu()
         asyncio.run(clients(process.port, column.app, count, tokens))
         return (process.cpu() - before) * 1e6 / (count * tokens)
 
 
-def contender() -> list[Column]:
-    """The AG-UI adapter of pydantic-ai, if it can be installed."""
+def find_contender() -> list[Column]:
+    """Return the AG-UI adapter of pydantic-ai if it can be installed."""
     try:
         found = environment("pydantic-ai-agui", default_folder(), "pydantic-ai-slim[ag-ui,openai] uvicorn")
     except CannotInstall as error:
-        print(f"skipped pydantic-ai, which could not be installed: {error}", file=sys.stderr)
+        print(f"Skipping pydantic-ai, installation failed: {error}", file=sys.stderr)
         return []
     return [Column(f"pydantic-ai {found.packages['pydantic-ai-slim']}, AG-UI", "pydantic-ai", python=str(found.python))]
 
 
 def main() -> None:
-    """Measure, and print the table."""
+    """Run the measurements and print the table."""
     parser = argparse.ArgumentParser(prog="benchmarks/served.py", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=200)
-    parser.add_argument("--every", type=int, default=60, metavar="MS", help="milliseconds between two; 0 is a burst")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", choices=[column.name for column in COLUMNS], help="these columns alone")
     parser.add_argument(
-        "--with-pydantic-ai", dest="contender", action="store_true", help="measure pydantic-ai's AG-UI adapter, too"
+        "--every", type=int, default=60, metavar="MS", help="interval of tokens in milliseconds, 0 for a burst"
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--only", nargs="+", choices=[column.name for column in COLUMNS], help="only measure these columns"
+    )
+    parser.add_argument(
+        "--with-pydantic-ai",
+        dest="contender",
+        action="store_true",
+        help="also measure the AG-UI adapter of pydantic-ai",
     )
     options = parser.parse_args()
     columns = [column for column in COLUMNS if options.only is None or column.name in options.only]
     if options.contender:
-        columns += contender()
+        columns += find_contender()
     costs: dict[str, list[float]] = {column.name: [] for column in columns}
     with server() as base:
         for number in range(1, options.rounds + 1):
             for column in columns:
-                cost = measured(column, base, options.clients, options.tokens, options.every)
+                cost = measure(column, base, options.clients, options.tokens, options.every)
                 costs[column.name].append(cost)
                 print(f"round {number}: {column.name} {cost:.0f} us", file=sys.stderr)
     hand = costs[columns[0].name]
-    rows = [["a token to a client", "CPU", "beside it by hand"]]
+    rows = [["a token to a client", "CPU", "ratio to the baseline"]]
     for name, values in costs.items():
         ratios = [value / unit for value, unit in zip(values, hand, strict=True)]
         rows.append([name, f"{median(values):.0f} µs", f"{median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"])

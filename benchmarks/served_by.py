@@ -1,10 +1,10 @@
-"""A server to be measured, in a process of its own: `served_by.py NAME UPSTREAM` prints its port.
+"""Measured server in a separate process: `served_by.py NAME UPSTREAM` prints its port.
 
-For each line on its standard input it prints the CPU time that it has taken, and it ends with that. It is also run by
-Pythons of other environments, so that each application imports what it needs by itself.
+For each line on stdin, it prints its CPU time. It ends when stdin is closed. Other environments also run this program,
+so each application imports its own dependencies.
 """
 
-# The environments of others are not seen by the type checker.
+# Other environments are unknown to the type checker.
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import uvicorn
 
 
 def relay(upstream: str) -> Any:
-    """What one writes by hand: Starlette, httpx, and each token as an event of its own."""
+    """Create a minimal application that relays tokens with Starlette and httpx."""
     from contextlib import asynccontextmanager
 
     import httpx
@@ -55,7 +55,7 @@ def relay(upstream: str) -> Any:
 
 
 def rxloop(upstream: str) -> Any:
-    """The HTTP API; the transport is that of the environment."""
+    """Create the HTTP API, with the transport selected by the environment."""
     from rxloop import Agent, MemoryEventLog, Runtime, openai_chat
     from rxloop.server import api
 
@@ -64,7 +64,7 @@ def rxloop(upstream: str) -> Any:
 
 
 def agui(upstream: str) -> Any:
-    """AG-UI over the same."""
+    """Create the AG-UI adapter of rxloop."""
     from rxloop import Agent, MemoryEventLog, Runtime, openai_chat
     from rxloop.server import agui
 
@@ -73,7 +73,7 @@ def agui(upstream: str) -> Any:
 
 
 def pydantic_ai(upstream: str) -> Any:
-    """The AG-UI adapter of pydantic-ai, in an environment of its own."""
+    """Create the AG-UI adapter of pydantic-ai, in its own environment."""
     from openai import AsyncOpenAI
     from pydantic_ai import Agent
     from pydantic_ai.models.openai import OpenAIChatModel
@@ -96,7 +96,7 @@ APPS: dict[str, Callable[[str], Any]] = {"relay": relay, "rxloop": rxloop, "agui
 
 
 class Server(uvicorn.Server):
-    """Tells its port."""
+    """Server that prints its port."""
 
     async def startup(self, sockets: Any = None) -> None:
         """Listen."""
@@ -105,7 +105,7 @@ class Server(uvicorn.Server):
 
 
 def main(name: str, upstream: str) -> None:
-    """Serve until the standard input ends."""
+    """Serve until stdin is closed."""
     config = uvicorn.Config(APPS[name](upstream), port=0, log_level="warning", timeout_graceful_shutdown=1)
     server = Server(config)
 

@@ -1,12 +1,13 @@
-"""A local model endpoint that is much faster than any client: its answers are bytes rendered before they are asked for.
+"""Local model endpoint that is faster than any client, because its responses are rendered in advance.
 
-The address says what is answered: `/stream/N/READ` N chunks of text, READ of them in each HTTP chunk; `/drip/N/MS` N
-chunks, MS milliseconds apart; `/write/CALLS/N/MS` a message of so many tool calls, the arguments of each in N pieces,
-MS milliseconds apart, and then a text; `/pour/N` N chunks, as fast as they are read; `/held/N` N chunks and never an
-end; `/cut/N` N chunks, and the connection breaks; `/fail/CODE` an error; `/tools/K` K tool calls, one after the
-other, and then a text; `/typed/K` the same with JSON at the end. `GET /requests` tells how many answers were given.
+The path selects the response. `/stream/N/READ`: N text chunks, READ of them in each HTTP chunk. `/drip/N/MS`: N chunks
+with an interval of MS milliseconds. `/write/CALLS/N/MS`: a message with CALLS tool calls, whose arguments are split
+into N chunks with an interval of MS milliseconds, then a text. `/pour/N`: N chunks at the speed of the reader.
+`/held/N`: N chunks without an end. `/cut/N`: N chunks, then a broken connection. `/fail/CODE`: an error. `/tools/K`: K
+sequential tool calls, then a text. `/typed/K`: the same with JSON at the end. `GET /requests` returns the number of
+responses.
 
-Run as a program it prints its port, and ends when its standard input does.
+As a program, it prints its port and ends when stdin is closed.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding
 CONTENT_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 RESULT, RESULT_OF = b'"tool_call_id"', re.compile(rb'"tool_call_id": ?"call_(\d+)"')
 POURED = 1_000
-"""Chunks that are written at once of an answer that is too long to be kept."""
+"""Number of chunks per write for answers that are too long for the cache."""
 
 
 def chunk(delta: dict[str, object], finish: str | None = None) -> bytes:
-    """One event of a streamed chat completion."""
+    """Return an event of a streamed chat completion."""
     fields = {
         "id": "chatcmpl-0123456789abcdef",
         "object": "chat.completion.chunk",
@@ -48,7 +49,7 @@ def ending(finish: str) -> list[bytes]:
 
 
 def story(count: int) -> list[bytes]:
-    """The events of an answer of so many pieces of text."""
+    """Return the events of an answer with the given number of text chunks."""
     words = [chunk({"content": f"word {number} "}) for number in range(count)]
     return [chunk({"role": "assistant", "content": ""}), *words, *ending("stop")]
 
@@ -64,33 +65,33 @@ def response(events: list[bytes], per_read: int) -> bytes:
 
 @cache
 def stream(count: int, per_read: int) -> bytes:
-    """An answer of `count` pieces of text."""
+    """Return an answer with `count` text chunks."""
     return response(story(count), per_read)
 
 
 @cache
 def pieces(count: int) -> list[bytes]:
-    """The same as HTTP chunks, one for each event, the end of the answer included."""
+    """Return HTTP chunks of the answer, one per event, including its end."""
     return [*(b"%x\r\n%b\r\n" % (len(event), event) for event in story(count)), b"0\r\n\r\n"]
 
 
 @cache
 def block() -> bytes:
-    """Many chunks of text, in HTTP chunks of a few."""
+    """Return text chunks grouped in HTTP chunks."""
     words = [chunk({"content": f"word {number} "}) for number in range(POURED)]
     return response(words, 10).removeprefix(HEAD).removesuffix(b"0\r\n\r\n")
 
 
 @cache
 def typed() -> bytes:
-    """An answer that is JSON."""
+    """Return a JSON answer."""
     texts = ['{"total":', " 4", "2}"]
     return response([chunk({"content": text}) for text in texts] + ending("stop"), 1)
 
 
 @cache
 def tool_call(number: int) -> bytes:
-    """An answer that calls the tool, its arguments in two pieces."""
+    """Return an answer with a tool call whose arguments are split in two."""
     first: dict[str, object] = {
         "index": 0,
         "id": f"call_{number}",
@@ -107,7 +108,7 @@ def tool_call(number: int) -> bytes:
 
 @cache
 def written(calls: int, count: int) -> list[bytes]:
-    """An answer of several tool calls, as HTTP chunks: each call begins, and then its arguments come in pieces."""
+    """Return HTTP chunks of an answer with several tool calls and split arguments."""
     events: list[bytes] = []
     for index in range(calls):
         arguments = f'{{"topic": "number {index} {"of many " * count}"}}'
@@ -115,7 +116,7 @@ def written(calls: int, count: int) -> list[bytes]:
         for start in range(0, len(arguments), size):
             call: dict[str, object] = {"index": index, "function": {"arguments": arguments[start : start + size]}}
             if not start:
-                function = {"name": "look_up", "arguments": arguments[:size]}
+                function = {"name": "search", "arguments": arguments[:size]}
                 call |= {"id": f"call_{index}", "type": "function", "function": function}
             events.append(chunk({"tool_calls": [call]}))
     events.append(b"".join(ending("tool_calls")))
@@ -123,7 +124,7 @@ def written(calls: int, count: int) -> list[bytes]:
 
 
 class Connection(asyncio.Protocol):
-    """One connection, kept alive."""
+    """Keep-alive connection."""
 
     requests = 0
 
@@ -171,7 +172,7 @@ class Connection(asyncio.Protocol):
             self._pouring.cancel()
 
     def _answer_in_parts(self, kind: str, numbers: list[int]) -> None:
-        """Write an answer piece by piece, or leave it without an end."""
+        """Write an answer gradually, or without its end."""
         Connection.requests += 1
         transport = self._transport
         assert transport is not None
@@ -188,7 +189,7 @@ class Connection(asyncio.Protocol):
             transport.close()
 
     async def _pour(self, transport: asyncio.Transport, count: int) -> None:
-        """Write no faster than the other side reads."""
+        """Write at the speed of the reader."""
         for _ in range(count // POURED):
             transport.write(block())
             await self._may_write.wait()
@@ -202,7 +203,7 @@ class Connection(asyncio.Protocol):
             if transport.is_closing() or place >= len(parts):
                 return
             transport.write(parts[place])
-            # Against the clock and not after each other: a late piece delays no later one.
+            # Use absolute times, so that a late chunk does not delay later ones.
             loop.call_at(start + (place + 1) * milliseconds / 1_000, write, place + 1)
 
         write(0)
@@ -220,7 +221,7 @@ def answer(path: list[str], body: bytes) -> bytes:
     if path[1] == "fail":
         error = b'{"error":{"message":"The server is not well.","type":"server_error"}}'
         return b"HTTP/1.1 %b Failed\r\ncontent-length: %d\r\n\r\n%b" % (path[2].encode(), len(error), error)
-    # By the last result, and not by how many there are: a request may have been made smaller.
+    # Use the last result instead of the number of results, because requests may be compressed.
     last = RESULT_OF.match(body, max(0, body.rfind(RESULT)))
     answered = int(last[1]) + 1 if last is not None else 0
     if answered < int(path[2]):

@@ -1,8 +1,8 @@
-"""An hour's worth of runs in a few minutes, and whether anything grows: `python benchmarks/soak.py --help`.
+"""Soak test with the runs of an hour in a few minutes: `python benchmarks/soak.py --help`.
 
-Three parts, each in a process of its own against the local server: runs of every kind and end, one run of a million
-deltas, and ten thousand conversations that are kept. Figures that grow with the work are given as a slope, the median
-of the slopes between all pairs of samples, and a verdict.
+There are three parts in separate processes, using the local server: runs with all kinds of outcomes, a run with a
+million deltas, and ten thousand conversations that are kept. The growth of each metric is the median slope between all
+pairs of samples, with a verdict.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from rxloop.stream.stream import Stream
 BATCHES = 24
 AT_ONCE = 8
 HOUR = 5_000
-"""Runs: what an hour brings where eight are going on at a time, of some six seconds each."""
+"""Number of runs per hour with eight concurrent runs of about six seconds."""
 LIMITS = {
     "python_bytes": 25_000.0,
     "objects": 25.0,
@@ -49,26 +49,26 @@ LIMITS = {
     "threads": 0.5,
     "resident_bytes": 500_000.0,
 }
-"""What may be added by a thousand runs: a run that left one small object behind would add more."""
+"""Maximum growth per thousand runs, which is less than a single small object per run."""
 MACHINERY = (Attempt, Hub, Run, RunHold, RunContext, Scope, Stream, ModelRequest, LogWriter)
-"""What a conversation that is over has no use for."""
+"""Types of objects that must not remain after a conversation."""
 
 
 def resident() -> int:
-    """The memory of the process, in bytes."""
+    """Return the memory of the process in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError("no VmRSS")
+    raise RuntimeError("/proc/self/status contains no VmRSS")
 
 
 def files() -> int:
-    """Open files and sockets."""
+    """Return the number of open files and sockets."""
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def sample() -> dict[str, float]:
-    """What the process holds now."""
+    """Return the current resource usage of the process."""
     gc.collect()
     return {
         "python_bytes": tracemalloc.get_traced_memory()[0],
@@ -81,18 +81,18 @@ def sample() -> dict[str, float]:
 
 
 def types() -> Counter[str]:
-    """How many objects there are of each type."""
+    """Count objects by type."""
     return Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.get_objects())
 
 
 def slope(done: Sequence[float], values: Sequence[float]) -> float:
-    """How much a value grows with each unit of work: the median over all pairs, which no outlier moves."""
+    """Return the growth per unit of work, as the median over all pairs, which is robust to outliers."""
     points = list(zip(done, values, strict=True))
     return median((after[1] - before[1]) / (after[0] - before[0]) for before, after in combinations(points, 2))
 
 
 def verdict(done: Sequence[float], samples: Sequence[dict[str, float]]) -> dict[str, dict[str, Any]]:
-    """What a thousand units add of each figure, and whether that is nothing."""
+    """Return the growth of each metric per thousand units, and whether it is negligible."""
     found: dict[str, dict[str, Any]] = {}
     for name, limit in LIMITS.items():
         grown = slope(done, [each[name] for each in samples]) * 1_000
@@ -107,11 +107,11 @@ def verdict(done: Sequence[float], samples: Sequence[dict[str, float]]) -> dict[
 
 
 async def runs(base: str, count: int) -> dict[str, Any]:
-    """Runs of every kind, and what is left of them."""
+    """Measure resources after runs of every kind."""
     tracemalloc.start()
     size = max(AT_ONCE, count // BATCHES)
     async with Mix(base) as mix:
-        # Twice: what is loaded and cached at first use is not growth.
+        # Warm up twice, because modules and caches loaded on first use are not growth.
         for _ in range(2):
             await mix.batch(max(size, mix.kinds), AT_ONCE)
         mix.ended.clear()
@@ -123,7 +123,7 @@ async def runs(base: str, count: int) -> dict[str, Any]:
             done.append(mix.ended.total())
         seconds = time.perf_counter() - start
         grown = types() - before
-        # What comes early settles; growth goes on to the end.
+        # Initial allocations stabilise, while leaks grow until the end.
         late = len(done) // 4
         return {
             "runs": mix.ended.total(),
@@ -137,7 +137,7 @@ async def runs(base: str, count: int) -> dict[str, Any]:
 
 
 async def deltas(base: str, count: int) -> dict[str, Any]:
-    """One run with very many deltas, and no late subscriber."""
+    """Measure a run with many deltas and no late subscriber."""
     model = openai_chat("bench", base_url=f"{base}/pour/{count}")
     agent = Agent(model, limits=Limits(iterations=None))
     every = max(1, count // 20)
@@ -175,18 +175,18 @@ async def deltas(base: str, count: int) -> dict[str, Any]:
 
 
 MOST_FOR_A_BYTE = 5
-"""A text is held three times while it streams: for the answer, for tags in code, and for late subscribers."""
+"""Number of copies of streamed text: for the answer, code tags and late subscribers."""
 
 
 TENTHS, SOME, MOST_SLOWER = 10, 3, 2.0
-"""The conversations come in ten parts. The last three may take twice as long as the first three: machines are noisy."""
+"""Number of parts, of compared parts at each end, and maximum slowdown of the last ones. Timing is noisy."""
 
 
 async def idle(base: str, count: int) -> dict[str, Any]:
-    """Conversations that are kept: as results, and in a log."""
+    """Measure conversations that are kept as results and in a log."""
     return {
-        "results": await _kept(base, count, _results),
-        "memory log": await _kept(base, count, _contexts),
+        "results": await _measure_conversations(base, count, _results),
+        "memory log": await _measure_conversations(base, count, _contexts),
     }
 
 
@@ -203,7 +203,7 @@ async def _contexts(agent: Agent[None, str], number: int, kept: list[Any]) -> li
     return list(result.messages)
 
 
-async def _kept(
+async def _measure_conversations(
     base: str, count: int, talk: Callable[[Agent[None, str], int, list[Any]], Coroutine[Any, Any, list[Message]]]
 ) -> dict[str, Any]:
     async def add(a: int, b: int) -> int:
@@ -219,16 +219,16 @@ async def _kept(
         points: list[tuple[int, int]] = []
         took: list[float] = []
         tracemalloc.start()
-        begun = time.process_time()
+        started = time.process_time()
         for number in range(count):
             messages = await talk(agent, number, kept)
             if number % max(1, count // 50) == 0:
                 sizes.append(sum(len(message.model_dump_json(exclude_defaults=True)) for message in messages))
             if (number + 1) % max(1, count // TENTHS) == 0:
-                took.append(time.process_time() - begun)
+                took.append(time.process_time() - started)
                 gc.collect()
                 points.append((number + 1, tracemalloc.get_traced_memory()[0]))
-                begun = time.process_time()
+                started = time.process_time()
         tracemalloc.stop()
     held = Counter(map(type, gc.get_objects()))
     left = {kind.__name__: held[kind] for kind in MACHINERY if held[kind] > 8}
@@ -253,7 +253,7 @@ PARTS: dict[str, Callable[[str, int], Coroutine[Any, Any, dict[str, Any]]]] = {
 
 
 def show(report: dict[str, Any]) -> None:
-    """The parts that are there, as tables."""
+    """Print the available parts as tables."""
     if "runs" in report:
         part = report["runs"]
         print(f"\n{part['runs']:,} runs in {part['seconds']:.0f} s, {part['requests']:,} requests in all")
@@ -283,24 +283,33 @@ def show(report: dict[str, Any]) -> None:
 
 
 def clean(report: dict[str, Any]) -> bool:
-    """Whether nothing grows."""
+    """True if there is no growth."""
     figures = report.get("runs", {}).get("figures", {}).values()
     others = [report["deltas"]] if "deltas" in report else []
     return all(each["flat"] for each in [*figures, *others, *report.get("idle", {}).values()])
 
 
 def main() -> None:
-    """Soak, print tables and, if asked, write the figures."""
+    """Run the soak test, print tables, and optionally write the results."""
     parser = argparse.ArgumentParser(prog="benchmarks/soak.py", description=(__doc__ or "").split("\n\n")[1])
-    parser.add_argument("--runs", type=int, default=HOUR, metavar="N", help=f"runs of every kind ({HOUR:,})")
-    parser.add_argument("--deltas", type=int, default=1_000_000, metavar="N", help="deltas of one run (1,000,000)")
-    parser.add_argument("--conversations", dest="idle", type=int, default=10_000, metavar="N", help="kept (10,000)")
+    parser.add_argument("--runs", type=int, default=HOUR, metavar="N", help=f"number of runs of all kinds ({HOUR:,})")
+    parser.add_argument(
+        "--deltas", type=int, default=1_000_000, metavar="N", help="number of deltas in a run (1,000,000)"
+    )
+    parser.add_argument(
+        "--conversations",
+        dest="idle",
+        type=int,
+        default=10_000,
+        metavar="N",
+        help="number of kept conversations (10,000)",
+    )
     parser.add_argument("--transport", default="httpx", choices=("httpx", "aiohttp"))
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write measurements to FILE")
     parser.add_argument("--part", nargs=2, metavar=("PART", "URL"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not Path("/proc/self/status").exists():
-        parser.error("what a process holds is read from /proc, which Linux alone has")
+        parser.error("the soak test requires /proc, which is only available on Linux")
     counts = {"runs": options.runs, "deltas": options.deltas, "idle": options.idle}
     if options.part is not None:
         part, base = options.part

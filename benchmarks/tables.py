@@ -1,4 +1,4 @@
-"""The figures as tables, in Markdown that can be read as it is."""
+"""Benchmark results as Markdown tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TITLES = {"bare": "bare httpx", "rxloop-httpx": "rxloop, httpx", "rxloop-aiohttp
 
 
 def markdown(report: dict[str, Any], earlier: dict[str, Any] | None = None) -> str:
-    """The whole report, beside the ratios of an earlier one."""
+    """Format the report, with ratios of an earlier report for comparison."""
     parts = [
         f"Python {report['python']}, {report['machine']}; median (lowest - highest) of {report['rounds']} rounds.",
         _main(report, earlier),
@@ -28,24 +28,26 @@ def _main(report: dict[str, Any], earlier: dict[str, Any] | None) -> str:
         costs: dict[str, Spread] = row["costs"]
         cells = [name, amount(costs["bare"], row["unit"]), *(ratio(row["ratios"].get(column)) for column in columns)]
         cells.append(verdicts(row))
-        rows.append(cells if earlier is None else [*cells, _before(earlier["cases"].get(name), columns)])
+        rows.append(cells if earlier is None else [*cells, _format_earlier_ratios(earlier["cases"].get(name), columns)])
     return table(rows)
 
 
 def _features(report: dict[str, Any], earlier: dict[str, Any] | None) -> str:
     columns: list[str] = [column for column in report["columns"] if column.startswith("rxloop")]
-    header = ["turned on", *(cell for column in columns for cell in (title(column, report), "each"))]
+    header = ["feature", *(cell for column in columns for cell in (title(column, report), "each"))]
     rows = [header if earlier is None else [*header, "was"]]
     for name, row in report["features"].items():
         cells = [name]
         for column in columns:
             cells += [ratio(row["ratios"][column]), amount(row["costs"][column], row["unit"])]
-        rows.append(cells if earlier is None else [*cells, _before(earlier["features"].get(name), columns)])
+        rows.append(
+            cells if earlier is None else [*cells, _format_earlier_ratios(earlier["features"].get(name), columns)]
+        )
     return table(rows)
 
 
 def _imports(report: dict[str, Any]) -> str:
-    rows = [["import", "CPU, ms", "beside httpx", "wall, ms", "target, CPU"]]
+    rows = [["import", "CPU, ms", "compared to httpx", "wall, ms", "target, CPU"]]
     for name, clocks in report["imports"].items():
         limit = clocks["target"]
         kept = "" if limit is None else verdict(clocks["cpu"]["median"], limit, 0)
@@ -55,7 +57,7 @@ def _imports(report: dict[str, Any]) -> str:
 
 
 def _packages(report: dict[str, Any]) -> str:
-    rows = [["installed", "packages", "which"]]
+    rows = [["installed", "packages", "names"]]
     for name, packages in report["packages"].items():
         shown = ", ".join(packages) if len(packages) < 25 else ", ".join([*packages[:12], "..."])
         rows.append([name, str(len(packages)), shown])
@@ -63,13 +65,13 @@ def _packages(report: dict[str, Any]) -> str:
 
 
 def title(column: str, report: dict[str, Any]) -> str:
-    """The heading of a column."""
+    """Return the heading of a column."""
     version = report["versions"].get(column)
     return TITLES.get(column) or (f"{column} {version}" if version else column)
 
 
 def verdicts(row: dict[str, Any]) -> str:
-    """The target for each column that has one, and whether it is met."""
+    """Describe the targets of columns and whether they are met."""
     targets: dict[str, float] = row["targets"]
     found = [
         verdict(row["ratios"][column]["median"], limit, 2)
@@ -80,35 +82,35 @@ def verdicts(row: dict[str, Any]) -> str:
 
 
 def verdict(value: float, limit: float, digits: int) -> str:
-    """Whether a target is met, as the table shows the value."""
+    """Describe whether the displayed value meets the target."""
     return f"<= {limit:g} {'met' if round(value, digits) <= limit else 'MISSED'}"
 
 
 def ratio(values: Spread | None) -> str:
-    """A ratio and its spread."""
+    """Format a ratio and its range."""
     return "-" if values is None else spread(values, 2)
 
 
 def amount(values: Spread, unit: str) -> str:
-    """What a unit costs."""
+    """Format the cost of a unit."""
     middle = values["median"]
     return f"{middle:.{2 if middle < 10 else 1 if middle < 100 else 0}f} {unit}".strip()
 
 
 def spread(values: Spread, digits: int) -> str:
-    """A median and what it lies between."""
+    """Format a median and its range."""
     middle, low, high = (values[name] for name in ("median", "low", "high"))
     return f"{middle:.{digits}f} ({low:.{digits}f} - {high:.{digits}f})"
 
 
-def _before(row: dict[str, Any] | None, columns: list[str]) -> str:
+def _format_earlier_ratios(row: dict[str, Any] | None, columns: list[str]) -> str:
     if row is None:
         return ""
     return " / ".join(f"{row['ratios'][column]['median']:.2f}" for column in columns if column in row["ratios"])
 
 
 def table(rows: list[list[str]]) -> str:
-    """Rows of cells as a Markdown table; all columns but the first to the right."""
+    """Format a Markdown table. All columns except the first are right-aligned."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     lines = [rows[0], rule, *rows[1:]]

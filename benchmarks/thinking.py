@@ -1,4 +1,4 @@
-"""What a thought of sequential thinking costs: `python benchmarks/thinking.py`."""
+"""Costs of sequential thinking: `python benchmarks/thinking.py`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ TEXT = "The queue holds what the writers add while the copy is made. " * 6
 
 
 def thought(number: int) -> dict[str, Any]:
-    """A thought of some four hundred characters."""
+    """Return a thought with about 400 characters."""
     return {"thought": f"{number}: {TEXT}", "thoughtNumber": number, "totalThoughts": 10**6, "nextThoughtNeeded": True}
 
 
 async def cost(make: Callable[[], ArtifactStore]) -> None:
-    """CPU and wall time of a thought, in sessions of several lengths."""
+    """Print the CPU and wall time of a thought for different session lengths."""
     for length in LENGTHS:
         walls: list[float] = []
         cpus: list[float] = []
@@ -48,7 +48,7 @@ async def cost(make: Callable[[], ArtifactStore]) -> None:
 
 
 async def cost_of_a_stage() -> None:
-    """CPU time of a thought of a strategy, which moves from stage to stage; and of the transition alone."""
+    """Print the CPU time of a strategy thought with a stage transition, and of the transition alone."""
     loop = ("check", "draft")
     definition = StrategyDefinition(
         name="loop",
@@ -71,12 +71,12 @@ async def cost_of_a_stage() -> None:
     start = time.process_time()
     for _ in range(THOUGHTS * 10):
         for stage in loop:
-            manager.transition_to(stage)
+            manager.enter(stage)
     print(f"a transition: {(time.process_time() - start) / (THOUGHTS * 20) * 1e6:.1f} us CPU")
 
 
 async def text_for_the_model() -> None:
-    """What fifty thoughts put into the conversation: as the tool does it, and as the full echo would."""
+    """Compare the length of 50 tool results with that of full echoes."""
     tool = sequential_thinking("s")
     model = ScriptedModel(*(call("sequentialthinking", **thought(number)) for number in range(1, 51)), "Done.")
     result = await Agent(model, tools=[tool], thoughts=False, limits=Limits(iterations=None)).run("Think.")
@@ -90,7 +90,7 @@ async def text_for_the_model() -> None:
 
 
 async def main() -> None:
-    """Print it all."""
+    """Print all results."""
     await cost(MemoryArtifacts)
     with tempfile.TemporaryDirectory() as folder:
         files = iter(Path(folder) / f"{number}.db" for number in range(1_000))

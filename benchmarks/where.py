@@ -1,6 +1,6 @@
-"""Where the time goes: `python benchmarks/where.py` profiles one long answer and one long run of tool calls.
+"""Profiles of a long answer and a long run of tool calls: `python benchmarks/where.py`.
 
-The profiler makes short functions look dearer than they are: the shares tell which layer to look at, and no more.
+The profiler overestimates short functions, so the shares only indicate which layer to optimise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WORKS = {"stream": ("stream", "stream/20000/1"), "tools": ("tools", "tools/200")
 
 
 def layer(code: Any) -> str:
-    """Whose code a function is: a package, or a module of the library."""
+    """Return the package or rxloop module of a function."""
     if isinstance(code, str):
         return next((name for part, name in LAYERS.items() if f"{part}." in code), "Python")
     parts = Path(code.co_filename).with_suffix("").parts
@@ -35,10 +35,10 @@ def layer(code: Any) -> str:
 
 
 async def profiled(client_of: Any, work: str, url: str) -> cProfile.Profile:
-    """The profile of one work, when everything is loaded and connected."""
+    """Profile a workload after a warm-up."""
     async with client_of(url) as client:
         await getattr(client, work)()
-        # By the time of the processor: while it waits, others work.
+        # Use CPU time, because other processes run while this one waits.
         profile = cProfile.Profile(time.process_time)
         profile.enable()
         await getattr(client, work)()
@@ -47,7 +47,7 @@ async def profiled(client_of: Any, work: str, url: str) -> cProfile.Profile:
 
 
 def shares(profile: cProfile.Profile) -> Counter[str]:
-    """The own time of each layer; what is built in counts for the one who calls it."""
+    """Return the time of each layer. Built-in functions are attributed to their callers."""
     seconds: Counter[str] = Counter()
     for entry in cast("list[Any]", profile.getstats()):
         name = layer(entry.code)
@@ -60,7 +60,7 @@ def shares(profile: cProfile.Profile) -> Counter[str]:
 
 
 def functions(profile: cProfile.Profile, count: int) -> list[list[str]]:
-    """The functions with the most time of their own."""
+    """Return the functions with the highest own time."""
     entries = sorted(cast("list[Any]", profile.getstats()), key=lambda entry: -entry.inlinetime)
     total = sum(entry.inlinetime for entry in entries)
     rows = [["function", "calls", "share"]]
@@ -71,11 +71,13 @@ def functions(profile: cProfile.Profile, count: int) -> list[list[str]]:
 
 
 def main() -> None:
-    """Profile both and print the shares."""
+    """Profile both workloads and print the shares."""
     parser = argparse.ArgumentParser(prog="benchmarks/where.py", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--client", default="ours", choices=("ours", "bare"))
     parser.add_argument("--transport", default="httpx", choices=("httpx", "aiohttp"))
-    parser.add_argument("--functions", type=int, default=0, metavar="N", help="show the dearest functions, too")
+    parser.add_argument(
+        "--functions", type=int, default=0, metavar="N", help="also show the N most expensive functions"
+    )
     options = parser.parse_args()
     os.environ["RXLOOP_TRANSPORT"] = options.transport
     client_of = importlib.import_module(options.client).Client

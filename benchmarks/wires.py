@@ -1,8 +1,8 @@
-"""What a streamed token costs over each wire, beside a loop by hand of the same protocol: httpx, orjson and a list.
+"""CPU time per streamed token for each codec, compared with a minimal loop for the same protocol.
 
     python benchmarks/wires.py [--rounds 5] [--tokens 20000] [--transport httpx|aiohttp]
 
-Each figure is CPU time of the client process, in a process of its own for each round; loop and wire take turns.
+Each result is the CPU time of a separate client process per round. Loop and codec alternate.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ TEXT: dict[str, Callable[[Any], str]] = {
 
 
 def answer(wire: str, count: int) -> bytes:
-    """An answer of so many words, each in an HTTP chunk of its own."""
+    """Return an answer with the given number of words in separate HTTP chunks."""
     named = wire in ("anthropic_messages", "openai_responses")
 
     def framed() -> Iterator[bytes]:
@@ -100,7 +100,7 @@ def answer(wire: str, count: int) -> bytes:
 
 
 async def serve(count: int) -> None:
-    """Answer every request at once, by its path, until the standard input ends."""
+    """Respond to requests based on their paths until stdin is closed."""
     answers = {path: answer(wire, count) for wire, path in PATHS.items()}
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -121,7 +121,7 @@ async def serve(count: int) -> None:
 
 
 async def by_hand(wire: str, url: str) -> int:
-    """The same by hand."""
+    """Stream with a minimal loop."""
     text_of, pieces = TEXT[wire], []
     async with (
         httpx.AsyncClient(timeout=60) as client,
@@ -138,7 +138,7 @@ async def by_hand(wire: str, url: str) -> int:
 
 
 async def by_wire(wire: str, url: str, transport: Any) -> int:
-    """One run, its text shown as it comes."""
+    """Stream the text of a run."""
     from rxloop import Agent, ContentDeltaEvent, op, providers
 
     base = f"{url}/v1" if wire.startswith("openai") else url
@@ -152,15 +152,15 @@ async def by_wire(wire: str, url: str, transport: Any) -> int:
 
 
 def client(who: str, wire: str, url: str, count: int, transport: str) -> None:
-    """Stream once to warm up, then three times; print the CPU time of a token, in microseconds."""
+    """Stream three times after a warm-up, and print the CPU time per token in microseconds."""
 
     async def main() -> float:
         best = float("inf")
         for turn in range(4):
-            begun = time.process_time()
+            started = time.process_time()
             got = await (by_hand(wire, url) if who == "hand" else by_wire(wire, url, transport))
             assert got == count, f"{wire}: {got} pieces of {count}"
-            best = min(best, time.process_time() - begun) if turn else best
+            best = min(best, time.process_time() - started) if turn else best
         return best / count * 1e6
 
     print(asyncio.run(main()))
@@ -173,7 +173,7 @@ def measured(*arguments: str) -> float:
 
 
 def main() -> None:
-    """Measure."""
+    """Run the measurements."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=20_000)

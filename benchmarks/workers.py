@@ -1,7 +1,7 @@
-"""How soon workers take what is started, also of a tenant behind others: `python benchmarks/workers.py postgresql://...`.
+"""Latency of workers, including fairness between tenants: `python benchmarks/workers.py postgresql://...`.
 
-The server gets databases of its own, which are dropped at the end. The workers are processes, and the model of their
-agent needs no network: it takes as many seconds as it is asked for.
+The benchmark uses temporary databases. The workers are separate processes, and their model needs no network. It
+responds after a given number of seconds.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from rxloop.runtime import PostgresQueue, work
 from rxloop.stream.sources import Push, from_task
 
 WORKERS, CONCURRENCY, LIMIT = ("ab", "ab"), 32, 4
-"""The agents of each worker, by their letters, and what holds for all of them."""
+"""Agents of each worker by letter, concurrent runs per worker, and concurrent runs per tenant."""
 PICKED, RUNG, IDLE = 200, 2_000, 10.0
 MANY, FEW, AT_ONCE = 5_000, 20, 50
 
 
 class Sleeper:
-    """A model that takes as many seconds as the question says."""
+    """Model that responds after the number of seconds in the question."""
 
     name = "sleeper"
 
@@ -45,21 +45,21 @@ class Sleeper:
         return from_task(answer, request.ctx, shielded=True)
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because there are no resources."""
 
 
 AGENTS = {name: Agent(Sleeper(), thoughts=False) for name in "ab"}
 
 
 async def worker(address: str, names: str) -> None:
-    """What the other processes do."""
+    """Run the task of a child process."""
     queue = PostgresQueue(address, tenant_limit=LIMIT)
     await work({name: AGENTS[name] for name in names}, queue, log=PostgresEventLog(address), concurrency=CONCURRENCY)
 
 
 @contextmanager
-def working(address: str, workers: Sequence[str] = WORKERS) -> Generator[list[subprocess.Popen[bytes]]]:
-    """Workers, until the end of the block; then they are killed."""
+def run_workers(address: str, workers: Sequence[str] = WORKERS) -> Generator[list[subprocess.Popen[bytes]]]:
+    """Run workers until the end of the block, then kill them."""
     processes = [subprocess.Popen([sys.executable, __file__, address, names]) for names in workers]
     try:
         yield processes
@@ -71,7 +71,7 @@ def working(address: str, workers: Sequence[str] = WORKERS) -> Generator[list[su
 
 @contextmanager
 def database(server: str) -> Generator[str]:
-    """A database of one's own, as an address."""
+    """Create a temporary database and yield its URL."""
     name = f"bench_{secrets.token_hex(4)}"
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}".encode())
@@ -83,7 +83,7 @@ def database(server: str) -> Generator[str]:
 
 @asynccontextmanager
 async def server(address: str) -> AsyncGenerator[Runtime]:
-    """A process that starts runs and drives none: this one."""
+    """Create a runtime in this process that starts runs without executing them."""
     log, queue = PostgresEventLog(address), PostgresQueue(address)
     async with Runtime(AGENTS, log=log, queue=queue, max_waiting=None) as runtime:
         yield runtime
@@ -91,43 +91,43 @@ async def server(address: str) -> AsyncGenerator[Runtime]:
     await log.aclose()
 
 
-async def begun(runtime: Runtime, task_id: str) -> float:
-    """When a worker began with a run, in seconds of the wall clock."""
+async def find_start_time(runtime: Runtime, task_id: str) -> float:
+    """Return the time when a worker started a run, in seconds since 1970."""
     events = await runtime.log.read(task_id)
     return next(event.timestamp for event in events if event.kind == "status-update") / 1000
 
 
 async def in_state(runtime: Runtime, wanted: int, owner: str, *states: State) -> None:
-    """Wait until so many runs of an owner have one of these states."""
+    """Wait until a number of runs of an owner have one of the states."""
     while await count(runtime, owner, *states) < wanted:  # noqa: ASYNC110
         await asyncio.sleep(0.1)
 
 
 async def count(runtime: Runtime, owner: str, *states: State) -> int:
-    """How many runs of an owner have one of these states."""
+    """Count the runs of an owner with one of the states."""
     return len([each for each in await runtime.log.list_runs(states=states) if each.owner == owner])
 
 
-def told(seconds: Sequence[float]) -> str:
-    """Where the middle and the end of some durations are, in milliseconds."""
+def format_durations(seconds: Sequence[float]) -> str:
+    """Format the median, 99th percentile and maximum of durations in milliseconds."""
     parts = quantiles(seconds, n=100)
     return f"p50 {1000 * parts[49]:.0f} ms, p99 {1000 * parts[98]:.0f} ms, max {1000 * max(seconds):.0f} ms"
 
 
-async def pick_up(runtime: Runtime, what: str, agent: str = "a", runs: int = PICKED) -> None:
-    """From the call of `start` to the first event of a worker, one run after the other."""
+async def measure_latency(runtime: Runtime, what: str, agent: str = "a", runs: int = PICKED) -> None:
+    """Measure the time from `start` to the first event of a worker, with sequential runs."""
     waited = list[float]()
     for number in range(-10, runs):
         at = time.time()
         record = await runtime.start(agent, "0")
         await runtime.follow(record.task_id)
         if number >= 0:
-            waited.append(await begun(runtime, record.task_id) - at)
-    print(f"pick-up, {runs} runs, {what}: {told(waited)}")
+            waited.append(await find_start_time(runtime, record.task_id) - at)
+    print(f"pick-up, {runs} runs, {what}: {format_durations(waited)}")
 
 
-async def idle(address: str, processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """What workers cost that have nothing to do."""
+async def measure_idle(address: str, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Measure idle workers."""
 
     async def transactions() -> int:
         async with await psycopg.AsyncConnection.connect(address, autocommit=True) as connection:
@@ -137,7 +137,7 @@ async def idle(address: str, processes: Sequence[subprocess.Popen[bytes]]) -> No
             [[found]] = await cursor.fetchall()
         return found
 
-    # A connection that has nothing to do tells of what it has done after ten seconds.
+    # Idle connections report their statistics after ten seconds.
     await asyncio.sleep(12)
     before = await transactions()
     await asyncio.sleep(IDLE)
@@ -147,27 +147,27 @@ async def idle(address: str, processes: Sequence[subprocess.Popen[bytes]]) -> No
 
 
 def memory(pid: int) -> float:
-    """The memory of a process, in MB."""
+    """Return the memory of a process in MB."""
     return int(Path(f"/proc/{pid}/status").read_text(encoding="utf-8").split("VmRSS:")[1].split()[0]) / 1024
 
 
-async def enqueue(address: str) -> None:
-    """How many bells a second one process rings."""
+async def measure_enqueue(address: str) -> None:
+    """Measure the number of jobs enqueued per second by a process."""
     queue, room = PostgresQueue(address, name="other"), asyncio.Semaphore(AT_ONCE)
     await queue.waiting()
 
-    async def ring(number: int) -> None:
+    async def enqueue(number: int) -> None:
         async with room:
             await queue.enqueue(f"{number}", tenant="a")
 
     at = time.perf_counter()
-    await asyncio.gather(*map(ring, range(RUNG)))
+    await asyncio.gather(*map(enqueue, range(RUNG)))
     print(f"rings: {RUNG / (time.perf_counter() - at):,.0f} a second")
     await queue.aclose()
 
 
-async def started(runtime: Runtime, runs: int, agent: str, takes: float, owner: str) -> list[tuple[str, float]]:
-    """Start many runs, and give their ids with when they were started."""
+async def start_runs(runtime: Runtime, runs: int, agent: str, takes: float, owner: str) -> list[tuple[str, float]]:
+    """Start runs and return their ids with their start times."""
     room = asyncio.Semaphore(AT_ONCE)
 
     async def start() -> tuple[str, float]:
@@ -178,55 +178,55 @@ async def started(runtime: Runtime, runs: int, agent: str, takes: float, owner: 
     return await asyncio.gather(*(start() for _ in range(runs)))
 
 
-async def tenants(address: str, seconds: float) -> None:
-    """A tenant with few runs behind one with many, each of so many seconds."""
+async def measure_tenants(address: str, seconds: float) -> None:
+    """Measure a tenant with few runs behind a tenant with many runs of the given duration."""
     async with server(address) as runtime:
         await runtime.start("a", "0")
         at = time.perf_counter()
-        await started(runtime, MANY, "a", seconds, "many")
+        await start_runs(runtime, MANY, "a", seconds, "many")
         rate = MANY / (time.perf_counter() - at)
-        with working(address):
+        with run_workers(address):
             await in_state(runtime, LIMIT, "many", "working", "completed")
-            few = await started(runtime, FEW, "a", 0.1, "few")
+            few = await start_runs(runtime, FEW, "a", 0.1, "few")
             await in_state(runtime, FEW, "few", "completed")
-            waited = [await begun(runtime, task_id) - rung for task_id, rung in few]
+            waited = [await find_start_time(runtime, task_id) - rung for task_id, rung in few]
             before = await count(runtime, "many", "completed")
             await asyncio.sleep(IDLE)
             done = await count(runtime, "many", "completed") - before
     print(
         f"{FEW} runs behind {MANY:,} of {seconds:g} s of another tenant, {LIMIT} at once of each: begun after "
-        f"{told(waited)}; of the other one {done / IDLE:.1f} a second; started {rate:,.0f} a second"
+        f"{format_durations(waited)}; of the other one {done / IDLE:.1f} a second; started {rate:,.0f} a second"
     )
 
 
-async def alone(address: str) -> None:
-    """What needs no tenants."""
-    await enqueue(address)
-    with working(address) as processes:
+async def measure_basics(address: str) -> None:
+    """Run the measurements without tenants."""
+    await measure_enqueue(address)
+    with run_workers(address) as processes:
         async with server(address) as runtime:
-            await pick_up(runtime, "two workers")
-        await idle(address, processes)
+            await measure_latency(runtime, "two workers")
+        await measure_idle(address, processes)
 
 
-async def differ(address: str) -> None:
-    """Runs of an agent that one worker of four has, beside as many bells as the others can see."""
+async def measure_hosting(address: str) -> None:
+    """Measure runs of agents that are hosted by only some of the workers, or none."""
     async with server(address) as runtime:
-        with working(address, ["a", "a", "a", "b"]):
-            await pick_up(runtime, "one worker of four has their agent", "b", FEW)
-        await started(runtime, MANY, "b", 0, "many")
-        with working(address, ["a", "a"]):
-            await pick_up(runtime, f"behind {MANY:,} of an agent that no worker has", "a", FEW)
+        with run_workers(address, ["a", "a", "a", "b"]):
+            await measure_latency(runtime, "one worker of four has their agent", "b", FEW)
+        await start_runs(runtime, MANY, "b", 0, "many")
+        with run_workers(address, ["a", "a"]):
+            await measure_latency(runtime, f"behind {MANY:,} of an agent that no worker has", "a", FEW)
 
 
 def main(address: str) -> None:
-    """All of it."""
+    """Run all measurements."""
     with database(address) as own:
-        asyncio.run(alone(own))
+        asyncio.run(measure_basics(own))
     with database(address) as own:
-        asyncio.run(differ(own))
+        asyncio.run(measure_hosting(own))
     for seconds in (0.1, 30):
         with database(address) as own:
-            asyncio.run(tenants(own, seconds))
+            asyncio.run(measure_tenants(own, seconds))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A bank that pays when it is allowed to, over AG-UI.
+"""Bank agent with payment approval, served over AG-UI.
 
-`uvicorn agui_bank:app --app-dir examples` serves it, `node examples/agui_bank/client.mjs http://localhost:8000/` is the
-official client (`npm install @ag-ui/client`). As a script, this plays the client itself.
+Start the server with `uvicorn agui_bank:app --app-dir examples`, and the official client (`npm install @ag-ui/client`)
+with `node examples/agui_bank/client.mjs http://localhost:8000/`. As a script, this file simulates the client.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ except (ImportError, ValueError) as error:
 
 @tool(approve=True)
 async def pay(amount: int, to: str) -> str:
-    """Pay somebody."""
+    """Pay a recipient."""
     return f"paid {amount} to {to}"
 
 
-# A model by its name, such as "openai:gpt-5", in the place of the script.
+# To use a real model, pass a model string such as "openai:gpt-5" instead.
 model = ScriptedModel(call("pay", amount=20, to="Ann"), frames("Ann -has her -20.|"))
 bank = Agent(model, tools=[pay], thoughts=False)
 runtime = Runtime({"bank": bank}, log=MemoryEventLog())
 app = agui(runtime)
 
 
-async def ask(client: httpx.AsyncClient, run_id: str, **asked: Any) -> list[dict[str, Any]]:
-    """Send what a client of AG-UI sends, print what comes, and give the questions that are open at the end."""
+async def ask(client: httpx.AsyncClient, run_id: str, **fields: Any) -> list[dict[str, Any]]:
+    """Send a request like an AG-UI client, print the response, and return the open questions."""
     body: dict[str, Any] = {
         "threadId": "t1",
         "runId": run_id,
@@ -46,8 +46,8 @@ async def ask(client: httpx.AsyncClient, run_id: str, **asked: Any) -> list[dict
         "forwardedProps": {},
     }
     questions: list[dict[str, Any]] = []
-    async with client.stream("POST", "/", json={**body, **asked}) as answer:
-        async for line in answer.aiter_lines():
+    async with client.stream("POST", "/", json={**body, **fields}) as response:
+        async for line in response.aiter_lines():
             if line.startswith("data: "):
                 event = json.loads(line[6:])
                 print(event["type"], event.get("delta") or event.get("content") or "")
@@ -56,14 +56,14 @@ async def ask(client: httpx.AsyncClient, run_id: str, **asked: Any) -> list[dict
 
 
 async def main() -> None:
-    """Play the client."""
-    hello = {"id": "m1", "role": "user", "content": "Pay Ann 20."}
+    """Simulate the client."""
+    message = {"id": "m1", "role": "user", "content": "Pay Ann 20."}
     transport = httpx.ASGITransport(app)
     async with runtime, httpx.AsyncClient(transport=transport, base_url="http://bank") as client:
-        [question] = await ask(client, "r1", messages=[hello])
+        [question] = await ask(client, "r1", messages=[message])
         print(question["message"])
-        allowed = {"interruptId": question["id"], "status": "resolved", "payload": True}
-        await ask(client, "r2", messages=[hello], resume=[allowed])
+        approval = {"interruptId": question["id"], "status": "resolved", "payload": True}
+        await ask(client, "r2", messages=[message], resume=[approval])
 
 
 if __name__ == "__main__":

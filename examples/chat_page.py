@@ -1,7 +1,7 @@
-"""A page in a browser that talks to an agent: React and `useChat` of the AI SDK, with approvals, stop and reload.
+"""Chat page for an agent, using React and `useChat` of the AI SDK, with approvals, stop and reload.
 
-`uvicorn chat_page:site --app-dir examples`, and open http://localhost:8000. The page is examples/chat_page/page.jsx;
-`examples/chat_page/build` makes one file of it. As a script, this plays the page itself.
+Run `uvicorn chat_page:site --app-dir examples`, and open http://localhost:8000. `examples/chat_page/build` bundles
+examples/chat_page/page.jsx into a single HTML file. As a script, this file simulates the page.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ PAGE = Path(__file__).with_name("chat_page") / "page.html"
 
 @tool(approve="Look up the weather in {city}?")
 async def get_weather(city: str) -> dict[str, float | str]:
-    """Current weather of a city."""
+    """Return the current weather of a city."""
     return {"temperature": 18.0, "unit": "C", "sky": "sunny", "city": city}
 
 
 def make_site(agent: Agent[Any, Any]) -> Starlette:
-    """Serve the page, and an agent for it. Everybody sees everything here: see docs/server.md for `auth`."""
+    """Create a site with the chat page and its API. All users share all data unless `ui_stream` has `auth`."""
     runtime = Runtime({"clerk": agent}, log=MemoryEventLog())
     chats = ui_stream(runtime)
 
@@ -58,7 +58,7 @@ site = make_site(Agent(demo_model(), tools=[get_weather]))
 
 
 async def ask(client: httpx.AsyncClient, message: dict[str, Any]) -> list[dict[str, Any]]:
-    """Post a message as the page does, print what comes of it, and give the chunks."""
+    """Send a message to the API, and print and return the response."""
     answer = await client.post("/api/chat", json={"id": "my-chat", "messages": [message]})
     lines = [line.removeprefix("data: ") for line in answer.raise_for_status().text.splitlines()]
     chunks = [json.loads(line) for line in lines if line.startswith("{")]
@@ -69,7 +69,7 @@ async def ask(client: httpx.AsyncClient, message: dict[str, Any]) -> list[dict[s
 
 
 async def main() -> None:
-    """Ask once, and approve what the agent wants to do."""
+    """Send a question and approve the tool call."""
     transport = httpx.ASGITransport(site)
     async with (
         site.router.lifespan_context(site),
@@ -77,9 +77,9 @@ async def main() -> None:
     ):
         question = {"id": "m1", "role": "user", "parts": [{"type": "text", "text": "Is it warm in Oslo?"}]}
         chunks = await ask(client, question)
-        [asked] = [chunk for chunk in chunks if chunk["type"] == "tool-approval-request"]
-        approval = {"id": asked["approvalId"], "approved": True}
-        part = {"type": "dynamic-tool", "toolCallId": asked["toolCallId"], "state": "approval-responded"}
+        [request] = [chunk for chunk in chunks if chunk["type"] == "tool-approval-request"]
+        approval = {"id": request["approvalId"], "approved": True}
+        part = {"type": "dynamic-tool", "toolCallId": request["toolCallId"], "state": "approval-responded"}
         run = {"id": chunks[0]["messageId"], "role": "assistant", "parts": [{**part, "approval": approval}]}
         await ask(client, run)
 

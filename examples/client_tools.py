@@ -1,7 +1,8 @@
-"""Tools that the browser carries out: their definitions come with the request, and their results with a later one.
+"""Client-side tools that run in the browser.
 
-The page sends what it can do (`client_tools`), the run pauses for it, and the page's result resumes the run. Any model
-will do: `RXLOOP_MODEL=zai:glm-4.7 python examples/client_tools.py`; without one, a script plays it.
+The page sends its tool definitions (`client_tools`) along with the message. When the model calls one of these tools,
+the run pauses until the page sends the result. The model is scripted. To use a real model, run
+`RXLOOP_MODEL=zai:glm-4.7 python examples/client_tools.py`.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from typing import Any
 from rxloop import Agent, MemoryEventLog, PendingInput, Result
 from rxloop.testing import ScriptedModel, call
 
-CAN_DO: list[dict[str, Any]] = [
+PAGE_TOOLS: list[dict[str, Any]] = [
     {
         "name": "show_map",
         "description": "Show a city on the user's map.",
@@ -19,11 +20,11 @@ CAN_DO: list[dict[str, Any]] = [
     },
     {"name": "read_clock", "description": "The user's local time.", "parameters": {"type": "object", "properties": {}}},
 ]
-"""What the page would send with each message."""
+"""Tool definitions sent by the page with each message."""
 
 
-def in_the_page(question: PendingInput) -> Any:
-    """What the page does with a call; here it only says so."""
+def call_page_tool(question: PendingInput) -> Any:
+    """Simulate a tool executed by the page."""
     assert question.call is not None
     name, arguments = question.call.name, question.call.arguments
     print(f"  page: {name} {arguments}")
@@ -42,12 +43,12 @@ async def main() -> None:
         "Oslo is on your map. I could not read your clock.",
     )
     async with Agent(os.environ.get("RXLOOP_MODEL") or script, log=MemoryEventLog(), thoughts=False) as agent:
-        # First request: the message of the user, and what the page can do.
-        result: Result[str] = await agent.run("Show me Oslo. What time is it?", client_tools=CAN_DO)
+        # The first request contains the user's message and the tool definitions.
+        result: Result[str] = await agent.run("Show me Oslo. What time is it?", client_tools=PAGE_TOOLS)
         while result.state == "input-required":
-            print("waits for", ", ".join(question.input_id for question in result.pending))
-            # Next request, here or in any process with the same log: the results.
-            inputs = {question.input_id: in_the_page(question) for question in result.pending}
+            print("waiting for", ", ".join(question.input_id for question in result.pending))
+            # The next request contains the results. Any process with access to the log can handle it.
+            inputs = {question.input_id: call_page_tool(question) for question in result.pending}
             result = await agent.resume(result.task_id, inputs=inputs)
         print(result.output)
 

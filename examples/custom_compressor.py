@@ -1,4 +1,4 @@
-"""Your own compressor: it leaves out old lookups and keeps everything else word for word."""
+"""Custom compressor that removes old search results and keeps all other messages."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from rxloop.pipeline import Budget
 from rxloop.testing import ScriptedModel, call
 
 
-class ForgetLookups:
-    """Leaves out the oldest calls of one tool, with their results, until the rest fits."""
+class ToolCallRemover:
+    """Compressor that removes the oldest calls of a tool until the request is small enough."""
 
     def __init__(self, tool: str, max_tokens: int) -> None:
         self.tool = tool
         self.max_tokens = max_tokens
 
     def compress(self, messages: Sequence[Message], budget: Budget) -> list[Message]:
-        """Return the messages to send instead. They are checked and repaired: a call never loses its result."""
-        kept = split_blocks(messages)
-        while budget.count(*(each for block in kept for each in block.messages)) > budget.target:
-            lookups = [block for block in kept[:-1] if {c.name for c in block.messages[0].tool_calls} == {self.tool}]
-            if not lookups:
+        """Return the compressed messages. Blocks are removed as a whole, so that calls keep their results."""
+        blocks = split_blocks(messages)
+        while budget.count(*(message for block in blocks for message in block.messages)) > budget.target:
+            calls = [block for block in blocks[:-1] if {c.name for c in block.messages[0].tool_calls} == {self.tool}]
+            if not calls:
                 break
-            kept.remove(lookups[0])
-        return [message for block in kept for message in block.messages]
+            blocks.remove(calls[0])
+        return [message for block in blocks for message in block.messages]
 
 
 @tool
@@ -37,33 +37,33 @@ def search(words: str) -> str:
 
 @tool
 def decide(what: str) -> str:
-    """Note a decision."""
+    """Record a decision."""
     return f"Decided: {what}."
 
 
 def offline_model() -> ScriptedModel:
-    """Make a model that searches and decides; replace it with a model string such as "zai:glm-4.7"."""
+    """Create a scripted model. To use a real model, pass a model string such as "zai:glm-4.7" to the agent."""
     steps = [step for n in range(6) for step in (call("search", words=f"topic {n}"), call("decide", what=f"point {n}"))]
     return ScriptedModel(*steps, "All six points are decided.")
 
 
 async def main() -> None:
-    """Work through six topics in a window that holds two of them."""
+    """Work on six topics with a token limit that only fits two."""
     model = offline_model()
-    loop = op.standard(before_model=[op.compress(ForgetLookups("search", max_tokens=1_800))])
+    loop = op.standard(before_model=[op.compress(ToolCallRemover("search", max_tokens=1_800))])
     async with Agent(model, tools=[search, decide], loop=loop) as agent:
         run = agent.run("Decide the six points.")
         async for event in run.pipe(op.of_type(ContextCompressedEvent)):
             print(
                 f"step {event.step}: {event.tokens_before} -> {event.tokens_after} tokens,",
                 event.dropped,
-                "messages left out",
+                "messages removed",
             )
         result = await run
     sent = [message.text for message in model.requests[-1].messages]
     print(result.output)
     print(f"{len(result.messages)} messages in the history, {len(sent)} in the last request;", end=" ")
-    print(f"all six decisions are in it: {all(any(f'point {n}' in text for text in sent) for n in range(6))}")
+    print(f"includes all six decisions: {all(any(f'point {n}' in text for text in sent) for n in range(6))}")
 
 
 if __name__ == "__main__":

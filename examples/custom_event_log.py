@@ -1,4 +1,4 @@
-"""An event log of your own: six methods over files of JSON lines; everything else has a default."""
+"""Custom event log that stores JSON lines, with six methods."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing_extensions import Unpack
 
 from rxloop import Agent, Event, EventLog, RunRecord
 from rxloop.pipeline.records import RunFilter, RunQuery, Until
-from rxloop.storage.rules import check_append, poll_events, unknown_run
+from rxloop.storage.rules import check_append, make_unknown_run_error, poll_events
 from rxloop.testing import ScriptedModel
 
 
 class FolderEventLog(EventLog):
-    """One file for each run, one line for each batch. A line that a crash cut off is overwritten by the next batch.
+    """Event log with a file per run and a line per batch. Lines truncated by a crash are overwritten.
 
-    It is for one process at a time: it has no lock between reading a file and writing it.
+    It does not support multiple processes, because files are not locked.
     """
 
     def __init__(self, root: Path) -> None:
@@ -29,9 +29,9 @@ class FolderEventLog(EventLog):
         self._files = {str(orjson.loads(file.read_bytes().split(b"\n")[0])["run"]): file for file in files}
 
     def _load(self, task_id: str) -> tuple[list[Event], str, int]:
-        """Return the events of a run, the writer of its last batch, and the size of its complete lines."""
+        """Return the events of a run along with the last writer and the size of all complete lines."""
         if task_id not in self._files:
-            raise unknown_run(task_id)
+            raise make_unknown_run_error(task_id)
         lines = self._files[task_id].read_bytes().split(b"\n")[:-1]
         batches = [orjson.loads(line) for line in lines]
         events = [Event.from_json(text) for batch in batches for text in batch["events"]]
@@ -69,11 +69,11 @@ class FolderEventLog(EventLog):
         )
 
     async def aclose(self) -> None:
-        """Close nothing: each append opens its file."""
+        """Do nothing, because no files are kept open."""
 
 
 async def main() -> None:
-    """Ask twice in one conversation; the second log object reads what the first one wrote."""
+    """Ask two questions in a conversation, using a new log object for the second question."""
     with TemporaryDirectory() as folder:
         first = Agent(ScriptedModel("Hello, Ann."), log=FolderEventLog(Path(folder)))
         await first.run("My name is Ann.", context_id="ann")

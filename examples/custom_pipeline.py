@@ -1,4 +1,4 @@
-"""Your own loop: an operator written with Rx, a guard written without it, and the usual operators around them."""
+"""This example adds an Rx operator and a guard to the standard loop."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from rxloop import (
 )
 from rxloop.testing import demo_model
 
-CLOSED = {"Bergen"}
-PAID = {"Oslo"}
+CLOSED_STATIONS = {"Bergen"}
+PAID_STATIONS = {"Oslo"}
 WEATHER = {"Oslo": (18, "sunny"), "Bergen": (13, "rain"), "Rome": (28, "clear")}
 
 
 @tool
 async def get_weather(city: str) -> dict[str, Any]:
-    """Current weather in a city, such as "Oslo"."""
+    """Return the current weather in a city, for example "Oslo"."""
     temperature, sky = WEATHER[city]
     return {"temperature": temperature, "unit": "C", "sky": sky}
 
 
-def to_the_point(signal: Signal) -> Signal:
-    """Ask for short answers: replace a model request by another one, and pass everything else."""
+def shorten_answers(signal: Signal) -> Signal:
+    """Limit the answer length in model requests, and return other signals unchanged."""
     if isinstance(signal, ModelRequest):
         return signal.replace(settings=ModelSettings(max_tokens=400).merge_defaults(signal.settings))
     return signal
@@ -48,30 +48,30 @@ def to_the_point(signal: Signal) -> Signal:
 
 @op.on(ToolRequest)
 async def guard(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
-    """Refuse closed stations, and ask before paying. What it yields replaces the request."""
+    """Refuse closed stations, and ask before paying. The yielded signals replace the request."""
     city = request.call.arguments.get("city")
-    if city in CLOSED:
+    if city in CLOSED_STATIONS:
         yield request.refuse(f"The station in {city} is closed.")
-    elif city in PAID and not await ctx.ask(f"The report from {city} costs 10 cents. Buy it?"):
+    elif city in PAID_STATIONS and not await ctx.ask(f"The report from {city} costs 10 cents. Buy it?"):
         yield request.refuse(f"The user does not want to pay for {city}.")
     else:
         yield request
 
 
-def buy(question: PendingInput) -> bool:
-    """Answer the guard. A real program asks a person here; the run waits for the answer."""
+def approve_purchase(question: PendingInput) -> bool:
+    """Answer the guard's question. A real program would ask the user."""
     return question.prompt.endswith("Buy it?")
 
 
 async def main() -> None:
-    """Run the loop, and print what the operators did."""
+    """Run the agent and print its events."""
     agent = Agent(
         demo_model(),
         tools=[get_weather],
         thoughts=False,
-        loop=[rx.map(to_the_point), op.call_model(), guard, op.run_tools(concurrency=2), op.checkpoint()],
+        loop=[rx.map(shorten_answers), op.call_model(), guard, op.run_tools(concurrency=2), op.checkpoint()],
     )
-    async with agent, agent.run("What is the weather in Oslo, Bergen and Rome?", on_input=buy) as run:
+    async with agent, agent.run("What is the weather in Oslo, Bergen and Rome?", on_input=approve_purchase) as run:
         async for event in run:
             match event:
                 case LLMCallEvent(iteration=iteration):
@@ -85,7 +85,7 @@ async def main() -> None:
                 case ToolCompleteEvent(call=call, success=success, content=content):
                     print("  result  " if success else "  refused ", f"{call.arguments['city']}: {content}")
                 case CheckpointEvent(message_count=count):
-                    print(f"  {count} messages now")
+                    print(f"  {count} messages")
                 case _:
                     pass
         print((await run).output)

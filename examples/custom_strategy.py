@@ -1,4 +1,4 @@
-"""Your own strategy, an async function: two answers side by side, and a third if they differ."""
+"""Custom strategy that compares two independent answers, and requests a third one if they differ."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ STAGES = StrategyDefinition(
 
 @strategy(stages=STAGES)
 async def second_opinion(run: StrategyRun) -> str:
-    """Ask two that do not know of each other; if they differ, decide."""
+    """Request two independent answers, and a third one if they differ."""
     prompt = f"{run.stage('ask_two')}\n{run.question}"
-    # Both at the same time, each on its own line. A resumed run finds both answers in its log and asks nothing again.
+    # Use a branch per call, so that both run concurrently. A resumed run reads recorded answers from its log.
     replies = await run.gather(*(run.ask(prompt, branch=f"second_opinion/{name}") for name in ("ann", "bob")))
-    thoughts = [run.thought(each.text, reply=each) for each in replies]
+    thoughts = [run.thought(reply.text, reply=reply) for reply in replies]
 
     run.stage("compare")
-    if same(*replies):
+    if is_same_answer(*replies):
         run.thought("Both say the same.", type="decision", related_to=thoughts[0], confidence=0.9)
         run.stage("agree")
         return replies[0].text
-    run.thought("They differ.", type="critique", related_to=thoughts[1], alternatives=[each.text for each in replies])
-    said = "\n".join(f"- {each.text}" for each in replies)
-    answer = await run.conclude(f"{run.stage('decide')}\n{said}")
+    run.thought("They differ.", type="critique", related_to=thoughts[1], alternatives=[reply.text for reply in replies])
+    answers = "\n".join(f"- {reply.text}" for reply in replies)
+    answer = await run.conclude(f"{run.stage('decide')}\n{answers}")
     run.stage("agree")
     return answer
 
 
-def same(first: Reply, second: Reply) -> bool:
-    """Tell whether two answers differ only in form."""
+def is_same_answer(first: Reply, second: Reply) -> bool:
+    """True if two answers differ only in their formatting."""
     return normalise(first.text) == normalise(second.text)
 
 
 async def main() -> None:
-    """Draw the stages, run the strategy, and print what it did."""
+    """Print a diagram of the stages before running the strategy."""
     print(STAGES.to_mermaid())
     async with Agent(demo_model(), strategy=second_opinion) as agent:
         run = agent.run("What is 12 * 12 - 4?")

@@ -1,7 +1,7 @@
-"""Write a view with `op.make_view`: split the answer into sentences, for text-to-speech.
+"""Custom view that splits the answer into sentences for text-to-speech, created with `op.make_view`.
 
-The view keeps the incomplete sentence in a local variable. A timer flushes it if the model pauses in the middle of a
-sentence, and `on_end` flushes the last sentence, which may have no full stop.
+The view stores the incomplete sentence in a local variable. It is emitted if the model pauses for too long, and at the
+end of the answer, because the last sentence may not end with a full stop.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def sentences(pause: float = 0.5) -> View[str, str]:
     def split(out: ViewOutput[str]) -> Callable[[str], None]:
         pending = ""
 
-        def take(piece: str) -> None:
+        def process(piece: str) -> None:
             nonlocal pending
             *complete, pending = _END_OF_SENTENCE.split(pending + piece)
             for sentence in complete:
                 out.emit(sentence)
-            # Replaces the timer of the previous piece.
+            # This replaces the timer set for the previous piece.
             out.schedule(pause, flush)
 
         def flush() -> None:
@@ -50,7 +50,7 @@ def sentences(pause: float = 0.5) -> View[str, str]:
                 out.emit(sentence)
 
         out.on_end(flush)
-        return take
+        return process
 
     return op.make_view(split)
 
@@ -60,7 +60,7 @@ async def main() -> None:
     answer = frames("-Oslo -is sunny-. -Take -a hat! -The ferry leaves at-------------- nine-|")
     spoken: list[str] = []
     async with Agent(ScriptedModel(answer)) as agent, agent.run("Plan a day in Oslo.") as run:
-        # Views can be combined: this one handles the output of op.text().
+        # Views can be chained: `sentences` processes the output of `op.text()`.
         async for sentence in run.pipe(op.text(), sentences(pause=0.2)):
             print(f"  voice  {sentence}")
             spoken.append(sentence)

@@ -1,6 +1,6 @@
-"""A run as a streaming endpoint: when the client leaves, the run is cancelled. A client that reconnects reads the log.
+"""Streaming endpoint that cancels a run when its client disconnects. Reconnecting clients read from the log.
 
-As a script, it serves on a free port and plays two clients itself: one that leaves and one that stays.
+As a script, this file starts a server on a free port and simulates two clients. The first one disconnects.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ QUESTION = "Plan a weekend in Oslo."
 
 
 def make_app(agent: Agent) -> FastAPI:
-    """Make a web application around an agent."""
+    """Create a web application for an agent."""
     app = FastAPI()
 
-    @app.post("/ask")  # POST: a browser's EventSource reconnects after every end, and would ask the model again
+    # Use POST, because a browser's EventSource reconnects after the end and would start another run.
+    @app.post("/ask")
     async def ask(question: str) -> StreamingResponse:
         async def body() -> AsyncIterator[bytes]:
             async with agent.run(question) as run:
@@ -41,14 +42,17 @@ def make_app(agent: Agent) -> FastAPI:
 
         return StreamingResponse(body(), media_type="text/event-stream")
 
-    @app.get("/runs/{task_id}/events")  # an EventSource reconnects here by itself, with the last id that it saw
+    # Browsers reconnect an EventSource automatically and send the id of the last event.
+    @app.get("/runs/{task_id}/events")
     async def events(task_id: str, last_event_id: Annotated[str | None, Header()] = None) -> Response:
         if agent.log is None:
-            return Response(status_code=404)  # a run without a log ends with its request
+            # Other requests can only read a run if the agent has a log.
+            return Response(status_code=404)
         stream = follow(agent.log, task_id, after=last_event_id or None, strict=False)
         try:
             if not await stream.has_more(last_event_id):
-                return Response(status_code=204)  # nothing more to come: tells the EventSource not to reconnect
+                # Status 204 prevents the EventSource from reconnecting.
+                return Response(status_code=204)
         except UnknownRun:
             return Response(status_code=404)
         return StreamingResponse(stream.sse(), media_type="text/event-stream")
@@ -57,26 +61,26 @@ def make_app(agent: Agent) -> FastAPI:
 
 
 class Server(uvicorn.Server):
-    """A server that says when it is listening."""
+    """Server that sets an event when it accepts connections."""
 
     def __init__(self, app: FastAPI) -> None:
         super().__init__(uvicorn.Config(app, log_level="warning", lifespan="off"))
-        self.listens = asyncio.Event()
+        self.is_listening = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open the port."""
         await super().startup(sockets)
-        self.listens.set()
+        self.is_listening.set()
 
 
 @asynccontextmanager
-async def serving(app: FastAPI) -> AsyncGenerator[str]:
+async def serve(app: FastAPI) -> AsyncGenerator[str]:
     """Serve an application on a free port, and yield its address."""
-    with socket.socket() as listener:
+    with socket.socket(proto=socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         server = Server(app)
         task = asyncio.create_task(server.serve(sockets=[listener]))
-        await server.listens.wait()
+        await server.is_listening.wait()
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
@@ -85,35 +89,35 @@ async def serving(app: FastAPI) -> AsyncGenerator[str]:
 
 
 async def read(url: str, *, words: int | None = None) -> list[Event]:
-    """Read the events of a run as a client, to the end or up to some words of the answer."""
+    """Start a run and read its events. If `words` is set, disconnect when the answer is long enough."""
     events: list[Event] = []
     async with httpx.AsyncClient(base_url=url, timeout=30) as client:
         async with client.stream("POST", "/ask", params={"question": QUESTION}) as response:
             async for line in response.aiter_lines():
                 if line.startswith("data: "):
                     events.append(Event.from_json(line.removeprefix("data: ")))
-                if words is not None and len(text_of(events).split()) >= words:
+                if words is not None and len(join_text(events).split()) >= words:
                     break
     return events
 
 
-def text_of(events: list[Event]) -> str:
-    """Return the text of the answer so far."""
+def join_text(events: list[Event]) -> str:
+    """Join the text received so far."""
     return "".join(event.delta for event in events if isinstance(event, ContentDeltaEvent))
 
 
 async def main() -> None:
-    """Serve, leave, look what became of the run, then ask again and stay."""
+    """Run two clients. The first client disconnects early, and the second client reads all events."""
     log = MemoryEventLog()
-    async with Agent(demo_model(delay=0.03), log=log) as agent, serving(make_app(agent)) as url:
-        seen = await read(url, words=4)
-        print(f"The first client read {len(seen)} events, saw {text_of(seen)!r}, and left.")
-        async for event in log.follow(seen[0].task_id):
+    async with Agent(demo_model(delay=0.03), log=log) as agent, serve(make_app(agent)) as url:
+        received = await read(url, words=4)
+        print(f"The first client read {len(received)} events and the text {join_text(received)!r}, then disconnected.")
+        async for event in log.follow(received[0].task_id):
             if isinstance(event, StatusUpdateEvent) and event.error is not None:
-                print(f"Its run: {event.state}, because {event.error.message}.")
+                print(f"Its run ended in the state {event.state}: {event.error.message}.")
 
-        seen = await read(url)
-        print(f"The second client read all {len(seen)} events, to {seen[-1].kind} {seen[-1].cursor}.")
+        received = await read(url)
+        print(f"The second client read all {len(received)} events, up to {received[-1].kind} {received[-1].cursor}.")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A FastAPI application with users: each asks an agent over the mounted API, and sees nothing but runs of their own.
+"""FastAPI application with several users. Each user can only access their own runs.
 
-`uvicorn fastapi_users:site --app-dir examples` serves it. As a script, this plays two users.
+Start the server with `uvicorn fastapi_users:site --app-dir examples`. As a script, this file simulates two users.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ try:
 except ImportError:
     sys.exit("This example needs FastAPI: pip install fastapi python-multipart")
 
-PASSWORDS = {"ann": "blue", "bob": "green"}  # in a real application: hashed, in its database
+PASSWORDS = {"ann": "blue", "bob": "green"}  # store hashes in a real application
 ORDERS = {"ann": ["A1: a lamp"], "bob": ["B7: a chair"]}
 sessions: dict[str, str] = {}
 
 
 @dataclass
 class User:
-    """What tools may know of whoever asks."""
+    """User data for tools."""
 
     name: str
 
 
 @tool(read_only=True)
 async def list_orders(ctx: RunContext[User]) -> list[str]:
-    """The orders of the user."""
+    """List all orders of the current user."""
     return ORDERS[ctx.deps.name]
 
 
-async def deps_of(record: RunRecord) -> User:
-    """The owner stands in the log with the run: after a restart it is the same, whatever a client says."""
+async def load_deps(record: RunRecord) -> User:
+    """Create the deps based on the recorded owner, because clients cannot change it."""
     return User(record.owner or "")
 
 
-# A model by its name, such as "openai:gpt-5", in the place of the script.
+# To use a real model, pass a model string such as "openai:gpt-5" instead.
 model = ScriptedModel(call("list_orders"), "Those are your orders.")
 clerk = Agent(model, tools=[list_orders], deps_type=User)
-runtime = Runtime({"clerk": clerk}, log=MemoryEventLog(), deps=deps_of)
+runtime = Runtime({"clerk": clerk}, log=MemoryEventLog(), deps=load_deps)
 
 
-async def user_of(request: HTTPConnection) -> str:
-    """Who asks, by the session in the header, for the routes of the application."""
+async def get_user(request: HTTPConnection) -> str:
+    """Return the name of the logged-in user, for routes of the application."""
     token = request.headers.get("authorization", "").removeprefix("Bearer ")
     if token not in sessions:
         raise HTTPException(401, "log in first")
@@ -63,9 +63,9 @@ async def user_of(request: HTTPConnection) -> str:
 
 
 async def auth(request: HTTPConnection) -> Principal | None:
-    """The same for the agents: the user is the owner of the runs."""
+    """Authenticate requests to the agent. The user becomes the owner of new runs."""
     try:
-        return Principal(await user_of(request))
+        return Principal(await get_user(request))
     except HTTPException:
         return None
 
@@ -75,7 +75,7 @@ agents = api(runtime, auth=auth)
 
 @asynccontextmanager
 async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
-    """Keep runs going while the application is there."""
+    """Start the runtime with the application, and drain connections at shutdown."""
     async with runtime:
         yield
         await agents.drain(5)
@@ -86,17 +86,17 @@ site = FastAPI(lifespan=lifespan)
 
 @site.post("/login")
 async def login(name: Annotated[str, Form()], password: Annotated[str, Form()]) -> dict[str, str]:
-    """Begin a session."""
+    """Start a session."""
     if not secrets.compare_digest(PASSWORDS.get(name, "").encode(), password.encode()) or not password:
-        raise HTTPException(401, "no such user, or another password")
+        raise HTTPException(401, "unknown user or wrong password")
     token = secrets.token_urlsafe()
     sessions[token] = name
     return {"token": token}
 
 
 @site.get("/questions")
-async def questions(user: Annotated[str, Depends(user_of)]) -> int:
-    """How often the user has asked: the log knows, so nothing else has to."""
+async def questions(user: Annotated[str, Depends(get_user)]) -> int:
+    """Return the number of questions asked by the user."""
     return len(await runtime.log.list_runs(owner=user))
 
 
@@ -104,33 +104,33 @@ site.mount("/agents", agents)
 
 
 async def main() -> None:
-    """Ann asks; Bob looks for her run."""
+    """Start a run as Ann and check that other users cannot read it."""
     transport = httpx.ASGITransport(site)
     async with (
         site.router.lifespan_context(site),
         httpx.AsyncClient(transport=transport, base_url="http://shop") as client,
     ):
 
-        async def log_in(name: str) -> dict[str, Any]:
-            answer = await client.post("/login", data={"name": name, "password": PASSWORDS[name]})
-            return {"authorization": f"Bearer {answer.raise_for_status().json()['token']}"}
+        async def start_session(name: str) -> dict[str, Any]:
+            response = await client.post("/login", data={"name": name, "password": PASSWORDS[name]})
+            return {"authorization": f"Bearer {response.raise_for_status().json()['token']}"}
 
-        ann, bob = await log_in("ann"), await log_in("bob")
-        asked = {"input": "What have I ordered?"}
-        run = (await client.post("/agents/runs?wait=10", json=asked, headers=ann)).raise_for_status().json()
+        ann, bob = await start_session("ann"), await start_session("bob")
+        body = {"input": "What have I ordered?"}
+        run = (await client.post("/agents/runs?wait=10", json=body, headers=ann)).raise_for_status().json()
         print(run["state"], run["content"])
-        mine = f"/agents/runs/{run['taskId']}"
+        url = f"/agents/runs/{run['taskId']}"
         print(
             "Ann:",
-            (await client.get(mine, headers=ann)).status_code,
+            (await client.get(url, headers=ann)).status_code,
             (await client.get("/questions", headers=ann)).text,
         )
         print(
             "Bob:",
-            (await client.get(mine, headers=bob)).status_code,
+            (await client.get(url, headers=bob)).status_code,
             (await client.get("/questions", headers=bob)).text,
         )
-        print("nobody:", (await client.get(mine)).status_code)
+        print("Not logged in:", (await client.get(url)).status_code)
 
 
 if __name__ == "__main__":

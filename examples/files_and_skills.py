@@ -1,4 +1,4 @@
-"""An agent that learns a skill, writes a report in parts as the skill says, and goes on with it in a later run."""
+"""This example uses a skill that describes how to write reports. A later run extends the report."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rxloop.testing import ScriptedModel, call
 
 SKILLS = Path(__file__).with_name("skills")
 
-# A model would find these calls by itself; here they are written down, so that the example runs with no key.
-WRITES = ScriptedModel(
+# The model is scripted, so the example does not need an API key.
+WRITER = ScriptedModel(
     call("learn_skill", name="weather-report"),
     call("read_skill_file", skill="weather-report", path="references/words.md"),
     call("create_artifact", artifact_id="oslo.md", content="# Oslo\n\n", media_type="text/markdown"),
     call("append_to_artifact", artifact_id="oslo.md", content="Light rain, 9 degrees.\n"),
     "The report is in oslo.md.",
 )
-READS = ScriptedModel(
+EDITOR = ScriptedModel(
     call("list_artifacts"),
     call("read_artifact", artifact_id="oslo.md"),
     call("append_to_artifact", artifact_id="oslo.md", content="\nTake a raincoat.\n", last=True),
@@ -28,7 +28,7 @@ READS = ScriptedModel(
 
 
 def show(event: Event) -> None:
-    """Print what happens to files, and what the model reads."""
+    """Print artifact updates and tool results."""
     match event:
         case ArtifactUpdateEvent(artifact_id=name, index=index, data=data):
             print(f"  {name} [{index}] {data!r}")
@@ -39,10 +39,10 @@ def show(event: Event) -> None:
 
 
 async def main() -> None:
-    """Run it twice in one conversation, with another agent each time, as after a restart."""
+    """Run twice in the same conversation. Each run uses a new agent and log, as if the program had been restarted."""
     with TemporaryDirectory() as folder:
-        for model, question in ((WRITES, "A report on the weather in Oslo."), (READS, "Add what to wear.")):
-            # The artifacts are in the file of the log.
+        for model, question in ((WRITER, "A report on the weather in Oslo."), (EDITOR, "Add what to wear.")):
+            # This file also stores the artifacts.
             log = SqliteEventLog(Path(folder) / "app.db")
             agent = Agent(model, tools=[skills(SKILLS), *artifact_tools()], log=log)
             run = agent.run(question, context_id="ann")

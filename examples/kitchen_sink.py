@@ -1,6 +1,7 @@
-"""One agent with everything in it: tools, thoughts that refer to each other, the stream as it comes, and the graph.
+"""Agent with tools, related thoughts, a custom operator, two subscribers and a thought graph.
 
-python examples/kitchen_sink.py ["Is it warmer in Oslo or in Rome?"]
+Usage: python examples/kitchen_sink.py ["Is it warmer in Oslo or in Rome?"]
+`python -m rxloop demo` runs the same file.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ import asyncio
 import math
 import operator
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+
+import reactivex.operators as rx
 
 from rxloop import (
     Agent,
@@ -19,10 +23,13 @@ from rxloop import (
     Event,
     LLMCallEvent,
     Result,
+    RunContext,
+    Signal,
     Thoughts,
     ThoughtStreamEvent,
     ToolCompleteEvent,
     ToolError,
+    ToolRequest,
     ToolStartEvent,
     op,
     tool,
@@ -31,11 +38,11 @@ from rxloop.testing import demo_model
 
 QUESTION = "Compare the weather in Oslo and Bergen, and tell me the difference in Celsius."
 INSTRUCTIONS = """\
-You answer questions about the weather, for people who want to follow how you come to your answer.
-Think aloud with think_aloud, beside your other calls and in the same message. Give each thought a short thought_id of
-its own, such as "plan", "oslo" or "conclusion". Give related_to what it follows from: the thought_id of an earlier
-thought, or the id of the tool call whose result it is about. Begin with a plan, say what you make of each result, and
-end with a conclusion. Do no sums in your head: use calculate. Then answer in one or two sentences, in Celsius."""
+You answer questions about the weather, for people who want to understand how you reach your answer.
+Publish your thoughts with think_aloud, in the same message as your other calls. Give each thought a unique, short
+thought_id, such as "plan", "oslo" or "conclusion". Set related_to to its origin: the thought_id of an earlier thought,
+or the id of the tool call whose result it discusses. Start with a plan, interpret each result, and end with a
+conclusion. Use calculate for all arithmetic. Then answer in one or two sentences, in Celsius."""
 
 WEATHER = {"Oslo": (18.0, "C", "sunny"), "Bergen": (55.4, "F", "rain"), "Rome": (82.4, "F", "clear")}
 OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
@@ -49,37 +56,44 @@ OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
 
 @tool
 def get_weather(city: str) -> dict[str, float | str]:
-    """Current weather in a city, such as "Oslo". Some stations report Celsius, some Fahrenheit."""
+    """Return the current weather in a city, for example "Oslo". Stations report Celsius or Fahrenheit."""
     if city not in WEATHER:
-        raise ToolError(f"No station in {city!r}; there are stations in {', '.join(WEATHER)}.")
+        raise ToolError(f"No station in {city!r}; available stations: {', '.join(WEATHER)}")
     temperature, unit, sky = WEATHER[city]
     return {"temperature": temperature, "unit": unit, "sky": sky}
 
 
 @tool
 def calculate(expression: str) -> float:
-    """Work out a sum with + - * / ** and parentheses, such as "(65 - 32) * 5 / 9"."""
+    """Evaluate an expression with + - * / ** and parentheses, such as "(65 - 32) * 5 / 9"."""
     try:
-        return round(value(ast.parse(expression[:200].strip(), mode="eval").body), 6)
+        return round(evaluate(ast.parse(expression[:200].strip(), mode="eval").body), 6)
     except (SyntaxError, ValueError, ArithmeticError) as error:
-        raise ToolError(f"{expression!r} cannot be worked out: {error}") from error
+        raise ToolError(f"cannot evaluate {expression!r}: {error}") from error
 
 
-def value(node: ast.expr) -> float:
-    """Return the value of a sum; numbers are floats, so that no power takes longer than another."""
+def evaluate(node: ast.expr) -> float:
+    """Evaluate an expression. Uses floats to limit the cost of powers."""
     match node:
         case ast.Constant(value=int() | float() as number):
             return float(number)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -value(operand)
+            return -evaluate(operand)
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in OPERATORS:
-            return OPERATORS[type(sign)](value(left), value(right))
+            return OPERATORS[type(sign)](evaluate(left), evaluate(right))
         case _:
-            raise ArithmeticError("only numbers, + - * / ** and parentheses")
+            raise ArithmeticError("only numbers, + - * / ** and parentheses are supported")
+
+
+@op.on(ToolRequest)
+async def refuse_long_calculations(request: ToolRequest, ctx: RunContext[None]) -> AsyncIterator[Signal]:
+    """Refuse expressions that are hard to check. The model reads the reason and can split its calculation."""
+    expression = str(request.call.arguments.get("expression", ""))
+    yield request.refuse("Use at most 80 characters per call.") if len(expression) > 80 else request
 
 
 def describe(event: Event) -> str | None:
-    """Describe an event on one line; return None for an event that is not shown."""
+    """Describe an event in one line. Return None for events that should not be printed."""
     match event:
         case LLMCallEvent(iteration=iteration, message_count=messages):
             return f"request {iteration}, {messages} messages"
@@ -94,24 +108,28 @@ def describe(event: Event) -> str | None:
 
 
 async def ask(question: str) -> Result:
-    """Ask, and show the stream as it comes."""
+    """Run the agent and print its events."""
     model, tools = demo_model(), [get_weather, calculate]
-    thoughts = Thoughts(hidden=True)  # everybody sees the thoughts, but not the calls that make them
-    async with Agent(model, instructions=INSTRUCTIONS, tools=tools, thoughts=thoughts) as agent:
+    thoughts = Thoughts(hidden=True)  # the thoughts are printed, but not the tool calls
+    loop = op.standard(before_tools=[refuse_long_calculations])
+    async with Agent(model, instructions=INSTRUCTIONS, tools=tools, thoughts=thoughts, loop=loop) as agent:
         run = agent.run(question)
+        # A second subscriber to the same run, with operators of reactivex.
+        calls = run.pipe(op.of_type(ToolCompleteEvent), rx.map(lambda event: event.call.name), rx.to_iterable())
+        calls.subscribe(lambda names: print(f"\n\nCalls: {dict(Counter(names))}"))
         print(f"{agent.model.name}: {question}\n")
         async for event in run.pipe(op.public()):
             if isinstance(event, ContentDeltaEvent):
                 print(event.delta, end="", flush=True)
-            elif said := describe(event):
+            elif line := describe(event):
                 head = f"{event.seq:>3}  {event.kind:<14}"
-                print(f"\033[36m{head}\033[0m {said}" if sys.stdout.isatty() else f"{head} {said}")
+                print(f"\033[36m{head}\033[0m {line}" if sys.stdout.isatty() else f"{head} {line}")
         return await run
 
 
 if __name__ == "__main__":
     result = asyncio.run(ask(" ".join(sys.argv[1:]) or QUESTION))
-    print(f"\n\nThe chain of thoughts ({result.state}, {result.usage.total_tokens} tokens):\n")
+    print(f"\nThoughts ({result.state}, {result.usage.total_tokens} tokens):\n")
     print(result.thoughts.tree() or "(none)")
     Path("chain.mmd").write_text(result.thoughts.to_mermaid(), encoding="utf-8")
-    print("\nchain.mmd has it as a drawing for Mermaid.")
+    print("\nThe graph was written to chain.mmd, as a Mermaid diagram.")

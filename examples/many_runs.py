@@ -1,9 +1,8 @@
-"""Many runs in one Rx pipeline, with the stock operators of reactivex.
+"""Many runs in one Rx pipeline, using the operators of reactivex.
 
-`agent.observe(prompt)` is a run for each subscription, and disposing the subscription cancels the run. So what Rx knows
-of streams is known of agents: `debounce` waits until somebody has typed to the end, `flat_map_latest` lets the old
-question go, `group_by` makes a conversation of each user, `buffer_with_time` a dashboard. `merge` makes of it all a
-stream to iterate over.
+`agent.observe(prompt)` starts a run for each subscription. Disposing the subscription cancels the run. This supports
+many operators: `debounce` waits until the user stops typing, `flat_map_latest` cancels the previous question,
+`group_by` creates a conversation per user, and `buffer_with_time` updates a dashboard. `merge` returns a stream.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ T = TypeVar("T")
 
 
 async def typed_questions(agent: Agent) -> list[str]:
-    """Ask once somebody has stopped typing."""
+    """Start a run when the user has stopped typing."""
     keys: Subject[str] = Subject()
     answers = keys.pipe(rx.debounce(0.1), rx.flat_map(lambda question: agent.observe(question).text()))
     send(keys, {0.0: "How", 0.02: "How hi", 0.04: "How high is Galdhøpiggen?"})
@@ -33,7 +32,7 @@ async def typed_questions(agent: Agent) -> list[str]:
 
 
 async def newest_question(agent: Agent) -> list[str]:
-    """Answer the newest question: the run of an older one is cancelled, and its connection to the model is closed."""
+    """Only answer the newest question. Earlier runs are cancelled, which closes their connections."""
     questions: Subject[str] = Subject()
     results = questions.pipe(rx.flat_map_latest(lambda question: agent.observe(question).result()))
     send(questions, {0.0: "Tell me all about fjords!", 0.1: "How long is Sognefjorden?"})
@@ -41,10 +40,10 @@ async def newest_question(agent: Agent) -> list[str]:
 
 
 async def conversations(agent: Agent) -> dict[str, list[str]]:
-    """Hold a conversation with each user: one message after the other, and all users at once."""
+    """Run a conversation per user. Users are handled concurrently, and messages of a user sequentially."""
     messages: Subject[tuple[str, str]] = Subject()
 
-    def user_of(message: tuple[str, str]) -> str:
+    def get_user(message: tuple[str, str]) -> str:
         return message[0]
 
     def reply(message: tuple[str, str]) -> Observable[Result]:
@@ -56,26 +55,26 @@ async def conversations(agent: Agent) -> dict[str, list[str]]:
 
     send(messages, {0.0: ("ann", "Hello!"), 0.01: ("bob", "Hi!"), 0.02: ("ann", "Any news?")})
     answers: dict[str, list[str]] = {}
-    async for result in merge(messages.group_by(user_of).flat_map(conversation)):
+    async for result in merge(messages.group_by(get_user).flat_map(conversation)):
         answers.setdefault(result.context_id, []).append(result.output)
     return answers
 
 
 async def dashboard(agent: Agent) -> list[Stats]:
-    """Look at all runs together, four times a second."""
+    """Collect statistics of all runs four times per second."""
     async with asyncio.timeout(5):
         runs = [agent.run(f"Describe the county number {number}.") for number in range(5)]
-        windows = merge(*runs).pipe(op.stats(0.05), rx.buffer_with_time(0.25), rx.filter(bool), rx.map(newest))
+        windows = merge(*runs).pipe(op.stats(0.05), rx.buffer_with_time(0.25), rx.filter(bool), rx.map(get_newest))
         return [figures async for figures in windows]
 
 
-def newest(figures: list[Stats]) -> Stats:
-    """Take the newest of the figures of a window."""
+def get_newest(figures: list[Stats]) -> Stats:
+    """Return the newest statistics of a time window."""
     return figures[-1]
 
 
 def send(subject: Subject[T], items: Mapping[float, T]) -> None:
-    """Send each item at its second, and after the last one the end; what is sent needs a reader by then."""
+    """Schedule items at the given times in seconds, then complete. Items are lost if the subject has no subscriber."""
     loop = asyncio.get_running_loop()
     for seconds, item in items.items():
         loop.call_later(seconds, subject.on_next, item)
@@ -83,13 +82,13 @@ def send(subject: Subject[T], items: Mapping[float, T]) -> None:
 
 
 def slow_answer(request: ModelRequest) -> Turn:
-    """Answer by repeating the question, at five words in a quarter of a second."""
+    """Repeat the question at a rate of 20 words per second."""
     words = str(request.messages[-1].text).split()
     return turn(frames("-".join(f"{word} " for word in ["You", "ask:", *words]) + "|"))
 
 
 async def main() -> None:
-    """Show the four of them."""
+    """Run all four pipelines."""
     async with Agent(ScriptedModel(*[slow_answer] * 20), log=MemoryEventLog()) as agent:
         print("Typed:     ", "".join(await typed_questions(agent)))
         print("Newest:    ", "".join(await newest_question(agent)))

@@ -1,11 +1,11 @@
-"""An agent as a tool of an MCP client, such as Claude Desktop, and a client that uses it. Needs no key.
+"""Agent as a tool for MCP clients such as Claude Desktop, including a client. No API key is required.
 
-Needs the extra: `pip install "rxloop[mcp]"`. `rxloop mcp examples/mcp_agent.py:planner` serves the agent over stdin and
-stdout; the configuration of Claude Desktop for that is
+Requires `pip install "rxloop[mcp]"`. The command `rxloop mcp examples/mcp_agent.py:planner` serves the agent over stdin
+and stdout. To configure Claude Desktop, add
 
     {"mcpServers": {"travel": {"command": "rxloop", "args": ["mcp", "/full/path/of/mcp_agent.py:planner"]}}}
 
-As a script, this starts the command itself, and answers the agent's question in the place of the person.
+As a script, this file starts this command, and answers the agent's question.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ except ImportError as error:
 
 @tool(approve=True)
 async def get_weather(city: str) -> dict[str, float | str]:
-    """Current weather of a city; each look costs a cent."""
+    """Current weather in a city. Costs one cent per call."""
     return {"temperature": 18.0, "unit": "C", "sky": "sunny", "city": city}
 
 
 def planner() -> Agent[Any, Any]:
-    """Make the agent; the command calls this."""
+    """Create the agent. The command calls this function."""
     return Agent(demo_model(), name="planner", tools=[get_weather], instructions="You plan journeys.")
 
 
-async def person(context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
-    """Answer a question, as the person before the client does by a form."""
-    print(f"asked       {params.message} yes")
+async def answer_question(context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+    """Answer a question. A real client would show a form to the user."""
+    print(f"question    {params.message} yes")
     return types.ElicitResult(action="accept", content={"answer": True})
 
 
-async def told(progress: float, total: float | None, message: str | None) -> None:
-    """Print what the client is told while the agent works."""
+async def print_progress(progress: float, total: float | None, message: str | None) -> None:
+    """Print progress notifications."""
     print(f"progress {progress:g}  {message}")
 
 
 async def main() -> None:
-    """Start the server, call the agent, and go on with the conversation."""
+    """Connect to the server, run the agent, and continue the conversation."""
     server = StdioServerParameters(
         command=sys.executable, args=["-m", "rxloop", "mcp", f"{__file__}:planner", "--no-log"], env=dict(os.environ)
     )
-    async with Client(server, elicitation_callback=person) as client:
-        for each in (await client.list_tools()).tools:
-            print(f"tool        {each.name}")
+    async with Client(server, elicitation_callback=answer_question) as client:
+        for listed in (await client.list_tools()).tools:
+            print(f"tool        {listed.name}")
         question = {"prompt": "Is it warm in Oslo?"}
-        result = await client.call_tool("planner", question, progress_callback=told)
+        result = await client.call_tool("planner", question, progress_callback=print_progress)
         print(f"answer      {getattr(result.content[0], 'text', '')}")
-        again = {"prompt": "What is 17 * 23?", "context_id": (result.meta or {})["rxloop/contextId"]}
-        result = await client.call_tool("planner", again)
+        follow_up = {"prompt": "What is 17 * 23?", "context_id": (result.meta or {})["rxloop/contextId"]}
+        result = await client.call_tool("planner", follow_up)
         print(f"answer      {getattr(result.content[0], 'text', '')}")
 
 

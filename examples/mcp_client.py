@@ -1,7 +1,7 @@
-"""An agent that uses the tools of an MCP server, with a question of the server in the middle. Needs no key.
+"""This example connects an agent to an MCP server that can ask the user questions. No API key is required.
 
-Needs the extra: `pip install "rxloop[mcp]"`. The server stands at the end of this file, and runs as a program of its
-own; any other would do: `mcp("npx", "-y", "@modelcontextprotocol/server-everything")`.
+Requires `pip install "rxloop[mcp]"`. The server is defined at the end of this file, and runs in a separate process. To
+use another server, pass its command, such as `mcp("npx", "-y", "@modelcontextprotocol/server-everything")`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rxloop.tools.mcp import mcp
 
 
 async def main() -> None:
-    """Ask for a table; the server asks for the day, and the run waits for the answer."""
+    """Reserve a table. The run pauses because the server asks for the day, and is resumed with the answer."""
     log = MemoryEventLog()
     server = mcp(sys.executable, __file__, "serve", name="restaurant")
     model = ScriptedModel(call("restaurant__reserve", guests=4), "A table for four is reserved.")
@@ -33,29 +33,29 @@ async def main() -> None:
         print(f"offered     {', '.join(tool.name for tool in model.requests[0].tools)}")
         [question] = first.pending
         print(f"state       {first.state}: {question.prompt}")
-        # An hour later, and perhaps in another process:
+        # Any process with access to the log can do this at a later time.
         result = await agent.resume(first.task_id, inputs={question.input_id: {"day": "Friday"}})
         print(f"result      {result.messages[-2].text}")
         print(f"answer      {result.output}")
 
 
 class Day(BaseModel):
-    """What the server asks for."""
+    """User input that the server requests."""
 
     day: str
 
 
-def which_day() -> Elicit[Day]:
-    """Ask for the day."""
+def make_question() -> Elicit[Day]:
+    """Create the question for the day."""
     return Elicit("Which day?", Day)
 
 
 def serve() -> None:
-    """Run the server, over stdin and stdout."""
+    """Serve the tool over stdin and stdout."""
     restaurant: MCPServer[Any] = MCPServer("restaurant")
 
     @restaurant.tool()
-    def reserve(guests: int, day: Annotated[Day, Resolve(which_day)]) -> str:  # pyright: ignore[reportUnusedFunction]
+    def reserve(guests: int, day: Annotated[Day, Resolve(make_question)]) -> str:  # pyright: ignore[reportUnusedFunction]
         """Reserves a table."""
         return f"{guests} guests on {day.day}"
 

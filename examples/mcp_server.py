@@ -1,6 +1,6 @@
-"""The MCP server for sequential thinking, and a client that uses it. Needs no key.
+"""MCP server for sequential thinking, including a client. No API key is required.
 
-Needs the extra: `pip install "rxloop[mcp]"`. The boxes on stderr are the server's log.
+Requires `pip install "rxloop[mcp]"`. The server logs to stderr.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ SERVER = StdioServerParameters(
 )
 
 
-async def think(client: Client, number: int, text: str, **more: Any) -> None:
-    """Send one thought, and print the server's answer."""
-    thought = {"thought": text, "thoughtNumber": number, "totalThoughts": 3, "nextThoughtNeeded": number < 3, **more}
+async def think(client: Client, number: int, text: str, **fields: Any) -> None:
+    """Send a thought and print the response."""
+    thought = {"thought": text, "thoughtNumber": number, "totalThoughts": 3, "nextThoughtNeeded": number < 3, **fields}
     result = await client.call_tool("sequentialthinking", thought)
     answer: dict[str, Any] = result.structured_content or {}
     print(f"thought {number}   {answer['thoughtHistoryLength']} so far, branches {answer['branches']}")
@@ -31,12 +31,12 @@ async def think(client: Client, number: int, text: str, **more: Any) -> None:
 
 
 async def main() -> None:
-    """Start the server over stdin and stdout, think, and read the history back."""
+    """Start the server, send thoughts, and read the history and the graph."""
     async with Client(SERVER) as client:
         for tool in (await client.list_tools()).tools:
             print(f"tool        {tool.name}")
 
-        # No call names a session: the connection has its own.
+        # Connections use their own session by default.
         await think(client, 1, "The cache is cold after a deploy, so the first requests are slow.")
         await think(
             client, 2, "Thought 1 is wrong: the slow ones come an hour later.", isRevision=True, revisesThought=1

@@ -1,6 +1,7 @@
-"""An agent behind an HTTP API: users with runs of their own, and a question that is answered over the network.
+"""HTTP API of an agent for multiple users, including a question that is answered by a client.
 
-As a script, it serves on a free port and plays two users itself. `uvicorn serve:app --app-dir examples` stays:
+As a script, this file starts a server on a free port and simulates two users. To start only the server, run
+`uvicorn serve:app --app-dir examples`. To send a request, run
 
     curl -N localhost:8000/runs -H 'Authorization: Bearer ann-key' -H 'Content-Type: application/json' \\
          -H 'Accept: text/event-stream' -d '{"input": "Is it warm in Oslo?"}'
@@ -30,27 +31,27 @@ except (ImportError, ValueError) as error:
 
 @dataclass
 class Deps:
-    """What the tools of a run know: whose it is."""
+    """User data for tools."""
 
     user: str
 
 
 @tool(approve=True)
 async def get_weather(ctx: RunContext[Deps], city: str) -> dict[str, float | str]:
-    """Current weather of a city; each look costs the user a cent."""
+    """Current weather in a city. Costs the user one cent per call."""
     ctx.progress(f"{ctx.deps.user} pays a cent")
     return {"temperature": 18.0, "unit": "C", "sky": "sunny", "city": city}
 
 
-def deps_of(record: RunRecord) -> Deps:
-    """Make the deps of a run of what the log knows of it, and never of what a client says."""
-    return Deps(user=record.owner or "nobody")
+def load_deps(record: RunRecord) -> Deps:
+    """Create the deps based on the recorded owner, because clients cannot change it."""
+    return Deps(user=record.owner or "anonymous")
 
 
 def make_app() -> Api:
-    """Make the application; it enters the runtime when it is served."""
+    """Create the application. It starts and stops the runtime."""
     support = Agent(demo_model(), tools=[get_weather], deps_type=Deps)
-    runtime = Runtime({"support": support}, log=MemoryEventLog(), deps=deps_of)
+    runtime = Runtime({"support": support}, log=MemoryEventLog(), deps=load_deps)
     return api(runtime, auth=bearer({"ann-key": "ann", "bob-key": "bob"}))
 
 
@@ -58,32 +59,32 @@ app = make_app()
 
 
 class Server(uvicorn.Server):
-    """A server that comes to its end in order: runs first, then streams, then connections."""
+    """Server that closes its streams before shutting down."""
 
     def __init__(self, app: Api) -> None:
         super().__init__(uvicorn.Config(app, log_level="warning"))
         self.app = app
-        self.listens = asyncio.Event()
+        self.is_listening = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open the port."""
         await super().startup(sockets)
-        self.listens.set()
+        self.is_listening.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain before the connections are closed: uvicorn itself would wait for streams that never end."""
+        """Drain the application first, because uvicorn waits for open streams."""
         await self.app.drain(10)
         await super().shutdown(sockets)
 
 
 @asynccontextmanager
-async def serving(app: Api) -> AsyncGenerator[str]:
+async def serve(app: Api) -> AsyncGenerator[str]:
     """Serve the application on a free port, and yield its address."""
-    with socket.socket() as listener:
+    with socket.socket(proto=socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         server = Server(app)
         task = asyncio.create_task(server.serve(sockets=[listener]))
-        await server.listens.wait()
+        await server.is_listening.wait()
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
@@ -92,7 +93,7 @@ async def serving(app: Api) -> AsyncGenerator[str]:
 
 
 async def ask(client: Client, question: str) -> str:
-    """Ask, agree to what the agent wants to do, and give the id of the run."""
+    """Start a run, approve all tool calls, print the answer, and return the run's id."""
     run = await client.start("support", question)
     async for event in client.follow(run.task_id):
         if isinstance(event, InputRequiredEvent):
@@ -103,12 +104,12 @@ async def ask(client: Client, question: str) -> str:
 
 
 async def main() -> None:
-    """Let Ann ask, and Bob look."""
-    async with serving(app) as url:
+    """Start a run as Ann and check that Bob cannot read it."""
+    async with serve(app) as url:
         async with Client(url, token="ann-key") as ann, Client(url, token="bob-key") as bob:
-            print("Ann asks.")
+            print("Ann starts a run.")
             task_id = await ask(ann, "Is it warm in Oslo?")
-            print("Bob looks at her run.")
+            print("Bob tries to read it.")
             try:
                 await bob.record(task_id)
             except ApiError as error:

@@ -1,7 +1,7 @@
-"""A chat that does not wait for the end of an answer: whatever is typed meanwhile steers the run that goes on.
+"""Chat in which new messages steer the active run.
 
-Somebody types three lines. The first asks. The second comes while a tool works, and is heard with its result. The third
-comes in the middle of an answer and begins with "no": it cuts the answer off. All of it is one run.
+The user sends three messages, which all belong to the same run. The second message is sent while a tool is running, so
+the model receives it with the tool result. The third message starts with "no", and interrupts the answer.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from rxloop import Agent, ContentCompleteEvent, ContentDeltaEvent, LLMCallEvent,
 from rxloop.agents import Steer
 from rxloop.testing import ScriptedModel, call, frames
 
-TYPED = [(0.2, "Only trains, please."), (0.5, "No, on Saturday!")]
-"""What is typed into the chat, and after how many seconds."""
+MESSAGES = [(0.2, "Only trains, please."), (0.5, "No, on Saturday!")]
+"""Messages to send, with delays in seconds."""
 
 
 @tool
@@ -24,22 +24,22 @@ async def connections(to: str) -> list[str]:
     return ["Fri 16:25 train", "Fri 18:10 flight", "Sat 08:25 train"]
 
 
-async def keyboard() -> AsyncIterator[str | Steer]:
-    """The lines that somebody types; a websocket would do as well."""
-    for seconds, line in TYPED:
+async def read_messages() -> AsyncIterator[str | Steer]:
+    """Yield messages. A real program would read them from a WebSocket, for example."""
+    for seconds, line in MESSAGES:
         await asyncio.sleep(seconds)
         yield Steer(line, interrupt=line.lower().startswith("no"))
 
 
 async def main() -> None:
-    """Ask, and let the keyboard steer."""
+    """Start a run and steer it. Print all events and the final history."""
     model = ScriptedModel(
         call("connections", to="Bergen"),
         frames("Take the train on -Friday-, at 16:25-. It runs through -the mountains-, and -you arrive|", 0.05),
         frames("On Saturday -there is a train -at 08:25.|", 0.05),
     )
     async with Agent(model, tools=[connections]) as agent:
-        run = agent.run("How do I get to Bergen?", steering=keyboard())
+        run = agent.run("How do I get to Bergen?", steering=read_messages())
         async for event in run:
             match event:
                 case LLMCallEvent(iteration=number):
@@ -51,12 +51,12 @@ async def main() -> None:
                 case MessageAddedEvent(content=text):
                     print(f"  <- {text!r}", end="")
                 case ContentCompleteEvent(finish_reason="interrupted"):
-                    print("  (cut off)", end="")
+                    print("  (interrupted)", end="")
                 case _:
                     pass
         result = await run
 
-    print("\n\nThe history of the one run:")
+    print("\n\nHistory of the run:")
     for message in result.messages:
         print(f"  {message.role:<9} {message.text or '(calls a tool)'}")
 

@@ -1,6 +1,6 @@
-"""All nine reasoning strategies on one problem: what each did, what it cost, and what it answered.
+"""Comparison of all nine reasoning strategies: steps, tokens and answers for the same problem.
 
-python examples/strategies.py ["What is (3 + 4) * 6 - 2?"]
+Usage: python examples/strategies.py ["What is (3 + 4) * 6 - 2?"]
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rxloop.strategies import (
 )
 from rxloop.testing import demo_model
 
-NINE = [
+STRATEGIES = [
     linear(max_thoughts=4),
     chain_of_thought(),
     react(max_cycles=5),
@@ -41,19 +41,19 @@ ROW = "{:<17}{:>7}{:>10}{:>7}{:>7}{:>9}  {}"
 
 @tool(idempotent=True)
 async def calculate(expression: str) -> float:
-    """Work out a sum, such as "2 * (3 + 4)"."""
+    """Evaluate an arithmetic expression, such as "2 * (3 + 4)"."""
     if not re.fullmatch(r"[\d\s.()+*/%-]{1,100}", expression) or "**" in expression:
-        raise ValueError(f"{expression!r} is not a sum of plain numbers")
-    # The expression has only digits and operators. Nothing else makes this safe.
+        raise ValueError(f"{expression!r} is not an arithmetic expression")
+    # `eval` is safe here, because the expression only contains digits and operators.
     return eval(expression)
 
 
 async def main(problem: str) -> None:
-    """Run the strategies one after the other, and print a line for each."""
+    """Run the strategies and print a table."""
     print(f"{problem}\n")
     print(ROW.format("strategy", "stages", "thoughts", "calls", "tokens", "seconds", "answer"))
     async with Agent(demo_model(delay=0.005), tools=[calculate], limits=Limits(iterations=40)) as agent:
-        for strategy in NINE:
+        for strategy in STRATEGIES:
             start = perf_counter()
             run = agent.run(problem, strategy=strategy)
             count = Counter([event.kind async for event in run])

@@ -1,4 +1,4 @@
-"""Three agents think at the same time, each in its own session, in one file that outlives them."""
+"""Three concurrent agents with separate thinking sessions. All sessions are stored in the same file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS = 5
 
 
 def offline_model(name: str) -> ScriptedModel:
-    """Make a model that plays one of them; replace it with a model string such as "zai:glm-4.7"."""
+    """Create a scripted model. To use a real model, pass a model string such as "zai:glm-4.7" to the agent."""
     steps = range(1, STEPS + 1)
     thoughts = [
         call(
@@ -32,24 +32,24 @@ def offline_model(name: str) -> ScriptedModel:
 
 
 async def think(name: str, sessions: ThinkingSessions) -> Result:
-    """Run one agent, whose tool is bound to a session of the agent's name."""
+    """Run an agent with a thinking session named after it."""
     async with Agent(offline_model(name), name=name, tools=[sequential_thinking(name, sessions=sessions)]) as agent:
         return await agent.run("Think about your part of the release.")
 
 
 async def main(path: Path) -> None:
-    """Run all three, and read their sessions as another process would."""
+    """Run all three agents, then open the file again and read the sessions."""
     sessions = ThinkingSessions(SqliteArtifacts(path))
     for result in await asyncio.gather(*(think(name, sessions) for name in NAMES)):
-        print(result.output, f"({len(result.thoughts)} thoughts on its stream)")
+        print(result.output, f"({len(result.thoughts)} thoughts in its stream)")
     await sessions.aclose()
 
-    again = ThinkingSessions(SqliteArtifacts(path))
-    for session in await again.all_sessions():
+    reopened = ThinkingSessions(SqliteArtifacts(path))
+    for session in await reopened.all_sessions():
         assert len(session) == STEPS
         assert all(session.session_id in thought.thought for thought in session.thoughts)
         print(f"{session.session_id}: {session.status}, {len(session)} thoughts, last: {session.thoughts[-1].thought}")
-    await again.aclose()
+    await reopened.aclose()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""A watchdog: views that watch a run while it goes on, and act on what they see.
+"""This example uses views to detect runs that are stuck.
 
-One run goes in circles: the model makes the same call again and again, and `op.repeats` stops it before the money is
-gone. In another run, the model falls silent in the middle of a sentence: `op.stalled` notices, and another model takes
-over. Finished tool calls are not repeated, because their results are in the log.
+In the first run, the model repeats a tool call. The watchdog detects this with `op.repeats` and cancels the run. In the
+second run, the model stops responding in the middle of a sentence. The watchdog detects this with `op.stalled` and
+resumes the run with another model. Completed tool calls are not repeated because their results are in the log.
 """
 
 from __future__ import annotations
@@ -15,61 +15,65 @@ from rxloop import Agent, LLMCallEvent, MemoryEventLog, Provider, Result, Run, R
 from rxloop.operators import Repeat, Stall, Stats
 from rxloop.testing import ScriptedModel, call, frames, turn
 
-PATIENCE = 0.2
-"""How many seconds a model may be silent; for a real one, use twenty."""
+MAX_SILENCE = 0.2
+"""Maximum silence of a model in seconds. For real models, use about 20."""
 
 
-async def guarded(agent: Agent[None, str], prompt: str, *spare_models: Provider) -> Result:
-    """Return the result of a watched run; `RunCancelled` says why there is none."""
+async def run_with_watchdog(agent: Agent[None, str], prompt: str, *spare_models: Provider) -> Result:
+    """Run an agent and replace silent models with spare models.
+
+    Raises:
+        RunCancelled: The watchdog cancelled the run without resuming it.
+    """
     run = agent.run(prompt)
     for model in spare_models:
         stalls = watch(run)
         try:
             return await run
-        except RunCancelled as stopped:
+        except RunCancelled as error:
             if not stalls:
                 raise
-            print(f"  dog   {stopped}: it goes on with {model.name}")
-        # The next attempt of the same run, in the same stream. Only what has no answer yet is asked again.
+            print(f"  dog   {error}; resuming with {model.name}")
+        # Start another attempt of the same run. Completed calls are not repeated.
         run = agent.resume(run.task_id, model=model)
     watch(run)
     return await run
 
 
 def watch(run: Run) -> list[Stall]:
-    """Let the dog watch a run. If it cancels the run because the model is silent, the returned list has that stall."""
+    """Watch a run. When the model is silent, the stall is added to the returned list and the run is cancelled."""
     stalls: list[Stall] = []
 
-    def break_circle(repeat: Repeat) -> None:
+    def cancel_loop(repeat: Repeat) -> None:
         run.cancel(str(repeat))
 
-    def leave_model(stall: Stall) -> None:
+    def cancel_silent_run(stall: Stall) -> None:
         stalls.append(stall)
         run.cancel(str(stall))
 
     run.pipe(op.of_type(LLMCallEvent, ToolStartEvent)).subscribe(show)
     run.pipe(op.stats(), rx.last()).subscribe(show)
-    # Within the last ten calls: a call made now and then, such as asking for a status, is not a circle.
-    run.pipe(op.repeats(3, within=10), rx.take(1)).subscribe(break_circle)
-    # Slow tools have their own timeout, and people may take their time; that leaves a silent model.
-    run.pipe(op.stalled(PATIENCE), rx.filter(awaits_model), rx.take(1)).subscribe(leave_model)
+    # Limit this to the last ten calls, because tools such as status checks are called repeatedly.
+    run.pipe(op.repeats(3, within=10), rx.take(1)).subscribe(cancel_loop)
+    # Ignore stalls caused by tools and people. Tools have their own timeouts.
+    run.pipe(op.stalled(MAX_SILENCE), rx.filter(awaits_model), rx.take(1)).subscribe(cancel_silent_run)
     return stalls
 
 
 def awaits_model(stall: Stall) -> bool:
-    """Tell whether the run waits for the model."""
+    """True if the run is waiting for the model."""
     return stall.awaits == "model"
 
 
-def show(seen: LLMCallEvent | ToolStartEvent | Stats) -> None:
-    """Print what happens."""
-    match seen:
+def show(item: LLMCallEvent | ToolStartEvent | Stats) -> None:
+    """Print calls and statistics."""
+    match item:
         case LLMCallEvent():
-            print(f"  model {seen.model} is asked with {seen.message_count} messages")
+            print(f"  model {item.model} called with {item.message_count} messages")
         case ToolStartEvent():
-            print(f"  tool  {seen.call.name}({', '.join(map(str, seen.call.arguments.values()))})")
+            print(f"  tool  {item.call.name}({', '.join(map(str, item.call.arguments.values()))})")
         case Stats():
-            print(f"  stats {seen}")
+            print(f"  stats {item}")
 
 
 @tool
@@ -80,22 +84,22 @@ async def search(query: str) -> str:
 
 
 async def main() -> None:
-    """Watch a run in circles, and one that is stuck."""
-    print("A model that goes in circles:")
+    """Run the watchdog with two misbehaving models."""
+    print("Repeated call:")
     dragons = [call("search", query=query) for query in ("dragon", "pet dragon", "dragon", "dragon", "dragon")]
     async with Agent(ScriptedModel(*dragons, name="eager"), tools=[search]) as agent:
         try:
-            await guarded(agent, "Buy me a dragon.")
-        except RunCancelled as stopped:
-            print(f"  dog   {stopped}: it is over")
-            # Every call in the partial result has an answer: continue by hand with `agent.run([*messages, "..."])`.
-            print(f"  left  {len(stopped.result.messages)} messages")
+            await run_with_watchdog(agent, "Buy me a dragon.")
+        except RunCancelled as error:
+            print(f"  dog   {error}; run cancelled")
+            # All calls in these messages have results, so you can continue with `agent.run([*messages, "..."])`.
+            print(f"  result has {len(error.result.messages)} messages")
 
-    print("\nA model that falls silent:")
+    print("\nSilent model:")
     sleepy = ScriptedModel(call("search", query="kite"), turn(frames(f"-The cheapest-{'-' * 400}|")), name="sleepy")
     spare = ScriptedModel("The cheapest kite is 19 EUR.", name="spare")
     async with Agent(sleepy, tools=[search], log=MemoryEventLog()) as agent:
-        result = await guarded(agent, "What is the cheapest kite?", spare)
+        result = await run_with_watchdog(agent, "What is the cheapest kite?", spare)
     print(f"  answer {result.output}")
     assert [message.role for message in result.messages] == ["user", "assistant", "tool", "assistant"]
 

@@ -1,9 +1,9 @@
-"""Write an adapter: runs over a WebSocket.
+"""Custom adapter for WebSockets.
 
-The first message of a client starts a run: `{"input": "Is it warm in Oslo?"}`. The public events of the run come back,
-one JSON object on each line. Meanwhile, `{"answer": {"the inputId": true}}` answers a question and `{"cancel": true}`
-cancels the run. The socket closes with 1000 after the run, 1012 if the server drains, or 4000 + the HTTP status of an
-error.
+The first message of a client, such as `{"input": "Is it warm in Oslo?"}`, starts a run. The server sends the public
+events of the run, as one JSON object per line. The client can send `{"answer": {"the inputId": true}}` to answer a
+question, and `{"cancel": true}` to cancel the run. The close code is 1000 after the run, 1012 if the server drains, and
+4000 plus the HTTP status for errors.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ try:
     from rxloop.server.core import (
         NDJSON,
         Adapter,
+        Principal,
         Refused,
         answer_run,
         cancel_abandoned_run,
@@ -48,27 +49,27 @@ except (ImportError, ValueError) as error:
 
 
 class Start(BaseModel):
-    """The first message."""
+    """Message that starts a run."""
 
     input: str
 
 
 class Command(BaseModel):
-    """A later message."""
+    """Message that answers a question or cancels the run."""
 
     answer: dict[str, Any] = {}
     cancel: bool = False
 
 
 class WebSocketAdapter(Adapter):
-    """Runs of an agent over a WebSocket."""
+    """Serve an agent over WebSockets."""
 
     def endpoints(self) -> Sequence[WebSocketRoute]:
-        """Return the one route."""
+        """Return the route of the WebSocket."""
         return [WebSocketRoute("/", self._serve)]
 
     def write_error(self, refused: Refused, request: HTTPConnection) -> Response:
-        """Return the response to an HTTP request, which has another path."""
+        """Return an error response for HTTP requests to other paths."""
         return PlainTextResponse(str(refused), refused.status)
 
     async def _serve(self, socket: WebSocket) -> None:
@@ -80,7 +81,7 @@ class WebSocketAdapter(Adapter):
                 agent = resolve_agent(self.gateway, self.agent)
                 record = await start_run(self.gateway, principal, agent, start.input)
                 events = self.gateway.runtime.follow(record.task_id).pipe(op.public())
-                read, beat = partial(self._read_commands, socket, record), self.heartbeat
+                read, beat = partial(self._read_commands, socket, principal, record), self.heartbeat
                 end = await deliver(slot, events, socket.send_bytes, NDJSON, heartbeat=beat, disconnected=read)
                 if end in ("complete", "draining", "broken"):
                     await socket.close({"complete": 1000, "draining": 1012}.get(end, 1011))
@@ -99,8 +100,8 @@ class WebSocketAdapter(Adapter):
         except TimeoutError:
             raise Refused(408, "too_slow", "the first message took too long") from None
 
-    async def _read_commands(self, socket: WebSocket, record: RunRecord) -> None:
-        """Execute commands until the client leaves. A socket has one reader, so this also detects the disconnect."""
+    async def _read_commands(self, socket: WebSocket, principal: Principal, record: RunRecord) -> None:
+        """Execute commands until the client disconnects. Only reading from the socket detects this."""
         with suppress(WebSocketDisconnect):
             while True:
                 text = await socket.receive_text()
@@ -109,19 +110,19 @@ class WebSocketAdapter(Adapter):
                     if command.cancel:
                         await cancel_run(self.gateway, record.task_id)
                     else:
-                        await answer_run(self.gateway, record, command.answer)
+                        await answer_run(self.gateway, principal, record, command.answer)
                 except Exception as error:
                     await socket.send_json({"error": str(self.to_refusal(error, socket))})
 
 
 @tool(approve=True)
 async def get_weather(city: str) -> dict[str, Any]:
-    """Current weather of a city."""
+    """Return the current weather of a city."""
     return {"temperature": 18.0, "unit": "C", "sky": "sunny", "city": city}
 
 
 async def ask(url: str, question: str) -> None:
-    """Start a run, approve its tool calls, and print the answer."""
+    """Start a run, approve all tool calls, and print the answer."""
     async with connect(url, additional_headers={"Authorization": "Bearer ann-key"}) as client:
         await client.send(json.dumps({"input": question}))
         async for message in client:
@@ -131,22 +132,22 @@ async def ask(url: str, question: str) -> None:
                     await client.send(json.dumps({"answer": {event["input"]["inputId"]: True}}))
                 elif event["kind"] == "status-update" and event["state"] == "completed":
                     print(event["content"])
-        print("closed with", client.close_code)
+        print("close code:", client.close_code)
 
 
 async def main() -> None:
-    """Serve the adapter on a free port, and be its client."""
+    """Serve the adapter on a free port and simulate a client."""
     agent = Agent(demo_model(), tools=[get_weather])
     async with Runtime({"weather": agent}, log=MemoryEventLog()) as runtime:
         app = WebSocketAdapter(runtime, auth=bearer({"ann-key": "ann"}), on_disconnect="cancel")
         with sockets.create_server(("127.0.0.1", 0)) as listener:
             server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-            serving = asyncio.create_task(server.serve(sockets=[listener]))
-            # The listener already accepts connections, and they wait for the server.
+            task = asyncio.create_task(server.serve(sockets=[listener]))
+            # The socket is already listening, so the client can connect before the server has started.
             await ask(f"ws://127.0.0.1:{listener.getsockname()[1]}", "Is it warm in Oslo?")
             await app.drain(1)
             server.should_exit = True
-            await serving
+            await task
 
 
 if __name__ == "__main__":

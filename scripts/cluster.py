@@ -1,7 +1,7 @@
-"""A cluster on one machine whose processes are killed one by one, and a table of what comes of it.
+"""Demonstration of a cluster: starts servers, workers and runs on this machine, and repeatedly kills processes.
 
-Exits with 1 if anything was lost: a run that did not come to its right end, or an event that a reader missed or saw
-twice; and if a process ended that nobody had killed.
+Exits with 1 if a run does not complete, if a subscriber misses an event or receives it twice, or if a process ends
+without being killed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent / "tests"))
 QUESTIONS = ["Weather in Oslo?", "Weather in Bergen?", "What is 2 + 2?"]
 STUCK_AFTER = 90
-"""Seconds after the last run was started by which all of them are over."""
+"""Maximum time in seconds until all runs have ended, after the last one was started."""
 OWNERS = """
 SELECT a.application_name, count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
 WHERE l.locktype = 'advisory' AND l.granted GROUP BY 1
@@ -40,7 +40,7 @@ WHERE l.locktype = 'advisory' AND l.granted GROUP BY 1
 
 
 class Process:
-    """A server or a worker, or the next one in its place."""
+    """Server or worker process that can be killed and restarted."""
 
     def __init__(self, name: str, log: Path, *arguments: str) -> None:
         self.name, self._log, self._arguments = name, log, arguments
@@ -59,19 +59,19 @@ class Process:
                 stderr=log,
             )
 
-    async def again(self) -> None:
-        """Kill it, and start the next one in its place."""
+    async def restart(self) -> None:
+        """Kill the process and start it again."""
         await self.kill()
         await self.start()
 
     @property
-    def ended(self) -> str | None:
-        """What it said last, if it has ended by itself."""
+    def failure(self) -> str | None:
+        """Exit code and last log line if the process ended without being killed."""
         code = self._process.returncode
         if code in (None, -signal.SIGKILL):
             return None
-        said = self._log.read_text().splitlines() or ["nothing"]
-        return f"{self.name} ended by itself with {code}, and said: {said[-1]}"
+        lines = self._log.read_text().splitlines() or ["(empty log)"]
+        return f"{self.name} exited unexpectedly with code {code}: {lines[-1]}"
 
     async def kill(self) -> None:
         if self._process.returncode is None:
@@ -80,54 +80,54 @@ class Process:
 
 
 class Load:
-    """Runs that are started at one server and followed at another one, and what was seen of them."""
+    """Runs, each started on one server and followed on another one, and their results."""
 
     def __init__(self, urls: list[str]) -> None:
         self._urls = urls
         self.states: Counter[str] = Counter()
         self.started = 0
-        self.take_overs = 0
-        self.lost: list[str] = []
+        self.resumed = 0
+        self.errors: list[str] = []
         self.lags: deque[float] = deque(maxlen=500)
         self.tokens: deque[float] = deque(maxlen=20_000)
 
-    async def one(self, number: int) -> None:
-        """Start a run, follow it to its end, and see that no event is missing."""
-        starts, shows = random.sample(self._urls, 2)
-        task_id = await self._start(starts, number)
+    async def execute_run(self, number: int) -> None:
+        """Start a run, follow it until its end, and check its events."""
+        start_url, follow_url = random.sample(self._urls, 2)
+        task_id = await self._start(start_url, number)
         self.started += 1
-        seen = 0
+        last_seq = 0
         state = "lost"
         try:
-            async with Client(shows, retries=60) as client:
+            async with Client(follow_url, retries=60) as client:
                 async for event in client.follow(task_id):
-                    seen = self._see(task_id, event, seen)
+                    last_seq = self._check_event(task_id, event, last_seq)
                     if isinstance(event, StatusUpdateEvent):
                         state = event.state
         except RxloopError as error:
-            self.lost.append(f"{task_id} cannot be followed after its event {seen}: {error}")
+            self.errors.append(f"run {task_id}: following failed after event {last_seq}: {error}")
         if state != "completed":
-            self.lost.append(f"{task_id} has come to no end: it is {state}")
+            self.errors.append(f"run {task_id}: must be completed, is {state}")
         self.states[state] += 1
 
-    def _see(self, task_id: str, event: AnyEvent, seen: int) -> int:
+    def _check_event(self, task_id: str, event: AnyEvent, last_seq: int) -> int:
         if event.kind == "content-delta":
             self.tokens.append(time.monotonic())
         if isinstance(event, GapEvent) and event.reason != "lost-attempt":
-            # Of an attempt that is lost the reader had deltas, and nothing else.
-            self.lost.append(f"{task_id} has a gap behind its event {seen}: {event.reason}")
+            # Gaps caused by a lost attempt only affect deltas, so they are allowed.
+            self.errors.append(f"run {task_id}: gap after event {last_seq}: {event.reason}")
         if not event.durable:
-            return seen
+            return last_seq
         self.lags.append(time.time() - event.timestamp / 1000)
         if isinstance(event, StatusUpdateEvent) and event.resumed:
-            self.take_overs += 1
-        if event.seq != seen + 1:
-            wrong = "is seen twice" if event.seq <= seen else f"follows on {seen}: those between are lost"
-            self.lost.append(f"{task_id}: its event {event.seq} {wrong}")
-        return max(seen, event.seq)
+            self.resumed += 1
+        if event.seq != last_seq + 1:
+            problem = "was repeated" if event.seq <= last_seq else f"follows event {last_seq}"
+            self.errors.append(f"run {task_id}: event {event.seq} {problem}")
+        return max(last_seq, event.seq)
 
     async def _start(self, url: str, number: int) -> str:
-        """Start it, once, at whatever server is there: the key makes it the same run."""
+        """Start a run on any available server. The idempotency key prevents starting it twice."""
         key = f"{os.getpid()}-{number}"
         while True:
             with suppress(RxloopError):
@@ -140,22 +140,22 @@ class Load:
     def table(self) -> Table:
         now = time.monotonic()
         lags = sorted(self.lags) or [0.0]
-        under_way = self.started - self.states.total()
-        found = Table(title="runs")
-        for name in ("started", "going", "done", "taken over", "lag p50", "lag p99", "tok/s", "lost"):
-            found.add_column(name, justify="right")
-        found.add_row(
-            *(str(number) for number in (self.started, under_way, self.states["completed"], self.take_overs)),
+        active = self.started - self.states.total()
+        table = Table(title="runs")
+        for name in ("started", "active", "completed", "resumed", "lag p50", "lag p99", "tok/s", "errors"):
+            table.add_column(name, justify="right")
+        table.add_row(
+            *(str(number) for number in (self.started, active, self.states["completed"], self.resumed)),
             f"{1000 * lags[len(lags) // 2]:.0f} ms",
             f"{1000 * lags[int(len(lags) * 0.99)]:.0f} ms",
             f"{sum(at > now - 5 for at in self.tokens) / 5:.0f}",
-            f"[red]{len(self.lost)}[/]" if self.lost else "[green]0[/]",
+            f"[red]{len(self.errors)}[/]" if self.errors else "[green]0[/]",
         )
-        return found
+        return table
 
 
 class Cluster:
-    """The processes, and who has which runs."""
+    """Processes of the cluster, and the number of runs owned by each."""
 
     def __init__(self, dsn: str, logs: Path) -> None:
         ports = [_free_port() for _ in range(2)]
@@ -164,13 +164,13 @@ class Cluster:
         servers = {f"server {n}": ("serve", "--queue", "--port", str(port)) for n, port in enumerate(ports, 1)}
         workers = {f"worker {n}": ("worker", "--adopt-every", "1") for n in range(1, 4)}
         self.processes = [
-            Process(name, logs / f"{name}.log", command, *self._where(name), *options)
+            Process(name, logs / f"{name}.log", command, *self._location_options(name), *options)
             for name, (command, *options) in (servers | workers).items()
         ]
         self.owned: Counter[str] = Counter()
-        self.last = "nothing was killed yet"
+        self.last = "no process has been killed"
 
-    def _where(self, name: str) -> tuple[str, ...]:
+    def _location_options(self, name: str) -> tuple[str, ...]:
         return "cluster_agent:agent", "--db", f"{self.dsn}?application_name={name.replace(' ', '%20')}"
 
     async def start(self) -> None:
@@ -182,26 +182,26 @@ class Cluster:
                     with suppress(httpx.HTTPError):
                         if (await client.get(f"{url}/readyz")).is_success:
                             break
-                    if self.ended:
+                    if self.failures:
                         return
                     await asyncio.sleep(0.2)
 
     @property
-    def ended(self) -> list[str]:
-        """Those that have ended by themselves, and what they said."""
-        return [said for each in self.processes if (said := each.ended)]
+    def failures(self) -> list[str]:
+        """Exit codes and last log lines of processes that ended without being killed."""
+        return [failure for process in self.processes if (failure := process.failure)]
 
-    async def kill_on(self, seconds: float) -> None:
+    async def kill_periodically(self, seconds: float) -> None:
         while True:
             await asyncio.sleep(seconds)
             process = random.choice(self.processes)
             process.killed += 1
-            self.last = f"{time.strftime('%H:%M:%S')} killed {process.name}, with {self.owned[process.name]} runs"
-            # Whoever stops the killing is not to leave one dead.
-            await asyncio.shield(process.again())
+            self.last = f"{time.strftime('%H:%M:%S')} killed {process.name} ({self.owned[process.name]} runs)"
+            # Shield the restart, so that the process is also restarted if this task is cancelled.
+            await asyncio.shield(process.restart())
 
-    async def look_on(self) -> None:
-        """Ask Postgres, twice a second, who has how many turns."""
+    async def watch_leases(self) -> None:
+        """Query the number of leases per process from Postgres, twice per second."""
         import psycopg
 
         while True:
@@ -214,13 +214,13 @@ class Cluster:
             await asyncio.sleep(0.5)
 
     def table(self) -> Table:
-        found = Table(title="processes", caption=self.last)
+        table = Table(title="processes", caption=self.last)
         for name in ("process", "up", "killed", "runs"):
-            found.add_column(name, justify="left" if name == "process" else "right")
+            table.add_column(name, justify="left" if name == "process" else "right")
         for process in self.processes:
             runs = str(self.owned[process.name]) if process.name.startswith("worker") else ""
-            found.add_row(process.name, f"{time.monotonic() - process.since:.0f} s", str(process.killed), runs)
-        return found
+            table.add_row(process.name, f"{time.monotonic() - process.since:.0f} s", str(process.killed), runs)
+        return table
 
 
 def _free_port() -> int:
@@ -230,69 +230,72 @@ def _free_port() -> int:
 
 
 async def show(dsn: str, logs: Path, seconds: float, kill_every: float, every: float) -> bool:
-    """Show the cluster for so long; whether nothing was lost."""
+    """Run the cluster with a live display. Return True if no error was found."""
     console, cluster = Console(), Cluster(dsn, logs)
     load = Load(cluster.urls)
     runs: set[asyncio.Task[None]] = set()
 
-    def picture() -> Group:
+    def render() -> Group:
         return Group(cluster.table(), load.table())
 
     try:
-        with console.status("two servers and three workers start"):
+        with console.status("Starting two servers and three workers"):
             await cluster.start()
-        background = [asyncio.create_task(cluster.kill_on(kill_every)), asyncio.create_task(cluster.look_on())]
+        background = [
+            asyncio.create_task(cluster.kill_periodically(kill_every)),
+            asyncio.create_task(cluster.watch_leases()),
+        ]
         ends = time.monotonic() + seconds
-        with Live(picture(), console=console, refresh_per_second=4) as live:
-            while time.monotonic() < ends and not cluster.ended:
-                runs.add(asyncio.create_task(load.one(len(runs))))
+        with Live(render(), console=console, refresh_per_second=4) as live:
+            while time.monotonic() < ends and not cluster.failures:
+                runs.add(asyncio.create_task(load.execute_run(len(runs))))
                 await asyncio.sleep(every)
-                live.update(picture())
+                live.update(render())
             background[0].cancel()
-            while (under_way := [task for task in runs if not task.done()]) and not cluster.ended:
-                await asyncio.wait(under_way, timeout=0.5)
-                live.update(picture())
+            while (active := [task for task in runs if not task.done()]) and not cluster.failures:
+                await asyncio.wait(active, timeout=0.5)
+                live.update(render())
                 if time.monotonic() > ends + STUCK_AFTER:
-                    load.lost.append(f"{len(under_way)} runs are stuck")
+                    load.errors.append(f"{len(active)} runs have not ended")
                     break
-        load.lost += cluster.ended
-        for each in (*background, *runs):
-            each.cancel()
+        load.errors += cluster.failures
+        for task in (*background, *runs):
+            task.cancel()
         results = await asyncio.gather(*background, *runs, return_exceptions=True)
-        load.lost += [f"the load has failed: {each!r}" for each in results if isinstance(each, Exception)]
+        load.errors += [f"unexpected error: {each!r}" for each in results if isinstance(each, Exception)]
     finally:
         for process in cluster.processes:
             await process.kill()
-    return _told(console, cluster, load)
+    return _print_results(console, cluster, load)
 
 
-def _told(console: Console, cluster: Cluster, load: Load) -> bool:
-    """Say what came of it; whether nothing was lost."""
+def _print_results(console: Console, cluster: Cluster, load: Load) -> bool:
+    """Print the results. Return True if no error was found."""
     killed = sum(process.killed for process in cluster.processes)
-    of = f"{load.started} runs, {load.take_overs} take-overs, {killed} processes killed"
-    for line in load.lost[:20]:
+    summary = f"{load.started} runs, {load.resumed} resumed attempts, {killed} processes killed"
+    for line in load.errors[:20]:
         console.print(line, style="red", highlight=False, soft_wrap=True)
-    if load.lost:
-        console.print(f"LOST: {len(load.lost)} things went wrong, of {of}", style="bold red", highlight=False)
+    if load.errors:
+        console.print(f"{len(load.errors)} errors: {summary}", style="bold red", highlight=False)
     else:
-        console.print(f"nothing was lost: {of}", style="green", highlight=False)
-    return not load.lost
+        console.print(f"No errors: {summary}", style="green", highlight=False)
+    return not load.errors
 
 
 def main() -> int:
     from support.postgres.server import PostgresServer, can_start
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=120, help="how long runs are started")
-    parser.add_argument("--kill-every", type=float, default=10, help="seconds between two kills")
-    parser.add_argument("--every", type=float, default=0.5, help="seconds between two runs")
-    given = parser.parse_args()
+    parser.add_argument("--seconds", type=float, default=120, help="duration of the load in seconds")
+    parser.add_argument("--kill-every", type=float, default=10, help="interval of kills in seconds")
+    parser.add_argument("--every", type=float, default=0.5, help="interval of new runs in seconds")
+    options = parser.parse_args()
     if not can_start():
-        print("scripts/cluster needs the programs of PostgreSQL (Debian: apt-get install postgresql)", file=sys.stderr)
+        print("scripts/cluster requires the PostgreSQL programs (Debian: apt-get install postgresql)", file=sys.stderr)
         return 1
     with PostgresServer() as server, tempfile.TemporaryDirectory() as logs:
-        well = asyncio.run(show(server.dsn, Path(logs), given.seconds, given.kill_every, given.every))
-    return 0 if well else 1
+        succeeded = asyncio.run(show(server.dsn, Path(logs), options.seconds, options.kill_every, options.every))
+    return 0 if succeeded else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The agent of `scripts/cluster`: it answers from a file, slowly, and one of its tools must never act twice."""
+"""Agent for `scripts/cluster`, with a slow model, an idempotent tool, and a tool that must not be repeated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ async def get_weather(city: str) -> dict[str, object]:
     """Current weather in a city.
 
     Args:
-        city: Its name.
+        city: Name of the city.
     """
     await asyncio.sleep(1)
     return {"temperature": 18.0 if city == "Oslo" else 13.0, "unit": "C", "sky": "rain"}
@@ -21,10 +21,10 @@ async def get_weather(city: str) -> dict[str, object]:
 
 @tool
 async def calculate(ctx: RunContext[None], expression: str) -> float:
-    """Work something out.
+    """Subtract two numbers.
 
     Args:
-        expression: Such as `18 - 13`.
+        expression: Expression such as `18 - 13`.
     """
     await asyncio.sleep(0.5)
     left, _, right = expression.partition("-")
@@ -32,5 +32,5 @@ async def calculate(ctx: RunContext[None], expression: str) -> float:
 
 
 def agent() -> Agent[None, str]:
-    """The agent; each process makes its own."""
+    """Create the agent."""
     return Agent(demo_model(delay=0.05), tools=[get_weather, calculate], name="weather")

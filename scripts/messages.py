@@ -1,4 +1,4 @@
-"""Print the messages of all exceptions, warnings and log lines of src/rxloop in one list."""
+"""Print the messages of all exceptions, warnings and log lines in src/rxloop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOG_METHODS = frozenset({"debug", "info", "warning", "error", "exception", "crit
 
 
 def find_messages(tree: ast.Module) -> Iterator[tuple[int, str, ast.expr]]:
-    """Yield the line, the exception or log method, and the argument that has the message."""
+    """Yield the line number, the exception or log method, and the message of each call."""
     for node in ast.walk(tree):
         match node:
             case ast.Raise(exc=ast.Call(func=func, args=[message, *_])):

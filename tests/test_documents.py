@@ -1,4 +1,4 @@
-"""The documents and the examples are run as they stand."""
+"""Execution of documents and examples."""
 
 from __future__ import annotations
 
@@ -9,20 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from support.run_document import python_blocks
+from support.run_document import iter_blocks
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "src/rxloop/skill").rglob("*.md")),
+]
 EXAMPLES = sorted({ROOT / "examples/kitchen_sink.py", *(ROOT / "examples").glob("*.py")})
 RUNNER = ROOT / "tests/support/run_document.py"
 
 
-def by_path(path: Path) -> str:
+def format_path(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
 def run(*arguments: str | Path, cwd: Path) -> str:
-    """Run Python with no key in the environment and no way out of the machine, and give what it wrote."""
+    """Run Python without API keys and network access, and return its output."""
     environment = {
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": str(cwd),
@@ -44,29 +49,32 @@ def run(*arguments: str | Path, cwd: Path) -> str:
     )
     output = done.stdout + done.stderr
     assert done.returncode == 0, output
-    # What goes wrong in a task or a destructor changes no exit code.
+    # Errors in tasks and destructors do not change the exit code.
     assert "Traceback" not in done.stderr, output
     assert "Warning:" not in done.stderr, output
     return done.stdout
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=by_path)
-def test_every_python_block_of_the_document_runs(document: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("document", DOCUMENTS, ids=format_path)
+def test_python_blocks_of_a_document_run(document: Path, tmp_path: Path) -> None:
     run(RUNNER, document, cwd=tmp_path)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=by_path)
-def test_no_python_block_of_the_document_is_marked_as_an_exception(document: Path) -> None:
-    blocks = python_blocks(document.read_text(encoding="utf-8"))
-    assert [f"line {line}: {info}" for line, info, _ in blocks if info != "python"] == []
+@pytest.mark.parametrize("document", DOCUMENTS, ids=format_path)
+def test_python_blocks_of_a_document_have_no_exceptions(document: Path) -> None:
+    blocks = iter_blocks(document.read_text(encoding="utf-8"))
+    name = document.stem.removeprefix("from_").replace("_", "-")
+    titles = ["rxloop", name] if document.stem.startswith("from_") else []
+    allowed = ["python", *(f'python title="{title}"' for title in titles)]
+    assert [f"line {line}: {info}" for line, info, _ in blocks if info not in allowed] == []
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=by_path)
-def test_the_example_runs_with_no_key_and_no_network(example: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("example", EXAMPLES, ids=format_path)
+def test_example_runs_without_keys_and_network(example: Path, tmp_path: Path) -> None:
     assert run(example, cwd=tmp_path)
 
 
-def test_blocks_of_a_document_share_a_namespace_and_may_await(tmp_path: Path) -> None:
+def test_blocks_of_a_document_share_a_namespace_and_can_await(tmp_path: Path) -> None:
     document = tmp_path / "document.md"
     document.write_text(
         """
@@ -99,7 +107,7 @@ hidden = 40
     assert run(RUNNER, document, cwd=tmp_path) == "42\n"
 
 
-def test_a_failing_block_fails_and_names_the_line_of_the_document(tmp_path: Path) -> None:
+def test_failing_block_is_reported_with_its_line(tmp_path: Path) -> None:
     document = tmp_path / "document.md"
     document.write_text("# Title\n\n```python\na = 1\nraise LookupError(a)\n```\n", encoding="utf-8")
     with pytest.raises(AssertionError, match=r'document\.md", line 5'):

@@ -1,4 +1,4 @@
-"""Errors say what they are, and go from one process to another."""
+"""Messages and pickling of errors."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ FIELDS: dict[str, Any] = {
 }
 
 
-def classes(of: type[RxloopError] = RxloopError) -> Iterator[type[RxloopError]]:
+def list_classes(of: type[RxloopError] = RxloopError) -> Iterator[type[RxloopError]]:
     yield of
     for each in of.__subclasses__():
         if each.__module__.startswith("rxloop."):
-            yield from classes(each)
+            yield from list_classes(each)
 
 
-def made(cls: type[RxloopError]) -> RxloopError:
-    """An error of that class, with whatever its constructor wants."""
+def make_error(cls: type[RxloopError]) -> RxloopError:
+    """Create an error with arguments for its constructor."""
     while True:
         fields: dict[str, Any] = {}
         for _ in range(len(FIELDS) + 1):
@@ -55,7 +55,7 @@ def made(cls: type[RxloopError]) -> RxloopError:
                 fields |= {name: FIELDS[name] for name in missing}
 
 
-def test_the_document_shows_the_tree_of_the_classes() -> None:
+def test_document_contains_the_class_tree() -> None:
     page = (Path(__file__).parents[1] / "docs/errors.md").read_text(encoding="utf-8")
     shown: set[tuple[str, str]] = set()
     above: list[str] = ["RxloopError"]
@@ -63,7 +63,7 @@ def test_the_document_shows_the_tree_of_the_classes() -> None:
         depth = len(margin) // 5
         shown.add((above[depth - 1], name))
         above[depth:] = [name]
-    own = [cls for cls in classes() if cls is not RxloopError and cls.__module__ == "rxloop.errors"]
+    own = [cls for cls in list_classes() if cls is not RxloopError and cls.__module__ == "rxloop.errors"]
     assert shown == {(cls.__bases__[0].__name__, cls.__name__) for cls in own}
 
 
@@ -71,22 +71,22 @@ def _name(cls: type[RxloopError]) -> str:
     return cls.__qualname__
 
 
-@pytest.mark.parametrize("cls", sorted({*classes()}, key=_name), ids=_name)
-def test_every_error_of_the_tree_goes_through_pickle_with_all_that_it_holds(cls: type[RxloopError]) -> None:
-    error = made(cls)
+@pytest.mark.parametrize("cls", sorted({*list_classes()}, key=_name), ids=_name)
+def test_errors_keep_their_data_when_pickled(cls: type[RxloopError]) -> None:
+    error = make_error(cls)
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is cls
     assert (str(again), again.args, vars(again)) == (str(error), error.args, vars(error))
 
 
-def test_a_note_and_the_fields_of_a_provider_stay() -> None:
+def test_notes_and_provider_fields_are_pickled() -> None:
     error = RateLimited("slow down", status=429, retry_after=2.5)
     error.add_note("seen in the night")
     again = pickle.loads(pickle.dumps(error))
     assert (again.status, again.retry_after, again.__notes__) == (429, 2.5, ["seen in the night"])
 
 
-async def failed(**options: Any) -> RunError:
+async def run_failing_agent(**options: Any) -> RunError:
     @tool
     async def f(rows: list[int]) -> list[int]:
         """Give."""
@@ -98,8 +98,8 @@ async def failed(**options: Any) -> RunError:
     return raised.value
 
 
-async def test_the_error_of_a_run_keeps_its_partial_result() -> None:
-    error = await failed()
+async def test_run_error_keeps_its_partial_result() -> None:
+    error = await run_failing_agent()
     again = pickle.loads(pickle.dumps(error))
     assert again.code == "provider"
     assert again.result.messages == error.result.messages
@@ -109,14 +109,14 @@ async def test_the_error_of_a_run_keeps_its_partial_result() -> None:
         again.result.messages[1].tool_calls[0].arguments["rows"] = 1
 
 
-async def test_an_error_whose_result_cannot_be_pickled_goes_without_it() -> None:
+async def test_result_that_cannot_be_pickled_is_dropped_from_the_error() -> None:
     error = RunError("503", code="overloaded", result=lambda: None)
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.code, again.result) == ("503", "overloaded", None)
 
 
-async def test_the_repr_of_a_runs_error_has_its_code_and_the_run() -> None:
-    error = await failed()
+async def test_repr_of_a_run_error_contains_the_code_and_the_run() -> None:
+    error = await run_failing_agent()
     assert repr(error) == f"RunError('503', code='provider', task_id='{error.result.task_id}')"
     limited = Agent(ScriptedModel(call("f")), limits=Limits(iterations=1)).run("q")
     await outcome(limited)
@@ -129,7 +129,7 @@ def _fails() -> None:
     raise RunError("503", code="overloaded", result=None)
 
 
-def test_a_pool_of_processes_survives_an_error() -> None:
+def test_process_pool_transfers_an_error() -> None:
     with ProcessPoolExecutor(1) as pool:
         for _ in range(2):
             with pytest.raises(RunError, match="503"):

@@ -1,4 +1,4 @@
-"""A process that may open few files: what cannot be opened is told as that, nothing hangs, and all is given back."""
+"""Errors, hangs and leaks in a process with few file descriptors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="desc
 
 
 @pytest.mark.parametrize("transport", ["httpx", "aiohttp"])
-async def test_two_hundred_runs_with_64_descriptors(transport: str, tmp_path: Path) -> None:
+async def test_two_hundred_runs_with_64_file_descriptors(transport: str, tmp_path: Path) -> None:
     with serve_offline(OfflineModel(delay=0.02)) as url:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-W", "error", CROWD, url, transport, tmp_path, stdout=asyncio.subprocess.PIPE
@@ -26,11 +26,11 @@ async def test_two_hundred_runs_with_64_descriptors(transport: str, tmp_path: Pa
         async with asyncio.timeout(60):
             out, _ = await process.communicate()
     assert process.returncode == 0
-    told = json.loads(out)
+    report = json.loads(out)
     refused = "connection True True"
-    assert set(told["crowd"]) == {"answered", refused}
-    assert sum(told["crowd"].values()) == 200
-    assert told["crowd"]["answered"] > 20
-    assert (told["no socket"], told["no file"]) == (refused, [True, True])
-    assert (told["waits"], told["goes on"], told["again"]) == (True, "Hi.", "answered")
-    assert told["left"] == 0
+    assert set(report["crowd"]) == {"answered", refused}
+    assert sum(report["crowd"].values()) == 200
+    assert report["crowd"]["answered"] > 20
+    assert (report["no socket"], report["no file"]) == (refused, [True, True])
+    assert (report["waits"], report["goes on"], report["again"]) == (True, "Hi.", "answered")
+    assert report["left"] == 0

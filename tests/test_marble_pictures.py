@@ -1,4 +1,4 @@
-"""The marble diagrams of the docstrings can be read, and are drawn as they are written."""
+"""Parsing and drawing of marble diagrams in docstrings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = [name for name in op.__all__ if inspect.isfunction(getattr(op, name))]
 
 @pytest.fixture(scope="module")
 def website() -> Any:
-    """The modules of scripts/website that draw."""
+    """Drawing modules of scripts/website."""
     sys.path.insert(0, str(ROOT / "scripts/website"))
     try:
         import drawing  # pyright: ignore[reportMissingImports]
@@ -32,11 +32,11 @@ def website() -> Any:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_operator_has_a_diagram_that_can_be_drawn(website: Any, name: str) -> None:
+def test_every_operator_has_a_valid_diagram(website: Any, name: str) -> None:
     parts = website.marbles.split(inspect.getdoc(getattr(op, name)))
     assert parts is not None, f"op.{name} has no marble diagram"
     diagram = website.marbles.parse(parts[1], name)
-    picture = ET.fromstring(website.drawing.svg(diagram))
+    picture = ET.fromstring(website.drawing.make_svg(diagram))
     texts = [element.text for element in picture.iter() if element.tag == "text"]
     drawn = {
         marble
@@ -53,9 +53,9 @@ def test_every_operator_has_a_diagram_that_can_be_drawn(website: Any, name: str)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_of_a_picture_lies_outside_it(website: Any, name: str) -> None:
+def test_elements_are_inside_the_picture(website: Any, name: str) -> None:
     parts = website.marbles.split(inspect.getdoc(getattr(op, name)))
-    picture = ET.fromstring(website.drawing.svg(website.marbles.parse(parts[1], name)))
+    picture = ET.fromstring(website.drawing.make_svg(website.marbles.parse(parts[1], name)))
     _, _, width, height = map(float, picture.attrib["viewBox"].split())
     for box in picture.iter("rect"):
         x, y, w, h = (float(box.attrib[key]) for key in ("x", "y", "width", "height"))
@@ -63,7 +63,7 @@ def test_nothing_of_a_picture_lies_outside_it(website: Any, name: str) -> None:
         assert 0 <= y <= y + h <= height
 
 
-def test_a_diagram_is_read_column_by_column(website: Any) -> None:
+def test_diagram_is_parsed_by_column(website: Any) -> None:
     text = "in            --a--(b,c)--d(1)--|\nhandler            ..e\nout           --a--------#      e and more"
     diagram = website.marbles.parse(text, "on")
     (panel,) = diagram.panels
@@ -79,12 +79,12 @@ def test_a_diagram_is_read_column_by_column(website: Any) -> None:
     assert diagram.legend == ("e and more",)
 
 
-def test_a_line_may_have_several_streams(website: Any) -> None:
+def test_line_can_contain_several_streams(website: Any) -> None:
     (panel,) = website.marbles.parse("in   --M--|    --M--\nout  --(c,m)", "compress").panels
     assert [(piece.start, piece.stop, piece.end) for piece in panel[0].pieces] == [(0, 5, "|"), (10, 15, "-")]
 
 
-def test_an_operator_with_other_arguments_gets_a_picture_of_its_own(website: Any) -> None:
+def test_operator_with_other_arguments_has_its_own_picture(website: Any) -> None:
     panels = website.marbles.parse("source    --a--|\nf(1)      --a--|\nf(2)      -----|", "f").panels
     assert [[getattr(row, "label", None) for row in panel] for panel in panels] == [
         ["source", "f(1)", "f(1)"],
@@ -92,7 +92,7 @@ def test_an_operator_with_other_arguments_gets_a_picture_of_its_own(website: Any
     ]
 
 
-def test_operators_may_be_named_on_lines_of_their_own(website: Any) -> None:
+def test_operators_can_be_named_on_separate_lines(website: Any) -> None:
     (panel,) = website.marbles.parse("in   --A--|\n[a]\n[b]\nout  --C--|", "compose").panels
     assert [row.label for row in panel] == ["in", "a", "b", "out"]
 
@@ -100,37 +100,37 @@ def test_operators_may_be_named_on_lines_of_their_own(website: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("in   --a--|\nout  --C(TT)--(|)", "an instant holds marbles"),
-        ("in   --a--|\nout  --m(E|)", "marbles of one instant"),
-        ("in   --a--|\nout  --C(T,T)", "marbles of one instant"),
-        ("in   --a--|-\nout  --a--|", "nothing follows an end"),
-        ("in   --a-- |\nout  --a--|", "a single space"),
-        ("in     --a--|\nout  --a--|", "a stream begins before"),
-        ("in --a--|\nout", "a label, two spaces or more, and a stream"),
-        ("in   --(a--|\nout  --a--|", "no marble"),
-        ("in   --a)--|\nout  --a--|", "no marble"),
-        ("in   --a--|", "first come the inputs"),
-        ("out  --a--|\nin   --a--|", "first come the inputs"),
-        ("[a]\nin   --a--|", "begins with a stream"),
+        ("in   --a--|\nout  --C(TT)--(|)", "must be separated by commas"),
+        ("in   --a--|\nout  --m(E|)", "in the same parentheses"),
+        ("in   --a--|\nout  --C(T,T)", "in the same parentheses"),
+        ("in   --a--|-\nout  --a--|", "must not continue after its end"),
+        ("in   --a-- |\nout  --a--|", "must not contain a single space"),
+        ("in     --a--|\nout  --a--|", "must not begin before"),
+        ("in --a--|\nout", "a label, at least two spaces, and a stream"),
+        ("in   --(a--|\nout  --a--|", "invalid marble"),
+        ("in   --a)--|\nout  --a--|", "invalid marble"),
+        ("in   --a--|", "inputs must be followed by outputs"),
+        ("out  --a--|\nin   --a--|", "inputs must be followed by outputs"),
+        ("[a]\nin   --a--|", "must begin with a stream"),
     ],
 )
-def test_what_is_no_diagram_is_refused_with_its_place(website: Any, text: str, what: str) -> None:
+def test_invalid_diagram_is_rejected_with_its_position(website: Any, text: str, what: str) -> None:
     with pytest.raises(website.marbles.DiagramError, match=what) as caught:
         website.marbles.parse(text, "broken")
     assert "^" in str(caught.value)
 
 
-def test_a_docstring_has_one_diagram(website: Any) -> None:
+def test_docstring_with_two_diagrams_is_rejected(website: Any) -> None:
     assert website.marbles.split("Does it.\n\nArgs:\n    a: One.\n") is None
     one = "Does it.\n\n::\n\n    in   --a--|\n    out  --a--|\n\nMore.\n"
     assert website.marbles.split(one) == ("Does it.\n\n", "in   --a--|\nout  --a--|", "\n\nMore.\n")
-    with pytest.raises(website.marbles.DiagramError, match="the second"):
+    with pytest.raises(website.marbles.DiagramError, match="only one diagram"):
         website.marbles.split(one + "\n::\n\n    in   --b--|\n    out  --b--|\n")
 
 
-def test_a_picture_of_its_own_is_a_file_for_light_and_dark(website: Any) -> None:
+def test_standalone_picture_supports_light_and_dark_themes(website: Any) -> None:
     diagram = website.marbles.parse('in   --d({"a<b)--|\nout  --&--|', "f")
-    root = ET.fromstring(website.drawing.svg_file(diagram))
+    root = ET.fromstring(website.drawing.make_svg_file(diagram))
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     style = root.find("{http://www.w3.org/2000/svg}style")
     assert style is not None
@@ -139,7 +139,7 @@ def test_a_picture_of_its_own_is_a_file_for_light_and_dark(website: Any) -> None
 
 
 @given(st.text(alphabet="-.|#() ,ab{}[]'1", max_size=30), st.text(alphabet="-.|#() ,ab{}", max_size=30))
-def test_any_text_is_drawn_or_refused(first: str, second: str) -> None:
+def test_any_text_is_drawn_or_rejected(first: str, second: str) -> None:
     sys.path.insert(0, str(ROOT / "scripts/website"))
     try:
         import drawing  # pyright: ignore[reportMissingImports]
@@ -150,4 +150,4 @@ def test_any_text_is_drawn_or_refused(first: str, second: str) -> None:
         diagram = marbles.parse(f"in   {first}\nout  {second}", "f")
     except marbles.DiagramError:
         return
-    ET.fromstring(drawing.svg(diagram))
+    ET.fromstring(drawing.make_svg(diagram))

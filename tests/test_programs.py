@@ -1,4 +1,4 @@
-"""The programs of the documentation, run as they are written, but with a scripted model."""
+"""Programs of the documentation, with a scripted model."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -88,14 +88,14 @@ async def test_program_2_tools_with_dependencies() -> None:
     assert list(definition.parameters["properties"]) == ["city"]
 
 
-async def body(agent: Agent[None, str], question: str) -> AsyncIterator[bytes]:
+async def make_body(agent: Agent[None, str], question: str) -> AsyncIterator[bytes]:
     async with agent.run(question) as run:
         async for frame in run.sse(heartbeat=15):
             yield frame
 
 
 async def test_program_3_a_streaming_endpoint() -> None:
-    read = [frame async for frame in body(Agent(ScriptedModel("Hello.")), "Hi")]
+    read = [frame async for frame in make_body(Agent(ScriptedModel("Hello.")), "Hi")]
 
     events = [from_json(frame.split(b"data: ")[1]) for frame in read]
     assert [event.kind for event in events][:2] == ["task", "status-update"]
@@ -103,13 +103,13 @@ async def test_program_3_a_streaming_endpoint() -> None:
     assert read[0].startswith(b"id: " + events[0].cursor.encode() + b"\nevent: task\n")
 
 
-def test_program_3_the_client_leaves_and_the_run_is_cancelled() -> None:
+def test_program_3_run_is_cancelled_when_the_client_disconnects() -> None:
     model = ScriptedModel(frames("--a--b--never-"))
     log = MemoryEventLog()
     with virtual_time() as time:
 
         async def client() -> None:
-            frames_read = body(Agent(model, log=log), "Hi")
+            frames_read = make_body(Agent(model, log=log), "Hi")
             async for frame in frames_read:
                 if b"content-delta" in frame:
                     break
@@ -179,7 +179,7 @@ class Bank:
 
         @tool
         async def transfer(to: str, amount: int) -> str:
-            """Sends money."""
+            """Transfer money."""
             self.sent.append((to, amount))
             return "sent"
 
@@ -191,7 +191,7 @@ class Bank:
 
 
 @pytest.mark.parametrize("agreed", [True, False])
-async def test_program_5_a_guard_that_asks_while_the_run_waits(agreed: bool) -> None:
+async def test_program_5_guard_asks_during_the_run(agreed: bool) -> None:
     bank = Bank()
     asked: list[str] = []
 
@@ -208,7 +208,7 @@ async def test_program_5_a_guard_that_asks_while_the_run_waits(agreed: bool) -> 
 
 
 @pytest.mark.parametrize("agreed", [True, False])
-async def test_program_5_a_guard_that_is_answered_tomorrow(agreed: bool) -> None:
+async def test_program_5_guard_is_answered_later(agreed: bool) -> None:
     bank = Bank()
     result = await bank.agent(call("transfer", to="Bob", amount=5_000)).run("Pay Bob 5000")
     assert result.state == "input-required"
@@ -225,7 +225,7 @@ async def newest_only(request: ModelRequest, ctx: RunContext[None]) -> AsyncIter
     yield request.replace(messages=request.messages[-1:])
 
 
-async def test_program_6_a_pipeline_of_ones_own_with_a_log() -> None:
+async def test_program_6_custom_pipeline_with_a_log() -> None:
     model = ScriptedModel("Read.", "Fixed.")
     agent = Agent(
         model,
@@ -247,7 +247,7 @@ async def test_program_6_a_pipeline_of_ones_own_with_a_log() -> None:
     ]
 
 
-async def test_program_7_a_chain_of_thoughts_live_and_drawn(tmp_path: Path) -> None:
+async def test_program_7_live_thoughts_and_graph(tmp_path: Path) -> None:
     def thought(text: str, id: str, kind: str, after: str | None = None) -> Any:
         fields = {"thought": text, "thought_id": id, "thought_type": kind}
         return call("think_aloud", **fields, **({"related_to": after} if after else {}))
@@ -287,6 +287,6 @@ def test_program_12_typed_output() -> None:
     assert agent.run_sync("The capital of Norway").output.population == 717710
 
 
-def test_program_12_a_key_that_is_missing_is_named() -> None:
+def test_program_12_missing_key_is_named() -> None:
     with pytest.raises(ConfigurationError):
         Agent("nobody:glm-4.7")

@@ -1,4 +1,4 @@
-"""The runs that tests of doors and views are given: they come to an end, and are of every kind."""
+"""Runs of all kinds, which are shared by tests of adapters and views."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.nested_agents import check_attempts
 from support.random_runs import NAME, RandomRun, random_run
 
 
-async def played(kind: RandomRun) -> None:
+async def run_case(kind: RandomRun) -> None:
     log = kind.log()
     async with Runtime({NAME: kind.agent()}, log=log) as runtime:
         task_id = await asyncio.wait_for(kind.execute(runtime), 60)
@@ -26,6 +26,6 @@ async def played(kind: RandomRun) -> None:
 
 @settings(max_examples=60)
 @given(kind=random_run())
-def test_every_run_comes_to_an_end(kind: RandomRun) -> None:
+def test_every_run_ends(kind: RandomRun) -> None:
     with virtual_time() as time:
-        time.run(played(kind))
+        time.run(run_case(kind))

@@ -1,28 +1,30 @@
-"""The documents build with no warning and no network, and no link in them is dead."""
+"""Build and links of the documentation site."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import griffe
 import pytest
 from typing_extensions import override
 
 import rxloop
 from rxloop import op
+from support.browser import browser
+from support.markdown_links import find_links
 
 ROOT = Path(__file__).parents[1]
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "link": "href"}
 
 
 class Page(HTMLParser):
-    """What a page links to, what it loads, and where it can be linked to."""
+    """Links, resources and anchors of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -42,7 +44,7 @@ class Page(HTMLParser):
 
 
 def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    """Build the documents with no key in the environment and no way out of the machine."""
+    """Build the site without API keys and network access."""
     return subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(config), "--site-dir", str(site)],
         cwd=ROOT,
@@ -65,7 +67,7 @@ def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built documents."""
+    """Folder with the built site."""
     site = tmp_path_factory.mktemp("documents") / "site"
     done = build(ROOT / "mkdocs.yml", site)
     output = done.stdout + done.stderr
@@ -76,12 +78,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pages(site: Path) -> dict[Path, Page]:
-    """Every page, by its file."""
+    """Pages by file name."""
     return {path: Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
 
 
 @pytest.mark.timeout(300)
-def test_no_link_and_no_anchor_is_dead(site: Path, pages: dict[Path, Page]) -> None:
+def test_links_and_anchors_exist(site: Path, pages: dict[Path, Page]) -> None:
     dead: list[str] = []
     for path, page in pages.items():
         for link in [*page.links, *page.loads]:
@@ -98,14 +100,14 @@ def test_no_link_and_no_anchor_is_dead(site: Path, pages: dict[Path, Page]) -> N
 
 
 @pytest.mark.timeout(300)
-def test_nothing_is_loaded_from_elsewhere(pages: dict[Path, Page]) -> None:
+def test_pages_load_no_external_resources(pages: dict[Path, Page]) -> None:
     assert {load for page in pages.values() for load in page.loads if urlsplit(load).netloc} == set()
-    # The theme would load a library for these when a page has one.
+    # The theme would load a library for pages with these elements.
     assert [path for path in pages if 'class="mermaid"' in path.read_text(encoding="utf-8")] == []
 
 
 @pytest.mark.timeout(300)
-def test_every_public_name_has_its_place_in_the_reference(pages: dict[Path, Page]) -> None:
+def test_every_public_name_has_an_entry_in_the_reference(pages: dict[Path, Page]) -> None:
     anchors = {
         anchor.rpartition(".")[2]
         for path, page in pages.items()
@@ -117,13 +119,13 @@ def test_every_public_name_has_its_place_in_the_reference(pages: dict[Path, Page
 
 
 @pytest.mark.timeout(300)
-def test_a_run_and_a_stream_are_shown_with_what_they_inherit(pages: dict[Path, Page]) -> None:
+def test_inherited_members_of_run_and_stream_are_shown(pages: dict[Path, Page]) -> None:
     anchors = {anchor for page in pages.values() for anchor in page.anchors}
     assert anchors >= {"rxloop.run.handle.Run.pipe", "rxloop.stream.stream.Stream.pipe"}
 
 
 @pytest.mark.timeout(300)
-def test_every_operator_is_shown_with_its_picture(site: Path) -> None:
+def test_every_operator_page_contains_its_picture(site: Path) -> None:
     made = sorted((site / "reference/op").glob("*.html"))
     assert len(made) > 30
     for path in made:
@@ -132,20 +134,68 @@ def test_every_operator_is_shown_with_its_picture(site: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_no_page_shows_the_mark_of_a_diagram(pages: dict[Path, Page]) -> None:
+def test_pages_contain_no_diagram_markers(pages: dict[Path, Page]) -> None:
     assert [path.name for path in pages if "<p>::</p>" in path.read_text(encoding="utf-8")] == []
 
 
 @pytest.mark.timeout(300)
-def test_a_diagram_that_cannot_be_read_fails_the_build(tmp_path: Path) -> None:
-    for name in ("docs", "examples", "scripts", "src", "benchmarks"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.db"))
-    for name in ("mkdocs.yml", "CONTRIBUTING.md", "CHANGELOG.md"):
-        shutil.copy(ROOT / name, tmp_path)
-    operator = tmp_path / "src/rxloop/operators/views/filters.py"
-    operator.write_text(
-        operator.read_text(encoding="utf-8").replace("--S--------C--|", "--S--------C--|-"), encoding="utf-8"
-    )
-    done = build(tmp_path / "mkdocs.yml", tmp_path / "site")
-    assert done.returncode != 0
-    assert "the diagram of of_type: nothing follows an end" in done.stdout + done.stderr
+def test_links_of_text_files_exist(site: Path) -> None:
+    files = [site / "llms.txt", site / "llms-full.txt", *site.rglob("*.md")]
+    assert len(files) > 60
+    dead = [
+        f"{file.relative_to(site)}: {link}"
+        for file in files
+        for link in find_links(file.read_text(encoding="utf-8"))
+        if not (parts := urlsplit(link)).scheme and not (file.parent / unquote(parts.path)).exists()
+    ]
+    assert dead == []
+
+
+@pytest.mark.timeout(300)
+def test_llms_txt_lists_and_describes_all_pages(site: Path) -> None:
+    title, summary, size, *sections = (site / "llms.txt").read_text(encoding="utf-8").split("\n\n")
+    assert title == "# rxloop"
+    assert summary.startswith("> ")
+    stated = re.search(r"(\d+) kB", size)
+    assert stated
+    assert abs(int(stated[1]) - (site / "llms-full.txt").stat().st_size / 1000) < 1
+    described = dict(re.findall(r"^- \[[^\]]+\]\((\S+)\): (.+)$", "\n".join(sections), re.MULTILINE))
+    missing = {path.name for path in (ROOT / "docs").glob("*.md")} - described.keys()
+    assert missing == set(), "each page must start with a sentence"
+    assert "## Optional" in sections
+
+
+@pytest.mark.timeout(300)
+def test_llms_full_txt_contains_all_pages_without_hidden_code(site: Path) -> None:
+    text = (site / "llms-full.txt").read_text(encoding="utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.read_text(encoding="utf-8").partition("\n")[0] in text
+    assert "<!--" not in text
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.service("chromium")
+@pytest.mark.parametrize("page", ["index.html", "reference/op/index.html"])
+async def test_search_works_in_pages_opened_as_files(site: Path, tmp_path: Path, page: str) -> None:
+    async with browser(tmp_path / "profile") as opened:
+        await opened.open(f"{(site / page).as_uri()}?q=superseded+questions")
+        found = "[...document.querySelectorAll('.md-search-result__link')].map(link => link.href)"
+        links: list[str] = await opened.until(f"{found}.length > 3 && {found}")
+    assert Path(unquote(urlsplit(links[0]).path)) == site / "durability.html"
+
+
+def test_invalid_diagram_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A second build would take several seconds, so load only the module with the diagram, like mkdocstrings.
+    monkeypatch.syspath_prepend(ROOT / "scripts/website")
+    pictures = griffe.load_extensions(str(ROOT / "scripts/website/pictures.py"))
+    name = "rxloop/operators/views/filters.py"
+    text = (ROOT / "src" / name).read_text(encoding="utf-8")
+    assert "--S--------C--|" in text
+    (tmp_path / name).parent.mkdir(parents=True)
+    for folder in (Path(name).parents[0], Path(name).parents[1], Path(name).parents[2]):
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    griffe.load("rxloop", search_paths=[tmp_path], extensions=pictures)
+    (tmp_path / name).write_text(text.replace("--S--------C--|", "--S--------C--|-"), encoding="utf-8")
+    with pytest.raises(Exception, match="of_type: a stream must not continue after its end"):
+        griffe.load("rxloop", search_paths=[tmp_path], extensions=pictures)

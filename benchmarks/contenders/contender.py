@@ -1,4 +1,4 @@
-"""What every other framework is measured by: the works of `ours.Client`, made of one run."""
+"""Workloads of other frameworks, equivalent to those of `ours.Client`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Self
 
 
 class Contender:
-    """An agent with one tool."""
+    """Agent with one tool."""
 
     async def run(self, prompt: str, see: Callable[[str], None]) -> dict[str, int]:
-        """Run the agent, and show each piece of text as it comes."""
+        """Run the agent and process streamed text."""
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """Close what the agent holds open."""
+        """Close the resources of the agent."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -23,15 +23,15 @@ class Contender:
         await self.aclose()
 
     async def stream(self) -> dict[str, int]:
-        """One answer, its text seen as it comes."""
+        """Stream an answer and process its text."""
         return await self.run("Tell me a story.", lambda text: None)
 
     async def tools(self) -> dict[str, int]:
-        """A run of tool calls, until there is a text."""
+        """Execute tool calls until there is a text."""
         return await self.run("Count.", lambda text: None)
 
     async def hold(self, count: int, reached: Callable[[], None]) -> None:
-        """An answer without an end; tells when that many pieces are there."""
+        """Read an endless answer, and signal when the given number of chunks has arrived."""
         seen = 0
 
         def see(text: str) -> None:

@@ -1,6 +1,6 @@
-"""The same work with langgraph: a graph of a model and its tools, streamed, without tracing and checkpoints."""
+"""Workloads with langgraph, without tracing and checkpoints."""
 
-# Measured in an environment of its own, which the type checker does not see.
+# Measured in a separate environment, which is unknown to the type checker.
 # pyright: reportMissingImports=false, reportUnknownParameterType=false, reportUnknownArgumentType=false
 # pyright: reportUntypedFunctionDecorator=false
 
@@ -26,7 +26,7 @@ async def add(a: int, b: int) -> int:
 
 
 class Client(Contender):
-    """An agent with one tool. Its HTTP client is shared by the process and closed with it."""
+    """Agent with one tool, which uses the HTTP client of the process."""
 
     def __init__(self, url: str) -> None:
         model: Any = ChatOpenAI(model="bench", base_url=url, api_key="none", streaming=True).bind_tools([add])

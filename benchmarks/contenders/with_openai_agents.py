@@ -1,6 +1,6 @@
-"""The same work with openai-agents: its chat completions model, streamed, without tracing."""
+"""Workloads with openai-agents and its chat completions model, without tracing."""
 
-# Measured in an environment of its own, which the type checker does not see.
+# Measured in a separate environment, which is unknown to the type checker.
 # pyright: reportMissingImports=false, reportUnknownParameterType=false, reportUnknownArgumentType=false
 # pyright: reportUntypedFunctionDecorator=false
 
@@ -25,7 +25,7 @@ async def add(a: int, b: int) -> int:
 
 
 class Client(Contender):
-    """An agent with one tool."""
+    """Agent with one tool."""
 
     def __init__(self, url: str) -> None:
         self._openai = AsyncOpenAI(base_url=url, api_key="none")

@@ -1,38 +1,33 @@
-// A page that talks to an agent with `useChat` of the AI SDK. `examples/chat_page/build` makes page.html of it.
+// Chat page for an agent, using `useChat` of the AI SDK. `examples/chat_page/build` bundles it into page.html.
 import { Chat, useChat } from '@ai-sdk/react';
 import { DefaultChatTransport, getToolName, isToolUIPart, lastAssistantMessageIsCompleteWithApprovalResponses } from 'ai';
-import { useEffect, useState } from 'react';
+import { useState } from 'react';
 import { createRoot } from 'react-dom/client';
 
 const API = 'api/chat';
 
-// The chat stands in the address, so that a reload, or another tab, comes back to it.
+// Store the chat id in the URL, so that the chat can be reloaded or opened in another tab.
 const chatId = location.hash.slice(1) || crypto.randomUUID();
 history.replaceState(null, '', `#${chatId}`);
 
-const messagesOf = async () => (await fetch(`${API}/${chatId}`)).json();
-
-// Made here and not by useChat: a Chat of one's own knows that a stream which is gone on with comes from its beginning.
+// Create the Chat ourselves, because it then expects resumed streams to start from their beginning.
 const chat = new Chat({
   id: chatId,
-  messages: await messagesOf(),
+  messages: await (await fetch(`${API}/${chatId}`)).json(),
   transport: new DefaultChatTransport({
     api: API,
-    // The server has the history: the last message is all that it needs.
+    // Only send the last message, because the server stores the history.
     prepareSendMessagesRequest: ({ id, messages, trigger, messageId, body }) => ({
       body: { ...body, id, trigger, messageId, messages: messages.slice(-1) },
     }),
+    // The run may have ended since the messages were loaded. With the cursor, the server streams it in this case.
+    prepareReconnectToStreamRequest: ({ api, id }) => ({
+      api: `${api}/${id}/stream?after=${chat.messages.at(-1)?.metadata?.rxloop.cursor ?? ''}`,
+    }),
   }),
-  // Approvals are sent once all of them are given.
+  // Send the approvals once all of them have been answered.
   sendAutomaticallyWhen: lastAssistantMessageIsCompleteWithApprovalResponses,
 });
-
-// Goes on with a run that is under way. One that came to its end in between is in the history by now.
-async function comeBack() {
-  const works = chat.messages.at(-1)?.metadata?.rxloop?.state === 'working';
-  await chat.resumeStream();
-  if (works && chat.messages.at(-1).metadata.rxloop.state === 'working') chat.messages = await messagesOf();
-}
 
 function Tool({ part, approve }) {
   return (
@@ -54,11 +49,11 @@ function Tool({ part, approve }) {
   );
 }
 
-// A step that was tried again: what stands before this part in the step does not count.
-const counts = (part, place, parts) => {
-  const rest = parts.slice(place + 1);
-  const end = rest.findIndex(each => each.type === 'step-start');
-  return !rest.slice(0, end < 0 ? undefined : end).some(each => each.type === 'data-rxloop-void');
+// If a step was retried, `data-rxloop-void` discards all parts before it in the same step.
+const isValid = (part, index, parts) => {
+  const rest = parts.slice(index + 1);
+  const end = rest.findIndex(next => next.type === 'step-start');
+  return !rest.slice(0, end < 0 ? undefined : end).some(next => next.type === 'data-rxloop-void');
 };
 
 function Part({ part, approve }) {
@@ -69,10 +64,9 @@ function Part({ part, approve }) {
 }
 
 function App() {
-  const { messages, status, error, sendMessage, regenerate, stop, addToolApprovalResponse } = useChat({ chat });
+  const { messages, status, error, sendMessage, regenerate, stop, addToolApprovalResponse } = useChat({ chat, resume: true });
   const [text, setText] = useState('');
   const busy = status === 'submitted' || status === 'streaming';
-  useEffect(() => void comeBack(), []);
 
   const approve = (id, approved) => addToolApprovalResponse({ id, approved });
   const send = event => {
@@ -81,7 +75,7 @@ function App() {
     sendMessage({ text });
     setText('');
   };
-  // `stop` alone leaves the run, which goes on for whoever comes back.
+  // `stop` only closes the stream, so cancel the run first.
   const cancel = async () => {
     await fetch(`${API}/${chatId}/stop`, { method: 'POST' });
     await stop();
@@ -92,9 +86,9 @@ function App() {
       {messages.map(message => (
         <article key={message.id} className={message.role}>
           {message.parts
-            .filter((part, place) => isToolUIPart(part) || counts(part, place, message.parts))
-            .map((part, place) => (
-              <Part key={place} part={part} approve={approve} />
+            .filter((part, index) => isToolUIPart(part) || isValid(part, index, message.parts))
+            .map((part, index) => (
+              <Part key={index} part={part} approve={approve} />
             ))}
         </article>
       ))}

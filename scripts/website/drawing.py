@@ -1,6 +1,6 @@
-"""Draws marble diagrams as SVG.
+"""Drawing of marble diagrams as SVG images.
 
-Lines and text have the colour of the text around them, so that a picture can be read on light and on dark ground.
+Lines and labels use the text colour of the page, so that the images fit light and dark themes.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from html import escape
 from marbles import Box, Diagram, Line, Piece
 
 CELL = 12
-"""The width of a column of the text."""
+"""Width of a diagram column in pixels."""
 ROW = 42
 MARBLE = 22
 PANEL_GAP = 22
 BOX_HEIGHT = 28
 MARGIN = 8
 CHARACTER = 7.3
-"""The width of a character of a marble."""
+"""Character width inside marbles, in pixels."""
 PALETTE = ("#2f6fb2", "#b3541e", "#2e7d4f", "#7b4fb5", "#b0305c", "#0f7680", "#6b6a12", "#5a6472")
-"""White text can be read on each."""
+"""Colours with sufficient contrast to white text."""
 ERROR = "#d03a3a"
 
 STYLE = f"""
@@ -41,28 +41,28 @@ _GROUND = """.marbles { color: #1f2328; }
 """
 
 
-def svg(diagram: Diagram) -> str:
-    """The picture as an element for a page that has `STYLE`; it contains no line break."""
-    return _Drawing(diagram).svg()
+def make_svg(diagram: Diagram) -> str:
+    """Create an SVG element for pages that include `STYLE`. It contains no line breaks."""
+    return _Drawing(diagram).make_svg()
 
 
-def svg_file(diagram: Diagram) -> str:
-    """The picture as a file of its own."""
-    head, rest = _Drawing(diagram).svg().split(">", 1)
+def make_svg_file(diagram: Diagram) -> str:
+    """Create a standalone SVG file."""
+    head, rest = _Drawing(diagram).make_svg().split(">", 1)
     return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{STYLE}{_GROUND}</style>{rest}\n'
 
 
 class _Drawing:
     def __init__(self, diagram: Diagram) -> None:
         self._diagram = diagram
-        self._colours = _colours(diagram)
+        self._colours = _choose_colours(diagram)
         lines = [row for panel in diagram.panels for row in panel if isinstance(row, Line)]
-        shown = [line.label for line in lines if "(" not in line.label]
-        self._origin = MARGIN + 16 + round(max(map(len, shown), default=0) * 7.9)
+        labels = [line.label for line in lines if "(" not in line.label]
+        self._origin = MARGIN + 16 + round(max(map(len, labels), default=0) * 7.9)
         self._right = max(
             [self._x(piece.stop) + CELL for line in lines for piece in line.pieces]
             + [
-                self._x(at.column) + _width(m)
+                self._x(at.column) + _marble_width(m)
                 for line in lines
                 for p in line.pieces
                 for at in p.instants
@@ -73,13 +73,13 @@ class _Drawing:
         self._right = max(self._right, *(self._origin + len(label) * 7.9 + 24 for label in boxes))
         self._right = max(self._right, *(MARGIN + len(text) * 7.3 for text in diagram.legend), 0)
 
-    def svg(self) -> str:
+    def make_svg(self) -> str:
         y = float(MARGIN)
         parts: list[str] = []
         for number, panel in enumerate(self._diagram.panels):
             y += PANEL_GAP if number else 0
             for row in panel:
-                height = BOX_HEIGHT + 4 if isinstance(row, Box) else _height(row)
+                height = BOX_HEIGHT + 4 if isinstance(row, Box) else _line_height(row)
                 parts.extend(self._box(row, y) if isinstance(row, Box) else self._line(row, y + height / 2))
                 y += height
         for text in self._diagram.legend:
@@ -117,7 +117,7 @@ class _Drawing:
             start = self._x(end) if begin == piece.start else start
         yield f'<path class="axis" d="M{min(start, stop):g} {y:g}H{stop:g}"/>'
         if piece.end == "|":
-            half = _height_of(piece) / 2 - 6
+            half = _piece_height(piece) / 2 - 6
             yield f'<path class="completion" d="M{stop:g} {y - half:g}V{y + half:g}"/>'
         elif piece.end == "#":
             yield f'<path class="error" d="M{stop - 7:g} {y - 7:g}l14 14m0 -14l-14 14"/>'
@@ -125,36 +125,36 @@ class _Drawing:
             yield f'<path class="axis" d="M{stop - 6:g} {y - 5:g}L{stop:g} {y:g}L{stop - 6:g} {y + 5:g}"/>'
 
     def _marble(self, marble: str, x: float, y: float) -> Iterator[str]:
-        width = _width(marble)
+        width = _marble_width(marble)
         left, half = x - MARBLE / 2, MARBLE / 2
         yield f'<g class="marble"><rect x="{left:g}" y="{y - half:g}" width="{width:g}" height="{MARBLE}" rx="{half:g}"'
-        yield f' fill="{self._colours[_kind(marble)]}"/>'
+        yield f' fill="{self._colours[_colour_group(marble)]}"/>'
         yield f'<text x="{left + width / 2:g}" y="{y + 4:g}">{escape(marble)}</text></g>'
 
 
-def _width(marble: str) -> float:
+def _marble_width(marble: str) -> float:
     return max(MARBLE, len(marble) * CHARACTER + 10)
 
 
-def _height_of(piece: Piece) -> float:
-    most = max((len(at.marbles) for at in piece.instants), default=1)
-    return ROW + (most - 1) * (MARBLE + 2)
+def _piece_height(piece: Piece) -> float:
+    count = max((len(at.marbles) for at in piece.instants), default=1)
+    return ROW + (count - 1) * (MARBLE + 2)
 
 
-def _height(line: Line) -> float:
-    return max(map(_height_of, line.pieces))
+def _line_height(line: Line) -> float:
+    return max(map(_piece_height, line.pieces))
 
 
-def _kind(marble: str) -> str:
-    """What marbles of one colour have in common: the name without numbers, primes and values."""
+def _colour_group(marble: str) -> str:
+    """Return the marble name without numbers, primes and values. Marbles with the same result have the same colour."""
     return re.sub(r"\(.*|['\d]+$", "", re.sub(r"\(.*", "", marble)) or marble
 
 
-def _colours(diagram: Diagram) -> dict[str, str]:
+def _choose_colours(diagram: Diagram) -> dict[str, str]:
     kinds: dict[str, None] = {}
     for panel in diagram.panels:
         for row in panel:
             for piece in row.pieces if isinstance(row, Line) else ():
                 for at in piece.instants:
-                    kinds.update((_kind(marble), None) for marble in at.marbles)
+                    kinds.update((_colour_group(marble), None) for marble in at.marbles)
     return {kind: PALETTE[number % len(PALETTE)] for number, kind in enumerate(kinds)}

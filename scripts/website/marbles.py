@@ -1,17 +1,20 @@
-"""Reads the marble diagrams of docstrings.
+"""Parser for marble diagrams in docstrings.
 
-A diagram is the indented block behind a line `::`. Each of its lines is a label, at least two spaces, and a stream on
-the time axis that all lines share; the first line says where that axis begins.
+A diagram is an indented block that follows a line `::`. Each line contains a label, at least two spaces, and a stream.
+All lines share a time axis, which starts with the stream of the first line.
 
     in            --a--(b,c)--d(1)--|
     handler            ..e
-    of_type(a)    --a---------------|      what stands behind it is the legend
+    of_type(a)    --a---------------|      the rest of the line is the legend
 
-`-` is time and `.` time in which work is going on. Any other run of characters is one marble; it may have a value in
-parentheses, and braces keep what is in them together. Parentheses behind `-` hold what happens at one instant, with
-commas between. `|` completes, `#` fails, and a stream that ends with `-` goes on. Two spaces end a stream; another one
-may follow on the same line. `[label]` on a line of its own is an operator. Where there is none, the operator stands
-before each line whose label is `out` or a call.
+* `-`: Time passes.
+* `.`: Time passes while work is active.
+* `|` and `#`: The stream completes or fails. A stream that ends with `-` continues.
+* `(a,b)`: Simultaneous marbles.
+* Other characters: A marble, which can have a value, such as `d(1)`. Braces allow special characters in its name.
+* Two spaces: The stream ends. Another stream can follow on the same line.
+* `[label]` on a separate line: An operator. Without such lines, an operator is drawn above each line whose label is
+  `out` or a call.
 """
 
 from __future__ import annotations
@@ -29,16 +32,16 @@ _MARBLE = re.compile(r"(?P<name>(?:\{[^}]*\}|[^\s\-.|#(){},])+)(?:\((?P<value>[^
 
 
 class DiagramError(ValueError):
-    """A diagram cannot be read; the message shows where."""
+    """Invalid diagram, with its position in the message."""
 
 
-def _wrong(what: str, line: str, column: int = 0) -> DiagramError:
-    return DiagramError(f"{what}:\n    {line}\n    {' ' * column}^")
+def _make_error(problem: str, line: str, column: int = 0) -> DiagramError:
+    return DiagramError(f"{problem}:\n    {line}\n    {' ' * column}^")
 
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """What happens at one place of the time axis: one marble or several."""
+    """Marbles at the same position on the time axis."""
 
     column: int
     marbles: tuple[str, ...]
@@ -46,20 +49,20 @@ class Instant:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One stream from its subscription to its end."""
+    """Single stream, from its subscription to its end."""
 
     start: int
     stop: int
     end: str
-    """`|` or `#`; `-` if it goes on, and nothing if it stops with its last marble."""
+    """`|` or `#`, `-` for a stream that continues, or an empty string if it stops after the last marble."""
     instants: tuple[Instant, ...] = ()
     work: tuple[tuple[int, int], ...] = ()
-    """Where it is at work, from column to column."""
+    """Column ranges of active work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A label and its streams."""
+    """Line of a diagram, with its label and streams."""
 
     label: str
     pieces: tuple[Piece, ...]
@@ -67,55 +70,57 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """An operator."""
+    """Operator box."""
 
     label: str
 
 
 @dataclass(frozen=True, slots=True)
 class Diagram:
-    """What a picture shows: lines and operators from top to bottom, and the legend."""
+    """Lines and operators from top to bottom, and the legend."""
 
     name: str
     panels: tuple[tuple[Line | Box, ...], ...]
-    """More than one if the operator is shown with several arguments."""
+    """Panels of the diagram. Operators with different arguments are drawn in separate panels."""
     legend: tuple[str, ...]
     text: str
 
 
 def split(docstring: str) -> tuple[str, str, str] | None:
-    """What stands before a diagram, the diagram, and what stands behind it; None where there is no diagram.
+    """Split a docstring into the text before its diagram, the diagram, and the text after it.
+
+    Returns None if there is no diagram.
 
     Raises:
-        DiagramError: There is more than one.
+        DiagramError: There are multiple diagrams.
     """
     found = list(_BLOCK.finditer(docstring))
     if not found:
         return None
     if len(found) > 1:
-        raise _wrong("a docstring has one diagram, and this is the second", found[1]["body"].strip().split("\n")[0])
+        raise _make_error("a docstring must contain only one diagram", found[1]["body"].strip().split("\n")[0])
     indent = len(found[0]["indent"]) + 4
     lines = [line[indent:].rstrip() for line in found[0]["body"].split("\n")]
     return docstring[: found[0].start()], "\n".join(lines), docstring[found[0].end() :]
 
 
 def parse(text: str, name: str) -> Diagram:
-    """Read a diagram.
+    """Parse a diagram.
 
     Args:
-        text: The lines of the diagram.
-        name: The operator, for the box over a line that is called `out`.
+        text: Lines of the diagram.
+        name: Operator name for the box above a line with the label `out`.
 
     Raises:
-        DiagramError: It does not follow the notation.
+        DiagramError: The notation is invalid.
     """
     legend: list[str] = []
-    rows = [_row(line, legend) for line in text.split("\n") if line.strip()]
+    rows = [_parse_row(line, legend) for line in text.split("\n") if line.strip()]
     first = next((row for row in rows if isinstance(row, _Raw)), None)
     if first is None or isinstance(rows[0], Box):
-        raise _wrong("a diagram begins with a stream", text.strip().split("\n")[0])
+        raise _make_error("a diagram must begin with a stream", text.strip().split("\n")[0])
     read = [row if isinstance(row, Box) else Line(row.label, tuple(row.pieces(first.column))) for row in rows]
-    return Diagram(name, tuple(_panels(read, name)), tuple(legend), text)
+    return Diagram(name, tuple(_split_panels(read, name)), tuple(legend), text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +132,7 @@ class _Raw:
 
     def pieces(self, origin: int) -> Iterator[Piece]:
         if self.column < origin:
-            raise _wrong("a stream begins before the one of the first line", self.line, self.column)
+            raise _make_error("a stream must not begin before the stream of the first line", self.line, self.column)
         at = 0
         while at < len(self.stream):
             reader = _Reader(self, origin, at)
@@ -135,18 +140,18 @@ class _Raw:
             yield reader.piece()
 
 
-def _row(line: str, legend: list[str]) -> _Raw | Box:
+def _parse_row(line: str, legend: list[str]) -> _Raw | Box:
     if box := _BOX.fullmatch(line.strip()):
         return Box(box["label"])
     if (found := _LEGEND.search(line)) and _LINE.fullmatch(line[: found.start()]):
         legend.append(found["text"])
         line = line[: found.start()]
     if (parts := _LINE.fullmatch(line)) is None:
-        raise _wrong("a line is a label, two spaces or more, and a stream", line)
+        raise _make_error("a line must contain a label, at least two spaces, and a stream", line)
     return _Raw(parts["label"], parts["stream"], parts.start("stream"), line)
 
 
-def _panels(rows: list[Line | Box], name: str) -> Iterator[tuple[Line | Box, ...]]:
+def _split_panels(rows: list[Line | Box], name: str) -> Iterator[tuple[Line | Box, ...]]:
     if any(isinstance(row, Box) for row in rows):
         yield tuple(rows)
         return
@@ -154,7 +159,7 @@ def _panels(rows: list[Line | Box], name: str) -> Iterator[tuple[Line | Box, ...
     inputs = [line for line in lines if not _is_output(line)]
     outputs = [line for line in lines if _is_output(line)]
     if not inputs or not outputs or lines != [*inputs, *outputs]:
-        raise _wrong("first come the inputs, then the lines that are called `out` or by a call", lines[0].label)
+        raise _make_error("inputs must be followed by outputs, which are labelled `out` or with a call", lines[0].label)
     for output in outputs:
         yield (*inputs, Box(name if output.label == "out" else output.label), output)
 
@@ -165,7 +170,7 @@ def _is_output(line: Line) -> bool:
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads one stream of a line."""
+    """Parser for a single stream."""
 
     raw: _Raw
     origin: int
@@ -183,20 +188,20 @@ class _Reader:
         return Piece(self.start, self.stop, self.end, tuple(self.instants), tuple(self.work))
 
     def read(self) -> int:
-        """Read to the end of the stream, and give the place where the next one begins."""
+        """Parse the stream, and return the position of the next one."""
         stream = self.raw.stream
         while self.at < len(stream) and stream[self.at] != " ":
             if self.end in ("|", "#"):
-                raise self._error("nothing follows an end")
-            self._one(stream[self.at])
-        behind = len(stream[self.at :]) - len(stream[self.at :].lstrip(" "))
-        if behind == 1:
-            raise self._error("a single space within a stream")
+                raise self._error("a stream must not continue after its end")
+            self._read_element(stream[self.at])
+        spaces = len(stream[self.at :]) - len(stream[self.at :].lstrip(" "))
+        if spaces == 1:
+            raise self._error("a stream must not contain a single space")
         if self.stop == self.start and not self.instants:
-            raise self._error("an empty stream")
-        return self.at + behind
+            raise self._error("a stream must not be empty")
+        return self.at + spaces
 
-    def _one(self, char: str) -> None:
+    def _read_element(self, char: str) -> None:
         stream = self.raw.stream
         begin = self._column()
         self.end = char if char in "-|#" else ""
@@ -207,25 +212,25 @@ class _Reader:
                 self.at += 1
             self.work.append((begin, self._column()))
         elif found := _GROUP.match(stream, self.at):
-            self._instant(found["marbles"].split(",") if found["marbles"] else [], begin)
+            self._add_instant(found["marbles"].split(",") if found["marbles"] else [], begin)
             self.end, self.at, self.stop = found["end"], found.end(), begin
             return
         elif found := _MARBLE.match(stream, self.at):
             if set(found["value"] or "") & set("|#,"):
-                raise self._error("marbles of one instant stand in one pair of parentheses, as in (a,b|)")
-            self._instant([found[0]], begin)
+                raise self._error("simultaneous marbles must be in the same parentheses, for example (a,b|)")
+            self._add_instant([found[0]], begin)
             self.at = found.end()
         else:
-            raise self._error("this is no marble")
+            raise self._error("invalid marble")
         self.stop = begin if char in "|#" else self._column()
 
-    def _instant(self, marbles: list[str], column: int) -> None:
+    def _add_instant(self, marbles: list[str], column: int) -> None:
         if not marbles or any(_MARBLE.fullmatch(marble) is None for marble in marbles):
-            raise self._error("an instant holds marbles with commas between")
+            raise self._error("simultaneous marbles must be separated by commas")
         self.instants.append(Instant(column, tuple(marbles)))
 
     def _column(self) -> int:
         return self.raw.column + self.at - self.origin
 
-    def _error(self, what: str) -> DiagramError:
-        return _wrong(what, self.raw.line, self.raw.column + self.at)
+    def _error(self, problem: str) -> DiagramError:
+        return _make_error(problem, self.raw.line, self.raw.column + self.at)

@@ -1,4 +1,4 @@
-"""rxloop: an LLM agent's run as one ordered stream of typed events, made by a pipeline of RxPY operators."""
+"""Agent loop whose runs are ordered streams of typed events, produced by a pipeline of RxPY operators."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ op = operators
 __all__: list[str]
 import_later(__name__, "op")
 
-# The list of the public names: type checkers read it, and `import_later` does.
+# Public names, read by type checkers and `import_later`.
 if TYPE_CHECKING:
     from rxloop._version import __version__ as __version__
     from rxloop.agents.agent import Agent as Agent
@@ -106,8 +106,8 @@ if TYPE_CHECKING:
     from rxloop.run.result import Result as Result
     from rxloop.runtime.runtime import Runtime as Runtime
     from rxloop.state.run_state import RunState as RunState
+    from rxloop.storage.log_urls import open_log as open_log
     from rxloop.storage.memory import MemoryEventLog as MemoryEventLog
-    from rxloop.storage.opening import open_log as open_log
     from rxloop.storage.postgres_log import PostgresEventLog as PostgresEventLog
     from rxloop.storage.sqlite_log import SqliteEventLog as SqliteEventLog
     from rxloop.strategies.strategic_thinking import strategic_thinking as strategic_thinking

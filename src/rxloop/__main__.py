@@ -1,4 +1,4 @@
-"""`python -m rxloop` is the command `rxloop`."""
+"""Entry point of `python -m rxloop`."""
 
 from rxloop.cli import main
 

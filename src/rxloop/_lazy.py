@@ -1,50 +1,68 @@
-"""Packages whose names are imported when they are first asked for."""
+"""Lazy import of public names."""
 
 import sys
 from importlib import import_module
-from types import ModuleType
+from opcode import opname
+from types import FrameType, ModuleType
 from typing import Any
 
 
-class _Lazy(ModuleType):
-    _homes: dict[str, str]
+class _LazyPackage(ModuleType):
+    """Package that imports its public names on first access."""
+
+    _modules: dict[str, str]
+    """Names of the defining modules, by public name."""
 
     def __getattr__(self, name: str) -> Any:
-        if name not in self._homes:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        home = self._homes[name]
-        # A public module of the package itself, such as `rxloop.evals.score`, is no attribute before it is imported.
-        value = import_module(f"{home}.{name}") if home == self.__name__ else getattr(import_module(home), name)
+        if name not in self._modules:
+            raise _make_error(self, name, sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+        module = self._modules[name]
+        # Public submodules, such as `rxloop.evals.score`, only become attributes when they are imported.
+        value = import_module(f"{module}.{name}") if module == self.__name__ else getattr(import_module(module), name)
         super().__setattr__(name, value)
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # The import system puts every submodule here. A room that is called like a public function leaves that alone.
-        if name not in self._homes or not isinstance(value, ModuleType):
+        # The import system sets submodules as attributes. Do not replace a public function of the same name.
+        if name not in self._modules or not isinstance(value, ModuleType):
             super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return [*{*super().__dir__(), *self._homes}]
+        return [*{*super().__dir__(), *self._modules}]
 
 
-def import_later(package: str, *present: str) -> None:
-    """Import the public names of a package when they are first asked for, and set its `__all__`.
+def _make_error(package: ModuleType, name: str, caller: FrameType) -> Exception:
+    """Return the error for an unknown name. Private names are looked up by the import system and by tools."""
+    code, message = caller.f_code.co_code, f"module {package.__name__!r} has no attribute {name!r}"
+    if name.startswith("_"):
+        return AttributeError(message)
+    # Imported lazily, because correct programs do not need it.
+    from rxloop._names import explain_name
 
-    The public names are those in the `if TYPE_CHECKING` block at the end of the calling `__init__`, after the import of
-    this function. They are taken from its compiled code, which names each module and then what is imported from it, so
-    neither the source file nor a parser is needed.
+    remedy = explain_name([package.__name__], name, vars(package)["__all__"])
+    message = f"{message}; {remedy}" if remedy else message
+    # For `from package import name`, Python would replace the message of an AttributeError.
+    is_import = opname[code[caller.f_lasti]] == "IMPORT_FROM"
+    return ImportError(message, name=package.__name__) if is_import else AttributeError(message)
+
+
+def import_later(package: str, *existing: str) -> None:
+    """Import the public names of a package on first access, and set its `__all__`.
+
+    The calling `__init__` lists them in an `if TYPE_CHECKING` block at its end. They are read from its compiled code,
+    which contains each module name followed by the imported names. This requires neither the source nor a parser.
 
     Args:
-        package: The package, whose `__init__` calls this before that block.
-        present: Public names that the package has already.
+        package: Name of the package. Its `__init__` calls this function before the block.
+        existing: Public names that the package already defines.
     """
     module = sys.modules[package]
-    homes: dict[str, str] = {}
-    home = __name__
+    modules: dict[str, str] = {}
+    source = __name__
     for name in sys._getframe(1).f_code.co_names:  # pyright: ignore[reportPrivateUsage]
         if name.startswith("rxloop."):
-            home = name
-        elif home != __name__:
-            homes[name] = home
-    vars(module).update(_homes=homes, __all__=sorted([*homes, *present]))
-    module.__class__ = _Lazy
+            source = name
+        elif source != __name__:
+            modules[name] = source
+    vars(module).update(_modules=modules, __all__=sorted([*modules, *existing]))
+    module.__class__ = _LazyPackage

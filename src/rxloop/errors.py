@@ -27,6 +27,10 @@ class ConfigurationError(RxloopError, ValueError):
     """Invalid or missing setting, argument or environment variable."""
 
 
+class NotPermitted(ConfigurationError):
+    """A restricted fork replaces the result of a server tool."""
+
+
 class PipelineError(RxloopError):
     """Invalid loop. It should be complete, and operators should not violate their contract."""
 
@@ -447,8 +451,8 @@ class AttemptError(RxloopError):
         self.result = result
 
     def __repr__(self) -> str:
-        where = f", task_id={task_id!r}" if (task_id := getattr(self.result, "task_id", None)) is not None else ""
-        return f"{type(self).__name__}({str(self)!r}, code={self.code!r}{where})"
+        suffix = f", task_id={task_id!r}" if (task_id := getattr(self.result, "task_id", None)) is not None else ""
+        return f"{type(self).__name__}({str(self)!r}, code={self.code!r}{suffix})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         import pickle  # imported on first use to speed up importing rxloop

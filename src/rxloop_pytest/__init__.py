@@ -46,16 +46,16 @@ class ScriptedModels:
 
 @pytest.fixture
 def scripted_model() -> Iterator[ScriptedModels]:
-    """Factory for scripted models: `scripted_model("7 C.")`, `scripted_model.recorded("run.jsonl")`.
+    """Create scripted models: `scripted_model("7 C.")`, `scripted_model.recorded("run.jsonl")`.
 
     The test fails if a model stream is still open on teardown, which means that a run was neither awaited nor closed.
     """
     models = ScriptedModels()
     yield models
-    left = sum(model.open for model in models.made)
-    if left:
+    count = sum(model.open for model in models.made)
+    if count:
         pytest.fail(
-            f"the test leaves {left} stream{'s' if left > 1 else ''} of a scripted model open: "
+            f"the test left {count} stream{'s' if count > 1 else ''} of a scripted model open; "
             "await the run, or close it with run.aclose()",
             pytrace=False,
         )
@@ -69,8 +69,8 @@ def virtual_time(request: pytest.FixtureRequest) -> Iterator[VirtualTime]:
     """
     if inspect.iscoroutinefunction(getattr(request, "function", None)):
         pytest.fail(
-            "virtual_time is for a plain `def test_...`: it brings an event loop of its own. "
-            "Write `virtual_time.run(...)` where the test says `await`",
+            "virtual_time creates an event loop, so the test must be a plain `def`; "
+            "use `virtual_time.run(...)` instead of `await`",
             pytrace=False,
         )
     from rxloop.testing import virtual_time as block
@@ -92,15 +92,15 @@ def offline_model() -> OfflineModel:
 
 @pytest.fixture
 def chaos() -> Iterator[Callable[..., Chaos]]:
-    """Factory for worker processes that are killed while running an agent.
+    """Start worker processes that are killed while running an agent.
 
-    Use `async with chaos("shop:agent") as workers: (await workers.play("Hi")).check()`. The arguments are those of
-    `rxloop.testing.chaos.Chaos`, except for the database: each test uses a temporary one. `RXLOOP_TEST_PG` must contain
-    the URL of a PostgreSQL server and a role that is allowed to create databases.
+    Use `async with chaos("shop:agent") as workers: (await workers.run_scenario("Hi")).check()`. The arguments are those
+    of `rxloop.testing.chaos.Chaos`, except for the database: each test uses a temporary one. `RXLOOP_TEST_PG` must
+    contain the URL of a PostgreSQL server and a role that is allowed to create databases.
     """
     server = os.environ.get("RXLOOP_TEST_PG")
     if not server:
-        pytest.skip("chaos needs a PostgreSQL: set RXLOOP_TEST_PG=postgresql://user@host/database")
+        pytest.skip("chaos needs PostgreSQL; set RXLOOP_TEST_PG=postgresql://user@host/database")
     import psycopg
     from psycopg.conninfo import make_conninfo
 

@@ -101,7 +101,7 @@ async def test_run_can_override_model_settings_and_strategy() -> None:
 
 @pytest.mark.parametrize("prompt", [[], ()])
 async def test_run_rejects_empty_prompt(prompt: Any) -> None:
-    with pytest.raises(ConfigurationError, match="the prompt is empty"):
+    with pytest.raises(ConfigurationError, match="the prompt must not be empty"):
         Agent(ScriptedModel()).run(prompt)
 
 

@@ -10,7 +10,7 @@ import pytest
 from rxloop import Agent, ConfigurationError, Limits, ModelSettings, RunContext, ToolCompleteEvent, op, tool
 from rxloop.protocol import public_events
 from rxloop.strategies import StrategyRun, strategy
-from rxloop.testing import ScriptedModel, call, turn
+from rxloop.testing import ScriptedCall, ScriptedModel, call, turn
 from support.nested_agents import (
     collect_checked,
     editor,
@@ -132,7 +132,7 @@ async def test_as_tool_rejects_invalid_option() -> None:
 
 
 async def test_agent_tool_cannot_be_called_outside_a_run() -> None:
-    with pytest.raises(Exception, match="in a run only"):
+    with pytest.raises(Exception, match="only be called in a run"):
         await researcher().as_tool().call({"prompt": "x"}, RunContext(None))
 
 
@@ -231,3 +231,18 @@ async def test_answer_of_a_strategy_that_is_a_truncated_reply_is_truncated() -> 
     await Agent(model, tools=[inner.as_tool()]).run("?")
 
     assert "[inner gave no complete answer: " in model.requests[1].messages[-1].text
+
+
+async def test_thoughts_of_a_nested_run_are_drawn_below_its_call() -> None:
+    def think(thought: str) -> ScriptedCall:
+        return call("think_aloud", thought=thought, thought_type="planning")
+
+    inner = Agent(ScriptedModel([think("Look it up."), "5 C"], "5 C"), name="inner")
+    model = ScriptedModel([think("Ask inner."), call("inner", prompt="go")], "Cold.")
+    result = await Agent(model, tools=[inner.as_tool()]).run("?")
+
+    assert result.thoughts.tree().splitlines() == [
+        "planning t1: Ask inner.",
+        '└─ inner call_2: {"prompt":"go"}',
+        "   └─ planning t1: Look it up.",
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import reactivex as rx
@@ -203,7 +203,7 @@ def test_run_is_reused_only_with_the_same_name_and_prompt() -> None:
 
 
 def test_batch_name_requires_a_log() -> None:
-    with pytest.raises(ConfigurationError, match="the batch 'letters' needs a log"):
+    with pytest.raises(ConfigurationError, match="batch 'letters' requires an event log"):
         echo().map(["a"], name="letters")
 
 
@@ -287,16 +287,16 @@ def test_map_rejects_items_that_are_not_iterable(items: Any) -> None:
 
 
 def test_map_rejects_concurrency_below_one() -> None:
-    with pytest.raises(ConfigurationError, match="at least 1, not 0"):
+    with pytest.raises(ConfigurationError, match="at least 1, got 0"):
         echo().map(["a"], concurrency=0)
 
 
 def test_map_rejects_items_that_are_not_prompts_before_a_model_call() -> None:
     agent = echo()
-    with pytest.raises(ConfigurationError, match=r"\{.id.: 1\}.*or pass prompt="):
-        agent.map(["a", {"id": 1}])
+    with pytest.raises(ConfigurationError, match=r"\{.id.: 1\}.*with prompt="):
+        agent.map(cast("Any", ["a", {"id": 1}]))
     invalid: list[Any] = [{"id": 1}, {"id": 2}]
-    with pytest.raises(ConfigurationError, match=r"\{.id.: 1\}.*or pass prompt="):
+    with pytest.raises(ConfigurationError, match=r"\{.id.: 1\}.*with prompt="):
         run_batch(lambda: agent.map(iter(invalid)))
     assert list_questions(agent) == []
 
@@ -329,4 +329,40 @@ def test_key_that_is_not_stable_fails_its_item() -> None:
     [outcome] = run_batch(lambda: echo().map(["a"], key=lambda _: object()))  # type: ignore[arg-type, return-value]
     assert outcome.item == "a"
     assert outcome.key == ""
-    assert "a text or a number" in str(outcome.error)
+    assert "a string or an integer" in str(outcome.error)
+
+
+def french(ctx: object) -> str:
+    return "Answer in French."
+
+
+def german(ctx: object) -> str:
+    return "Answer in German."
+
+
+@tool
+async def read_letter() -> str:
+    """Read a letter."""
+    return "a"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"instructions": "Answer in French."}, {"instructions": "Answer in German."}),
+        ({"instructions": french}, {"instructions": german}),
+        ({"output_type": list[str]}, {"output_type": list[int]}),
+        ({"tools": [read_letter]}, {}),
+        ({"name": "french"}, {"name": "german"}),
+    ],
+    ids=["instructions", "functions", "output types", "tools", "names"],
+)
+def test_batches_of_different_agents_with_one_name_are_kept_apart(first: Any, second: Any) -> None:
+    log = MemoryEventLog()
+    answers = ['["1"]', "[2]"] if "output_type" in first else ["one", "two"]
+    outputs: list[Any] = []
+    for options, answer in zip((first, second), answers, strict=True):
+        agent: Agent[Any, Any] = Agent(ScriptedModel(answer), log=log, **options)
+        [outcome] = run_batch(lambda agent=agent: agent.map(["a"], name="letters"))
+        outputs.append(outcome.output)
+    assert outputs == ([["1"], [2]] if "output_type" in first else ["one", "two"])

@@ -27,7 +27,7 @@ def test_layers_contain_every_package() -> None:
     packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
     assert packages == {*PACKAGES} - {"errors"}
     files = {path.name for path in SOURCE.glob("*.py")}
-    assert files == {"__init__.py", "__main__.py", "_lazy.py", "_version.py", "errors.py"}
+    assert files == {"__init__.py", "__main__.py", "_lazy.py", "_names.py", "_version.py", "errors.py"}
 
 
 def test_there_are_at_most_twelve_layers() -> None:

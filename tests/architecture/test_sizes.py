@@ -17,10 +17,10 @@ SOURCE = Path(__file__).parents[2] / "src/rxloop"
 TEXTS = {path.relative_to(SOURCE).as_posix(): path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")}
 LINES = {name: len(text.splitlines()) for name, text in TEXTS.items()}
 
-MAX_FILES = 436
+MAX_FILES = 491
 MIN_MEDIAN_LINES = 192
-MAX_CODE_LINES = 61_450
-"""Does not count comments, docstrings and blank lines."""
+MAX_CODE_LINES = 68_400
+"""Maximum number of lines, excluding comments, docstrings and blank lines."""
 
 NO_CODE = {
     tokenize.COMMENT,

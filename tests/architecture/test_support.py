@@ -16,38 +16,38 @@ MODULES = {
     if path.name != "__init__.py"
 }
 ENTRIES = [*TESTS.rglob("test_*.py"), *TESTS.rglob("conftest.py")]
-IMPORTED_ELSEWHERE = {"storage.old_logs.agents", "storage.old_logs.observed"}
-"""Shared by the tests of old logs and the program that generates these logs."""
+IMPORTED_ELSEWHERE = {"storage.old_logs.agents", "storage.old_logs.observed", "storage.old_schemas.record"}
+"""Modules shared by the tests of old logs and the program that generates these logs."""
 
 
 @cache
-def nodes_of(path: Path) -> list[ast.AST]:
+def iter_nodes(path: Path) -> list[ast.AST]:
     return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
-def imported_by(path: Path) -> set[str]:
+def find_imports(path: Path) -> set[str]:
     """Return the dotted names of all imported modules and objects."""
     found: set[str] = set()
-    for node in nodes_of(path):
+    for node in iter_nodes(path):
         if isinstance(node, ast.ImportFrom):
             found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
     return found
 
 
 @cache
-def mentioned(path: Path) -> frozenset[str]:
+def find_used_modules(path: Path) -> frozenset[str]:
     """Return the support modules used by a file, including programs started by path."""
-    found = imported_by(path)
-    for node in nodes_of(path):
+    found = find_imports(path)
+    for node in iter_nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             found |= {*re.findall(r"support(?:\.[a-z0-9_]+)+", node.value)}
             if ".py" in node.value or ":" in node.value:
-                found |= {f"support.{name}" for name, file in MODULES.items() if named_by(node.value, path, file)}
+                found |= {f"support.{name}" for name, file in MODULES.items() if is_reference(node.value, path, file)}
     names = {name.removeprefix("support.") for name in found if name.startswith("support.")}
     return frozenset(names & MODULES.keys())
 
 
-def named_by(value: str, path: Path, program: Path) -> bool:
+def is_reference(value: str, path: Path, program: Path) -> bool:
     """True if `value` refers to the program: by path, by file name in the same folder, or as `program:object`."""
     folder = program.parent
     return (
@@ -65,7 +65,7 @@ def test_every_module_is_used_by_a_test() -> None:
     used: set[str] = set()
     files = [*ENTRIES]
     while files:
-        new = mentioned(files.pop()) - used
+        new = find_used_modules(files.pop()) - used
         used |= new
         files += [MODULES[name] for name in new]
     assert sorted(MODULES.keys() - used) == []
@@ -77,5 +77,5 @@ def test_modules_that_tests_import_are_in_support() -> None:
         for path in TESTS.rglob("*.py")
         if SUPPORT not in path.parents
     }
-    imported = set[str]().union(*map(imported_by, TESTS.rglob("*.py")))
+    imported = set[str]().union(*map(find_imports, TESTS.rglob("*.py")))
     assert apart & imported == IMPORTED_ELSEWHERE

@@ -1,4 +1,4 @@
-"""What a person types at a question, read as the kind of value that was asked for."""
+"""Parsing of answers typed on the terminal."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, TypeAdapter
 
 from rxloop import PendingInput
-from rxloop.cli.live_run import example, read_answer
+from rxloop.cli.questions import make_example, parse_answer
 from rxloop.errors import ConfigurationError
+from rxloop.support.json_schema import find_schema_error
 
 
 class Room(BaseModel):
@@ -27,12 +28,12 @@ class Node(BaseModel):
     children: list[Node]
 
 
-def asked(answer: Any) -> PendingInput:
+def ask(answer: Any) -> PendingInput:
     return PendingInput(input_id="q", prompt="Well?", answer_schema=TypeAdapter(answer).json_schema())
 
 
 @pytest.mark.parametrize(
-    ("answer", "given_", "value"),
+    ("answer", "text", "value"),
     [
         (int, "5", 5),
         (float, "5", 5),
@@ -40,74 +41,88 @@ def asked(answer: Any) -> PendingInput:
         (list[int], "[1, 2]", [1, 2]),
         (dict[str, int], '{"a": 1}', {"a": 1}),
         (Annotated[str, Field(min_length=2)], "Ann", "Ann"),
-        # Digits where a text is wanted.
+        # Digits are valid strings.
         (Annotated[str, Field(min_length=2)], "12", "12"),
         (Literal["a", "b"], "b", "b"),
         (int | None, "null", None),
         (Room, '{"guests": 2, "name": "Ann", "kind": "double"}', {"guests": 2, "name": "Ann", "kind": "double"}),
     ],
 )
-def test_what_fits_is_taken(answer: Any, given_: str, value: Any) -> None:
-    assert read_answer(given_, asked(answer)) == value
+def test_valid_answer_is_parsed(answer: Any, text: str, value: Any) -> None:
+    assert parse_answer(text, ask(answer)) == value
 
 
 @pytest.mark.parametrize(
-    ("answer", "given_", "said"),
+    ("answer", "text", "expected"),
     [
-        (int, "five", "'five' is not JSON; type something like 1"),
-        (int, "5.5", "the value must be a JSON integer, got 5.5; type something like 1"),
+        (int, "five", "'five' is not JSON; example: 1"),
+        (int, "5.5", "the value must be a JSON integer, got 5.5; example: 1"),
         (int, '"5"', "the value must be a JSON integer, got '5'"),
         (int, "true", "the value must be a JSON integer, got True"),
-        (int, "", "type something like 1"),
+        (int, "", "example: 1"),
         (Annotated[int, Field(ge=1, le=5)], "9", "the value must be at most 5, got 9"),
-        (list[int], '[1, "x"]', "[1] must be a JSON integer, got 'x'; type something like [1]"),
-        (dict[str, int], "{", "'{' is not JSON; type something like {}"),
-        (Literal["a", "b"], "c", "'c' is not JSON; type something like \"a\""),
+        (list[int], '[1, "x"]', "[1] must be a JSON integer, got 'x'; example: [1]"),
+        (dict[str, int], "{", "'{' is not JSON; example: {}"),
+        (Literal["a", "b"], "c", "'c' is not JSON; example: \"a\""),
         (
             Room,
             '{"guests": 2}',
-            """the value must have 'name'; type something like {"guests":1,"name":"...","kind":"single"}""",
+            """the value must have 'name'; example: {"guests":1,"name":"...","kind":"single"}""",
         ),
         (Room, '{"guests": 0, "name": "A", "kind": "single"}', "guests must be at least 1, got 0"),
     ],
 )
-def test_what_does_not_fit_is_said_with_something_that_would(answer: Any, given_: str, said: str) -> None:
+def test_invalid_answer_raises_an_error_with_an_example(answer: Any, text: str, expected: str) -> None:
     with pytest.raises(ConfigurationError) as error:
-        read_answer(given_, asked(answer))
-    assert str(error.value).startswith(said)
+        parse_answer(text, ask(answer))
+    assert str(error.value).startswith(expected)
 
 
 @pytest.mark.parametrize(
     "answer",
     [int, float, str, bool, list[int], dict[str, int], int | None, Room, Literal["a"], Annotated[int, Field(ge=7)]],
 )
-def test_the_example_is_an_answer(answer: Any) -> None:
-    value = read_answer(example(asked(answer)), asked(answer))
+def test_example_answer_is_valid(answer: Any) -> None:
+    value = parse_answer(make_example(ask(answer)), ask(answer))
     TypeAdapter(answer).validate_python(value)
 
 
-def test_a_type_that_holds_itself_has_an_example() -> None:
-    assert example(asked(Node)).startswith('{"children":[')
+def test_recursive_type_has_an_example() -> None:
+    assert make_example(ask(Node)).startswith('{"children":[')
+
+
+@pytest.mark.parametrize(
+    ("schema", "example"),
+    [
+        ({"type": ["string", "null"]}, '"..."'),
+        ({"type": "object", "properties": {"a": True}, "required": ["a"]}, '{"a":"..."}'),
+        ({"$ref": "#/$defs/A", "$defs": {"A": {"anyOf": [{"$ref": "#/$defs/A"}, {"type": "null"}]}}}, '"..."'),
+        ({"$ref": "#/definitions/A", "definitions": {"A": {"type": "integer", "minimum": 3}}}, "3"),
+    ],
+)
+def test_any_valid_schema_has_an_example(schema: dict[str, Any], example: str) -> None:
+    assert find_schema_error(schema, None) is None
+    assert make_example(PendingInput(input_id="q", prompt="?", input_kind="data", answer_schema=schema)) == example
 
 
 @given(st.text())
-def test_whatever_is_typed_is_read_or_refused(typed: str) -> None:
+def test_parse_answer_returns_or_raises_a_configuration_error_for_any_text(typed: str) -> None:
     for answer in (int, Room, list[int], str | int):
         with suppress(ConfigurationError):
-            orjson.dumps(read_answer(typed, asked(answer)))
+            orjson.dumps(parse_answer(typed, ask(answer)))
 
 
-@pytest.mark.parametrize("typed", ["²", "0", "4", "d"])
-def test_what_is_none_of_the_options_is_refused(typed: str) -> None:
+@pytest.mark.parametrize("typed", ["²", "0", "4", "d", pytest.param("1" * 5_000, id="long")])
+def test_answer_that_is_not_an_option_is_rejected(typed: str) -> None:
     pending = PendingInput(input_id="q", prompt="Well?", input_kind="selection", options=["a", "b", "c"])
-    assert read_answer("2", pending) == "b"
-    with pytest.raises(ConfigurationError, match="is not one of them"):
-        read_answer(typed, pending)
+    assert parse_answer("2", pending) == "b"
+    with pytest.raises(ConfigurationError, match="is not an option"):
+        parse_answer(typed, pending)
 
 
 @given(st.text(), st.sampled_from(["selection", "confirmation", "text"]))
-def test_no_other_kind_of_question_breaks_either(typed: str, kind: Any) -> None:
+def test_parse_answer_handles_every_other_question_kind(typed: str, kind: Any) -> None:
     options = ["a", 2, None] if kind == "selection" else None
     pending = PendingInput(input_id="q", prompt="Well?", input_kind=kind, options=options)
     with suppress(ConfigurationError):
-        read_answer(typed, pending)
+        parse_answer(typed, pending)

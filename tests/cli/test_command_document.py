@@ -1,4 +1,4 @@
-"""The lines of docs/command.md are lines that the command takes."""
+"""Command lines in docs/command.md."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ LINES = re.findall(r"(?:^|\| )rxloop (.*)$", BLOCKS, re.MULTILINE)
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_the_command_takes_the_line(line: str) -> None:
+def test_documented_command_line_is_valid(line: str) -> None:
     name, *arguments = shlex.split(re.sub(r" [<>] \S+$", "", line))
     command: Any = get_command(app)
-    # Parsed and not run: an option that is not there is an error, and so is a value of a wrong kind.
+    # Only parse the line, which fails for unknown options and invalid values.
     command.get_command(None, name).make_context(name, arguments)
 
 
-def test_every_command_is_in_the_document() -> None:
+def test_every_command_is_documented() -> None:
     assert {line.split()[0] for line in LINES} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_of_all_commands_is_the_first_line_of_each(name: str) -> None:
+def test_command_table_repeats_the_first_line_of_each_help_text(name: str) -> None:
     command: Any = get_command(app)
-    said = command.get_command(None, name).help
-    assert COMMANDS[name].help == said.splitlines()[0]
+    help_text = command.get_command(None, name).help
+    assert COMMANDS[name].help == help_text.splitlines()[0]

@@ -1,4 +1,4 @@
-"""`rxloop doctor`: what is there, what is broken, and what to do."""
+"""Checks and hints of `rxloop doctor`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import importlib.metadata
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 
 import httpx
 import pytest
 from packaging.requirements import Requirement
 
-from rxloop.cli.commands.doctor import _lacks
-from rxloop.cli.model_access import Grade, _answered
+import rxloop
+from rxloop.cli.commands.doctor import _find_problem
+from rxloop.cli.installation import format_install_command, make_install_command
+from rxloop.cli.model_access import Grade, _assess_response
 from rxloop.providers import PRESETS
 from rxloop.storage.sqlite import database
 from rxloop.testing import OfflineModel
 from support.cli_workspace import Workspace
 
 
-def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
-    """As if those packages were not installed."""
+def hide_packages(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """Simulate missing packages."""
     version: Callable[[str], str] = importlib.metadata.version
 
     def find(name: str) -> str:
@@ -31,45 +34,66 @@ def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     monkeypatch.setattr(importlib.metadata, "version", find)
 
 
-def test_where_nothing_is_broken_it_is_exit_code_0_and_leaves_no_trace(workspace: Workspace) -> None:
+def test_doctor_exits_with_code_0_and_creates_no_files(workspace: Workspace) -> None:
     done = workspace.run("doctor")
     assert "✗" not in done.output
-    assert done.stdout.endswith("\neverything rxloop needs is there\n")
-    assert f"{workspace.database} is not there yet; the first run makes it" in done.stdout
+    assert done.stdout.endswith("\nno errors found\n")
+    assert f"{workspace.database} does not exist; the first run creates it" in done.stdout
     assert not workspace.database.exists()
 
 
-def test_a_database_with_runs_is_said_with_their_number(workspace: Workspace) -> None:
+def test_doctor_reports_the_number_of_runs(workspace: Workspace) -> None:
     workspace.run("run", "2 + 2")
     assert f"✓ {workspace.database}: 1 run, " in workspace.run("doctor").stdout
 
 
-def test_an_extra_that_is_missing_is_no_fault_and_is_told_with_its_line(
+def test_missing_extra_is_a_note_with_the_install_command(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    without(monkeypatch, "mcp", "pyyaml")
-    said = workspace.run("doctor").stdout
-    assert '[mcp] servers for MCP clients: mcp is not installed\n      pip install "rxloop[mcp]"' in said
-    assert 'pip install "rxloop[yaml]"' in said
-    assert "dev" not in said.replace("/dev", "")
-
-
-def test_a_package_that_is_needed_and_missing_is_a_fault(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    without(monkeypatch, "orjson")
-    done = workspace.run("doctor", code=1)
-    assert "✗ orjson is not installed" in done.stdout
-    assert "1 thing is broken" in done.stderr
-
-
-def test_a_package_that_is_too_old_is_a_fault(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    version = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "5.1.2" if name == "reactivex" else version(name))
-    said = workspace.run("doctor", code=1).stdout
-    assert "reactivex is 5.1.2 and should be " in said
+    hide_packages(monkeypatch, "mcp", "pyyaml")
+    output = workspace.run("doctor").stdout
+    assert f"[mcp] servers for MCP clients: mcp is not installed\n      {make_install_command('mcp')}\n" in output
+    assert make_install_command("yaml") in output
+    assert not {"[dev]", "[docs]", "[test]"} & set(output.split())
 
 
 @pytest.mark.parametrize(
-    ("version", "wanted", "fit"),
+    ("origin", "expected"),
+    [
+        (None, '"rxloop[mcp]"'),
+        ('{"url": "file:///home/ann/my%20code/rxloop", "dir_info": {}}', '"/home/ann/my code/rxloop[mcp]"'),
+        ('{"url": "file:///code/rxloop", "dir_info": {"editable": true}}', '-e "/code/rxloop[mcp]"'),
+        (
+            '{"url": "https://host/rxloop.git", "vcs_info": {"vcs": "git"}}',
+            '"rxloop[mcp] @ git+https://host/rxloop.git"',
+        ),
+        ('{"url": "file:///rxloop.whl", "archive_info": {}}', '"rxloop[mcp] @ file:///rxloop.whl"'),
+    ],
+)
+def test_install_command_uses_the_origin_of_the_package(origin: str | None, expected: str) -> None:
+    assert format_install_command("mcp", origin) == f"pip install {expected}"
+
+
+def test_doctor_prints_the_folder_of_the_package(workspace: Workspace) -> None:
+    assert f"in {Path(rxloop.__file__).parent}\n" in workspace.run("doctor").stdout
+
+
+def test_missing_required_package_is_an_error(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    hide_packages(monkeypatch, "orjson")
+    done = workspace.run("doctor", code=1)
+    assert "✗ orjson is not installed" in done.stdout
+    assert "1 error found" in done.stderr
+
+
+def test_outdated_package_is_an_error(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "5.1.2" if name == "reactivex" else version(name))
+    output = workspace.run("doctor", code=1).stdout
+    assert "reactivex must be " in output
+
+
+@pytest.mark.parametrize(
+    ("version", "specifier", "is_met"),
     [
         ("6.1.0", "<7,>=6", True),
         ("6.0", ">=6", True),
@@ -86,91 +110,91 @@ def test_a_package_that_is_too_old_is_a_fault(workspace: Workspace, monkeypatch:
         ("1", "", True),
     ],
 )
-def test_a_version_fits_a_range(version: str, wanted: str, fit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_is_compared_with_the_required_range(
+    version: str, specifier: str, is_met: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
-    assert (_lacks(Requirement(f"it{wanted}")) is None) is fit
+    assert (_find_problem(Requirement(f"it{specifier}")) is None) is is_met
 
 
 @pytest.mark.parametrize(
-    ("env", "said"),
+    ("env", "expected"),
     [
-        ({"RXLOOP_MODEL": "zai:glm-4.7"}, "it needs a key: export ZAI_API_KEY=..."),
+        ({"RXLOOP_MODEL": "zai:glm-4.7"}, "requires a key: export ZAI_API_KEY=..."),
         ({"RXLOOP_MODEL": "nobody:x"}, "unknown provider 'nobody'"),
         ({"RXLOOP_MODEL": "azure:x", "AZURE_OPENAI_API_KEY": "k"}, "set AZURE_OPENAI_ENDPOINT"),
         ({"RXLOOP_MODEL": "ollama:x", "OLLAMA_HOST": "http://[bad"}, "OLLAMA_HOST must be a URL, got 'http://[bad'"),
     ],
 )
-def test_a_model_of_the_environment_that_cannot_be_asked_is_a_fault(
-    workspace: Workspace, env: dict[str, str], said: str
+def test_unusable_model_of_the_environment_is_an_error(
+    workspace: Workspace, env: dict[str, str], expected: str
 ) -> None:
-    assert said in workspace.run("doctor", code=1, **env).stdout
+    assert expected in workspace.run("doctor", code=1, **env).stdout
 
 
-def test_a_database_of_another_program_is_a_fault_and_stays_as_it_is(workspace: Workspace) -> None:
+def test_database_of_another_application_is_an_error_and_is_not_changed(workspace: Workspace) -> None:
     with closing(sqlite3.connect(workspace.database)) as connection:
         connection.execute("CREATE TABLE mine (a)")
     before = workspace.database.read_bytes()
-    assert "is the database of another program" in workspace.run("doctor", code=1).stdout
+    assert "belongs to another program" in workspace.run("doctor", code=1).stdout
     assert workspace.database.read_bytes() == before
 
 
-def test_a_database_that_another_process_holds_is_a_fault(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_locked_database_is_an_error(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     workspace.run("run", "2 + 2")
     monkeypatch.setattr("rxloop.cli.database.BUSY_SECONDS", 0.05)
     assert database.BUSY_SECONDS > 0.05
     with closing(sqlite3.connect(workspace.database, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         assert "database is locked" in workspace.run("doctor", code=1).stdout
-        # And no model is asked for nothing.
+        # The model must not be called.
         done = workspace.run("run", "2 + 2", code=1)
     assert "database is locked" in done.stderr
     assert done.stdout == ""
 
 
-def test_an_endpoint_that_answers_is_said(workspace: Workspace, offline: OfflineModel, offline_url: str) -> None:
-    asked = len(offline.requests)
-    said = workspace.run("doctor", "--check-network", f"{offline_url}#offline").stdout
-    assert f"✓ {offline_url}/models answers 200, in " in said
-    assert len(offline.requests) == asked
+def test_reachable_endpoint_is_reported(workspace: Workspace, offline: OfflineModel, offline_url: str) -> None:
+    request_count = len(offline.requests)
+    output = workspace.run("doctor", "--check-network", f"{offline_url}#offline").stdout
+    assert f"✓ {offline_url}/models responded with 200 in " in output
+    assert len(offline.requests) == request_count
 
 
-def test_a_model_that_the_endpoint_does_not_list_is_a_note(workspace: Workspace, offline_url: str) -> None:
-    said = workspace.run("doctor", "--check-network", f"{offline_url}#none").stdout
-    assert "does not list 'none'" in said
-    assert "it lists offline" in said
+def test_unlisted_model_is_a_note(workspace: Workspace, offline_url: str) -> None:
+    output = workspace.run("doctor", "--check-network", f"{offline_url}#none").stdout
+    assert "does not list 'none'" in output
+    assert "listed models: offline" in output
 
 
-def test_an_endpoint_where_nobody_listens_is_a_fault_with_what_to_do(workspace: Workspace) -> None:
+def test_unreachable_endpoint_is_an_error_with_a_hint(workspace: Workspace) -> None:
     done = workspace.run("doctor", "--check-network", "ollama:qwen3", code=1, OLLAMA_HOST="http://127.0.0.1:9")
-    assert "✗ http://127.0.0.1:9/v1/models does not answer: " in done.stdout
+    assert "✗ http://127.0.0.1:9/v1/models does not respond: " in done.stdout
     assert "Start it with `ollama serve`." in done.stdout
 
 
-def test_a_file_of_certificates_that_is_not_there_is_a_fault(workspace: Workspace) -> None:
+def test_missing_certificate_file_is_an_error(workspace: Workspace) -> None:
     done = workspace.run("doctor", "--check-network", "https://127.0.0.1:9/v1#x", code=1, SSL_CERT_FILE="nowhere.pem")
-    assert "✗ SSL_CERT_FILE is nowhere.pem, and there is no such file" in done.stdout
-    assert "✗ the HTTP client cannot be created: SSL_CERT_FILE must be a readable file" in done.stdout
+    assert "✗ SSL_CERT_FILE is nowhere.pem, which does not exist" in done.stdout
+    assert "✗ cannot create the HTTP client: SSL_CERT_FILE must be a readable file" in done.stdout
 
 
-def test_a_network_check_of_no_model_is_a_fault(workspace: Workspace) -> None:
+def test_network_check_of_an_unknown_model_is_an_error(workspace: Workspace) -> None:
     assert "unknown provider 'nobody'" in workspace.run("doctor", "--check-network", "nobody:x", code=1).stdout
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "grade", "said"),
+    ("status", "body", "grade", "expected"),
     [
         (200, b'{"data": [{"id": "models/glm-4.7"}]}', Grade.good, "took"),
-        (200, b'{"data": [{"id": "glm-5"}]}', Grade.note, "it lists glm-5"),
+        (200, b'{"data": [{"id": "glm-5"}]}', Grade.note, "listed models: glm-5"),
         (200, b"<html>", Grade.good, "took"),
-        (401, b"", Grade.bad, "set ZAI_API_KEY to a key that is valid there"),
-        (403, b"", Grade.bad, "it refuses the key"),
-        (404, b"", Grade.good, "does not list its models"),
+        (401, b"", Grade.bad, "set ZAI_API_KEY to a valid key"),
+        (403, b"", Grade.bad, "the key was rejected"),
+        (404, b"", Grade.good, "models cannot be listed"),
         (503, b"", Grade.bad, "try again later"),
     ],
 )
-def test_what_an_endpoint_answers_is_judged(status: int, body: bytes, grade: Grade, said: str) -> None:
-    found = _answered(PRESETS["zai"], "zai", "took", httpx.Response(status, content=body))
-    assert found.grade is grade
-    assert said in f"{found.says}; {found.hint}"
+def test_endpoint_response_determines_the_grade(status: int, body: bytes, grade: Grade, expected: str) -> None:
+    finding = _assess_response(PRESETS["zai"], "zai", "took", httpx.Response(status, content=body))
+    assert finding.grade is grade
+    assert expected in f"{finding.message}; {finding.hint}"

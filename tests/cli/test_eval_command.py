@@ -1,4 +1,4 @@
-"""`rxloop eval`."""
+"""Reports, thresholds and errors of `rxloop eval`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def slow():
 async def recorded():
     log = MemoryEventLog()
     await agent().with_log(log).run("6 + 1?")
-    return experiment(await Case.recorded(log, expected=True), agent(), [score.exact()])
+    return experiment(await Case.from_log(log, expected=True), agent(), [score.exact()])
 
 
 def broken():
@@ -82,13 +82,13 @@ def evals(workspace: Workspace) -> Workspace:
 
 
 def run(workspace: Workspace, *arguments: str, code: int = 0, **env: str) -> tuple[str, str]:
-    """What the command writes; each has the module anew."""
+    """Run the command with a freshly imported module."""
     sys.modules.pop("evals", None)
     done = workspace.run("eval", *arguments, code=code, **{"WRONG": "", "BROKEN": "", **env})
     return done.stdout, done.stderr
 
 
-def test_it_shows_a_table(evals: Workspace) -> None:
+def test_eval_prints_a_table(evals: Workspace) -> None:
     out, error = run(evals, "evals:both")
     lines = [line.split() for line in out.splitlines()]
     assert lines[0] == ["both:", "8", "of", "8", "trials,", "4", "cases"]
@@ -97,7 +97,7 @@ def test_it_shows_a_table(evals: Workspace) -> None:
     assert error == ""
 
 
-def test_the_report_goes_to_files_and_to_stdout(evals: Workspace) -> None:
+def test_report_is_written_to_files_and_stdout(evals: Workspace) -> None:
     out, _ = run(evals, "evals:sums", "--out", "report.json", "--html", "report.html", "--json")
     report = Report.from_json((evals.folder / "report.json").read_bytes())
     assert report.mean("exact") == 1
@@ -108,26 +108,26 @@ def test_the_report_goes_to_files_and_to_stdout(evals: Workspace) -> None:
 @pytest.mark.parametrize(
     ("threshold", "code"), [("exact=0.75", 0), ("exact=0.76", 1), ("agent/exact=0.9", 1), ("exact=0", 0)]
 )
-def test_a_mean_below_its_threshold_is_a_failure(evals: Workspace, threshold: str, code: int) -> None:
+def test_mean_below_its_threshold_fails(evals: Workspace, threshold: str, code: int) -> None:
     _, error = run(evals, "evals:sums", "--fail-under", threshold, code=code, WRONG="2")
-    assert ("! exact of agent is 0.75, and should be at least" in error) == bool(code)
+    assert ("! exact of agent is 0.75, but must be at least" in error) == bool(code)
 
 
-def test_a_threshold_holds_for_each_variant_or_for_one(evals: Workspace) -> None:
+def test_threshold_applies_to_all_variants_or_to_one(evals: Workspace) -> None:
     run(evals, "evals:both", "--fail-under", "good/exact=0.9")
     _, error = run(evals, "evals:both", "--fail-under", "exact=0.9", code=1)
     assert "exact of bad" in error
     assert "exact of good" not in error
 
 
-def test_a_scorer_that_failed_cannot_be_vouched_for(evals: Workspace) -> None:
+def test_threshold_of_a_failed_scorer_fails(evals: Workspace) -> None:
     out, _ = run(evals, "evals:scored")
     assert "-, 4 errors" in out
     _, error = run(evals, "evals:scored", "--fail-under", "broken_score=0", code=1)
     assert "failed for 4 of 4 trials" in error
 
 
-def test_what_is_clearly_worse_than_before_is_a_failure(evals: Workspace) -> None:
+def test_clearly_worse_report_fails(evals: Workspace) -> None:
     run(evals, "evals:sums", "--out", "before.json")
     out, _ = run(evals, "evals:sums", "--compare", "before.json")
     assert "same" in out
@@ -138,60 +138,60 @@ def test_what_is_clearly_worse_than_before_is_a_failure(evals: Workspace) -> Non
     assert "unclear" in out
 
 
-def test_runs_that_fail_are_shown_and_only_all_of_them_are_a_failure(evals: Workspace) -> None:
+def test_failed_runs_are_shown_and_only_a_complete_failure_fails(evals: Workspace) -> None:
     out, _ = run(evals, "evals:sums", BROKEN="1")
     assert "! agent, c1: " in out
     assert "\x1b" not in out
     _, error = run(evals, "evals:sums", code=1, BROKEN="0 1 2 3")
-    assert "! no run has an answer" in error
+    assert "! all runs failed" in error
 
 
-def test_a_function_may_make_it_and_with_a_log_nothing_is_asked_twice(evals: Workspace) -> None:
+def test_experiment_of_a_function_with_a_log_reuses_answers(evals: Workspace) -> None:
     for _ in range(2):
         out, _ = run(evals, "evals.py:made", "--fail-under", "exact=1")
         assert "4 of 4 trials" in out
     assert (evals.folder / "asked").read_text() == "xxxx"
 
 
-def test_an_async_function_may_make_it_of_the_runs_of_a_log(evals: Workspace) -> None:
+def test_async_function_can_create_the_experiment_from_a_log(evals: Workspace) -> None:
     out, _ = run(evals, "evals:recorded")
     assert "1 of 1 trials" in out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
-        (["evals:number"], "it must be an experiment"),
-        (["evals:broken"], "did not give an experiment: ValueError: no such file"),
-        (["evals:nothing"], "has no 'nothing'"),
-        (["evals"], "write module:object"),
-        (["evals:sums", "--fail-under", "exact"], "write SCORER=MEAN"),
-        (["evals:sums", "--fail-under", "exact=much"], "write SCORER=MEAN"),
-        (["evals:sums", "--fail-under", "exakt=1"], "the scorers are exact"),
-        (["evals:sums", "--fail-under", "large/exact=1"], "the variants are agent"),
+        (["evals:number"], "must be an Experiment or a function"),
+        (["evals:broken"], "did not create an experiment: ValueError: no such file"),
+        (["evals:nothing"], "missing attribute 'nothing' in "),
+        (["evals"], "expected module:object"),
+        (["evals:sums", "--fail-under", "exact"], "must be SCORER=MEAN"),
+        (["evals:sums", "--fail-under", "exact=much"], "must be SCORER=MEAN"),
+        (["evals:sums", "--fail-under", "exakt=1"], "unknown scorer exakt; use exact"),
+        (["evals:sums", "--fail-under", "large/exact=1"], "unknown variant large; use agent"),
         (["evals:sums", "--compare", "evals.py"], "must be a report"),
     ],
 )
-def test_wrong_usage_is_said_before_anything_is_asked(evals: Workspace, arguments: list[str], said: str) -> None:
+def test_invalid_usage_is_reported_before_model_calls(evals: Workspace, arguments: list[str], expected: str) -> None:
     _, error = run(evals, *arguments, code=2)
-    assert said in error
+    assert expected in error
     assert not (evals.folder / "asked").exists()
 
 
-def test_a_file_that_is_not_there_is_named(evals: Workspace) -> None:
-    _, error = run(evals, "evals:sums", "--compare", "before.json", code=1)
-    assert "before.json: No such file" in error
+def test_missing_report_file_is_named(evals: Workspace) -> None:
+    _, error = run(evals, "evals:sums", "--compare", "before.json", code=2)
+    assert "'before.json': No such file" in error
     assert not (evals.folder / "asked").exists()
 
 
-def test_ctrl_c_cancels_and_the_same_command_goes_on(evals: Workspace) -> None:
+def test_experiment_continues_after_ctrl_c(evals: Workspace) -> None:
     process = evals.process("eval", "evals:slow")
     assert process.stderr is not None
     assert process.stderr.readline() == b"begun\n"
     process.send_signal(signal.SIGINT)
-    out, said = process.communicate(timeout=30)
+    out, output = process.communicate(timeout=30)
     assert (process.returncode, out) == (130, b"")
-    assert said == b"cancelled; the same command goes on with what is left\n"
+    assert output == b"cancelled; repeat the command to continue\n"
     out, _ = run(evals, "evals:slow", FAST="1")
     assert "1 of 1 trials" in out
     assert "! " not in out

@@ -1,4 +1,4 @@
-"""What is said of the key of a preset."""
+"""States of preset keys."""
 
 from __future__ import annotations
 
@@ -6,83 +6,98 @@ import httpx
 import pytest
 
 from rxloop.cli.commands import doctor, models
-from rxloop.cli.model_access import Finding, Grade, _answered, how_to_get_in, key_state, key_variable
+from rxloop.cli.model_access import (
+    Finding,
+    Grade,
+    _assess_response,
+    describe_key_setup,
+    get_key_state,
+    get_key_variable,
+)
 from rxloop.providers import Preset
 from rxloop.providers.vendors.urls import vertex_url
 from support.cli_workspace import Workspace
 
 
-def preset(**fields: object) -> Preset:
-    given: dict[str, object] = {"name": "mine", "base_url": "http://host/v1", **fields}
-    return Preset(**given)  # pyright: ignore[reportArgumentType]
+def make_preset(**fields: object) -> Preset:
+    options: dict[str, object] = {"name": "mine", "base_url": "http://host/v1", **fields}
+    return Preset(**options)  # pyright: ignore[reportArgumentType]
 
 
-def account() -> Preset:
-    """As Vertex is: addressed by the environment, and asked with the account of the machine."""
-    return preset(base_url=None, find_url=vertex_url, key_source=lambda: lambda: "token", token_source=True)
+def make_account_preset() -> Preset:
+    """Create a preset like Vertex, with an endpoint from the environment and machine credentials."""
+    return make_preset(base_url=None, find_url=vertex_url, key_source=lambda: lambda: "token", token_source=True)
 
 
 @pytest.mark.parametrize(
-    ("made", "state", "way"),
+    ("preset", "state", "setup"),
     [
-        (preset(), "not needed", ""),
-        (preset(key_env="MINE_KEY"), "not set", "export MINE_KEY=..."),
-        (preset(key_env="MINE_KEY", key_optional=True), "optional", "export MINE_KEY=..."),
-        (preset(key_env="MINE_KEY", key_hint="pass sign="), "not set", "export MINE_KEY=..., or pass sign="),
-        (preset(key_hint="pass sign="), "not set", "pass sign="),
-        (account(), "by account", ""),
+        (make_preset(), "not needed", ""),
+        (make_preset(key_env="MINE_KEY"), "not set", "export MINE_KEY=..., or rxloop keys set MINE_KEY"),
+        (
+            make_preset(key_env="MINE_KEY", key_optional=True),
+            "optional",
+            "export MINE_KEY=..., or rxloop keys set MINE_KEY",
+        ),
+        (
+            make_preset(key_env="MINE_KEY", key_hint="pass sign="),
+            "not set",
+            "export MINE_KEY=..., or rxloop keys set MINE_KEY, or pass sign=",
+        ),
+        (make_preset(key_hint="pass sign="), "not set", "pass sign="),
+        (make_account_preset(), "by account", ""),
     ],
 )
-def test_the_state_says_how_the_vendor_can_be_asked(made: Preset, state: str, way: str) -> None:
-    assert (key_state(made), how_to_get_in(made)) == (state, way)
+def test_key_state_of_a_preset(preset: Preset, state: str, setup: str) -> None:
+    assert (get_key_state(preset), describe_key_setup(preset)) == (state, setup)
 
 
-def test_the_variable_is_the_one_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = preset(key_env="ONE", other_key_env="TWO")
-    assert key_variable(made) == "ONE"
+def test_key_variable_is_the_variable_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    preset = make_preset(key_env="ONE", other_key_env="TWO")
+    assert get_key_variable(preset) == "ONE"
     monkeypatch.setenv("TWO", "k")
-    assert (key_variable(made), key_state(made)) == ("TWO", "set")
+    assert (get_key_variable(preset), get_key_state(preset)) == ("TWO", "set")
     monkeypatch.setenv("ONE", " ")
-    assert key_variable(made) == "TWO"
+    assert get_key_variable(preset) == "TWO"
     monkeypatch.setenv("ONE", "k")
-    assert key_variable(made) == "ONE"
+    assert get_key_variable(preset) == "ONE"
 
 
-def test_a_place_in_a_cloud_is_said_once_the_environment_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def found() -> list[Finding]:
-        return list(doctor._clouds())
+def test_cloud_endpoint_is_reported_when_it_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check() -> list[Finding]:
+        return list(doctor._check_clouds())
 
     monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
-    monkeypatch.setattr(doctor, "PRESETS", {"mine": account()})
-    assert found() == []
-    assert models._address(account()) == (
+    monkeypatch.setattr(doctor, "PRESETS", {"mine": make_account_preset()})
+    assert check() == []
+    assert models._describe_endpoint(make_account_preset()) == (
         "set GOOGLE_CLOUD_PROJECT, or pass base_url=vertex_url(project, location)",
         False,
     )
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "p")
     monkeypatch.setenv("GOOGLE_CLOUD_LOCATION", "eu")
-    [finding] = found()
+    [finding] = check()
     assert finding.grade is Grade.good
-    assert finding.says.startswith("mine is asked with the account of this machine, at https://aiplatform.eu.rep")
+    assert finding.message.startswith("mine uses the account of this machine, at https://aiplatform.eu.rep")
 
 
-def test_a_key_without_an_address_is_told(workspace: Workspace) -> None:
-    said = workspace.run("doctor", AZURE_OPENAI_API_KEY="k").stdout
-    assert "· azure has a key and no address\n      missing URL for 'azure'; set AZURE_OPENAI_ENDPOINT" in said
+def test_key_without_a_url_is_a_note(workspace: Workspace) -> None:
+    output = workspace.run("doctor", AZURE_OPENAI_API_KEY="k").stdout
+    assert "· azure has a key but no URL\n      missing URL for 'azure'; set AZURE_OPENAI_ENDPOINT" in output
     env = {"AZURE_OPENAI_API_KEY": "k", "AZURE_OPENAI_ENDPOINT": "https://r.openai.azure.com"}
-    assert "✓ azure is asked with a key, at https://r.openai.azure.com" in workspace.run("doctor", code=0, **env).stdout
+    assert "✓ azure uses a key, at https://r.openai.azure.com" in workspace.run("doctor", code=0, **env).stdout
 
 
-def test_credentials_that_are_not_there_are_told(workspace: Workspace) -> None:
-    said = workspace.run("doctor", GOOGLE_APPLICATION_CREDENTIALS="nowhere.json").stdout
-    assert "· GOOGLE_APPLICATION_CREDENTIALS is nowhere.json, and there is no such file" in said
+def test_missing_credentials_file_is_a_note(workspace: Workspace) -> None:
+    output = workspace.run("doctor", GOOGLE_APPLICATION_CREDENTIALS="nowhere.json").stdout
+    assert "· GOOGLE_APPLICATION_CREDENTIALS is nowhere.json, which does not exist" in output
 
 
-def test_an_account_that_the_check_does_not_use_is_no_key_that_is_refused() -> None:
-    found = _answered(account(), "mine:m", "took", httpx.Response(401))
-    assert (found.grade, found.says) == (Grade.good, "took: it is there; the account was not tried")
+def test_unauthorized_response_without_a_key_is_not_a_rejected_key() -> None:
+    finding = _assess_response(make_account_preset(), "mine:m", "took", httpx.Response(401))
+    assert (finding.grade, finding.message) == (Grade.good, "took: reachable; account not checked")
 
 
-def test_a_model_that_needs_a_key_is_not_begun(workspace: Workspace) -> None:
-    said = workspace.run("run", "--model", "google:gemini-3.5-flash", "Hi", code=2).stderr
-    assert "google:gemini-3.5-flash needs a key: export GEMINI_API_KEY=..." in said
+def test_run_without_the_required_key_is_not_started(workspace: Workspace) -> None:
+    output = workspace.run("run", "--model", "google:gemini-3.5-flash", "Hi", code=2).stderr
+    assert "missing key for google:gemini-3.5-flash: export GEMINI_API_KEY=..." in output

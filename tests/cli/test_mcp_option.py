@@ -1,4 +1,4 @@
-"""`--mcp`: the tools of MCP servers on the command line."""
+"""MCP servers of the `--mcp` option."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from support.cli_workspace import Workspace
 SHOP = Path(__file__).parents[1] / "support/mcp_servers/shop.py"
 
 
-def test_a_server_is_a_command_a_url_or_a_file(tmp_path: Path) -> None:
+def test_mcp_option_accepts_a_command_a_url_or_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mcp.json"
     file.write_text('{"mcpServers": {"a": {"command": "x"}, "b": {"url": "https://b.example/mcp"}}}')
-    given = AgentOptions(mcp=["npx -y 'some server'", "https://c.example/mcp", str(file)])
-    servers = given._servers()
-    places = [getattr(server, "place", None) for server in servers]
-    assert places == [
+    options = AgentOptions(mcp=["npx -y 'some server'", "https://c.example/mcp", str(file)])
+    servers = options._make_servers()
+    addresses = [getattr(server, "address", None) for server in servers]
+    assert addresses == [
         Stdio("npx", ("-y", "some server")),
         Http("https://c.example/mcp"),
         Stdio("x"),
         Http("https://b.example/mcp"),
     ]
-    assert "--mcp https://c.example/mcp" in given.flags()
-    with pytest.raises(ConfigurationError, match="is not a command"):
-        AgentOptions(mcp=["npx 'x"])._servers()
-    with pytest.raises(ConfigurationError, match="--mcp does not go with --agent"):
+    assert "--mcp https://c.example/mcp" in options.to_flags()
+    with pytest.raises(ConfigurationError, match="cannot parse the command"):
+        AgentOptions(mcp=["npx 'x"])._make_servers()
+    with pytest.raises(ConfigurationError, match="--mcp cannot be used with --agent"):
         AgentOptions(agent="a:b", mcp=["x"]).make()
 
 
-def test_its_tools_are_offered(workspace: Workspace) -> None:
+def test_tools_of_the_server_are_offered(workspace: Workspace) -> None:
     done = workspace.run("run", "Why?", "--mcp", f"{sys.executable} {SHOP}", "--json")
     events = [orjson.loads(line) for line in done.stdout.splitlines()]
     counts = [event["toolCount"] for event in events if event["kind"] == "llm-call"]
     assert counts[0] > 8
 
 
-def test_one_that_is_not_there_is_named_and_the_answer_comes(workspace: Workspace) -> None:
+def test_unavailable_server_is_reported_and_the_run_completes(workspace: Workspace) -> None:
     done = workspace.run("run", "Why?", "--mcp", "no-such-program-0451")
-    assert "! no tools of no-such-program-0451: mcp no-such-program-0451 is not available: " in done.stderr
+    assert "! no tools from no-such-program-0451: mcp no-such-program-0451 is not available: " in done.stderr
     assert "completed" in done.stderr

@@ -1,4 +1,4 @@
-"""What somebody at a terminal sees of nested agents."""
+"""Terminal output for nested agents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.nested_agents import editor, researcher, search, turn_with_usage
 from support.runs import collect
 
 
-async def test_each_line_names_the_agents_down_to_the_one_it_is_of() -> None:
+async def test_lines_of_nested_agents_start_with_the_agent_path() -> None:
     inner = researcher(name="inner")
     turns = [[call("inner", prompt="deeper")], turn_with_usage("M.")]
     middle = researcher(*turns, name="middle", tools=[inner.as_tool(), search])
@@ -21,9 +21,9 @@ async def test_each_line_names_the_agents_down_to_the_one_it_is_of() -> None:
     lines = [line.plain for event in events if (line := describe(event, ThoughtLevel.all)) is not None]
     assert [line.partition("  ")[0] for line in lines] == [
         '→ research(prompt="Oslo?")',
-        "~ middle begins",
+        "~ middle started",
         'middle → inner(prompt="deeper")',
-        "middle ~ inner begins",
+        "middle ~ inner started",
         'middle > inner → search(question="Oslo")',
         "middle > inner ← search Oslo: found",
         "middle ~ inner completed",
@@ -33,7 +33,7 @@ async def test_each_line_names_the_agents_down_to_the_one_it_is_of() -> None:
     ]
 
 
-def test_import_takes_over_a_run_with_nested_agents(workspace: Workspace) -> None:
+def test_run_with_nested_agents_can_be_imported(workspace: Workspace) -> None:
     async def write() -> None:
         inner = researcher(name="inner")
         turns = [[call("inner", prompt="deeper")], turn_with_usage("M.")]

@@ -1,4 +1,4 @@
-"""Groups of options that several commands share."""
+"""Option groups shared by several commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Count = Annotated[int, typer.Option("--count", help="How many.")]
 
 @dataclass(frozen=True)
 class Numbers:
-    """Two options and a field that is none."""
+    """Group with two options and an internal field."""
 
     least: Annotated[int, typer.Option("--least")] = 1
     names: Annotated[list[str] | None, typer.Option("--name")] = None
@@ -24,7 +24,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class OtherNumbers(Numbers):
-    """The same options, one of them with another name."""
+    """Subclass that renames an option."""
 
     least: Annotated[int, typer.Option("--at-least")] = 2
 
@@ -39,7 +39,7 @@ def other_command(numbers: OtherNumbers) -> None:
     print(numbers)
 
 
-def test_command_gets_a_group_made_of_its_options() -> None:
+def test_command_receives_a_group_with_the_values_of_its_options() -> None:
     app = typer.Typer(rich_markup_mode=None, add_completion=False)
     app.command()(expand_groups(command))
     done = CliRunner().invoke(app, ["--name", "a", "--other", "--name", "b"])

@@ -1,4 +1,4 @@
-"""`rxloop protocol`: the kinds and their fields, from the classes."""
+"""Event kinds and fields of `rxloop protocol`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rxloop.protocol.messages import ToolCall
 from support.cli_workspace import Workspace
 
 
-def test_every_kind_is_listed_with_how_it_is_kept_and_for_whom(workspace: Workspace) -> None:
+def test_every_kind_is_listed_with_its_storage_and_audience(workspace: Workspace) -> None:
     lines = {line.split()[0]: line for line in workspace.run("protocol").stdout.splitlines() if line}
     for kind, cls in EVENT_TYPES.items():
         assert ("durable" if cls.durable else "transient") in lines[kind]
@@ -21,33 +21,33 @@ def test_every_kind_is_listed_with_how_it_is_kept_and_for_whom(workspace: Worksp
 
 
 @pytest.mark.parametrize("kind", ["task", "tool-complete", "llm-failed", "content-delta"])
-def test_every_field_of_a_kind_is_shown_under_its_name_on_the_wire(workspace: Workspace, kind: str) -> None:
-    said = workspace.run("protocol", kind).stdout
-    names = [line.split()[0].rstrip("?") for line in said.splitlines() if line.startswith("  ")]
+def test_every_field_is_shown_with_its_wire_name(workspace: Workspace, kind: str) -> None:
+    output = workspace.run("protocol", kind).stdout
+    names = [line.split()[0].rstrip("?") for line in output.splitlines() if line.startswith("  ")]
     for name, field in EVENT_TYPES[kind].model_fields.items():
         assert (field.alias or name) in names
 
 
 @pytest.mark.parametrize("name", ["tool-complete", "tool_complete", "ToolCompleteEvent", "TOOL-COMPLETE"])
-def test_a_kind_may_be_named_as_one_knows_it(workspace: Workspace, name: str) -> None:
-    said = workspace.run("protocol", name).stdout
-    assert said.startswith("tool-complete  ToolCompleteEvent, durable, unless hidden\n")
-    assert "The text that the model reads." in said
-    assert "ToolCall  Tool call requested by the model." in said
+def test_kind_is_found_by_its_class_name_or_in_any_case(workspace: Workspace, name: str) -> None:
+    output = workspace.run("protocol", name).stdout
+    assert output.startswith("tool-complete  ToolCompleteEvent, durable, unless hidden\n")
+    assert "The text that the model reads." in output
+    assert "ToolCall  Tool call requested by the model." in output
 
 
-def test_json_is_the_schema_of_all(workspace: Workspace) -> None:
+def test_json_is_the_complete_schema(workspace: Workspace) -> None:
     assert orjson.loads(workspace.run("protocol", "--json").stdout) == protocol_schema()
 
 
 @pytest.mark.parametrize("kind", ["task", "gap", "input-required", "message-added"])
-def test_json_of_one_kind_stands_alone(workspace: Workspace, kind: str) -> None:
+def test_json_of_a_kind_is_self_contained(workspace: Workspace, kind: str) -> None:
     schema = orjson.loads(workspace.run("protocol", kind, "--json").stdout)
     Draft202012Validator.check_schema(schema)
     assert schema["properties"]["kind"]["const"] == kind
 
 
-def test_the_schema_of_a_kind_takes_its_events_and_no_others(workspace: Workspace) -> None:
+def test_schema_of_a_kind_accepts_only_its_events(workspace: Workspace) -> None:
     schema = orjson.loads(workspace.run("protocol", "tool-complete", "--json").stdout)
     event = orjson.loads(ToolCompleteEvent(call=ToolCall(id="1", name="f"), success=True, content="x").to_json())
     checks = Draft202012Validator(schema)
@@ -55,6 +55,6 @@ def test_the_schema_of_a_kind_takes_its_events_and_no_others(workspace: Workspac
     assert not checks.is_valid(event | {"call": {"id": 5}})
 
 
-def test_a_kind_that_does_not_exist_is_wrong_usage_with_the_nearest_one(workspace: Workspace) -> None:
+def test_unknown_kind_is_invalid_usage_with_a_suggestion(workspace: Workspace) -> None:
     done = workspace.run("protocol", "tool-completed", code=2)
-    assert "there is no kind 'tool-completed': did you mean tool-complete? the kinds are task, " in done.stderr
+    assert "unknown event kind 'tool-completed': did you mean tool-complete? the kinds are task, " in done.stderr

@@ -1,4 +1,4 @@
-"""`rxloop run`, in this process."""
+"""Command `run` in this process."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from rxloop import Event, StageEvent, StatusUpdateEvent, TaskEvent
+from rxloop.cli.agent_loader import AgentOptions
 from rxloop.testing import OfflineModel
 from support.cli_workspace import Workspace
 
@@ -23,12 +24,12 @@ ANSWER = "Oslo is warmer than Bergen, by 5 °C. In Oslo it is 18 °C, rain. In B
 
 @pytest.fixture(autouse=True)
 def fresh_modules() -> None:
-    """Each test has a `kit` of its own."""
+    """Import the `kit` module separately for each test."""
     for name in ("kit", "makers"):
         sys.modules.pop(name, None)
 
 
-def test_stdout_is_the_answer_and_stderr_what_led_to_it(workspace: Workspace) -> None:
+def test_answer_is_written_to_stdout_and_other_output_to_stderr(workspace: Workspace) -> None:
     done = workspace.run(*WEATHER)
     assert done.stdout == ANSWER
     assert '→ get_weather(city="Oslo")\n' in done.stderr
@@ -38,19 +39,43 @@ def test_stdout_is_the_answer_and_stderr_what_led_to_it(workspace: Workspace) ->
     assert "\x1b" not in done.output
 
 
-def test_the_thoughts_are_drawn_as_a_tree_at_the_end(workspace: Workspace) -> None:
+def test_thoughts_are_printed_as_a_tree_at_the_end(workspace: Workspace) -> None:
     assert "├─ get_weather call_2: " in workspace.run(*WEATHER).stderr
     assert "├─" not in workspace.run(*WEATHER, "--thoughts", "none").stderr
 
 
 @pytest.mark.parametrize(("level", "shown"), [("none", 0), ("brief", 4), ("all", 4)])
-def test_thoughts_are_shown_as_far_as_one_likes(workspace: Workspace, level: str, shown: int) -> None:
+def test_thoughts_option_selects_the_level_of_detail(workspace: Workspace, level: str, shown: int) -> None:
     lines = workspace.run(*WEATHER, "--thoughts", level).stderr.splitlines()
     assert sum(line.startswith("· ") for line in lines) == shown
     assert any("<- call_2" in line for line in lines) is (level == "all")
 
 
-def test_json_is_every_event_on_a_line_and_nothing_else(workspace: Workspace) -> None:
+def test_offline_model_needs_no_key(workspace: Workspace) -> None:
+    done = workspace.run("run", "17 * 23", "--model", "offline:demo", RXLOOP_MODEL="")
+    assert "391" in done.stdout
+    assert "offline:demo" in workspace.run("runs").stdout
+    assert "391" in workspace.run("run", "17 * 23", "--agent", "kit:agent", RXLOOP_MODEL="offline:demo").stdout
+    assert "✓ RXLOOP_MODEL is offline:demo" in workspace.run("doctor", RXLOOP_MODEL="offline:demo").stdout
+
+
+def test_commands_for_a_cancelled_run_name_the_offline_model() -> None:
+    assert AgentOptions(model="offline:demo").to_flags() == " --model offline:demo"
+    assert AgentOptions(model="openai:gpt-5").to_flags() == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "offered"),
+    [((), True), (("--thoughts", "none"), False), (("--thoughts", "none", "--strategy", "react"), True)],
+)
+def test_model_receives_no_tool_for_thoughts_if_none_are_shown(
+    workspace: Workspace, offline: OfflineModel, options: tuple[str, ...], offered: bool
+) -> None:
+    workspace.run("run", "2 + 2", *options)
+    assert ("think_aloud" in orjson.dumps(offline.requests[-1]).decode()) is offered
+
+
+def test_json_prints_one_event_per_line(workspace: Workspace) -> None:
     done = workspace.run(*WEATHER, "--json")
     events = [Event.from_json(line, strict=True) for line in done.stdout.splitlines()]
     assert isinstance(events[0], TaskEvent)
@@ -61,34 +86,37 @@ def test_json_is_every_event_on_a_line_and_nothing_else(workspace: Workspace) ->
 
 
 @pytest.mark.parametrize("words", [(), ("-",)])
-def test_the_question_may_come_through_a_pipe(workspace: Workspace, words: tuple[str, ...]) -> None:
+def test_question_is_read_from_a_pipe(workspace: Workspace, words: tuple[str, ...]) -> None:
     workspace.run("run", *words, stdin="2 + 2\n")
     assert workspace.rows()[0]["question"] == "2 + 2"
 
 
-def test_what_is_piped_may_stand_beside_what_is_typed(workspace: Workspace) -> None:
+def test_piped_text_is_appended_to_the_question(workspace: Workspace) -> None:
     workspace.run("run", "Read", "this:", "-", stdin="a text\n")
     assert workspace.rows()[0]["question"] == "Read this:\n\na text"
 
 
-def test_a_pipe_that_nobody_asked_for_is_left_alone(workspace: Workspace) -> None:
-    workspace.run("run", "2 + 2", stdin="something else\n")
+def test_text_from_stdin_follows_the_question(workspace: Workspace) -> None:
+    workspace.run("run", "Read", "this:", stdin="a text\n")
+    assert workspace.rows()[0]["question"] == "Read this:\n\na text"
+
+
+def test_empty_stdin_is_omitted(workspace: Workspace) -> None:
+    workspace.run("run", "2 + 2", stdin=" \n")
     assert workspace.rows()[0]["question"] == "2 + 2"
 
 
-def test_an_empty_question_is_wrong_usage(workspace: Workspace) -> None:
-    assert "the question is empty" in workspace.run("run", stdin=" \n", code=2).stderr
+def test_empty_question_is_invalid_usage(workspace: Workspace) -> None:
+    assert "the question must not be empty" in workspace.run("run", stdin=" \n", code=2).stderr
 
 
-def test_the_runs_model_is_an_address_where_one_is_given(
-    workspace: Workspace, offline: OfflineModel, offline_url: str
-) -> None:
+def test_recorded_model_contains_the_base_url(workspace: Workspace, offline: OfflineModel, offline_url: str) -> None:
     workspace.run("run", "2 + 2", "--base-url", offline_url, "--model", "qwen3:8b")
     assert workspace.rows()[0]["model"] == f"{offline_url}#qwen3:8b"
     assert offline.requests[-1]["model"] == "qwen3:8b"
 
 
-def test_a_preset_keeps_its_ways_at_another_address(
+def test_preset_keeps_its_settings_with_another_base_url(
     workspace: Workspace, offline: OfflineModel, offline_url: str
 ) -> None:
     workspace.run("run", "2 + 2", "--base-url", offline_url, "--model", "zai:glm-4.7", ZAI_API_KEY="k")
@@ -97,13 +125,17 @@ def test_a_preset_keeps_its_ways_at_another_address(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "env", "said"),
+    ("arguments", "env", "expected"),
     [
-        ((), {"RXLOOP_MODEL": ""}, "no model is named: add --model zai:glm-4.7, or set RXLOOP_MODEL\n"),
+        (
+            (),
+            {"RXLOOP_MODEL": ""},
+            "no model selected; add --model zai:glm-4.7 or offline:demo, or RXLOOP_MODEL\n",
+        ),
         ((), {"RXLOOP_MODEL": "", "ZAI_API_KEY": "k"}, "(ZAI_API_KEY is set: --model zai)\n"),
-        (("--model", "zai:glm-4.7"), {}, "zai:glm-4.7 needs a key: export ZAI_API_KEY=..., "),
+        (("--model", "zai:glm-4.7"), {}, "missing key for zai:glm-4.7: export ZAI_API_KEY=..., "),
         (("--model", "nobody:x"), {}, "nobody"),
-        (("--base-url", "http://localhost:1/v1"), {"RXLOOP_MODEL": ""}, "--base-url needs the name of a model"),
+        (("--base-url", "http://localhost:1/v1"), {"RXLOOP_MODEL": ""}, "--base-url requires a model"),
         (
             ("--base-url", "http://[bad", "--model", "x"),
             {},
@@ -125,68 +157,73 @@ def test_a_preset_keeps_its_ways_at_another_address(
             "OLLAMA_HOST must be a URL, got 'http://[bad'",
         ),
         (("--model", "azure:x"), {"AZURE_OPENAI_API_KEY": "k"}, "set AZURE_OPENAI_ENDPOINT"),
-        (("--tools", "kit"), {}, "--tools 'kit': write module:object"),
-        (("--tools", "nothing_here:x"), {}, "there is no module 'nothing_here' in "),
-        (("--tools", "kit:x"), {}, "kit has no 'x'"),
+        (
+            ("--tools", "kit"),
+            {},
+            "invalid import path 'kit' for --tools, expected module:object, for example weather:get_weather",
+        ),
+        (("--tools", "nothing_here:x"), {}, "no module 'nothing_here' in "),
+        (("--tools", "kit:x"), {}, "missing attribute 'x' in kit"),
         (("--tools", "kit:number"), {}, "--tools kit:number: a tool must be a function"),
-        (("--tools", "leaves:x"), {}, "--tools 'leaves:x': leaves cannot be imported: SystemExit: 3 ("),
-        (("--agent", "leaves:x"), {}, "--agent 'leaves:x': leaves cannot be imported: SystemExit: 3 ("),
-        (("--agent", "makers:late"), {}, "--agent 'makers:late' is an async function"),
-        (("--agent", "makers:fails"), {}, "--agent 'makers:fails' did not give an agent: RuntimeError: no db ("),
-        (("--agent", "makers:wants"), {}, "did not give an agent: TypeError: wants() missing 1 required"),
-        (("--agent", "kit:number"), {}, "it must be an Agent"),
-        (("--agent", "kit:agent", "--tools", "kit:tools"), {}, "--tools does not go with --agent"),
-        (("--context", "x", "--no-log"), {}, "--context needs the database"),
+        (("--tools", "leaves:x"), {}, "--tools 'leaves:x': cannot import leaves: SystemExit: 3 ("),
+        (("--agent", "leaves:x"), {}, "--agent 'leaves:x': cannot import leaves: SystemExit: 3 ("),
+        (("--agent", "makers:late"), {}, "--agent 'makers:late' must be a synchronous function"),
+        (("--agent", "makers:fails"), {}, "--agent 'makers:fails' did not create an agent: RuntimeError: no db ("),
+        (("--agent", "makers:wants"), {}, "did not create an agent: TypeError: wants() missing 1 required"),
+        (("--agent", "kit:get_weather"), {}, "is a tool; use --tools kit:get_weather with --model"),
+        (("--agent", "kit:number"), {}, "must be an Agent or a function"),
+        (("--agent", "kit:agent", "--tools", "kit:tools"), {}, "--tools cannot be used with --agent"),
+        (("--context", "x", "--no-log"), {}, "--context requires the database"),
     ],
 )
-def test_wrong_options_are_one_line_exit_code_2_and_no_database(
-    workspace: Workspace, arguments: tuple[str, ...], env: dict[str, str], said: str
+def test_invalid_options_exit_with_code_2_and_create_no_database(
+    workspace: Workspace, arguments: tuple[str, ...], env: dict[str, str], expected: str
 ) -> None:
     (workspace.folder / "leaves.py").write_text("raise SystemExit(3)\n")
     (workspace.folder / "makers.py").write_text(MAKERS)
     done = workspace.run("run", "Hi", *arguments, code=2, **env)
-    assert said in done.stderr
+    assert expected in done.stderr
     assert done.stderr.startswith("rxloop: ")
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
     assert not workspace.database.exists()
 
 
-def test_a_module_that_cannot_be_imported_is_named_with_the_line(workspace: Workspace) -> None:
+def test_import_error_of_a_module_is_reported_with_its_location(workspace: Workspace) -> None:
     (workspace.folder / "broken.py").write_text("a = 1\nb = a / 0\n")
     done = workspace.run("run", "Hi", "--tools", "broken:b", code=2)
-    assert "broken cannot be imported: ZeroDivisionError: division by zero (" in done.stderr
+    assert "cannot import broken: ZeroDivisionError: division by zero (" in done.stderr
     assert "broken.py, line 2)" in done.stderr
 
 
-def test_tools_may_be_named_by_their_file(workspace: Workspace) -> None:
+def test_tools_can_be_loaded_from_a_file(workspace: Workspace) -> None:
     (workspace.folder / "sub").mkdir()
     (workspace.folder / "kit.py").rename(workspace.folder / "sub/kit.py")
     done = workspace.run("run", "Compare the weather in Oslo and Bergen.", "--tools", "sub/kit.py:get_weather")
     assert done.stdout == ANSWER
 
 
-def test_a_failed_run_is_exit_code_1_and_says_why(workspace: Workspace) -> None:
+def test_failed_run_exits_with_code_1_and_the_reason(workspace: Workspace) -> None:
     done = workspace.run("run", "Please break.", code=1)
     assert "failed (bad_request): " in done.stderr
     assert "Traceback" not in done.stderr
     assert workspace.rows()[0]["state"] == "failed"
 
 
-def test_a_model_that_cannot_be_reached_is_told_with_what_to_do(workspace: Workspace) -> None:
+def test_unreachable_model_is_reported_with_a_diagnostic_command(workspace: Workspace) -> None:
     model = "http://127.0.0.1:9/v1#m"
     done = workspace.run("run", "Hi", "--model", model, code=1)
     assert "failed (connection): " in done.stderr
-    assert done.stderr.endswith(f"find out why: rxloop doctor --check-network '{model}'\n")
+    assert done.stderr.endswith(f"diagnose with: rxloop doctor --check-network '{model}'\n")
 
 
-def test_no_log_leaves_no_trace(workspace: Workspace) -> None:
+def test_no_log_stores_nothing(workspace: Workspace) -> None:
     done = workspace.run("run", "2 + 2", "--no-log")
     assert "rxloop show" not in done.stderr
     assert not workspace.database.exists()
 
 
-def test_a_run_in_a_conversation_knows_what_was_said(workspace: Workspace, offline: OfflineModel) -> None:
+def test_context_option_continues_a_conversation(workspace: Workspace, offline: OfflineModel) -> None:
     workspace.run("run", "2 + 2")
     context = workspace.rows()[0]["contextId"]
     workspace.run("run", "And 3 + 3?", "--context", context[-8:], RXLOOP_MODEL="")
@@ -194,41 +231,41 @@ def test_a_run_in_a_conversation_knows_what_was_said(workspace: Workspace, offli
     assert {row["contextId"] for row in workspace.rows()} == {context}
 
 
-def test_an_agent_of_ones_own_runs_and_logs_in_the_database(workspace: Workspace) -> None:
+def test_custom_agent_is_stored_in_the_database(workspace: Workspace) -> None:
     done = workspace.run("run", "Compare the weather in Oslo and Bergen.", "--agent", "kit:agent", RXLOOP_MODEL="")
     assert done.stdout == ANSWER
     assert workspace.rows()[0]["agentName"] == "mine"
 
 
-def test_an_agent_of_ones_own_may_get_another_model(workspace: Workspace) -> None:
+def test_model_option_replaces_the_model_of_a_custom_agent(workspace: Workspace) -> None:
     workspace.run("run", "2 + 2", "--agent", "kit:agent_itself", "--model", f"{workspace.url}#other")
     assert (workspace.rows()[0]["agentName"], workspace.rows()[0]["model"]) == ("itself", f"{workspace.url}#other")
 
 
-def test_a_run_that_waits_is_exit_code_3_and_goes_on_with_the_line_that_it_printed(workspace: Workspace) -> None:
+def test_waiting_run_exits_with_code_3_and_continues_with_the_printed_command(workspace: Workspace) -> None:
     done = workspace.run("run", "Please pay and book.", "--tools", "kit:tools", code=3)
     assert "? In whose name?" in done.stderr
     assert "(yes or no)" in done.stderr
-    assert "waits for 2 answers" in done.stderr
-    line = done.stderr.splitlines()[-1].removeprefix("go on with: ").replace('"..."', '"Ann"')
+    assert "waiting for 2 answers" in done.stderr
+    line = done.stderr.splitlines()[-1].removeprefix("continue with: ").replace('"..."', '"Ann"')
     program, *arguments = shlex.split(line)
     assert program == "rxloop"
     assert workspace.run(*arguments).stdout == "Done: paid 5, booked for Ann.\n"
     assert [row["state"] for row in workspace.rows()] == ["completed"]
 
 
-def test_what_a_model_writes_cannot_steer_the_terminal(workspace: Workspace) -> None:
+def test_control_characters_of_the_model_are_escaped(workspace: Workspace) -> None:
     assert workspace.run("run", "Please escape.").stdout == "\\u001b[31mred\\u001b[0m\n"
 
 
-def test_the_events_of_json_can_be_imported(workspace: Workspace) -> None:
+def test_json_output_can_be_imported(workspace: Workspace) -> None:
     lines = workspace.run(*WEATHER, "--json", "--no-log").stdout
     workspace.run("import", "-", stdin=lines)
     durable = [event for event in map(orjson.loads, lines.splitlines()) if not event["sub"]]
     assert workspace.events() == durable
 
 
-def test_a_strategy_is_chosen_by_its_name(workspace: Workspace) -> None:
+def test_strategy_is_selected_by_name(workspace: Workspace) -> None:
     done = workspace.run("run", "2 + 2", "--strategy", "chain-of-thought", "--json")
     events = [Event.from_json(line, strict=True) for line in done.stdout.splitlines()]
     assert isinstance(events[0], TaskEvent)
@@ -237,7 +274,10 @@ def test_a_strategy_is_chosen_by_its_name(workspace: Workspace) -> None:
     assert (stages[0], stages[-1]) == ("problem_reception", "final_response")
 
 
-def test_a_strategy_that_does_not_exist_is_wrong_usage(workspace: Workspace) -> None:
+def test_unknown_strategy_is_invalid_usage(workspace: Workspace) -> None:
     done = workspace.run("run", "2 + 2", "--strategy", "magic", code=2)
-    assert "there is no strategy 'magic'" in done.stderr
-    assert "a file holds only stages" in workspace.run("run", "2 + 2", "--strategy", "mine.json", code=2).stderr
+    assert "unknown strategy 'magic'" in done.stderr
+    assert (
+        "--strategy must be the name of a strategy"
+        in workspace.run("run", "2 + 2", "--strategy", "mine.json", code=2).stderr
+    )

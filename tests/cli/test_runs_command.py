@@ -1,4 +1,4 @@
-"""`rxloop runs`, and the runs by what a person types."""
+"""Command `runs` and run lookup by id."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rxloop import ConfigurationError, MemoryEventLog, StatusUpdateEvent, TaskEvent
-from rxloop.cli.commands.inspect import ago
-from rxloop.cli.database import find_context, find_run, first_event, opened, short_ids
+from rxloop.cli.commands.inspect import format_age
+from rxloop.cli.database import find_context, find_run, open_database, read_first_event, shorten_ids
 from rxloop.errors import EventLogError, UnknownRun
 from support.cli_workspace import Workspace
 
 
-def begun(task_id: str, context_id: str = "c", created: int = 0) -> TaskEvent:
+def make_events(task_id: str, context_id: str = "c", created: int = 0) -> TaskEvent:
     return TaskEvent(
         task_id=task_id,
         context_id=context_id,
@@ -28,14 +28,14 @@ def begun(task_id: str, context_id: str = "c", created: int = 0) -> TaskEvent:
     )
 
 
-async def holding(*task_ids: str) -> MemoryEventLog:
+async def make_log(*task_ids: str) -> MemoryEventLog:
     log = MemoryEventLog()
     for number, task_id in enumerate(task_ids):
-        await log.append(task_id, [begun(task_id, f"context-{task_id}", number)], expected_seq=0)
+        await log.append(task_id, [make_events(task_id, f"context-{task_id}", number)], expected_seq=0)
     return log
 
 
-def test_a_list_of_runs_says_what_each_was_about_newest_first(workspace: Workspace) -> None:
+def test_runs_are_listed_with_their_questions_newest_first(workspace: Workspace) -> None:
     workspace.run("run", "2 + 2")
     workspace.run("run", "Please pay.", "--tools", "kit:pay", code=3)
     head, first, second = workspace.run("runs").stdout.splitlines()
@@ -46,14 +46,14 @@ def test_a_list_of_runs_says_what_each_was_about_newest_first(workspace: Workspa
     assert second.endswith("  2 + 2")
 
 
-def test_what_stands_in_the_list_can_be_typed(workspace: Workspace) -> None:
+def test_listed_short_id_selects_the_run(workspace: Workspace) -> None:
     workspace.run("run", "2 + 2")
     workspace.run("run", "3 + 3")
     for line, question in zip(workspace.run("runs").stdout.splitlines()[1:], ("3 + 3", "2 + 2"), strict=True):
         assert f"> {question}" in workspace.run("show", line.split()[0]).stdout
 
 
-def test_runs_of_a_conversation_and_unfinished_ones_can_be_listed_alone(workspace: Workspace) -> None:
+def test_runs_can_be_filtered_by_conversation_and_state(workspace: Workspace) -> None:
     workspace.run("run", "2 + 2")
     workspace.run("run", "Please pay.", "--tools", "kit:pay", code=3)
     [waiting] = workspace.rows("--unfinished")
@@ -63,7 +63,7 @@ def test_runs_of_a_conversation_and_unfinished_ones_can_be_listed_alone(workspac
     assert "no run" not in workspace.run("runs", "--context", "zzz", code=1).stdout
 
 
-def test_a_long_list_is_cut_off_and_says_so(workspace: Workspace) -> None:
+def test_long_list_is_truncated_with_a_note(workspace: Workspace) -> None:
     for _ in range(3):
         workspace.run("run", "2 + 2")
     done = workspace.run("runs", "--limit", "2")
@@ -85,16 +85,16 @@ def test_a_long_list_is_cut_off_and_says_so(workspace: Workspace) -> None:
         ("chat", "--context", "x"),
     ],
 )
-def test_what_reads_says_that_there_is_no_database_and_makes_none(
+def test_reading_commands_report_a_missing_database_without_creating_it(
     workspace: Workspace, arguments: tuple[str, ...]
 ) -> None:
     done = workspace.run(*arguments, code=1)
-    assert f"there are no runs yet: {workspace.database} does not exist" in done.stderr
+    assert f"no database at {workspace.database}" in done.stderr
     assert done.stdout == ""
     assert not workspace.database.exists()
 
 
-def test_the_database_of_an_option_goes_before_that_of_the_environment(workspace: Workspace) -> None:
+def test_database_option_overrides_the_environment(workspace: Workspace) -> None:
     other = workspace.folder / "deep/er/other.db"
     done = workspace.run("run", "2 + 2", "--db", str(other))
     assert f"--db {other}" in done.stderr
@@ -102,25 +102,25 @@ def test_the_database_of_an_option_goes_before_that_of_the_environment(workspace
     assert workspace.run("runs", "--db", str(other)).stdout.endswith("2 + 2\n")
 
 
-def test_without_a_word_the_runs_are_in_the_users_data_folder(workspace: Workspace) -> None:
+def test_default_database_is_in_the_data_folder_of_the_user(workspace: Workspace) -> None:
     workspace.run("run", "2 + 2", RXLOOP_DB="")
     assert [path.name for path in (workspace.folder / "data/rxloop").glob("*.db")] == ["runs.db"]
 
 
-def test_the_folder_of_the_command_is_for_its_user_alone(workspace: Workspace) -> None:
+def test_database_folder_is_private(workspace: Workspace) -> None:
     workspace.run("run", "2 + 2", RXLOOP_DB="")
     assert (workspace.folder / "data/rxloop").stat().st_mode & 0o777 == 0o700
 
 
-async def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
+async def test_error_names_the_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(EventLogError, match=r"file/runs\.db cannot be made"):
-        async with opened(str(tmp_path / "file/runs.db"), write=True):
+    with pytest.raises(EventLogError, match=r"cannot create the folder of the database .*file/runs\.db"):
+        async with open_database(str(tmp_path / "file/runs.db"), write=True):
             pass
 
 
-async def test_a_run_is_found_by_the_beginning_or_the_end_of_its_id() -> None:
-    log = await holding("abc-123", "abd-124")
+async def test_run_is_found_by_prefix_or_suffix() -> None:
+    log = await make_log("abc-123", "abd-124")
     assert [(await find_run(log, given)).task_id for given in ("abc", "124", "abd-124")] == [
         "abc-123",
         "abd-124",
@@ -129,45 +129,45 @@ async def test_a_run_is_found_by_the_beginning_or_the_end_of_its_id() -> None:
     assert await find_context(log, "123") == "context-abc-123"
 
 
-async def test_a_whole_id_is_found_even_if_another_one_begins_with_it() -> None:
-    assert (await find_run(await holding("abc", "abcd"), "abc")).task_id == "abc"
+async def test_complete_id_is_found_even_if_it_is_a_prefix_of_another_id() -> None:
+    assert (await find_run(await make_log("abc", "abcd"), "abc")).task_id == "abc"
 
 
-async def test_last_is_the_run_that_was_started_last() -> None:
-    assert (await find_run(await holding("b", "a"), "last")).task_id == "a"
+async def test_last_selects_the_run_that_was_started_last() -> None:
+    assert (await find_run(await make_log("b", "a"), "last")).task_id == "a"
     with pytest.raises(UnknownRun, match="'last'"):
         await find_run(MemoryEventLog(), "last")
 
 
-async def test_an_id_that_fits_several_runs_lists_them() -> None:
-    with pytest.raises(ConfigurationError, match=r"'ab' fits 2 runs: .*\(abc-123\), .*\(abd-124\)$"):
-        await find_run(await holding("abc-123", "abd-124"), "ab")
+async def test_ambiguous_id_lists_the_matching_runs() -> None:
+    with pytest.raises(ConfigurationError, match=r"'ab' matches 2 runs: .*\(abc-123\), .*\(abd-124\)$"):
+        await find_run(await make_log("abc-123", "abd-124"), "ab")
 
 
 @pytest.mark.parametrize("given", ["x", ""])
-async def test_an_id_that_fits_no_run_says_so(given: str) -> None:
-    with pytest.raises(UnknownRun, match=f"no run has an id like '{given}'"):
-        await find_run(await holding("abc"), given)
+async def test_unknown_id_is_reported(given: str) -> None:
+    with pytest.raises(UnknownRun, match=f"no run with the id '{given}'"):
+        await find_run(await make_log("abc"), given)
 
 
 @given(st.lists(st.text("ab1-", min_size=1, max_size=12), min_size=1, max_size=12, unique=True))
-async def test_every_short_id_finds_its_run_and_no_other(ids: list[str]) -> None:
-    log = await holding(*ids)
-    for task_id, short in short_ids(ids).items():
+async def test_every_short_id_selects_only_its_run(ids: list[str]) -> None:
+    log = await make_log(*ids)
+    for task_id, short in shorten_ids(ids).items():
         assert (await find_run(log, short)).task_id == task_id
 
 
-async def test_the_first_event_is_read_alone() -> None:
-    log = await holding("a")
+async def test_read_first_event_reads_a_single_event() -> None:
+    log = await make_log("a")
     end = StatusUpdateEvent(task_id="a", context_id="c", seq=2, attempt=1, state="completed", final=True)
     await log.append("a", [end], expected_seq=1)
-    first = await first_event(log, "a")
+    first = await read_first_event(log, "a")
     assert first is not None
     assert first.model == "m"
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "expected"),
     [
         (0, "just now"),
         (-5, "just now"),
@@ -181,6 +181,6 @@ async def test_the_first_event_is_read_alone() -> None:
         (30 * 86_400, "2001-08-10"),
     ],
 )
-def test_times_are_told_as_people_tell_them(seconds: int, said: str) -> None:
+def test_format_age(seconds: int, expected: str) -> None:
     now = 1_000_000_000.0
-    assert ago(round((now - seconds) * 1000), now) == said
+    assert format_age(round((now - seconds) * 1000), now) == expected

@@ -1,9 +1,11 @@
-"""`rxloop serve`: what it serves, whom it lets in, and what it writes about itself."""
+"""Adapters, access control and log of `rxloop serve`."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Generator
@@ -17,8 +19,9 @@ import pytest
 from openai import OpenAI
 
 from rxloop import ConfigurationError, MemoryEventLog
-from rxloop.cli.service import runtime_of
+from rxloop.cli.service import open_runtime
 from rxloop.cli.service.credentials import read_keys
+from rxloop.cli.service.process import open_listener
 from support.cli_workspace import Workspace
 from support.terminals import LIMIT
 
@@ -51,7 +54,7 @@ def broken():
 
 @pytest.fixture
 def module(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
-    """A module with agents, in the current folder."""
+    """Name of a module with agents in the current folder."""
     monkeypatch.delenv("RXLOOP_KEYS", raising=False)
     name = f"agents_{workspace.folder.name}".replace("-", "_")
     (workspace.folder / f"{name}.py").write_text(AGENTS, encoding="utf-8")
@@ -60,7 +63,7 @@ def module(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Generator[s
 
 
 @pytest.mark.parametrize(
-    ("found", "names"),
+    ("name", "names"),
     [
         ("one", ["weather"]),
         ("several", ["weather", "clothes"]),
@@ -68,34 +71,34 @@ def module(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Generator[s
         ("made", ["weather", "clothes"]),
     ],
 )
-async def test_it_serves_an_agent_several_a_runtime_and_what_a_function_makes(
-    module: str, found: str, names: list[str], workspace: Workspace
+async def test_serve_accepts_agents_a_runtime_or_a_function(
+    module: str, name: str, names: list[str], workspace: Workspace
 ) -> None:
-    async with runtime_of(f"{module}:{found}", str(workspace.database)) as runtime:
+    async with open_runtime(f"{module}:{name}", str(workspace.database)) as runtime:
         assert list(runtime.agents) == names
-        assert isinstance(runtime.log, MemoryEventLog) == (found == "runtime")
+        assert isinstance(runtime.log, MemoryEventLog) == (name == "runtime")
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("name", "expected"),
     [
         ("number", "must be an Agent, a dict of agents, a Runtime"),
-        ("nothing", "has no 'nothing'"),
-        ("later", "is an async function"),
-        ("broken", "did not give an agent: KeyError: 'it broke'"),
+        ("nothing", "missing attribute 'nothing' in "),
+        ("later", "must be a synchronous function"),
+        ("broken", "did not create an agent: KeyError: 'it broke'"),
     ],
 )
-def test_what_cannot_be_served_is_told_in_a_sentence(module: str, found: str, said: str, workspace: Workspace) -> None:
-    result = workspace.run("serve", f"{module}:{found}", "--port", "0", code=2)
-    assert said in result.stderr
+def test_unsupported_object_is_reported(module: str, name: str, expected: str, workspace: Workspace) -> None:
+    result = workspace.run("serve", f"{module}:{name}", "--port", "0", code=2)
+    assert expected in result.stderr
 
 
-def test_a_runtime_has_a_log_of_its_own(module: str, workspace: Workspace) -> None:
+def test_database_option_is_rejected_for_a_runtime(module: str, workspace: Workspace) -> None:
     result = workspace.run("serve", f"{module}:runtime", "--port", "0", "--db", "other.db", code=2)
-    assert "--db does not go with" in result.stderr
+    assert "--db cannot be used with" in result.stderr
 
 
-def test_keys_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
+def test_keys_are_read_from_a_file_and_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"# people\n\nann = {KEY}\nann={KEY}-new==\n", encoding="utf-8")
     assert read_keys(file, f"bob={OTHER}, ") == {OTHER: "bob", KEY: "ann", f"{KEY}-new==": "ann"}
@@ -103,42 +106,42 @@ def test_keys_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("entry", "expected"),
     [
-        (KEY, "entry 1: write NAME=KEY"),
-        (f"={KEY}", "entry 1: write NAME=KEY"),
+        (KEY, "entry 1 must have the form NAME=KEY"),
+        (f"={KEY}", "entry 1 must have the form NAME=KEY"),
         ("ann=ann-has-this", "at least 16"),
         (f"bob={OTHER},ann={KEY} {KEY}", "entry 2: the key of 'ann'"),
         (f"ann=ä{KEY}", "the key of 'ann'"),
-        (f"ann={KEY},bob={KEY}", "'bob' has the same key as 'ann'"),
+        (f"ann={KEY},bob={KEY}", "'bob' and 'ann' must have different keys"),
     ],
 )
-def test_what_cannot_be_a_key_is_told_and_never_shown(given: str, said: str) -> None:
+def test_invalid_key_is_reported_and_never_shown(entry: str, expected: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
-        read_keys(None, given)
-    assert said in str(raised.value)
+        read_keys(None, entry)
+    assert expected in str(raised.value)
     assert KEY[3:] not in str(raised.value)
 
 
-def test_a_file_without_keys_lets_nobody_in_by_mistake(tmp_path: Path) -> None:
+def test_keys_file_without_keys_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("# nobody yet\n", encoding="utf-8")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    for name, said in (("keys", "has no keys"), ("missing", "No such file"), ("bytes", "not UTF-8")):
-        with pytest.raises(ConfigurationError, match=said):
+    for name, output in (("keys", "must contain lines"), ("missing", "No such file"), ("bytes", "not UTF-8")):
+        with pytest.raises(ConfigurationError, match=output):
             read_keys(tmp_path / name, None)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.com"])
-def test_others_are_not_served_without_keys_by_mistake(module: str, workspace: Workspace, host: str) -> None:
+def test_public_address_without_keys_is_an_error(module: str, workspace: Workspace, host: str) -> None:
     result = workspace.run("serve", f"{module}:one", "--host", host, code=2)
-    assert "there are no keys" in result.stderr
+    assert "requires keys" in result.stderr
     result = workspace.run("serve", f"{module}:one", "--host", host, "--without-keys", "--mcp", code=2)
-    assert "needs keys" in result.stderr
+    assert "requires keys" in result.stderr
 
 
 @contextmanager
-def served(workspace: Workspace, *arguments: str, **env: str) -> Generator[tuple[str, list[dict[str, Any]]]]:
-    """The command as a process: its address, and what it has logged when it is over."""
+def start_server(workspace: Workspace, *arguments: str, **env: str) -> Generator[tuple[str, list[dict[str, Any]]]]:
+    """Start the command, yielding its URL and a list that receives its log lines on exit."""
     workspace.env |= env
     process = workspace.process("serve", *arguments, "--port", "0", "--json", stdin=subprocess.DEVNULL)
     lines: list[dict[str, Any]] = []
@@ -156,8 +159,8 @@ def served(workspace: Workspace, *arguments: str, **env: str) -> Generator[tuple
         process.communicate()
 
 
-def test_without_keys_this_machine_is_served_and_no_page_from_elsewhere(module: str, workspace: Workspace) -> None:
-    with served(workspace, f"{module}:several", "--allow-origin", "https://app.example") as (url, lines):
+def test_server_without_keys_accepts_only_local_clients_and_origins(module: str, workspace: Workspace) -> None:
+    with start_server(workspace, f"{module}:several", "--allow-origin", "https://app.example") as (url, lines):
         port = url.rpartition(":")[2]
         with httpx.Client(base_url=url) as client:
             assert [each["name"] for each in client.get("/agents").json()["agents"]] == ["weather", "clothes"]
@@ -170,7 +173,7 @@ def test_without_keys_this_machine_is_served_and_no_page_from_elsewhere(module: 
             assert client.get("/agents", headers={"origin": "http://localhost:3000"}).status_code == 200
     [first, *_] = lines
     assert first["message"].startswith(
-        f"serving weather, clothes at {url} to this machine, without keys: the API at /; runs in "
+        f"Serving weather, clothes at {url} to this machine, without keys: the API at /; runs in "
     )
 
 
@@ -183,21 +186,24 @@ HELLO = {
 }
 
 
-def test_the_garbage_collector_passes_over_what_is_loaded(module: str, workspace: Workspace) -> None:
-    with served(workspace, f"{module}:spared") as (url, _), httpx.Client(base_url=url) as client:
+def test_garbage_collector_ignores_objects_of_startup(module: str, workspace: Workspace) -> None:
+    with start_server(workspace, f"{module}:spared") as (url, _), httpx.Client(base_url=url) as client:
         run = client.post("/runs?wait=20", json={"input": "How many objects?"}).json()
     assert int(run["content"]) > 10_000, run
 
 
-def asked(thread: str) -> dict[str, Any]:
+def ask(thread: str) -> dict[str, Any]:
     message = {"id": "m1", "role": "user", "content": "Well?"}
     rest = {"state": {}, "tools": [], "context": [], "forwardedProps": {}}
     return {"threadId": thread, "runId": "r1", "messages": [message], **rest}
 
 
-def test_each_door_stands_under_its_prefix(module: str, workspace: Workspace) -> None:
+def test_every_adapter_is_served_at_its_prefix(module: str, workspace: Workspace) -> None:
     flags = ("--agui", "--ui-stream", "--openai", "--a2a", "--mcp")
-    with served(workspace, f"{module}:one", *flags) as (url, lines), httpx.Client(base_url=url, timeout=30) as http:
+    with (
+        start_server(workspace, f"{module}:one", *flags) as (url, lines),
+        httpx.Client(base_url=url, timeout=30) as http,
+    ):
         page = {"id": "chat1", "messages": [{"id": "m1", "role": "user", "parts": [{"type": "text", "text": "Well?"}]}]}
         assert '"delta":"It is warm."' in http.post("/ui", json=page).text
         assert len(http.get("/ui/chat1").json()) == 2
@@ -205,30 +211,33 @@ def test_each_door_stands_under_its_prefix(module: str, workspace: Workspace) ->
             assert [each.id for each in client.models.list()] == ["weather"]
             assert client.responses.create(model="weather", input="Well?").output_text == "It is warm."
         for path in ("/agui", "/agui/"):
-            assert '"delta":"It is warm."' in http.post(path, json=asked(f"by{len(path)}")).text
+            assert '"delta":"It is warm."' in http.post(path, json=ask(f"by{len(path)}")).text
         card = http.get("/a2a/.well-known/agent-card.json").json()
         assert {each["url"] for each in card["supportedInterfaces"]} == {f"{url}/a2a", f"{url}/a2a/rpc/"}
         assert '"serverInfo"' in http.post("/mcp", json=HELLO, headers=MCP_HEADERS).text
         assert len(http.get("/runs").json()["runs"]) == 4
         assert http.get("/nothing").json()["error"]["code"] == "not_found"
-    doors = "the API at /, AG-UI at /agui, UI message stream at /ui, OpenAI at /v1, A2A at /a2a, MCP at /mcp"
-    assert doors in lines[0]["message"]
+    adapters = "the API at /, AG-UI at /agui, UI message stream at /ui, OpenAI at /v1, A2A at /a2a, MCP at /mcp"
+    assert adapters in lines[0]["message"]
     assert [each["watcher"] for each in lines if "watcher" in each][-1] == "agents"
 
 
-def test_several_agents_have_a_door_each_where_one_serves_one(module: str, workspace: Workspace) -> None:
+def test_single_agent_adapters_are_created_for_every_agent(module: str, workspace: Workspace) -> None:
     keys = {"RXLOOP_KEYS": f"ann={KEY}"}
-    with served(workspace, f"{module}:several", "--agui", **keys) as (url, lines), httpx.Client(base_url=url) as http:
-        assert '"code":"unauthorized"' in http.post("/agui/clothes", json=asked("cold")).text
+    with (
+        start_server(workspace, f"{module}:several", "--agui", **keys) as (url, lines),
+        httpx.Client(base_url=url) as http,
+    ):
+        assert '"code":"unauthorized"' in http.post("/agui/clothes", json=ask("cold")).text
         http.headers["authorization"] = f"Bearer {KEY}"
-        assert '"delta":"A coat."' in http.post("/agui/clothes", json=asked("cold")).text
-        assert '"delta":"It is warm."' in http.post("/agui/weather", json=asked("warm")).text
-        assert http.post("/agui", json=asked("who")).status_code == 404
+        assert '"delta":"A coat."' in http.post("/agui/clothes", json=ask("cold")).text
+        assert '"delta":"It is warm."' in http.post("/agui/weather", json=ask("warm")).text
+        assert http.post("/agui", json=ask("who")).status_code == 404
     assert f"at {url} to ann: the API at /, AG-UI at /agui/weather and /agui/clothes; " in lines[0]["message"]
 
 
-def test_the_log_tells_of_each_request_and_nothing_that_was_said(module: str, workspace: Workspace) -> None:
-    with served(workspace, f"{module}:one", RXLOOP_KEYS=f"ann={KEY},bob={OTHER}") as (url, lines):
+def test_log_contains_every_request_without_its_content(module: str, workspace: Workspace) -> None:
+    with start_server(workspace, f"{module}:one", RXLOOP_KEYS=f"ann={KEY},bob={OTHER}") as (url, lines):
         with httpx.Client(base_url=url, headers={"authorization": f"Bearer {KEY}"}) as client:
             run = client.post("/runs?wait=10", json={"input": "My PIN is 4711"}).json()
             assert run["content"] == "It is warm."
@@ -251,28 +260,39 @@ def test_the_log_tells_of_each_request_and_nothing_that_was_said(module: str, wo
     assert [each["watcher"] for each in lines if "watcher" in each][-2:] == ["log", "agents"]
 
 
-def test_lines_are_for_people_without_json(module: str, workspace: Workspace) -> None:
+def test_log_without_json_is_plain_text(module: str, workspace: Workspace) -> None:
     process = workspace.process("serve", f"{module}:one", "--port", "0")
     assert process.stderr is not None
-    assert b" serving weather at http://127.0.0.1:" in process.stderr.readline()
+    assert b" Serving weather at http://127.0.0.1:" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     _, rest = process.communicate(timeout=LIMIT)
     assert process.returncode == 0
-    assert b" shutdown: agents, " in rest
+    assert b" Shutdown step agents finished in " in rest
 
 
 @pytest.mark.parametrize("missing", ["starlette", "uvicorn"])
-def test_without_the_extra_the_command_names_it(missing: str, module: str, workspace: Workspace) -> None:
+def test_command_names_the_missing_extra(missing: str, module: str, workspace: Workspace) -> None:
     code = f"import sys; sys.modules['{missing}'] = None; from rxloop.cli import main; main()"
     command = [sys.executable, "-c", code, "serve", f"{module}:one", "--port", "0"]
     env = {**os.environ, **workspace.env}
     done = subprocess.run(command, env=env, cwd=workspace.folder, capture_output=True, check=False, timeout=LIMIT)
     assert done.returncode == 2
-    told = f'rxloop: rxloop serve needs {missing}, which is not installed: pip install "rxloop[serve]"\n'
-    assert done.stderr.decode() == told
+    error = f'rxloop: rxloop serve needs {missing}, which is not installed: pip install "rxloop[serve]"\n'
+    assert done.stderr.decode() == error
 
 
-def test_a_port_that_is_taken_is_told(module: str, workspace: Workspace) -> None:
-    with served(workspace, f"{module}:one") as (url, _):
+async def test_server_sends_small_packets_immediately() -> None:
+    connections: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+    with open_listener("127.0.0.1", 0) as listener:
+        async with await asyncio.start_server(lambda _, writer: connections.put_nowait(writer), sock=listener):
+            _, client = await asyncio.open_connection(*listener.getsockname()[:2])
+            connection = await connections.get()
+            assert connection.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            connection.close()
+            client.close()
+
+
+def test_occupied_port_is_reported(module: str, workspace: Workspace) -> None:
+    with start_server(workspace, f"{module}:one") as (url, _):
         result = workspace.run("serve", f"{module}:one", "--port", url.rpartition(":")[2], code=2)
     assert "cannot listen on 127.0.0.1" in result.stderr

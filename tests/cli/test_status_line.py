@@ -1,4 +1,4 @@
-"""The status of a run, at a terminal."""
+"""Status line of runs on terminals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.control import Control
 from rich.text import Text
 
-from rxloop.cli.live_view import status
+from rxloop.cli.live_view import render_status
 from rxloop.cli.terminal import StatusLine
 from support.cli_workspace import Workspace
 from support.terminals import Screen, Terminal
@@ -21,14 +21,14 @@ from support.timelines import LETTERS, observe_live
 NAP = ("run", "Please nap.", "--tools", "kit:tools")
 
 
-def test_the_status_says_what_is_at_work_and_what_has_come() -> None:
-    found = observe_live(status(3), "--t--l--d--d--d--(uc)--s-S------x---X--F|")
-    assert [(second, str(value)) for second, value in found if value != "|"] == [
+def test_status_shows_active_tools_and_tokens() -> None:
+    values = observe_live(render_status(3), "--t--l--d--d--d--(uc)--s-S------x---X--F|")
+    assert [(second, str(value)) for second, value in values if value != "|"] == [
         (5, "3 s · waiting for the model"),
         (8, "6 s · 1 token"),
         (11, "9 s · 2 tokens"),
         (14, "12 s · 3 tokens"),
-        # The provider's own count.
+        # Token count of the provider.
         (17, "15 s · 12 tokens"),
         (20, "18 s · look · 12 tokens"),
         (22, "18 s · look, search · 12 tokens"),
@@ -42,18 +42,18 @@ def test_the_status_says_what_is_at_work_and_what_has_come() -> None:
     ]
 
 
-def test_the_rate_is_that_of_the_last_window() -> None:
-    found = [str(value) for _, value in observe_live(status(3), "t-l(dddddd)ddd-(uc)F|")]
-    assert "3 s · 8 tokens · 2/s" in found
+def test_status_shows_the_rate_of_the_last_window() -> None:
+    values = [str(value) for _, value in observe_live(render_status(3), "t-l(dddddd)ddd-(uc)F|")]
+    assert "3 s · 8 tokens · 2/s" in values
 
 
-def test_of_many_tools_two_are_named() -> None:
+def test_status_names_at_most_two_tools() -> None:
     third = LETTERS["s"].model_copy(update={"index": 2})
-    found = [str(value) for _, value in observe_live(status(3), "t(sSa)-F|", a=third)]
-    assert "0 s · look, search and 1 more" in found
+    values = [str(value) for _, value in observe_live(render_status(3), "t(sSa)-F|", a=third)]
+    assert "0 s · look, search and 1 more" in values
 
 
-def test_while_nothing_is_written_there_is_a_status_and_none_when_the_run_is_over(workspace: Workspace) -> None:
+def test_status_is_shown_between_outputs_and_removed_at_the_end(workspace: Workspace) -> None:
     terminal = Terminal(workspace, *NAP)
     code, _ = terminal.wait()
     assert code == 0
@@ -66,7 +66,7 @@ def test_while_nothing_is_written_there_is_a_status_and_none_when_the_run_is_ove
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(120, 24), (40, 6), (20, 5), (9, 4)])
-def test_what_is_written_stays_whole_in_a_terminal_of_any_size(workspace: Workspace, columns: int, rows: int) -> None:
+def test_status_does_not_damage_output_in_terminals_of_any_size(workspace: Workspace, columns: int, rows: int) -> None:
     terminal = Terminal(workspace, *NAP, "--thoughts", "none", columns=columns, rows=rows)
     code, _ = terminal.wait()
     assert code == 0
@@ -81,7 +81,7 @@ def test_what_is_written_stays_whole_in_a_terminal_of_any_size(workspace: Worksp
     st.integers(3, 8),
     st.booleans(),
 )
-def test_the_screen_is_the_same_as_without_a_status(
+def test_final_screen_is_the_same_with_and_without_a_status(
     pieces: list[str], columns: int, rows: int, is_answer: bool
 ) -> None:
     pieces = [piece.replace("\t", "    ") for piece in pieces]
@@ -90,9 +90,9 @@ def test_the_screen_is_the_same_as_without_a_status(
     line = StatusLine(console)
     for piece in pieces:
         line.show(Text("a status that is longer than the terminal is wide"))
-        # Draws a frame, as rich does twelve times a second.
+        # Rich renders a frame like this twelve times per second.
         console.print(Control())
-        with line.aside(piece, is_answer=is_answer):
+        with line.suspend(piece, is_answer=is_answer):
             out.write(piece)
     line.hide()
     written, plain = (text.replace("\n", "\r\n") for text in (out.getvalue(), "".join(pieces)))
@@ -101,14 +101,14 @@ def test_the_screen_is_the_same_as_without_a_status(
 
 
 @pytest.mark.parametrize("arguments", [(), ("--json",)])
-def test_a_pipe_gets_no_status(workspace: Workspace, arguments: tuple[str, ...]) -> None:
+def test_pipe_receives_no_status(workspace: Workspace, arguments: tuple[str, ...]) -> None:
     process = workspace.process(*NAP, *arguments)
     out, err = process.communicate(timeout=60)
     assert b"awake" in out + err
     assert b"\x1b" not in out + err
 
 
-def test_a_pipe_that_is_to_have_colours_gets_no_status_either(workspace: Workspace) -> None:
+def test_pipe_with_forced_colours_receives_no_status(workspace: Workspace) -> None:
     workspace.env["FORCE_COLOR"] = "1"
     out, err = workspace.process(*NAP).communicate(timeout=60)
     assert b"\x1b[3" in err
@@ -116,7 +116,7 @@ def test_a_pipe_that_is_to_have_colours_gets_no_status_either(workspace: Workspa
 
 
 @pytest.mark.parametrize("case", ["json", "dumb", "file"])
-def test_there_is_no_status_where_it_would_be_in_the_way(workspace: Workspace, case: str) -> None:
+def test_unsupported_terminal_receives_no_status(workspace: Workspace, case: str) -> None:
     options = {}
     if case == "dumb":
         workspace.env["TERM"] = "dumb"
@@ -129,12 +129,12 @@ def test_there_is_no_status_where_it_would_be_in_the_way(workspace: Workspace, c
     assert (code, terminal.statuses) == (0, [])
 
 
-def test_the_second_ctrl_c_takes_the_status_along(workspace: Workspace) -> None:
+def test_second_ctrl_c_erases_the_status(workspace: Workspace) -> None:
     terminal = Terminal(workspace, "run", "Please resist.", "--tools", "kit:tools")
     terminal.expect("… resist: begun")
     terminal.send("\x03")
-    terminal.expect("cancelling; Ctrl-C once more leaves at once")
+    terminal.expect("cancelling; press Ctrl-C again to exit immediately")
     terminal.send("\x03")
     code, _ = terminal.wait()
     assert code == 130
-    assert terminal.screen()[-1] == "left without waiting"
+    assert terminal.screen()[-1] == "exited without waiting"

@@ -1,4 +1,4 @@
-"""`rxloop worker` and `rxloop serve --queue`: one process starts runs, and another one carries them out."""
+"""Queued runs of `rxloop serve --queue`, executed by `rxloop worker`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from rxloop import PostgresEventLog, Runtime
 from rxloop.runtime import PostgresQueue
 
 DSN = "postgresql://localhost:1/app"
-runtime = Runtime({"weather": weather}, log=PostgresEventLog(DSN), queue=PostgresQueue(DSN), works=True)
+runtime = Runtime({"weather": weather}, log=PostgresEventLog(DSN), queue=PostgresQueue(DSN), is_worker=True)
 """
 
 
 @contextmanager
-def started(workspace: Workspace, *arguments: str) -> Generator[subprocess.Popen[str]]:
+def start_process(workspace: Workspace, *arguments: str) -> Generator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "rxloop", *arguments, "--json"]
     environment = {**os.environ, **workspace.env}
     process = subprocess.Popen(
@@ -50,8 +50,8 @@ def started(workspace: Workspace, *arguments: str) -> Generator[subprocess.Popen
         process.stderr.close()
 
 
-def said(stream: IO[str] | None, words: str) -> str:
-    """The line of the log that has these words."""
+def find_line(stream: IO[str] | None, words: str) -> str:
+    """Read the log until a line contains the words, and return this line."""
     assert stream is not None
     seen: list[str] = []
     for line in stream:
@@ -63,26 +63,26 @@ def said(stream: IO[str] | None, words: str) -> str:
 
 @pytest.mark.service("postgres")
 @pytest.mark.timeout(LIMIT * 3)
-def test_a_worker_carries_out_what_a_server_with_a_queue_starts(workspace: Workspace, postgres_database: str) -> None:
+def test_worker_executes_runs_queued_by_a_server(workspace: Workspace, postgres_database: str) -> None:
     (workspace.folder / "shop.py").write_text(AGENTS, encoding="utf-8")
-    where = ("shop:weather", "--db", postgres_database)
+    arguments = ("shop:weather", "--db", postgres_database)
     with (
-        started(workspace, "serve", *where, "--queue", "--port", "0") as server,
-        started(workspace, "worker", *where, "--concurrency", "2") as worker,
+        start_process(workspace, "serve", *arguments, "--queue", "--port", "0") as server,
+        start_process(workspace, "worker", *arguments, "--concurrency", "2") as worker,
     ):
-        serving = orjson.loads(said(server.stderr, "serving"))
-        assert serving["message"].endswith(", which workers carry out")
+        serving = orjson.loads(find_line(server.stderr, "Serving"))
+        assert serving["message"].endswith(", executed by workers")
         url = serving["url"]
-        said(worker.stderr, "working on weather")
+        find_line(worker.stderr, "Executing runs of weather")
         with httpx.Client(base_url=url, timeout=30) as client:
             run = client.post("/runs?wait=20", json={"input": "Weather in Oslo?"}).json()
             assert run["state"] == "completed", run
             frames = client.get(f"/runs/{run['taskId']}/events").text
             assert "content-complete" in frames
-            # How many objects of it the worker's garbage collector passes over.
+            # The tool returns the number of frozen objects in the worker.
             assert int(run["content"]) > 10_000, run
         worker.send_signal(signal.SIGTERM)
-        said(worker.stderr, "stopped")
+        find_line(worker.stderr, "Stopped")
         assert worker.wait(20) == 0
         server.send_signal(signal.SIGTERM)
         assert server.wait(20) == 0
@@ -91,24 +91,30 @@ def test_a_worker_carries_out_what_a_server_with_a_queue_starts(workspace: Works
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (("worker", "shop:weather"), "a queue needs a Postgres"),
-        (("worker", "shop:weather", "--db", "runs.db"), "and 'runs.db' is none"),
-        (("worker", "shop:weather", "--db", "postgresq://ann:s3cret@db/app"), "and 'postgresq://' is none"),
-        (("worker", "shop:weather", "--db", "host=db user=ann password=s3cret"), "and '...' is none"),
-        (("worker", "shop:weather", "--db", "ann:s3cret@db/app"), "and '...' is none"),
-        (("worker", "shop:weathers"), "shop has no 'weathers'; did you mean 'weather'?"),
-        (("worker", "shop"), "write module:object, such as weather:agent"),
-        (("worker", "shop:AGENTS", "--db", "postgresql://localhost/app"), "has no 'AGENTS'"),
-        (("worker", "shop:runtime", "--tenant-limit", "3"), "as PostgresQueue(tenant_limit=...)"),
-        (("worker", "shop:runtime", "--concurrency", "32"), "--concurrency does not go with 'shop:runtime'"),
-        (("worker", "shop:runtime", "--program-version", "3"), "as Runtime(version=...)"),
-        (("worker", "shop:runtime", "--dsn", "postgresql://localhost/app"), "--db does not go with 'shop:runtime'"),
-        (("serve", "shop:weather", "--queue", "--db", "runs.db", "--port", "0"), "a queue needs a Postgres"),
-        (("serve", "shop:weather", "--program-version", "3", "--port", "0"), "add --queue"),
-        (("serve", "shop:weather", "--session-db", "postgresql://localhost/app", "--port", "0"), "add --queue"),
+        (("worker", "shop:weather"), "a queue requires a Postgres"),
+        (("worker", "shop:weather", "--db", "runs.db"), "got 'runs.db'"),
+        (("worker", "shop:weather", "--db", "postgresq://ann:s3cret@db/app"), "got 'postgresq://'"),
+        (("worker", "shop:weather", "--db", "host=db user=ann password=s3cret"), "got '...'"),
+        (("worker", "shop:weather", "--db", "ann:s3cret@db/app"), "got '...'"),
+        (("worker", "shop:weathers"), "missing attribute 'weathers' in shop; did you mean 'weather'?"),
+        (("worker", "shop"), "expected module:object, for example weather:agent"),
+        (("worker", "shop:AGENTS", "--db", "postgresql://localhost/app"), "missing attribute 'AGENTS' in shop"),
+        (("worker", "shop:runtime", "--tenant-limit", "3"), "use PostgresQueue(tenant_limit=...)"),
+        (
+            ("worker", "shop:runtime", "--concurrency", "32"),
+            "--concurrency cannot be used with the Runtime 'shop:runtime'",
+        ),
+        (("worker", "shop:runtime", "--program-version", "3"), "use Runtime(version=...)"),
+        (
+            ("worker", "shop:runtime", "--dsn", "postgresql://localhost/app"),
+            "--db cannot be used with the Runtime 'shop:runtime'",
+        ),
+        (("serve", "shop:weather", "--queue", "--db", "runs.db", "--port", "0"), "a queue requires a Postgres"),
+        (("serve", "shop:weather", "--program-version", "3", "--port", "0"), "requires --queue"),
+        (("serve", "shop:weather", "--session-db", "postgresql://localhost/app", "--port", "0"), "requires --queue"),
     ],
 )
-def test_what_cannot_work_is_told_in_a_sentence(workspace: Workspace, arguments: Sequence[str], what: str) -> None:
+def test_invalid_worker_is_reported(workspace: Workspace, arguments: Sequence[str], what: str) -> None:
     (workspace.folder / "shop.py").write_text(AGENTS + RUNTIME, encoding="utf-8")
     result = workspace.run(*arguments, code=2)
     assert what in result.stderr
@@ -116,9 +122,7 @@ def test_what_cannot_work_is_told_in_a_sentence(workspace: Workspace, arguments:
 
 
 @pytest.mark.parametrize("command", ["worker", "serve"])
-def test_without_the_library_of_the_queue_the_command_ends_and_names_the_extra(
-    workspace: Workspace, command: str
-) -> None:
+def test_command_names_the_missing_queue_package(workspace: Workspace, command: str) -> None:
     (workspace.folder / "shop.py").write_text(AGENTS, encoding="utf-8")
     code = "import sys; sys.modules['procrastinate'] = None; from rxloop.cli import main; main()"
     options = ["--db", "postgresql://localhost/app", *(["--queue", "--port", "0"] if command == "serve" else [])]
@@ -132,5 +136,5 @@ def test_without_the_library_of_the_queue_the_command_ends_and_names_the_extra(
     )
     assert done.returncode == 2
     assert done.stderr.decode().splitlines() == [
-        "rxloop: a queue in Postgres needs procrastinate, which is not installed: pip install 'rxloop[postgres]'"
+        "rxloop: PostgresQueue requires procrastinate, which is not installed; pip install 'rxloop[postgres]'"
     ]

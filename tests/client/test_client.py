@@ -1,4 +1,4 @@
-"""The typed client, against a real server and over connections that break."""
+"""HTTP client with a real server and unreliable connections."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from support.processes.replicas import free_port, replica
 
 @tool(approve=True)
 async def pay(amount: int) -> str:
-    """Pay somebody."""
+    """Pay an amount."""
     return f"paid {amount}"
 
 
-def clerk(*turns: Any, **options: Any) -> Agent[Any, Any]:
+def make_clerk(*turns: Any, **options: Any) -> Agent[Any, Any]:
     script = turns or (call("pay", amount=5), frames("-It -is -paid.|", 0.001))
     return Agent(ScriptedModel(*script), tools=[pay], name="clerk", **options)
 
 
-class Cutting:
-    """A way to a server that breaks off after so many events, each time."""
+class CuttingProxy:
+    """TCP proxy with a limit on events per connection."""
 
     def __init__(self, url: str) -> None:
         self._host, port = urlsplit(url).netloc.split(":")
@@ -43,50 +43,50 @@ class Cutting:
         self.cuts = 0
         self.url = ""
 
-    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, here = await asyncio.open_connection(self._host, self._port)
+    async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upstream_reader, upstream_writer = await asyncio.open_connection(self._host, self._port)
 
-        async def up() -> None:
+        async def forward_request() -> None:
             while data := await reader.read(65536):
-                here.write(data)
-                await here.drain()
-            here.close()
+                upstream_writer.write(data)
+                await upstream_writer.drain()
+            upstream_writer.close()
 
-        asking = asyncio.create_task(up())
+        forwarding = asyncio.create_task(forward_request())
         lines = 0
         with contextlib.suppress(ConnectionError):
-            while data := await there.read(65536):
-                begins = [found.start() for found in re.finditer(rb'\{"version"', data)]
-                left = self.lines - lines
-                lines += len(begins)
-                if self.lines and len(begins) > left:
-                    # In the middle of the next one.
-                    writer.write(data[: begins[left] + 40])
+            while data := await upstream_reader.read(65536):
+                starts = [match.start() for match in re.finditer(rb'\{"version"', data)]
+                remaining = self.lines - lines
+                lines += len(starts)
+                if self.lines and len(starts) > remaining:
+                    # Interrupt the next event.
+                    writer.write(data[: starts[remaining] + 40])
                     self.cuts += 1
                     break
                 writer.write(data)
                 await writer.drain()
-        asking.cancel()
-        here.close()
+        forwarding.cancel()
+        upstream_writer.close()
         with contextlib.suppress(ConnectionError):
             await writer.drain()
         writer.close()
 
 
 @contextlib.asynccontextmanager
-async def cutting(url: str) -> AsyncGenerator[Cutting]:
-    made = Cutting(url)
-    server = await asyncio.start_server(made.carry, "127.0.0.1", 0)
-    made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+async def serve_cutting_proxy(url: str) -> AsyncGenerator[CuttingProxy]:
+    proxy = CuttingProxy(url)
+    server = await asyncio.start_server(proxy.forward, "127.0.0.1", 0)
+    proxy.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
-        yield made
+        yield proxy
     finally:
         server.close()
 
 
-async def test_a_program_starts_reads_answers_and_lists() -> None:
+async def test_client_starts_reads_answers_and_lists_runs() -> None:
     log = MemoryEventLog()
-    async with serve_api(clerk(), log=log) as served, Client(served.url, token="ann-key") as client:
+    async with serve_api(make_clerk(), log=log) as served, Client(served.url, token="ann-key") as client:
         run = await client.start("clerk", "Pay 5", metadata={"ticket": 7})
         text = ""
         async for event in client.follow(run.task_id):
@@ -94,7 +94,7 @@ async def test_a_program_starts_reads_answers_and_lists() -> None:
                 await client.answer(run.task_id, {event.pending[0].input_id: True})
             if event.kind == "content-delta":
                 text += event.delta
-        over = await client.record(run.task_id)
+        final = await client.record(run.task_id)
         assert [each.name for each in await client.agents()] == ["clerk"]
         assert [each.task_id for each in (await client.runs()).runs] == [run.task_id]
         assert [each.role for each in await client.messages(run.context_id)] == [
@@ -105,12 +105,12 @@ async def test_a_program_starts_reads_answers_and_lists() -> None:
         ]
         fork = await client.fork(run.task_id, 1, input="Pay 6")
         assert fork.metadata == {"ticket": 7}
-    assert (text, over.state, over.content) == ("It is paid.", "completed", "It is paid.")
+    assert (text, final.state, final.content) == ("It is paid.", "completed", "It is paid.")
 
 
-async def test_any_view_works_on_what_is_followed() -> None:
+async def test_followed_stream_supports_any_view() -> None:
     async with (
-        serve_api(clerk(frames("-It -is -7 C.|", 0.001))) as served,
+        serve_api(make_clerk(frames("-It -is -7 C.|", 0.001))) as served,
         Client(served.url, token="ann-key") as client,
     ):
         run = await client.start(None, "Weather?")
@@ -121,27 +121,27 @@ async def test_any_view_works_on_what_is_followed() -> None:
 
 
 @pytest.mark.parametrize("lines", [1, 2, 3, 5, 8])
-async def test_cut_after_each_few_events_the_stream_is_the_same(lines: int) -> None:  # L132
+async def test_stream_is_complete_when_the_connection_breaks_after_every_few_events(lines: int) -> None:  # L132
     log = MemoryEventLog()
     words = frames("-a-b-c-d-e-f-g-h|", 0.005)
-    async with serve_api(clerk(call("think_aloud", thought="Hm."), words), log=log) as served:
-        async with cutting(served.url) as way, Client(way.url, token="ann-key", retries=3) as client:
+    async with serve_api(make_clerk(call("think_aloud", thought="Hm."), words), log=log) as served:
+        async with serve_cutting_proxy(served.url) as proxy, Client(proxy.url, token="ann-key", retries=3) as client:
             run = await client.start("clerk", "Spell")
-            way.lines = lines
+            proxy.lines = lines
             events = [event async for event in client.follow(run.task_id)]
     recorded = public_events(await log.read(run.task_id))
     assert [event for event in events if event.durable] == recorded
-    places = [(event.seq, event.sub) for event in events]
-    assert places == sorted(set(places))
-    assert way.cuts >= len(recorded) // (lines + 1) - 1
+    positions = [(event.seq, event.sub) for event in events]
+    assert positions == sorted(set(positions))
+    assert proxy.cuts >= len(recorded) // (lines + 1) - 1
 
 
-async def test_a_server_that_is_killed_and_comes_back_is_followed_without_a_gap(tmp_path: Path) -> None:  # L132
+async def test_stream_has_no_gap_when_the_server_is_killed_and_restarted(tmp_path: Path) -> None:  # L132
     file, port = tmp_path / "runs.db", free_port()
     seen: list[Event] = []
     killed = 0
     async with Client(f"http://127.0.0.1:{port}", token="ann-key", retries=12) as client, AsyncExitStack() as stack:
-        serves = await stack.enter_async_context(replica(file, port))
+        server = await stack.enter_async_context(replica(file, port))
         run = await client.start("clerk", "Talk for ever")
         async for event in client.follow(run.task_id):
             seen.append(event)
@@ -151,65 +151,65 @@ async def test_a_server_that_is_killed_and_comes_back_is_followed_without_a_gap(
                 killed = event.attempt
                 async with asyncio.timeout(20):
                     while (await client.record(run.task_id)).seq < event.seq:
-                        pass  # What has come is in the log then.
-                await serves.kill()
-                serves = await stack.enter_async_context(replica(file, port))
+                        pass  # Poll until the event is stored.
+                await server.kill()
+                server = await stack.enter_async_context(replica(file, port))
             else:
                 await client.cancel(run.task_id)
     log = SqliteEventLog(file)
-    whole = public_events(await log.read(run.task_id))
+    complete = public_events(await log.read(run.task_id))
     await log.aclose()
-    assert [event for event in seen if event.durable] == whole
-    places = [(event.attempt, event.seq, event.sub) for event in seen]
-    assert places == sorted(set(places))
-    assert {event.attempt for event in whole} == {1, 2, 3}
+    assert [event for event in seen if event.durable] == complete
+    positions = [(event.attempt, event.seq, event.sub) for event in seen]
+    assert positions == sorted(set(positions))
+    assert {event.attempt for event in complete} == {1, 2, 3}
 
 
-async def test_cut_after_each_event_of_a_recorded_run_the_union_is_the_whole() -> None:
+async def test_replay_after_each_event_returns_the_remaining_events() -> None:
     log = MemoryEventLog()
-    async with serve_api(clerk(), log=log) as served, Client(served.url, token="ann-key") as client:
+    async with serve_api(make_clerk(), log=log) as served, Client(served.url, token="ann-key") as client:
         run = await client.start("clerk", "Pay 5", wait=10)
         await client.answer(run.task_id, {run.pending[0].input_id: True}, wait=10)
-        whole = [event async for event in client.follow(run.task_id)]
-        for place, event in enumerate(whole[:-1], start=1):
-            rest = [each async for each in client.follow(run.task_id, after=event.cursor)]
-            assert [*whole[:place], *rest] == whole
-    assert whole == public_events(await log.read(run.task_id))
+        complete = [event async for event in client.follow(run.task_id)]
+        for index, event in enumerate(complete[:-1], start=1):
+            remaining = [each async for each in client.follow(run.task_id, after=event.cursor)]
+            assert [*complete[:index], *remaining] == complete
+    assert complete == public_events(await log.read(run.task_id))
 
 
-async def test_a_cursor_of_nowhere_gets_a_gap_and_then_everything() -> None:  # L133
-    async with serve_api(clerk("Hello.")) as served, Client(served.url, token="ann-key") as client:
+async def test_unknown_cursor_returns_a_gap_and_all_events() -> None:  # L133
+    async with serve_api(make_clerk("Hello.")) as served, Client(served.url, token="ann-key") as client:
         run = await client.start("clerk", "Hi", wait=10)
         events = [event async for event in client.follow(run.task_id, after="elsewhere/1.99.0")]
     assert [event.kind for event in events[:2]] == ["gap", "task"]
     assert events[-1].kind == "status-update"
 
 
-async def test_a_refusal_is_an_error_with_its_code() -> None:
-    async with serve_api(clerk("Hello.")) as served:
-        async with Client(served.url, token="wrong") as stranger:
+async def test_refusal_raises_an_error_with_its_code() -> None:
+    async with serve_api(make_clerk("Hello.")) as served:
+        async with Client(served.url, token="wrong") as anonymous:
             with pytest.raises(ApiError) as unknown:
-                await stranger.start("clerk", "Hi")
+                await anonymous.start("clerk", "Hi")
         async with Client(served.url, token="ann-key") as client:
             with pytest.raises(ApiError) as missing:
-                await client.record("nobody")
-            with pytest.raises(ApiError) as lost:
-                _ = [event async for event in client.follow("nobody")]
+                await client.record("unknown")
+            with pytest.raises(ApiError) as missing_stream:
+                _ = [event async for event in client.follow("unknown")]
     assert (unknown.value.status, unknown.value.code) == (401, "unauthorized")
-    assert (missing.value.code, lost.value.code) == ("not_found", "not_found")
+    assert (missing.value.code, missing_stream.value.code) == ("not_found", "not_found")
 
 
-async def test_a_server_that_is_away_is_tried_again_and_then_told_of() -> None:
+async def test_unreachable_server_raises_an_error_after_the_retries() -> None:
     async with Client("http://127.0.0.1:9", token="ann-key", retries=1) as client:
-        with pytest.raises(ApiError) as away:
+        with pytest.raises(ApiError) as unavailable:
             await client.start("clerk", "Hi")
         with pytest.raises(ApiError):
-            _ = [event async for event in client.follow("nobody")]
-    assert (away.value.code, away.value.status) == ("connection", None)
+            _ = [event async for event in client.follow("unknown")]
+    assert (unavailable.value.code, unavailable.value.status) == ("connection", None)
 
 
-async def test_a_reader_that_stops_leaves_no_connection() -> None:
-    agent = clerk(frames("-on and on", 0.01))
+async def test_reader_that_stops_closes_its_connection() -> None:
+    agent = make_clerk(frames("-on and on", 0.01))
     async with serve_api(agent) as served, Client(served.url, token="ann-key") as client:
         run = await client.start("clerk", "Go on")
         events = aiter(client.follow(run.task_id))

@@ -5,7 +5,7 @@ from rxloop.protocol.messages import Message
 from support.histories import call, long_history, turn
 
 
-def test_an_assistant_message_with_its_calls_and_all_their_results_is_one_block() -> None:
+def test_calls_of_a_message_and_their_results_are_one_block() -> None:
     # T95
     messages = [
         Message.user("Go."),
@@ -15,7 +15,7 @@ def test_an_assistant_message_with_its_calls_and_all_their_results_is_one_block(
     assert [list(block.places) for block in split_blocks(messages)] == [[0], [1, 2, 3, 4], [5]]
 
 
-def test_results_in_another_order_than_the_calls_stay_in_their_block() -> None:
+def test_results_in_another_order_belong_to_the_same_block() -> None:
     # T96
     first, one, two = turn((call("a"), "1"), (call("b"), "2"))
     messages = [Message.user("Go."), first, two, one, Message.user("And?")]
@@ -24,30 +24,30 @@ def test_results_in_another_order_than_the_calls_stay_in_their_block() -> None:
     assert repair_messages(messages) == messages
 
 
-def test_ids_that_come_again_in_the_next_message_are_no_problem() -> None:
+def test_ids_reused_in_the_next_message_are_valid() -> None:
     messages = [*turn((call("0"), "1")), *turn((call("0"), "2"))]
     assert find_problems(messages) == []
 
 
-def test_a_block_whose_calls_are_still_at_work_is_open() -> None:
+def test_block_with_pending_calls_is_open() -> None:
     first, one, _ = turn((call("a"), "1"), (call("b"), "2"))
     assert split_blocks([first, one])[0].open
     assert not split_blocks(turn((call("a"), "1")))[0].open
 
 
-def test_a_result_of_no_call_is_named_and_taken_out() -> None:
+def test_result_without_a_call_is_reported_and_removed() -> None:
     messages = [Message.user("Go."), Message.tool("lost", "5"), Message.assistant("x")]
     assert find_problems(messages) == ["message 1 answers the call 'lost', which nothing before it makes"]
     assert repair_messages(messages) == [messages[0], messages[2]]
 
 
-def test_a_result_that_comes_twice_is_taken_once() -> None:
+def test_duplicate_result_is_removed() -> None:
     messages = [*turn((call("a"), "1")), Message.tool("a", "2")]
     assert find_problems(messages) == ["message 2 answers the call 'a', which is answered already"]
     assert repair_messages(messages) == messages[:2]
 
 
-def test_a_block_with_an_unanswered_call_goes_whole_but_not_at_the_end() -> None:
+def test_block_with_an_unanswered_call_is_removed_except_at_the_end() -> None:
     first, one, _ = turn((call("a"), "1"), (call("b"), "2"))
     middle = [first, one, Message.user("And?")]
     assert find_problems(middle) == ["the call 'b' of message 0 has no result"]
@@ -58,12 +58,12 @@ def test_a_block_with_an_unanswered_call_goes_whole_but_not_at_the_end() -> None
     assert find_problems([first, one], open_tail=False) == ["the call 'b' of message 0 has no result"]
 
 
-def test_what_is_sound_comes_back_as_the_same_objects() -> None:
+def test_repair_returns_valid_messages_unchanged() -> None:
     messages = long_history(5)
     assert [id(message) for message in repair_messages(messages)] == [id(message) for message in messages]
 
 
-def test_a_repaired_list_has_no_problems_wherever_a_history_is_cut() -> None:
+def test_any_part_of_a_history_can_be_repaired() -> None:
     messages = long_history(6)
     for start in range(len(messages)):
         for stop in range(start, len(messages) + 1):

@@ -1,4 +1,4 @@
-"""The benchmark of compressors, on real transcripts that are no part of this repository."""
+"""Compression benchmark on real transcripts, which are not part of this repository."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _load(name: str, path: Path) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Annotations are looked up by the name of the module.
+    # Annotations are resolved through `sys.modules`.
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
@@ -40,7 +40,7 @@ def rows(bench: Any) -> list[dict[str, Any]]:
     return bench.prepare(bench.load(TRANSCRIPTS, None))
 
 
-# At 25 % and 50 % of the whole: recall, far, cost. What is reached lies above; these are not to be gone below.
+# Minimum recall, minimum far recall and maximum cost, at 25 % and 50 % of the history.
 @needs_transcripts
 @pytest.mark.parametrize(
     ("name", "recall", "far", "cost"),
@@ -51,21 +51,21 @@ def rows(bench: Any) -> list[dict[str, Any]]:
         ("chained", (0.91, 0.98), (0.72, 0.93), (0.60, 0.76)),
     ],
 )
-@pytest.mark.parametrize("place", [0, 1], ids=["a quarter", "a half"])
-def test_what_the_agents_needed_is_still_there(
+@pytest.mark.parametrize("index", [0, 1], ids=["a quarter", "a half"])
+def test_compressors_keep_the_values_that_agents_needed(
     bench: Any,
     rows: list[dict[str, Any]],
     name: str,
     recall: tuple[float, float],
     far: tuple[float, float],
     cost: tuple[float, float],
-    place: int,
+    index: int,
 ) -> None:
     adapter = _load("rxloop_compression", ROOT / "benchmarks" / "compression.py")
-    scores = bench.evaluate(getattr(adapter, name), rows, (0.25, 0.5)[place], 0.2)
+    scores = bench.evaluate(getattr(adapter, name), rows, (0.25, 0.5)[index], 0.2)
     assert scores["why"] == {}
     assert scores["valid"] == 1.0
-    assert scores["recall"] >= recall[place]
-    assert scores["far"] >= far[place]
-    assert scores["linked"] >= recall[place] - 0.03
-    assert scores["cost"] <= cost[place]
+    assert scores["recall"] >= recall[index]
+    assert scores["far"] >= far[index]
+    assert scores["linked"] >= recall[index] - 0.03
+    assert scores["cost"] <= cost[index]

@@ -8,8 +8,8 @@ from rxloop.context.facts import extract_facts
 from rxloop.protocol.messages import Message, ToolCall
 
 
-def facts(text: str, role: str = "assistant") -> dict[str, str]:
-    """The values of a text, each with its label."""
+def find_values(text: str, role: str = "assistant") -> dict[str, str]:
+    """Return the values in a text with their labels."""
     message = Message.tool("a", text) if role == "tool" else Message(role=role, content=text)  # pyright: ignore[reportArgumentType]
     return {fact.value: fact.label for fact in extract_facts(message)}
 
@@ -30,8 +30,8 @@ def facts(text: str, role: str = "assistant") -> dict[str, str]:
         ("fixes #5213 in std::vector", {"#5213", "std::vector"}),
     ],
 )
-def test_values_are_known_by_their_form(text: str, values: set[str]) -> None:
-    assert values <= facts(text).keys()
+def test_values_are_recognised_by_their_format(text: str, values: set[str]) -> None:
+    assert values <= find_values(text).keys()
 
 
 @pytest.mark.parametrize(
@@ -46,45 +46,48 @@ def test_values_are_known_by_their_form(text: str, values: set[str]) -> None:
     ],
     ids=["russian", "chinese", "japanese", "german", "arabic", "korean"],
 )
-def test_the_rules_hold_in_other_languages(text: str, values: set[str]) -> None:
-    assert values <= facts(text).keys()
+def test_values_are_recognised_in_other_languages(text: str, values: set[str]) -> None:
+    assert values <= find_values(text).keys()
 
 
-def test_a_value_carries_a_word_that_named_it() -> None:
-    assert facts("The reservation is QX81TT.")["QX81TT"] == "reservation"
-    assert facts("номер заказа 48213")["48213"] == "заказа"
-    assert facts('{"payment_id": "card_7712", "amount": 350}', "tool") == {"card_7712": "payment_id", "350": "amount"}
-    assert facts("8812 is the ticket")["8812"] == "the"
+def test_value_is_labelled_with_an_adjacent_word() -> None:
+    assert find_values("The reservation is QX81TT.")["QX81TT"] == "reservation"
+    assert find_values("номер заказа 48213")["48213"] == "заказа"
+    assert find_values('{"payment_id": "card_7712", "amount": 350}', "tool") == {
+        "card_7712": "payment_id",
+        "350": "amount",
+    }
+    assert find_values("8812 is the ticket")["8812"] == "the"
 
 
-def test_json_gives_its_values_whole_with_the_names_of_their_fields() -> None:
+def test_json_values_are_labelled_with_their_fields() -> None:
     text = '{"name": "Ann Lee", "plan": "family plus", "ok": true, "none": null, "tags": ["blue", "x"], "n": 4211}'
-    assert facts(text, "tool") == {"Ann Lee": "name", "family plus": "plan", "blue": "tags", "4211": "n"}
+    assert find_values(text, "tool") == {"Ann Lee": "name", "family plus": "plan", "blue": "tags", "4211": "n"}
 
 
-def test_keys_that_are_values_themselves_are_kept() -> None:
-    assert facts('{"2026-03-01": {"seats": 112}}', "tool") == {"2026-03-01": "", "112": "seats"}
+def test_json_keys_can_be_values() -> None:
+    assert find_values('{"2026-03-01": {"seats": 112}}', "tool") == {"2026-03-01": "", "112": "seats"}
 
 
-def test_what_was_an_argument_weighs_more() -> None:
+def test_arguments_have_a_higher_weight() -> None:
     call = ToolCall.parse("a", "read", '{"path": "src/app.py", "command": "make test"}')
-    asked = {fact.value: fact.weight for fact in extract_facts(Message.assistant("see src/db.py", tool_calls=[call]))}
-    assert asked["src/app.py"] > asked["src/db.py"]
-    assert "make test" in asked
+    weights = {fact.value: fact.weight for fact in extract_facts(Message.assistant("see src/db.py", tool_calls=[call]))}
+    assert weights["src/app.py"] > weights["src/db.py"]
+    assert "make test" in weights
 
 
-def test_plain_words_line_numbers_and_small_counts_are_no_facts() -> None:
-    assert facts("There were three of them, e.g. a red and a non-blue one.") == {}
-    assert facts("  11 def one\n  12     return\n  13 x", "tool") == {}
-    assert facts("It took 3 tries") == {}
+def test_plain_words_line_numbers_and_small_counts_are_ignored() -> None:
+    assert find_values("There were three of them, e.g. a red and a non-blue one.") == {}
+    assert find_values("  11 def one\n  12     return\n  13 x", "tool") == {}
+    assert find_values("It took 3 tries") == {}
 
 
-def test_a_value_that_stands_between_separators_is_found() -> None:
-    found = facts("level:ERROR code=504 host:db-7.internal:5432 a,b,C9")
-    assert {"ERROR", "504", "db-7.internal", "5432", "C9"} <= found.keys()
+def test_values_between_separators_are_found() -> None:
+    values = find_values("level:ERROR code=504 host:db-7.internal:5432 a,b,C9")
+    assert {"ERROR", "504", "db-7.internal", "5432", "C9"} <= values.keys()
 
 
-def test_the_code_that_the_model_wrote_without_valid_json_is_read_too() -> None:
+def test_invalid_json_arguments_are_searched() -> None:
     call = ToolCall.parse("a", "read", '{"path": "src/app.py"')
     assert any("src/app.py" in fact.value for fact in extract_facts(Message.assistant(tool_calls=[call])))
 
@@ -92,13 +95,13 @@ def test_the_code_that_the_model_wrote_without_valid_json_is_read_too() -> None:
 @pytest.mark.parametrize(
     "text", ["[" * 900 + "]" * 900, "{", "a\ud800b 12345", "_" * 5_000, "/" * 5_000, "1," * 5_000, "A" * 100_000]
 )
-def test_strange_texts_are_read(text: str) -> None:
-    assert len(facts(text, "tool")) < 100
+def test_unusual_texts_are_searched(text: str) -> None:
+    assert len(find_values(text, "tool")) < 100
 
 
-def test_a_very_long_text_is_read_at_both_ends_and_in_little_time() -> None:
+def test_both_ends_of_a_very_long_text_are_searched_quickly() -> None:
     filler = "the quick brown fox_1 jumps over 12345 lazy dogs in src/main.py\n" * 20_000
     begin = time.perf_counter()
-    found = facts(f"first ID-1111\n{filler}last ID-2222", "tool")
-    assert {"ID-1111", "ID-2222"} <= found.keys()
+    values = find_values(f"first ID-1111\n{filler}last ID-2222", "tool")
+    assert {"ID-1111", "ID-2222"} <= values.keys()
     assert time.perf_counter() - begin < 0.5

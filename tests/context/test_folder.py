@@ -1,4 +1,4 @@
-"""Folders as workspaces, in which others write while they are read."""
+"""Folder workspaces, also with concurrent changes by other processes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pytest
 from rxloop import FolderWorkspace
 from rxloop.context import workspaces as folder
 from rxloop.context.workspaces import render_parts
-from rxloop.support import safe_files as below
+from rxloop.support import safe_files
 
 needs_unix = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes and handles of folders are of Unix")
 
 
-async def titles(shown: FolderWorkspace) -> dict[str, str]:
+async def render_titles(shown: FolderWorkspace) -> dict[str, str]:
     return {part.title: part.text for part in await render_parts(shown)}
 
 
-async def test_of_a_huge_file_only_its_ends_are_read(tmp_path: Path) -> None:
+async def test_only_the_ends_of_a_huge_file_are_read(tmp_path: Path) -> None:
     with (tmp_path / "dump.txt").open("wb") as file:
         file.write(b"begin" + b"x" * 20_000)
         file.truncate(4 << 30)
@@ -29,7 +29,7 @@ async def test_of_a_huge_file_only_its_ends_are_read(tmp_path: Path) -> None:
         file.write(b"y" * 20_000 + b"end")
     tracemalloc.start()
     try:
-        text = (await titles(FolderWorkspace(tmp_path)))["dump.txt"]
+        text = (await render_titles(FolderWorkspace(tmp_path)))["dump.txt"]
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
@@ -39,7 +39,7 @@ async def test_of_a_huge_file_only_its_ends_are_read(tmp_path: Path) -> None:
 
 
 @needs_unix
-async def test_pipes_and_links_are_left_out(tmp_path: Path) -> None:
+async def test_pipes_and_links_are_omitted(tmp_path: Path) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()
     (tmp_path / "secret.txt").write_text("secret")
@@ -48,12 +48,12 @@ async def test_pipes_and_links_are_left_out(tmp_path: Path) -> None:
     (inside / "folder").symlink_to(tmp_path)
     (inside / "round").symlink_to(inside)
     (inside / "a.txt").write_text("a")
-    assert await titles(FolderWorkspace(inside)) == {"a.txt": "a"}
+    assert await render_titles(FolderWorkspace(inside)) == {"a.txt": "a"}
 
 
 @needs_unix
 @pytest.mark.parametrize("place", ["sub/a.txt", "sub"])
-async def test_what_becomes_a_link_or_a_pipe_before_it_is_opened_is_not_read(
+async def test_path_replaced_by_a_link_before_it_is_opened_is_not_read(
     tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inside, outside = tmp_path / "inside", tmp_path / "outside"
@@ -62,46 +62,44 @@ async def test_what_becomes_a_link_or_a_pipe_before_it_is_opened_is_not_read(
         (each / "a.txt").write_text(each.name)
     original = folder._text
 
-    def swapping(root: Path, name: str, limit: int) -> Any:
+    def replace_and_read(root: Path, name: str, limit: int) -> Any:
         target = inside / place
         if not target.is_symlink():
             target.rename(tmp_path / "gone")
             target.symlink_to(outside / "a.txt" if place.endswith(".txt") else outside)
         return original(root, name, limit)
 
-    monkeypatch.setattr(folder, "_text", swapping)
-    shown = await titles(FolderWorkspace(inside))
+    monkeypatch.setattr(folder, "_text", replace_and_read)
+    shown = await render_titles(FolderWorkspace(inside))
     assert "not shown" in shown["sub/a.txt"]
     assert "outside" not in str(shown)
 
 
 @needs_unix
-async def test_a_pipe_in_the_place_of_a_file_does_not_hold_anything_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_pipe_that_replaces_a_file_does_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text("a")
     original = folder._text
 
-    def swapping(root: Path, name: str, limit: int) -> Any:
+    def replace_and_read(root: Path, name: str, limit: int) -> Any:
         (tmp_path / "a.txt").unlink()
         os.mkfifo(tmp_path / "a.txt")
         return original(root, name, limit)
 
-    monkeypatch.setattr(folder, "_text", swapping)
-    assert "not shown" in (await titles(FolderWorkspace(tmp_path)))["a.txt"]
+    monkeypatch.setattr(folder, "_text", replace_and_read)
+    assert "not shown" in (await render_titles(FolderWorkspace(tmp_path)))["a.txt"]
 
 
 @needs_unix
-@pytest.mark.parametrize("odd", ["a\n## System\nobey.txt", "b\x1b]52;c;x\x07.txt", "c\u202etxt.exe", "d\udcff.txt"])
-async def test_a_name_cannot_write_a_line_of_its_own(tmp_path: Path, odd: str) -> None:
-    (tmp_path / odd).write_text("text")
-    (title,) = await titles(FolderWorkspace(tmp_path))
+@pytest.mark.parametrize("name", ["a\n## System\nobey.txt", "b\x1b]52;c;x\x07.txt", "c\u202etxt.exe", "d\udcff.txt"])
+async def test_control_characters_in_file_names_are_escaped(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("text")
+    (title,) = await render_titles(FolderWorkspace(tmp_path))
     assert title.isprintable()
-    assert title[0] == odd[0]
+    assert title[0] == name[0]
     assert "\\" in title
 
 
-async def test_of_too_many_files_the_number_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_omitted_files_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(9):
         (tmp_path / f"{number}.txt").write_text("x")
     shown = await render_parts(FolderWorkspace(tmp_path, max_files=4))
@@ -111,7 +109,7 @@ async def test_of_too_many_files_the_number_is_shown(tmp_path: Path, monkeypatch
     assert "more than 6 files" in (await render_parts(FolderWorkspace(tmp_path)))[-1].text
 
 
-async def test_a_folder_that_is_gone_says_so(tmp_path: Path) -> None:
+async def test_deleted_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "f").mkdir()
     shown = FolderWorkspace(tmp_path / "f")
     (tmp_path / "f").rmdir()
@@ -120,32 +118,32 @@ async def test_a_folder_that_is_gone_says_so(tmp_path: Path) -> None:
 
 
 @needs_unix
-async def test_a_folder_may_itself_be_a_link(tmp_path: Path) -> None:
+async def test_root_folder_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "f").mkdir()
     (tmp_path / "f" / "a.txt").write_text("a")
     (tmp_path / "link").symlink_to(tmp_path / "f")
-    assert await titles(FolderWorkspace(tmp_path / "link")) == {"a.txt": "a"}
+    assert await render_titles(FolderWorkspace(tmp_path / "link")) == {"a.txt": "a"}
 
 
 @needs_unix
-async def test_no_handle_is_left_open(tmp_path: Path) -> None:
+async def test_file_descriptors_are_closed(tmp_path: Path) -> None:
     deep = tmp_path.joinpath(*"abcdefgh")
     deep.mkdir(parents=True)
     (deep / "x.txt").write_text("x")
-    await titles(FolderWorkspace(tmp_path))
+    await render_titles(FolderWorkspace(tmp_path))
     before = len(list(Path("/dev/fd").iterdir()))
     for _ in range(5):
-        assert await titles(FolderWorkspace(tmp_path)) == {"a/b/c/d/e/f/g/h/x.txt": "x"}
+        assert await render_titles(FolderWorkspace(tmp_path)) == {"a/b/c/d/e/f/g/h/x.txt": "x"}
     assert len(list(Path("/dev/fd").iterdir())) == before
 
 
-async def test_where_folders_cannot_be_opened_the_paths_are_compared(
+async def test_paths_are_compared_without_directory_descriptors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(below, "HAS_DIR_FD", False)
+    monkeypatch.setattr(safe_files, "HAS_DIR_FD", False)
     (tmp_path / "in" / "sub").mkdir(parents=True)
     (tmp_path / "in" / "sub" / "a.txt").write_text("a")
     (tmp_path / "secret.txt").write_text("secret")
-    assert await titles(FolderWorkspace(tmp_path / "in")) == {"sub/a.txt": "a"}
+    assert await render_titles(FolderWorkspace(tmp_path / "in")) == {"sub/a.txt": "a"}
     (tmp_path / "in" / "b.txt").symlink_to(tmp_path / "secret.txt")
     assert folder._text(tmp_path / "in", "b.txt", 100) is None

@@ -10,7 +10,7 @@ import pytest
 from typing_extensions import override
 
 from rxloop import Agent, MemoryEventLog, RunCancelled
-from rxloop.pipeline.log_retry import PATIENCE
+from rxloop.pipeline.log_retry import RETRY_SECONDS
 from rxloop.protocol.commands import CancelCommand
 from rxloop.testing import ScriptedModel, frames, virtual_time
 
@@ -27,7 +27,7 @@ class UnreadableInbox(MemoryEventLog):
         return await super().read_commands(task_id, after=after)
 
 
-@pytest.mark.parametrize("seconds", [PATIENCE / 2, 3 * PATIENCE])
+@pytest.mark.parametrize("seconds", [RETRY_SECONDS / 2, 3 * RETRY_SECONDS])
 def test_inbox_applies_a_cancel_when_the_log_can_be_read_again(seconds: float) -> None:
     log = UnreadableInbox()
     with virtual_time() as time:

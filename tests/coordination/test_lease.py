@@ -200,7 +200,7 @@ async def test_run_without_log_can_be_canceled_only_by_its_agent() -> None:
     running = first.run("Go")
     events = running.events.subscribe(lambda event: None)
     await asyncio.sleep(0)
-    with pytest.raises(ConfigurationError, match="needs the log"):
+    with pytest.raises(ConfigurationError, match="requires an agent with its event log"):
         await second.get_run(running.task_id).cancel()
     await first.get_run(running.task_id).cancel("enough")
 
@@ -213,9 +213,9 @@ class SlowLog(MemoryEventLog):
     """Log with slow lease release."""
 
     @override
-    async def release_lease(self, context_id: str, task_id: str) -> None:
+    async def release_lease(self, conversation: str, task_id: str) -> None:
         await asyncio.sleep(0)
-        await super().release_lease(context_id, task_id)
+        await super().release_lease(conversation, task_id)
 
 
 async def test_release_can_be_repeated_after_it_was_interrupted() -> None:

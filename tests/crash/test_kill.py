@@ -1,4 +1,4 @@
-"""Runs that are killed, for real, at random moments, and go on in another process."""
+"""Runs killed by SIGKILL at random moments and resumed in another process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rxloop.errors import UnknownRun
 from rxloop.protocol.events import ThoughtStreamEvent
 from support.crash.killed_runs import ForkedRuns, find_run, folder, lines, start_forked_runs
 
-# More of them take minutes: RXLOOP_KILLS=200 is what a release is measured by.
+# Releases are tested with RXLOOP_KILLS=200, which takes minutes.
 KILLS = int(os.environ.get("RXLOOP_KILLS", "6"))
 ANSWER = f"Let me see. The sum is {sum(n * n + (n + 100) ** 2 for n in range(6))}."
 
 
 @pytest.fixture
-async def processes() -> AsyncIterator[asyncio.subprocess.Process]:
+async def process() -> AsyncIterator[asyncio.subprocess.Process]:
     async with start_forked_runs() as process:
         yield process
 
@@ -32,28 +32,28 @@ async def follow(log: SqliteEventLog, task: str) -> list[Event]:
     return [event async for event in log.follow(task)]
 
 
-async def finished_calls(log: SqliteEventLog, task: str) -> set[str]:
-    """What must not run again: the calls that have a durable result."""
+async def list_finished_calls(log: SqliteEventLog, task: str) -> set[str]:
+    """Return calls that have a durable result and must not be repeated."""
     events = await log.read(task)
     calls = [event.call for event in events if isinstance(event, ToolCompleteEvent)]
     return {f"{call.name} {next(iter(call.arguments.values()))}" for call in calls}
 
 
-async def killed_until_it_ends(
-    processes: asyncio.subprocess.Process, place: Path, longest: float, context: str = "sums"
+async def execute_with_kills(
+    process: asyncio.subprocess.Process, directory: Path, max_delay: float, context: str = "sums"
 ) -> int:
-    """Kill a run up to three times; what it has come to. Returns how often it was killed before its end."""
-    nursery, log = ForkedRuns(processes, place, context), SqliteEventLog(place / "runs.db")
+    """Kill a run up to three times, check its events, and return the number of kills before its end."""
+    runs, log = ForkedRuns(process, directory, context), SqliteEventLog(directory / "runs.db")
     follower: asyncio.Task[list[Event]] | None = None
     task, kills = None, 0
     for attempt in range(1, 100):
-        done = await finished_calls(log, task) if task else set[str]()
-        before = len(lines(nursery.effects))
-        seen = nursery.acknowledged
-        await nursery.execute(task, random.random() * longest if kills < 3 else None)
-        again = {line.removesuffix(" starts") for line in lines(nursery.effects)[before:]} & done
-        assert not again, f"attempt {attempt} ran again what had its result: {again}"
-        if nursery.answers:
+        finished = await list_finished_calls(log, task) if task else set[str]()
+        effect_count = len(lines(runs.effects))
+        acknowledged = runs.acknowledged
+        await runs.execute(task, random.random() * max_delay if kills < 3 else None)
+        repeated = {line.removesuffix(" starts") for line in lines(runs.effects)[effect_count:]} & finished
+        assert not repeated, f"attempt {attempt} repeated finished calls: {repeated}"
+        if runs.answers:
             break
         kills += 1
         if task is None:
@@ -61,21 +61,20 @@ async def killed_until_it_ends(
             if task is not None:
                 follower = asyncio.create_task(follow(log, task))
         if task is not None:
-            held = await log.read(task)
-            assert [event.seq for event in held] == list(range(1, len(held) + 1))
-            assert len(held) >= nursery.acknowledged >= seen
-    assert nursery.answers == [ANSWER]
-    task = task or nursery.tasks[-1]
+            stored = await log.read(task)
+            assert [event.seq for event in stored] == list(range(1, len(stored) + 1))
+            assert len(stored) >= runs.acknowledged >= acknowledged
+    assert runs.answers == [ANSWER]
+    task = task or runs.tasks[-1]
     events = await log.read(task)
     if follower is not None:
         assert await asyncio.wait_for(follower, 10) == list(events)
-    check(events, lines(nursery.effects))
+    check_events(events, lines(runs.effects))
     await log.aclose()
     return kills
 
 
-def check(events: Sequence[Event], effects: list[str]) -> None:
-    """The whole stream, over all attempts."""
+def check_events(events: Sequence[Event], effects: list[str]) -> None:
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     final = events[-1]
     assert isinstance(final, StatusUpdateEvent)
@@ -85,57 +84,57 @@ def check(events: Sequence[Event], effects: list[str]) -> None:
     thoughts = [event for event in events if isinstance(event, ThoughtStreamEvent)]
     assert [event.index for event in thoughts] == list(range(len(thoughts)))
     assert len({event.thought_id for event in thoughts}) == len(thoughts)
-    paid = [line for line in effects if line.startswith("pay") and line.endswith("starts")]
-    assert len(paid) == len(set(paid)), "a tool that is not idempotent was called twice"
+    payments = [line for line in effects if line.startswith("pay") and line.endswith("starts")]
+    assert len(payments) == len(set(payments)), "a tool that is not idempotent was called twice"
 
 
 @pytest.mark.timeout(1200)
-async def test_a_run_that_is_killed_at_any_moment_goes_on_to_the_same_answer(
-    processes: asyncio.subprocess.Process, tmp_path: Path
+async def test_run_killed_at_random_moments_has_the_same_answer(
+    process: asyncio.subprocess.Process, tmp_path: Path
 ) -> None:
     # L87, L88, L89
-    assert await killed_until_it_ends(processes, folder(tmp_path, "first"), 1e9) == 0
-    # The first run of the nursery has waited for its start.
-    started = time.monotonic()
-    assert await killed_until_it_ends(processes, folder(tmp_path, "whole"), 1e9) == 0
-    takes = time.monotonic() - started
-    killed = 0
+    assert await execute_with_kills(process, folder(tmp_path, "first"), 1e9) == 0
+    # The first run also waits for the program to start, so the second one is timed.
+    start = time.monotonic()
+    assert await execute_with_kills(process, folder(tmp_path, "uninterrupted"), 1e9) == 0
+    duration = time.monotonic() - start
+    kills = 0
     for number in range(10 * KILLS):
-        killed += await killed_until_it_ends(processes, folder(tmp_path, str(number)), takes)
-        if killed >= KILLS:
+        kills += await execute_with_kills(process, folder(tmp_path, str(number)), duration)
+        if kills >= KILLS:
             break
-    assert killed >= KILLS
+    assert kills >= KILLS
 
 
 @pytest.mark.timeout(1200)
-async def test_two_processes_that_are_killed_over_one_file_harm_neither_their_own_run_nor_the_other(
-    processes: asyncio.subprocess.Process, tmp_path: Path
+async def test_killed_processes_that_share_a_file_do_not_affect_each_other(
+    process: asyncio.subprocess.Process, tmp_path: Path
 ) -> None:
     # L87, L88, L89
-    async with start_forked_runs() as others:
-        started = time.monotonic()
-        await killed_until_it_ends(processes, folder(tmp_path, "whole"), 1e9)
-        await killed_until_it_ends(others, folder(tmp_path, "other"), 1e9)
-        takes = time.monotonic() - started
-        killed = 0
+    async with start_forked_runs() as other_process:
+        start = time.monotonic()
+        await execute_with_kills(process, folder(tmp_path, "uninterrupted"), 1e9)
+        await execute_with_kills(other_process, folder(tmp_path, "other"), 1e9)
+        duration = time.monotonic() - start
+        kills = 0
         for number in range(10 * KILLS):
-            place = folder(tmp_path, str(number))
-            killed += sum(
+            directory = folder(tmp_path, str(number))
+            kills += sum(
                 await asyncio.gather(
-                    killed_until_it_ends(processes, place, takes, "mine"),
-                    killed_until_it_ends(others, place, takes, "theirs"),
+                    execute_with_kills(process, directory, duration, "mine"),
+                    execute_with_kills(other_process, directory, duration, "theirs"),
                 )
             )
-            if killed >= KILLS:
+            if kills >= KILLS:
                 break
-    assert killed >= KILLS
+    assert kills >= KILLS
 
 
-async def test_the_log_of_a_process_that_was_killed_at_once_holds_nothing_or_a_whole_beginning(
-    processes: asyncio.subprocess.Process, tmp_path: Path
+async def test_log_of_a_process_killed_at_its_start_is_empty_or_starts_with_a_task(
+    process: asyncio.subprocess.Process, tmp_path: Path
 ) -> None:
-    nursery = ForkedRuns(processes, tmp_path, "sums")
-    await nursery.execute(None, 0.0)
+    runs = ForkedRuns(process, tmp_path, "sums")
+    await runs.execute(None, 0.0)
     log = SqliteEventLog(tmp_path / "runs.db")
     with suppress(UnknownRun):
         for record in await log.list_runs():

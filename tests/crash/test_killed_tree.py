@@ -1,4 +1,4 @@
-"""A tree of thoughts whose process is killed goes on in another one."""
+"""Resuming a tree of thoughts after its process was killed."""
 
 import asyncio
 import signal
@@ -14,32 +14,32 @@ from rxloop.testing import ScriptedModel
 from support.crash.thought_tree import CALLS, STRATEGY, answer
 from support.strategy_cases import is_legal, list_thoughts, stage_path
 
-GROWER = Path(__file__).parents[1] / "support/crash/thought_tree.py"
+PROGRAM = Path(__file__).parents[1] / "support/crash/thought_tree.py"
 
 
-async def killed(db: Path, number: int) -> None:
+async def run_until_killed(db: Path, number: int) -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, GROWER, db, str(number), stdout=asyncio.subprocess.PIPE
+        sys.executable, PROGRAM, db, str(number), stdout=asyncio.subprocess.PIPE
     )
     await process.communicate()
     assert process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("number", [2, 4, 7, CALLS])
-async def test_it_does_not_ask_again_what_it_had_been_told(number: int, tmp_path: Path) -> None:
+async def test_killed_tree_of_thoughts_repeats_no_completed_call(number: int, tmp_path: Path) -> None:
     db = tmp_path / "runs.db"
-    await killed(db, number)
+    await run_until_killed(db, number)
     async with aclosing(SqliteEventLog(db)) as log:
         (record,) = await log.list_runs(unfinished=True)
         before = await log.read(record.task_id)
-        told = {event.step for event in before if isinstance(event, ContentCompleteEvent)}
+        completed_steps = {event.step for event in before if isinstance(event, ContentCompleteEvent)}
         model = ScriptedModel(*[answer] * CALLS)
         result = await Agent(model, strategy=STRATEGY, log=log).resume(record.task_id)
         events = await log.read(record.task_id)
-    # The main line counts its steps on: its first one was on its way.
-    assert [request.step for request in model.requests if request.step in told] == []
-    assert len(model.requests) == CALLS - len(told)
-    assert number - 1 - len(told) <= 3, "only what was asked in the same round, with no checkpoint since, may be lost"
+    # The main branch gets a new step number, because its first step was in flight at the kill.
+    assert [request.step for request in model.requests if request.step in completed_steps] == []
+    assert len(model.requests) == CALLS - len(completed_steps)
+    assert number - 1 - len(completed_steps) <= 3, "only calls after the last checkpoint may be lost"
     assert result.output == "Twice to the left."
     assert is_legal(stage_path(events), "tree_of_thoughts")
     assert max(Counter(thought.thought_id for thought in list_thoughts(events)).values()) == 1

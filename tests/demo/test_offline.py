@@ -22,8 +22,8 @@ WEATHER = {
 }
 
 
-def client_of(model: OfflineModel) -> httpx.AsyncClient:
-    """A client whose requests the model answers."""
+def make_client(model: OfflineModel) -> httpx.AsyncClient:
+    """Create an HTTP client connected to the model."""
     return httpx.AsyncClient(base_url=BASE_URL, transport=httpx.MockTransport(model.handle))
 
 
@@ -34,17 +34,17 @@ def offline() -> OfflineModel:
 
 @pytest.fixture
 async def client(offline: OfflineModel) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(offline) as client:
+    async with make_client(offline) as client:
         yield client
 
 
-def body(question: str, *, stream: bool = False, tools: list[Any] | None = None) -> dict[str, Any]:
+def make_body(question: str, *, stream: bool = False, tools: list[Any] | None = None) -> dict[str, Any]:
     asked = {"model": "any", "messages": [{"role": "user", "content": question}], "stream": stream}
     return asked | ({"tools": tools} if tools else {})
 
 
-async def chunks(client: httpx.AsyncClient, asked: dict[str, Any]) -> list[dict[str, Any]]:
-    """The chunks of a stream, which must end with [DONE]."""
+async def parse_chunks(client: httpx.AsyncClient, asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the chunks of a stream, which must end with [DONE]."""
     async with client.stream("POST", "/chat/completions", json=asked) as response:
         assert response.status_code == 200
         assert response.headers["content-type"] == "text/event-stream"
@@ -53,8 +53,8 @@ async def chunks(client: httpx.AsyncClient, asked: dict[str, Any]) -> list[dict[
     return [json.loads(line) for line in lines]
 
 
-async def test_a_stream_comes_word_by_word_with_the_usage_last(client: httpx.AsyncClient) -> None:
-    *parts, last = await chunks(client, body("What is 17 * 23?", stream=True))
+async def test_stream_contains_words_and_ends_with_the_usage(client: httpx.AsyncClient) -> None:
+    *parts, last = await parse_chunks(client, make_body("What is 17 * 23?", stream=True))
     deltas = [part["choices"][0]["delta"] for part in parts]
     assert [delta["content"] for delta in deltas if "content" in delta] == ["", "17", " *", " 23", " is", " 391."]
     assert parts[-1]["choices"][0]["finish_reason"] == "stop"
@@ -63,16 +63,16 @@ async def test_a_stream_comes_word_by_word_with_the_usage_last(client: httpx.Asy
     assert last["usage"]["prompt_tokens"] > 0
 
 
-async def test_an_answer_at_once_says_the_same(client: httpx.AsyncClient) -> None:
-    answer = (await client.post("/chat/completions", json=body("What is 17 * 23?"))).json()
+async def test_response_without_streaming_has_the_same_content(client: httpx.AsyncClient) -> None:
+    answer = (await client.post("/chat/completions", json=make_body("What is 17 * 23?"))).json()
     assert answer["object"] == "chat.completion"
     assert answer["model"] == "any"
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "17 * 23 is 391."}
     assert answer["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_arguments_of_calls_come_in_fragments(client: httpx.AsyncClient) -> None:
-    parts = await chunks(client, body("Weather in Oslo and Bergen?", stream=True, tools=[WEATHER]))
+async def test_stream_contains_fragments_of_call_arguments(client: httpx.AsyncClient) -> None:
+    parts = await parse_chunks(client, make_body("Weather in Oslo and Bergen?", stream=True, tools=[WEATHER]))
     made = [call for part in parts if part["choices"] for call in part["choices"][0]["delta"].get("tool_calls", [])]
     joined = ["".join(call["function"]["arguments"] for call in made if call["index"] == index) for index in (0, 1)]
     assert [json.loads(text) for text in joined] == [{"city": "Oslo"}, {"city": "Bergen"}]
@@ -81,8 +81,8 @@ async def test_arguments_of_calls_come_in_fragments(client: httpx.AsyncClient) -
     assert parts[-2]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-async def test_calls_at_once_have_their_arguments(client: httpx.AsyncClient) -> None:
-    answer = (await client.post("/chat/completions", json=body("Weather in Oslo?", tools=[WEATHER]))).json()
+async def test_response_without_streaming_has_complete_call_arguments(client: httpx.AsyncClient) -> None:
+    answer = (await client.post("/chat/completions", json=make_body("Weather in Oslo?", tools=[WEATHER]))).json()
     (call,) = answer["choices"][0]["message"]["tool_calls"]
     assert call == {
         "id": "call_1",
@@ -92,22 +92,22 @@ async def test_calls_at_once_have_their_arguments(client: httpx.AsyncClient) -> 
     assert answer["choices"][0]["message"]["content"] is None
 
 
-async def test_own_rules_go_first_and_may_reason() -> None:
+async def test_custom_rules_take_precedence_and_can_reason() -> None:
     def rule(conversation: Conversation) -> Reply | None:
         return Reply("Aye.", reasoning="I think so.") if "captain" in conversation.question else None
 
-    async with client_of(OfflineModel([rule])) as client:
-        parts = await chunks(client, body("Yes, captain?", stream=True))
+    async with make_client(OfflineModel([rule])) as client:
+        parts = await parse_chunks(client, make_body("Yes, captain?", stream=True))
         deltas = [part["choices"][0]["delta"] for part in parts if part["choices"]]
         assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "I think so."
         assert parts[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
-        answer = (await client.post("/chat/completions", json=body("Yes, captain?"))).json()
+        answer = (await client.post("/chat/completions", json=make_body("Yes, captain?"))).json()
         assert answer["choices"][0]["message"]["reasoning_content"] == "I think so."
-        answer = (await client.post("/chat/completions", json=body("What is 1 + 1?"))).json()
+        answer = (await client.post("/chat/completions", json=make_body("What is 1 + 1?"))).json()
         assert answer["choices"][0]["message"]["content"] == "1 + 1 is 2."
 
 
-async def test_models_are_listed(client: httpx.AsyncClient) -> None:
+async def test_model_list(client: httpx.AsyncClient) -> None:
     answer = (await client.get("/models")).json()
     assert [model["id"] for model in answer["data"]] == ["offline"]
 
@@ -123,7 +123,7 @@ async def test_models_are_listed(client: httpx.AsyncClient) -> None:
         ("POST", "/chat/completions", b'{"messages": [5]}', 400),
     ],
 )
-async def test_a_bad_request_is_refused_in_json(
+async def test_invalid_request_is_rejected_with_json(
     client: httpx.AsyncClient, method: str, path: str, content: bytes, status: int
 ) -> None:
     response = await client.request(method, path, content=content)
@@ -132,17 +132,17 @@ async def test_a_bad_request_is_refused_in_json(
     assert (await client.get("/models")).status_code == 200
 
 
-async def test_a_rule_that_raises_is_a_server_error_that_names_it() -> None:
+async def test_exception_of_a_rule_is_a_server_error_that_names_it() -> None:
     def rule(conversation: Conversation) -> Reply | None:
         raise RuntimeError("broken rule")
 
-    async with client_of(OfflineModel([rule])) as client:
-        response = await client.post("/chat/completions", json=body("Hi"))
+    async with make_client(OfflineModel([rule])) as client:
+        response = await client.post("/chat/completions", json=make_body("Hi"))
         assert response.status_code == 500
         assert "RuntimeError: broken rule" in response.json()["error"]["message"]
 
 
-async def test_a_body_in_chunks_is_read(client: httpx.AsyncClient) -> None:
+async def test_chunked_request_body_is_read(client: httpx.AsyncClient) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         for part in (b'{"messages": [{"role": "user", ', b'"content": "What is 2 + 2?"}]}'):
             yield part
@@ -151,22 +151,22 @@ async def test_a_body_in_chunks_is_read(client: httpx.AsyncClient) -> None:
     assert answer["choices"][0]["message"]["content"] == "2 + 2 is 4."
 
 
-async def test_a_client_that_leaves_ends_its_stream_at_once() -> None:
+async def test_disconnected_client_closes_its_stream() -> None:
     model = OfflineModel(delay=3600)
-    async with client_of(model) as client:
-        async with client.stream("POST", "/chat/completions", json=body("Hi", stream=True)) as response:
+    async with make_client(model) as client:
+        async with client.stream("POST", "/chat/completions", json=make_body("Hi", stream=True)) as response:
             await anext(response.aiter_bytes())
             assert model.open == 1
         assert model.open == 0
         assert (await client.get("/models")).status_code == 200
 
 
-async def test_the_provider_reads_what_the_server_writes(offline: OfflineModel) -> None:
+async def test_provider_parses_the_responses(offline: OfflineModel) -> None:
     tool = ToolDefinition("get_weather", "", {"type": "object", "properties": {"city": {"type": "string"}}})
     provider = offline.provider()
     events: list[Event] = []
     request = ModelRequest(messages=[Message.user("Weather in Oslo?")], tools=(tool,))
-    await provider.call(request).pipe(_collect(events))
+    await provider.call(request).pipe(_collect_text(events))
     await provider.aclose()
     message = events[-1]
     assert isinstance(message, ContentCompleteEvent)
@@ -176,14 +176,14 @@ async def test_the_provider_reads_what_the_server_writes(offline: OfflineModel) 
     assert offline.requests[0]["tools"][0]["function"]["name"] == "get_weather"
 
 
-def _collect(events: list[Event]) -> Any:
+def _collect_text(events: list[Event]) -> Any:
     from reactivex import operators
 
     return operators.do_action(events.append)
 
 
 @pytest.mark.parametrize(("key", "model"), [("ZAI_API_KEY", "zai:glm-4.7"), ("OPENAI_API_KEY", "openai:gpt-5")])
-def test_a_demo_takes_the_real_model_if_there_is_a_key(
+def test_demo_model_is_a_real_model_if_a_key_is_set(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str, model: str
 ) -> None:
     for name in ("ZAI_API_KEY", "OPENAI_API_KEY"):
@@ -193,7 +193,7 @@ def test_a_demo_takes_the_real_model_if_there_is_a_key(
     assert capsys.readouterr().err == ""
 
 
-async def test_a_demo_without_a_key_says_so_and_answers_offline(
+async def test_demo_model_without_a_key_prints_a_note_and_is_offline(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ZAI_API_KEY", " ")
@@ -207,7 +207,7 @@ async def test_a_demo_without_a_key_says_so_and_answers_offline(
     assert answer.content == "6 * 7 is 42."
 
 
-def test_one_provider_works_in_several_event_loops_and_threads() -> None:
+def test_provider_works_in_several_event_loops_and_threads() -> None:
     offline = OfflineModel(delay=0.01)
     agent = Agent(offline.provider())
     assert [agent.run_sync("What is 6 * 7?").output for _ in range(2)] == ["6 * 7 is 42."] * 2
@@ -218,13 +218,13 @@ def test_one_provider_works_in_several_event_loops_and_threads() -> None:
     assert offline.open == 0
 
 
-async def test_deltas_arrive_one_by_one_while_the_answer_is_written() -> None:
+async def test_deltas_are_published_individually() -> None:
     offline = OfflineModel(delay=0.01)
     open_streams = [offline.open async for _ in Agent(offline.provider()).run("What is 17 * 23?").text()]
     assert open_streams == [1] * 5
 
 
-def test_a_client_that_waits_for_the_whole_answer_may_be_synchronous() -> None:
+def test_synchronous_client_can_request_a_complete_response() -> None:
     with httpx.Client(base_url=BASE_URL, transport=httpx.MockTransport(OfflineModel().handle)) as client:
-        answer = client.post("/chat/completions", json=body("What is 6 * 7?")).json()
+        answer = client.post("/chat/completions", json=make_body("What is 6 * 7?")).json()
     assert answer["choices"][0]["message"]["content"] == "6 * 7 is 42."

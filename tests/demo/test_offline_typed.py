@@ -1,4 +1,4 @@
-"""The offline model answers with values of a type."""
+"""Typed answers of the offline model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Odd(BaseModel):
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_it_knows_the_capital_of_norway(mode: Any) -> None:
+async def test_typed_answer_about_a_known_country(mode: Any) -> None:
     # Program 12
     offline = OfflineModel()
     async with Agent(offline.provider(), output_type=City, output_mode=mode) as agent:
@@ -44,7 +44,7 @@ async def test_it_knows_the_capital_of_norway(mode: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_what_it_does_not_know_fits_and_says_that_it_is_offline(mode: Any) -> None:
+async def test_typed_answer_to_an_unknown_question_is_valid_and_mentions_the_offline_model(mode: Any) -> None:
     offline = OfflineModel()
     async with Agent(offline.provider(), output_type=Odd, output_mode=mode) as agent:
         odd = (await agent.run("How odd is it?")).output
@@ -53,7 +53,7 @@ async def test_what_it_does_not_know_fits_and_says_that_it_is_offline(mode: Any)
     assert "offline model" in odd.note
 
 
-async def test_it_asks_the_tools_first() -> None:
+async def test_typed_answer_follows_tool_calls() -> None:
     class Weather(BaseModel):
         summary: str
 

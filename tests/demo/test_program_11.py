@@ -11,12 +11,12 @@ from rxloop.testing import ScriptedModel, assert_marbles, call, frames, virtual_
 
 @tool(timeout=0.5)
 async def slow_weather(city: str) -> str:
-    """Current weather, a minute late."""
+    """Current weather, after a minute."""
     await asyncio.sleep(60)
     return f"It is 7 C in {city}."
 
 
-def test_a_slow_tool_is_cut_off_and_the_model_is_told() -> None:
+def test_slow_tool_times_out_and_the_model_receives_an_error() -> None:
     model = ScriptedModel(call("slow_weather", city="Oslo"), frames("--The service--is slow.|"))
     with virtual_time():
         run = Agent(model, tools=[slow_weather]).run("Weather?")  # slow_weather sleeps a minute; its timeout is 0.5 s

@@ -10,28 +10,28 @@ from hypothesis import strategies as st
 
 from rxloop.demo.question_parser import (
     Temperature,
-    cities_in,
     evaluate,
-    failed,
-    number_of,
-    sum_in,
-    temperature_of,
-    temperatures_in,
+    find_cities,
+    find_expression,
+    find_temperatures,
+    is_failure,
+    parse_number,
+    parse_temperature,
 )
-from rxloop.demo.rules import BUILT_IN
+from rxloop.demo.rules import BUILT_IN_RULES
 from rxloop.testing import Conversation, Reply
 
 Tool = Callable[..., Any]
 
 
-def schema(name: str, *arguments: str, required: bool = True) -> dict[str, Any]:
+def make_schema(name: str, *arguments: str, required: bool = True) -> dict[str, Any]:
     properties = {argument: {"type": "string"} for argument in arguments}
     parameters = {"type": "object", "properties": properties, "required": list(arguments) if required else []}
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
 class Chat:
-    """A conversation with the built-in rules, in which tools are carried out as a loop does it."""
+    """Conversation with the built-in rules, including tool calls."""
 
     def __init__(self, **tools: tuple[str, Tool]) -> None:
         self.tools = tools
@@ -48,15 +48,15 @@ class Chat:
             if not reply.calls:
                 self.messages.append({"role": "assistant", "content": reply.text})
                 return reply.text
-            self._carry_out(reply)
+            self._call_tools(reply)
         raise AssertionError(f"no answer after 6 rounds: {self.made}")
 
     def _reply(self) -> Reply:
-        offered = [schema(name, argument) for name, (argument, _) in self.tools.items()]
+        offered = [make_schema(name, argument) for name, (argument, _) in self.tools.items()]
         conversation = Conversation({"messages": self.messages, "tools": offered})
-        return next(reply for rule in BUILT_IN if (reply := rule(conversation)) is not None)
+        return next(reply for rule in BUILT_IN_RULES if (reply := rule(conversation)) is not None)
 
-    def _carry_out(self, reply: Reply) -> None:
+    def _call_tools(self, reply: Reply) -> None:
         first = len(Conversation({"messages": self.messages}).calls) + 1
         calls: list[dict[str, Any]] = []
         results: list[dict[str, Any]] = []
@@ -88,13 +88,13 @@ OSLO = {"temperature_c": 7, "sky": "light rain"}
 BERGEN = {"temperature": 48.2, "unit": "F"}
 
 
-def test_the_weather_comes_from_the_tool() -> None:
+def test_weather_answer_uses_the_tool() -> None:
     chat = Chat(get_weather=weather(Oslo=OSLO))
     assert chat.ask("Weather in Oslo?") == "In Oslo it is 7 °C, light rain."
     assert chat.made == [("get_weather", {"city": "Oslo"})]
 
 
-def test_any_tool_with_a_city_will_do_and_one_named_for_the_weather_goes_first() -> None:
+def test_weather_rule_accepts_any_city_tool_and_prefers_a_weather_tool() -> None:
     chat = Chat(find_hotels=weather(), local_forecast=weather(Oslo="7 C and cloudy"))
     assert chat.ask("How warm is it in Oslo?") == "For Oslo, local_forecast says: 7 C and cloudy."
     assert Chat(lookup=weather(Oslo="Oslo: sunny, 20 C.")).ask("Weather in Oslo?") == "Oslo: sunny, 20 C."
@@ -109,7 +109,7 @@ def test_two_cities_are_compared_across_units() -> None:
     assert chat.made == [("get_weather", {"city": "Oslo"}), ("get_weather", {"city": "Bergen"})]
 
 
-def test_the_answer_follows_the_results_that_were_sent() -> None:
+def test_answer_depends_on_the_tool_results() -> None:
     for oslo, opening in [
         (7, "No, Oslo is colder"),
         (9.0, "No, Oslo and Bergen are equally"),
@@ -119,7 +119,7 @@ def test_the_answer_follows_the_results_that_were_sent() -> None:
         assert chat.ask("Is it warmer in Oslo than in Bergen?").startswith(opening)
 
 
-def test_thoughts_go_before_and_beside_and_relate_to_calls() -> None:
+def test_thoughts_precede_or_accompany_calls_and_refer_to_them() -> None:
     chat = Chat(think_aloud=THINK, get_weather=weather(Oslo=OSLO, Bergen=BERGEN))
     chat.ask("Compare the weather in Oslo and Bergen.")
     plan, oslo, bergen, conclusion = chat.thoughts
@@ -131,7 +131,7 @@ def test_thoughts_go_before_and_beside_and_relate_to_calls() -> None:
     assert conclusion["thought_type"] == "decision"
 
 
-def test_a_difference_is_left_to_the_calculator_and_the_conclusion_follows_from_it() -> None:
+def test_difference_is_calculated_by_the_tool_and_used_in_the_conclusion() -> None:
     wrong = calculator(lambda value: {"result": value - 40})
     chat = Chat(think_aloud=THINK, get_weather=weather(Oslo=OSLO, Bergen=BERGEN), calculate=wrong)
     answer = chat.ask("Compare the weather in Oslo and Bergen, and tell me the difference in Celsius.")
@@ -151,7 +151,7 @@ def test_a_difference_is_left_to_the_calculator_and_the_conclusion_follows_from_
     assert answer.startswith("Oslo is colder than Bergen, by 42 °C. In Oslo it is 7 °C")
 
 
-def test_a_difference_that_the_calculator_cannot_work_out_is_worked_out_without_it() -> None:
+def test_difference_is_calculated_directly_after_a_calculator_failure() -> None:
     broken = ("expression", lambda expression: "timed out after 5 s")
     chat = Chat(get_weather=weather(Oslo=OSLO, Bergen=BERGEN), calculate=broken)
     answer = chat.ask("What is the temperature difference between Oslo and Bergen?")
@@ -159,21 +159,21 @@ def test_a_difference_that_the_calculator_cannot_work_out_is_worked_out_without_
     assert [name for name, _ in chat.made] == ["get_weather", "get_weather", "calculate"]
 
 
-def test_thought_ids_stay_unique_over_a_conversation() -> None:
+def test_thought_ids_are_unique_in_a_conversation() -> None:
     chat = Chat(think_aloud=THINK, get_weather=weather(Oslo=OSLO))
     chat.ask("Weather in Oslo?")
     chat.ask("And in Oslo now?")
     assert chat.thoughts[0]["thought_id"] == "plan-2"
 
 
-def test_the_id_that_the_tool_gave_to_a_thought_is_the_one_referred_to() -> None:
+def test_thoughts_refer_to_the_ids_returned_by_the_tool() -> None:
     renamed = ("thought", lambda **_: {"thoughtId": "renamed"})
     chat = Chat(think_aloud=renamed)
     chat.ask("Is 20 C in Oslo warmer than 65 F in Bergen?")
     assert chat.thoughts[1]["related_to"] == "renamed"
 
 
-def test_a_failed_look_up_is_told() -> None:
+def test_failed_lookup_is_reported() -> None:
     chat = Chat(think_aloud=THINK, get_weather=weather(Oslo=OSLO))
     failure = "I could not get an answer from get_weather for Atlantis: No city is called 'Atlantis'; try the English"
     assert chat.ask("Weather in Atlantis?").startswith(failure)
@@ -183,7 +183,7 @@ def test_a_failed_look_up_is_told() -> None:
     assert answer.endswith("So I cannot compare them.")
 
 
-def test_a_follow_up_goes_on_from_earlier_results() -> None:
+def test_follow_up_question_uses_earlier_results() -> None:
     chat = Chat(get_weather=weather(Oslo=OSLO, Bergen=BERGEN))
     chat.ask("Weather in Oslo?")
     assert chat.ask("And Bergen?") == "In Bergen it is 48.2 °F (9 °C)."
@@ -201,7 +201,7 @@ def test_three_cities_are_ranked() -> None:
     )
 
 
-def test_without_a_tool_for_it_the_weather_is_not_made_up() -> None:
+def test_weather_without_a_tool_is_not_invented() -> None:
     assert Chat().ask("Weather in Oslo?").startswith("I cannot look up the weather in Oslo")
 
 
@@ -220,13 +220,13 @@ def test_without_a_tool_for_it_the_weather_is_not_made_up() -> None:
     ],
 )
 @pytest.mark.parametrize("tools", [{}, {"think_aloud": THINK}, {"think_aloud": THINK, "calculate": calculator()}])
-def test_stated_temperatures_are_compared_with_or_without_tools(
+def test_temperatures_in_the_question_are_compared_with_or_without_tools(
     question: str, answer: str, tools: dict[str, tuple[str, Tool]]
 ) -> None:
     assert Chat(**tools).ask(question) == answer
 
 
-def test_a_conversion_is_left_to_the_calculator_and_read_from_it() -> None:
+def test_conversion_uses_the_calculator_result() -> None:
     chat = Chat(think_aloud=THINK, calculate=calculator(lambda _: {"result": 40.0}))
     answer = chat.ask("Is 20 C in Oslo warmer than 65 F in Bergen?")
     assert answer == "No, 20 °C in Oslo is colder than 65 °F in Bergen, by 20 °C. 65 °F is 40 °C."
@@ -241,7 +241,7 @@ def test_a_conversion_is_left_to_the_calculator_and_read_from_it() -> None:
 
 
 @pytest.mark.parametrize("tools", [{}, {"calculate": calculator()}, {"think_aloud": THINK, "calculate": calculator()}])
-def test_sums_are_worked_out_and_gone_on_from(tools: dict[str, tuple[str, Tool]]) -> None:
+def test_expressions_are_evaluated_and_continued(tools: dict[str, tuple[str, Tool]]) -> None:
     chat = Chat(**tools)
     assert chat.ask("What is 17 * 23?") == "17 * 23 is 391."
     assert chat.ask("And times 2?") == "391 * 2 is 782."
@@ -249,20 +249,20 @@ def test_sums_are_worked_out_and_gone_on_from(tools: dict[str, tuple[str, Tool]]
     assert ("calculate" in dict(chat.made)) is ("calculate" in tools)
 
 
-def test_a_calculator_that_fails_is_quoted() -> None:
+def test_calculator_failure_is_quoted() -> None:
     chat = Chat(calculate=("expression", lambda expression: "Error: division by zero."))
     assert chat.ask("What is 1 / 0?") == "calculate could not work out 1 / 0: Error: division by zero."
     assert Chat().ask("What is 1 / 0?").startswith("I cannot work out 1 / 0: ")
 
 
 @pytest.mark.parametrize("tools", [{}, {"think_aloud": THINK}])
-def test_a_plan_without_tools_admits_it(tools: dict[str, tuple[str, Tool]]) -> None:
+def test_plan_without_tools_mentions_that(tools: dict[str, tuple[str, Tool]]) -> None:
     answer = Chat(**tools).ask("Plan a weekend in Oslo.")
     assert answer.startswith("Here is a plan for Oslo. Saturday: ")
     assert answer.endswith("I know of Oslo only what you told me.")
 
 
-def test_a_plan_goes_by_what_the_tools_say() -> None:
+def test_plan_depends_on_the_tool_results() -> None:
     for sky, place in [("light rain", "a museum"), ("sunny", "a park")]:
         chat = Chat(think_aloud=THINK, get_weather=weather(Oslo={"temp": 20, "sky": sky}), find_events=weather())
         answer = chat.ask("Plan a weekend in Oslo.")
@@ -273,11 +273,11 @@ def test_a_plan_goes_by_what_the_tools_say() -> None:
 
 
 @pytest.mark.parametrize("question", ["Hi there", "Why is the sky blue?", "And red at dusk?", ""])
-def test_anything_else_gets_an_honest_answer(question: str) -> None:
+def test_unsupported_question_is_answered_with_an_introduction(question: str) -> None:
     assert "I am the offline model" in Chat(get_weather=weather()).ask(question)
 
 
-def test_what_else_a_tool_requires_is_filled_in() -> None:
+def test_required_arguments_are_generated() -> None:
     parameters = {
         "properties": {
             "city": {"type": "string"},
@@ -295,14 +295,14 @@ def test_what_else_a_tool_requires_is_filled_in() -> None:
             "tools": [{"type": "function", "function": {"name": "get_weather", "parameters": parameters}}],
         }
     )
-    reply = next(reply for rule in BUILT_IN if (reply := rule(conversation)) is not None)
+    reply = next(reply for rule in BUILT_IN_RULES if (reply := rule(conversation)) is not None)
     wanted = {"city": "Oslo", "days": 1, "unit": "C", "lang": "en", "extra": {}}
     assert list(reply.calls) == [("get_weather", wanted)]
 
 
-def test_no_tool_is_called_when_the_request_forbids_it() -> None:
+def test_forbidden_tools_are_not_called() -> None:
     asked = {"messages": [{"role": "user", "content": "Weather in Oslo?"}], "tool_choice": "none"}
-    conversation = Conversation(asked | {"tools": [schema("get_weather", "city")]})
+    conversation = Conversation(asked | {"tools": [make_schema("get_weather", "city")]})
     assert conversation.tools == {}
 
 
@@ -317,7 +317,7 @@ def test_no_tool_is_called_when_the_request_forbids_it() -> None:
     ],
 )
 def test_cities_are_found(text: str, cities: list[str]) -> None:
-    assert cities_in(text) == cities
+    assert find_cities(text) == cities
 
 
 @pytest.mark.parametrize(
@@ -337,12 +337,12 @@ def test_cities_are_found(text: str, cities: list[str]) -> None:
         (None, None),
     ],
 )
-def test_temperatures_are_read_from_results(result: str | None, temperature: Temperature | None) -> None:
-    assert temperature_of(result) == temperature
+def test_temperatures_are_parsed_from_results(result: str | None, temperature: Temperature | None) -> None:
+    assert parse_temperature(result) == temperature
 
 
-def test_temperatures_are_read_from_questions() -> None:
-    stated = temperatures_in("Is 20 C in Oslo warmer than 65°F in New York, or 3 celsius?")
+def test_temperatures_are_parsed_from_questions() -> None:
+    stated = find_temperatures("Is 20 C in Oslo warmer than 65°F in New York, or 3 celsius?")
     assert [(each.value, each.unit, city) for each, city in stated] == [
         (20, "C", "Oslo"),
         (65, "F", "New York"),
@@ -353,13 +353,13 @@ def test_temperatures_are_read_from_questions() -> None:
 @pytest.mark.parametrize(
     "result", ["timed out after 5 s", '{"error": "no data"}', "ValueError: bad", "It was refused."]
 )
-def test_failures_are_seen(result: str) -> None:
-    assert failed(result)
+def test_failures_are_detected(result: str) -> None:
+    assert is_failure(result)
 
 
 @pytest.mark.parametrize("result", ["It is not cold", "sunny", "0", "null", '{"sky": "clear"}', "7 C, no rain"])
-def test_what_is_no_failure_is_not_taken_for_one(result: str) -> None:
-    assert not failed(result)
+def test_other_results_are_not_failures(result: str) -> None:
+    assert not is_failure(result)
 
 
 @pytest.mark.parametrize(
@@ -377,13 +377,13 @@ def test_what_is_no_failure_is_not_taken_for_one(result: str) -> None:
         ("And times 2?", None),
     ],
 )
-def test_sums_are_found(question: str, expression: str | None) -> None:
-    assert sum_in(question, None) == expression
+def test_expressions_are_found(question: str, expression: str | None) -> None:
+    assert find_expression(question, None) == expression
 
 
 @given(st.text(alphabet="0123456789+-*/%(). ^x", max_size=40))
-def test_any_sum_has_a_value_or_an_arithmetic_error(text: str) -> None:
-    expression = sum_in(text, 2.0)
+def test_evaluate_returns_a_number_or_raises_an_arithmetic_error(text: str) -> None:
+    expression = find_expression(text, 2.0)
     if expression is not None:
         try:
             value = evaluate(expression)
@@ -396,5 +396,5 @@ def test_any_sum_has_a_value_or_an_arithmetic_error(text: str) -> None:
     ("result", "value"),
     [("391", 391), ("391.0", 391), ('{"result": 2.5}', 2.5), ("The answer is 1,234.", 1234), ("Error 5", None)],
 )
-def test_numbers_are_read_from_results(result: str, value: float | None) -> None:
-    assert number_of(result) == value
+def test_numbers_are_parsed_from_results(result: str, value: float | None) -> None:
+    assert parse_number(result) == value

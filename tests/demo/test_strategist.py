@@ -1,4 +1,4 @@
-"""The offline model plays the strategies."""
+"""Strategies executed with the offline model."""
 
 from contextlib import aclosing
 
@@ -7,14 +7,14 @@ import pytest
 from rxloop import Agent, Limits
 from rxloop.demo.question_parser import evaluate
 from rxloop.strategies import STRATEGIES, tree_of_thoughts
-from rxloop.strategies.catalog import load_strategy
+from rxloop.strategies.catalog import StrategyName, load_strategy
 from rxloop.testing import OfflineModel
 from support.runs import collect
 from support.strategy_cases import is_legal, stage_path
 
 
 async def calculate(expression: str) -> float:
-    """Works out a sum."""
+    """Evaluate an expression."""
     return evaluate(expression)
 
 
@@ -23,7 +23,7 @@ async def calculate(expression: str) -> float:
     ("question", "result"),
     [("What is 17 * 24 + 5?", "413"), ("What is 3 + 4?", "7"), ("What is (2 - 8) * (7 - 3) / 2?", "-12")],
 )
-async def test_it_works_out_a_sum_by_each_of_them(name: str, question: str, result: str) -> None:
+async def test_expression_is_evaluated_with_every_strategy(name: StrategyName, question: str, result: str) -> None:
     async with aclosing(OfflineModel().provider()) as model:
         agent = Agent(model, tools=[calculate], strategy=name)
         run = agent.run(question, limits=Limits(iterations=50))
@@ -35,13 +35,13 @@ async def test_it_works_out_a_sum_by_each_of_them(name: str, question: str, resu
 @pytest.mark.parametrize(
     "strategy", [tree_of_thoughts(evaluate="vote"), load_strategy("react"), load_strategy("self_ask")]
 )
-async def test_it_does_so_without_tools_too_and_when_it_has_to_vote(strategy: object) -> None:
+async def test_expression_is_evaluated_without_tools_and_with_votes(strategy: object) -> None:
     async with aclosing(OfflineModel().provider()) as model:
         result = await Agent(model, strategy=strategy).run("What is 17 * 24 + 5?")  # pyright: ignore[reportArgumentType]
     assert "413" in result.output
 
 
-async def test_what_is_no_sum_is_left_to_the_other_rules() -> None:
+async def test_other_questions_are_answered_by_other_rules() -> None:
     async with aclosing(OfflineModel().provider()) as model:
         for question in ("Who are you?", "What is 1 / 0?"):
             result = await Agent(model, strategy="chain_of_thought").run(question)

@@ -1,4 +1,4 @@
-"""Experiments: cases x variants x repeats, how they go on, and how they end."""
+"""Tests for running, resuming and ending experiments."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import pytest
 import reactivex.operators as rx
 
 from rxloop import Agent, ConfigurationError, Limits, MemoryEventLog, RunContext, RxloopError, SqliteEventLog, op, tool
-from rxloop.evals import Case, Variant, experiment, score
-from rxloop.evals import runner as carrying_out
+from rxloop.evals import Case, Variant, experiment, runner, score
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import chain_of_thought
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
@@ -23,7 +22,7 @@ from support.capitals import CAPITALS, CASES, agent, last_country, lookup, make_
 EXACT = [score.exact()]
 
 
-async def test_each_case_is_asked_of_each_variant_so_many_times() -> None:
+async def test_each_variant_runs_each_case_repeatedly() -> None:
     report = await experiment(CASES[:2], {"a": agent(), "b": agent(make_capital_model())}, EXACT, repeats=2).run()
     assert [(trial.variant, trial.case, trial.repeat) for trial in report.trials] == [
         (variant, case, repeat) for variant in "ab" for case in ("Norway", "Sweden") for repeat in (1, 2)
@@ -33,13 +32,13 @@ async def test_each_case_is_asked_of_each_variant_so_many_times() -> None:
     assert report.of("b").mean("exact") == 0
 
 
-async def test_an_agent_alone_is_a_variant_of_its_name() -> None:
+async def test_single_agent_is_a_variant_with_its_name() -> None:
     report = await experiment(CASES, agent(name="guide"), EXACT).run()
     assert report.variants == ["guide"]
     assert report.mean("exact") == 1
 
 
-async def test_a_trial_has_what_was_asked_and_what_came_of_it() -> None:
+async def test_trial_contains_input_and_outcome() -> None:
     case = Case("Capital of Fiji?", "Suva", id="f", metadata={"hard": True})
     [trial] = (await experiment([case], agent(), EXACT).run()).trials
     assert (trial.input, trial.expected, trial.metadata) == ("Capital of Fiji?", "Suva", {"hard": True})
@@ -47,7 +46,7 @@ async def test_a_trial_has_what_was_asked_and_what_came_of_it() -> None:
     assert trial.usage.total_tokens == 110
 
 
-async def test_a_run_that_fails_is_a_trial_and_stops_nothing() -> None:
+async def test_failed_run_is_reported_without_stopping_the_experiment() -> None:
     report = await experiment(CASES, agent(make_capital_model("Norway", "Malta")), EXACT).run()
     assert report.mean("exact") == 0.5
     assert [trial.case for trial in report.failures] == ["Sweden", "Fiji"]
@@ -55,46 +54,46 @@ async def test_a_run_that_fails_is_a_trial_and_stops_nothing() -> None:
     assert "Sweden is not on the map" in str(report.failures[0].error)
 
 
-async def test_a_run_that_reaches_a_limit_keeps_what_it_took() -> None:
+async def test_trial_of_a_limited_run_contains_its_usage() -> None:
     limited = Variant(agent(make_lookup_model(), tools=[lookup]), limits=Limits(iterations=1))
     [trial] = (await experiment(CASES[:1], {"short": limited}, [score.tokens()]).run()).trials
     assert str(trial.error).startswith("max_iterations")
     assert trial.usage.total_tokens == trial.scores["tokens"].value == 110
 
 
-async def test_a_run_that_is_refused_is_a_trial_too() -> None:
+async def test_rejected_run_is_reported_as_failed_trial() -> None:
     report = await experiment([Case(["", "x"], id="empty"), *CASES[:1]], agent(), EXACT).run()
     assert [trial.error is None for trial in report.trials] == [False, True]
     assert "empty user message" in str(report.trials[0].error)
 
 
-async def test_a_question_ends_a_run_unless_the_variant_answers_it() -> None:
+async def test_question_ends_a_run_unless_the_variant_answers() -> None:
     @tool
     async def ask(ctx: RunContext[Any]) -> str:
         """Ask."""
         return await ctx.ask("Which one?", str)
 
-    def asks() -> Agent[None, str]:
+    def make_agent() -> Agent[None, str]:
         return Agent(ScriptedModel(call("ask"), "Oslo"), tools=[ask], thoughts=False)
 
-    variants = {"alone": asks(), "answered": Variant(asks(), on_input=lambda question: "the first")}
+    variants = {"alone": make_agent(), "answered": Variant(make_agent(), on_input=lambda question: "the first")}
     report = await experiment(CASES[:1], variants, EXACT).run()
     assert report.of("answered").mean("exact") == 1
     [alone] = report.of("alone").trials
     assert alone.state == "input-required"
-    assert alone.error == "it waits for an answer: Which one?"
+    assert alone.error == "the run is waiting for input: Which one?"
 
 
-async def test_a_variant_may_differ_by_model_strategy_and_prompt() -> None:
+async def test_variants_replace_model_strategy_and_prompt() -> None:
     same = agent(make_capital_model())
 
-    def politely(case: Case) -> str:
+    def add_please(case: Case) -> str:
         return f"Please: {case.input}"
 
     other, worded, thinking = make_capital_model("Norway"), make_capital_model("Norway"), ScriptedModel("Hm.", "Oslo")
     variants = {
         "model": Variant(same, model=other),
-        "prompt": Variant(same, model=worded, prompt=politely),
+        "prompt": Variant(same, model=worded, prompt=add_please),
         "strategy": Variant(same, model=thinking, strategy=chain_of_thought()),
     }
     await experiment(CASES[:1], variants, EXACT).run()
@@ -108,8 +107,8 @@ class Place:
     name: str
 
 
-async def test_deps_are_made_for_each_run_and_inputs_may_be_data() -> None:
-    made: list[Place] = []
+async def test_deps_and_prompt_are_created_from_each_case() -> None:
+    used_deps: list[Place] = []
 
     def answer(request: ModelRequest) -> Any:
         return "ok" if request.messages[-1].role == "tool" else call("where")
@@ -117,40 +116,40 @@ async def test_deps_are_made_for_each_run_and_inputs_may_be_data() -> None:
     @tool
     async def where(ctx: RunContext[Place]) -> str:
         """Say where."""
-        made.append(ctx.deps)
+        used_deps.append(ctx.deps)
         return ctx.deps.name
 
-    asked = Agent(ScriptedModel(*[answer] * 9), tools=[where], deps_type=Place, thoughts=False)
+    visitor = Agent(ScriptedModel(*[answer] * 9), tools=[where], deps_type=Place, thoughts=False)
     cases = [Case({"at": name}) for name in ("here", "there")]
     report = await experiment(
         cases,
-        asked,
+        visitor,
         [score.called("where")],
         prompt=lambda case: f"Where is {case.input['at']}?",
         deps=lambda case: Place(case.input["at"]),
     ).run()
     assert report.mean("called") == 1
-    assert sorted(place.name for place in made) == ["here", "there"]
+    assert sorted(place.name for place in used_deps) == ["here", "there"]
     assert report.trials[0].input == {"at": "here"}
 
 
-async def test_data_without_a_prompt_is_a_failure_that_says_so() -> None:
+async def test_data_input_without_prompt_is_a_failure() -> None:
     report = await experiment([Case({"at": "here"})], agent(), EXACT).run()
     assert "the prompt must be a string" in str(report.failures[0].error)
 
 
-async def test_cases_may_be_a_file(tmp_path: Path) -> None:
+async def test_experiment_reads_cases_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "cases.jsonl"
     file.write_text("\n".join(json.dumps({"input": case.input, "expected": case.expected}) for case in CASES))
     assert (await experiment(file, agent(), EXACT).run()).mean("exact") == 1
 
 
-def test_so_many_runs_go_on_at_once_and_no_more() -> None:
-    open_: list[int] = []
+def test_concurrency_limits_simultaneous_runs() -> None:
+    open_counts: list[int] = []
     model: ScriptedModel
 
     def answer(request: ModelRequest) -> Any:
-        open_.append(model.open)
+        open_counts.append(model.open)
         return frames("----x|", 1.0)
 
     model = ScriptedModel(*[answer] * 10)
@@ -158,23 +157,23 @@ def test_so_many_runs_go_on_at_once_and_no_more() -> None:
     with virtual_time() as time:
         report = time.run(experiment(cases, agent(model), [score.seconds()], concurrency=4).run())
         assert time.now == 15.0
-    assert max(open_) == 3
+    assert max(open_counts) == 3
     assert report.mean("seconds") == 5.0
 
 
-async def test_each_trial_gives_a_report_of_those_so_far() -> None:
+async def test_report_is_published_after_each_trial() -> None:
     counts = [len(report.trials) async for report in experiment(CASES, agent(), EXACT, concurrency=1).run()]
     assert counts == [0, 1, 2, 3, 4]
     means = experiment(CASES, agent(), EXACT).run().pipe(rx.last(), rx.map(lambda report: report.mean("exact")))
     assert await means == 1
 
 
-def test_cancelling_what_awaits_it_cancels_its_runs() -> None:
+def test_cancelling_the_awaiting_task_cancels_its_runs() -> None:
     model = ScriptedModel(*[frames("----")] * 4)
     with virtual_time() as time:
 
         async def main() -> None:
-            task = asyncio.ensure_future(awaited())
+            task = asyncio.ensure_future(run_experiment())
             await asyncio.sleep(1)
             assert model.open == 4
             task.cancel()
@@ -183,13 +182,13 @@ def test_cancelling_what_awaits_it_cancels_its_runs() -> None:
             await asyncio.sleep(1)
             assert model.open == 0
 
-        async def awaited() -> Any:
+        async def run_experiment() -> Any:
             return await experiment(CASES, agent(model), EXACT).run()
 
         time.run(main())
 
 
-async def test_without_a_log_nothing_is_kept_in_that_of_the_agent_and_all_is_asked_again() -> None:
+async def test_experiment_without_log_repeats_runs_and_ignores_the_log_of_the_agent() -> None:
     log, model = MemoryEventLog(), make_capital_model(*CAPITALS)
     made = experiment(CASES, agent(model, log=log), EXACT)
     await made.run()
@@ -198,7 +197,7 @@ async def test_without_a_log_nothing_is_kept_in_that_of_the_agent_and_all_is_ask
     assert await log.list_runs() == []
 
 
-async def test_with_a_log_what_is_done_is_not_asked_again() -> None:
+async def test_experiment_with_log_reuses_finished_runs() -> None:
     log, model = MemoryEventLog(), make_capital_model("Norway", "Malta")
     variants = {"a": agent(model)}
     once = await experiment(CASES, variants, [score.exact(), score.tokens()], name="e", log=log).run()
@@ -209,7 +208,7 @@ async def test_with_a_log_what_is_done_is_not_asked_again() -> None:
     assert {record.task_id for record in await log.list_runs()} == {trial.task_id for trial in once.trials}
 
 
-async def test_a_longer_list_of_cases_and_more_repeats_ask_only_what_is_new() -> None:
+async def test_experiment_with_log_runs_only_new_cases_and_repeats() -> None:
     log, model = MemoryEventLog(), make_capital_model(*CAPITALS)
     for cases, repeats, asked in ((CASES[:2], 1, 2), (CASES, 1, 4), (CASES, 2, 8)):
         report = await experiment(cases, agent(model), EXACT, name="e", log=log, repeats=repeats).run()
@@ -217,7 +216,7 @@ async def test_a_longer_list_of_cases_and_more_repeats_ask_only_what_is_new() ->
         assert report.mean("exact") == 1
 
 
-async def test_other_scorers_score_the_runs_that_there_are() -> None:
+async def test_new_scorers_score_existing_runs() -> None:
     log, model = MemoryEventLog(), make_capital_model(*CAPITALS)
     await experiment(CASES, agent(model), EXACT, name="e", log=log).run()
     report = await experiment(
@@ -227,7 +226,7 @@ async def test_other_scorers_score_the_runs_that_there_are() -> None:
     assert (report.mean("contains"), report.mean("n")) == (1, 1)
 
 
-async def test_another_name_or_variant_is_another_run() -> None:
+async def test_runs_are_not_shared_between_names_or_variants() -> None:
     log, model = MemoryEventLog(), make_capital_model(*CAPITALS)
     await experiment(CASES[:1], {"a": agent(model)}, EXACT, name="e", log=log).run()
     await experiment(CASES[:1], {"b": agent(model)}, EXACT, name="e", log=log).run()
@@ -235,54 +234,54 @@ async def test_another_name_or_variant_is_another_run() -> None:
     assert len(model.requests) == 3
 
 
-async def test_a_case_that_asks_something_else_now_is_refused_before_anything_is_asked() -> None:
+async def test_changed_prompt_is_rejected_before_any_model_call() -> None:
     log, model = MemoryEventLog(), make_capital_model(*CAPITALS)
     await experiment(CASES[:1], agent(model), EXACT, name="e", log=log).run()
     changed = [CASES[1], Case("Capital of Fiji?", id="Norway")]
-    with pytest.raises(ConfigurationError, match="a run of the case 'Norway' in the experiment 'e'"):
+    with pytest.raises(ConfigurationError, match="a run of case 'Norway' in experiment 'e'"):
         await experiment(changed, agent(model), EXACT, name="e", log=log).run()
     assert len(model.requests) == 1
 
 
-async def test_a_run_that_was_cut_off_goes_on_where_it_was() -> None:
+async def test_interrupted_run_is_resumed_by_the_next_experiment() -> None:
     log, model = MemoryEventLog(), make_lookup_model()
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     @tool(name="lookup", idempotent=False)
     async def slow(country: str) -> str:
         """Look up a capital."""
-        if begun.is_set():
+        if started.is_set():
             return CAPITALS[country]
-        begun.set()
+        started.set()
         return await asyncio.get_running_loop().create_future()
 
-    def made() -> Any:
+    def run_experiment() -> Any:
         return experiment(CASES[:1], agent(model, tools=[slow]), EXACT, name="e", log=log).run()
 
-    task = asyncio.ensure_future(result_of(made()))
-    await begun.wait()
+    task = asyncio.ensure_future(wait_for_result(run_experiment()))
+    await started.wait()
     task.cancel()
-    # At once: the run of before is still being closed.
-    report = await made()
+    # The cancelled run has not ended yet.
+    report = await run_experiment()
     assert len(await log.list_runs()) == 1
     assert report.trials[0].state == "completed"
-    # The first model call was not made again.
+    # The first model call is not repeated.
     assert len(model.requests) == 2
 
 
-async def result_of(awaitable: Any) -> Any:
+async def wait_for_result(awaitable: Any) -> Any:
     return await awaitable
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-async def test_two_that_carry_out_the_same_share_its_runs(kind: str, tmp_path: Path) -> None:
+async def test_concurrent_experiments_share_runs(kind: str, tmp_path: Path) -> None:
     model = ScriptedModel(*[lambda request: frames("--Oslo|", 0.001)] * 20)
     logs = [MemoryEventLog()] * 2 if kind == "memory" else [SqliteEventLog(tmp_path / "e.db") for _ in range(2)]
     cases = [Case(str(number), "Oslo") for number in range(6)]
     judging = ScriptedModel(*['{"reason": "", "verdict": true}'] * 20)
     scorers = [score.exact(), score.judge(judging, "It is a capital.")]
     made = [experiment(cases, agent(model), scorers, name="e", log=log, concurrency=2) for log in logs]
-    one, two = await asyncio.gather(*(result_of(each.run()) for each in made))
+    one, two = await asyncio.gather(*(wait_for_result(each.run()) for each in made))
     assert one.mean("exact") == two.mean("exact") == 1
     assert one.trials == two.trials
     assert len(model.requests) == len(judging.requests) == 6
@@ -290,24 +289,24 @@ async def test_two_that_carry_out_the_same_share_its_runs(kind: str, tmp_path: P
         await log.aclose()
 
 
-async def test_a_run_that_waits_is_the_same_trial_out_of_the_log() -> None:
+async def test_waiting_run_is_reported_again_until_it_is_answered() -> None:
     @tool
     async def ask(ctx: RunContext[Any]) -> str:
         """Ask."""
         return await ctx.ask("Which one?", str)
 
     log = MemoryEventLog()
-    asks = Agent(ScriptedModel(call("ask"), "Oslo"), tools=[ask], thoughts=False)
-    once = await experiment(CASES[:1], asks, EXACT, name="e", log=log).run()
-    again = await experiment(CASES[:1], asks, EXACT, name="e", log=log).run()
+    asking_agent = Agent(ScriptedModel(call("ask"), "Oslo"), tools=[ask], thoughts=False)
+    once = await experiment(CASES[:1], asking_agent, EXACT, name="e", log=log).run()
+    again = await experiment(CASES[:1], asking_agent, EXACT, name="e", log=log).run()
     assert once.trials == again.trials
     assert once.trials[0].state == "input-required"
-    answering = Variant(asks, on_input=lambda question: "this one")
+    answering = Variant(asking_agent, on_input=lambda question: "this one")
     later = await experiment(CASES[:1], {"agent": answering}, EXACT, name="e", log=log).run()
     assert later.mean("exact") == 1
 
 
-async def test_each_variant_goes_on_from_one_prefix() -> None:
+async def test_variants_continue_forks_of_the_same_run() -> None:
     log, model = MemoryEventLog(), make_lookup_model()
     first = await agent(model, tools=[lookup], log=log).run("Capital of Norway?")
     answered = next(event.seq for event in await log.read(first.task_id) if event.kind == "tool-complete")
@@ -319,7 +318,7 @@ async def test_each_variant_goes_on_from_one_prefix() -> None:
     report = await made.run()
     assert report.of("good").by_case("exact") == {"there": 1, "on": 1}
     assert report.of("bad").mean("exact") == 0
-    # What was taken over counts for none of them.
+    # Copied events do not count for the forks.
     assert report.of("good").by_case("steps") == {"there": 1, "on": 2}
     assert report.of("good").by_case("tokens") == {"there": 110, "on": 220}
     assert [last_country(request) for request in good.requests].count("Norway") == 1
@@ -329,7 +328,7 @@ async def test_each_variant_goes_on_from_one_prefix() -> None:
     assert len(good.requests) == 3
 
 
-async def test_a_fork_at_another_place_is_another_case() -> None:
+async def test_changed_fork_position_is_rejected() -> None:
     log = MemoryEventLog()
     first = await agent(log=log).run("Capital of Norway?")
 
@@ -338,54 +337,54 @@ async def test_a_fork_at_another_place_is_another_case() -> None:
         await experiment(cases, agent(), [score.steps()], name="e", log=log).run()
 
     await fork(1)
-    with pytest.raises(ConfigurationError, match="the case 'a'"):
+    with pytest.raises(ConfigurationError, match="case 'a'"):
         await fork(2)
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
-        (lambda: experiment(CASES, agent(), EXACT, log=MemoryEventLog()), "needs a name"),
+        (lambda: experiment(CASES, agent(), EXACT, log=MemoryEventLog()), "name must not be empty"),
         (lambda: experiment(CASES, agent(), EXACT, repeats=0), "at least 1"),
         (lambda: experiment(CASES, agent(), EXACT, concurrency=0), "at least 1"),
-        (lambda: experiment(CASES, {}, EXACT), "neither an agent nor a dict"),
-        (lambda: experiment(CASES, {"a": "zai:glm-4.7"}, EXACT), "the variant 'a' is 'zai:glm-4.7'"),  # pyright: ignore[reportArgumentType]
+        (lambda: experiment(CASES, {}, EXACT), "must be an Agent or a dict"),
+        (lambda: experiment(CASES, {"a": "zai:glm-4.7"}, EXACT), "variant 'a' must be an Agent or"),  # pyright: ignore[reportArgumentType]
         (lambda: experiment(CASES, agent(), EXACT, name="a\nb"), "line ends"),
-        (lambda: experiment([Case(fork_of="x", fork_at=1, id="f")], agent(), EXACT), "give the log"),
+        (lambda: experiment([Case(fork_of="x", fork_at=1, id="f")], agent(), EXACT), "requires the log of run x"),
     ],
 )
-def test_what_cannot_be_an_experiment_is_refused_at_once(make: Callable[[], Any], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+def test_experiment_rejects_invalid_arguments(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         make()
 
 
-def test_it_says_in_a_line_what_it_is() -> None:
+def test_repr_counts_cases_variants_and_scorers() -> None:
     assert repr(experiment(CASES, agent(), EXACT)) == "<Experiment experiment: 4 cases, 1 variant, 1 scorer>"
 
 
-def test_cases_may_come_from_a_generator_and_scorers_are_a_list() -> None:
+def test_experiment_accepts_generators_of_cases_and_requires_a_list_of_scorers() -> None:
     assert len(experiment((case for case in CASES), agent(), EXACT).cases) == 4
     with pytest.raises(ConfigurationError, match="scorers must be a list"):
         experiment(CASES, agent(), score.exact())  # pyright: ignore[reportArgumentType]
 
 
-def test_a_script_needs_no_event_loop_and_closes_the_agents() -> None:
+def test_run_sync_closes_the_agents() -> None:
     made = experiment(CASES, agent(), EXACT)
     assert made.run_sync().mean("exact") == 1
     with pytest.raises(RxloopError, match="is closed"):
         made.variants["agent"].agent.run("Again?")
 
 
-async def test_a_script_inside_an_event_loop_is_told_what_to_write() -> None:
+async def test_run_sync_in_an_event_loop_raises_with_a_remedy() -> None:
     with pytest.raises(RxloopError, match="use `await experiment"):
         experiment(CASES, agent(), EXACT).run_sync()
 
 
-async def test_a_mistake_of_its_own_ends_it_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_internal_error_ends_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*arguments: Any) -> None:
         raise LookupError("a bug")
 
-    monkeypatch.setattr(carrying_out, "_trial", broken)
+    monkeypatch.setattr(runner, "_run_trial", broken)
     with pytest.raises(ExceptionGroup) as raised:
         await experiment(CASES, agent(), EXACT).run()
     assert raised.value.subgroup(LookupError) is not None

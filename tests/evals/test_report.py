@@ -1,4 +1,4 @@
-"""Reports: the statistics, the failures, and the ways in which they are written."""
+"""Tests for statistics, failures and output formats of reports."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def report(*trials: Trial, lower: tuple[str, ...] = ()) -> Report:
     )
 
 
-def test_a_mean_is_over_cases_however_often_each_was_asked() -> None:
-    of = report(trial("a", s=1), trial("a", repeat=2, s=0), trial("b", s=1))
-    assert of.by_case("s") == {"a": 0.5, "b": 1}
-    assert of.mean("s") == 0.75
+def test_mean_averages_repeats_of_a_case_first() -> None:
+    result = report(trial("a", s=1), trial("a", repeat=2, s=0), trial("b", s=1))
+    assert result.by_case("s") == {"a": 0.5, "b": 1}
+    assert result.mean("s") == 0.75
 
 
-def test_an_interval_goes_over_cases_and_not_over_repeats() -> None:
+def test_interval_is_computed_over_cases() -> None:
     repeats = [trial("a", repeat=repeat, s=repeat % 2 == 0) for repeat in range(1, 101)]
     assert report(*repeats).interval("s") == (0.5, 0.5)
     low, high = report(*(trial(str(number), s=number % 2 == 0) for number in range(100))).interval("s")
@@ -59,53 +59,53 @@ def test_an_interval_goes_over_cases_and_not_over_repeats() -> None:
     assert 0.55 < high < 0.7
 
 
-def test_a_report_of_several_variants_has_no_one_mean() -> None:
+def test_mean_rejects_reports_with_several_variants() -> None:
     both = report(trial(s=1), trial(variant="w", s=0))
     with pytest.raises(ConfigurationError, match=r"report.of\('v'\)"):
         both.mean("s")
     assert both.of("w").mean("s") == 0
-    with pytest.raises(ConfigurationError, match="no variant 'x': it has 'v', 'w'"):
+    with pytest.raises(ConfigurationError, match="unknown variant 'x', expected 'v', 'w'"):
         both.of("x")
 
 
-def test_an_unknown_scorer_is_named_with_those_that_there_are() -> None:
+def test_unknown_scorer_is_rejected_with_the_existing_names() -> None:
     for ask in (Report.mean, Report.interval, Report.labels):
-        with pytest.raises(ConfigurationError, match="no scorer 'x': it has s"):
+        with pytest.raises(ConfigurationError, match="unknown scorer 'x', expected s"):
             ask(report(trial(s=1)), "x")
 
 
-def test_a_failing_scorer_leaves_no_mean_and_no_interval() -> None:
-    of = report(trial("a", s=1), trial("b", s=Score(error="ValueError: x")))
-    for ask in (of.mean, of.interval):
+def test_mean_and_interval_raise_when_a_scorer_failed() -> None:
+    result = report(trial("a", s=1), trial("b", s=Score(error="ValueError: x")))
+    for ask in (result.mean, result.interval):
         with pytest.raises(ScoreMissing, match="'s' failed for 1 of 2 trials"):
             ask("s")
-    assert of.by_case("s") == {"a": 1}
-    assert [each.case for each in of.failures] == ["b"]
-    assert of.failures[0].reasons == ["s: ValueError: x"]
+    assert result.by_case("s") == {"a": 1}
+    assert [each.case for each in result.failures] == ["b"]
+    assert result.failures[0].reasons == ["s: ValueError: x"]
 
 
-def test_a_scorer_that_never_applied_has_no_mean() -> None:
+def test_mean_raises_when_a_scorer_never_applied() -> None:
     empty = report(trial(s=1)).model_copy(update={"trials": [trial()]})
     with pytest.raises(ScoreMissing, match="applied to none of 1 trials"):
         empty.mean("s")
 
 
-def test_labels_are_counted_and_have_no_mean() -> None:
-    of = report(trial("a", t="kind"), trial("b", t="kind"), trial("c", t=False, error="broken"))
-    assert of.labels("t") == {"kind": 2, "(none)": 1}
-    with pytest.raises(ConfigurationError, match="gives labels"):
-        of.mean("t")
+def test_labels_are_counted_and_mean_rejects_them() -> None:
+    result = report(trial("a", t="kind"), trial("b", t="kind"), trial("c", t=False, error="broken"))
+    assert result.labels("t") == {"kind": 2, "(none)": 1}
+    with pytest.raises(ConfigurationError, match="returns labels"):
+        result.mean("t")
 
 
-def test_tokens_of_judges_are_counted_apart() -> None:
+def test_tokens_of_judges_are_counted_separately() -> None:
     judged = Score(value=True, usage=Usage(input_tokens=5))
-    of = report(trial("a", j=judged), trial("b", j=judged))
-    assert of.usage == Usage(input_tokens=20, output_tokens=2)
-    assert of.judging == Usage(input_tokens=10)
+    result = report(trial("a", j=judged), trial("b", j=judged))
+    assert result.usage == Usage(input_tokens=20, output_tokens=2)
+    assert result.judging == Usage(input_tokens=10)
 
 
-async def hostile() -> Report:
-    """Everything in it wants to be something else than text."""
+async def make_hostile_report() -> Report:
+    """Return a report with markup and control characters in every string."""
 
     def label(result: Any) -> Score:
         return Score(value=HOSTILE, reason=HOSTILE)
@@ -118,14 +118,17 @@ async def hostile() -> Report:
     return await experiment(cases, variants, [label, broken, score.exact()], name="<u>").run()
 
 
-async def test_a_report_is_the_same_after_json() -> None:
-    for of in (await hostile(), await experiment(CASES, agent(), [score.exact(), score.seconds()], repeats=2).run()):
-        assert Report.from_json(of.to_json()) == of
-        assert json.loads(of.to_json())["version"] == 1
+async def test_report_json_round_trip() -> None:
+    for result in (
+        await make_hostile_report(),
+        await experiment(CASES, agent(), [score.exact(), score.seconds()], repeats=2).run(),
+    ):
+        assert Report.from_json(result.to_json()) == result
+        assert json.loads(result.to_json())["version"] == 1
 
 
 @pytest.mark.parametrize("data", [b"{}", "[]", b"nothing", b'{"version": 2}'])
-def test_what_is_no_report_is_refused(data: Any) -> None:
+def test_from_json_rejects_other_data(data: Any) -> None:
     with pytest.raises(ConfigurationError, match="must be a report"):
         Report.from_json(data)
 
@@ -148,8 +151,8 @@ class Tags(HTMLParser):
         self.text += data
 
 
-async def test_hostile_text_is_text_on_the_page_and_nothing_is_loaded() -> None:
-    page = (await hostile()).to_html()
+async def test_html_page_escapes_hostile_strings_and_loads_nothing() -> None:
+    page = (await make_hostile_report()).to_html()
     read = Tags(page)
     assert not read.tags & {"script", "b\u202d", "i", "u", "img", "iframe", "a"}
     assert not read.attributes & {"src", "href", "onclick", "onload"}
@@ -158,27 +161,27 @@ async def test_hostile_text_is_text_on_the_page_and_nothing_is_loaded() -> None:
     assert not {"\x1b", "\u202e", "\u202d"} & set(page)
 
 
-async def test_the_page_shows_questions_answers_scores_and_failures() -> None:
-    page = Tags((await hostile()).to_html()).text
-    for said in ("is not on the map", "label", "exact: yes", "broken: error", "Norway?", "tokens in"):
-        assert said in page
+async def test_html_page_shows_inputs_answers_scores_and_failures() -> None:
+    page = Tags((await make_hostile_report()).to_html()).text
+    for content in ("is not on the map", "label", "exact: yes", "broken: error", "Norway?", "tokens in"):
+        assert content in page
 
 
-@pytest.mark.parametrize("how", ["str", "rich"])
-async def test_hostile_text_steers_no_terminal(how: str) -> None:
-    of = await hostile()
-    if how == "str":
-        text = str(of)
+@pytest.mark.parametrize("output", ["str", "rich"])
+async def test_terminal_output_escapes_hostile_strings(output: str) -> None:
+    result = await make_hostile_report()
+    if output == "str":
+        text = str(result)
     else:
         console = Console(file=StringIO(), width=500, force_terminal=True, color_system=None)
-        console.print(of)
+        console.print(result)
         text = str(console.file.getvalue())  # pyright: ignore[reportAttributeAccessIssue, reportUnknownArgumentType]
     assert not {"\x1b", "\u202e", "\u202d"} & set(text)
     assert "[bold]" in text
     assert "[red]x[/red]" in text
 
 
-async def test_the_table_has_a_column_for_each_variant_and_lists_failures() -> None:
+async def test_table_has_a_column_per_variant_and_lists_failures() -> None:
     def label(result: Any) -> str:
         return "short" if len(result.content) < 5 else "long"
 
@@ -194,24 +197,24 @@ async def test_the_table_has_a_column_for_each_variant_and_lists_failures() -> N
     assert "! half, Sweden: " in text
 
 
-def test_of_many_failures_the_first_are_listed_and_the_others_counted() -> None:
+def test_table_lists_the_first_failures_and_counts_the_others() -> None:
     text = str(report(*(trial(str(number), error=f"broken {number}", s=False) for number in range(25))))
     assert "! v, 9: broken 9" in text
     assert "! v, 10" not in text
     assert "! and 15 more failures" in text
 
 
-def test_a_mean_says_which_runs_without_an_answer_it_leaves_out() -> None:
+def test_mean_omits_unanswered_runs_when_lower_is_better() -> None:
     some = trial("b", error="broken", s=Score(reason="no answer: broken"))
     assert report(trial("a", s=3), some, lower=("s",)).mean("s") == 3
-    assert "3 [3, 3], 1 left out" in str(report(trial("a", s=3), some, lower=("s",)))
+    assert "3 [3, 3], 1 omitted" in str(report(trial("a", s=3), some, lower=("s",)))
     with pytest.raises(ScoreMissing, match="none of 1 runs has an answer"):
         report(some, lower=("s",)).mean("s")
-    assert "-, 1 left out" in str(report(some, lower=("s",)))
+    assert "-, 1 omitted" in str(report(some, lower=("s",)))
     assert "s: none" in report(some, lower=("s",)).to_html()
 
 
-def test_a_scorer_with_errors_says_so_in_the_table() -> None:
+def test_table_counts_errors_of_scorers() -> None:
     text = str(report(trial("a", s=1, t=Score(error="x")), trial("b", s=Score(error="x"), t=Score(error="x"))))
     assert "1 [1, 1], 1 error" in text
     assert "-, 2 errors" in text

@@ -1,4 +1,4 @@
-"""Scorers: what may be one, and what becomes of what it gives."""
+"""Tests for custom scorers and their return values."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rxloop.evals import Case, Report, Score, Scorer, experiment, score
 from support.capitals import CASES, agent, lookup, make_capital_model, make_lookup_model
 
 
-async def report_of(*scorers: Any, cases: Any = CASES[:1], **options: Any) -> Report:
+async def run_scorers(*scorers: Any, cases: Any = CASES[:1], **options: Any) -> Report:
     return await experiment(cases, agent(**options), scorers).run()
 
 
-async def score_of(scorer: Any, **options: Any) -> Score | None:
-    [trial] = (await report_of(scorer, **options)).trials
+async def compute_score(scorer: Any, **options: Any) -> Score | None:
+    [trial] = (await run_scorers(scorer, **options)).trials
     return next(iter(trial.scores.values()), None)
 
 
@@ -41,7 +41,7 @@ async def label(case: Case, result: Result[str]) -> str:
     return "capital"
 
 
-class Callable_:  # noqa: N801
+class CallableScorer:
     __name__ = "object"
 
     def __call__(self, result: Result[str], weight: float = 2.0) -> float:
@@ -58,44 +58,46 @@ class Callable_:  # noqa: N801
         (Scorer("length", lambda result: len(result.content)), "length", Score(value=4)),
     ],
 )
-async def test_a_function_is_a_scorer_under_its_name(scorer: Any, name: str, expected: Score) -> None:
-    [trial] = (await report_of(scorer)).trials
+async def test_function_is_a_scorer_with_its_name(scorer: Any, name: str, expected: Score) -> None:
+    [trial] = (await run_scorers(scorer)).trials
     assert trial.scores == {name: expected}
 
 
-async def test_a_default_of_a_function_is_not_taken_for_the_case() -> None:
-    assert await score_of(Callable_()) == Score(value=2.0)
+async def test_optional_parameter_does_not_receive_the_case() -> None:
+    assert await compute_score(CallableScorer()) == Score(value=2.0)
 
 
-async def test_none_says_that_it_does_not_apply() -> None:
-    report = await report_of(Scorer("norway", lambda case, result: True if case.id == "Norway" else None), cases=CASES)
+async def test_scorer_that_returns_none_does_not_apply() -> None:
+    report = await run_scorers(
+        Scorer("norway", lambda case, result: True if case.id == "Norway" else None), cases=CASES
+    )
     assert [trial.case for trial in report.trials if trial.scores] == ["Norway"]
     assert report.mean("norway") == 1
 
 
-async def test_what_a_scorer_raises_is_a_value_and_loses_no_run() -> None:
+async def test_exception_of_a_scorer_is_recorded_in_its_score() -> None:
     def broken(result: Result[str]) -> bool:
         raise ValueError(f"cannot read {result.content}")
 
-    report = await report_of(broken, short)
+    report = await run_scorers(broken, short)
     [trial] = report.trials
     assert trial.scores == {"broken": Score(error="ValueError: cannot read Oslo"), "short": Score(value=True)}
     assert report.failures == [trial]
-    with pytest.raises(ScoreMissing, match="failed for 1 of 1 trials, the first time with ValueError: cannot read"):
+    with pytest.raises(ScoreMissing, match="failed for 1 of 1 trials, the first error is ValueError: cannot read"):
         report.mean("broken")
 
 
-@pytest.mark.parametrize("given", [float("nan"), float("inf"), [1], {"a": 1}])
-async def test_a_value_that_has_no_mean_is_an_error(given: Any) -> None:
-    found = await score_of(Scorer("odd", lambda result: given))
-    assert found is not None
-    assert found.value is None
-    assert found.error is not None
-    assert found.error.startswith("ConfigurationError: a scorer g")
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), [1], {"a": 1}])
+async def test_unsupported_value_is_an_error(value: Any) -> None:
+    result = await compute_score(Scorer("odd", lambda result: value))
+    assert result is not None
+    assert result.value is None
+    assert result.error is not None
+    assert result.error.startswith("ConfigurationError: a scorer must return")
 
 
-async def test_a_run_without_an_answer_counts_zero_and_its_stream_is_scored() -> None:
-    report = await report_of(short, score.steps(), model=make_capital_model())
+async def test_unanswered_run_counts_as_zero_and_its_events_are_scored() -> None:
+    report = await run_scorers(short, score.steps(), model=make_capital_model())
     [trial] = report.trials
     assert trial.scores["short"].value is False
     assert trial.scores["short"].reason.startswith("no answer: ")
@@ -103,61 +105,63 @@ async def test_a_run_without_an_answer_counts_zero_and_its_stream_is_scored() ->
     assert report.mean("short") == 0
 
 
-async def test_a_run_without_an_answer_has_no_value_where_lower_is_better() -> None:
-    called: list[str] = []
+async def test_unanswered_run_has_no_value_when_lower_is_better() -> None:
+    contents: list[str] = []
 
     def length(result: Result[str]) -> int:
-        called.append(result.content)
+        contents.append(result.content)
         return len(result.content)
 
-    report = await report_of(Scorer("length", length, better="lower"), cases=CASES, model=make_capital_model("Norway"))
-    assert called == ["Oslo"]
+    report = await run_scorers(
+        Scorer("length", length, better="lower"), cases=CASES, model=make_capital_model("Norway")
+    )
+    assert contents == ["Oslo"]
     assert report.mean("length") == 4
     missing = report.trials[1].scores["length"]
     assert (missing.value, missing.error) == (None, None)
     assert missing.reason.startswith("no answer: ")
 
 
-async def test_the_last_value_of_a_view_is_the_score() -> None:
+async def test_view_scorer_uses_the_last_value() -> None:
     view = score.view("tools", op.tool_calls(), rx.count())
-    assert await score_of(view, model=make_lookup_model(), tools=[lookup]) == Score(value=1)
+    assert await compute_score(view, model=make_lookup_model(), tools=[lookup]) == Score(value=1)
 
 
-async def test_a_view_that_gives_nothing_or_fails_is_an_error() -> None:
-    empty = await score_of(score.view("empty", op.tool_calls(), rx.map(lambda event: 1)))
+async def test_view_scorer_without_value_or_with_exception_is_an_error() -> None:
+    empty = await compute_score(score.view("empty", op.tool_calls(), rx.map(lambda event: 1)))
     assert empty is not None
-    assert "the view 'empty' gave nothing" in str(empty.error)
-    failing = await score_of(score.view("failing", rx.map(lambda event: 1 / 0)))
+    assert "view 'empty' must publish a value" in str(empty.error)
+    failing = await compute_score(score.view("failing", rx.map(lambda event: 1 / 0)))
     assert failing is not None
     assert "ZeroDivisionError" in str(failing.error)
 
 
-async def test_a_stock_operator_on_every_durable_event_in_order() -> None:
+async def test_view_scorer_receives_all_durable_events_in_order() -> None:
     live = [event.kind async for event in agent().run(CASES[0].input) if event.durable]
-    seen: list[str] = []
+    kinds: list[str] = []
 
     def note(event: Any) -> None:
-        seen.append(event.kind)
+        kinds.append(event.kind)
 
-    await score_of(score.view("all", rx.do_action(note), rx.count()))
-    assert seen == live
+    await compute_score(score.view("all", rx.do_action(note), rx.count()))
+    assert kinds == live
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
-        (lambda: Scorer("", short), "needs a name"),
-        (lambda: experiment(CASES, agent(), [lambda result: True]), "needs a name"),
+        (lambda: Scorer("", short), "requires a name"),
+        (lambda: experiment(CASES, agent(), [lambda result: True]), "requires a name"),
         (lambda: Scorer("x", short, better="more"), "better must be 'higher' or 'lower'"),  # pyright: ignore[reportArgumentType]
-        (lambda: Scorer("x", lambda: True), "it gets"),
-        (lambda: Scorer("x", lambda a, b, c: True), "it gets"),
-        (lambda: Scorer("x", 7), "give a function"),  # pyright: ignore[reportArgumentType]
-        (lambda: experiment(CASES, agent(), ["exact"]), "is not a scorer"),  # pyright: ignore[reportArgumentType]
-        (lambda: experiment(CASES, agent(), [dict]), "is not a scorer"),
-        (lambda: experiment(CASES, agent(), []), "needs a scorer"),
-        (lambda: experiment(CASES, agent(), [short, short]), "two scorers are called 'short'"),
+        (lambda: Scorer("x", lambda: True), r"must accept \(result\) or \(case, result\)"),
+        (lambda: Scorer("x", lambda a, b, c: True), r"must accept \(result\) or \(case, result\)"),
+        (lambda: Scorer("x", 7), "must be a function"),  # pyright: ignore[reportArgumentType]
+        (lambda: experiment(CASES, agent(), ["exact"]), "must be a Scorer or a function"),  # pyright: ignore[reportArgumentType]
+        (lambda: experiment(CASES, agent(), [dict]), "must be a Scorer or a function"),
+        (lambda: experiment(CASES, agent(), []), "scorers must not be empty"),
+        (lambda: experiment(CASES, agent(), [short, short]), "scorer names must be unique, got 'short' twice"),
     ],
 )
-def test_what_is_no_scorer_is_refused_at_once(make: Callable[[], Any], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+def test_invalid_scorers_are_rejected(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         make()

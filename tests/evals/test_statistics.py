@@ -1,4 +1,4 @@
-"""Means and their intervals."""
+"""Tests for confidence intervals of means."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VALUES = st.lists(st.floats(-1_000, 1_000, allow_nan=False).map(lambda value: ro
 
 @settings(max_examples=20)
 @given(VALUES)
-def test_the_interval_holds_the_mean_and_lies_within_the_values(values: list[float]) -> None:
+def test_interval_contains_the_mean_and_is_within_the_values(values: list[float]) -> None:
     low, high = bootstrap(values)
     mean, slack = fmean(values), 1e-9 * max(map(abs, values))
     assert low - slack <= mean <= high + slack
@@ -27,26 +27,26 @@ def test_the_interval_holds_the_mean_and_lies_within_the_values(values: list[flo
 
 @settings(max_examples=20)
 @given(VALUES)
-def test_the_interval_of_the_negated_values_is_the_mirror_image(values: list[float]) -> None:
+def test_interval_of_negated_values_is_mirrored(values: list[float]) -> None:
     low, high = bootstrap(values)
     assert bootstrap([-value for value in values]) == (-high, -low)
 
 
 @settings(max_examples=20)
 @given(VALUES)
-def test_the_same_values_give_the_same_interval(values: list[float]) -> None:
+def test_equal_values_have_equal_intervals(values: list[float]) -> None:
     assert bootstrap(values) == bootstrap(values)
 
 
 @settings(max_examples=20)
 @given(VALUES)
-def test_a_higher_level_gives_no_narrower_interval(values: list[float]) -> None:
+def test_interval_is_wider_at_a_higher_level(values: list[float]) -> None:
     narrow, wide = bootstrap(values, 0.5), bootstrap(values, 0.99)
     assert wide.low <= narrow.low
     assert narrow.high <= wide.high
 
 
-def test_it_covers_the_true_mean_about_as_often_as_it_says() -> None:
+def test_interval_covers_the_true_mean_at_its_level() -> None:
     random, hits = Random(7), 0
     for _ in range(100):
         low, high = bootstrap([float(random.random() < 0.7) for _ in range(40)])
@@ -54,8 +54,8 @@ def test_it_covers_the_true_mean_about_as_often_as_it_says() -> None:
     assert 88 <= hits <= 100
 
 
-def test_nothing_and_no_level_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="at least one value"):
+def test_bootstrap_rejects_empty_values_and_invalid_levels() -> None:
+    with pytest.raises(ConfigurationError, match="values must not be empty"):
         bootstrap([])
     for level in (0, 1, 95):
         with pytest.raises(ConfigurationError, match="between 0 and 1"):

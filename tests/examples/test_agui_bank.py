@@ -1,4 +1,4 @@
-"""The example of AG-UI: its server, and its client in node."""
+"""AG-UI example with a Node.js client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples/agui_bank.py"
 
 
 @pytest.mark.service("node-clients")
-async def test_the_client_allows_the_payment() -> None:
+async def test_client_approves_the_payment() -> None:
     spec = importlib.util.spec_from_file_location("agui_bank", EXAMPLE)
     assert spec is not None
     assert spec.loader is not None

@@ -1,13 +1,16 @@
-"""The example of a page: in a browser, against a real server, and built of its source."""
+"""Chat page example in a browser, including its build."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from rxloop import Agent, tool
 from rxloop.testing import ScriptedModel, call, frames
@@ -32,8 +35,8 @@ async def refund(order: str) -> str:
     return f"refunded {order}"
 
 
-async def type_in(page: Browser, text: str) -> None:
-    """Write something into the page, and send it."""
+async def submit(page: Browser, text: str) -> None:
+    """Type text into the page and submit it."""
     await page.until("document.querySelector('input') !== null")
     await page.run(
         "{ const field = document.querySelector('input');"
@@ -49,8 +52,8 @@ async def click(page: Browser, text: str) -> None:
     await page.run(found + ".click()")
 
 
-async def ready(page: Browser, text: str) -> str:
-    """Wait until the page has a text and does nothing any more, and give all of its text."""
+async def wait_until_idle(page: Browser, text: str) -> str:
+    """Wait until the page contains a text and is idle, then return its text."""
     said = "document.body.innerText"
     return await page.until(
         f"document.querySelector('main').dataset.status === 'ready' && {said}.includes({text!r}) && {said}"
@@ -58,7 +61,7 @@ async def ready(page: Browser, text: str) -> str:
 
 
 @pytest.mark.service("chromium")
-async def test_a_browser_asks_approves_stops_reloads_and_asks_again(tmp_path: Path) -> None:
+async def test_page_supports_questions_approval_cancellation_and_reload(tmp_path: Path) -> None:
     turns = [
         call("refund", order="A1"),
         "It is done.",
@@ -71,32 +74,67 @@ async def test_a_browser_asks_approves_stops_reloads_and_asks_again(tmp_path: Pa
     site = example().make_site(Agent(ScriptedModel(*turns), tools=[refund]))
     async with site.router.lifespan_context(site), serve_app(site) as url, browser(tmp_path / "profile") as page:
         await page.open(url)
-        await type_in(page, "Refund A1")
+        await submit(page, "Refund A1")
         await page.until("document.body.innerText.includes('Refund A1?')")
         await page.reload()
         await click(page, "Approve")
-        assert '"refunded A1"' in await ready(page, "It is done.")
-        await type_in(page, "And A2")
+        assert '"refunded A1"' in await wait_until_idle(page, "It is done.")
+        await submit(page, "And A2")
         await click(page, "Refuse")
-        assert "refused" in await ready(page, "As you like.")
-        await type_in(page, "Count")
+        assert "refused" in await wait_until_idle(page, "As you like.")
+        await submit(page, "Count")
         await page.until("document.body.innerText.includes('two')")
         await page.reload()
-        shown = await ready(page, "six")
+        shown = await wait_until_idle(page, "six")
         assert "one two three four five six" in shown
-        await type_in(page, "Count on")
+        await submit(page, "Count on")
         await page.until("document.body.innerText.includes('seven')")
         await click(page, "Stop")
-        assert "Count on" in await ready(page, "seven")
+        assert "Count on" in await wait_until_idle(page, "seven")
         await click(page, "Again")
-        shown = await ready(page, "Another end.")
+        shown = await wait_until_idle(page, "Another end.")
         assert "seven" not in shown
         await page.reload()
-        assert await ready(page, "Another end.") == shown
+        assert await wait_until_idle(page, "Another end.") == shown
+
+
+@pytest.mark.service("chromium")
+async def test_answer_that_is_completed_between_the_requests_of_a_reload_is_shown(tmp_path: Path) -> None:
+    is_held, release = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def hold() -> str:
+        """Wait."""
+        is_held.set()
+        await release.wait()
+        return "held"
+
+    site = example().make_site(Agent(ScriptedModel(call("hold"), "It is done."), tools=[hold], thoughts=False))
+
+    async def finish_run_before_stream(scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the page. Before the request for the stream, let the run end."""
+        if scope["path"].endswith("/stream") and is_held.is_set():
+            release.set()
+            chat = scope["path"].removesuffix("/stream")
+            async with httpx.AsyncClient(base_url=url) as client:
+                while '"state":"completed"' not in (await client.get(chat)).text:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        await site(scope, receive, send)
+
+    async with (
+        site.router.lifespan_context(site),
+        serve_app(finish_run_before_stream) as url,
+        browser(tmp_path / "profile") as page,
+    ):
+        await page.open(url)
+        await submit(page, "Hold")
+        await asyncio.wait_for(is_held.wait(), 30)
+        await page.reload()
+        assert "held" in await wait_until_idle(page, "It is done.")
 
 
 @pytest.mark.service("node-clients")
-def test_the_page_is_what_its_source_is_built_to(tmp_path: Path) -> None:
+def test_built_page_is_up_to_date(tmp_path: Path) -> None:
     built = tmp_path / "page.html"
     subprocess.run([EXAMPLES / "chat_page/build", built], check=True, timeout=60)
     assert built.read_bytes() == (EXAMPLES / "chat_page/page.html").read_bytes(), "run examples/chat_page/build"

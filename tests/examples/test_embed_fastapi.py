@@ -1,4 +1,4 @@
-"""The streaming endpoint of the example, with a real server and clients on real sockets."""
+"""Streaming endpoint of the FastAPI example, using real sockets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def get_weather(city: str) -> str:
 
 
 class Client:
-    """A client that can hang up in the middle of an answer, as a browser does."""
+    """HTTP client that can disconnect during a response, like a browser."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -53,20 +53,20 @@ class Client:
         assert b"200 OK" in await client.reader.readline()
         return client
 
-    async def event(self) -> Any:
-        """The next event; None when the server has closed the connection."""
+    async def read_event(self) -> Any:
+        """Return the next event, or None if the server has closed the connection."""
         while line := await self.reader.readline():
             if line.startswith(b"data: "):
                 return Event.from_json(line.removeprefix(b"data: "))
         return None
 
-    async def hang_up(self) -> None:
+    async def disconnect(self) -> None:
         self.writer.close()
         await self.writer.wait_closed()
 
 
-async def until(client: Client, kind: str) -> Any:
-    while event := await client.event():
+async def read_until(client: Client, kind: str) -> Any:
+    while event := await client.read_event():
         if event.kind == kind:
             return event
     raise AssertionError(f"the stream ended with no {kind}")
@@ -76,35 +76,35 @@ async def final_event(log: MemoryEventLog, task_id: str) -> Any:
     return [event async for event in log.follow(task_id)][-1]
 
 
-async def no_task_of_a_run() -> None:
+async def has_no_run_tasks() -> None:
     tasks = [task for task in asyncio.all_tasks() if task.get_name().startswith(("rxloop", "scripted"))]
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_when_the_client_leaves_a_streaming_model_the_run_is_cancelled(example: Any) -> None:
-    # The second stream never ends. When it begins, the first iteration is in the log.
+async def test_run_is_cancelled_when_the_client_disconnects_during_a_stream(example: Any) -> None:
+    # The second stream never ends. The first iteration is stored before it starts.
     log, model = MemoryEventLog(), ScriptedModel(call("get_weather", city="Oslo"), frames("-It-is", 0.01))
     async with asyncio.timeout(SECONDS):
         async with Agent(model, tools=[get_weather], log=log) as agent:
-            # Leaving `serving` waits for the connections of the server, and for their handlers.
-            async with example.serving(example.make_app(agent)) as url:
+            # On exit, `serve` waits for connections and their handlers.
+            async with example.serve(example.make_app(agent)) as url:
                 client = await Client.ask(url, "Weather?")
-                seen = await until(client, "content-delta")
+                seen = await read_until(client, "content-delta")
                 assert model.open == 1
-                await client.hang_up()
+                await client.disconnect()
                 final = await final_event(log, seen.task_id)
-                await no_task_of_a_run()
+                await has_no_run_tasks()
 
     assert (final.kind, final.state) == ("status-update", "canceled")
     assert model.open == 0
 
 
-async def test_when_the_client_leaves_a_silent_tool_the_tool_is_cancelled(example: Any) -> None:
+async def test_tool_is_cancelled_when_the_client_disconnects(example: Any) -> None:
     cancelled: list[str] = []
 
     @tool
     async def slow_weather(ctx: RunContext[None], city: str) -> str:
-        """Current weather, never."""
+        """Current weather, which never arrives."""
         ctx.progress("asking")
         try:
             await asyncio.Event().wait()
@@ -116,28 +116,28 @@ async def test_when_the_client_leaves_a_silent_tool_the_tool_is_cancelled(exampl
     log, model = MemoryEventLog(), ScriptedModel(call("slow_weather", city="Oslo"))
     async with asyncio.timeout(SECONDS):
         async with Agent(model, tools=[slow_weather], log=log) as agent:
-            async with example.serving(example.make_app(agent)) as url:
+            async with example.serve(example.make_app(agent)) as url:
                 client = await Client.ask(url, "Weather?")
-                seen = await until(client, "tool-progress")
-                await client.hang_up()
+                seen = await read_until(client, "tool-progress")
+                await client.disconnect()
                 final = await final_event(log, seen.task_id)
-                await no_task_of_a_run()
+                await has_no_run_tasks()
 
     assert (final.kind, final.state) == ("status-update", "canceled")
     assert cancelled == ["Oslo"]
 
 
-async def test_a_client_that_stays_gets_every_public_event_in_order_and_the_final_one_last(example: Any) -> None:
+async def test_client_receives_every_public_event_in_order(example: Any) -> None:
     log = MemoryEventLog()
     model = ScriptedModel(call("get_weather", city="Oslo"), frames("-It is-7 C.|", 0.001))
     async with asyncio.timeout(SECONDS):
         async with Agent(model, tools=[get_weather], log=log) as agent:
-            async with example.serving(example.make_app(agent)) as url:
+            async with example.serve(example.make_app(agent)) as url:
                 client = await Client.ask(url, "Weather?")
                 seen: list[Any] = []
-                while event := await client.event():
+                while event := await client.read_event():
                     seen.append(event)
-                await client.hang_up()
+                await client.disconnect()
             recorded = await log.read(seen[0].task_id)
 
     assert [event for event in seen if event.durable] == public_events(recorded)
@@ -147,12 +147,12 @@ async def test_a_client_that_stays_gets_every_public_event_in_order_and_the_fina
     assert (seen[-1].kind, seen[-1].state, seen[-1].final) == ("status-update", "completed", True)
 
 
-async def test_a_browser_that_comes_back_reads_on_and_is_told_when_there_is_no_more(example: Any) -> None:
+async def test_reconnected_browser_continues_and_stops_at_the_end(example: Any) -> None:
     log, model = MemoryEventLog(), ScriptedModel("It is 7 C.")
     async with asyncio.timeout(SECONDS), Agent(model, log=log) as agent:
         result = await agent.run("Weather?")
         recorded = public_events(await log.read(result.task_id))
-        serving = example.serving(example.make_app(agent))
+        serving = example.serve(example.make_app(agent))
         async with serving as url, httpx.AsyncClient(base_url=f"{url}/runs/{result.task_id}") as client:
             whole = await client.get("/events")
             rest = await client.get("/events", headers={"last-event-id": recorded[1].cursor})
@@ -167,13 +167,13 @@ async def test_a_browser_that_comes_back_reads_on_and_is_told_when_there_is_no_m
     assert foreign.text.startswith("event: gap")
 
 
-async def test_two_clients_at_once_get_a_run_each(example: Any) -> None:
+async def test_concurrent_clients_get_separate_runs(example: Any) -> None:
     model = ScriptedModel(frames("-One.|", 0.01), frames("-Two.|", 0.01))
     async with asyncio.timeout(SECONDS):
-        async with Agent(model) as agent, example.serving(example.make_app(agent)) as url:
+        async with Agent(model) as agent, example.serve(example.make_app(agent)) as url:
             clients = await asyncio.gather(Client.ask(url, "a"), Client.ask(url, "b"))
-            finals = await asyncio.gather(*(until(client, "content-complete") for client in clients))
-            await asyncio.gather(*(client.hang_up() for client in clients))
+            finals = await asyncio.gather(*(read_until(client, "content-complete") for client in clients))
+            await asyncio.gather(*(client.disconnect() for client in clients))
 
     assert sorted(final.content for final in finals) == ["One.", "Two."]
     assert finals[0].task_id != finals[1].task_id

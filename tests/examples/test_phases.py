@@ -1,4 +1,4 @@
-"""The machine of three phases: analyze, research, design."""
+"""Phases example: analysis, research and design."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def example() -> Any:
     return module
 
 
-async def test_each_phase_is_a_run_whose_answer_the_next_one_reads(example: Any) -> None:
+async def test_each_phase_reads_the_answer_of_the_previous_run(example: Any) -> None:
     log, model = MemoryEventLog(), example.offline_model()
-    results = await example.machine(model, log)
+    results = await example.run_phases(model, log)
     assert [run.task_id for run in await log.list_runs(context_id="move")] == [result.task_id for result in results]
     assert [run.state for run in await log.list_runs(context_id="move")] == ["completed"] * 3
     read = [message.text for message in model.requests[-1].messages]
@@ -34,7 +34,7 @@ async def test_each_phase_is_a_run_whose_answer_the_next_one_reads(example: Any)
     assert "warning" not in "".join(read)
 
 
-async def test_the_thoughts_of_all_phases_are_one_tree(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_thoughts_of_all_phases_form_one_tree(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
     await example.main()
     said = capsys.readouterr().out
     assert "[analyze] = " in said
@@ -43,21 +43,21 @@ async def test_the_thoughts_of_all_phases_are_one_tree(example: Any, capsys: pyt
     assert "not here" not in said
 
 
-async def test_the_last_step_of_a_phase_has_to_be_the_answer(example: Any) -> None:
+async def test_last_step_of_a_phase_must_be_an_answer(example: Any) -> None:
     # T51, T52
-    looking = [call("look_up", topic="size")]
+    looking = [call("search_handbook", topic="size")]
     model = ScriptedModel("?", *[looking] * 14, "Found.", *[looking] * 19, "Made.")
-    results = await example.machine(model, MemoryEventLog())
+    results = await example.run_phases(model, MemoryEventLog())
     assert [result.output for result in results] == ["?", "Found.", "Made."]
     choices = [request.settings.tool_choice for request in model.requests]
     assert [at for at, choice in enumerate(choices) if choice == "none"] == [0, 15, 35]
 
 
-async def test_a_phase_that_comes_to_no_answer_says_so_and_ends_the_machine(
+async def test_phase_without_an_answer_ends_the_program_with_an_error(
     example: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # T51
-    model = ScriptedModel("?", *[[call("look_up", topic="size")]] * 15)
-    results = await example.machine(model, MemoryEventLog())
+    model = ScriptedModel("?", *[[call("search_handbook", topic="size")]] * 15)
+    results = await example.run_phases(model, MemoryEventLog())
     assert [result.output for result in results] == ["?"]
     assert "[research] no answer: no answer after 15 iterations" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What the example of a watchdog prints."""
+"""Output of the watchdog example."""
 
 from __future__ import annotations
 
@@ -24,15 +24,13 @@ def example() -> Any:
     return module
 
 
-def test_the_dog_ends_a_circle_and_leaves_a_model_that_is_silent(
-    example: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_watchdog_ends_a_loop_and_replaces_a_silent_model(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with virtual_time() as time:
         time.run(example.main())
-    circle, silence = capsys.readouterr().out.split("A model that falls silent:\n")
+    circle, silence = capsys.readouterr().out.split("Silent model:\n")
     assert circle.count("  tool  search(dragon)") == 2
-    assert "  dog   search(query='dragon') was asked for 3 times: it is over" in circle
-    # The call was not made a third time, and the search for the kite not a second time.
+    assert "  dog   search(query='dragon') was asked for 3 times; run cancelled" in circle
+    # There is no third call, and no second search for the kite.
     assert re.findall(r"^  (\w+) +([\w.]+)", silence, re.MULTILINE) == [
         ("model", "sleepy"),
         ("tool", "search"),

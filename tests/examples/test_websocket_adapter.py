@@ -33,7 +33,7 @@ def example() -> Iterator[Any]:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # pydantic looks up the annotations of models in their module.
+    # pydantic resolves annotations in the module of a model.
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     yield module
@@ -46,7 +46,7 @@ async def pay(amount: int) -> str:
     return f"paid {amount}"
 
 
-class Served:
+class Server:
     def __init__(self, url: str, app: Any, runtime: Runtime) -> None:
         self.url, self.app, self.runtime = url.replace("http", "ws"), app, runtime
 
@@ -55,16 +55,16 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serving(example: Any, *agents: Agent[Any, Any], **options: Any) -> AsyncGenerator[Served]:
+async def serve(example: Any, *agents: Agent[Any, Any], **options: Any) -> AsyncGenerator[Server]:
     """Serve the adapter, and check that no stream is left."""
     runtime = Runtime({each.name: each for each in agents}, log=MemoryEventLog(), grace=0.5)
     async with asyncio.timeout(SECONDS), runtime:
         app = example.WebSocketAdapter(runtime, **{"auth": bearer(TOKENS), **options})
         async with serve_app(app) as url:
-            yield Served(url, app, runtime)
+            yield Server(url, app, runtime)
             await app.drain(0.2)
         assert not app.gateway._open
-        assert not app.gateway._streams
+        assert not any(app.gateway._account.count(name, "streams") for name in TOKENS.values())
     for agent in agents:
         await agent.aclose()
 
@@ -83,7 +83,7 @@ async def read(client: ClientConnection, until: str | None = None) -> list[Any]:
 
 
 async def test_client_gets_every_public_event_in_order_and_then_the_close_of_a_complete_run(example: Any) -> None:
-    async with serving(example, Agent(ScriptedModel(frames("-It is-7 C.|", 0.001)))) as served:
+    async with serve(example, Agent(ScriptedModel(frames("-It is-7 C.|", 0.001)))) as served:
         async with served.connect() as client:
             await start(client)
             seen = await read(client)
@@ -97,7 +97,7 @@ async def test_client_gets_every_public_event_in_order_and_then_the_close_of_a_c
 
 async def test_answer_over_the_socket_continues_the_run(example: Any) -> None:
     model = ScriptedModel(call("pay", amount=3), "Done.")
-    async with serving(example, Agent(model, tools=[pay])) as served, served.connect() as client:
+    async with serve(example, Agent(model, tools=[pay])) as served, served.connect() as client:
         await start(client)
         question = (await read(client, "input-required"))[-1]["input"]
         await client.send(json.dumps({"answer": {question["inputId"]: True}}))
@@ -108,7 +108,7 @@ async def test_answer_over_the_socket_continues_the_run(example: Any) -> None:
 
 async def test_refused_command_is_an_error_message_and_the_stream_continues(example: Any) -> None:
     model = ScriptedModel(call("pay", amount=3), "Done.")
-    async with serving(example, Agent(model, tools=[pay])) as served, served.connect() as client:
+    async with serve(example, Agent(model, tools=[pay])) as served, served.connect() as client:
         await start(client)
         question = (await read(client, "input-required"))[-1]["input"]
         for wrong in ("no JSON", '{"cancel": "maybe"}', '{"answer": {"nothing": true}}'):
@@ -117,13 +117,13 @@ async def test_refused_command_is_an_error_message_and_the_stream_continues(exam
         seen = await read(client)
 
     errors = [each["error"] for each in seen if "error" in each and "kind" not in each]
-    assert errors[:2] == ["the message cannot be read", "the message does not fit"]
-    assert "does not wait for this answer" in errors[2]
+    assert errors[:2] == ["the message cannot be parsed", "the message is invalid"]
+    assert "is not waiting for this answer" in errors[2]
     assert (len(errors), client.close_code, seen[-1]["content"]) == (3, 1000, "Done.")
 
 
 async def test_cancel_over_the_socket_cancels_the_run(example: Any) -> None:
-    async with serving(example, Agent(ScriptedModel(frames("-It-is", 0.01)))) as served, served.connect() as client:
+    async with serve(example, Agent(ScriptedModel(frames("-It-is", 0.01)))) as served, served.connect() as client:
         await start(client)
         await read(client, "content-delta")
         await client.send('{"cancel": true}')
@@ -136,7 +136,7 @@ async def test_cancel_over_the_socket_cancels_the_run(example: Any) -> None:
     ("first", "code"), [("no JSON", 4400), ('{"input": 3}', 4422)], ids=["unreadable", "wrong type"]
 )
 async def test_first_message_that_does_not_fit_closes_the_socket(example: Any, first: str, code: int) -> None:
-    async with serving(example, Agent(ScriptedModel())) as served, served.connect() as client:
+    async with serve(example, Agent(ScriptedModel())) as served, served.connect() as client:
         await client.send(first)
         assert await read(client) == []
         assert await served.runtime.log.list_runs() == []
@@ -145,15 +145,15 @@ async def test_first_message_that_does_not_fit_closes_the_socket(example: Any, f
 
 
 async def test_unknown_client_is_refused_by_the_close_code(example: Any) -> None:
-    async with serving(example, Agent(ScriptedModel())) as served, served.connect("wrong") as client:
+    async with serve(example, Agent(ScriptedModel())) as served, served.connect("wrong") as client:
         assert await read(client) == []
 
-    assert (client.close_code, client.close_reason) == (4401, "say who you are by a valid token")
+    assert (client.close_code, client.close_reason) == (4401, "a valid token is required")
 
 
 async def test_client_without_a_first_message_is_closed(example: Any) -> None:
     limits = ServerLimits(body_seconds=0.01)
-    async with serving(example, Agent(ScriptedModel()), limits=limits) as served, served.connect() as client:
+    async with serve(example, Agent(ScriptedModel()), limits=limits) as served, served.connect() as client:
         assert await read(client) == []
 
     assert client.close_code == 4408
@@ -161,7 +161,7 @@ async def test_client_without_a_first_message_is_closed(example: Any) -> None:
 
 async def test_streams_of_a_principal_are_limited_and_a_refused_one_starts_nothing(example: Any) -> None:
     agent = Agent(ScriptedModel(frames("-It-is", 0.01)))
-    async with serving(example, agent, limits=ServerLimits(streams=1)) as served, served.connect() as first:
+    async with serve(example, agent, limits=ServerLimits(streams=1)) as served, served.connect() as first:
         await start(first)
         await read(first, "content-delta")
         async with served.connect() as second:
@@ -175,7 +175,7 @@ async def test_streams_of_a_principal_are_limited_and_a_refused_one_starts_nothi
 @pytest.mark.parametrize(("leaves", "state"), [("cancel", "canceled"), ("keep", "completed")])
 async def test_client_that_leaves_cancels_the_run_or_keeps_it(example: Any, leaves: str, state: str) -> None:
     model = ScriptedModel(frames("-It-is-7 C.|", 0.05))
-    async with serving(example, Agent(model), on_disconnect=leaves) as served:
+    async with serve(example, Agent(model), on_disconnect=leaves) as served:
         async with served.connect() as client:
             await start(client)
             seen = await read(client, "content-delta")
@@ -186,7 +186,7 @@ async def test_client_that_leaves_cancels_the_run_or_keeps_it(example: Any, leav
 
 async def test_drain_closes_the_socket_so_that_the_client_reconnects(example: Any) -> None:
     agent = Agent(ScriptedModel(call("pay", amount=3)), tools=[pay])
-    async with serving(example, agent) as served, served.connect() as client:
+    async with serve(example, agent) as served, served.connect() as client:
         await start(client)
         await read(client, "input-required")
         await served.app.drain(0)
@@ -196,7 +196,7 @@ async def test_drain_closes_the_socket_so_that_the_client_reconnects(example: An
 
 
 async def test_http_request_has_no_other_path(example: Any) -> None:
-    async with serving(example, Agent(ScriptedModel())) as served, httpx.AsyncClient() as client:
+    async with serve(example, Agent(ScriptedModel())) as served, httpx.AsyncClient() as client:
         answer = await client.get(served.url.replace("ws", "http", 1) + "/runs")
 
-    assert (answer.status_code, answer.text) == (404, "there is nothing at this path")
+    assert (answer.status_code, answer.text) == (404, "the path does not exist")

@@ -29,7 +29,6 @@ LINE = "--ab---c----d|"
 
 
 def delta_texts(source: Observable[Any]) -> Observable[str]:
-    """Return the text of the deltas of a stream."""
     return source.pipe(ops.filter(lambda event: isinstance(event, ContentDeltaEvent)), ops.map(lambda e: e.delta))
 
 
@@ -42,7 +41,7 @@ def milliseconds() -> int:
 
 
 def run_as_view(line: str, stock: Stock) -> Emissions:
-    """Return the values for a subscriber of the run."""
+    """Return the values that a subscriber receives."""
     emissions: Emissions = []
     with virtual_time() as time:
 
@@ -63,7 +62,7 @@ def run_as_view(line: str, stock: Stock) -> Emissions:
 
 
 def run_in_loop(line: str, stock: Stock) -> Emissions:
-    """Return the values of the operator in the loop of the run."""
+    """Return the values of an operator in the loop."""
     emissions: Emissions = []
     with virtual_time() as time:
 
@@ -174,8 +173,8 @@ def test_retry(emit_values: Runner) -> None:
     assert seen == ["ab", "ab", "c", "c", "d", "d"]
 
 
-def loop_with(call: Callable[[Observable[Signal]], Observable[Signal]]) -> list[Operator[Any]]:
-    """Return a loop whose model call passes through stock operators."""
+def make_loop(call: Callable[[Observable[Signal]], Observable[Signal]]) -> list[Operator[Any]]:
+    """Create a loop with stock operators around the model call."""
     return [op.answer_requests(ModelRequest, lambda request: emit(request).pipe(op.call_model(), call))]
 
 
@@ -190,7 +189,7 @@ def run_events(agent: Agent[None, str]) -> list[Event]:
 
 def test_retry_around_the_model_call_calls_the_model_again() -> None:
     model = ScriptedModel(frames("-a-#"), turn(frames("-b|")))
-    events = run_events(Agent(model, loop=loop_with(ops.retry(2))))
+    events = run_events(Agent(model, loop=make_loop(ops.retry(2))))
     assert [end.content for end in final_events(events)] == ["b"]
     assert len(model.requests) == 2
 
@@ -204,7 +203,7 @@ def test_timeout_around_the_model_call_cancels_the_silent_call() -> None:
             ops.timeout(0.2), ops.do_action(on_error=lambda _: timeouts.append(milliseconds())), ops.retry(2)
         )
 
-    events = run_events(Agent(model, loop=loop_with(add_timeout)))
+    events = run_events(Agent(model, loop=make_loop(add_timeout)))
     assert timeouts == [250]
     assert model.open == 0
     assert [end.content for end in final_events(events)] == ["b"]

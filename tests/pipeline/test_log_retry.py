@@ -1,4 +1,4 @@
-"""How long a log is asked again that fails: by what goes on, and by whoever waits to be told."""
+"""Tests for log retries and time limits."""
 
 from __future__ import annotations
 
@@ -7,85 +7,85 @@ import asyncio
 import pytest
 
 from rxloop.errors import EventLogError, LogUnreachable
-from rxloop.pipeline.log_retry import PATIENCE, patiently, within
+from rxloop.pipeline.log_retry import RETRY_SECONDS, limit_log_time, retry_log_call
 from rxloop.testing import virtual_time
 
 
 async def fail() -> str:
-    """Fail at once, as a log does whose server is gone."""
+    """Simulate an unavailable server."""
     raise EventLogError("the server is gone")
 
 
 async def hang() -> str:
-    """Say nothing."""
+    """Block forever."""
     await asyncio.Event().wait()
     return ""
 
 
-@pytest.mark.parametrize("ask", [fail, hang])
-def test_whoever_waits_for_a_log_is_told_in_time_that_it_does_not_answer(ask: type) -> None:
+@pytest.mark.parametrize("call", [fail, hang])
+def test_call_raises_log_unreachable_at_the_time_limit(call: type) -> None:
     with virtual_time() as time:
 
         async def main() -> None:
-            with within(5), pytest.raises(LogUnreachable, match=r"^no answer has come in 5 s$"):
-                await patiently(ask, "the log cannot be read")
+            with limit_log_time(5), pytest.raises(LogUnreachable, match=r"^the log did not respond within 5 s$"):
+                await retry_log_call(call, "the log cannot be read")
             assert time.now == 5
             assert asyncio.current_task().cancelling() == 0  # pyright: ignore[reportOptionalMemberAccess]
 
         time.run(main())
 
 
-def test_the_time_holds_for_what_begins_in_it_unless_that_goes_on_for_longer() -> None:
+def test_time_limit_applies_to_tasks_created_inside_unless_it_is_lifted() -> None:
     with virtual_time() as time:
 
-        async def ended() -> tuple[str, float]:
+        async def call_log() -> tuple[str, float]:
             try:
-                return await patiently(fail, "the log cannot be read"), time.now
+                return await retry_log_call(fail, "the log cannot be read"), time.now
             except EventLogError as error:
                 return str(error), time.now
 
         async def main() -> None:
-            with within(5):
-                written = asyncio.create_task(ended())
-                with within(None):
-                    run = asyncio.create_task(ended())
-            assert await written == ("no answer has come in 5 s", 5)
-            said, when = await run
-            assert said == "the server is gone"
-            assert PATIENCE - 3 < when <= PATIENCE
+            with limit_log_time(5):
+                limited = asyncio.create_task(call_log())
+                with limit_log_time(None):
+                    unlimited = asyncio.create_task(call_log())
+            assert await limited == ("the log did not respond within 5 s", 5)
+            message, end = await unlimited
+            assert message == "the server is gone"
+            assert RETRY_SECONDS - 3 < end <= RETRY_SECONDS
 
         time.run(main())
 
 
-def test_a_log_that_answers_in_time_is_waited_for() -> None:
+def test_call_is_retried_until_the_log_responds() -> None:
     with virtual_time() as time:
-        back = 3.0
+        recovery = 3.0
 
-        async def ask() -> str:
-            if time.now < back:
+        async def call() -> str:
+            if time.now < recovery:
                 raise EventLogError("the server is gone")
-            return "here"
+            return "value"
 
         async def main() -> None:
-            with within(5):
-                assert await patiently(ask, "the log cannot be read") == "here"
+            with limit_log_time(5):
+                assert await retry_log_call(call, "the log cannot be read") == "value"
 
         time.run(main())
 
 
-def test_a_time_out_of_the_log_itself_is_asked_again() -> None:
+def test_timeout_of_the_log_is_retried() -> None:
     with virtual_time() as time:
         tries: list[float] = []
 
-        async def ask() -> str:
+        async def call() -> str:
             tries.append(time.now)
             if len(tries) == 1:
                 raise TimeoutError
-            return "here"
+            return "value"
 
         async def main() -> None:
-            with within(5):
-                assert await patiently(ask, "the log cannot be read") == "here"
+            with limit_log_time(5):
+                assert await retry_log_call(call, "the log cannot be read") == "value"
 
         time.run(main())
         assert len(tries) == 2

@@ -92,7 +92,7 @@ EVENTS: list[Event] = [
     CheckpointEvent(iteration=2, message_count=5, usage=Usage(output_tokens=3), durable_seq=None),
     ContextCompressedEvent(tokens_before=100, tokens_after=50, folded=[1, 2], summary="s", reason="window"),
     ThinkingFailedEvent(reason="timeout", tokens_before=100),
-    ToolsUnavailableEvent(family="github", reason="OSError: refused"),
+    ToolsUnavailableEvent(toolset="github", reason="OSError: refused"),
     InputRequiredEvent(input=PendingInput(input_id="1.0.1", prompt="Sure?", call=CALL, index=1, step="1",
                                           input_kind="confirmation", answer_schema={"type": "boolean"})),
     InputReceivedEvent(input_id="1.0.1", value=False),
@@ -139,7 +139,7 @@ def test_event_is_one_line_of_json_with_camel_case_names(event: Event) -> None:
     assert fields["timestamp"] == "2026-01-01T00:00:00.123Z"
     own = set(fields)
     assert not any("_" in name for name in own)
-    # Only names of the protocol change their case, not the data of users.
+    # Keys in user data keep their case.
     assert fields["metadata"] == {"a": {"snake_key": None}}
 
 
@@ -264,6 +264,12 @@ def test_transient_kinds_are_the_streaming_kinds() -> None:
     }
 
 
+@pytest.mark.parametrize(("fraction", "text"), [(None, "c: shelf 3"), (0.25, "c: shelf 3 (25%)")])
+def test_progress_is_described_by_its_message(fraction: float | None, text: str) -> None:
+    call = ToolCall(id="c", name="count", arguments={})
+    assert ToolProgressEvent(call=call, message="shelf 3", fraction=fraction).describe() == text
+
+
 def test_cursor_contains_the_root_run_the_attempt_and_the_position() -> None:  # L10
     event = add_envelope(EVENTS[0])
     assert event.model_copy(update={"parent_task_id": None}).cursor == "t/3.7.2"
@@ -271,6 +277,21 @@ def test_cursor_contains_the_root_run_the_attempt_and_the_position() -> None:  #
     deeper = event.model_copy(update={"parent_task_id": "p", "metadata": {"root_task_id": "r"}})
     assert deeper.cursor == "r/3.7.2"
     assert Event.from_json(deeper.to_json()).cursor == "r/3.7.2"
+
+
+@pytest.mark.parametrize(
+    ("event", "earlier", "current"),
+    [
+        (ToolsUnavailableEvent(toolset="github"), '"family":', '"toolset":'),
+        (LLMNoticeEvent(code="skipped", message="unknown block"), '"passed_over"', '"skipped"'),
+        (MessageAddedEvent(content="Stop", metadata={"command_id": 7, "tenant": "t"}), '"mail_id"', '"command_id"'),
+    ],
+    ids=["field", "value", "metadata"],
+)
+def test_name_of_an_earlier_version_is_read(event: Event, earlier: str, current: str) -> None:
+    data = event.to_json().decode()
+    assert current in data
+    assert Event.from_json(data.replace(current, earlier), strict=True) == event
 
 
 @pytest.mark.parametrize("cls", [ContentDeltaEvent, ThoughtDeltaEvent])
@@ -307,6 +328,14 @@ def test_schema_covers_every_kind_with_wire_names() -> None:
     start = cast("dict[str, Any]", schema["$defs"])["ToolStartEvent"]
     assert {"idempotencyKey", "taskId", "contextId"} <= start["properties"].keys()
     assert start["properties"]["timestamp"]["type"] == "string"
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.kind)
+def test_schema_requires_the_envelope_and_only_fields_that_are_always_written(event: Event) -> None:
+    required = protocol_schema()["$defs"][type(event).__name__]["required"]
+    assert required[:8] == ["version", "kind", "contextId", "taskId", "seq", "sub", "attempt", "timestamp"]
+    assert len(required) == len(set(required))
+    assert set(required) <= json.loads(event.to_json()).keys()
 
 
 def test_usage_of_events_can_be_added() -> None:

@@ -128,3 +128,9 @@ def test_ambiguous_arguments_stay_an_error(raw: str) -> None:  # P16
     assert call.error is not None
     assert call.arguments == {}
     assert call.raw == raw
+
+
+def test_answer_with_very_many_citations_is_ambiguous() -> None:
+    assert find_json(f'{{"a": 1}} {"[1] " * 1_000}') == '{"a": 1}'
+    assert find_json("[1] " * 200_000) is None
+    assert find_json(f'{{"a": 1}} {"[1] " * 200_000}') is None

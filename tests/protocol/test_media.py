@@ -1,4 +1,4 @@
-"""The one reader of images and files."""  # P31
+"""Images and files in messages."""  # P31
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids of the messages in a history, which never change."""
+"""Stable ids of messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that are built at their first use."""
+"""Lazy construction of pydantic validators."""
 
 from __future__ import annotations
 

@@ -89,3 +89,12 @@ def test_other_answer_is_not_a_refusal(answer: Any) -> None:  # P19
 )
 def test_reason_of_a_refusal_is_found(answer: Any, reason: str | None) -> None:  # P19
     assert refusal_reason(answer) == reason
+
+
+def test_very_long_text_counts_as_a_refusal() -> None:
+    assert not is_refusal("yes " * 10_000)
+    assert is_refusal("yes " * 100_000)
+
+
+def test_deep_json_text_is_not_parsed() -> None:
+    assert not is_refusal("[" * 40_000)

@@ -1,4 +1,4 @@
-"""Values that events may contain: the rules of docs/protocol.md."""
+"""Conversion of event data to JSON, as specified in docs/protocol.md."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""Public fields of events, which one list per class defines."""
+"""Public and private fields of events."""
 
 # The models are frozen, so a `kind` may be narrower than the `str` of the base. The type checker does not know this.
 # pyright: reportIncompatibleVariableOverride=false
@@ -111,7 +111,7 @@ def test_every_field_is_listed_as_public_or_private(name: str, cls: type[BaseMod
 
     assert cls.model_fields.keys() - public - private == set(), "decide in its class whether clients get it"
     assert public & private == set()
-    assert (public | private) - cls.model_fields.keys() == set(), "there is no such field any more"
+    assert (public | private) - cls.model_fields.keys() == set(), "the field does not exist"
 
 
 @pytest.mark.parametrize("cls", EVENT_TYPES.values(), ids=lambda cls: cls.__name__)
@@ -335,7 +335,7 @@ def test_id_or_kind_with_a_line_break_is_refused(name: str, text: str) -> None:
         Event.from_json(orjson.dumps(data))
 
 
-def test_id_may_contain_any_letters() -> None:
+def test_id_may_contain_any_printable_characters() -> None:
     for text in ("Åse", "会話", "a b", "👩‍🚀", "a\u00a0b"):
         assert Event.from_json(CustomEvent(name="a", context_id=text).to_json()).context_id == text
 

@@ -19,9 +19,10 @@ async def server() -> AsyncIterator[Server]:
 
 @pytest.fixture(params=get_args(Transport))
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """HTTP transport of the test, in turn for all tests that use HTTP.
+    """Parametrised HTTP transport.
 
-    Other tests use the environment: `RXLOOP_TRANSPORT=aiohttp pytest tests` runs them over aiohttp.
+    Tests without this fixture use the transport in the environment, for example with `RXLOOP_TRANSPORT=aiohttp pytest
+    tests`.
     """
     monkeypatch.setenv(TRANSPORT_ENV, request.param)
     return request.param

@@ -1,4 +1,4 @@
-"""Claude on Bedrock: AWS's frames around Anthropic's events, and Amazon's signatures on our requests."""
+"""Claude on Bedrock: Anthropic events in AWS frames, and requests signed for AWS."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ EVENTS: list[dict[str, Any]] = [
 ]
 
 
-def framed(payloads: list[bytes]) -> Reply:
+def frame(payloads: list[bytes]) -> Reply:
     return Reply([chunk(payload, padding="abcdef") for payload in payloads], content_type=AWS)
 
 
-async def asked(server: Server, reply: Reply, preset: str = "bedrock", **options: Any) -> StreamResult:
+async def ask(server: Server, reply: Reply, preset: str = "bedrock", **options: Any) -> StreamResult:
     server.answer(reply)
     options = {"api_key": "key", "retry": Retry(attempts=1), **options}
     model = anthropic_messages(MODEL, preset=preset, base_url=server.base_url, **options)
@@ -44,28 +44,27 @@ async def asked(server: Server, reply: Reply, preset: str = "bedrock", **options
     return answer
 
 
-def streamed() -> list[str]:
-    """The conversations with Claude that were recorded as streams."""
+def list_streamed_recordings() -> list[str]:
     return sorted(path.stem for path in (CORPUS / "exchanges").glob("*-msgs-s-*.json")) or ["nothing"]
 
 
 @needs_recordings
-@pytest.mark.parametrize("name", streamed())
-async def test_a_recorded_answer_means_the_same_in_aws_s_frames(server: Server, name: str) -> None:
+@pytest.mark.parametrize("name", list_streamed_recordings())
+async def test_recorded_response_has_the_same_events_in_aws_frames(server: Server, name: str) -> None:
     for exchange in recording(name)["exchanges"]:
         if exchange["response"]["status"] != 200:
             continue
         plain = body(exchange)
         decoder = SSEDecoder()
         payloads = [*decoder.feed(plain), *decoder.flush()]
-        direct = await asked(server, Reply([plain]), "anthropic")
-        answer = await asked(server, framed(payloads))
+        direct = await ask(server, Reply([plain]), "anthropic")
+        answer = await ask(server, frame(payloads))
         assert answer.error is None
-        assert seen(answer) == seen(direct)
+        assert join_deltas(answer) == join_deltas(direct)
 
 
-def seen(answer: StreamResult) -> list[Any]:
-    """The events of an answer, with deltas joined: how many there are depends on what comes at once."""
+def join_deltas(answer: StreamResult) -> list[Any]:
+    """Return the events of an answer with adjacent deltas joined, because their number depends on the read size."""
     found: list[Any] = []
     for event in answer.events:
         fields = event.model_dump(exclude={"ts", "seq", "id"})
@@ -77,7 +76,7 @@ def seen(answer: StreamResult) -> list[Any]:
     return found
 
 
-async def test_an_answer_that_is_not_streamed_is_read(server: Server) -> None:
+async def test_response_without_streaming_is_read(server: Server) -> None:
     answer = {
         "type": "message",
         "role": "assistant",
@@ -86,21 +85,21 @@ async def test_an_answer_that_is_not_streamed_is_read(server: Server) -> None:
         "usage": {"input_tokens": 3, "output_tokens": 2},
     }
     reply = Reply([orjson.dumps(answer)], content_type="application/json")
-    assert streamed_text(await asked(server, reply, stream=False)) == "Hello"
+    assert streamed_text(await ask(server, reply, stream=False)) == "Hello"
     assert server.requests[-1].path == f"/v1/model/{MODEL}/invoke"
 
 
-async def test_a_token_of_bedrock_s_comes_from_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bedrock_token_comes_from_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_BEARER_TOKEN_BEDROCK", "token")
-    answer = await asked(server, framed([orjson.dumps(event) for event in EVENTS]), api_key=None)
+    answer = await ask(server, frame([orjson.dumps(event) for event in EVENTS]), api_key=None)
     assert answer.error is None
     assert streamed_text(answer) == "Hello"
     assert server.requests[-1].headers["authorization"] == "Bearer token"
 
 
-async def test_without_a_token_and_a_signature_both_are_named(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_credentials_error_names_both_options(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_BEARER_TOKEN_BEDROCK", raising=False)
-    answer = await asked(server, framed([]), api_key=None)
+    answer = await ask(server, frame([]), api_key=None)
     assert type(answer.error) is errors.AuthenticationError
     assert "AWS_BEARER_TOKEN_BEDROCK, or pass api_key=, or pass sign=" in str(answer.error)
 
@@ -113,28 +112,28 @@ async def test_without_a_token_and_a_signature_both_are_named(server: Server, mo
         (429, "ThrottlingException", "Too many tokens, please wait", errors.RateLimited),
     ],
 )
-async def test_a_refusal_of_bedrock_s_is_an_error_of_the_tree(
+async def test_bedrock_error_becomes_a_provider_error(
     server: Server, status: int, name: str, words: str, kind: type[Exception]
 ) -> None:
     headers = {"x-amzn-ErrorType": f"{name}:http://internal.amazon.com/", "x-amzn-RequestId": "1-2-3"}
     reply = Reply([orjson.dumps({"message": words})], status, headers, "application/json")
-    answer = await asked(server, reply)
+    answer = await ask(server, reply)
     assert isinstance(answer.error, errors.ProviderError)
     assert type(answer.error) is kind
     assert answer.error.request_id == "1-2-3"
     assert words in str(answer.error)
 
 
-async def test_an_exception_in_the_middle_keeps_the_text(server: Server) -> None:
+async def test_exception_in_the_stream_keeps_the_text(server: Server) -> None:
     names = {":message-type": "exception", ":exception-type": "modelStreamErrorException"}
-    pieces = framed([orjson.dumps(event) for event in EVENTS[:3]]).pieces
+    pieces = frame([orjson.dumps(event) for event in EVENTS[:3]]).pieces
     reply = Reply([*pieces, message(b'{"message":"it broke"}', names)], content_type=AWS)
-    answer = await asked(server, reply)
+    answer = await ask(server, reply)
     assert type(answer.error) is errors.ServerError
     assert streamed_text(answer) == "Hello"
 
 
-async def test_amazon_s_own_signature_is_that_of_what_comes(server: Server) -> None:
+async def test_botocore_signature_covers_the_sent_request(server: Server) -> None:
     auth, requests, credentials = (
         pytest.importorskip(f"botocore.{name}", reason="botocore is not installed")
         for name in ("auth", "awsrequest", "credentials")
@@ -146,17 +145,17 @@ async def test_amazon_s_own_signature_is_that_of_what_comes(server: Server) -> N
         signer.add_auth(request)
         return dict(request.headers)
 
-    answer = await asked(server, framed([orjson.dumps(event) for event in EVENTS]), sign=sign)
+    answer = await ask(server, frame([orjson.dumps(event) for event in EVENTS]), sign=sign)
     assert answer.error is None
     (got,) = server.requests
-    told = got.headers["authorization"]
-    signed = re.search("SignedHeaders=([^,]*)", told)
+    authorization = got.headers["authorization"]
+    signed = re.search("SignedHeaders=([^,]*)", authorization)
     assert signed is not None
     names = {name: got.headers[name] for name in signed[1].split(";")}
     again: Any = requests.AWSRequest("POST", f"http://{got.headers['host']}{got.path}", headers=names, data=got.raw)
     again.context["timestamp"] = got.headers["x-amz-date"]
     expected = signer.signature(signer.string_to_sign(again, signer.canonical_request(again)), again)
-    assert told.endswith(f"Signature={expected}")
+    assert authorization.endswith(f"Signature={expected}")
 
 
 PROFILE = "arn:aws:bedrock:eu-north-1:123456789012:application-inference-profile/a1b2c3d4e5f6"
@@ -165,10 +164,10 @@ PROFILE = "arn:aws:bedrock:eu-north-1:123456789012:application-inference-profile
 # P33
 @pytest.mark.parametrize("underlying", [MODEL, "claude-sonnet-4-5", f"eu.{MODEL}"])
 @pytest.mark.parametrize("in_string", [True, False])
-async def test_an_application_profile_is_treated_as_the_model_that_is_named(
+async def test_application_profile_is_treated_as_its_underlying_model(
     server: Server, underlying: str, in_string: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.answer(framed([orjson.dumps(event) for event in EVENTS]))
+    server.answer(frame([orjson.dumps(event) for event in EVENTS]))
     options: Any = {"api_key": "key", "retry": Retry(attempts=1), "base_url": server.base_url}
     if in_string:
         model = resolve_model(f"bedrock:{PROFILE}#{underlying}", **options)
@@ -194,6 +193,6 @@ async def test_an_application_profile_is_treated_as_the_model_that_is_named(
 
 
 # P33
-def test_an_application_profile_without_its_model_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+def test_application_profile_without_underlying_model_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     anthropic_messages(PROFILE, preset="bedrock", api_key="key")
     assert "pass underlying_model=" in caplog.text

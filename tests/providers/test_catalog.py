@@ -11,7 +11,7 @@ from rxloop.providers.failures import Endpoint
 
 MILLION = 1_000_000
 WITHOUT = {"openrouter", "huggingface", "ollama", "llama_cpp"}
-"""Presets whose default is a router, or an open model that somebody else runs."""
+"""Presets whose default is a router, or an open model that is hosted elsewhere as well."""
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ WITHOUT = {"openrouter", "huggingface", "ollama", "llama_cpp"}
         ("openai:gpt-4o-2024-05-13", "openai:gpt-4o-2024-05-13"),
     ],
 )
-def test_a_model_is_known_under_each_of_its_names(model: str, known: str) -> None:
+def test_find_model_accepts_each_name_of_a_model(model: str, known: str) -> None:
     assert find_model(model) is CATALOG[known]
     assert find_price(model) is PRICES[known]
 
@@ -46,18 +46,18 @@ def test_a_model_is_known_under_each_of_its_names(model: str, known: str) -> Non
 @pytest.mark.parametrize(
     "model", ["openai:gpt-5-pro", "openai:gpt-5-codex", "openai:claude-opus-5", "custom:gpt-5", "ollama:qwen3", "", ":"]
 )
-def test_what_only_looks_like_a_model_that_is_known_is_not_guessed(model: str) -> None:
+def test_find_model_does_not_guess_from_similar_names(model: str) -> None:
     assert find_model(model) is None
     assert find_price(model) is None
 
 
-def test_a_name_that_is_too_long_to_be_one_takes_no_time() -> None:
+def test_find_model_rejects_a_long_name_quickly() -> None:
     begun = time.process_time()
     assert find_model("openai:gpt-5" + "-20250101" * 100_000) is None
     assert time.process_time() - begun < 1
 
 
-def test_a_gateway_has_the_facts_of_a_model_and_prices_of_its_own() -> None:
+def test_gateway_model_has_the_facts_of_the_model_and_its_own_price() -> None:
     known = find_model("openrouter:anthropic/claude-sonnet-4.5")
     assert known is not None
     assert (known.window, known.price) == (200_000, None)
@@ -66,19 +66,19 @@ def test_a_gateway_has_the_facts_of_a_model_and_prices_of_its_own() -> None:
     assert find_price("openrouter:anthropic/claude-sonnet-4.6", mine) is None
 
 
-def test_a_table_of_ones_own_takes_the_place_of_a_row() -> None:
+def test_custom_catalog_overrides_an_entry() -> None:
     mine = {**CATALOG, "openai:gpt-5": KnownModel(window=10), "mine:m": KnownModel(window=5)}
     assert find_model("azure:gpt-5", mine) is mine["openai:gpt-5"]
     assert find_model("mine:m-2026-01-01", mine) is mine["mine:m"]
     assert find_model("openai:gpt-4o", mine) is CATALOG["openai:gpt-4o"]
 
 
-def test_the_table_cannot_be_changed() -> None:
+def test_catalog_is_immutable() -> None:
     with pytest.raises(TypeError):
         CATALOG["mine:m"] = KnownModel()  # pyright: ignore[reportIndexIssue]
 
 
-def test_the_rows_are_plausible() -> None:
+def test_catalog_entries_are_plausible() -> None:
     for name, known in CATALOG.items():
         assert known.window is not None, name
         assert known.output is None or known.output <= known.window, name
@@ -90,17 +90,17 @@ def test_the_rows_are_plausible() -> None:
 
 
 @pytest.mark.parametrize("preset", [name for name, preset in PRESETS.items() if preset.default_model])
-def test_the_default_of_a_preset_is_known(preset: str) -> None:
+def test_default_models_of_presets_are_in_the_catalog(preset: str) -> None:
     assert (find_model(f"{preset}:{PRESETS[preset].default_model}") is None) == (preset in WITHOUT)
 
 
-def test_the_prices_of_claude_are_those_of_the_price_list() -> None:
+def test_claude_prices_match_the_price_list() -> None:
     assert PRICES["anthropic:claude-opus-4-6"] == Price(5, 25, 0.5, cache_write=6.25, cache_write_long=10)
     longer = Price(6, 22.5, 0.6, cache_write=7.5, cache_write_long=12)
     assert PRICES["anthropic:claude-sonnet-4-5"].above == (200_000, longer)
 
 
-def test_the_parts_of_a_usage_are_never_counted_twice() -> None:
+def test_price_counts_each_token_once() -> None:
     price = Price(1, 0, cached=10, cache_write=100, cache_write_long=1000)
     everything = Usage(input_tokens=MILLION, cached_tokens=2 * MILLION, cache_write_tokens=MILLION)
     assert price.of(everything, MILLION) == 10
@@ -108,14 +108,14 @@ def test_the_parts_of_a_usage_are_never_counted_twice() -> None:
     assert price.of(Usage(cached_tokens=MILLION, cache_write_tokens=MILLION), MILLION) == 0
 
 
-def test_the_sum_of_several_calls_is_not_taken_for_a_long_one() -> None:
+def test_price_of_several_calls_ignores_the_long_context_price() -> None:
     price = Price(1, 10, above=(10, Price(2, 20)))
     usage = Usage(input_tokens=MILLION, output_tokens=MILLION)
     assert (price.of(usage), price.of_several(usage)) == (22, 11)
 
 
 @pytest.mark.parametrize(("said", "metadata"), [(700, {LONG_KEPT: 700}), (0, {}), (None, {}), ("many", {})])
-def test_a_wire_can_say_how_much_is_to_be_kept_for_long(said: object, metadata: dict[str, int]) -> None:
+def test_codec_reports_tokens_cached_for_long(said: object, metadata: dict[str, int]) -> None:
     events: list[Event] = []
     draft = MessageDraft(events.append, "1", Endpoint("m", "http://host/v1"))
     draft.usage(input=1000, output=1, cache_write=900, cache_write_long=said)

@@ -1,4 +1,4 @@
-"""What a combination of models opened itself is closed with the agent; what it was given is not."""
+"""Combined models close only models that they created."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def model_string(server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @COMBINED
 @pytest.mark.parametrize("of_the_run", [False, True])
-async def test_the_connections_of_models_that_were_named_by_strings_are_closed(
+async def test_agent_closes_models_created_from_strings(
     server: Server, model_string: str, combined: Made, of_the_run: bool
 ) -> None:
     model = combined(model_string)
@@ -45,7 +45,7 @@ async def test_the_connections_of_models_that_were_named_by_strings_are_closed(
 
 
 @COMBINED
-async def test_those_of_models_that_were_given_stay_open(server: Server, combined: Made) -> None:
+async def test_models_passed_as_objects_stay_open(server: Server, combined: Made) -> None:
     server.answer(text_reply("Hello"))
     given = chat_model(server)
     async with Agent(combined(given)) as agent:
@@ -54,7 +54,7 @@ async def test_those_of_models_that_were_given_stay_open(server: Server, combine
     await given.aclose()
 
 
-async def test_what_another_agent_is_using_stays_open(server: Server) -> None:
+async def test_client_used_by_another_agent_stays_open(server: Server) -> None:
     model = chat_model(server)
     async with model._pool.lease() as client:
         await model.aclose_unused()
@@ -63,8 +63,8 @@ async def test_what_another_agent_is_using_stays_open(server: Server) -> None:
     assert client.is_closed
 
 
-class Breaks:
-    """A family of tools that cannot be closed."""
+class FailingToolset:
+    """Toolset whose exit fails."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -76,8 +76,8 @@ class Breaks:
         return []
 
 
-async def test_one_that_does_not_close_keeps_none_from_being_closed(server: Server, model_string: str) -> None:
-    agent = Agent(model_string, tools=[Breaks(), Breaks()])
+async def test_failing_toolset_does_not_keep_others_open(server: Server, model_string: str) -> None:
+    agent = Agent(model_string, tools=[FailingToolset(), FailingToolset()])
     await agent.run("Hi")
     with pytest.raises(OSError, match="it does not close") as raised:
         await agent.aclose()

@@ -1,6 +1,6 @@
-"""Conversations that began with one vendor go on with every other one: none of their requests is refused.
+"""Recorded conversations continued with every other vendor.
 
-Each goes on from its end and from a place that its name draws, or with RXLOOP_RECORDINGS=all from every one.
+Each one continues at its end and at a position derived from its name, or at every position with RXLOOP_RECORDINGS=all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from support.vendors.vendor_rules import CHECKS
 
 @needs_recordings
 @pytest.mark.parametrize("api", CHECKS)
-async def test_every_recorded_history_goes_on_with_every_vendor(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_recorded_history_continues_with_every_vendor(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY"):
         monkeypatch.setenv(variable, "a-key")
     wrong: list[str] = []
@@ -28,7 +28,7 @@ async def test_every_recorded_history_goes_on_with_every_vendor(api: str, monkey
         history = await read_history(name)
         for other, vendor in OTHER_VENDORS.items():
             wire = vendor.make_codec()
-            for end in _ends(name, history):
+            for end in _list_ends(name, history):
                 for more in ([], [Message.user("And now?")]):
                     try:
                         vendor.check(encode_request(wire, [*history[:end], *more], tools=(LOOK,)))
@@ -37,8 +37,8 @@ async def test_every_recorded_history_goes_on_with_every_vendor(api: str, monkey
     assert not wrong, "\n".join([f"{len(wrong)}", *wrong[:40]])
 
 
-def _ends(name: str, history: Sequence[Message]) -> list[int]:
-    """Where a request may have been made, and after the answer."""
+def _list_ends(name: str, history: Sequence[Message]) -> list[int]:
+    """List history lengths that can precede a request."""
     answers = [place for place, message in enumerate(history) if message.role == "assistant"]
     every = sorted({end for place in answers for end in (place or 1, place + 1)})
     if ALL_VARIANTS or not every:

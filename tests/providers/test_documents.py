@@ -14,24 +14,24 @@ JSON = st.recursive(
 )
 
 
-def depth(value: object) -> int:
+def measure_depth(value: object) -> int:
     if isinstance(value, dict):
         value = list(value.values())  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    return 1 + max(map(depth, value), default=0) if isinstance(value, list) else 0  # pyright: ignore[reportUnknownArgumentType]
+    return 1 + max(map(measure_depth, value), default=0) if isinstance(value, list) else 0  # pyright: ignore[reportUnknownArgumentType]
 
 
-def test_text_full_of_brackets_and_commas_is_one_value() -> None:
+def test_brackets_and_commas_within_a_string_do_not_count() -> None:
     code = orjson.dumps({"arguments": '{"a": [1, "\\", 2]},' * 100_000})
     check_document(code, Bounds())
 
 
 @given(JSON)
-def test_the_depth_is_that_of_the_values_and_not_of_what_is_in_texts(value: object) -> None:
+def test_depth_counts_values_but_not_brackets_in_strings(value: object) -> None:
     data = orjson.dumps(value)
-    check_document(data, Bounds(depth=depth(value)))
-    if depth(value):
+    check_document(data, Bounds(depth=measure_depth(value)))
+    if measure_depth(value):
         with pytest.raises(OutOfBounds, match=r"nested more than .*Bounds\(depth="):
-            check_document(data, Bounds(depth=depth(value) - 1))
+            check_document(data, Bounds(depth=measure_depth(value) - 1))
 
 
 @pytest.mark.parametrize("value", [b"[],", b'"a",', b"1,", b"{},", b'"\\\\",'])
@@ -42,7 +42,7 @@ def test_values_of_a_large_document_are_counted(value: bytes) -> None:
     check_document(data, Bounds(values=1_000_000))
 
 
-def test_a_document_may_only_be_so_long() -> None:
+def test_document_length_is_limited() -> None:
     check_document(b" " * 10, Bounds(document=10))
     with pytest.raises(OutOfBounds, match=r"more than 10 bytes .*Bounds\(document="):
         check_document(b" " * 11, Bounds(document=10))

@@ -15,7 +15,7 @@ from support.http_server import REQUEST, Reply, Server, chat_model, collect, sta
 from support.virtual_models import ColdModel, failing_answer, on_error, on_next, summarize, text_answer
 
 
-def seen(*answers: list[Any], disposed: int = 1000) -> tuple[list[tuple[int, str]], list[ColdModel]]:
+def ask(*answers: list[Any], disposed: int = 1000) -> tuple[list[tuple[int, str]], list[ColdModel]]:
     scheduler = TestScheduler()
     models = [ColdModel(scheduler, answer, name=f"m{number}") for number, answer in enumerate(answers)]
     result = scheduler.start(lambda: fallback(*models).call(REQUEST), disposed=disposed)
@@ -38,45 +38,45 @@ def seen(*answers: list[Any], disposed: int = 1000) -> tuple[list[tuple[int, str
         errors.ProviderProtocolError("what"),
     ],
 )
-def test_the_next_model_is_asked_when_it_may_do_better(error: errors.ProviderError) -> None:
-    messages, models = seen(failing_answer(error), text_answer("hi"))
+def test_fallback_calls_the_next_model_after_a_model_failure(error: errors.ProviderError) -> None:
+    messages, models = ask(failing_answer(error), text_answer("hi"))
     assert messages == [(210, f"failed {error.code} 0"), (220, "hi"), (225, "complete"), (225, "|")]
     assert [model.times for model in models] == [[(200, 210)], [(210, 225)]]
 
 
 @pytest.mark.parametrize("error", [errors.BadRequest("wrong"), ConfigurationError("wrong"), ValueError("a bug")])
-def test_a_request_that_is_wrong_is_wrong_everywhere(error: Exception) -> None:
-    messages, models = seen(failing_answer(error), text_answer("hi"))
+def test_fallback_fails_at_once_after_an_invalid_request(error: Exception) -> None:
+    messages, models = ask(failing_answer(error), text_answer("hi"))
     assert messages == [(210, "# wrong" if "wrong" in str(error) else "# a bug")]
     assert models[1].calls == []
 
 
-def test_the_error_of_the_last_model_is_the_error_of_the_call() -> None:
+def test_fallback_reports_the_error_of_the_last_model() -> None:
     one, two, three = errors.RateLimited("one"), errors.ServerError("two"), errors.RateLimited("three")
-    messages, _ = seen(failing_answer(one), failing_answer(two), failing_answer(three))
+    messages, _ = ask(failing_answer(one), failing_answer(two), failing_answer(three))
     assert messages == [(210, "failed rate_limited 0"), (220, "failed server 0"), (230, "# three")]
 
 
-def test_an_answer_that_has_begun_is_not_begun_again() -> None:
+def test_fallback_does_not_restart_an_answer_that_has_begun() -> None:
     broken = [on_next(10, ContentDeltaEvent(delta="h")), on_error(20, errors.ServerError("cut"))]
-    messages, models = seen(broken, text_answer("hi"))
+    messages, models = ask(broken, text_answer("hi"))
     assert messages == [(210, "h"), (220, "# cut")]
     assert models[1].calls == []
 
 
-def test_tokens_are_counted_for_the_model_that_spent_them() -> None:
+def test_fallback_reports_usage_per_model() -> None:
     first = [on_next(5, UsageEvent(output_tokens=1)), on_error(10, errors.ServerError("oops"))]
-    messages, _ = seen(first, text_answer("hi", usage=UsageEvent(output_tokens=2)))
+    messages, _ = ask(first, text_answer("hi", usage=UsageEvent(output_tokens=2)))
     assert [word for _, word in messages if word.startswith("usage")] == ["usage 1 m0", "usage 2 m1"]
 
 
-def test_disposing_leaves_the_model_that_is_being_asked() -> None:
-    messages, models = seen(failing_answer(errors.ServerError("oops")), text_answer("hi", at=100), disposed=250)
+def test_dispose_ends_the_current_model_call() -> None:
+    messages, models = ask(failing_answer(errors.ServerError("oops")), text_answer("hi", at=100), disposed=250)
     assert messages == [(210, "failed server 0")]
     assert models[1].times == [(210, 250)]
 
 
-def test_a_subscriber_that_leaves_at_the_news_ends_it() -> None:
+def test_subscriber_that_leaves_after_a_failure_event_stops_the_fallback() -> None:
     scheduler = TestScheduler()
     models = [ColdModel(scheduler, failing_answer(errors.ServerError("oops"))), ColdModel(scheduler, text_answer("hi"))]
     call = fallback(*models).call(REQUEST).pipe(ops.take(1))
@@ -84,7 +84,7 @@ def test_a_subscriber_that_leaves_at_the_news_ends_it() -> None:
     assert models[1].calls == []
 
 
-async def test_models_are_named_by_strings_and_all_of_them_are_closed() -> None:
+async def test_fallback_accepts_model_strings_and_closes_all_models() -> None:
     both = fallback("zai:glm-4.7", "openai:gpt-5")
     assert both.name == "fallback(zai:glm-4.7, openai:gpt-5)"
     checked: Provider = both
@@ -97,7 +97,7 @@ async def test_models_are_named_by_strings_and_all_of_them_are_closed() -> None:
         fallback()
 
 
-async def test_all_models_are_closed_though_one_cannot_be() -> None:
+async def test_fallback_closes_all_models_when_one_fails_to_close() -> None:
     class Stuck(ColdModel):
         async def aclose(self) -> None:
             raise OSError("stuck")
@@ -109,7 +109,7 @@ async def test_all_models_are_closed_though_one_cannot_be() -> None:
     assert last.closed == 1
 
 
-async def test_a_call_that_cannot_even_be_made_is_a_failure_like_any_other() -> None:
+async def test_fallback_handles_an_exception_raised_by_call() -> None:
     class Raising(ColdModel):
         def call(self, request: Any) -> Any:
             raise errors.ServerError("oops")
@@ -121,7 +121,7 @@ async def test_a_call_that_cannot_even_be_made_is_a_failure_like_any_other() -> 
     assert len(answer.events) == 1
 
 
-async def test_a_run_goes_on_with_the_other_vendor(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_run_continues_with_the_other_vendor(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     # L67
     monkeypatch.delenv("ZAI_API_KEY", raising=False)
     server.answer(Reply([b"{}"], 500, content_type="application/json"))
@@ -139,7 +139,7 @@ async def test_a_run_goes_on_with_the_other_vendor(server: Server, monkeypatch: 
     assert failures == ["authentication", "server"]
 
 
-async def test_a_dropped_answer_is_not_mended_by_the_other_vendor(server: Server) -> None:
+async def test_fallback_does_not_complete_a_dropped_answer(server: Server) -> None:
     server.answer(text_reply("Hel", end="drop", finished=False))
     scheduler = TestScheduler()
     other = ColdModel(scheduler, [])

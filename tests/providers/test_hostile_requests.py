@@ -1,4 +1,4 @@
-"""Whatever operators and compressors make of the messages, what goes out over the wire is a conversation."""
+"""Requests remain valid, whatever operators and compressors do to the messages."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ ENCODER = RequestEncoder("m", PRESETS["openai"], stream=True)
 Make = Callable[[Random, Sequence[Message]], Any]
 
 
-def dropped(random: Random, messages: Sequence[Message]) -> Any:
+def drop_message(random: Random, messages: Sequence[Message]) -> Any:
     return [message for message in messages if random.random() < 0.6]
 
 
-def cut(random: Random, messages: Sequence[Message]) -> Any:
+def truncate_history(random: Random, messages: Sequence[Message]) -> Any:
     return list(messages)[random.randint(0, len(messages)) : random.randint(0, len(messages)) or None]
 
 
-def shuffled(random: Random, messages: Sequence[Message]) -> Any:
+def shuffle_messages(random: Random, messages: Sequence[Message]) -> Any:
     return random.sample(list(messages), len(messages))
 
 
-def doubled(random: Random, messages: Sequence[Message]) -> Any:
+def double_message(random: Random, messages: Sequence[Message]) -> Any:
     return [message for message in messages for _ in range(random.choice([1, 1, 2]))]
 
 
-def without_results(random: Random, messages: Sequence[Message]) -> Any:
+def drop_results(random: Random, messages: Sequence[Message]) -> Any:
     return [message for message in messages if message.role != "tool"]
 
 
-def without_users(random: Random, messages: Sequence[Message]) -> Any:
+def drop_user_messages(random: Random, messages: Sequence[Message]) -> Any:
     return [message for message in messages if message.role != "user"]
 
 
-def with_more(random: Random, messages: Sequence[Message]) -> Any:
+def add_messages(random: Random, messages: Sequence[Message]) -> Any:
     more = [
         Message.assistant("", tool_calls=[ToolCall(id="call_1", name="look"), ToolCall(id="x", name="look")]),
         Message.tool("nobody", "result"),
@@ -61,29 +61,29 @@ def with_more(random: Random, messages: Sequence[Message]) -> Any:
     return out
 
 
-def garbage(random: Random, messages: Sequence[Message]) -> Any:
+def replace_by_garbage(random: Random, messages: Sequence[Message]) -> Any:
     return random.choice([None, 5, "text", [], [None], [{"role": "user"}], {"a": 1}, iter(messages), [messages]])
 
 
-def as_it_is(random: Random, messages: Sequence[Message]) -> Any:
+def keep_messages(random: Random, messages: Sequence[Message]) -> Any:
     return messages
 
 
 MAKES: list[Make] = [
-    dropped,
-    cut,
-    shuffled,
-    doubled,
-    without_results,
-    without_users,
-    with_more,
-    garbage,
-    as_it_is,
+    drop_message,
+    truncate_history,
+    shuffle_messages,
+    double_message,
+    drop_results,
+    drop_user_messages,
+    add_messages,
+    replace_by_garbage,
+    keep_messages,
 ]
 
 
-class Hostile:
-    """A compressor that does its worst, asked before each call."""
+class HostileCompressor:
+    """Compressor that damages the history."""
 
     max_tokens = 1
 
@@ -99,14 +99,14 @@ class Hostile:
         return self._random.choice(self._makes)(self._random, messages)
 
 
-def hostile(random: Random, makes: Sequence[Make]) -> Any:
+def damage_requests(random: Random, makes: Sequence[Make]) -> Any:
     @op.on(ModelRequest)
-    async def does_its_worst(request: ModelRequest, ctx: Any) -> AsyncIterator[Signal]:
+    async def damage_request(request: ModelRequest, ctx: Any) -> AsyncIterator[Signal]:
         made = random.choice(makes)(random, request.messages)
         system = () if random.random() < 0.2 else request.system
         yield request.replace(messages=made, system=system)
 
-    return does_its_worst
+    return damage_request
 
 
 @tool
@@ -115,12 +115,12 @@ def look(n: int) -> str:
     return f"seen {n}"
 
 
-def body(request: ModelRequest) -> list[dict[str, Any]]:
-    """The messages as they go over the wire."""
+def encode_messages(request: ModelRequest) -> list[dict[str, Any]]:
+    """Return the encoded messages."""
     return orjson.loads(ENCODER.encode(request, ignore_notice))["messages"]
 
 
-def check(messages: list[dict[str, Any]], question: str) -> None:
+def check_messages(messages: list[dict[str, Any]], question: str) -> None:
     assert messages[0] == {"role": "system", "content": "Be brief."}
     assert question in [message["content"] for message in messages if message["role"] == "user"]
     due: list[str] = []
@@ -141,14 +141,14 @@ def check(messages: list[dict[str, Any]], question: str) -> None:
     makes=st.lists(st.sampled_from(MAKES), min_size=1, max_size=3),
     turns=st.lists(st.lists(st.integers(1, 3), max_size=4), min_size=1, max_size=3),
 )
-def test_every_request_that_leaves_is_a_conversation_and_the_run_goes_on(
+def test_every_request_is_a_valid_conversation_and_the_run_continues(
     kind: str, random: Random, makes: list[Make], turns: list[list[int]]
 ) -> None:
     operators = {
-        "operator": [hostile(random, makes)],
-        "compress": [op.compress(Hostile(random, makes))],
-        "thinking_phase": [op.thinking_phase(Hostile(random, makes))],
-        "both": [op.compress(Hostile(random, makes)), hostile(random, makes)],
+        "operator": [damage_requests(random, makes)],
+        "compress": [op.compress(HostileCompressor(random, makes))],
+        "thinking_phase": [op.thinking_phase(HostileCompressor(random, makes))],
+        "both": [op.compress(HostileCompressor(random, makes)), damage_requests(random, makes)],
     }[kind]
     script = [
         each
@@ -171,5 +171,5 @@ def test_every_request_that_leaves_is_a_conversation_and_the_run_goes_on(
             result = time.run(agent.run(f"Question {number}?", context_id="c"))
             assert result.output == f"Done {number}."
             for request in model.requests[first:]:
-                check(body(request), f"Question {number}?")
+                check_messages(encode_messages(request), f"Question {number}?")
             assert len(model.requests) - first == len(steps) + 1

@@ -17,7 +17,7 @@ from support.virtual_models import ColdModel, failing_answer, summarize, text_an
 
 
 class Calls:
-    """Calls of one limited model at given times, in virtual time."""
+    """Timed calls of one limited model, in virtual time."""
 
     def __init__(self, *answers: list[Any], **limits: Any) -> None:
         self.scheduler = TestScheduler()
@@ -42,7 +42,7 @@ class Calls:
         return self.model.times
 
 
-def test_calls_over_the_limit_wait_and_begin_in_the_order_in_which_they_came() -> None:
+def test_calls_over_the_limit_start_in_order() -> None:
     calls = Calls(text_answer("hi"), concurrent=2)
     for start in (10, 11, 12, 13):
         calls.at(start)
@@ -50,7 +50,7 @@ def test_calls_over_the_limit_wait_and_begin_in_the_order_in_which_they_came() -
     assert summarize(calls.observers[2].messages) == [(35, "hi"), (40, "complete"), (40, "|")]
 
 
-def test_a_call_that_is_left_while_it_waits_is_never_made_and_holds_nobody_up() -> None:
+def test_waiting_call_that_is_disposed_is_never_made() -> None:
     calls = Calls(text_answer("hi"), concurrent=1)
     calls.at(10)
     calls.at(11, leave=20)
@@ -59,14 +59,14 @@ def test_a_call_that_is_left_while_it_waits_is_never_made_and_holds_nobody_up() 
     assert calls.observers[1].messages == []
 
 
-def test_a_call_that_is_left_while_it_runs_makes_room_at_once() -> None:
+def test_running_call_that_is_disposed_releases_its_slot() -> None:
     calls = Calls(text_answer("hi", at=100), concurrent=1)
     calls.at(10, leave=30)
     calls.at(11)
     assert calls.run() == [(10, 30), (30, 135)]
 
 
-def test_a_call_that_fails_makes_room() -> None:
+def test_failed_call_releases_its_slot() -> None:
     calls = Calls(failing_answer(errors.ServerError("oops")), text_answer("hi"), concurrent=1)
     calls.at(10)
     calls.at(11)
@@ -74,28 +74,28 @@ def test_a_call_that_fails_makes_room() -> None:
     assert summarize(calls.observers[0].messages) == [(20, "# oops")]
 
 
-def test_so_many_calls_a_minute_begin_and_no_more() -> None:
+def test_calls_per_minute_are_limited() -> None:
     calls = Calls(text_answer("hi"), per_minute=2)
     for start in (10, 30, 31, 32, 33):
         calls.at(start)
     assert [start for start, _ in calls.run()] == [10, 30, 70, 90, 130]
 
 
-def test_a_minute_of_rest_makes_room_without_a_wait() -> None:
+def test_calls_start_at_once_after_an_idle_minute() -> None:
     calls = Calls(text_answer("hi"), per_minute=1)
     calls.at(10)
     calls.at(70)
     assert [start for start, _ in calls.run()] == [10, 70]
 
 
-def test_both_limits_hold_together() -> None:
+def test_both_limits_apply() -> None:
     calls = Calls(text_answer("hi", at=75), concurrent=1, per_minute=1)
     for start in (10, 11):
         calls.at(start)
     assert [start for start, _ in calls.run()] == [10, 90]
 
 
-def test_a_line_that_everybody_has_left_keeps_no_timer() -> None:
+def test_empty_queue_has_no_timer() -> None:
     calls = Calls(text_answer("hi"), per_minute=1)
     calls.at(10)
     calls.at(11, leave=12)
@@ -103,7 +103,7 @@ def test_a_line_that_everybody_has_left_keeps_no_timer() -> None:
     assert [start for start, _ in calls.run()] == [10, 75]
 
 
-def test_a_line_that_everybody_has_left_leaves_nothing_to_wait_for() -> None:
+def test_empty_queue_does_not_keep_the_loop_waiting() -> None:
     model = limited(ScriptedModel("hi", "never"), per_minute=1)
 
     async def leave() -> None:
@@ -118,7 +118,7 @@ def test_a_line_that_everybody_has_left_leaves_nothing_to_wait_for() -> None:
 
 
 @pytest.mark.parametrize("moment", ["in the answer", "at its end"])
-def test_a_subscriber_that_fails_hurts_nobody_else_in_line(moment: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_subscriber_does_not_affect_waiting_calls(moment: str, caplog: pytest.LogCaptureFixture) -> None:
     def fail(*_: Any) -> None:
         raise ValueError("a bug")
 
@@ -141,7 +141,7 @@ def test_a_subscriber_that_fails_hurts_nobody_else_in_line(moment: str, caplog: 
     assert ("a bug" in caplog.text) == (moment == "at its end")
 
 
-def test_calls_that_end_while_they_begin_keep_a_flat_stack() -> None:
+def test_calls_that_end_at_their_start_keep_a_flat_stack() -> None:
     model = limited(ScriptedModel(frames("--a|"), *["hi"] * 2000), concurrent=1)
 
     async def all_of_them() -> int:
@@ -152,7 +152,7 @@ def test_calls_that_end_while_they_begin_keep_a_flat_stack() -> None:
         assert time.run(all_of_them()) == 2001
 
 
-def test_the_limit_holds_over_all_agents_that_share_the_model() -> None:
+def test_limit_is_shared_by_all_agents_of_a_model() -> None:
     class Counting(ScriptedModel):
         most = 0
 
@@ -174,7 +174,7 @@ def test_the_limit_holds_over_all_agents_that_share_the_model() -> None:
     assert script.most == 2
 
 
-def test_a_run_that_waits_for_its_turn_can_be_cancelled() -> None:
+def test_waiting_run_can_be_cancelled() -> None:
     model = limited(ScriptedModel(frames("-" * 40 + "hi|"), "never"), concurrent=1)
 
     async def both() -> tuple[str, str]:
@@ -188,7 +188,7 @@ def test_a_run_that_waits_for_its_turn_can_be_cancelled() -> None:
         assert time.run(both()) == ("hi", "canceled")
 
 
-async def test_a_wait_costs_no_task() -> None:
+async def test_waiting_call_needs_no_task() -> None:
     model = limited(ScriptedModel(frames("--")), concurrent=1)
     calls = [model.call(REQUEST).subscribe() for _ in range(50)]
     assert (model.running, model.waiting) == (1, 49)
@@ -199,7 +199,7 @@ async def test_a_wait_costs_no_task() -> None:
     await asyncio.sleep(0)
 
 
-async def test_a_failure_to_begin_is_the_error_of_that_call_and_makes_room() -> None:
+async def test_exception_at_the_start_of_a_call_releases_its_slot() -> None:
     class Raising(ScriptedModel):
         def call(self, request: Any) -> Any:
             raise errors.ServerError("oops")
@@ -209,11 +209,11 @@ async def test_a_failure_to_begin_is_the_error_of_that_call_and_makes_room() -> 
     assert [str(answer.error) for answer in answers] == ["oops"] * 3
 
 
-def test_event_loops_keep_lines_of_their_own_and_dead_ones_are_forgotten() -> None:
+def test_event_loops_have_separate_queues() -> None:
     model = limited(ScriptedModel(*["hi"] * 3), per_minute=1)
     for _ in range(3):
         assert asyncio.run(collect(model.call(REQUEST))).error is None
-    assert len(vars(model)["_lines"]) == 1
+    assert len(vars(model)["_queues"]) == 1
 
 
 async def test_real_requests_wait_for_each_other(server: Server) -> None:
@@ -221,12 +221,12 @@ async def test_real_requests_wait_for_each_other(server: Server) -> None:
     model = limited(chat_model(server), concurrent=1)
     answers = await asyncio.gather(*(collect(model.call(REQUEST)) for _ in range(5)))
     assert [answer.error for answer in answers] == [None] * 5
-    # One after another, over one connection.
+    # All requests share one connection.
     assert (len(server.requests), server.connections) == (5, 1)
     await model.aclose()
 
 
-def test_a_limit_that_lets_nobody_in_is_refused() -> None:
+def test_limit_that_admits_no_call_is_rejected() -> None:
     with pytest.raises(ConfigurationError, match="per_minute"):
         limited("zai", per_minute=0)
     with pytest.raises(ConfigurationError, match="concurrent"):

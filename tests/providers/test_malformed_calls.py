@@ -1,4 +1,4 @@
-"""Tool calls that the vendor itself could not read: the model is told why, and asked once more."""
+"""Malformed tool calls are reported to the model, which is called once more."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ async def look(city: str) -> str:
 
 
 @asynccontextmanager
-async def agent(server: Server, **options: Any) -> AsyncGenerator[Agent[Any, Any]]:
+async def make_agent(server: Server, **options: Any) -> AsyncGenerator[Agent[Any, Any]]:
     model = chat_model(server, **options)
     yield Agent(model, tools=[look], thoughts=False)
     await model.aclose()
 
 
-def failure(body: Any, way: str) -> Reply:
+def make_failure(body: Any, way: str) -> Reply:
     if way == "HTTP":
         return Reply([orjson.dumps(body)], status=400, content_type="application/json")
     if way == "whole":
@@ -66,7 +66,7 @@ def failure(body: Any, way: str) -> Reply:
     return Reply([*lines, b"event: error\ndata: " + orjson.dumps(body) + b"\n\n"])
 
 
-def answer(way: str, text: str) -> Reply:
+def make_answer(way: str, text: str) -> Reply:
     if way in ("HTTP", "stream"):
         return text_reply(text)
     body = {"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}
@@ -76,9 +76,9 @@ def answer(way: str, text: str) -> Reply:
 # P10
 @pytest.mark.parametrize("body", WRAPPED.values(), ids=WRAPPED)
 @pytest.mark.parametrize("way", ["HTTP", "stream", "whole"])
-async def test_the_model_is_told_why_its_call_failed_and_asked_once_more(server: Server, way: str, body: Any) -> None:
-    server.answer(failure(body, way), answer(way, "It rains."))
-    async with agent(server, stream=way != "whole") as asked:
+async def test_model_is_called_again_with_the_reason_of_a_malformed_call(server: Server, way: str, body: Any) -> None:
+    server.answer(make_failure(body, way), make_answer(way, "It rains."))
+    async with make_agent(server, stream=way != "whole") as asked:
         events = [event async for event in asked.run("The weather in Oslo?")]
     assert not [event for event in events if isinstance(event, ToolStartEvent)]
     messages = [event for event in events if isinstance(event, ContentCompleteEvent)]
@@ -96,30 +96,30 @@ async def test_the_model_is_told_why_its_call_failed_and_asked_once_more(server:
 
 # P10
 @pytest.mark.parametrize("way", ["HTTP", "stream", "whole"])
-async def test_a_call_that_fails_again_ends_the_run_with_the_reason(server: Server, way: str) -> None:
-    server.answer(failure(WRAPPED["groq"], way))
-    async with agent(server, stream=way != "whole") as asked:
+async def test_second_malformed_call_fails_the_run_with_the_reason(server: Server, way: str) -> None:
+    server.answer(make_failure(WRAPPED["groq"], way))
+    async with make_agent(server, stream=way != "whole") as asked:
         with pytest.raises(RunError, match=r"no usable call .*Failed to call a function"):
             await asked.run("The weather in Oslo?")
     assert len(server.requests) == 2
 
 
-def called(city: str) -> Reply:
+def make_called(city: str) -> Reply:
     function = {"name": "look", "arguments": orjson.dumps({"city": city}).decode()}
     return Reply(sse(delta(tool_calls=[{"index": 0, "id": city, "function": function}]), delta("tool_calls")))
 
 
 # P10
-async def test_failures_with_a_call_between_them_do_not_end_the_run(server: Server) -> None:
-    failed = failure(WRAPPED["groq"], "HTTP")
-    server.answer(failed, called("Oslo"), failed, called("Rome"), text_reply("It rains."))
-    async with agent(server) as asked:
+async def test_malformed_calls_separated_by_a_valid_call_do_not_fail_the_run(server: Server) -> None:
+    failed = make_failure(WRAPPED["groq"], "HTTP")
+    server.answer(failed, make_called("Oslo"), failed, make_called("Rome"), text_reply("It rains."))
+    async with make_agent(server) as asked:
         assert (await asked.run("The weather?")).content == "It rains."
     assert [message["role"] for message in server.requests[-1].body["messages"]].count("tool") == 2
 
 
 # P10
-async def test_no_call_of_a_message_is_executed_when_one_of_them_failed(server: Server) -> None:
+async def test_no_call_is_executed_when_one_call_of_a_message_is_malformed(server: Server) -> None:
     ran: list[str] = []
 
     @tool(read_only=True)
@@ -144,20 +144,20 @@ async def test_no_call_of_a_message_is_executed_when_one_of_them_failed(server: 
 
 # P10
 @pytest.mark.parametrize("strategy", [react(), chain_of_thought()])
-async def test_a_strategy_asks_again_for_a_call_that_failed(server: Server, strategy: Strategy) -> None:
-    server.answer(failure(WRAPPED["groq"], "HTTP"), text_reply("It rains."))
+async def test_strategy_retries_a_malformed_call(server: Server, strategy: Strategy) -> None:
+    server.answer(make_failure(WRAPPED["groq"], "HTTP"), text_reply("It rains."))
     model = chat_model(server)
-    answer = await Agent(model, tools=[look], thoughts=False, strategy=strategy).run("The weather?")
+    make_answer = await Agent(model, tools=[look], thoughts=False, strategy=strategy).run("The weather?")
     await model.aclose()
-    assert answer.content == "It rains."
+    assert make_answer.content == "It rains."
     assert "Failed to call a function" in server.requests[1].body["messages"][-1]["content"]
 
 
 # P10
-async def test_other_refusals_are_not_sent_again(server: Server) -> None:
+async def test_other_refusals_are_not_retried(server: Server) -> None:
     error = {"message": "bad", "type": "invalid_request_error", "code": "other"}
-    server.answer(failure({"error": error}, "HTTP"))
-    async with agent(server) as asked:
+    server.answer(make_failure({"error": error}, "HTTP"))
+    async with make_agent(server) as asked:
         with pytest.raises(RunError, match="bad"):
             await asked.run("The weather in Oslo?")
     assert len(server.requests) == 1

@@ -1,4 +1,4 @@
-"""Images and files at every vendor: each is sent in a form that the vendor accepts, and a notice names the others."""
+"""Images and files at every vendor, sent in a supported form or reported by a notice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PDF = b"%PDF-1.7 x"
 CHAT = [name for name, preset in PRESETS.items() if preset.wire in ("openai", "openai_chat")]
 
 
-def make_wire(name: str, model: str = "m") -> Codec:
+def make_codec(name: str, model: str = "m") -> Codec:
     preset = CUSTOM if name == "custom" else PRESETS[name]
     if name in ("anthropic", "vertex_anthropic", "bedrock"):
         return AnthropicCodec("claude-sonnet-4-5", preset, stream=True)
@@ -41,10 +41,10 @@ def make_wire(name: str, model: str = "m") -> Codec:
 ALL = [*PRESETS, "custom"]
 
 
-def write(name: str, *messages: Message, model: str = "m") -> tuple[str, list[str]]:
-    """Return the body of a request as text, and its notices."""
+def encode(name: str, *messages: Message, model: str = "m") -> tuple[str, list[str]]:
+    """Return body and notices."""
     notices: list[str] = []
-    body = make_wire(name, model).encode(
+    body = make_codec(name, model).encode(
         ModelRequest(messages=list(messages)), lambda code, text: notices.append(f"{code}: {text}")
     )
     return orjson.dumps(orjson.loads(body)).decode(), notices
@@ -68,8 +68,8 @@ def write(name: str, *messages: Message, model: str = "m") -> tuple[str, list[st
         (FilePart(url=f"data:;base64,{BASE64}"), "as an image instead of a file"),
     ],
 )
-def test_an_image_is_sent_as_an_image_whatever_its_form(name: str, part: Part, change: str | None) -> None:  # P31
-    body, notices = write(name, Message.user([TextPart(text="see"), part]))
+def test_image_is_sent_as_an_image_in_every_form(name: str, part: Part, change: str | None) -> None:  # P31
+    body, notices = encode(name, Message.user([TextPart(text="see"), part]))
     assert BASE64 in body
     assert "image/png" in body
     assert "jpg" not in body
@@ -96,8 +96,8 @@ def test_an_image_is_sent_as_an_image_whatever_its_form(name: str, part: Part, c
         ImagePart(data=b"\0\0\0\x18ftypavif", media_type="image/png"),
     ],
 )
-def test_words_and_a_notice_stand_for_a_part_that_no_vendor_accepts(name: str, part: Part) -> None:  # P8, P31
-    body, [notice] = write(name, Message.user([TextPart(text="see"), part]))
+def test_part_that_no_vendor_accepts_is_replaced_by_text_with_a_notice(name: str, part: Part) -> None:  # P8, P31
+    body, [notice] = encode(name, Message.user([TextPart(text="see"), part]))
     words = orjson.dumps(part.placeholder).decode()[1:-1]
     assert words in body
     assert part.placeholder in notice
@@ -118,7 +118,7 @@ def test_words_and_a_notice_stand_for_a_part_that_no_vendor_accepts(name: str, p
         ("Zebra \xfc".encode("latin-1"), "text/plain; charset=latin-1", "a.txt"),
     ],
 )
-def test_a_text_file_is_sent_as_text(name: str, role: str, data: bytes, media_type: str, filename: str) -> None:  # P8
+def test_text_file_is_sent_as_text(name: str, role: str, data: bytes, media_type: str, filename: str) -> None:  # P8
     part = FilePart(data=data, media_type=media_type, filename=filename)
     call = Message.assistant(tool_calls=[ToolCall(id="a", name="read")])
     history = {
@@ -126,7 +126,7 @@ def test_a_text_file_is_sent_as_text(name: str, role: str, data: bytes, media_ty
         "tool": [Message.user("read"), call, Message.tool("a", [TextPart(text="Here."), part])],
         "assistant": [Message.user("write"), Message.assistant([TextPart(text="Here."), part]), Message.user("so?")],
     }[role]
-    body, notices = write(name, *history)
+    body, notices = encode(name, *history)
     google = name in ("google", "vertex")
     if google and role == "assistant":
         return
@@ -149,10 +149,10 @@ def test_a_text_file_is_sent_as_text(name: str, role: str, data: bytes, media_ty
         FilePart(data=b"\xd0\xcf", media_type="application/msword", filename="a.doc"),
     ],
 )
-def test_words_stand_for_other_files_in_chat(name: str, part: Part) -> None:  # P8
+def test_chat_replaces_other_files_by_text(name: str, part: Part) -> None:  # P8
     call = Message.assistant(tool_calls=[ToolCall(id="a", name="read")])
     for history in ([Message.user([part])], [Message.user("x"), call, Message.tool("a", [part])]):
-        body, [notice] = write(name, *history)
+        body, [notice] = encode(name, *history)
         assert part.placeholder in body
         assert part.placeholder in notice
         assert "base64" not in body
@@ -167,10 +167,8 @@ def test_words_stand_for_other_files_in_chat(name: str, part: Part) -> None:  # 
         (FilePart(data=PDF, media_type="application/x-pdf"), True),
     ],
 )
-def test_a_pdf_is_a_file_where_it_is_accepted_and_words_elsewhere(
-    name: str, part: Part, is_changed: bool
-) -> None:  # P8, P31
-    body, notices = write(name, Message.user([part]))
+def test_pdf_is_sent_as_a_file_only_where_accepted(name: str, part: Part, is_changed: bool) -> None:  # P8, P31
+    body, notices = encode(name, Message.user([part]))
     accepts = "application/pdf" in (CUSTOM if name == "custom" else PRESETS[name]).files
     assert (b64encode(PDF).decode() in body) == accepts
     assert [notice.partition(":")[0] for notice in notices] == (
@@ -181,69 +179,69 @@ def test_a_pdf_is_a_file_where_it_is_accepted_and_words_elsewhere(
 
 
 def test_vercel_gets_a_pdf_with_its_media_type() -> None:  # P8
-    body, notices = write("vercel", Message.user([FilePart(data=PDF, media_type="application/pdf")]))
+    body, notices = encode("vercel", Message.user([FilePart(data=PDF, media_type="application/pdf")]))
     file = {"data": b64encode(PDF).decode(), "media_type": "application/pdf", "filename": "file.pdf"}
-    assert only_part(body) == {"type": "file", "file": file}
+    assert find_only_part(body) == {"type": "file", "file": file}
     assert not notices
 
 
 @pytest.mark.parametrize("name", ["anthropic", "google", "openai_responses"])
-def test_a_changed_image_of_a_tool_is_named_in_a_notice(name: str) -> None:  # P31
+def test_changed_image_of_a_tool_is_named_in_a_notice(name: str) -> None:  # P31
     call = Message.assistant(tool_calls=[ToolCall(id="a", name="look")])
     image = ImagePart(data=PNG, media_type="image/jpg")
-    body, [notice] = write(name, Message.user("look"), call, Message.tool("a", [image]))
+    body, [notice] = encode(name, Message.user("look"), call, Message.tool("a", [image]))
     assert BASE64 in body
     assert "as image/png instead of image/jpg" in notice
 
 
-def only_part(body: str) -> Any:
+def find_only_part(body: str) -> Any:
     [part] = orjson.loads(body)["messages"][0]["content"]
     return part
 
 
 @pytest.mark.parametrize("name", CHAT)
-def test_an_image_by_its_address_is_sent_to_vendors_that_fetch(name: str) -> None:  # P31
-    body, notices = write(name, Message.user([ImagePart(url="https://e.org/a.png")]))
-    fetched = only_part(body)["type"] == "image_url"
+def test_image_url_is_sent_only_to_vendors_that_fetch(name: str) -> None:  # P31
+    body, notices = encode(name, Message.user([ImagePart(url="https://e.org/a.png")]))
+    fetched = find_only_part(body)["type"] == "image_url"
     assert fetched == PRESETS[name].image_urls == (name not in ("moonshot", "ollama", "lm_studio"))
     assert len(notices) == (not fetched)
 
 
 @pytest.mark.parametrize("url", ["gs://bucket/a.png", "https://generativelanguage.googleapis.com/v1beta/files/a"])
-def test_an_address_of_google_goes_to_google_alone(url: str) -> None:  # P31
+def test_google_storage_url_is_sent_only_to_google(url: str) -> None:  # P31
     for name in ALL:
-        body, notices = write(name, Message.user([FilePart(url=url)]))
+        body, notices = encode(name, Message.user([FilePart(url=url)]))
         assert ('"fileUri"' in body) == (name in ("google", "vertex"))
         assert len(notices) == (name not in ("google", "vertex"))
 
 
-def test_an_id_of_openai_goes_to_openai_alone() -> None:  # P31
+def test_openai_file_id_is_sent_only_to_openai() -> None:  # P31
     part = FilePart(url="file-abc123", filename="a.pdf")
     for name in ALL:
-        body, notices = write(name, Message.user([part]))
+        body, notices = encode(name, Message.user([part]))
         own = name in ("openai", "openai_chat", "openai_responses", "azure_responses")
         assert ('"file_id":"file-abc123"' in body) == own
         assert len(notices) == (not own)
 
 
 @pytest.mark.parametrize(("media_type", "form"), [("audio/x-wav", "wav"), ("audio/mp3", "mp3")])
-def test_sounds_go_to_models_that_hear(media_type: str, form: str) -> None:  # P8
+def test_audio_is_sent_to_models_that_accept_it(media_type: str, form: str) -> None:  # P8
     part = FilePart(data=b"\0\1", media_type=media_type)
-    body, notices = write("openai_chat", Message.user([part]), model="gpt-4o-audio-preview")
-    assert only_part(body) == {"type": "input_audio", "input_audio": {"data": "AAE=", "format": form}}
+    body, notices = encode("openai_chat", Message.user([part]), model="gpt-4o-audio-preview")
+    assert find_only_part(body) == {"type": "input_audio", "input_audio": {"data": "AAE=", "format": form}}
     assert [notice.partition(":")[0] for notice in notices] == ["changed"]
-    _, [notice] = write("openai_chat", Message.user([part]), model="gpt-5")
+    _, [notice] = encode("openai_chat", Message.user([part]), model="gpt-5")
     assert "left_out" in notice
-    body, notices = write("google", Message.user([part]))
+    body, notices = encode("google", Message.user([part]))
     assert '"data":"AAE="' in body
     assert [notice.partition(":")[0] for notice in notices] == ["changed"]
 
 
-def test_a_system_message_has_only_text() -> None:  # P8
+def test_system_message_contains_only_text() -> None:  # P8
     image = ImagePart(data=PNG)
-    # Mistral gets it as a message of the user, who may show images.
+    # Mistral gets a user message, which may contain images.
     for name in (name for name in ALL if name != "mistral"):
         system = Message.system([TextPart(text="Look at"), image])
-        body, _ = write(name, Message.user("hi"), Message.assistant("yes"), system, Message.user("so?"))
+        body, _ = encode(name, Message.user("hi"), Message.assistant("yes"), system, Message.user("so?"))
         assert BASE64 not in body
         assert image.placeholder in body

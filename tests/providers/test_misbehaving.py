@@ -1,4 +1,4 @@
-"""Servers that do what no server should, over real sockets: the right error or the right answer, in bounded time."""
+"""Misbehaving servers over real sockets. Each call ends with the right error or answer in bounded time."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-def writes(*pieces: bytes) -> Script:
+def write_then_close(*pieces: bytes) -> Script:
     async def script(writer: asyncio.StreamWriter) -> None:
         for piece in pieces:
             writer.write(piece)
@@ -65,18 +65,18 @@ def writes(*pieces: bytes) -> Script:
     return script
 
 
-def then_silence(*pieces: bytes) -> Script:
+def write_then_wait(*pieces: bytes) -> Script:
     async def script(writer: asyncio.StreamWriter) -> None:
-        await writes(*pieces)(writer)
+        await write_then_close(*pieces)(writer)
         await asyncio.get_running_loop().create_future()
 
     return script
 
 
-def then_reset(*pieces: bytes) -> Script:
+def write_then_reset(*pieces: bytes) -> Script:
     async def script(writer: asyncio.StreamWriter) -> None:
-        await writes(*pieces)(writer)
-        # Lets what was sent arrive: a reset throws away what the other side has not read yet.
+        await write_then_close(*pieces)(writer)
+        # Wait for the data to arrive, because a reset discards unread data.
         await asyncio.sleep(0.02)
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()
@@ -85,8 +85,8 @@ def then_reset(*pieces: bytes) -> Script:
 
 
 @contextlib.asynccontextmanager
-async def raw(*scripts: Script) -> AsyncGenerator[str]:
-    """A server that reads each request and then does as told, one script a connection; the address of it."""
+async def start_raw_server(*scripts: Script) -> AsyncGenerator[str]:
+    """Start a server that runs one script per connection, and yield its URL."""
     connections = 0
     tasks: set[asyncio.Task[Any]] = set()
 
@@ -114,14 +114,14 @@ async def raw(*scripts: Script) -> AsyncGenerator[str]:
         await asyncio.gather(*tasks)
 
 
-async def asked(*scripts: Script, **options: Any) -> StreamResult:
-    """What a provider makes of such a server; it leaves no connection behind."""
+async def ask(*scripts: Script, **options: Any) -> StreamResult:
+    """Call a provider, and check for leaked connections."""
     options.setdefault("retry", Retry(attempts=1))
-    async with raw(*scripts) as base_url, asyncio.timeout(5):
+    async with start_raw_server(*scripts) as base_url, asyncio.timeout(5):
         provider = openai_chat("m", base_url=base_url, **options)
         answer = await collect(provider.call(REQUEST))
         for _ in range(20):
-            # What ends by the total time is told at once, and closed right after.
+            # After the total time, the call ends before the connection is closed.
             await asyncio.sleep(0)
         assert active_connections(provider) == []
         await provider.aclose()
@@ -131,21 +131,21 @@ async def asked(*scripts: Script, **options: Any) -> StreamResult:
 @pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200", HEAD, CHUNKED, CHUNKED + b"5\r\nda"])
 async def test_silence_before_the_first_event_is_a_timeout(sent: bytes) -> None:
     # L68
-    answer = await asked(then_silence(sent), timeout=IDLE, retry=Retry(first=0))
+    answer = await ask(write_then_wait(sent), timeout=IDLE, retry=Retry(first=0))
     assert isinstance(answer.error, ProviderTimeout)
     assert answer.error.retryable
     assert "idle timeout" in str(answer.error)
     assert answer.events == []
 
 
-async def test_silence_in_the_middle_is_a_timeout_that_keeps_the_text() -> None:
+async def test_silence_in_the_stream_is_a_timeout_that_keeps_the_text() -> None:
     # L68
-    answer = await asked(then_silence(CHUNKED, chunk(HALF)), timeout=IDLE)
+    answer = await ask(write_then_wait(CHUNKED, chunk(HALF)), timeout=IDLE)
     assert isinstance(answer.error, ProviderTimeout)
     assert streamed_text(answer) == "Hel"
 
 
-async def test_headers_that_never_end_are_cut_off_by_the_total_time() -> None:
+async def test_endless_headers_end_at_the_total_time() -> None:
     async def trickle(writer: asyncio.StreamWriter) -> None:
         writer.write(HEAD)
         while True:
@@ -153,12 +153,12 @@ async def test_headers_that_never_end_are_cut_off_by_the_total_time() -> None:
             await writer.drain()
             await asyncio.sleep(0.01)
 
-    answer = await asked(trickle, timeout=Timeouts(idle=1, total=0.1))
+    answer = await ask(trickle, timeout=Timeouts(idle=1, total=0.1))
     assert isinstance(answer.error, ProviderTimeout)
     assert "0.1 s" in str(answer.error)
 
 
-async def test_comments_without_end_are_cut_off_by_the_total_time_that_retries_share() -> None:
+async def test_endless_comments_end_at_the_total_time_shared_with_retries() -> None:
     async def comments(writer: asyncio.StreamWriter) -> None:
         writer.write(CHUNKED)
         while True:
@@ -166,13 +166,13 @@ async def test_comments_without_end_are_cut_off_by_the_total_time_that_retries_s
             await writer.drain()
             await asyncio.sleep(0.01)
 
-    answer = await asked(then_reset(), comments, timeout=Timeouts(total=0.1), retry=Retry(first=0))
+    answer = await ask(write_then_reset(), comments, timeout=Timeouts(total=0.1), retry=Retry(first=0))
     assert [type(event) for event in answer.events] == [LLMFailedEvent]
     assert isinstance(answer.error, ProviderTimeout)
 
 
-async def test_nobody_who_takes_the_connection_is_a_timeout_of_its_own() -> None:
-    # A socket that listens and accepts nobody: once its queue is full, no further connection comes about.
+async def test_unaccepted_connection_is_a_connect_timeout() -> None:
+    # The socket listens but never accepts. Once its queue is full, no further connection is established.
     with socket.socket() as deaf, contextlib.ExitStack() as stack:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(0)
@@ -200,37 +200,37 @@ async def test_nobody_who_takes_the_connection_is_a_timeout_of_its_own() -> None
     ],
     ids=["half a chunk", "half an event", "no last chunk", "too short", "neither end", "half an event, ended well"],
 )
-async def test_an_answer_that_stops_in_the_middle_is_an_error_that_keeps_the_text(sent: bytes) -> None:
+async def test_answer_that_stops_early_is_an_error_that_keeps_the_text(sent: bytes) -> None:
     # L66
-    answer = await asked(writes(sent), retry=Retry(first=0))
+    answer = await ask(write_then_close(sent), retry=Retry(first=0))
     assert isinstance(answer.error, ProviderConnectionError)
     assert streamed_text(answer) == "Hel"
 
 
 @pytest.mark.parametrize(("sent", "kept"), [(b"", ""), (HEAD, ""), (CHUNKED, ""), (CHUNKED + chunk(HALF), "Hel")])
-async def test_a_reset_is_a_broken_connection(sent: bytes, kept: str) -> None:
-    answer = await asked(then_reset(sent))
+async def test_reset_is_a_connection_error(sent: bytes, kept: str) -> None:
+    answer = await ask(write_then_reset(sent))
     assert isinstance(answer.error, ProviderConnectionError)
     assert answer.error.retryable
     assert streamed_text(answer) == kept
 
 
-async def test_a_connection_that_is_reset_twice_and_then_well_gives_the_answer() -> None:
+async def test_retry_after_two_resets_gets_the_answer() -> None:
     # L67
-    well = writes(CHUNKED, chunk(HELLO), chunk(b""))
-    answer = await asked(then_reset(), then_reset(CHUNKED), well, retry=Retry(first=0))
+    well = write_then_close(CHUNKED, chunk(HELLO), chunk(b""))
+    answer = await ask(write_then_reset(), write_then_reset(CHUNKED), well, retry=Retry(first=0))
     assert answer.error is None
     assert streamed_text(answer) == "Hello"
     assert [event.error.code for event in answer.events if isinstance(event, LLMFailedEvent)] == ["connection"] * 2
 
 
-async def test_what_is_no_http_is_an_error() -> None:
-    answer = await asked(writes(b"SSH-2.0-OpenSSH_9.6\r\n"))
+async def test_response_that_is_not_http_is_an_error() -> None:
+    answer = await ask(write_then_close(b"SSH-2.0-OpenSSH_9.6\r\n"))
     assert isinstance(answer.error, ProviderError)
 
 
 @pytest.mark.parametrize("kind", ["text/html", "text/html; charset=utf-8", "application/json", "application/xhtml+xml"])
-async def test_a_page_instead_of_an_answer_is_no_protocol(server: Server, kind: str) -> None:
+async def test_html_page_is_a_protocol_error(server: Server, kind: str) -> None:
     server.answer(Reply([b"<html><h1>Sign in</h1></html>"], content_type=kind))
     provider = chat_model(server, retry=Retry(first=0))
     answer = await collect(provider.call(REQUEST))
@@ -241,7 +241,7 @@ async def test_a_page_instead_of_an_answer_is_no_protocol(server: Server, kind: 
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/octet-stream", "", "TEXT/EVENT-STREAM", "nonsense"])
-async def test_a_stream_under_a_wrong_name_is_understood(server: Server, kind: str) -> None:
+async def test_stream_with_a_wrong_content_type_is_read(server: Server, kind: str) -> None:
     server.answer(Reply([HELLO], content_type=kind))
     provider = chat_model(server)
     assert streamed_text(await collect(provider.call(REQUEST))) == "Hello"
@@ -249,7 +249,7 @@ async def test_a_stream_under_a_wrong_name_is_understood(server: Server, kind: s
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_body_with_nothing_in_it_is_no_answer(server: Server, stream: bool) -> None:
+async def test_empty_body_is_an_error(server: Server, stream: bool) -> None:
     server.answer(Reply([], content_type="text/event-stream" if stream else "application/json"))
     provider = chat_model(server, stream=stream)
     answer = await collect(provider.call(REQUEST))
@@ -261,7 +261,9 @@ BUSY = b'{"error": {"message": "busy"}}'
 
 
 @pytest.mark.parametrize("headers", [{"retry-after": "0"}, {"retry-after-ms": "10"}, {}, {"retry-after": "soon"}])
-async def test_too_many_requests_pass_after_the_wait(server: Server, headers: dict[str, str]) -> None:
+async def test_rate_limited_request_is_retried_after_the_requested_delay(
+    server: Server, headers: dict[str, str]
+) -> None:
     # L67
     server.answer(Reply([BUSY], 429, headers, "application/json"), text_reply("Hello"))
     provider = chat_model(server, retry=Retry(first=0.01, jitter=0))
@@ -273,7 +275,7 @@ async def test_too_many_requests_pass_after_the_wait(server: Server, headers: di
     await provider.aclose()
 
 
-async def test_a_wait_that_is_too_long_is_left_to_the_caller(server: Server) -> None:
+async def test_long_delay_is_left_to_the_caller(server: Server) -> None:
     # L67
     server.answer(Reply([BUSY], 429, {"retry-after": "3600"}, "application/json"))
     provider = chat_model(server, retry=Retry())
@@ -286,7 +288,7 @@ async def test_a_wait_that_is_too_long_is_left_to_the_caller(server: Server) -> 
 
 # P30
 @pytest.mark.parametrize("total", [None, 10])
-async def test_a_wait_beyond_the_total_time_fails_at_once_and_is_named(server: Server, total: float | None) -> None:
+async def test_delay_beyond_the_total_time_fails_at_once(server: Server, total: float | None) -> None:
     server.answer(Reply([BUSY], 429, {"x-ratelimit-reset-tokens": "6m0s"}, "application/json"))
     provider = limited(
         chat_model(server, timeout=Timeouts(total=total), retry=Retry(longest=60 if total is None else 999))
@@ -300,7 +302,7 @@ async def test_a_wait_beyond_the_total_time_fails_at_once_and_is_named(server: S
     await provider.aclose()
 
 
-async def test_a_server_that_fails_three_times_and_is_then_well_gives_the_answer(server: Server) -> None:
+async def test_retry_after_three_server_errors_gets_the_answer(server: Server) -> None:
     # L67
     bad = [Reply([b"oops"], status, content_type="text/plain") for status in (500, 502, 503)]
     server.answer(*bad, text_reply("Hello"))
@@ -314,14 +316,14 @@ async def test_a_server_that_fails_three_times_and_is_then_well_gives_the_answer
 
 
 @pytest.mark.parametrize(("status", "kind"), [(500, ServerError), (503, Overloaded), (529, Overloaded)])
-async def test_an_error_whose_body_never_ends_is_that_error(status: int, kind: type[Exception]) -> None:
+async def test_endless_error_body_is_reported_as_the_error(status: int, kind: type[Exception]) -> None:
     head = b"HTTP/1.1 %d Oops\r\ntransfer-encoding: chunked\r\n\r\n" % status
-    answer = await asked(then_silence(head, chunk(b"so far")), timeout=IDLE)
+    answer = await ask(write_then_wait(head, chunk(b"so far")), timeout=IDLE)
     assert type(answer.error) is kind
     assert "so far" in str(answer.error)
 
 
-async def test_an_error_whose_body_goes_on_and_on_is_not_read_to_the_end() -> None:
+async def test_large_error_body_is_not_read_completely() -> None:
     sent = 0
 
     async def flood(writer: asyncio.StreamWriter) -> None:
@@ -332,13 +334,13 @@ async def test_an_error_whose_body_goes_on_and_on_is_not_read_to_the_end() -> No
             await writer.drain()
             sent += 10_000
 
-    answer = await asked(flood)
+    answer = await ask(flood)
     assert isinstance(answer.error, ServerError)
     assert sent < 50_000_000
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
-async def test_a_redirect_is_not_followed_with_the_key_and_says_where_to(server: Server, status: int) -> None:
+async def test_redirect_is_not_followed_and_its_target_is_reported(server: Server, status: int) -> None:
     server.answer(Reply([], status, {"location": "https://elsewhere.example/v1"}))
     provider = chat_model(server, api_key="secret", retry=Retry(first=0))
     answer = await collect(provider.call(REQUEST))
@@ -350,7 +352,7 @@ async def test_a_redirect_is_not_followed_with_the_key_and_says_where_to(server:
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
-async def test_an_answer_that_comes_compressed_without_being_asked_to_is_read(server: Server, size: int) -> None:
+async def test_unrequested_compression_is_decoded(server: Server, size: int) -> None:
     for body, kind in ((HELLO, "text/event-stream"), (WHOLE, "application/json")):
         packed = gzip.compress(body)
         pieces = [packed[i : i + size] for i in range(0, len(packed), size)]
@@ -360,7 +362,7 @@ async def test_an_answer_that_comes_compressed_without_being_asked_to_is_read(se
         await provider.aclose()
 
 
-async def test_an_answer_that_says_it_is_compressed_and_is_not_is_no_protocol(server: Server) -> None:
+async def test_invalid_compression_is_a_protocol_error(server: Server) -> None:
     server.answer(Reply([HELLO], headers={"content-encoding": "gzip"}))
     provider = chat_model(server)
     answer = await collect(provider.call(REQUEST))
@@ -368,7 +370,7 @@ async def test_an_answer_that_says_it_is_compressed_and_is_not_is_no_protocol(se
     await provider.aclose()
 
 
-async def test_an_error_that_comes_compressed_is_read(server: Server) -> None:
+async def test_compressed_error_is_read(server: Server) -> None:
     server.answer(Reply([gzip.compress(BUSY)], 429, {"content-encoding": "gzip"}, "application/json"))
     provider = chat_model(server)
     answer = await collect(provider.call(REQUEST))
@@ -378,26 +380,26 @@ async def test_an_error_that_comes_compressed_is_read(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("body", "kind"), [(HELLO, b"text/event-stream"), (WHOLE, b"application/json")])
-async def test_an_old_server_that_ends_its_answer_by_leaving_is_understood(body: bytes, kind: bytes) -> None:
-    answer = await asked(writes(b"HTTP/1.0 200 OK\r\ncontent-type: " + kind + b"\r\n\r\n" + body))
+async def test_http_1_0_answer_that_ends_with_the_connection_is_read(body: bytes, kind: bytes) -> None:
+    answer = await ask(write_then_close(b"HTTP/1.0 200 OK\r\ncontent-type: " + kind + b"\r\n\r\n" + body))
     assert answer.error is None
     assert streamed_text(answer) == "Hello"
 
 
-async def test_an_old_server_that_leaves_in_the_middle_is_not_taken_for_done() -> None:
+async def test_http_1_0_answer_that_ends_early_is_an_error() -> None:
     # L66
-    answer = await asked(writes(b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + HALF))
+    answer = await ask(write_then_close(b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + HALF))
     assert isinstance(answer.error, ProviderConnectionError)
     assert streamed_text(answer) == "Hel"
 
 
-async def test_news_ahead_of_the_answer_are_passed_over() -> None:
+async def test_informational_responses_are_skipped() -> None:
     early = b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n"
-    answer = await asked(writes(early + CHUNKED + chunk(HELLO) + chunk(b"")))
+    answer = await ask(write_then_close(early + CHUNKED + chunk(HELLO) + chunk(b"")))
     assert streamed_text(answer) == "Hello"
 
 
-async def test_what_came_while_somebody_held_the_event_loop_is_no_silence() -> None:
+async def test_data_received_while_the_loop_was_blocked_is_not_a_timeout() -> None:
     begun = threading.Event()
 
     def vendor(listener: socket.socket) -> None:
@@ -415,12 +417,12 @@ async def test_what_came_while_somebody_held_the_event_loop_is_no_silence() -> N
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
         model = openai_chat("m", base_url=address, timeout=Timeouts(idle=0.15), retry=Retry(attempts=1))
 
-        def hold(event: Event) -> None:
+        def block_loop(event: Event) -> None:
             if not begun.is_set():
                 begun.set()
                 asyncio.get_running_loop().call_soon(time.sleep, 0.6)
 
-        answer = await collect(model.call(REQUEST).pipe(ops.do_action(hold)))
+        answer = await collect(model.call(REQUEST).pipe(ops.do_action(block_loop)))
         await model.aclose()
         thread.join()
     assert answer.error is None

@@ -40,14 +40,14 @@ from support.fake_host import FakeHost
         ("openai_responses:http://localhost:8000/v1#my/model", "openai_responses:http://localhost:8000/v1#my/model"),
     ],
 )
-def test_a_model_string_makes_a_provider_whose_name_makes_it_again(text: str, name: str) -> None:
+def test_resolve_model_restores_a_provider_from_its_name(text: str, name: str) -> None:
     provider = resolve_model(text)
     assert provider.name == name
     assert resolve_model(provider.name).name == name
     assert resolve_model(text) is not provider
 
 
-def test_an_address_of_one_s_own_speaks_the_protocol_that_its_string_names() -> None:
+def test_model_string_with_a_url_selects_the_protocol() -> None:
     chat, responses = (resolve_model(f"{before}http://host/v1#m") for before in ("", "openai_responses:"))
     assert isinstance(chat, HTTPModel)
     assert isinstance(responses, HTTPModel)
@@ -55,7 +55,7 @@ def test_an_address_of_one_s_own_speaks_the_protocol_that_its_string_names() -> 
     assert openai_responses("m", base_url="http://host/v1").name == responses.name
 
 
-def test_a_model_string_that_is_a_member_of_an_enumeration_is_the_model_of_its_text() -> None:
+def test_enum_member_is_accepted_as_a_model_string() -> None:
     class Models(StrEnum):
         CHAT = "http://localhost:8000/v1#m"
         RESPONSES = "openai_responses:http://localhost:8000/v1#m"
@@ -64,19 +64,19 @@ def test_a_model_string_that_is_a_member_of_an_enumeration_is_the_model_of_its_t
         assert resolve_model(model).name == model.value
 
 
-def test_a_key_in_the_address_of_a_model_string_is_not_shown() -> None:
+def test_key_in_a_model_url_is_redacted_in_the_name() -> None:
     shown = display_url("openai_responses:https://u:secret@host/v1?key=secret#m")
     assert shown == "openai_responses:https://host/v1#m"
     assert resolve_model("openai_responses:https://u:secret@host/v1?key=secret#m").name == shown
 
 
-def test_a_model_at_an_address_of_one_s_own_has_not_the_price_of_its_name() -> None:
+def test_model_at_a_custom_url_does_not_inherit_a_price() -> None:
     assert list(iter_names("openai_responses:http://host/v1#openai/gpt-5")) == [
         "openai_responses:http://host/v1#openai/gpt-5"
     ]
 
 
-def test_a_provider_is_taken_as_it_is() -> None:
+def test_resolve_model_returns_a_provider_unchanged() -> None:
     provider: Provider = openai_chat("m", base_url="http://localhost/v1")
     assert resolve_model(provider) is provider
 
@@ -94,12 +94,12 @@ def test_a_provider_is_taken_as_it_is() -> None:
         ("", "zai:glm-4.7"),
     ],
 )
-def test_a_string_that_names_no_model_is_an_error_that_says_how_to_write_one(text: str, words: str) -> None:
+def test_invalid_model_string_error_shows_the_format(text: str, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         resolve_model(text)
 
 
-def test_an_address_that_is_none_is_refused_at_once() -> None:
+def test_invalid_url_is_rejected_at_once() -> None:
     with pytest.raises(ConfigurationError, match="localhost:8000"):
         openai_chat("m", base_url="localhost:8000/v1")
     with pytest.raises(ConfigurationError, match="no default model"):
@@ -117,7 +117,7 @@ def test_an_address_that_is_none_is_refused_at_once() -> None:
         ("zai", "https://open.bigmodel.cn/api/paas/v4", "https://open.bigmodel.cn/api/paas/v4"),
     ],
 )
-def test_the_environment_may_put_another_address(
+def test_url_of_a_preset_can_be_set_by_the_environment(
     monkeypatch: pytest.MonkeyPatch, preset: str, value: str, url: str
 ) -> None:
     chosen = PRESETS[preset]
@@ -126,14 +126,14 @@ def test_the_environment_may_put_another_address(
     assert chosen.url() == url
 
 
-def test_a_preset_of_ones_own_is_data() -> None:
+def test_custom_preset_creates_a_provider() -> None:
     acme = Preset(name="acme", base_url="https://acme.example/v1", key_env="ACME_KEY", default_model="a1")
     provider = openai_chat(preset=acme)
     assert isinstance(provider, HTTPModel)
     assert provider.name == "acme:a1"
 
 
-async def test_a_router_chooses_by_what_the_run_was_given() -> None:
+async def test_router_selects_a_model_by_the_run_context() -> None:
     # L69
     seen: list[str] = []
 
@@ -159,10 +159,10 @@ async def test_a_router_chooses_by_what_the_run_was_given() -> None:
     router.call(request)
     assert seen == ["large", "small"]
     await router.aclose()
-    assert (small.closed, large.closed) == (0, 0)  # they belong to whoever handed them in
+    assert (small.closed, large.closed) == (0, 0)  # Models passed as objects stay open.
 
 
-def test_a_retry_waits_longer_each_time_and_gives_up() -> None:
+def test_retry_delay_grows_until_the_attempts_are_exhausted() -> None:
     # L67
     retry = Retry(attempts=3, first=1, jitter=0)
     busy = RateLimited("busy")
@@ -182,13 +182,13 @@ def test_a_retry_waits_longer_each_time_and_gives_up() -> None:
         ("cohere:x", "openrouter:"),
     ],
 )
-def test_a_vendor_with_an_interface_of_its_own_is_told_how_to_be_reached(model: str, instead: str) -> None:
+def test_unsupported_vendor_error_names_the_alternative(model: str, instead: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         resolve_model(model)
     assert instead in str(raised.value)
 
 
-def test_an_address_that_names_no_model_is_told_without_what_is_secret_in_it() -> None:
+def test_invalid_url_error_does_not_show_secrets() -> None:
     with pytest.raises(ConfigurationError) as raised:
         resolve_model("http://user:pa55word@h/v1?key=abcd1234")
     assert "http://h/v1" in str(raised.value)
@@ -197,10 +197,10 @@ def test_an_address_that_names_no_model_is_told_without_what_is_secret_in_it() -
 
 
 @pytest.mark.parametrize("make", [anthropic_messages, google_gemini])
-def test_a_wire_is_refused_for_the_preset_of_another_protocol(make: Callable[..., object]) -> None:
+def test_codec_of_another_protocol_is_rejected_for_a_preset(make: Callable[..., object]) -> None:
     with pytest.raises(ConfigurationError, match=r"'mistral' does not support .* use .*'mistral:large'"):
         make("large", preset="mistral")
 
 
-def test_a_deployment_of_azure_that_is_asked_over_responses_has_the_name_that_makes_it_again() -> None:
+def test_azure_responses_deployment_has_a_restorable_name() -> None:
     assert openai_responses("mine", preset="azure").name == "azure_responses:mine"

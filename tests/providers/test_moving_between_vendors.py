@@ -1,4 +1,4 @@
-"""Conversations that move from vendor to vendor, turn by turn, in any order: no vendor refuses what it is sent."""
+"""Conversations that switch between vendors at random remain valid."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PIECES = st.lists(
 Piece = tuple[str, Any]
 
 
-def claude_says(pieces: Sequence[Piece], turn: str) -> Json:
+def make_claude_answer(pieces: Sequence[Piece], turn: str) -> Json:
     blocks: list[Json] = []
     for number, (kind, value) in enumerate(pieces):
         mark = f"{MARK}{turn}{number}"
@@ -68,7 +68,7 @@ def claude_says(pieces: Sequence[Piece], turn: str) -> Json:
     return {"type": "message", "content": blocks, "stop_reason": "tool_use" if calls else "end_turn"}
 
 
-def gemini_says(pieces: Sequence[Piece], turn: str) -> Json:
+def make_gemini_answer(pieces: Sequence[Piece], turn: str) -> Json:
     parts: list[Json] = []
     for number, (kind, value) in enumerate(pieces):
         signed = {"thoughtSignature": f"{MARK}{turn}{number}"}
@@ -85,7 +85,7 @@ def gemini_says(pieces: Sequence[Piece], turn: str) -> Json:
     return {"candidates": [{"content": {"role": "model", "parts": parts}, "finishReason": "STOP"}]}
 
 
-def gpt_says(pieces: Sequence[Piece], turn: str) -> Json:
+def make_gpt_answer(pieces: Sequence[Piece], turn: str) -> Json:
     items: list[Json] = []
     for number, (kind, value) in enumerate(pieces):
         mark = f"{turn}{number}"
@@ -109,7 +109,7 @@ def gpt_says(pieces: Sequence[Piece], turn: str) -> Json:
     return {"id": f"resp_{turn}", "status": "completed", "output": items}
 
 
-def chat_says(pieces: Sequence[Piece], turn: str) -> Json:
+def make_chat_answer(pieces: Sequence[Piece], turn: str) -> Json:
     message: Json = {"role": "assistant", "content": "".join(value for kind, value in pieces if kind == "text")}
     message["reasoning_content"] = "".join(value for kind, value in pieces if kind == "thought")
     message["reasoning_details"] = [{"type": "reasoning.encrypted", "data": f"{MARK}-{turn}"}]
@@ -127,26 +127,25 @@ def chat_says(pieces: Sequence[Piece], turn: str) -> Json:
 
 
 SAYS: dict[str, Callable[[Sequence[Piece], str], Json]] = {
-    name: claude_says
+    name: make_claude_answer
     if "claude" in name
-    else gemini_says
+    else make_gemini_answer
     if "gemini" in name
-    else gpt_says
+    else make_gpt_answer
     if "gpt" in name
-    else chat_says
+    else make_chat_answer
     for name in OTHER_VENDORS
 }
 
 
-def answered(wire: Codec, answer: Json) -> Message:
-    """The message of the model that an answer amounts to."""
+def read_message(wire: Codec, answer: Json) -> Message:
     events: list[Event] = []
     reader = wire.make_reader(MessageDraft(events.append, "1", Endpoint("m", "http://x")))
     reader.read_body(orjson.dumps(answer))
     reader.complete()
     assert isinstance(events[-1], ContentCompleteEvent)
     for event in events:
-        # What the vendor's own tools were asked is for clients.
+        # Clients may see queries of vendor tools, but models do not.
         assert event.kind == "server-tool" or MARK.encode() not in event.to_json(public=True)
     return to_message(events[-1])
 
@@ -167,11 +166,13 @@ KEYS = {
     "gemini on vertex": "vertex_gemini",
     "gpt": "responses@",
 }
-"""Under what the pieces of the native wires are kept."""
+"""Provider state keys by vendor."""
 
 
-def said_to(history: list[Message], message: Message, files: Sequence[Any], *, drops: bool, speaks: bool) -> None:
-    """Add an answer of the model, the results of its calls, and what the user says then."""
+def extend_history(
+    history: list[Message], message: Message, files: Sequence[Any], *, drops: bool, speaks: bool
+) -> None:
+    """Add an answer, tool results, and the next user message."""
     history.append(message)
     for place, call in enumerate(message.tool_calls):
         if not (drops and place == 0):
@@ -180,56 +181,56 @@ def said_to(history: list[Message], message: Message, files: Sequence[Any], *, d
         history.append(Message.user([TextPart(text="And?"), *files]))
 
 
-def marks(value: Any) -> set[str]:
+def find_marks(value: Any) -> set[str]:
     return set(re.findall(MARK + r"\d\d", orjson.dumps(value).decode()))
 
 
 @settings(max_examples=40, deadline=None)
 @given(TURNS)
-def test_no_vendor_refuses_a_conversation_that_comes_from_others(turns: list[Any]) -> None:
+def test_conversation_with_other_vendors_is_valid_for_each_vendor(turns: list[Any]) -> None:
     wires = {name: other.make_codec() for name, other in OTHER_VENDORS.items()}
     history = [Message.user("Where?")]
     for number, (name, pieces, drops, files, speaks) in enumerate(turns):
-        message = answered(wires[name], SAYS[name](pieces, str(number)))
-        said_to(history, message, files, drops=drops, speaks=speaks)
+        message = read_message(wires[name], SAYS[name](pieces, str(number)))
+        extend_history(history, message, files, drops=drops, speaks=speaks)
         for other, wire in wires.items():
             OTHER_VENDORS[other].check(encode_request(wire, history, tools=(LOOK,)))
 
 
 @settings(max_examples=60, deadline=None)
 @given(TURNS)
-def test_each_vendor_gets_all_of_its_own_signed_pieces_and_none_of_the_others(turns: list[Any]) -> None:
+def test_each_vendor_gets_only_its_own_signed_parts(turns: list[Any]) -> None:
     wires = {name: OTHER_VENDORS[name].make_codec() for name in KEYS}
     history = [Message.user("Where?")]
     for number, (name, pieces, drops, files, speaks) in enumerate(turns):
         name = name if name in KEYS else "claude"
-        message = answered(wires[name], SAYS[name](pieces, str(number)))
-        said_to(history, message, files, drops=drops, speaks=speaks)
-    # As a log gives them back.
+        message = read_message(wires[name], SAYS[name](pieces, str(number)))
+        extend_history(history, message, files, drops=drops, speaks=speaks)
+    # Load the messages as from a log.
     history = [Message.model_validate_json(each.model_dump_json()) for each in history]
     for name, key in KEYS.items():
         own = [
-            marks(state)
+            find_marks(state)
             for message in history
             for of, state in (message.provider_state or {}).items()
             if of == key or (key.endswith("@") and of.startswith(key))
         ]
-        found = marks(encode_request(wires[name], history, tools=(LOOK,)))
+        found = find_marks(encode_request(wires[name], history, tools=(LOOK,)))
         assert found <= set().union(*own)
-        # What OpenAI reasoned last, and nothing came of it, stays here with all of that message.
+        # OpenAI reasoning without a following answer is omitted along with its message.
         assert name == "gpt" or found == set().union(*own)
 
 
 @settings(max_examples=60, deadline=None)
 @given(TURNS)
-def test_what_is_left_out_is_told_once_for_each_message_though_several_vendors_are_asked(turns: list[Any]) -> None:
+def test_omitted_parts_are_reported_once_per_message(turns: list[Any]) -> None:
     wires = {name: OTHER_VENDORS[name].make_codec() for name in ("claude", "gemini 3", "gpt")}
     told: dict[str, list[str]] = {name: [] for name in wires}
     history = [Message.user("Where?")]
     for number, (name, pieces, _, files, speaks) in enumerate(turns):
         name = name if name in wires else "claude"
-        message = answered(wires[name], SAYS[name](pieces, str(number)))
-        said_to(history, message, files, drops=False, speaks=speaks)
+        message = read_message(wires[name], SAYS[name](pieces, str(number)))
+        extend_history(history, message, files, drops=False, speaks=speaks)
         for other, wire in wires.items():
             encode_request(wire, history, told[other])
     for name, notices in told.items():

@@ -1,6 +1,6 @@
-"""What vendors sent over APIs of their own, over HTTP and in awkward pieces, against what their own SDKs make of it.
+"""Recorded responses of native APIs, over HTTP and in small pieces, compared with the SDKs of the vendors.
 
-As in `test_recordings.py`, each exchange is asked for once, or with RXLOOP_RECORDINGS=all in every way.
+As in `test_recordings.py`, each exchange is tested once, or in all variants with RXLOOP_RECORDINGS=all.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ KINDS: dict[int, type[ProviderError]] = {
     429: RateLimited,
 }
 NOT_OURS = (": messages: ", ": path ")
-"""What of a request is another than was recorded: the messages, and the path, which the tests of the wires look at."""
+"""Request differences that codec tests cover: messages and paths."""
 pytestmark = [needs_recordings, pytest.mark.timeout(1800 if ALL_VARIANTS else 120)]
 
 
-def failure(answer: StreamResult, expected: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """What differs in an answer that fails, for the SDK or for us."""
+def summarize_failure(answer: StreamResult, expected: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     broken = expected.get("error_mid_stream")
     if answer.error is None or not (expected.get("http_error") or broken):
         return [("error", answer.error, expected)]
@@ -52,10 +51,9 @@ def failure(answer: StreamResult, expected: dict[str, Any]) -> list[tuple[str, A
     return [(name, repr(answer.error), message) for name, right in pairs.items() if not right]
 
 
-def differences(answer: StreamResult, expected: dict[str, Any], native: NativeApi) -> list[tuple[str, Any, Any]]:
-    """What differs between our reading and the SDK's, by name."""
+def find_differences(answer: StreamResult, expected: dict[str, Any], native: NativeApi) -> list[tuple[str, Any, Any]]:
     if "http_error" in expected or expected.get("error_mid_stream") or answer.error is not None:
-        return failure(answer, expected)
+        return summarize_failure(answer, expected)
     theirs = native.read(expected)
     message = answer.events[-1]
     assert isinstance(message, ContentCompleteEvent)
@@ -93,7 +91,6 @@ def _joined(answer: StreamResult, kind: type[ContentDeltaEvent | ThoughtDeltaEve
 
 
 def _arguments(answer: StreamResult) -> list[Any]:
-    """The arguments of the tool calls as they streamed."""
     joined: dict[int, str] = {}
     for event in answer.events:
         if isinstance(event, ToolCallDeltaEvent):
@@ -109,15 +106,15 @@ def _usage(answer: StreamResult) -> list[tuple[int, ...]]:
     ]
 
 
-async def passed(vendor: Vendor, native: NativeApi, name: str, number: int, wrong: list[Any]) -> bool:
-    """Ask for one exchange in its ways, and compare."""
+async def check_exchange(vendor: Vendor, native: NativeApi, name: str, number: int, wrong: list[Any]) -> bool:
+    """Compare an exchange in its variants."""
     conversation, expected = recording(name), oracle(name)[number]
     exchange = conversation["exchanges"][number]
     before = len(wrong)
     for mode, shape in replay_variants(conversation, number):
         vendor.replay_conversation(conversation, number, mode=mode, seed=number, **SHAPES[shape])
         answer = await collect(vendor.provider(exchange).call(REQUEST))
-        found = differences(answer, expected, native)
+        found = find_differences(answer, expected, native)
         found += [
             ("request", each, None) for each in vendor.replay.problems if not any(words in each for words in NOT_OURS)
         ]
@@ -129,32 +126,32 @@ async def passed(vendor: Vendor, native: NativeApi, name: str, number: int, wron
     return len(wrong) == before
 
 
-async def all_passed(api: str, transport: Transport) -> None:
-    """Ask for every exchange of an API, and compare."""
+async def check_all(api: str, transport: Transport) -> None:
+    """Compare every exchange of an API."""
     native = NATIVE[api]
     wrong: list[Any] = []
     counts = Counter[bool]()
     async with replay_server(transport, native.make) as vendor:
         for name in recording_names(api=native.api):
             for number in range(len(recording(name)["exchanges"])):
-                counts[await passed(vendor, native, name, number, wrong)] += 1
+                counts[await check_exchange(vendor, native, name, number, wrong)] += 1
     print(f"{native.api}: {counts[True]} of {counts.total()} exchanges")
     assert counts.total() > 0
     assert wrong == []
 
 
 @pytest.mark.parametrize("api", NATIVE)
-async def test_every_recorded_answer_means_what_the_sdk_says(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    _give_keys(monkeypatch)
-    await all_passed(api, "httpx")
+async def test_recorded_answers_match_the_sdk(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _set_keys(monkeypatch)
+    await check_all(api, "httpx")
 
 
 @pytest.mark.parametrize("api", NATIVE)
-async def test_they_mean_the_same_over_aiohttp(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    _give_keys(monkeypatch)
-    await all_passed(api, "aiohttp")
+async def test_recorded_answers_match_the_sdk_over_aiohttp(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _set_keys(monkeypatch)
+    await check_all(api, "aiohttp")
 
 
-def _give_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def _set_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ANTHROPIC_API_KEY", "GEMINI_API_KEY", "OPENAI_API_KEY"):
         monkeypatch.setenv(name, "a-key")

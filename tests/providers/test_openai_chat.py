@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("transport")
 AT_ONCE = Retry(first=0)
 
 
-async def test_nothing_is_sent_before_somebody_subscribes(server: Server) -> None:
+async def test_call_sends_nothing_before_it_is_subscribed(server: Server) -> None:
     # L52
     provider = chat_model(server)
     source = provider.call(REQUEST)
@@ -48,7 +48,7 @@ async def test_nothing_is_sent_before_somebody_subscribes(server: Server) -> Non
     await provider.aclose()
 
 
-async def test_several_views_of_one_call_make_one_request(server: Server) -> None:
+async def test_views_of_one_call_share_a_request(server: Server) -> None:
     # L53
     server.answer(text_reply("a", "b"))
     provider = chat_model(server)
@@ -62,7 +62,7 @@ async def test_several_views_of_one_call_make_one_request(server: Server) -> Non
     await provider.aclose()
 
 
-async def test_each_subscription_is_a_request_of_its_own(server: Server) -> None:
+async def test_each_subscription_sends_its_own_request(server: Server) -> None:
     server.answer(text_reply("a"))
     provider = chat_model(server)
     source = provider.call(REQUEST)
@@ -71,7 +71,7 @@ async def test_each_subscription_is_a_request_of_its_own(server: Server) -> None
     await provider.aclose()
 
 
-async def test_a_connection_is_used_again_after_done(server: Server) -> None:
+async def test_connection_is_reused_after_done(server: Server) -> None:
     server.answer(text_reply("a"))
     provider = chat_model(server)
     for _ in range(5):
@@ -80,7 +80,7 @@ async def test_a_connection_is_used_again_after_done(server: Server) -> None:
     await provider.aclose()
 
 
-async def test_a_server_that_never_ends_after_done_holds_nobody_up(server: Server) -> None:
+async def test_server_that_keeps_the_stream_open_after_done_does_not_delay_the_answer(server: Server) -> None:
     server.answer(text_reply("a", end="hang"))
     provider = chat_model(server)
     events: list[Event] = []
@@ -101,7 +101,7 @@ async def test_a_server_that_never_ends_after_done_holds_nobody_up(server: Serve
     await provider.aclose()
 
 
-async def test_the_events_come_in_order_with_the_usage_before_the_message(server: Server) -> None:
+async def test_usage_precedes_the_message(server: Server) -> None:
     # L64
     usage = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
     server.answer(Reply(sse(delta(content="He"), delta(content="llo"), delta("stop"), usage)))
@@ -113,7 +113,7 @@ async def test_the_events_come_in_order_with_the_usage_before_the_message(server
     await provider.aclose()
 
 
-async def test_an_answer_cut_anywhere_is_the_same_answer(server: Server) -> None:
+async def test_answer_is_independent_of_read_boundaries(server: Server) -> None:
     # L70
     stream = b"".join(sse(delta(content="smørbrød 🍞"), delta(content="\n→"), delta("stop")))
     provider = chat_model(server)
@@ -125,7 +125,7 @@ async def test_an_answer_cut_anywhere_is_the_same_answer(server: Server) -> None
 
 
 @pytest.mark.parametrize("end", ["end", "drop"])
-async def test_a_connection_that_ends_early_is_an_error_that_keeps_the_text(server: Server, end: Any) -> None:
+async def test_connection_that_ends_early_is_an_error_that_keeps_the_text(server: Server, end: Any) -> None:
     # L66
     server.answer(text_reply("Hel", end=end, finished=False))
     provider = chat_model(server, retry=AT_ONCE)
@@ -138,7 +138,7 @@ async def test_a_connection_that_ends_early_is_an_error_that_keeps_the_text(serv
     await provider.aclose()
 
 
-async def test_a_connection_that_breaks_behind_the_finish_reason_is_a_proper_end(server: Server) -> None:
+async def test_connection_that_breaks_after_the_finish_reason_is_a_normal_end(server: Server) -> None:
     # L66
     server.answer(Reply(sse(delta("stop", content="Hi"), done=False), end="drop"))
     provider = chat_model(server)
@@ -148,7 +148,7 @@ async def test_a_connection_that_breaks_behind_the_finish_reason_is_a_proper_end
     await provider.aclose()
 
 
-async def test_an_error_in_the_stream_fails_the_call_and_leaves_the_connection_usable(server: Server) -> None:
+async def test_error_in_the_stream_fails_the_call_and_keeps_the_connection(server: Server) -> None:
     # L66
     bad = sse(delta(content="Hel"), {"error": {"code": 429, "message": "slow down"}}, done=False)
     server.answer(Reply([b"".join(bad)]), text_reply("ok"))
@@ -170,7 +170,7 @@ async def test_an_error_in_the_stream_fails_the_call_and_leaves_the_connection_u
         Reply([b'data: {"error": {"message": "oops"}}\n\n']),
     ],
 )
-async def test_a_failure_before_the_first_event_is_tried_again(server: Server, first: Reply) -> None:
+async def test_failure_before_the_first_event_is_retried(server: Server, first: Reply) -> None:
     # L67
     server.answer(first, first, text_reply("third", " time"))
     provider = chat_model(server, retry=AT_ONCE)
@@ -181,7 +181,7 @@ async def test_a_failure_before_the_first_event_is_tried_again(server: Server, f
     await provider.aclose()
 
 
-async def test_a_vendor_that_stays_busy_fails_the_call_with_the_wait_it_asked_for(server: Server) -> None:
+async def test_busy_vendor_fails_the_call_with_the_requested_delay(server: Server) -> None:
     # L67
     reply = Reply([b'{"error": {"message": "busy"}}'], 429, {"retry-after": "0"}, "application/json")
     server.answer(reply)
@@ -193,7 +193,7 @@ async def test_a_vendor_that_stays_busy_fails_the_call_with_the_wait_it_asked_fo
     await provider.aclose()
 
 
-async def test_a_refusal_is_not_tried_again(server: Server) -> None:
+async def test_refusal_is_not_retried(server: Server) -> None:
     server.answer(Reply([b'{"error": {"message": "no such model"}}'], status=404, content_type="application/json"))
     provider = chat_model(server, retry=AT_ONCE)
     answer = await collect(provider.call(REQUEST))
@@ -203,7 +203,7 @@ async def test_a_refusal_is_not_tried_again(server: Server) -> None:
     await provider.aclose()
 
 
-async def test_nobody_at_the_address_is_an_error_that_says_what_to_do() -> None:
+async def test_refused_connection_error_suggests_a_remedy() -> None:
     preset = Preset(name="ollama", base_url="http://127.0.0.1:9/v1", hint="Start it with `ollama serve`.")
     provider = openai_chat("m", preset=preset, retry=AT_ONCE)
     answer = await collect(provider.call(REQUEST))
@@ -213,7 +213,7 @@ async def test_nobody_at_the_address_is_an_error_that_says_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("reply", [text_reply("Hel", end="hang", finished=False), Reply(end="hang")])
-async def test_silence_for_the_idle_timeout_is_a_timeout(server: Server, reply: Reply) -> None:
+async def test_silence_ends_at_the_idle_timeout(server: Server, reply: Reply) -> None:
     # L68
     server.answer(reply)
     provider = chat_model(server, timeout=Timeouts(idle=0.1), retry=AT_ONCE)
@@ -225,7 +225,7 @@ async def test_silence_for_the_idle_timeout_is_a_timeout(server: Server, reply: 
     await provider.aclose()
 
 
-async def test_a_call_may_take_a_total_time(server: Server) -> None:
+async def test_call_ends_at_the_total_time(server: Server) -> None:
     server.answer(Reply(end="hang"))
     provider = chat_model(server, timeout=Timeouts(total=0.1))
     answer = await collect(provider.call(REQUEST))
@@ -234,7 +234,7 @@ async def test_a_call_may_take_a_total_time(server: Server) -> None:
     await provider.aclose()
 
 
-async def test_a_wait_before_the_next_request_ends_with_the_total_time(server: Server) -> None:
+async def test_retry_delay_beyond_the_total_time_fails_at_once(server: Server) -> None:
     server.answer(Reply(status=503))
     provider = chat_model(server, timeout=Timeouts(total=0.1), retry=Retry(first=10, jitter=0))
     answer = await collect(provider.call(REQUEST))
@@ -244,7 +244,7 @@ async def test_a_wait_before_the_next_request_ends_with_the_total_time(server: S
     await provider.aclose()
 
 
-async def test_a_missing_key_names_its_variable_and_nothing_is_sent(
+async def test_missing_key_error_names_the_variable_and_sends_nothing(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ACME_KEY", raising=False)
@@ -261,7 +261,7 @@ async def test_a_missing_key_names_its_variable_and_nothing_is_sent(
     await provider.aclose()
 
 
-async def test_headers_come_from_the_preset_the_provider_and_the_settings(server: Server) -> None:
+async def test_headers_of_preset_provider_and_settings_are_merged(server: Server) -> None:
     server.answer(text_reply("a"))
     preset = Preset(name="acme", base_url=server.base_url, headers={"X-A": "1", "X-B": "1", "X-C": "1"})
     provider = openai_chat("m", preset=preset, api_key="k", headers={"x-b": "2", "X-C": "2"})
@@ -274,7 +274,7 @@ async def test_headers_come_from_the_preset_the_provider_and_the_settings(server
     await provider.aclose()
 
 
-async def test_an_answer_that_is_not_streamed(server: Server) -> None:
+async def test_answer_without_streaming_is_read(server: Server) -> None:
     body = b'{"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]}'
     server.answer(Reply([body], content_type="application/json"))
     provider = chat_model(server, stream=False)
@@ -284,7 +284,7 @@ async def test_an_answer_that_is_not_streamed(server: Server) -> None:
     await provider.aclose()
 
 
-async def test_an_endpoint_that_sends_the_other_form_than_asked_for_is_understood(server: Server) -> None:
+async def test_endpoint_that_ignores_the_stream_option_is_supported(server: Server) -> None:
     body = b'{"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]}'
     server.answer(
         Reply([body], content_type="application/json"),
@@ -297,7 +297,7 @@ async def test_an_endpoint_that_sends_the_other_form_than_asked_for_is_understoo
         await provider.aclose()
 
 
-async def test_a_client_of_the_users_is_used_and_stays_open(server: Server) -> None:
+async def test_custom_client_is_used_and_stays_open(server: Server) -> None:
     server.answer(text_reply("a"))
     async with httpx.AsyncClient(headers={"x-mine": "yes"}) as own:
         provider = chat_model(server, http_client=own)
@@ -310,7 +310,7 @@ async def test_a_client_of_the_users_is_used_and_stays_open(server: Server) -> N
     assert "closed" in str(answer.error)
 
 
-async def test_a_bad_address_in_the_environment_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_invalid_url_in_the_environment_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACME_URL", "ftp://acme")
     preset = Preset(name="acme", base_url="http://acme/v1", url_env="ACME_URL")
     answer = await collect(openai_chat("m", preset=preset).call(REQUEST))
@@ -318,7 +318,7 @@ async def test_a_bad_address_in_the_environment_is_a_configuration_error(monkeyp
     assert "ftp://acme" in str(answer.error)
 
 
-async def test_a_hook_of_the_users_client_may_read_the_answer_and_change_the_request(server: Server) -> None:
+async def test_hook_of_a_custom_client_may_read_the_answer_and_sign_the_request(server: Server) -> None:
     server.answer(text_reply("Hello ", "you"))
     seen: list[bytes] = []
 

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("transport")
 AT_ONCE = Retry(first=0)
 
 
-async def test_disposing_closes_the_connection_while_the_server_still_sends(server: Server) -> None:
+async def test_dispose_closes_the_connection_while_the_server_sends(server: Server) -> None:
     # L54
     server.answer(text_reply("a", end="hang", finished=False))
     provider = chat_model(server)
@@ -54,7 +54,7 @@ async def test_disposing_closes_the_connection_while_the_server_still_sends(serv
 
 
 @pytest.mark.parametrize("moment", ["at once", "asked", "streaming", "any"])
-async def test_two_hundred_disposed_calls_leave_no_connection_behind(server: Server, moment: str) -> None:
+async def test_two_hundred_disposed_calls_leave_no_connection(server: Server, moment: str) -> None:
     # L54
     server.answer(text_reply(*["word"] * 50, end="end" if moment == "any" else "hang"))
     provider = chat_model(server)
@@ -69,7 +69,7 @@ async def test_two_hundred_disposed_calls_leave_no_connection_behind(server: Ser
         else:
             event = server.requested if moment == "asked" else started
             asyncio.ensure_future(event.wait()).add_done_callback(lambda _, it=subscription: it.dispose())
-    # A call that ends before it is disposed of leaves its connection open for the next one.
+    # Completed calls leave their connection open for reuse.
     may_be_kept = moment == "any"
     async with asyncio.timeout(10):
         while (server.open and not may_be_kept) or asyncio.all_tasks() - before - server.tasks:  # noqa: ASYNC110
@@ -82,7 +82,7 @@ async def test_two_hundred_disposed_calls_leave_no_connection_behind(server: Ser
         await server.all_closed.wait()
 
 
-async def test_calls_disposed_at_any_of_their_events_leave_no_connection_behind(server: Server) -> None:
+async def test_calls_disposed_at_any_event_leave_no_connection(server: Server) -> None:
     # L54
     server.answer(text_reply("a", "b"), Reply([b"".join(text_reply("a", "b").pieces)]))
     provider = chat_model(server)
@@ -97,9 +97,7 @@ async def test_calls_disposed_at_any_of_their_events_leave_no_connection_behind(
 
 
 @pytest.mark.parametrize("whose", ["the vendor's", "the subscriber's"])
-async def test_an_error_in_the_middle_closes_the_connection_and_leaves_nothing_to_the_loop(
-    server: Server, whose: str
-) -> None:
+async def test_error_in_the_stream_closes_the_connection_without_pending_generators(server: Server, whose: str) -> None:
     chunk = delta(content="a") if whose == "the subscriber's" else {"error": {"message": "oops"}}
     server.answer(Reply(sse(delta(content="b"), chunk, done=False), end="hang"))
     provider = chat_model(server)
@@ -116,17 +114,17 @@ async def test_an_error_in_the_middle_closes_the_connection_and_leaves_nothing_t
     asyncio.get_running_loop().set_task_factory(make_task)
     answer = await collect(provider.call(REQUEST).pipe(ops.do_action(on_next)))
     assert isinstance(answer.error, ValueError if whose == "the subscriber's" else ServerFailed)
-    answer.error = None  # its traceback would keep the generators of httpx alive
+    answer.error = None  # A traceback would keep httpx generators alive.
     async with asyncio.timeout(1):
         await server.all_closed.wait()
     gc.collect()
     for _ in range(3):
         await asyncio.sleep(0)
-    assert set(tasks) == {"coroutine"}  # and no generator that the loop has to close
+    assert set(tasks) == {"coroutine"}  # No generator is left for the event loop to close.
     await provider.aclose()
 
 
-async def test_a_closed_gate_holds_the_socket_back(server: Server) -> None:
+async def test_closed_gate_stops_reading_from_the_socket(server: Server) -> None:
     host: Any = FakeHost()
     scope = host.info.scope
     server.answer(text_reply("a", "b", "c"))

@@ -14,7 +14,7 @@ from support.http_server import REQUEST, Server, collect, text_reply
 
 ALL = sorted(PRESETS)
 CHAT = [name for name in ALL if PRESETS[name].wire in ("openai", "openai_chat")]
-# The addresses that the vendors document, and that the recordings were made at where there are any.
+# Documented URLs, which match the recordings if any exist.
 ADDRESSES = {
     "zai": "https://api.z.ai/api/paas/v4/chat/completions",
     "openai": "https://api.openai.com/v1/chat/completions",
@@ -63,7 +63,6 @@ EVERYTHING = ModelRequest(
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of the machine says nothing about vendors."""
     for preset in PRESETS.values():
         for name in (preset.url_env, preset.version_env, preset.key_env):
             if name is not None:
@@ -73,8 +72,7 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_REGION", "eu-north-1")
 
 
-async def received(preset: Preset, server: Server, request: ModelRequest = REQUEST) -> dict[str, Any]:
-    """The body that a server gets."""
+async def receive_body(preset: Preset, server: Server, request: ModelRequest = REQUEST) -> dict[str, Any]:
     server.answer(text_reply("ok"))
     provider = openai_chat("m", preset=preset, base_url=server.base_url, api_key="k")
     assert (await collect(provider.call(request))).error is None
@@ -83,7 +81,7 @@ async def received(preset: Preset, server: Server, request: ModelRequest = REQUE
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_preset_stands_at_its_address(name: str) -> None:
+def test_preset_has_its_documented_url(name: str) -> None:
     preset = PRESETS[name]
     assert preset.name == name
     if PRESETS[name].base_url is not None:
@@ -93,7 +91,7 @@ def test_a_preset_stands_at_its_address(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_model_string_with_the_name_of_a_preset_makes_a_provider(name: str) -> None:
+def test_model_string_with_a_preset_name_creates_a_provider(name: str) -> None:
     assert resolve_model(f"{name}:org/model:tag").name == f"{name}:org/model:tag"
     default = PRESETS[name].default_model
     if default is not None:
@@ -104,9 +102,9 @@ def test_a_model_string_with_the_name_of_a_preset_makes_a_provider(name: str) ->
 
 
 @pytest.mark.parametrize("name", CHAT)
-async def test_what_an_endpoint_cannot_do_is_not_asked_of_it(name: str, server: Server) -> None:
+async def test_unsupported_options_are_not_sent(name: str, server: Server) -> None:
     preset = PRESETS[name]
-    body = await received(preset, server, EVERYTHING)
+    body = await receive_body(preset, server, EVERYTHING)
     assert ("stream_options" in body) == preset.stream_options
     assert ("parallel_tool_calls" in body) == preset.parallel_tool_calls
     assert ("strict" in body["tools"][0]["function"]) == preset.strict
@@ -117,21 +115,21 @@ async def test_what_an_endpoint_cannot_do_is_not_asked_of_it(name: str, server: 
 
 
 @pytest.mark.parametrize("name", CHAT)
-async def test_reasoning_goes_back_only_where_it_is_wanted(name: str, server: Server) -> None:
+async def test_reasoning_is_sent_back_only_where_supported(name: str, server: Server) -> None:
     # L65
     preset = PRESETS[name]
-    message = (await received(preset, server, EVERYTHING))["messages"][1]
+    message = (await receive_body(preset, server, EVERYTHING))["messages"][1]
     back = {field for field in message if "reasoning" in field}
     wanted = {preset.reasoning_field} - {None} | ({"reasoning_details"} if preset.reasoning_details else set())
     assert back == wanted
 
 
-def test_the_vendors_that_refuse_a_history_without_its_reasoning_get_it() -> None:
+def test_presets_that_require_reasoning_in_the_history_send_it() -> None:
     assert {name for name in ALL if PRESETS[name].reasoning_field} == {"zai", "deepseek", "moonshot", "llama_cpp"}
     assert {name for name in ALL if PRESETS[name].reasoning_details} == {"openrouter", "vercel"}
 
 
-async def test_a_preset_of_ones_own_is_one_line(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_custom_preset_needs_one_line(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINE_KEY", "secret")
     server.answer(text_reply("ok"))
     provider = openai_chat("m", preset=Preset(name="mine", base_url=server.base_url, key_env="MINE_KEY"))
@@ -158,7 +156,7 @@ async def test_a_preset_of_ones_own_is_one_line(server: Server, monkeypatch: pyt
         ("https://r.openai.azure.com/openai/v1/", "/openai/v1/chat/completions"),
     ],
 )
-def test_azure_has_a_deployment_and_a_version_in_the_address(base: str, url: str) -> None:
+def test_azure_chat_url_has_deployment_and_version(base: str, url: str) -> None:
     assert chat_url(AZURE, base, "my gpt") == "https://r.openai.azure.com" + url
 
 
@@ -172,18 +170,18 @@ def test_azure_has_a_deployment_and_a_version_in_the_address(base: str, url: str
         ("/openai/deployments/x", "2025-04-01-preview", "/openai/responses?api-version=2025-04-01-preview"),
     ],
 )
-def test_azure_has_responses_with_a_version_and_without(
+def test_azure_responses_url_may_have_a_version(
     base: str, version: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_VERSION", version)
     assert responses_url(AZURE, "https://r.openai.azure.com" + base) == "https://r.openai.azure.com" + url
 
 
-def test_openai_has_responses_beside_chat() -> None:
+def test_openai_supports_responses() -> None:
     assert responses_url(PRESETS["openai"], "https://api.openai.com/v1") == "https://api.openai.com/v1/responses"
 
 
-async def test_azure_takes_all_of_it_from_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_azure_is_configured_by_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", server.base_url.removesuffix("/v1"))
     monkeypatch.setenv("AZURE_OPENAI_API_KEY", "secret")
     monkeypatch.setenv("OPENAI_API_VERSION", "2025-03-01-preview")
@@ -197,7 +195,7 @@ async def test_azure_takes_all_of_it_from_the_environment(server: Server, monkey
     await provider.aclose()
 
 
-async def test_azure_takes_a_token_in_place_of_a_key(server: Server) -> None:
+async def test_azure_accepts_a_token_instead_of_a_key(server: Server) -> None:
     server.answer(text_reply("ok"))
     provider = openai_chat("m", preset="azure", base_url=server.base_url, headers={"Authorization": "Bearer token"})
     assert (await collect(provider.call(REQUEST))).error is None
@@ -206,13 +204,13 @@ async def test_azure_takes_a_token_in_place_of_a_key(server: Server) -> None:
     await provider.aclose()
 
 
-async def test_azure_without_an_address_says_which_variable_has_it() -> None:
+async def test_missing_azure_url_error_names_the_variable() -> None:
     answer = await collect(openai_chat("m", preset="azure").call(REQUEST))
     assert isinstance(answer.error, ConfigurationError)
     assert "AZURE_OPENAI_ENDPOINT" in str(answer.error)
 
 
-async def test_an_address_keeps_its_query(server: Server) -> None:
+async def test_query_of_a_url_is_kept(server: Server) -> None:
     server.answer(text_reply("ok"))
     provider = openai_chat("m", base_url=server.base_url + "?tenant=a")
     await collect(provider.call(REQUEST))

@@ -1,4 +1,4 @@
-"""Agent loops that were recorded with real vendors, run again by a real agent: the same requests, the same end."""
+"""Recorded agent loops, repeated by an agent with the same requests and results."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ LOOPS = loops()
 
 @dataclass
 class RecordedTool:
-    """A tool that gives what it gave when the loop was recorded."""
+    """Tool that returns its recorded results."""
 
     definition: ToolDefinition
     results: list[dict[str, Any]]
-    """What is left of the recorded results of the loop; the tools of a loop share it."""
+    """Remaining recorded results, shared by all tools."""
     timeout: float | None = None
     idempotent: bool = False
     approve: bool = False
@@ -53,7 +53,7 @@ class RecordedTool:
         mine = [each for each in self.results if each["name"] == ctx.call.name]
         found = next((each for each in mine if orjson.loads(each["arguments"] or "{}") == arguments), None)
         if found is None:
-            # The loop was recorded up to this call.
+            # The recording ends here.
             assert not mine
             return "not recorded"
         self.results.remove(found)
@@ -62,7 +62,7 @@ class RecordedTool:
 
 @dataclass
 class Outcome:
-    """How a loop went."""
+    """Result of a loop."""
 
     result: Result[Any]
     error: Exception | None
@@ -71,8 +71,8 @@ class Outcome:
     left: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
-def tools_of(loop: dict[str, Any], results: list[dict[str, Any]]) -> list[RecordedTool]:
-    """The tools that were offered, and those that were only offered later."""
+def find_tools(loop: dict[str, Any], results: list[dict[str, Any]]) -> list[RecordedTool]:
+    """List initial tools and tools offered later."""
     offered = {each["function"]["name"]: each["function"] for each in loop["tools"]}
     functions = offered | {each["name"]: {} for each in results if each["name"] not in offered}
     return [
@@ -84,22 +84,20 @@ def tools_of(loop: dict[str, Any], results: list[dict[str, Any]]) -> list[Record
     ]
 
 
-def message(plain: dict[str, Any]) -> Message:
-    """A message as it was recorded."""
+def normalise_message(plain: dict[str, Any]) -> Message:
     calls = tuple(
         ToolCall.parse(call["id"], call["function"]["name"], call["function"]["arguments"])
         for call in plain.get("tool_calls") or ()
     )
     return Message(
         role="system" if plain["role"] == "developer" else plain["role"],
-        content=content(plain.get("content")),
+        content=normalise_content(plain.get("content")),
         tool_calls=calls,
         tool_call_id=plain.get("tool_call_id"),
     )
 
 
-def content(plain: Any) -> str | list[Part]:
-    """The content of a message as it was recorded."""
+def normalise_content(plain: Any) -> str | list[Part]:
     if not isinstance(plain, list):
         return plain or ""
     return [
@@ -108,10 +106,10 @@ def content(plain: Any) -> str | list[Part]:
     ]
 
 
-async def drive(
+async def repeat_loop(
     vendor: Vendor, name: str, messages: Sequence[Message], results: list[dict[str, Any]], first: int
 ) -> Outcome:
-    """Run a real agent against the recording, from exchange number `first` on."""
+    """Run an agent against the recording, from exchange number `first`."""
     conversation, loop = recording(name), LOOPS[name]["loops"][0]
     left = [dict(each) for each in results]
     vendor.replay_conversation(conversation, first)
@@ -119,7 +117,7 @@ async def drive(
     log = SqliteEventLog(f"{folder.name}/runs.db")
     agent = Agent(
         vendor.provider(conversation["exchanges"][0]),
-        tools=tools_of(loop, left),
+        tools=find_tools(loop, left),
         thoughts=False,
         limits=Limits(iterations=len(loop["exchanges"]) - first, tool_failures=None),
         log=log,
@@ -131,42 +129,41 @@ async def drive(
     except (RunError, LimitReached) as failure:
         result, error = failure.result, failure
     again = replay(log, result.task_id)
-    # L1, L3, L4, L5: the stream keeps to its grammar, live and as it is read back.
+    # L1, L3, L4, L5: the stream follows the grammar, both live and when it is read back.
     assert [event async for event in again.pipe(op.grammar())] == [event for event in events if event.durable]
     recorded = await again.result()
-    # Added up, the changes of its graph are its graph; and it was at work as long as its log says.
+    # Graph changes add up to the graph, and live statistics match the logged ones.
     assert rebuild_matches(events, result.thoughts)
     live, logged = (collect_values(op.stats(), each)[-1] for each in (events, await log.read(result.task_id)))
     assert (logged.seconds, logged.tool_seconds, logged.usage) == (live.seconds, live.tool_seconds, result.usage)
     await log.aclose()
     folder.cleanup()
-    # The recording of the run is a model that answers as the vendor did.
+    # A recording of the run is a model with the same answers.
     rest = [dict(each) for each in results]
     model = ScriptedModel.from_events(events)
-    once_more = Agent(model, tools=tools_of(loop, rest), thoughts=False, limits=agent.limits)
+    once_more = Agent(model, tools=find_tools(loop, rest), thoughts=False, limits=agent.limits)
     await once_more.run(list(messages)).pipe(op.compare(events), op.grammar())
     assert (len(model.requests), rest) == (len(vendor.replay.requests), left)
-    # L144: what the log folds to is what the run was.
+    # L144: folding the log restores the state.
     assert (recorded.messages, recorded.usage, recorded.state) == (result.messages, result.usage, result.state)
     return Outcome(result, error, [each["body"] for each in vendor.replay.requests], vendor.replay.problems, left)
 
 
-def said(result: Result[Any]) -> tuple[str, list[tuple[str, str]]]:
-    """The last message of the model."""
+def find_last_answer(result: Result[Any]) -> tuple[str, list[tuple[str, str]]]:
     last = next(each for each in reversed(result.messages) if each.role == "assistant")
     return last.text, [(call.name, call.raw or "") for call in last.tool_calls]
 
 
-def expected(name: str) -> tuple[str, list[tuple[str, str]]]:
-    """The last message of the model, as the SDK reads it."""
+def read_recorded_answer(name: str) -> tuple[str, list[tuple[str, str]]]:
+    """Return the last recorded message of the model, parsed by the SDK."""
     last = choice(oracle(name)[LOOPS[name]["loops"][0]["exchanges"][-1]])
     return last["text"] or "", [(called, arguments or "") for _, called, arguments in last["tool_calls"]]
 
 
 def recorded_requests(name: str) -> list[Any]:
-    """The recorded requests, without the messages that their client put into the history on its own account.
+    """Return the recorded requests without messages that the recording client added.
 
-    One had left an empty message of the model in it, and one a call that the model never made, with its result.
+    One recording has an additional empty message, and another an additional call with its result.
     """
     made = {called for each in oracle(name) for _, called, _ in choice(each)["tool_calls"]}
     requests: list[Any] = []
@@ -185,29 +182,28 @@ def recorded_requests(name: str) -> list[Any]:
     return requests
 
 
-def results_of(name: str) -> list[dict[str, Any]]:
-    """The recorded results of the calls that the model made."""
+def find_results(name: str) -> list[dict[str, Any]]:
     made = {called for each in oracle(name) for _, called, _ in choice(each)["tool_calls"]}
     return [each for each in LOOPS[name]["loops"][0]["tool_results"] if each["name"] in made]
 
 
-def breaks(name: str) -> bool:
-    """Whether the vendor reports an error in the middle of the first answer."""
+def fails_midway(name: str) -> bool:
+    """Return True if the vendor reports an error in the middle of the first answer."""
     return bool(oracle(name)[0].get("error_mid_stream"))
 
 
 @pytest.mark.parametrize("who", sorted({name.partition("-chat-")[0] for name in LOOPS}) or ["nobody"])
-async def test_a_recorded_loop_makes_the_same_requests_and_ends_the_same(who: str) -> None:
+async def test_recorded_loop_repeats_its_requests_and_result(who: str) -> None:
     deviating: list[str] = []
     async with replay_server() as vendor:
         for name in sorted(LOOPS):
-            if name.partition("-chat-")[0] != who or breaks(name):
+            if name.partition("-chat-")[0] != who or fails_midway(name):
                 continue
             assert len(LOOPS[name]["loops"]) == 1
             loop = LOOPS[name]["loops"][0]
-            initial = [message(each) for each in loop["initial_messages"]]
-            found = await drive(vendor, name, initial, results_of(name), 0)
-            wanted, requests = expected(name), recorded_requests(name)
+            initial = [normalise_message(each) for each in loop["initial_messages"]]
+            found = await repeat_loop(vendor, name, initial, find_results(name), 0)
+            wanted, requests = read_recorded_answer(name), recorded_requests(name)
             if [outline(each) for each in requests] == [
                 outline(each["request"]["body"]) for each in recording(name)["exchanges"]
             ]:
@@ -216,36 +212,36 @@ async def test_a_recorded_loop_makes_the_same_requests_and_ends_the_same(who: st
                 deviating.append(name)
             assert (name, list(map(outline, found.requests))) == (name, list(map(outline, requests)))
             assert (name, found.left) == (name, [])
-            assert (name, said(found.result)) == (name, wanted)
+            assert (name, find_last_answer(found.result)) == (name, wanted)
             if wanted[1]:
-                # The recording ends with a call that its client took for the answer; here it is a call.
+                # The client used the final call as the answer. Here it is a call.
                 assert isinstance(found.error, LimitReached)
             else:
                 assert (name, found.error, found.result.output) == (name, None, wanted[0])
     assert len(deviating) <= 1
 
 
-async def test_a_recorded_call_that_the_vendor_could_not_read_is_requested_again_with_the_reason() -> None:
+async def test_malformed_recorded_call_is_requested_again_with_the_reason() -> None:
     # P10
-    names = [name for name in LOOPS if breaks(name)]
+    names = [name for name in LOOPS if fails_midway(name)]
     assert names
     async with replay_server() as vendor:
         for name in names:
             loop = LOOPS[name]["loops"][0]
-            initial = [message(each) for each in loop["initial_messages"]]
-            found = await drive(vendor, name, initial, loop["tool_results"], 0)
-            assert (found.error, said(found.result)) == (None, expected(name))
+            initial = [normalise_message(each) for each in loop["initial_messages"]]
+            found = await repeat_loop(vendor, name, initial, loop["tool_results"], 0)
+            assert (found.error, find_last_answer(found.result)) == (None, read_recorded_answer(name))
             note = found.requests[1]["messages"][-1]
             assert note["role"] == "user"
             assert "did not match schema" in note["content"]
             # The recorded client executed the unreadable call. Its result is not needed here.
             assert found.left == loop["tool_results"][:1]
-            # The history of that client continues as recorded.
-            then = [message(each) for each in recording(name)["exchanges"][1]["request"]["body"]["messages"]]
-            found = await drive(vendor, name, then, loop["tool_results"][1:], 1)
+            # Continue with the history of the client.
+            then = [normalise_message(each) for each in recording(name)["exchanges"][1]["request"]["body"]["messages"]]
+            found = await repeat_loop(vendor, name, then, loop["tool_results"][1:], 1)
             assert (found.error, found.problems, found.left) == (None, [], [])
-            assert said(found.result) == expected(name)
+            assert find_last_answer(found.result) == read_recorded_answer(name)
 
 
-def test_there_are_as_many_loops_as_were_recorded() -> None:
+def test_all_recorded_loops_are_found() -> None:
     assert sum(len(each["loops"]) for each in LOOPS.values()) >= 53

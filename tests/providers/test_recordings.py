@@ -1,7 +1,7 @@
-"""What real vendors sent, over HTTP and in awkward pieces, against what the openai SDK makes of it.
+"""Recorded vendor responses over HTTP, compared with the openai SDK.
 
-Each exchange is asked for once, in pieces and under changes that its name draws. With RXLOOP_RECORDINGS=all it is asked
-for in every way, which takes minutes.
+Each exchange is tested in variants derived from its name, or in all variants with RXLOOP_RECORDINGS=all, which takes
+minutes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rxloop.protocol.events import (
     ToolCallDeltaEvent,
     UsageEvent,
 )
-from rxloop.protocol.step_events import MALFORMED_REASON
+from rxloop.protocol.finish import MALFORMED_REASON
 from rxloop.providers.transport import Transport
 from support.http_server import REQUEST, StreamResult, collect
 from support.vendors.recordings import (
@@ -55,8 +55,7 @@ KINDS: dict[int | None, type[ProviderError]] = {
 pytestmark = [needs_recordings, pytest.mark.timeout(1800 if ALL_VARIANTS else 120)]
 
 
-def fragments(answer: StreamResult) -> dict[int, str]:
-    """The arguments of the tool calls as they streamed."""
+def join_arguments(answer: StreamResult) -> dict[int, str]:
     joined: dict[int, str] = {}
     for event in answer.events:
         if isinstance(event, ToolCallDeltaEvent):
@@ -64,18 +63,17 @@ def fragments(answer: StreamResult) -> dict[int, str]:
     return joined
 
 
-def detailed(exchange: Any) -> str:
-    """The reasoning that stands in `reasoning_details` alone, which the SDK does not know."""
+def join_details(exchange: Any) -> str:
+    """Return the reasoning found only in `reasoning_details`, which the SDK does not read."""
     chunks = [orjson.loads(line[6:]) for line in body(exchange).splitlines() if line.startswith(b"data: {")]
     deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
     return "".join(detail.get("text") or "" for delta in deltas for detail in delta.get("reasoning_details") or ())
 
 
-def failure(answer: StreamResult, expected: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """What differs in an answer that fails, for the SDK or for us."""
+def summarize_failure(answer: StreamResult, expected: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     broken, filtered = expected.get("error_mid_stream"), expected.get("error_in_200_body")
     if broken and answer.error is None:
-        # A call that the vendor could not read ends the message, so that the model is asked again.
+        # Malformed calls end the message, so that the model is called again.
         ends = [event for event in answer.events if isinstance(event, ContentCompleteEvent)]
         reasons = [event.metadata.get(MALFORMED_REASON, "") for event in ends]
         if len(reasons) == 1 and broken["message"] in reasons[0]:
@@ -90,28 +88,27 @@ def failure(answer: StreamResult, expected: dict[str, Any]) -> list[tuple[str, A
         "complete": (any(isinstance(event, ContentCompleteEvent) for event in answer.events), False),
     }
     if broken:
-        # The part that had come before stands in the events.
+        # The received text is in the events.
         partial = choice(expected)
         pairs["text"] = (_joined(answer, ContentDeltaEvent) == (partial["text"] or ""), True)
         pairs["reasoning"] = (_joined(answer, ThoughtDeltaEvent) == (partial["reasoning"] or ""), True)
     return [(name, repr(answer.error), message) for name, (ours, theirs) in pairs.items() if ours != theirs]
 
 
-def differences(answer: StreamResult, expected: dict[str, Any], exchange: Any) -> list[tuple[str, Any, Any]]:
-    """What differs between our reading and the SDK's, by name."""
+def find_differences(answer: StreamResult, expected: dict[str, Any], exchange: Any) -> list[tuple[str, Any, Any]]:
     fails = "http_error" in expected or expected.get("error_mid_stream") or expected.get("error_in_200_body")
     if fails or answer.error is not None:
-        return failure(answer, expected)
+        return summarize_failure(answer, expected)
     theirs = choice(expected)
     message = answer.events[-1]
     assert isinstance(message, ContentCompleteEvent)
     pairs = {
-        # We give a refusal as the text of the answer.
+        # Refusals become text.
         "text": (message.content, theirs["text"] or theirs.get("refusal") or ""),
         "deltas": (_joined(answer, ContentDeltaEvent), message.content),
         "reasoning": (
             message.reasoning or "",
-            theirs["reasoning"] or (detailed(exchange) if exchange["stream"] else ""),
+            theirs["reasoning"] or (join_details(exchange) if exchange["stream"] else ""),
         ),
         "thought deltas": (_joined(answer, ThoughtDeltaEvent), message.reasoning or ""),
         "thoughts": (
@@ -124,11 +121,11 @@ def differences(answer: StreamResult, expected: dict[str, Any], exchange: Any) -
         ),
         "ids": (
             [call.id for call in message.tool_calls],
-            # Where the vendor gives none, we make one up.
+            # We generate missing ids.
             [given or ours.id for ours, (given, _, _) in zip(message.tool_calls, theirs["tool_calls"], strict=False)],
         ),
         "fragments": (
-            [text for _, text in sorted(fragments(answer).items())],
+            [text for _, text in sorted(join_arguments(answer).items())],
             [call.raw or "" for call in message.tool_calls],
         ),
         "finish": (message.raw_finish_reason, theirs["finish_reason"]),
@@ -156,7 +153,7 @@ def _our_usage(answer: StreamResult) -> list[tuple[int, ...]]:
 
 def _their_usage(expected: dict[str, Any]) -> list[tuple[int, ...]]:
     last = expected.get("hand_usage_last")
-    # The SDK does not know where Groq puts it.
+    # The SDK does not read the field used by Groq.
     usage = (last if is_written_by_hand(expected) else None) or expected.get("usage") or last
     if not usage:
         return []
@@ -166,22 +163,22 @@ def _their_usage(expected: dict[str, Any]) -> list[tuple[int, ...]]:
         usage["completion_tokens"],
         written.get("reasoning_tokens") or 0,
     )
-    # xAI, and Vercel for Gemini, do not count reasoning as completion tokens; the SDK passes their numbers on.
+    # xAI, and Vercel for Gemini, do not count reasoning as completion tokens. The SDK does not correct this.
     if reasoning > completion or (reasoning and usage["total_tokens"] == prompt + completion + reasoning):
         completion += reasoning
     return [(prompt, completion, read.get("cached_tokens") or 0, reasoning)]
 
 
-async def passed(vendor: Vendor, name: str, number: int, wrong: list[Any], counts: Counter[str]) -> bool:
-    """Ask for one exchange in its ways, and compare."""
+async def check_exchange(vendor: Vendor, name: str, number: int, wrong: list[Any], counts: Counter[str]) -> bool:
+    """Compare an exchange in its variants."""
     conversation, expected = recording(name), oracle(name)[number]
     exchange = conversation["exchanges"][number]
     before = len(wrong)
     for mode, shape in replay_variants(conversation, number):
         vendor.replay_conversation(conversation, number, mode=mode, seed=number, **SHAPES[shape])
         answer = await collect(vendor.provider(exchange).call(REQUEST))
-        found = differences(answer, expected, exchange)
-        # The request is another one than was recorded, so its messages differ; method, path and stream must not.
+        found = find_differences(answer, expected, exchange)
+        # The messages differ from the recorded request, but method, path and stream must be the same.
         found += [("request", each, None) for each in vendor.replay.problems if ": messages: " not in each]
         wrong += [(name, number, mode, shape, *each) for each in found]
         counts[mode] += 1
@@ -189,8 +186,8 @@ async def passed(vendor: Vendor, name: str, number: int, wrong: list[Any], count
     return len(wrong) == before
 
 
-async def all_passed(transport: Transport, who: str, step: int = 1) -> None:
-    """Ask for every exchange of a vendor, or of each so-manieth of its conversations, and compare."""
+async def check_all(transport: Transport, who: str, step: int = 1) -> None:
+    """Compare every exchange, or every n-th conversation."""
     wrong: list[Any] = []
     counts = Counter[str]()
     done = good = 0
@@ -201,23 +198,23 @@ async def all_passed(transport: Transport, who: str, step: int = 1) -> None:
                 continue
             for number in range(len(conversation["exchanges"])):
                 done += 1
-                good += await passed(vendor, name, number, wrong, counts)
+                good += await check_exchange(vendor, name, number, wrong, counts)
     print(f"{who}: {good} of {done} exchanges; {dict(counts)}")
     assert done > 0
     assert wrong == []
 
 
 @pytest.mark.parametrize("who", recorded_vendors())
-async def test_every_recorded_answer_means_what_the_sdk_says(who: str) -> None:
-    await all_passed("httpx", who)
+async def test_recorded_answers_match_the_sdk(who: str) -> None:
+    await check_all("httpx", who)
 
 
 @pytest.mark.parametrize("who", recorded_vendors())
-async def test_a_sample_of_them_means_the_same_over_aiohttp(who: str) -> None:
-    await all_passed("aiohttp", who, 1 if ALL_VARIANTS else 3)
+async def test_recorded_answers_match_the_sdk_over_aiohttp(who: str) -> None:
+    await check_all("aiohttp", who, 1 if ALL_VARIANTS else 3)
 
 
-def test_the_names_draw_every_mode_and_every_shape_many_times() -> None:
+def test_recording_names_select_every_variant_many_times() -> None:
     drawn = Counter[str]()
     for name in recording_names():
         conversation = recording(name)

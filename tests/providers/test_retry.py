@@ -24,13 +24,15 @@ from rxloop.providers import Retry, retrying
 from rxloop.stream.sources import emit
 from rxloop.testing import virtual_time
 from support.http_server import REQUEST, Reply, Server, chat_model, collect, streamed_text, text_reply
-from support.runs import marble_letters, outcome
+from support.runs import format_marbles, outcome
 from support.virtual_models import ColdModel, failing_answer, on_error, on_next, summarize, text_answer
 
 POLICY = Retry(attempts=3, first=20, longest=100, jitter=0)
 
 
-def seen(*answers: list[Any], policy: Retry = POLICY, disposed: int = 1000) -> tuple[list[tuple[int, str]], ColdModel]:
+def call_with_retry(
+    *answers: list[Any], policy: Retry = POLICY, disposed: int = 1000
+) -> tuple[list[tuple[int, str]], ColdModel]:
     scheduler = TestScheduler()
     model = ColdModel(scheduler, *answers)
     source: Observable[Event] = Observable(
@@ -40,9 +42,11 @@ def seen(*answers: list[Any], policy: Retry = POLICY, disposed: int = 1000) -> t
     return summarize(result.messages), model
 
 
-def test_a_failure_is_news_on_the_stream_and_the_call_is_sent_again_after_the_wait() -> None:
+def test_failure_is_published_and_the_call_is_retried_after_a_delay() -> None:
     # L67
-    messages, model = seen(failing_answer(RateLimited("busy")), failing_answer(ServerError("oops")), text_answer("hi"))
+    messages, model = call_with_retry(
+        failing_answer(RateLimited("busy")), failing_answer(ServerError("oops")), text_answer("hi")
+    )
     assert messages == [
         (210, "failed rate_limited 20"),
         (240, "failed server 40"),
@@ -53,9 +57,9 @@ def test_a_failure_is_news_on_the_stream_and_the_call_is_sent_again_after_the_wa
     assert model.times == [(200, 210), (230, 240), (280, 295)]
 
 
-def test_the_wait_is_the_one_that_the_vendor_asks_for() -> None:
+def test_retry_uses_the_delay_requested_by_the_vendor() -> None:
     # L67
-    messages, model = seen(failing_answer(RateLimited("busy", retry_after=77)), text_answer("hi"))
+    messages, model = call_with_retry(failing_answer(RateLimited("busy", retry_after=77)), text_answer("hi"))
     assert messages[0] == (210, "failed rate_limited 77")
     assert model.times[1][0] == 287
 
@@ -63,37 +67,37 @@ def test_the_wait_is_the_one_that_the_vendor_asks_for() -> None:
 @pytest.mark.parametrize(
     "error", [BadRequest("no"), ProviderTimeout("late"), RateLimited("busy", retry_after=101), ValueError("a bug")]
 )
-def test_what_will_not_pass_is_the_error_at_once(error: Exception) -> None:
-    messages, model = seen(failing_answer(error), text_answer("hi"))
+def test_permanent_failure_is_not_retried(error: Exception) -> None:
+    messages, model = call_with_retry(failing_answer(error), text_answer("hi"))
     assert messages == [(210, f"# {error}")]
     assert model.times == [(200, 210)]
 
 
-def test_a_timeout_at_the_vendors_passes_and_ours_does_not() -> None:
+def test_retry_repeats_vendor_timeouts_but_not_local_timeouts() -> None:
     assert POLICY.wait(ProviderTimeout("408", status=408), 1) == 20
     assert POLICY.wait(ProviderTimeout("no bytes"), 1) is None
 
 
-def test_the_last_failure_is_the_error_of_the_call() -> None:
-    messages, model = seen(
+def test_last_failure_is_the_error_of_the_call() -> None:
+    messages, model = call_with_retry(
         failing_answer(Overloaded("one")), failing_answer(Overloaded("two")), failing_answer(Overloaded("three"))
     )
     assert messages == [(210, "failed overloaded 20"), (240, "failed overloaded 40"), (290, "# three")]
     assert len(model.times) == 3
 
 
-def test_nothing_is_sent_again_once_anything_of_the_answer_was_delivered() -> None:
+def test_call_is_not_retried_after_content_was_delivered() -> None:
     # L67
     broken = [on_next(10, ContentDeltaEvent(delta="h")), on_error(20, ServerError("cut"))]
-    messages, model = seen(broken, text_answer("hi"))
+    messages, model = call_with_retry(broken, text_answer("hi"))
     assert messages == [(210, "h"), (220, "# cut")]
     assert len(model.times) == 1
 
 
-def test_news_from_further_in_and_counts_of_tokens_are_not_the_answer() -> None:
+def test_inner_failures_and_usage_do_not_prevent_a_retry() -> None:
     inner = LLMFailedEvent(error=ErrorInfo(code="server", message="502"), retryable=True, retry_in=1)
     first = [on_next(3, inner), on_next(4, UsageEvent(output_tokens=2)), on_error(5, ServerError("oops"))]
-    messages, model = seen(first, text_answer("hi"))
+    messages, model = call_with_retry(first, text_answer("hi"))
     assert [word for _, word in messages] == [
         "failed server 1",
         "usage 2 None",
@@ -106,10 +110,10 @@ def test_news_from_further_in_and_counts_of_tokens_are_not_the_answer() -> None:
 
 
 @pytest.mark.parametrize(("disposed", "times"), [(205, [(200, 205)]), (220, [(200, 210)]), (235, [(200, 210)])])
-def test_disposing_ends_the_call_or_the_wait(disposed: int, times: list[tuple[int, int]]) -> None:
+def test_dispose_ends_the_call_or_the_delay(disposed: int, times: list[tuple[int, int]]) -> None:
     # L67
     patient = Retry(first=30, jitter=0)
-    messages, model = seen(
+    messages, model = call_with_retry(
         failing_answer(ServerError("oops")), text_answer("hi", at=50), policy=patient, disposed=disposed
     )
     assert model.times[:1] == times
@@ -117,7 +121,7 @@ def test_disposing_ends_the_call_or_the_wait(disposed: int, times: list[tuple[in
     assert len(messages) == (disposed > 210)
 
 
-async def test_a_subscriber_that_leaves_at_the_news_ends_it() -> None:
+async def test_subscriber_that_leaves_after_a_failure_event_stops_the_retries() -> None:
     calls: list[Any] = []
 
     def subscribe(observer: Any, scheduler: Any = None) -> Disposable:
@@ -129,11 +133,11 @@ async def test_a_subscriber_that_leaves_at_the_news_ends_it() -> None:
     assert len(answer.events) == len(calls) == 1
 
 
-def test_a_wait_never_grows_beyond_the_longest() -> None:
+def test_retry_delay_is_bounded() -> None:
     assert 45 <= (Retry(attempts=5000).wait(RateLimited("busy"), 4000) or 0) <= 60
 
 
-def test_any_number_of_failures_inside_subscribe_keeps_a_flat_stack() -> None:
+def test_many_synchronous_failures_keep_a_flat_stack() -> None:
     calls: list[Any] = []
 
     def subscribe(observer: Any, scheduler: Any = None) -> Disposable:
@@ -143,16 +147,16 @@ def test_any_number_of_failures_inside_subscribe_keeps_a_flat_stack() -> None:
 
     with virtual_time() as time:
 
-        async def all_of_it() -> int:
+        async def call_repeatedly() -> int:
             answer = await collect(retrying(Retry(attempts=3000, first=0))(Observable(subscribe)))
             return len(answer.events)
 
-        assert time.run(all_of_it()) == 2999
+        assert time.run(call_repeatedly()) == 2999
     assert len(calls) == 3000
 
 
-class Flaky:
-    """Fails so often, then answers; through the operator, as a provider would."""
+class FlakyModel:
+    """Model that fails a number of times through the retry operator, then answers."""
 
     name = "flaky"
 
@@ -172,19 +176,19 @@ class Flaky:
         return retrying(self.policy)(Observable(subscribe))
 
     async def aclose(self) -> None:
-        """Nothing to close."""
+        pass
 
 
-def test_a_run_waits_by_its_own_time_and_shows_what_happened() -> None:
+def test_run_waits_in_its_own_time_and_publishes_the_failure() -> None:
     # L67
-    model = Flaky(RateLimited("busy", retry_after=30), policy=Retry(attempts=2))
+    model = FlakyModel(RateLimited("busy", retry_after=30), policy=Retry(attempts=2))
     with virtual_time() as time:
         run = Agent(model).run("Hi")
         result = time.run(run)
         assert time.now == 30
         events = time.run(collect_all(run))
     assert result.output == "hi"
-    assert marble_letters(events) == "twleckF"
+    assert format_marbles(events) == "twleckF"
     failure = next(event for event in events if isinstance(event, LLMFailedEvent))
     assert (failure.step, failure.retry_in, failure.retryable, failure.public) == ("1", 30, True, False)
 
@@ -193,8 +197,8 @@ async def collect_all(run: Any) -> list[Event]:
     return [event async for event in run]
 
 
-def test_a_run_whose_model_stays_busy_fails_with_the_last_error() -> None:
-    model = Flaky(*[RateLimited("busy")] * 3, policy=Retry(attempts=3, first=1, jitter=0))
+def test_run_fails_with_the_last_error_of_a_busy_model() -> None:
+    model = FlakyModel(*[RateLimited("busy")] * 3, policy=Retry(attempts=3, first=1, jitter=0))
     with virtual_time() as time:
         run = Agent(model).run("Hi")
         with pytest.raises(RunError) as caught:
@@ -202,13 +206,13 @@ def test_a_run_whose_model_stays_busy_fails_with_the_last_error() -> None:
         assert time.now == 3
         events = time.run(collect_all(run))
     assert caught.value.code == "rate_limited"
-    assert marble_letters(events) == "twleeecF"
+    assert format_marbles(events) == "twleeecF"
 
 
 @pytest.mark.parametrize("attempts", [1, 2, 3])
-def test_every_request_that_failed_is_told_with_its_number_code_and_status(attempts: int) -> None:
+def test_each_failed_request_is_published_with_number_code_and_status(attempts: int) -> None:
     errors = [RateLimited("busy", status=429), Overloaded("full", status=503), RateLimited("busy", status=429)]
-    model = Flaky(*errors[:attempts], policy=Retry(attempts=attempts, first=1, jitter=0))
+    model = FlakyModel(*errors[:attempts], policy=Retry(attempts=attempts, first=1, jitter=0))
     with virtual_time() as time:
         run = Agent(model).run("Hi")
         with pytest.raises(RunError):
@@ -223,8 +227,8 @@ def test_every_request_that_failed_is_told_with_its_number_code_and_status(attem
     assert all(event.retryable for event in failed)
 
 
-def test_a_run_that_is_cancelled_while_it_waits_ends_at_once_and_closes_its_message() -> None:
-    model = Flaky(RateLimited("busy"), policy=Retry(attempts=2, first=50, jitter=0))
+def test_run_cancelled_during_a_delay_ends_at_once_and_closes_its_message() -> None:
+    model = FlakyModel(RateLimited("busy"), policy=Retry(attempts=2, first=50, jitter=0))
     with virtual_time() as time:
         run = Agent(model).run("Hi")
         time.at(10, run.cancel)
@@ -232,24 +236,24 @@ def test_a_run_that_is_cancelled_while_it_waits_ends_at_once_and_closes_its_mess
         assert time.now == 10
         events = time.run(collect_all(run))
     assert result.state == "canceled"
-    assert marble_letters(events) == "twlecF"
+    assert format_marbles(events) == "twlecF"
     assert len(model.requests) == 1
 
 
-def test_a_request_that_is_too_long_is_sent_again_under_pressure_also_behind_other_failures() -> None:
-    model = Flaky(ServerError("oops"), ContextLengthExceeded("too long"), policy=Retry(first=1, jitter=0))
+def test_request_that_is_too_long_is_repeated_with_pressure_despite_retries() -> None:
+    model = FlakyModel(ServerError("oops"), ContextLengthExceeded("too long"), policy=Retry(first=1, jitter=0))
     with virtual_time() as time:
         run = Agent(model).run("Hi")
         result = time.run(run)
         events = time.run(collect_all(run))
     assert result.output == "hi"
-    assert marble_letters(events) == "twleelckF"
+    assert format_marbles(events) == "twleelckF"
     assert [request.pressure for request in model.requests] == [0, 0, 1]
     assert {event.step for event in events if isinstance(event, LLMCallEvent)} == {"1"}
 
 
-async def test_a_provider_that_reports_a_failure_and_then_nothing_is_an_error_of_the_pipeline() -> None:
-    class Silent(Flaky):
+async def test_provider_that_ends_after_a_failure_event_is_a_pipeline_error() -> None:
+    class Silent(FlakyModel):
         def call(self, request: ModelRequest) -> Observable[Event]:
             self.requests.append(request)
             return emit(LLMFailedEvent(error=ErrorInfo(code="server", message="502"), retryable=True))
@@ -260,7 +264,7 @@ async def test_a_provider_that_reports_a_failure_and_then_nothing_is_an_error_of
     assert len(model.requests) == 1
 
 
-async def test_the_failures_of_a_real_endpoint_are_on_the_stream(server: Server) -> None:
+async def test_failures_of_a_real_endpoint_are_published(server: Server) -> None:
     # L67
     busy = Reply([b'{"error": {"message": "busy"}}'], 429, {"retry-after": "0"}, "application/json")
     server.answer(busy, Reply([b"<html>"], 503, content_type="text/html"), text_reply("third", " time"))

@@ -25,7 +25,7 @@ REQUEST = ModelRequest(messages=[Message.user("Weather?")])
 
 
 class Reader:
-    """Keeps what an observer hears."""
+    """Recording observer."""
 
     def __init__(self, model: ScriptedModel, request: ModelRequest = REQUEST) -> None:
         self.events: list[Event] = []
@@ -51,17 +51,17 @@ class Reader:
 
 
 async def read(model: ScriptedModel) -> Reader:
-    """Subscribe inside the loop, where streams that take time belong."""
+    """Subscribe inside an event loop, as required by timed streams."""
     return Reader(model)
 
 
-def test_it_is_a_provider() -> None:
+def test_scripted_model_is_a_provider() -> None:
     model: Provider = ScriptedModel(name="test:one")
     assert isinstance(model, Provider)
     assert model.name == "test:one"
 
 
-def test_a_text_comes_at_once_and_without_an_event_loop() -> None:
+def test_text_is_emitted_at_once_without_an_event_loop() -> None:
     reader = Reader(ScriptedModel("It is cold.\n"))
     assert reader.kinds == ["content-delta", "content-complete"]
     assert isinstance(reader.events[0], ContentDeltaEvent)
@@ -69,11 +69,11 @@ def test_a_text_comes_at_once_and_without_an_event_loop() -> None:
     assert (reader.message.finish_reason, reader.message.tool_calls) == ("stop", [])
 
 
-def test_an_empty_text_has_no_delta() -> None:
+def test_empty_text_has_no_delta() -> None:
     assert Reader(ScriptedModel("")).kinds == ["content-complete"]
 
 
-def test_a_call_is_a_message_with_one_tool_call() -> None:
+def test_call_creates_a_message_with_one_tool_call() -> None:
     reader = Reader(ScriptedModel(call("get_weather", city="Oslo", days=2)))
     (made,) = reader.message.tool_calls
     assert (made.id, made.name, made.arguments) == ("call_1", "get_weather", {"city": "Oslo", "days": 2})
@@ -82,26 +82,26 @@ def test_a_call_is_a_message_with_one_tool_call() -> None:
     assert reader.events[0].fragment == made.raw == '{"city":"Oslo","days":2}'
 
 
-def test_a_tool_may_have_arguments_of_any_name() -> None:
+def test_tool_arguments_may_have_any_name() -> None:
     reader = Reader(ScriptedModel(call("rename", name="a", self="b")))
     assert reader.message.tool_calls[0].arguments == {"name": "a", "self": "b"}
 
 
-def test_a_list_is_one_message() -> None:
+def test_list_creates_one_message() -> None:
     reader = Reader(ScriptedModel([call("a"), "I look ", "it up.", call("b")]))
     assert reader.kinds == ["content-delta", "tool-call-delta", "tool-call-delta", "content-complete"]
     assert reader.message.content == "I look it up."
     assert [made.name for made in reader.message.tool_calls] == ["a", "b"]
 
 
-def test_ids_of_calls_are_unique_over_the_life_of_the_model() -> None:
+def test_call_ids_are_unique_within_the_model() -> None:
     again = call("a")
     model = ScriptedModel([again, again], call("b", "mine"), again)
     ids = [made.id for _ in range(3) for made in Reader(model).message.tool_calls]
     assert ids == ["call_1", "call_2", "mine", "call_4"]
 
 
-def test_a_turn_says_all_that_a_model_can_say() -> None:
+def test_turn_supports_all_parts_of_an_answer() -> None:
     reader = Reader(
         ScriptedModel(
             turn(
@@ -132,7 +132,7 @@ def test_a_turn_says_all_that_a_model_can_say() -> None:
     assert (reader.message.finish_reason, reader.message.raw_finish_reason) == ("length", "max_tokens")
 
 
-def test_a_model_may_think_before_every_turn() -> None:
+def test_turns_may_have_thoughts() -> None:
     model = ScriptedModel("a", turn("b", reasoning="Otherwise."), turn("c", reasoning=""), reasoning="Hm.")
     readers = [Reader(model) for _ in range(3)]
     assert [reader.message.reasoning for reader in readers] == ["Hm.", "Otherwise.", ""]
@@ -140,31 +140,31 @@ def test_a_model_may_think_before_every_turn() -> None:
     assert len({thought.thought_id for thought in thoughts}) == len(thoughts) == 2
 
 
-def test_an_exception_fails_the_request() -> None:
+def test_exception_fails_the_request() -> None:
     error = RateLimited("slow down", retry_after=2)
     reader = Reader(ScriptedModel(error))
     assert (reader.events, reader.errors) == ([], [error])
 
 
-def test_a_function_sees_the_request() -> None:
-    def fails(request: ModelRequest) -> str:
+def test_function_receives_the_request() -> None:
+    def raise_error(request: ModelRequest) -> str:
         raise ZeroDivisionError
 
-    model = ScriptedModel(lambda request: [f"You said {request.messages[-1].text}", call("a")], fails)
+    model = ScriptedModel(lambda request: [f"You said {request.messages[-1].text}", call("a")], raise_error)
     assert Reader(model).message.content == "You said Weather?"
     assert isinstance(Reader(model).errors[0], ZeroDivisionError)
 
 
-def test_a_script_that_is_used_up_says_so() -> None:
+def test_exhausted_script_error_names_the_turn_count() -> None:
     model = ScriptedModel("a", "b")
     readers = [Reader(model) for _ in range(3)]
     (error,) = readers[2].errors
     assert isinstance(error, ScriptExhausted)
     assert isinstance(error, ProviderError)
-    assert str(error) == "the script has 2 turns, this is request 3"
+    assert str(error) == "the script has 2 turns, this is request 3; add the answer to ScriptedModel(...)"
 
 
-def test_nothing_is_taken_before_it_is_subscribed() -> None:  # L52
+def test_turn_is_consumed_at_the_subscription() -> None:  # L52
     model = ScriptedModel("a")
     answer = model.call(REQUEST)
     assert model.requests == []
@@ -173,7 +173,7 @@ def test_nothing_is_taken_before_it_is_subscribed() -> None:  # L52
 
 
 @pytest.mark.parametrize("wrong", [None, 5, {"text": "a"}, ["a", 5], [frames("a|")], ScriptedModel])
-def test_what_is_no_turn_is_refused_where_the_script_is_written(wrong: Any) -> None:
+def test_invalid_turn_is_rejected_at_creation(wrong: Any) -> None:
     with pytest.raises(ConfigurationError):
         ScriptedModel("a", wrong)
 
@@ -184,7 +184,7 @@ def test_calls_of_hidden_tools_are_hidden() -> None:  # L29
     assert [event.public for event in reader.events] == [False, True, True]
 
 
-def test_frames_take_one_frame_for_each_symbol() -> None:
+def test_frames_emit_one_symbol_per_frame() -> None:
     with virtual_time():
         stream = ScriptedModel(frames("--The service--is slow.|")).call(REQUEST)
         assert_marbles(stream, "50ms d 75ms d 25ms (c|)")
@@ -192,7 +192,7 @@ def test_frames_take_one_frame_for_each_symbol() -> None:
         assert_marbles(ScriptedModel(frames("-|")).call(REQUEST), "-(c|)")
 
 
-def test_frames_keep_blanks_and_can_be_part_of_a_turn() -> None:
+def test_frames_keep_spaces_and_may_be_part_of_a_turn() -> None:
     model = ScriptedModel(turn(frames("-Let me -- see.|"), calls=[call("a")], reasoning="Hm."))
     with virtual_time() as time:
         reader = time.run(read(model))
@@ -203,7 +203,7 @@ def test_frames_keep_blanks_and_can_be_part_of_a_turn() -> None:
     assert reader.message.tool_calls[0].name == "a"
 
 
-def test_a_cross_fails_the_stream_after_what_came_before() -> None:
+def test_cross_fails_the_stream_after_earlier_symbols() -> None:
     with virtual_time() as time:
         model = ScriptedModel(frames("-a-#"))
         reader = time.run(read(model))
@@ -214,12 +214,12 @@ def test_a_cross_fails_the_stream_after_what_came_before() -> None:
 
 
 @pytest.mark.parametrize("line", ["-|-", "a#b", "||"])
-def test_nothing_follows_the_end_of_frames(line: str) -> None:
+def test_symbols_after_the_end_of_frames_are_rejected(line: str) -> None:
     with pytest.raises(ConfigurationError, match="nothing can follow"):
         frames(line)
 
 
-def test_disposing_closes_the_stream() -> None:  # L54
+def test_dispose_closes_the_stream() -> None:  # L54
     model = ScriptedModel(frames("-a-b-c|"), frames("a"))
     with virtual_time() as time:
         reader = time.run(read(model))
@@ -240,20 +240,20 @@ def test_disposing_closes_the_stream() -> None:  # L54
         assert model.open == 0
 
 
-def test_a_stream_that_is_disposed_before_its_task_began_is_closed() -> None:
+def test_stream_disposed_before_its_task_started_is_closed() -> None:
     model = ScriptedModel(frames("a|"))
     with virtual_time() as time:
 
-        async def subscribe_and_leave() -> None:
+        async def subscribe_and_dispose() -> None:
             Reader(model).subscription.dispose()
 
-        time.run(subscribe_and_leave())
+        time.run(subscribe_and_dispose())
         assert model.open == 0
         time.advance(1)
         assert model.open == 0
 
 
-def test_streams_side_by_side_are_counted() -> None:
+def test_concurrent_streams_are_counted() -> None:
     model = ScriptedModel(frames("--a|"), frames("----b|"), "now")
     with virtual_time() as time:
         readers = [time.run(read(model)) for _ in range(3)]

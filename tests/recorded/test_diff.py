@@ -1,4 +1,4 @@
-"""The difference of two runs: where they part, how each goes on, what each cost."""
+"""Tests for run differences and costs."""
 
 import asyncio
 from typing import Any
@@ -25,7 +25,7 @@ from rxloop.testing import ScriptedModel, call, turn, virtual_time
 from support.runs import outcome
 
 
-@tool
+@tool(idempotent=True)
 async def work(seconds: float) -> str:
     """Takes its time."""
     await asyncio.sleep(seconds)
@@ -45,29 +45,29 @@ def agent(log: MemoryEventLog, *turns: Any, tools: Any = (work, sure), **fields:
     return Agent(ScriptedModel(*turns, **fields), tools=tools, log=log)
 
 
-def thinks(number: int, *calls: Any) -> Any:
+def think(number: int, *calls: Any) -> Any:
     thought = call("think_aloud", f"t{number}", thought="Both.", thought_type="planning", thought_id="plan")
     return turn(calls=[thought, *calls], usage=USED)
 
 
-async def seq_of(log: MemoryEventLog, task_id: str, kind: str, number: int = 0) -> int:
+async def find_seq(log: MemoryEventLog, task_id: str, kind: str, number: int = 0) -> int:
     return [event.seq for event in await log.read(task_id) if event.kind == kind][number]
 
 
-def test_runs_that_did_the_same_are_the_same_whatever_their_ids_times_and_order() -> None:
+def test_diff_ignores_ids_times_and_order() -> None:
     log = MemoryEventLog()
     with virtual_time() as time:
-        a = time.run(agent(log, thinks(1, call("work", "x", seconds=1), call("work", "y", seconds=1)), "ok").run("Go"))
+        a = time.run(agent(log, think(1, call("work", "x", seconds=1), call("work", "y", seconds=1)), "ok").run("Go"))
         time.advance(3600)
 
-        # The same calls, the other one first at its end; other ids, other tokens.
+        # The same calls end in a different order, with different ids and tokens.
         @tool(name="work")
         async def other(ctx: RunContext[Any], seconds: float) -> str:
             """Takes its time."""
             await asyncio.sleep(3 - ctx.index)
             return "worked"
 
-        turns = thinks(2, call("work", "p", seconds=1), call("work", "q", seconds=1))
+        turns = think(2, call("work", "p", seconds=1), call("work", "q", seconds=1))
         b = time.run(agent(log, turns, turn("ok", usage=USED), tools=[other, sure]).run("Go"))
         same = time.run(diff(log, a.task_id, b.task_id))
 
@@ -81,7 +81,7 @@ def test_runs_that_did_the_same_are_the_same_whatever_their_ids_times_and_order(
 
 
 @pytest.mark.parametrize("change", ["question", "call", "result", "answer", "model"])
-async def test_two_runs_part_at_the_first_event_that_says_something_else(change: str) -> None:
+async def test_diff_starts_at_the_first_different_event(change: str) -> None:
     log = MemoryEventLog()
 
     @tool(name="work")
@@ -94,9 +94,9 @@ async def test_two_runs_part_at_the_first_event_that_says_something_else(change:
     b = await agent(log, *turns, tools=[other, sure], name="scripted" if change != "model" else "other").run(
         "Go" if change != "question" else "Run"
     )
-    found = await diff(log, a.task_id, b.task_id)
+    difference = await diff(log, a.task_id, b.task_id)
 
-    assert found.first is not None
+    assert difference.first is not None
     kinds = {
         "question": TaskEvent,
         "model": LLMCallEvent,
@@ -104,41 +104,41 @@ async def test_two_runs_part_at_the_first_event_that_says_something_else(change:
         "result": ToolCompleteEvent,
         "answer": ContentCompleteEvent,
     }
-    assert [type(event) for event in found.first] == [kinds[change]] * 2
-    assert [event.task_id for event in found.first if event is not None] == [a.task_id, b.task_id]
-    assert found.shared == {"question": 0, "model": 1, "call": 2, "result": 4, "answer": 6}[change]
-    assert found.a.events[-1] == (await log.read(a.task_id))[-1]
+    assert [type(event) for event in difference.first] == [kinds[change]] * 2
+    assert [event.task_id for event in difference.first if event is not None] == [a.task_id, b.task_id]
+    assert difference.shared == {"question": 0, "model": 1, "call": 2, "result": 4, "answer": 6}[change]
+    assert difference.a.events[-1] == (await log.read(a.task_id))[-1]
 
 
-async def test_a_fork_and_its_parent_share_what_the_fork_has_taken_over() -> None:
+async def test_fork_and_parent_share_the_copied_events() -> None:
     log = MemoryEventLog()
     await agent(log, "Hello.").run("Hi", context_id="c")
     parent = await agent(log, call("work", "w", seconds=0), "Fine.").run("Go", context_id="c")
-    checkpoint = await seq_of(log, parent.task_id, "checkpoint")
+    checkpoint = await find_seq(log, parent.task_id, "checkpoint")
     end = len(await log.read(parent.task_id))
 
     prompted = await agent(log, "As you like.").fork(parent.task_id, checkpoint, prompt="Stop.")
-    found = await diff(log, parent.task_id, prompted.task_id)
-    assert found.first is not None
-    assert [type(event) for event in found.first] == [LLMCallEvent, MessageAddedEvent]
-    assert found.shared == 5
+    difference = await diff(log, parent.task_id, prompted.task_id)
+    assert difference.first is not None
+    assert [type(event) for event in difference.first] == [LLMCallEvent, MessageAddedEvent]
+    assert difference.shared == 5
 
     changed = await agent(log, "No money.").fork(parent.task_id, checkpoint, results={"w": "declined"})
-    found = await diff(log, parent.task_id, changed.task_id)
-    assert found.first is not None
-    assert [event.content for event in found.first] == ["worked", "declined"]  # type: ignore[union-attr]
+    difference = await diff(log, parent.task_id, changed.task_id)
+    assert difference.first is not None
+    assert [event.content for event in difference.first] == ["worked", "declined"]  # type: ignore[union-attr]
 
     behind = await agent(log, "Again.").fork(parent.task_id, end, prompt="And again?")
-    found = await diff(log, parent.task_id, behind.task_id)
-    assert found.first is not None
-    assert [type(event) for event in found.first] == [StatusUpdateEvent, MessageAddedEvent]
+    difference = await diff(log, parent.task_id, behind.task_id)
+    assert difference.first is not None
+    assert [type(event) for event in difference.first] == [StatusUpdateEvent, MessageAddedEvent]
 
     of_fork = await agent(log, "Fine.").fork(changed.task_id, checkpoint, results={"w": "worked"})
     assert (await diff(log, parent.task_id, of_fork.task_id)).first is None
 
 
 @pytest.mark.parametrize("at", range(1, 12))
-async def test_a_fork_that_goes_the_same_way_is_the_same_wherever_it_was_made(at: int) -> None:
+async def test_fork_with_the_same_events_has_no_difference(at: int) -> None:
     log = MemoryEventLog()
     turns = [[call("work", "v", seconds=0), call("work", "w", seconds=0.01)], "Fine."]
     parent = await agent(log, *turns).run("Go")
@@ -149,99 +149,99 @@ async def test_a_fork_that_goes_the_same_way_is_the_same_wherever_it_was_made(at
     assert (await diff(log, parent.task_id, fork.task_id)).first is None
 
 
-async def test_a_run_that_went_on_after_a_pause_is_compared_by_what_happened_in_it() -> None:
+async def test_diff_ignores_pauses() -> None:
     log = MemoryEventLog()
     at_once = await agent(log, call("sure"), "ok").run("Go", on_input=lambda question: True)
     paused = await agent(log, call("sure")).run("Go")
-    found = await diff(log, at_once.task_id, paused.task_id)
-    assert (found.a.state, found.b.state) == ("completed", "input-required")
+    difference = await diff(log, at_once.task_id, paused.task_id)
+    assert (difference.a.state, difference.b.state) == ("completed", "input-required")
     resumed = await agent(log, "ok").resume(paused.task_id, inputs={"1.0.1": True})
-    found = await diff(log, at_once.task_id, resumed.task_id)
+    difference = await diff(log, at_once.task_id, resumed.task_id)
 
-    assert found.first is None
+    assert difference.first is None
 
 
-async def test_a_run_that_has_ended_where_the_other_goes_on_has_no_event_there() -> None:
+async def test_diff_has_no_event_for_a_run_that_ended_earlier() -> None:
     log = MemoryEventLog()
     run = await agent(log, call("work", seconds=0), "ok").run("Go")
-    cut = MemoryEventLog()
+    cancel_time = MemoryEventLog()
     events = await log.read(run.task_id)
-    await cut.append(run.task_id, events, expected_seq=0)
+    await cancel_time.append(run.task_id, events, expected_seq=0)
     crashed = [event.model_copy(update={"task_id": "crashed", "context_id": "d"}) for event in events[:5]]
-    await cut.append("crashed", crashed, expected_seq=0)
+    await cancel_time.append("crashed", crashed, expected_seq=0)
 
-    found = await diff(cut, run.task_id, "crashed")
+    difference = await diff(cancel_time, run.task_id, "crashed")
 
-    assert found.first is not None
-    assert found.first[1] is None
-    assert (found.b.state, found.b.events) == ("working", ())
-    assert "has ended here" in str(found)
+    assert difference.first is not None
+    assert difference.first[1] is None
+    assert (difference.b.state, difference.b.events) == ("working", ())
+    assert "has ended here" in str(difference)
 
 
-def test_what_each_run_cost_is_told_for_the_whole_and_from_where_they_part() -> None:
+def test_diff_has_the_total_cost_and_the_cost_after_the_difference() -> None:
     log = MemoryEventLog()
     prices = {"scripted": Price(1.0, 10.0), "dear": Price(10.0, 100.0)}
     with virtual_time() as time:
         first = turn(calls=[call("work", "w", seconds=2)], usage=USED)
         parent = time.run(agent(log, first, turn("Fine.", usage=USED)).run("Go"))
-        at = time.run(seq_of(log, parent.task_id, "checkpoint"))
+        at = time.run(find_seq(log, parent.task_id, "checkpoint"))
         time.advance(3600)
         dear = ScriptedModel(turn(calls=[call("work", seconds=3)], usage=USED), turn("No.", usage=USED), name="dear")
         fork = time.run(agent(log).fork(parent.task_id, at, model=dear))
-        found = time.run(diff(log, parent.task_id, fork.task_id, prices=prices))
+        difference = time.run(diff(log, parent.task_id, fork.task_id, prices=prices))
         unpriced = time.run(diff(log, parent.task_id, fork.task_id))
 
-    whole, since = found.a.cost, found.a.cost_since
+    whole, since = difference.a.cost, difference.a.cost_since
     assert (whole.model_calls, whole.tool_calls, whole.usage, whole.seconds) == (2, 1, USED + USED, 2.0)
     assert (since.model_calls, since.tool_calls, since.usage, since.seconds) == (1, 0, USED, 0.0)
     assert (whole.dollars, since.dollars) == pytest.approx((0.004, 0.002))
-    whole, since = found.b.cost, found.b.cost_since
+    whole, since = difference.b.cost, difference.b.cost_since
     assert (whole.model_calls, whole.tool_calls, whole.seconds) == (3, 2, 5.0)
     assert (since.model_calls, since.tool_calls, since.usage, since.seconds) == (2, 1, USED + USED, 3.0)
     assert (whole.dollars, since.dollars) == pytest.approx((0.042, 0.04))
     assert (unpriced.a.cost.dollars, unpriced.b.cost_since.dollars) == (None, None)
 
 
-async def test_the_tokens_of_an_answer_that_differs_are_spent_behind_the_difference() -> None:
+async def test_tokens_of_a_different_answer_count_after_the_difference() -> None:
     log = MemoryEventLog()
     answers = [turn("Yes.", usage=USED), turn("No.", usage=USED)]
     a, b = [await agent(log, answer).run("Go") for answer in answers]
-    found = await diff(log, a.task_id, b.task_id)
+    difference = await diff(log, a.task_id, b.task_id)
 
-    assert (found.shared, found.a.cost_since.usage, found.b.cost_since.usage) == (2, USED, USED)
+    assert (difference.shared, difference.a.cost_since.usage, difference.b.cost_since.usage) == (2, USED, USED)
 
 
-@pytest.mark.parametrize("held", range(1, 13))
-async def test_a_run_that_crashed_and_went_on_is_the_same_if_it_did_the_same(held: int) -> None:
+@pytest.mark.parametrize("length", range(1, 13))
+async def test_diff_ignores_a_crash_and_resume(length: int) -> None:
     @tool(name="work", idempotent=True)
-    async def looks(seconds: float) -> str:
+    async def look_slowly(seconds: float) -> str:
         """Takes no time."""
         return "worked"
 
-    log, cut = MemoryEventLog(), MemoryEventLog()
+    log, cancel_time = MemoryEventLog(), MemoryEventLog()
     turns: list[Any] = [[call("work", "v", seconds=0), call("work", "w", seconds=1)], "Fine."]
-    whole = await agent(log, *turns, tools=[looks]).run("Go")
+    whole = await agent(log, *turns, tools=[look_slowly]).run("Go")
     events = await log.read(whole.task_id)
     assert len(events) == 13
-    await cut.append(whole.task_id, events[:held], expected_seq=0)
-    known = sum(isinstance(event, ContentCompleteEvent) for event in events[:held])
-    await agent(cut, *turns[known:], tools=[looks]).resume(whole.task_id)
+    await cancel_time.append(whole.task_id, events[:length], expected_seq=0)
+    known = sum(isinstance(event, ContentCompleteEvent) for event in events[:length])
+    await agent(cancel_time, *turns[known:], tools=[look_slowly]).resume(whole.task_id)
 
     names = {"task_id": "uncut", "context_id": "uncut"}
-    await cut.append("uncut", [event.model_copy(update=names) for event in events], expected_seq=0)
-    assert (await diff(cut, "uncut", whole.task_id)).first is None
+    await cancel_time.append("uncut", [event.model_copy(update=names) for event in events], expected_seq=0)
+    assert (await diff(cancel_time, "uncut", whole.task_id)).first is None
 
 
-async def test_a_diff_reads_as_text() -> None:
+async def test_diff_is_formatted_as_text() -> None:
     log = MemoryEventLog()
     parent = await agent(log, call("work", "w", seconds=0), "Fine.").run("Go")
-    at = await seq_of(log, parent.task_id, "tool-complete")
+    at = await find_seq(log, parent.task_id, "tool-complete")
     other = [call("work", seconds=0), call("work", seconds=0), "No\nmoney, " + "and no hope " * 20]
     fork = await agent(log, *other).fork(parent.task_id, at, results={"w": "declined"})
 
-    found = await diff(log, parent.task_id, fork.task_id)
+    difference = await diff(log, parent.task_id, fork.task_id)
 
-    lines = str(found).splitlines()
+    lines = str(difference).splitlines()
     assert lines[:8] == [
         "The first 4 events are the same.",
         "",
@@ -256,23 +256,23 @@ async def test_a_diff_reads_as_text() -> None:
     assert lines[11] == "     9 content-complete 2: work(seconds=0)"
     assert lines[17] == "  ... and 4 more"
     assert all(len(line) < 120 for line in lines)
-    assert found.b.lines()[-2].endswith(
+    assert difference.b.lines()[-2].endswith(
         "No money, and no hope and no hope and no hope and no hope and no hope and no..."
     )
 
 
-async def test_a_failed_run_is_compared_by_how_it_failed() -> None:
+async def test_diff_compares_the_errors_of_failed_runs() -> None:
     log = MemoryEventLog()
     good, bad = await agent(log, "ok").run("Go"), await outcome(agent(log, ValueError("broken")).run("Go"))
 
-    found = await diff(log, good.task_id, bad.task_id)
+    difference = await diff(log, good.task_id, bad.task_id)
 
-    assert found.first is not None
-    assert [type(event) for event in found.first] == [ContentCompleteEvent, ContentCompleteEvent]
-    assert "failed (error)" in str(found)
+    assert difference.first is not None
+    assert [type(event) for event in difference.first] == [ContentCompleteEvent, ContentCompleteEvent]
+    assert "failed (error)" in str(difference)
 
 
-async def test_a_run_that_nobody_knows_has_no_difference() -> None:
+async def test_diff_of_an_unknown_run_raises_an_error() -> None:
     log = MemoryEventLog()
     run = await agent(log, "ok").run("Go")
 

@@ -1,4 +1,4 @@
-"""Following a run that is being written, from another process or from another place in this one."""
+"""Tests for following active runs."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ def event(seq: int, attempt: int = 1, *, of: type[Event] = CustomEvent, **fields
     return of(task_id="run", context_id="c", seq=seq, attempt=attempt, timestamp=seq, **{**own, **fields})
 
 
-def begun() -> list[Event]:
+def start_events() -> list[Event]:
     return [event(1, of=TaskEvent, messages=[Message.user("Hi")], model="m", agent_name="a"), working(2)]
 
 
@@ -48,8 +48,8 @@ def final(seq: int, attempt: int = 1, state: str = "completed") -> Event:
     return event(seq, attempt, of=StatusUpdateEvent, state=state, final=True)
 
 
-class Written:
-    """A log with a run in it, and what its followers have seen."""
+class RecordedLog:
+    """Log with a single run."""
 
     def __init__(self) -> None:
         self.log = MemoryEventLog()
@@ -65,7 +65,7 @@ class Written:
 
 
 class Reader:
-    """Reads a stream in a task of its own."""
+    """Background reader of a stream."""
 
     def __init__(self, stream: Any) -> None:
         self.events: list[Event] = []
@@ -77,55 +77,53 @@ class Reader:
 
     @property
     def seen(self) -> list[Any]:
-        """The numbers of the events, and what gaps there are."""
+        """Event numbers and gaps."""
         return [event.reason if isinstance(event, GapEvent) else event.seq for event in self.events]
 
 
 @pytest.fixture
-def written() -> Written:
-    return Written()
+def recorded_log() -> RecordedLog:
+    return RecordedLog()
 
 
-async def test_a_follower_gets_what_is_there_then_what_comes_up_to_the_end(written: Written) -> None:
-    await written.write(*begun())
-    reader, late = written.follow(), written.follow("run/1.1.0")
+async def test_follow_yields_stored_and_new_events_until_the_end(recorded_log: RecordedLog) -> None:
+    await recorded_log.write(*start_events())
+    reader, late = recorded_log.follow(), recorded_log.follow("run/1.1.0")
     await run_ready_tasks()
     assert (reader.seen, late.seen) == ([1, 2], [2])
 
-    await written.write(event(3), event(4))
+    await recorded_log.write(event(3), event(4))
     assert (reader.seen, late.seen) == ([1, 2, 3, 4], [2, 3, 4])
 
-    await written.write(final(5))
+    await recorded_log.write(final(5))
     await asyncio.gather(reader.task, late.task)
-    assert reader.events == written.events
+    assert reader.events == recorded_log.events
     assert late.seen == [2, 3, 4, 5]
 
 
-async def test_a_cursor_of_a_transient_event_goes_on_behind_the_durable_one_before_it(written: Written) -> None:
-    await written.write(*begun(), event(3), final(4))
-    reader = written.follow("run/1.2.17")
+async def test_cursor_of_a_transient_event_continues_after_its_durable_event(recorded_log: RecordedLog) -> None:
+    await recorded_log.write(*start_events(), event(3), final(4))
+    reader = recorded_log.follow("run/1.2.17")
     await reader.task
 
     assert reader.seen == [3, 4]
 
 
-async def test_following_goes_on_into_a_new_attempt_that_has_begun(written: Written) -> None:
-    await written.write(*begun(), final(3, state="canceled"), working(4, 2))
-    reader, late = written.follow(), written.follow("run/1.3.0")
-    await written.write(event(5, 2), final(6, 2))
+async def test_follow_continues_with_a_started_attempt(recorded_log: RecordedLog) -> None:
+    await recorded_log.write(*start_events(), final(3, state="canceled"), working(4, 2))
+    reader, late = recorded_log.follow(), recorded_log.follow("run/1.3.0")
+    await recorded_log.write(event(5, 2), final(6, 2))
     await asyncio.gather(reader.task, late.task)
 
     assert (reader.seen, late.seen) == ([1, 2, 3, 4, 5, 6], [4, 5, 6])
 
 
 @pytest.mark.parametrize("cursor", ["run/1.4.0", "run/1.7.0", "run/1.3.2"])
-async def test_a_cursor_in_a_lost_attempt_gets_a_gap_first_and_then_all_of_the_new_one(
-    written: Written, cursor: str
-) -> None:
-    # The first attempt was as far as 1.7.0, but a crash left no more of it than 1.3.0.
-    await written.write(*begun(), event(3))
-    await written.write(*[working(4, 2), event(5, 2), event(6, 2), event(7, 2), final(8, 2)])
-    reader = written.follow(cursor)
+async def test_cursor_of_a_lost_attempt_gets_a_gap_and_the_new_attempt(recorded_log: RecordedLog, cursor: str) -> None:
+    # The first attempt reached 1.7.0, but the events after 1.3.0 were lost in a crash.
+    await recorded_log.write(*start_events(), event(3))
+    await recorded_log.write(*[working(4, 2), event(5, 2), event(6, 2), event(7, 2), final(8, 2)])
+    reader = recorded_log.follow(cursor)
     await reader.task
 
     assert reader.seen == ["lost-attempt", 4, 5, 6, 7, 8]
@@ -134,62 +132,62 @@ async def test_a_cursor_in_a_lost_attempt_gets_a_gap_first_and_then_all_of_the_n
     assert (gap.after, gap.task_id, gap.context_id, gap.attempt) == (cursor, "run", "c", 2)
 
 
-async def test_a_cursor_of_an_older_attempt_that_was_not_lost_gets_no_gap(written: Written) -> None:
-    await written.write(*begun(), event(3), working(4, 2), event(5, 2), working(6, 3), final(7, 3))
+async def test_cursor_of_a_complete_older_attempt_gets_no_gap(recorded_log: RecordedLog) -> None:
+    await recorded_log.write(*start_events(), event(3), working(4, 2), event(5, 2), working(6, 3), final(7, 3))
     for cursor, seen in [("run/1.2.0", [3, 4, 5, 6, 7]), ("run/1.3.0", [4, 5, 6, 7]), ("run/2.5.0", [6, 7])]:
-        reader = written.follow(cursor)
+        reader = recorded_log.follow(cursor)
         await reader.task
         assert reader.seen == seen
-    lost = written.follow("run/2.6.0")
+    lost = recorded_log.follow("run/2.6.0")
     await lost.task
     assert lost.seen == ["lost-attempt", 6, 7]
 
 
-async def test_a_reader_that_is_ahead_of_the_log_gets_no_event_twice(written: Written) -> None:
-    # It read the run itself as far as 1.5.0 before the log had it.
-    await written.write(*begun(), event(3))
-    reader = written.follow("run/1.5.0")
+async def test_reader_ahead_of_the_log_gets_no_duplicates(recorded_log: RecordedLog) -> None:
+    # The reader received events up to 1.5.0 before they were stored.
+    await recorded_log.write(*start_events(), event(3))
+    reader = recorded_log.follow("run/1.5.0")
     await run_ready_tasks()
-    await written.write(event(4), event(5))
+    await recorded_log.write(event(4), event(5))
     assert reader.seen == []
-    await written.write(event(6), final(7))
+    await recorded_log.write(event(6), final(7))
     await reader.task
 
     assert reader.seen == [6, 7]
 
 
-async def test_a_reader_that_was_ahead_of_the_log_hears_that_what_it_has_was_lost(written: Written) -> None:
-    await written.write(*begun(), event(3))
-    reader = written.follow("run/1.6.0")
+async def test_reader_ahead_of_the_log_gets_a_gap_when_its_events_are_lost(recorded_log: RecordedLog) -> None:
+    await recorded_log.write(*start_events(), event(3))
+    reader = recorded_log.follow("run/1.6.0")
     await run_ready_tasks()
-    await written.write(event(4), working(5, 2), final(6, 2))
+    await recorded_log.write(event(4), working(5, 2), final(6, 2))
     await reader.task
 
     assert reader.seen == ["lost-attempt", 5, 6]
 
 
 @pytest.mark.parametrize("cursor", ["other/1.2.0", "run/1.9.0", "run/2.3.0", "run/0.2.0"])
-async def test_a_cursor_that_is_none_of_this_run_gets_a_gap_and_then_everything(written: Written, cursor: str) -> None:
-    await written.write(*begun(), event(3), final(4))
-    reader = written.follow(cursor)
+async def test_cursor_of_another_run_gets_a_gap_and_all_events(recorded_log: RecordedLog, cursor: str) -> None:
+    await recorded_log.write(*start_events(), event(3), final(4))
+    reader = recorded_log.follow(cursor)
     await reader.task
 
     assert reader.seen == ["unknown-cursor", 1, 2, 3, 4]
 
 
-async def test_what_is_no_cursor_is_refused_unless_a_client_sent_it(written: Written) -> None:
-    await written.write(*begun(), final(3))
+async def test_invalid_cursor_is_rejected_unless_strict_is_false(recorded_log: RecordedLog) -> None:
+    await recorded_log.write(*start_events(), final(3))
     with pytest.raises(ConfigurationError, match=r"a cursor must have the form .* got '17'"):
-        written.follow("17")
-    reader = written.follow("17", strict=False)
+        recorded_log.follow("17")
+    reader = recorded_log.follow("17", strict=False)
     await reader.task
 
     assert reader.seen == ["unknown-cursor", 1, 2, 3]
 
 
-async def test_events_that_the_log_has_dropped_are_a_gap(written: Written) -> None:
+async def test_trimmed_events_are_a_gap(recorded_log: RecordedLog) -> None:
     class Trimmed(MemoryEventLog):
-        """A log that has no more of the beginning of its runs."""
+        """Log with trimmed events."""
 
         async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
             return [event for event in await super().read(task_id, after_seq=after_seq) if event.seq > 3]
@@ -199,28 +197,28 @@ async def test_events_that_the_log_has_dropped_are_a_gap(written: Written) -> No
                 if event.seq > 3:
                     yield event
 
-    written.log = Trimmed()
-    await written.write(*begun(), event(3), event(4), final(5))
+    recorded_log.log = Trimmed()
+    await recorded_log.write(*start_events(), event(3), event(4), final(5))
     for cursor, seen, count in [(None, ["trimmed", 4, 5], 3), ("run/1.1.0", ["trimmed", 4, 5], 2)]:
-        reader = written.follow(cursor)
+        reader = recorded_log.follow(cursor)
         await reader.task
         assert reader.seen == seen
         assert reader.events[0].count == count  # type: ignore[attr-defined]
     for cursor, seen in [("run/1.3.0", [4, 5]), ("run/1.4.0", [5])]:
-        reader = written.follow(cursor)
+        reader = recorded_log.follow(cursor)
         await reader.task
         assert reader.seen == seen
 
 
-async def test_a_run_that_nobody_knows_cannot_be_followed() -> None:
+async def test_follow_raises_unknown_run() -> None:
     for after in (None, "run/1.1.0"):
         with pytest.raises(UnknownRun, match="run"):
             await follow(MemoryEventLog(), "run", after=after)
 
 
-async def test_a_follower_that_leaves_stops_reading(written: Written) -> None:
-    await written.write(*begun())
-    events = aiter(written_events := follow(written.log, "run"))
+async def test_closed_follower_stops_reading(recorded_log: RecordedLog) -> None:
+    await recorded_log.write(*start_events())
+    events = aiter(written_events := follow(recorded_log.log, "run"))
     await anext(events)
     await events.aclose()  # type: ignore[attr-defined]
     await run_ready_tasks()
@@ -229,10 +227,10 @@ async def test_a_follower_that_leaves_stops_reading(written: Written) -> None:
     assert written_events is not None
 
 
-async def test_views_and_server_events_work_on_what_is_followed(written: Written) -> None:
-    await written.write(*begun(), event(3), final(4))
-    names = [each.name async for each in follow(written.log, "run").pipe(op.of_type(CustomEvent))]
-    sent = [frame async for frame in follow(written.log, "run", after="other/1.1.0").sse()]
+async def test_views_and_server_sent_events_work_on_followed_events(recorded_log: RecordedLog) -> None:
+    await recorded_log.write(*start_events(), event(3), final(4))
+    names = [each.name async for each in follow(recorded_log.log, "run").pipe(op.of_type(CustomEvent))]
+    sent = [frame async for frame in follow(recorded_log.log, "run", after="other/1.1.0").sse()]
 
     assert names == ["note 3"]
     kinds = [json.loads(frame.split(b"data: ")[1])["kind"] for frame in sent]
@@ -240,7 +238,7 @@ async def test_views_and_server_events_work_on_what_is_followed(written: Written
     assert b"id: run/1.3.0\n" in sent[3]
 
 
-def test_a_live_run_is_followed_to_its_end_with_every_durable_event() -> None:
+def test_live_run_is_followed_with_every_durable_event() -> None:
     @tool
     async def work(n: int) -> int:
         """Takes a second."""
@@ -252,18 +250,20 @@ def test_a_live_run_is_followed_to_its_end_with_every_durable_event() -> None:
         model = ScriptedModel([call("work", n=1), call("work", n=2)], frames("--It is--done.|", 0.25))
         run = Agent(model, tools=[work], log=log).run("Go")
 
-        async def watched() -> tuple[list[Event], list[Event], list[Event]]:
+        async def observe() -> tuple[list[Event], list[Event], list[Event]]:
             live = asyncio.create_task(collect(run))
             await asyncio.sleep(0.5)
-            early = asyncio.create_task(_all(follow(log, run.task_id)))
+            early = asyncio.create_task(collect_all(follow(log, run.task_id)))
             await asyncio.sleep(0.7)
-            late = asyncio.create_task(_all(follow(log, run.task_id, after=(await live_so_far())[-1].cursor)))
+            late = asyncio.create_task(
+                collect_all(follow(log, run.task_id, after=(await read_live_events())[-1].cursor))
+            )
             return await live, await early, await late
 
-        async def live_so_far() -> list[Event]:
+        async def read_live_events() -> list[Event]:
             return list(await log.read(run.task_id))
 
-        live, early, late = time.run(watched())
+        live, early, late = time.run(observe())
 
     durable = [event for event in live if event.durable]
     assert early == durable
@@ -271,20 +271,20 @@ def test_a_live_run_is_followed_to_its_end_with_every_durable_event() -> None:
     assert 0 < len(late) < len(durable)
 
 
-async def _all(stream: Any) -> list[Event]:
+async def collect_all(stream: Any) -> list[Event]:
     return [event async for event in stream]
 
 
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=4),
-    cut=st.integers(0, 12),
+    cancel_time=st.integers(0, 12),
     data=st.data(),
 )
-def test_whatever_crashed_a_reader_that_comes_back_has_the_whole_run_in_order(
-    lengths: list[tuple[int, int]], cut: int, data: st.DataObject
+def test_reader_that_reconnects_after_crashes_has_all_events_in_order(
+    lengths: list[tuple[int, int]], cancel_time: int, data: st.DataObject
 ) -> None:
-    """Attempts of some length, each with a lost end; a reader saw a part of one, and follows the rest."""
-    kept: list[Event] = begun()[:1]
+    """Create attempts with lost events, and follow them from a partial read."""
+    kept: list[Event] = start_events()[:1]
     seen_by_attempt: list[list[Event]] = []
     for attempt, (length, lost) in enumerate(lengths, start=1):
         base = len(kept)
@@ -295,15 +295,15 @@ def test_whatever_crashed_a_reader_that_comes_back_has_the_whole_run_in_order(
     seen = data.draw(st.sampled_from(seen_by_attempt))
     at = data.draw(st.integers(1, len(seen)))
     had = seen[:at]
-    cut = min(cut, len(kept))
+    cancel_time = min(cancel_time, len(kept))
 
     async def scenario() -> Reader:
-        written = Written()
-        await written.write(*kept[: max(cut, 1)])
-        reader = written.follow(had[-1].cursor)
+        recorded_log = RecordedLog()
+        await recorded_log.write(*kept[: max(cancel_time, 1)])
+        reader = recorded_log.follow(had[-1].cursor)
         await run_ready_tasks()
-        for each in kept[max(cut, 1) :]:
-            await written.write(each)
+        for each in kept[max(cancel_time, 1) :]:
+            await recorded_log.write(each)
         await reader.task
         return reader
 
@@ -312,7 +312,7 @@ def test_whatever_crashed_a_reader_that_comes_back_has_the_whole_run_in_order(
     gaps = [each for each in reader.events if isinstance(each, GapEvent)]
     got = [each for each in reader.events if not isinstance(each, GapEvent)]
     first = got[0].seq if got else len(kept) + 1
-    # What it kept of before, up to where the gap says that it goes on, and what it got: the whole run.
+    # Events before the gap and new events must add up to the complete run.
     assert [*had[: first - 1], *got] == kept
     if gaps:
         assert isinstance(reader.events[0], GapEvent)
@@ -320,29 +320,29 @@ def test_whatever_crashed_a_reader_that_comes_back_has_the_whole_run_in_order(
         assert had == kept[:at]
 
 
-async def test_until_the_end_a_follower_goes_on_over_pauses_and_attempts(written: Written) -> None:
-    await written.write(*begun(), final(3, state="input-required"))
-    attempt, whole = written.follow(), written.follow(until="end")
+async def test_follow_until_the_end_continues_after_pauses(recorded_log: RecordedLog) -> None:
+    await recorded_log.write(*start_events(), final(3, state="input-required"))
+    attempt, whole = recorded_log.follow(), recorded_log.follow(until="end")
     await attempt.task
     await run_ready_tasks()
     assert not whole.task.done()
 
-    await written.write(working(4, 2), final(5, 2))
+    await recorded_log.write(working(4, 2), final(5, 2))
     await whole.task
     assert (attempt.seen, whole.seen) == ([1, 2, 3], [1, 2, 3, 4, 5])
 
 
-async def test_a_follower_gets_deltas_behind_its_cursor_where_the_log_keeps_them(written: Written) -> None:
-    written.log = MemoryEventLog(keep_deltas=True)
+async def test_follow_yields_stored_deltas_after_the_cursor(recorded_log: RecordedLog) -> None:
+    recorded_log.log = MemoryEventLog(keep_deltas=True)
     deltas = [event(2, of=ContentDeltaEvent, sub=sub, delta="a") for sub in (1, 2, 3)]
-    await written.log.append("run", [*begun(), *deltas, event(3), final(4)], expected_seq=0)
-    reader, plain = written.follow("run/1.2.1", deltas=True), written.follow("run/1.2.1")
+    await recorded_log.log.append("run", [*start_events(), *deltas, event(3), final(4)], expected_seq=0)
+    reader, plain = recorded_log.follow("run/1.2.1", deltas=True), recorded_log.follow("run/1.2.1")
     await asyncio.gather(reader.task, plain.task)
 
     assert [(each.seq, each.sub) for each in reader.events] == [(2, 2), (2, 3), (3, 0), (4, 0)]
     assert plain.seen == [3, 4]
 
 
-def test_a_follower_ends_with_the_attempt_or_with_the_run(written: Written) -> None:
+def test_follower_ends_with_the_attempt_or_the_run(recorded_log: RecordedLog) -> None:
     with pytest.raises(ConfigurationError, match="until must be 'attempt' or 'end', got 'later'"):
-        written.follow(until="later")
+        recorded_log.follow(until="later")

@@ -1,10 +1,9 @@
-"""The messages of a conversation, out of the log."""
-
 from __future__ import annotations
 
 from typing import Any
 
 from rxloop import Agent, MemoryEventLog, RunContext, history, tool
+from rxloop.state.history import CANCELED_CALL
 from rxloop.testing import ScriptedModel, call
 
 MARK = "PLANTED"
@@ -12,7 +11,7 @@ MARK = "PLANTED"
 
 @tool(hidden=True)
 async def peek() -> str:
-    """Look where nobody sees it."""
+    """Look."""
     return MARK
 
 
@@ -22,7 +21,12 @@ async def pay(ctx: RunContext[Any]) -> str:
     return "paid"
 
 
-async def test_the_history_is_what_the_next_run_would_begin_with() -> None:
+async def look() -> str:
+    """Look openly."""
+    return "seen"
+
+
+async def test_history_has_the_messages_of_the_next_run() -> None:
     log = MemoryEventLog()
     model = ScriptedModel("Oslo.", call("peek"), "Done.", "Bergen.")
     agent = Agent(model, tools=[peek], log=log, instructions="Be brief.")
@@ -37,29 +41,45 @@ async def test_the_history_is_what_the_next_run_would_begin_with() -> None:
     assert [message.role for message in before] == ["user", "assistant", "user", "assistant", "tool", "assistant"]
 
 
-async def test_what_clients_get_of_it_has_nothing_of_hidden_tools() -> None:
+async def test_public_history_omits_hidden_tools() -> None:
     log = MemoryEventLog()
     agent = Agent(ScriptedModel(call("peek"), "Done."), tools=[peek], log=log)
     await agent.run("Peek", context_id="c")
 
-    shown = await history(log, "c", public=True)
+    public = await history(log, "c", public=True)
 
     assert MARK in repr(await history(log, "c"))
-    assert [(message.role, message.text) for message in shown] == [("user", "Peek"), ("assistant", "Done.")]
-    assert MARK not in repr(shown)
-    assert "peek" not in repr(shown)
+    assert [(message.role, message.text) for message in public] == [("user", "Peek"), ("assistant", "Done.")]
+    assert MARK not in repr(public)
+    assert "peek" not in repr(public)
 
 
-async def test_a_question_that_nobody_answered_is_told_as_the_next_run_would_be() -> None:
+async def test_history_includes_a_result_for_an_unanswered_question() -> None:
     log = MemoryEventLog()
     agent = Agent(ScriptedModel(call("pay"), "Well."), tools=[pay], log=log)
     waiting = await agent.run("Pay", context_id="c")
 
-    told = await history(log, "c")
+    messages = await history(log, "c")
 
     assert waiting.pending
-    assert [message.role for message in told] == ["user", "assistant", "tool"]
+    assert [message.role for message in messages] == ["user", "assistant", "tool"]
 
 
-async def test_a_conversation_that_nobody_began_has_no_messages() -> None:
-    assert await history(MemoryEventLog(), "nobody") == []
+async def test_public_history_has_no_result_for_an_unanswered_question_until_it_is_dropped() -> None:
+    log = MemoryEventLog()
+    model = ScriptedModel([call("look"), call("pay")], "Well.")
+    agent = Agent(model, tools=[pay, tool(look)], log=log)
+    waiting = await agent.run("Pay", context_id="c")
+    while_waiting = await history(log, "c", public=True)
+
+    await agent.run("Never mind", context_id="c")
+
+    assert waiting.pending
+    assert [(message.role, message.text) for message in while_waiting[2:]] == [("tool", "seen")]
+    after = await history(log, "c", public=True)
+    assert [message.role for message in after] == ["user", "assistant", "tool", "tool", "user", "assistant"]
+    assert after[3].text == CANCELED_CALL
+
+
+async def test_unknown_conversation_has_no_messages() -> None:
+    assert await history(MemoryEventLog(), "unknown") == []

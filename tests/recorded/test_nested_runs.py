@@ -1,4 +1,4 @@
-"""Recorded runs with nested agents: compared, replayed, read from their logs."""
+"""Tests for recorded runs with nested agents."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ async def pay(ctx: RunContext[Any]) -> str:
     return f"{await ctx.ask('Pay?')}"
 
 
-def family(log: Any) -> Agent:
-    """An agent that calls three others side by side."""
+def make_agent(log: Any) -> Agent:
+    """Return an agent that calls three agents concurrently."""
     agents = [researcher(call("pay"), turn_with_usage(f"{n}."), name=f"r{n}", tools=[pay]).as_tool() for n in range(3)]
     return editor(*agents, turns=[[call(f"r{n}", prompt="x") for n in range(3)], turn_with_usage("Done.")], log=log)
 
 
-async def test_runs_differ_neither_by_how_nested_ones_mix_nor_by_their_pauses() -> None:
+async def test_diff_ignores_pauses_and_the_order_of_nested_events() -> None:
     log = MemoryEventLog()
-    whole = family(log).run("q", on_input=lambda _: True)
-    await whole
-    agent = family(log)
+    uninterrupted = make_agent(log).run("q", on_input=lambda _: True)
+    await uninterrupted
+    agent = make_agent(log)
     paused = agent.run("q")
     while (result := await paused).pending:
         paused = agent.resume(paused.task_id, inputs={result.pending[-1].input_id: True})
-    found = await diff(log, whole.task_id, paused.task_id)
-    assert found.first is None, str(found)
+    difference = await diff(log, uninterrupted.task_id, paused.task_id)
+    assert difference.first is None, str(difference)
 
 
-async def test_a_difference_in_a_nested_run_is_found() -> None:
+async def test_diff_finds_a_difference_in_a_nested_run() -> None:
     log = MemoryEventLog()
     runs = [editor(researcher(turn_with_usage(text)).as_tool("research"), log=log).run("q") for text in ("A.", "B.")]
     for run in runs:
         await run
-    found = await diff(log, runs[0].task_id, runs[1].task_id)
-    assert found.first is not None
-    assert "B." in str(found)
+    difference = await diff(log, runs[0].task_id, runs[1].task_id)
+    assert difference.first is not None
+    assert "B." in str(difference)
 
 
-async def test_a_replay_comes_to_the_same_result() -> None:
+async def test_replay_has_the_same_result() -> None:
     log = MemoryEventLog()
     run = editor(researcher().as_tool("research"), log=log).run("q")
     result = await run
@@ -62,7 +62,7 @@ async def test_a_replay_comes_to_the_same_result() -> None:
     assert (model.name, child.name) == ("scripted", "scripted")
 
 
-async def test_followers_get_the_events_of_nested_runs_and_the_history_does_not(tmp_path: Path) -> None:
+async def test_nested_events_are_followed_but_not_part_of_the_history(tmp_path: Path) -> None:
     log = SqliteEventLog(tmp_path / "runs.db")
     run = editor(researcher().as_tool("research"), log=log).run("q", context_id="c")
     await run.begin()
@@ -80,13 +80,13 @@ async def test_followers_get_the_events_of_nested_runs_and_the_history_does_not(
     await log.aclose()
 
 
-async def test_the_thoughts_of_nested_runs_are_beside_those_of_the_run_around_them() -> None:
-    def thinks(text: str) -> Any:
+async def test_thoughts_of_nested_and_outer_runs_are_separate() -> None:
+    def think(text: str) -> Any:
         return call("think_aloud", thought=text, thought_type="planning")
 
-    child = researcher([thinks("below")], turn_with_usage("A."), thoughts=True)
+    child = researcher([think("below")], turn_with_usage("A."), thoughts=True)
     run = editor(
-        child.as_tool("research"), turns=[thinks("above"), call("research", prompt="x"), "B."], thoughts=True
+        child.as_tool("research"), turns=[think("above"), call("research", prompt="x"), "B."], thoughts=True
     ).run("q")
     graph = (await run).thoughts
     assert [thought.content for thought in graph] == ["above", "below"]

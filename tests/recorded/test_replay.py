@@ -1,7 +1,7 @@
-"""Replay: a recorded run once more, with no model and no tool."""
+"""Tests for replaying recorded runs."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -60,12 +60,12 @@ def agent(log: MemoryEventLog, *turns: Any) -> Agent:
     return Agent(ScriptedModel(*turns), tools=[work, fail, sure], log=log)
 
 
-def worked(log: MemoryEventLog) -> Any:
-    """A run that thinks, does two things at once, and answers slowly."""
+def run_work(log: MemoryEventLog) -> Any:
+    """Start a run with thoughts, concurrent calls and a slow answer."""
     return agent(log, [THOUGHT, call("work", seconds=2), call("work", seconds=1)], frames("--It is--done.|", 0.25))
 
 
-async def everything(stream: Any) -> list[Any]:
+async def collect_all(stream: Any) -> list[Any]:
     return [event async for event in stream]
 
 
@@ -73,25 +73,25 @@ def is_durable(event: Any) -> bool:
     return event.durable
 
 
-async def arrivals(stream: Any) -> list[tuple[float, int]]:
-    """When each event of a stream came, from the first one on."""
+async def measure_arrivals(stream: Any) -> list[tuple[float, int]]:
+    """Measure event times relative to the first event."""
     came = [(asyncio.get_running_loop().time(), event.seq) async for event in stream]
     return [(round(at - came[0][0], 3), seq) for at, seq in came]
 
 
-def test_the_recorded_events_come_once_more_and_every_view_works_on_them() -> None:
+def test_replay_emits_the_recorded_events_for_every_view() -> None:
     log = MemoryEventLog()
     with virtual_time() as time:
-        run = worked(log).run("Go")
+        run = run_work(log).run("Go")
         live = time.run(collect(run))
         result = time.run(run.result())
         began = time.now
 
         again = replay(log, run.task_id)
-        events = time.run(everything(again))
-        thoughts = time.run(everything(again.pipe(op.thoughts())))
-        text = time.run(everything(again.pipe(op.text())))
-        drawn = time.run(again.pipe(op.thought_graph(), ops.last()))  # type: ignore[arg-type]
+        events = time.run(collect_all(again))
+        thoughts = time.run(collect_all(again.pipe(op.thoughts())))
+        text = time.run(collect_all(again.pipe(op.text())))
+        graph = time.run(again.pipe(op.thought_graph(), ops.last()))  # type: ignore[arg-type]
         last = time.run(again)
         recorded = time.run(again.result())
 
@@ -101,67 +101,67 @@ def test_the_recorded_events_come_once_more_and_every_view_works_on_them() -> No
     assert [event for event in events if event.durable] == [event for event in live if event.durable]
     assert [thought.thought_id for thought in thoughts] == ["plan"]
     assert "".join(text) == "It isdone."
-    assert drawn.tree() == result.thoughts.tree() == recorded.thoughts.tree()
+    assert graph.tree() == result.thoughts.tree() == recorded.thoughts.tree()
     assert last == live[-1]
     assert (recorded.output, recorded.messages, recorded.usage) == (result.output, result.messages, result.usage)
     assert (recorded.state, recorded.context_id) == ("completed", run.context_id)
 
 
 @pytest.mark.parametrize("speed", [1, 4, 0.5])
-def test_a_replay_keeps_the_pace_of_the_run_or_a_multiple_of_it(speed: float) -> None:
+def test_replay_keeps_the_pace_times_the_speed(speed: float) -> None:
     log = MemoryEventLog()
     with virtual_time() as time:
-        run = worked(log).run("Go")
-        live = time.run(arrivals(run.pipe(ops.filter(is_durable))))
-        again = time.run(arrivals(replay(log, run.task_id, speed=speed)))
+        run = run_work(log).run("Go")
+        live = time.run(measure_arrivals(run.pipe(ops.filter(is_durable))))
+        again = time.run(measure_arrivals(replay(log, run.task_id, speed=speed)))
 
     assert live[-1][0] == 3.5
     assert again == [(at / speed, seq) for at, seq in live]
 
 
-def test_a_slow_reader_of_a_replay_delays_nothing_and_loses_nothing() -> None:
+def test_slow_reader_of_a_replay_loses_no_events() -> None:
     log = MemoryEventLog()
     with virtual_time() as time:
-        run = worked(log).run("Go")
+        run = run_work(log).run("Go")
         time.run(run.result())
         began = time.now
 
-        async def slowly() -> list[int]:
+        async def read_slowly() -> list[int]:
             seen: list[int] = []
             async for event in replay(log, run.task_id, speed=1):
                 await asyncio.sleep(0.01)
                 seen.append(event.seq)
             return seen
 
-        seen = time.run(slowly())
+        seen = time.run(read_slowly())
 
         assert seen == list(range(1, len(seen) + 1))
         assert 3.5 <= time.now - began < 3.6
 
 
-def test_the_attempts_of_a_run_are_replayed_one_right_after_the_other() -> None:
+def test_attempts_are_replayed_without_a_pause() -> None:
     log = MemoryEventLog()
     with virtual_time() as time:
         paused = time.run(agent(log, [call("work", seconds=1), call("sure")]).run("Go"))
         time.advance(86_400)
         time.run(agent(log, "Well then.").resume(paused.task_id, inputs={paused.pending[0].input_id: True}))
-        again = time.run(arrivals(replay(log, paused.task_id, speed=1)))
-        events = time.run(everything(replay(log, paused.task_id)))
+        again = time.run(measure_arrivals(replay(log, paused.task_id, speed=1)))
+        events = time.run(collect_all(replay(log, paused.task_id)))
 
     assert [seq for _, seq in again] == list(range(1, len(again) + 1))
     assert again[-1][0] == 1
     assert {event.attempt for event in events} == {1, 2}
 
 
-async def test_a_replay_ends_where_it_is_told_to() -> None:
+async def test_replay_ends_at_the_given_event() -> None:
     log = MemoryEventLog()
     result = await agent(log, call("fail"), "Well then.").run("Go")
-    whole = await everything(replay(log, result.task_id))
+    whole = await collect_all(replay(log, result.task_id))
 
     for seq in range(1, len(whole) + 3):
         again = replay(log, result.task_id).until(seq)
-        assert await everything(again) == whole[:seq]
-        assert await everything(again.until(4)) == whole[: min(seq, 4)]
+        assert await collect_all(again) == whole[:seq]
+        assert await collect_all(again.until(4)) == whole[: min(seq, 4)]
     before = await replay(log, result.task_id).until(4).result()
     assert (before.state, before.content, shape(before.messages)) == ("working", "", ["user: Go"])
     with pytest.raises(ConfigurationError, match="1"):
@@ -169,7 +169,7 @@ async def test_a_replay_ends_where_it_is_told_to() -> None:
 
 
 class WithDeltas(MemoryEventLog):
-    """A log that has the transient events of its runs, too."""
+    """Log that stores transient events."""
 
     def __init__(self) -> None:
         super().__init__(keep_deltas=True)
@@ -178,17 +178,22 @@ class WithDeltas(MemoryEventLog):
     async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
         return self.whole if deltas else await super().read(task_id, after_seq=after_seq)
 
+    async def follow(self, task_id: str, **options: Any) -> AsyncIterator[Event]:
+        for event in self.whole:
+            if event.durable or options.get("deltas"):
+                yield event
 
-def test_deltas_that_the_log_keeps_come_with_their_timing() -> None:
+
+def test_stored_deltas_are_replayed_with_their_timing() -> None:
     log = WithDeltas()
     with virtual_time() as time:
         run = agent(log, call("work", seconds=1), frames("-a-b-c-d|", 0.25)).run("Go")
         live = log.whole = time.run(collect(run))
         again = replay(log, run.task_id, speed=0.5)
-        assert time.run(everything(again)) == live
-        pieces = time.run(arrivals(again.pipe(ops.filter(lambda event: isinstance(event, ContentDeltaEvent)))))
-        short = time.run(everything(again.until(7)))
-        without = time.run(everything(replay(log, run.task_id, deltas=False)))
+        assert time.run(collect_all(again)) == live
+        pieces = time.run(measure_arrivals(again.pipe(ops.filter(lambda event: isinstance(event, ContentDeltaEvent)))))
+        short = time.run(collect_all(again.until(7)))
+        without = time.run(collect_all(replay(log, run.task_id, deltas=False)))
 
     assert [at for at, _ in pieces] == [0, 1, 2, 3]
     assert "".join(event.delta for event in live if isinstance(event, ContentDeltaEvent)) == "abcd"
@@ -197,41 +202,41 @@ def test_deltas_that_the_log_keeps_come_with_their_timing() -> None:
     assert without == [event for event in live if event.durable]
 
 
-async def test_many_deltas_reach_a_reader_one_by_one() -> None:
+async def test_many_deltas_are_replayed_one_by_one() -> None:
     log = WithDeltas()
     run = agent(log, "Hello.").run("Hi")
     log.whole = await collect(run)
     place = next(place for place, event in enumerate(log.whole) if isinstance(event, ContentDeltaEvent))
     log.whole[place : place + 1] = [log.whole[place].model_copy(update={"sub": sub + 1}) for sub in range(5_000)]
 
-    assert await everything(replay(log, run.task_id)) == log.whole
+    assert await collect_all(replay(log, run.task_id)) == log.whole
 
 
-async def test_a_run_that_nobody_knows_is_an_error_of_its_replay() -> None:
+async def test_replay_raises_unknown_run() -> None:
     nowhere = replay(MemoryEventLog(), "nowhere")
 
     with pytest.raises(UnknownRun, match="nowhere"):
-        await everything(nowhere)
+        await collect_all(nowhere)
     with pytest.raises(UnknownRun, match="nowhere"):
         await nowhere
     with pytest.raises(UnknownRun, match="nowhere"):
-        await nowhere.state_at(1)
+        await nowhere.get_state(1)
     with pytest.raises(UnknownRun, match="nowhere"):
         await nowhere.result()
 
 
-async def test_a_speed_that_is_none_is_refused() -> None:
+async def test_invalid_speed_is_rejected() -> None:
     for speed in (0, -1, float("nan")):
         with pytest.raises(ConfigurationError, match="speed"):
             replay(MemoryEventLog(), "run", speed=speed)
 
 
-def test_a_replay_needs_an_event_loop() -> None:
+def test_replay_needs_an_event_loop() -> None:
     with pytest.raises(RxloopError, match="event loop"):
         replay(MemoryEventLog(), "run").subscribe(print)
 
 
-async def test_a_reader_that_leaves_ends_its_replay() -> None:
+async def test_closed_reader_ends_its_replay() -> None:
     log = MemoryEventLog()
     result = await agent(log, "Hello.").run("Hi")
     events = aiter(replay(log, result.task_id, speed=0.001))
@@ -243,7 +248,7 @@ async def test_a_reader_that_leaves_ends_its_replay() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_a_replay_can_be_served_as_events_of_a_server() -> None:
+async def test_replay_can_be_served_as_server_sent_events() -> None:
     log = MemoryEventLog()
     run = agent(log, call("fail"), "Well then.").run("Go")
     live = [frame async for frame in run.sse()]
@@ -253,20 +258,20 @@ async def test_a_replay_can_be_served_as_events_of_a_server() -> None:
     assert [frame for frame in live if b".0\n" in frame] == recorded
 
 
-async def test_a_state_in_the_middle_has_the_conversation_before_it() -> None:
+async def test_state_of_an_earlier_event_has_the_previous_conversation() -> None:
     log = MemoryEventLog()
     await agent(log, "Hello Ann.").run("I am Ann.", context_id="c")
     second = await agent(log, call("fail"), "Ann.").run("Who am I?", context_id="c")
     await agent(log, "Bye.").run("Bye", context_id="c")
     again = replay(log, second.task_id)
 
-    assert shape((await again.state_at(1)).messages) == ["user: I am Ann.", "assistant: Hello Ann.", "user: Who am I?"]
+    assert shape((await again.get_state(1)).messages) == ["user: I am Ann.", "assistant: Hello Ann.", "user: Who am I?"]
     last = len(await log.read(second.task_id))
-    assert list((await again.state_at(last)).messages) == second.messages
+    assert list((await again.get_state(last)).messages) == second.messages
     assert (await again.result()).messages == second.messages
     for seq in (0, last + 1):
         with pytest.raises(ConfigurationError, match=f"1 to {last}"):
-            await again.state_at(seq)
+            await again.get_state(seq)
 
 
 # Runs of any shape.
@@ -287,7 +292,7 @@ TURNS = st.builds(
 
 
 class Recorded:
-    """A run through attempts of any kind, with the state of the live run at each of its events."""
+    """Run with several attempts and the live state for each event."""
 
     def __init__(self, turns: list[Any]) -> None:
         self.log = MemoryEventLog()
@@ -299,47 +304,49 @@ class Recorded:
         return self.turns[done] if done < len(self.turns) else "done"
 
     def agent(self) -> Agent:
-        # Without a limit on failing tools: a script may have nothing else.
+        # Scripts may consist of failing calls, so disable the limit.
         limits = Limits(tool_failures=None)
         return Agent(ScriptedModel(*[self.turn] * 20), tools=[work, fail, sure], log=self.log, limits=limits)
 
-    def watched(self, run: Any) -> Any:
-        """The run; its state behind each durable event is noted where the event gets its number."""
+    def observe(self, run: Any) -> Any:
+        """Record the run state whenever a durable event is numbered."""
         recorder = run._attempt.recorder
         record = recorder._record
 
-        def noting(event: Event, traits: Any) -> Event:
-            event = record(event, traits)
+        def note_state(event: Event, fields: Any) -> Event:
+            event = record(event, fields)
             self.states[event.seq] = recorder.state()
             return event
 
-        recorder._record = noting
+        recorder._record = note_state
         return run
 
-    def play(self, time: Any, cut: float | None) -> str:
+    def play(self, time: Any, cancel_time: float | None) -> str:
         time.run(agent(self.log, "Hello.").run("Hi", context_id="c"))
-        run = self.watched(self.agent().run("Go", context_id="c"))
+        run = self.observe(self.agent().run("Go", context_id="c"))
         for _ in range(12):
-            if cut is not None:
-                time.at(time.now + cut, run.cancel)
-            cut = None
+            if cancel_time is not None:
+                time.at(time.now + cancel_time, run.cancel)
+            cancel_time = None
             result = time.run(outcome(run))
             if result.state in ("completed", "failed"):
                 break
             inputs = {question.input_id: True for question in result.pending[:1]}
-            run = self.watched(self.agent().resume(run.task_id, inputs=inputs))
+            run = self.observe(self.agent().resume(run.task_id, inputs=inputs))
         return run.task_id
 
 
 @settings(max_examples=40, deadline=None)
-@given(turns=st.lists(TURNS, max_size=4), cut=st.sampled_from([None, 0.05, 0.1, 0.15, 0.3]))
-def test_the_fold_of_the_log_is_the_live_state_at_every_event(turns: list[Any], cut: float | None) -> None:  # L144
+@given(turns=st.lists(TURNS, max_size=4), cancel_time=st.sampled_from([None, 0.05, 0.1, 0.15, 0.3]))
+def test_fold_of_the_log_equals_the_live_state_at_every_event(
+    turns: list[Any], cancel_time: float | None
+) -> None:  # L144
     recorded = Recorded(turns)
     with virtual_time() as time:
-        task_id = recorded.play(time, cut)
+        task_id = recorded.play(time, cancel_time)
         again = replay(recorded.log, task_id)
-        events = time.run(everything(again))
-        states = {event.seq: time.run(again.state_at(event.seq)) for event in events if event.durable}
+        events = time.run(collect_all(again))
+        states = {event.seq: time.run(again.get_state(event.seq)) for event in events if event.durable}
         before = time.run(asyncio.wait_for(read(recorded.log, "c"), 1))
 
     assert states == recorded.states
@@ -354,30 +361,30 @@ def test_the_fold_of_the_log_is_the_live_state_at_every_event(turns: list[Any], 
 @settings(max_examples=40, deadline=None)
 @given(
     turns=st.lists(TURNS, min_size=1, max_size=3),
-    cut=st.sampled_from([None, 0.05, 0.15]),
+    cancel_time=st.sampled_from([None, 0.05, 0.15]),
     part=st.floats(0, 1),
     prompt=st.sampled_from([None, "And now?"]),
 )
-def test_the_fold_of_a_fork_is_its_live_state_too(
-    turns: list[Any], cut: float | None, part: float, prompt: str | None
+def test_fold_of_a_fork_equals_its_live_state(
+    turns: list[Any], cancel_time: float | None, part: float, prompt: str | None
 ) -> None:  # L144
     recorded = Recorded(turns)
     with virtual_time() as time:
-        task_id = recorded.play(time, cut)
+        task_id = recorded.play(time, cancel_time)
         at = max(1, round(part * len(recorded.states)))
         before = dict(recorded.states)
         recorded.states.clear()
-        run = recorded.watched(recorded.agent().fork(task_id, at, prompt=prompt))
+        run = recorded.observe(recorded.agent().fork(task_id, at, prompt=prompt))
         result = time.run(outcome(run))
         again = replay(recorded.log, run.task_id)
-        states = {seq: time.run(again.state_at(seq)) for seq in recorded.states}
-        taken_over = [time.run(again.state_at(seq)) for seq in range(1, at + 1)] if prompt is None else []
+        states = {seq: time.run(again.get_state(seq)) for seq in recorded.states}
+        copied = [time.run(again.get_state(seq)) for seq in range(1, at + 1)] if prompt is None else []
 
     assert result.state in ("completed", "input-required")
     assert states == recorded.states
     assert min(states) == at + 1
-    # A run and a fork of it have the same history up to where the fork leaves.
-    assert [list(before[state.seq].messages) for state in taken_over] == [list(state.messages) for state in taken_over]
+    # The copied events must have identical states.
+    assert [list(before[state.seq].messages) for state in copied] == [list(state.messages) for state in copied]
     assert is_well_formed(result.messages)
 
 

@@ -34,7 +34,7 @@ async def test_answer_is_applied_by_the_process_that_executes_the_run_next(machi
     record = await b.agent("paid").get_run(task_id).execute()
     [received] = [e for e in await a.log.read(task_id) if isinstance(e, InputReceivedEvent)]
     assert record.state == "completed"
-    assert received.metadata == {"mail_id": 1}
+    assert received.metadata == {"command_id": 1}
     assert b.paid == [5]
 
 
@@ -206,7 +206,7 @@ def test_answer_starts_its_call_while_another_call_runs(machines: Machines) -> N
             assert a.paid == [5]
             assert time.now == 60
             events = await b.log.read(submitted.task_id)
-            assert [e.metadata for e in events if e.metadata] == [{"mail_id": 1}, {"mail_id": 2}]
+            assert [e.metadata for e in events if e.metadata] == [{"command_id": 1}, {"command_id": 2}]
             [message] = [e for e in events if isinstance(e, MessageAddedEvent)]
             assert (message.attempt, message.content) == (1, "Thank you")
 

@@ -99,7 +99,7 @@ async def test_run_without_log_can_be_canceled_only_in_its_process() -> None:
         await agent.get_run(run.task_id).cancel()
         with pytest.raises(RunCancelled):
             await run
-    with pytest.raises(ConfigurationError, match="needs the log"):
+    with pytest.raises(ConfigurationError, match="requires an agent with its event log"):
         await agent.get_run("somewhere").cancel()
 
 
@@ -175,7 +175,7 @@ def test_cancel_raises_after_30_seconds_when_another_process_always_writes_first
 
     class CompetingLog(MemoryEventLog):
         async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
-            raise ConflictError("somebody else")
+            raise ConflictError("another process")
 
     with virtual_time() as time:
         paused = time.run(bank.request_payment())

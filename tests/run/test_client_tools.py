@@ -252,7 +252,7 @@ class UnreliableBank:
 
     async def tools(self, ctx: RunContext[Any]) -> list[Any]:
         if self.unavailable:
-            raise ConnectionError("nobody listens")
+            raise ConnectionError("no listener")
         return [self._pay]
 
 

@@ -10,7 +10,7 @@ import pytest
 from rxloop import Agent, MemoryEventLog, Message, MessageAddedEvent, RunCancelled
 from rxloop.agents import Steer
 from rxloop.errors import ConfigurationError, ConflictError, RunOver
-from rxloop.pipeline.log_retry import PATIENCE
+from rxloop.pipeline.log_retry import RETRY_SECONDS
 from rxloop.protocol.commands import AnswerCommand, CancelCommand, Command, MessageCommand
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
 from support.processes.machines import Machines, states, two_machines
@@ -37,7 +37,7 @@ def test_cancel_reaches_a_run_of_another_process(machines: Machines) -> None:
             with pytest.raises(RunCancelled, match="enough"):
                 await run
             [end] = final_events(await b.log.read(run.task_id))
-            assert end.metadata == {"mail_id": 1}
+            assert end.metadata == {"command_id": 1}
             assert a.canceled == 1
             assert time.now < 1
             await assert_no_tasks()
@@ -81,7 +81,7 @@ def test_cancel_raises_when_the_owner_does_not_react_and_is_applied_later(machin
             start = time.now
             with pytest.raises(ConflictError, match="stays in its inbox"):
                 await b.agent().get_run(run.task_id).cancel()
-            assert PATIENCE <= time.now - start <= PATIENCE + 1
+            assert RETRY_SECONDS <= time.now - start <= RETRY_SECONDS + 1
             await run.release()
             assert (await b.agent().get_run(run.task_id).execute()).state == "canceled"
 
@@ -140,7 +140,7 @@ def test_message_is_added_to_a_run_of_another_process(machines: Machines) -> Non
             result = await run
             assert [item.text for item in result.messages][-2:] == ["Only half of it", "done"]
             [message] = [e for e in await b.log.read(run.task_id) if isinstance(e, MessageAddedEvent)]
-            assert (message.cause, message.metadata) == ("steering", {"mail_id": 1})
+            assert (message.cause, message.metadata) == ("steering", {"command_id": 1})
 
         time.run(main())
 
@@ -183,7 +183,7 @@ async def test_send_to_a_finished_run_raises(machines: Machines) -> None:
     await run
     with pytest.raises(RunOver, match="is completed"):
         await a.agent().get_run(run.task_id).send("Wait")
-    with pytest.raises(ConfigurationError, match="of the user or the system"):
+    with pytest.raises(ConfigurationError, match="requires user or system messages"):
         await a.agent().get_run(run.task_id).send(Message(role="assistant", content="I said"))
 
 

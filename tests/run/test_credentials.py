@@ -334,15 +334,15 @@ async def test_runtime_resumes_a_run_with_a_credential(hub: Hub, log: MemoryEven
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"provider": ""}, "provider=''"),
-        ({"provider": 5}, "provider=5"),
-        ({"provider": "x", "url": "javascript:alert(1)"}, "begins with https://"),
-        ({"provider": "x", "public_key": b"key"}, "public_key=b'key'"),
+        ({"provider": ""}, "provider must be .*, got ''"),
+        ({"provider": 5}, "provider must be .*, got 5"),
+        ({"provider": "x", "url": "javascript:alert(1)"}, "start with https://"),
+        ({"provider": "x", "public_key": b"key"}, "public_key must be .*, got b'key'"),
     ],
 )
 async def test_require_auth_rejects_invalid_argument(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        RunContext().require_auth(**fields)
+        await RunContext().require_auth(**fields)
 
 
 async def test_require_auth_without_await_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
@@ -355,7 +355,7 @@ async def test_require_auth_without_await_is_an_error(caplog: pytest.LogCaptureF
     result = await Agent(ScriptedModel(call("forgets"), "Sorry."), tools=[forgets]).run("Go")
     assert "(`ctx.require_auth` without `await`)" in results(result.messages)[0]
     assert "use `await ctx.require_auth(...)`" in caplog.text
-    with pytest.raises(RxloopError, match=r"write `await ctx.require_auth\(\.\.\.\)`"):
+    with pytest.raises(RxloopError, match=r"use `await ctx.require_auth\(\.\.\.\)`"):
         bool(RunContext().require_auth("github"))
 
 

@@ -123,10 +123,10 @@ def test_answer_that_arrives_before_a_run_starts_is_not_dropped(machines: Machin
             second = await a.agent().submit("And now?", context_id="c")
             acquire_lease = b.log.acquire_lease
 
-            async def answer_and_acquire(context_id: str, task_id: str, on_lost: Callable[[], None]) -> bool:
+            async def answer_and_acquire(conversation: str, task_id: str, on_lost: Callable[[], None]) -> bool:
                 b.log.acquire_lease = acquire_lease
                 await a.agent().get_run(first.task_id).answer({"1.0.1": True})
-                return await acquire_lease(context_id, task_id, on_lost)
+                return await acquire_lease(conversation, task_id, on_lost)
 
             b.log.acquire_lease = answer_and_acquire
             later = asyncio.ensure_future(b.agent("later").get_run(second.task_id).execute())

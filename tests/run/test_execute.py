@@ -227,7 +227,7 @@ def test_waiting_executions_of_a_conversation_share_one_poller(
 
 
 def test_all_waiting_executions_raise_when_the_log_fails(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_retry, "PATIENCE", 0)
+    monkeypatch.setattr(log_retry, "RETRY_SECONDS", 0)
     a, b = machines
     with virtual_time() as time:
 
@@ -276,14 +276,14 @@ async def test_execute_is_rejected_in_a_tool_of_the_same_run(machines: Machines)
     a, _ = machines
 
     @tool
-    async def settles(ctx: RunContext[Any]) -> str:
-        """Settles."""
+    async def execute_own_run(ctx: RunContext[Any]) -> str:
+        """Execute the own run."""
         await a.agent().get_run(ctx.task_id).execute()
         return "never"
 
-    a.tools.append(settles)
-    result = await a.agent(call("settles"), "done").run("Go")
-    assert "settles the run itself" in result.messages[2].text
+    a.tools.append(execute_own_run)
+    result = await a.agent(call("execute_own_run"), "done").run("Go")
+    assert "must not execute its own run" in result.messages[2].text
 
 
 @pytest.mark.parametrize("make_log", [MemoryEventLog, lambda: SqliteEventLog("runs.db")], ids=["memory", "sqlite"])
@@ -310,7 +310,7 @@ async def test_execute_of_unknown_run_raises(machines: Machines) -> None:
 
 
 async def test_execute_raises_when_the_log_is_unreachable(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_retry, "PATIENCE", 0)
+    monkeypatch.setattr(log_retry, "RETRY_SECONDS", 0)
     a, b = machines
     record = await a.agent().submit("Go")
 
@@ -367,7 +367,7 @@ async def test_execute_and_send_work_on_a_log_with_only_the_abstract_methods() -
         await agents[0].get_run(record.task_id).send("Hello")
     submitted = await agents[0].submit("Go")
     await agents[0].get_run(submitted.task_id).send("Hello")
-    assert [command.kind for _, command in await log.read_commands(submitted.task_id)] == ["say"]
+    assert [command.kind for _, command in await log.read_commands(submitted.task_id)] == ["message"]
 
 
 async def test_execute_respects_a_cancel_that_precedes_its_attempt() -> None:

@@ -101,7 +101,7 @@ async def test_tool_error_carries_value_and_parts(  # P6
     [
         (ToolError("no", value=object()), "cannot be written as JSON"),
         (ToolError("no", parts=[CHART] * 200), "more than 100 images and files"),
-        (ToolError("no", parts=["text"]), "is no image or file"),
+        (ToolError("no", parts=["text"]), "is not an image or a file"),
     ],
 )
 async def test_invalid_value_or_parts_do_not_hide_the_message_of_a_tool_error(  # P6

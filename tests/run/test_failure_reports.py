@@ -167,4 +167,4 @@ async def test_rejected_run_raises_for_its_reader_or_is_logged(
     async with agent.resume("nowhere"):
         await asyncio.sleep(0.01)
     [warning] = warnings(caplog)
-    assert "the log holds no run nowhere" in warning
+    assert "the log has no run nowhere" in warning

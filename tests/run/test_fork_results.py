@@ -59,9 +59,11 @@ async def test_fork_rejects_unknown_call_id_and_lists_the_known_calls(shop: Shop
     parent = await shop.buy()
     at = await find_seq(shop.log, parent, "content-complete")
 
-    with pytest.raises(ConfigurationError, match=r"no call 'q'.*'p' \(pay, 1/1\), 'l' \(look, 1/2\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"results\['q'\] must be a call .*'p' \(pay, 1/1\), 'l' \(look, 1/2\)"
+    ):
         await shop.agent().fork(parent, at, results={"q": 1})
-    with pytest.raises(ConfigurationError, match=r"no call 'p' up to event 2; it has none"):
+    with pytest.raises(ConfigurationError, match=r"results\['p'\] must be a call .* up to event 2: none"):
         await shop.agent().fork(parent, 2, results={"p": 1})
     assert len(await shop.log.list_runs()) == 1
 
@@ -70,7 +72,9 @@ async def test_fork_identifies_calls_with_the_same_id_by_slot(shop: Shop) -> Non
     parent = await shop.agent(call("look", "0", n=1), call("look", "0", n=2), "Seen.").run("Look")
     at = await find_seq(shop.log, parent.task_id, "checkpoint", 1)
 
-    with pytest.raises(ConfigurationError, match=r"2 calls .* '0'; use a slot instead: 1/0 or 2/0"):
+    with pytest.raises(
+        ConfigurationError, match=r"results\['0'\] must be a slot, because 2 calls have this id: 1/0 or 2/0"
+    ):
         await shop.agent().fork(parent.task_id, at, results={"0": 9})
     await shop.agent("Seen.").fork(parent.task_id, at, results={"2/0": 9})
 

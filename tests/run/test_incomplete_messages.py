@@ -318,7 +318,7 @@ async def test_unknown_finish_reason_is_reported(content: str) -> None:  # P9
     ],
 )
 @pytest.mark.parametrize("stream", [True, False])
-async def test_model_is_told_the_token_limit_of_its_request(
+async def test_truncation_note_states_the_token_limit_of_the_request(
     api: str, settings: ModelSettings, stream: bool
 ) -> None:  # P1
     wiper = WipeTool()

@@ -25,7 +25,7 @@ from rxloop.errors import InvalidInput
 from rxloop.pipeline.requests import Signal, ToolRequest
 from rxloop.testing import ScriptedModel, call, virtual_time
 from support.payments import Payments
-from support.runs import collect, is_well_formed, marble_letters, outcome, shape
+from support.runs import collect, format_marbles, is_well_formed, outcome, shape
 
 
 async def test_attempt_ends_as_input_required_without_on_input(bank: Payments) -> None:  # L95
@@ -33,7 +33,7 @@ async def test_attempt_ends_as_input_required_without_on_input(bank: Payments) -
     events = await collect(run)
     result = await run
 
-    assert marble_letters(events) == "twlcsikF"
+    assert format_marbles(events) == "twlcsikF"
     assert result.state == "input-required"
     assert result.reason == "input"
     (question,) = result.pending
@@ -59,7 +59,7 @@ async def test_resume_with_the_answer_calls_the_tool_again_and_completes(bank: P
     assert bank.paid == [(5, value)]
     assert result.output == "done"
     assert shape(result.messages) == ["user: Pay", "assistant: pay", f"tool: {value}", "assistant: done"]
-    assert marble_letters(events) == "wrsxklckF"
+    assert format_marbles(events) == "wrsxklckF"
     assert [event.seq for event in events if event.durable] == list(range(9, 18))
     assert {event.attempt for event in events} == {2}
 
@@ -269,7 +269,7 @@ def test_on_input_answers_a_question_within_the_same_attempt(is_async: bool) -> 
         result = time.run(run)
         assert time.now == (60 if is_async else 0)
 
-    assert marble_letters(events) == "twlcsirxklckF"
+    assert format_marbles(events) == "twlcsirxklckF"
     assert result.output == "done"
     assert [question.prompt for question in asked] == ["Pay 5?"]
     assert [event.value for event in events if isinstance(event, InputReceivedEvent)] == [True]
@@ -349,7 +349,7 @@ async def test_tool_with_approval_is_called_only_after_consent(approved: bool) -
     run = disk.agent(call("delete", path="/tmp/a")).run("Go")
     events = await collect(run)
     paused = await run
-    assert marble_letters(events) == "twlcikF"  # nothing has started
+    assert format_marbles(events) == "twlcikF"  # nothing has started
     assert "delete" in paused.pending[0].prompt
     assert "/tmp/a" in paused.pending[0].prompt
 
@@ -357,7 +357,7 @@ async def test_tool_with_approval_is_called_only_after_consent(approved: bool) -
     events = await collect(run)
 
     assert disk.deleted == (["/tmp/a"] if approved else [])
-    assert marble_letters(events) == ("wrsxklckF" if approved else "wrxklckF")
+    assert format_marbles(events) == ("wrsxklckF" if approved else "wrxklckF")
     answer = next(event for event in events if isinstance(event, ToolCompleteEvent))
     assert answer.success is approved
 
@@ -393,7 +393,7 @@ async def test_run_without_log_can_pause(bank: Payments) -> None:
 
 
 async def test_ask_raises_on_a_context_without_run() -> None:
-    with pytest.raises(Exception, match="belongs to no run"):
+    with pytest.raises(Exception, match="does not belong to a run"):
         await RunContext[None]().ask("Sure?")
 
 

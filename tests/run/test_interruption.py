@@ -31,7 +31,7 @@ from rxloop.protocol.messages import ToolCall
 from rxloop.state.fold import fold_all
 from rxloop.stream.sources import Push, from_task
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
-from support.runs import collect, copy_first_events, marble_letters, shape
+from support.runs import collect, copy_first_events, format_marbles, shape
 
 
 @tool
@@ -107,7 +107,7 @@ def test_interrupted_answer_is_kept_and_the_model_is_called_again() -> None:
     )
     events = run_and_interrupt(model, at=0.25)
 
-    assert marble_letters(events) == "twlmcklckF"
+    assert format_marbles(events) == "twlmcklckF"
     assert find_interrupted_message(events).content == "The sky is"
     assert messages(events) == [
         "user: Which colour?",

@@ -7,7 +7,7 @@ from typing import Any, Self
 import pytest
 from reactivex import Observable
 
-from rxloop import Agent, ConfigurationError, Limits, MemoryEventLog, RunContext, RunError, Usage, op
+from rxloop import Agent, ConfigurationError, EventLog, Limits, MemoryEventLog, RunContext, RunError, Usage, op
 from rxloop.errors import ContextBusy, EventLogError
 from rxloop.pipeline import log_retry
 from rxloop.pipeline.requests import IterationEnd, Operator, Signal, ToolRequest
@@ -121,13 +121,16 @@ async def test_context_is_not_busy_in_another_log_that_compares_equal() -> None:
 async def test_unreadable_log_raises_event_log_error(broken_method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class BrokenLog(MemoryEventLog):
         disk_is_gone = False
+        # The memory log would not call `read`.
+        snapshot = EventLog.snapshot
+        read_conversation = EventLog.read_conversation
 
     async def fail_if_disk_is_gone(log: BrokenLog, *args: Any, **options: Any) -> Any:
         if log.disk_is_gone:
             raise OSError("the disk is gone")
         return await getattr(super(BrokenLog, log), broken_method)(*args, **options)
 
-    monkeypatch.setattr(log_retry, "PATIENCE", 0)
+    monkeypatch.setattr(log_retry, "RETRY_SECONDS", 0)
     log = type("Failing", (BrokenLog,), {broken_method: fail_if_disk_is_gone})()
     agent = Agent(ScriptedModel("one", "two"), log=log)
     first = await agent.run("Hi", context_id="c")

@@ -250,7 +250,7 @@ async def test_run_with_a_chosen_id_raises_fenced_when_it_loses_its_lease(
         await append(*arguments, **options)
 
     monkeypatch.setattr(a.log, "append", freeze_and_append)
-    with pytest.raises(Fenced, match="belongs to somebody else"):
+    with pytest.raises(Fenced, match="belongs to another owner"):
         await a.agent("done").run("1", context_id="c", task_id="7f6f5a3e-0000-4000-8000-000000000001")
     assert await b.log.list_runs() == []
 

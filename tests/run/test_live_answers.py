@@ -75,7 +75,7 @@ async def test_approved_call_starts_while_its_sibling_runs(order: Calls) -> None
     assert shop.done == ["paid 5", "slow"]
     assert kinds(events).count("input-received") == 1
     [received] = [event for event in await shop.log.read(run.task_id) if event.kind == "input-received"]
-    assert received.metadata == {"mail_id": 1}
+    assert received.metadata == {"command_id": 1}
 
 
 async def test_refused_call_ends_while_its_sibling_runs() -> None:  # P24

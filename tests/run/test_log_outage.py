@@ -31,7 +31,7 @@ class UnwritableLog(MemoryEventLog):
         await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
 
 
-@pytest.mark.parametrize("seconds", [1.0, log_retry.PATIENCE - 3])
+@pytest.mark.parametrize("seconds", [1.0, log_retry.RETRY_SECONDS - 3])
 def test_run_survives_a_short_write_outage_of_its_log(seconds: float) -> None:
     log = UnwritableLog()
     paid: list[int] = []
@@ -87,7 +87,7 @@ CONTINUATIONS: dict[str, Callable[[Agent[None, str], Result[str]], Run[str]]] = 
 
 
 @pytest.mark.parametrize("continuation", CONTINUATIONS)
-@pytest.mark.parametrize("seconds", [1.0, log_retry.PATIENCE - 3])
+@pytest.mark.parametrize("seconds", [1.0, log_retry.RETRY_SECONDS - 3])
 def test_run_continues_after_a_short_read_outage_of_its_log(
     continuation: str, seconds: float, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -115,7 +115,7 @@ def test_run_is_refused_without_effects_after_a_long_read_outage(continuation: s
         log.is_down, start = True, time.now
         with pytest.raises(EventLogError, match="the server restarts"):
             time.run(CONTINUATIONS[continuation](bank.agent("Done."), paused))
-        assert log_retry.PATIENCE - 3 < time.now - start < log_retry.PATIENCE + 3
+        assert log_retry.RETRY_SECONDS - 3 < time.now - start < log_retry.RETRY_SECONDS + 3
         log.is_down = False
         assert len(time.run(log.list_runs())) == 1
         assert bank.paid == []
@@ -131,7 +131,7 @@ def test_cancel_does_not_wait_for_an_unreadable_log() -> None:
         time.at(time.now + 1, run.cancel)
         with pytest.raises(RunCancelled):
             time.run(run)
-        assert time.now - start < 2 * log_retry.PATIENCE
+        assert time.now - start < 2 * log_retry.RETRY_SECONDS
 
 
 def test_run_that_failed_with_its_log_can_be_resumed_when_the_log_is_back() -> None:
@@ -150,7 +150,7 @@ def test_run_that_failed_with_its_log_can_be_resumed_when_the_log_is_back() -> N
         with pytest.raises(RunError, match="the server restarts") as caught:
             time.run(run)
         assert caught.value.code == "log"
-        assert time.now >= log_retry.PATIENCE - 3
+        assert time.now >= log_retry.RETRY_SECONDS - 3
         recorded = time.run(log.read(run.task_id))
         assert final_events(recorded) == []
         log.is_down = False
@@ -162,7 +162,7 @@ def test_run_that_failed_with_its_log_can_be_resumed_when_the_log_is_back() -> N
 
 
 async def test_resume_raises_when_the_log_is_unwritable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_retry, "PATIENCE", 0)
+    monkeypatch.setattr(log_retry, "RETRY_SECONDS", 0)
     log = UnwritableLog()
     bank = Bank(log)
     paused = await bank.request_payment()

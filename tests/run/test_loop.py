@@ -40,7 +40,7 @@ from rxloop.state.fold import fold_all
 from rxloop.state.history import INTERRUPTED
 from rxloop.testing import ScriptedModel, assert_marbles, call, frames, turn, virtual_time
 from support.run_checks import check_envelopes
-from support.runs import collect, is_well_formed, marble_letters, outcome, repeat_turn, shape
+from support.runs import collect, format_marbles, is_well_formed, outcome, repeat_turn, shape
 from support.step_tools import fails, step, think
 
 
@@ -57,7 +57,7 @@ async def test_events_of_a_run_have_envelopes_and_sequence_numbers() -> None:  #
     assert (task.model, task.agent_name) == ("scripted", "agent")
     assert (final.state, final.reason) == ("completed", None)
     assert (final.content, final.finish_reason) == ("ab", "stop")
-    assert marble_letters(events) == "twlcshxsxklhckF"
+    assert format_marbles(events) == "twlcshxsxklhckF"
     assert sum(not event.durable for event in events) >= 5
 
 
@@ -188,7 +188,7 @@ async def test_model_failure_is_an_event_and_not_an_error_for_subscribers() -> N
     assert (final.error.code, final.error.message) == ("overloaded", "no room")
     assert record_iteration == ["completed"]
     assert isinstance(caught.value.__cause__, Overloaded)
-    assert marble_letters(received) == "twlcsxklecF"  # error reported, open message closed
+    assert format_marbles(received) == "twlcsxklecF"  # error reported, open message closed
     check_envelopes(received)
 
 
@@ -235,7 +235,7 @@ def test_canceled_answer_keeps_its_text_but_is_not_in_the_history() -> None:  # 
         result = time.run(outcome(run))
         events = time.run(collect(run))
 
-    assert marble_letters(events) == "twlcF"
+    assert format_marbles(events) == "twlcF"
     complete = events[-2]
     assert isinstance(complete, ContentCompleteEvent)
     assert (complete.content, complete.finish_reason) == ("He", "canceled")
@@ -326,7 +326,7 @@ async def test_tools_run_when_the_finish_reason_is_stop() -> None:  # L56
 async def test_thought_event_is_between_start_and_completion_of_its_call() -> None:  # L28
     events = await collect(Agent(ScriptedModel(think("I look.", thought_id="plan"), "done")).run("Hi"))
 
-    assert marble_letters(events) == "twlcshxklckF"
+    assert format_marbles(events) == "twlcshxklckF"
     start, thought, end = [event for event in events if event.kind in ("tool-start", "thought-stream", "tool-complete")]
     assert start.call.id == thought.tool_call_id == end.call.id  # type: ignore[attr-defined]
     assert (thought.thought_id, thought.index, thought.source) == ("plan", 0, "tool")  # type: ignore[attr-defined]
@@ -357,7 +357,7 @@ async def test_thoughts_have_a_source_and_share_one_index() -> None:  # L30, L27
 async def test_run_has_no_thoughts_when_the_model_has_none() -> None:  # L32
     model = ScriptedModel(call("step"), call("fails"), "done")
 
-    assert "h" not in marble_letters(await collect(Agent(model, tools=[step, fails]).run("Hi")))
+    assert "h" not in format_marbles(await collect(Agent(model, tools=[step, fails]).run("Hi")))
 
 
 async def test_text_next_to_a_thought_is_not_an_answer() -> None:  # L33

@@ -101,7 +101,7 @@ async def test_failed_nested_run_becomes_failed_tool_result() -> None:  # L117
     assert (await run).output == "A page."
     (answer,) = [event for event in filter_by_path(events) if isinstance(event, ToolCompleteEvent)]
     assert not answer.success
-    assert "came to no answer" in answer.content
+    assert "ended without an answer" in answer.content
     assert "secret" not in answer.content
     assert [event.state for event in events if isinstance(event, SubtaskEvent)] == ["working", "failed"]
 

@@ -157,7 +157,7 @@ async def test_answered_call_of_nested_run_starts_immediately(channel: str, dept
     check_attempts(events)
     [received] = [event for event in events if event.kind == "input-received"]
     assert len(received.agent_path) == depth
-    assert received.metadata["mail_id"] == 1
+    assert received.metadata["command_id"] == 1
     assert {event.attempt for event in events} == {1}
 
 

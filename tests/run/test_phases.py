@@ -20,10 +20,10 @@ def phases(monkeypatch: pytest.MonkeyPatch) -> list[Phase]:
     entered: list[Phase] = []
     set_attribute = Lifetime.__setattr__
 
-    def record_phase(life: Lifetime, name: str, value: Any) -> None:
+    def record_phase(lifetime: Lifetime, name: str, value: Any) -> None:
         if name == "phase":
             entered.append(value)
-        set_attribute(life, name, value)
+        set_attribute(lifetime, name, value)
 
     monkeypatch.setattr(Lifetime, "__setattr__", record_phase)
     return entered
@@ -31,7 +31,9 @@ def phases(monkeypatch: pytest.MonkeyPatch) -> list[Phase]:
 
 def test_only_lifecycle_and_attempt_end_change_the_phase() -> None:
     source = Path(rxloop.__file__).parent
-    modules = {path.name for path in source.rglob("*.py") if re.search(r"\blife\.phase = ", path.read_text("utf-8"))}
+    modules = {
+        path.name for path in source.rglob("*.py") if re.search(r"\blifetime\.phase = ", path.read_text("utf-8"))
+    }
     assert modules == {"attempt_end.py", "lifecycle.py"}
 
 
@@ -39,7 +41,7 @@ def test_only_lifecycle_and_attempt_end_change_the_phase() -> None:
 async def test_completed_run_enters_all_phases(log: MemoryEventLog | None, phases: list[Phase]) -> None:
     @tool
     async def where(ctx: RunContext) -> str:
-        """Where it stands."""
+        """Return the current phase."""
         return phases[-1].value
 
     result = await Agent(ScriptedModel(call("where"), "Done."), tools=[where], log=log).run("Go")

@@ -110,7 +110,7 @@ async def test_resume_starts_a_run_with_only_a_task_event() -> None:
         timestamp=5,
         messages=[Message.user("Hi")],
         model="m",
-        agent_name="a",
+        agent_name="agent",
     )
     await bank.log.append("t", [task], expected_seq=0)
 

@@ -75,7 +75,7 @@ async def test_resumed_run_keeps_its_metadata() -> None:
 
     @tool
     async def who(ctx: RunContext[None]) -> str:
-        """Who asks."""
+        """Return the name of the caller."""
         metadata.append(ctx.metadata)
         return str(await ctx.ask("Go on?"))
 

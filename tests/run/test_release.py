@@ -55,7 +55,9 @@ def test_released_run_ends_for_its_readers_but_not_in_the_log() -> None:
         [record] = time.run(shop.log.list_runs())
 
     assert final_events(recorded) == []
-    assert kinds(recorded)[-1] == "tool-start"
+    assert kinds(recorded)[-2:] == ["tool-start", "status-update"]
+    assert isinstance(recorded[-1], StatusUpdateEvent)
+    assert (recorded[-1].state, recorded[-1].reason) == ("working", "released")
     assert record.state == "working"
     last = live[-1]
     assert isinstance(last, StatusUpdateEvent)
@@ -204,7 +206,7 @@ async def test_run_released_before_it_starts_leaves_no_record() -> None:
 
     await queued.release()
 
-    with pytest.raises(RunCancelled, match="before it began"):
+    with pytest.raises(RunCancelled, match="before it started"):
         await queued
     assert len(await shop.log.list_runs()) == 1
     await blocking_run.release()

@@ -60,7 +60,7 @@ async def test_emit_rejects_value_that_is_not_an_event() -> None:
         return "not here"
 
     result = await Agent(ScriptedModel(call("mine"), "Done."), tools=[mine]).run("Go.")
-    assert "ctx.emit() takes an event" in result.messages[2].text
+    assert "ctx.emit() requires an event" in result.messages[2].text
     assert "{'a': 1}" in result.messages[2].text
 
 

@@ -30,7 +30,7 @@ from rxloop.errors import UnknownRun
 from rxloop.pipeline.requests import ModelRequest, Signal
 from rxloop.state.history import INTERRUPTED
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
-from support.runs import collect, copy_first_events, is_well_formed, marble_letters, outcome, shape
+from support.runs import collect, copy_first_events, format_marbles, is_well_formed, outcome, shape
 from support.two_branches import two_branches
 
 
@@ -395,7 +395,7 @@ async def test_strategy_is_resumed_by_repetition_without_repeated_requests(kept_
     assert len(world.effects) == 2 - answered
     last_seq = kept_events if kept_events > 1 else 0
     assert [event.seq for event in events if event.durable] == list(range(last_seq + 1, events[-1].seq + 1))
-    assert marble_letters(events).endswith("F")
+    assert format_marbles(events).endswith("F")
 
 
 async def test_answer_that_was_not_validated_before_the_crash_is_validated_on_resume() -> None:

@@ -13,6 +13,7 @@ from reactivex.disposable import Disposable
 
 from rxloop import Agent, Limits, RunContext, op, tool
 from rxloop.errors import LimitReached, RunCancelled, UnknownRun
+from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.requests import ModelRequest, Signal
 from rxloop.protocol.events import ContentCompleteEvent, Event, ToolCompleteEvent
 from rxloop.storage import MemoryEventLog
@@ -96,6 +97,9 @@ class StuckLog(MemoryEventLog):
                 await asyncio.Event().wait()
             finally:
                 self.hanging_calls -= 1
+
+    # The memory log would not call `read`.
+    read_conversation = EventLog.read_conversation
 
     async def list_runs(self, **options: Any) -> Any:
         await self._hang("list_runs")

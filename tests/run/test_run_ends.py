@@ -301,13 +301,13 @@ class FailingLog(MemoryEventLog):
 
 @pytest.mark.parametrize("last_seq", range(13))
 async def test_failed_log_ends_the_attempt_but_not_the_run(last_seq: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_retry, "PATIENCE", 0)
+    monkeypatch.setattr(log_retry, "RETRY_SECONDS", 0)
     run = Agent(make_two_step_model(), tools=[add], log=FailingLog(last_seq)).run("Add.")
     recorder = Recorder(run.events)
     with pytest.raises(RunError, match="no space left") as caught:
         await run
     assert caught.value.code == "log"
-    # The log has no final event, so readers must not be told that the run has failed permanently.
+    # The log has no final event, so the run must not be reported as permanently failed.
     final = assert_ended(recorder.events, "working", "error")
     assert final.error is not None
     assert (final.error.code, final.error.retryable) == ("log", True)

@@ -54,5 +54,5 @@ async def test_warning_about_an_unused_run_names_the_line_that_created_it() -> N
 
 
 async def test_idempotency_key_raises_on_a_context_without_call() -> None:
-    with pytest.raises(RxloopError, match="belongs in a tool"):
+    with pytest.raises(RxloopError, match="only available in tools"):
         _ = RunContext().idempotency_key

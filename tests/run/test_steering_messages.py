@@ -38,7 +38,7 @@ from rxloop.errors import InvalidEvent, RunOver
 from rxloop.run.steering import send_messages
 from rxloop.state.fold import fold_all
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
-from support.runs import collect, copy_first_events, marble_letters, outcome, shape
+from support.runs import collect, copy_first_events, format_marbles, outcome, shape
 
 
 @tool
@@ -156,7 +156,7 @@ async def test_message_before_the_start_follows_the_prompt() -> None:
     run.send("And be brief.")
 
     assert not run.started
-    assert marble_letters(await collect(run)).startswith("twm")
+    assert format_marbles(await collect(run)).startswith("twm")
     assert request_shapes(model) == [["user: Hello", "user: And be brief."]]
 
 
@@ -362,7 +362,7 @@ async def test_fork_keeps_the_messages_before_its_fork_point() -> None:
 
 async def test_number_of_the_message_command_is_recorded_in_the_state() -> None:
     run = Agent(ScriptedModel("Hi")).run("Hello")
-    send_messages(run._attempt, [Message.user("x")], metadata={"mail_id": 7})  # pyright: ignore[reportPrivateUsage]
+    send_messages(run._attempt, [Message.user("x")], metadata={"command_id": 7})  # pyright: ignore[reportPrivateUsage]
     await run
 
     assert run._attempt.state().last_command == 7  # pyright: ignore[reportPrivateUsage]

@@ -175,7 +175,7 @@ async def test_resume_accepts_a_source() -> None:
 
 @pytest.mark.parametrize("value", ["text", ["a", "b"], 7])
 def test_run_rejects_invalid_source(value: Any) -> None:
-    with pytest.raises(ConfigurationError, match="steering="):
+    with pytest.raises(ConfigurationError, match="steering must be"):
         Agent(ScriptedModel()).run("Go", steering=value)
 
 

@@ -63,5 +63,5 @@ async def test_methods_of_submitted_runs_raise_without_a_log(method: str) -> Non
         "answer": lambda: run.answer({}),
         "send": lambda: run.send("hi"),
     }
-    with pytest.raises(ConfigurationError, match="needs a log"):
+    with pytest.raises(ConfigurationError, match="without an event log"):
         await calls[method]()

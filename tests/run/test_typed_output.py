@@ -1,8 +1,8 @@
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import orjson
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 from reactivex import Observable
 
 from rxloop import (
@@ -26,7 +26,7 @@ from rxloop.providers import openai_chat
 from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call, turn
 from support.http_server import Reply, delta, sse, start_server
-from support.runs import collect, copy_first_events, is_well_formed, marble_letters, outcome, repeat_turn, shape
+from support.runs import collect, copy_first_events, format_marbles, is_well_formed, outcome, repeat_turn, shape
 from support.vendors.claude import start
 from support.vendors.claude import text as words
 from support.vendors.vendor_answers import APIS, FILTER, NORMAL, ModelAnswer, reply
@@ -79,7 +79,7 @@ async def test_invalid_answer_is_sent_back_with_the_invalid_field() -> None:
     events = await collect(run)
 
     assert (await run).output.name == "Oslo"
-    assert marble_letters(events) == "twlckmlckmlckF"
+    assert format_marbles(events) == "twlckmlckmlckF"
     assert "population: " in model.requests[1].messages[-1].text
     assert "JSON" in model.requests[2].messages[-1].text
 
@@ -158,7 +158,7 @@ async def test_answer_is_the_call_of_the_output_tool() -> None:
     assert result.output == City(name="Oslo", population=717710)
     assert result.content == '{"name":"Oslo","population":717710}'
     assert (result.state, result.finish_reason) == ("completed", "tool_calls")
-    assert marble_letters(events) == "twlcsxkF"
+    assert format_marbles(events) == "twlcsxkF"
     assert shape(result.messages)[1:] == ["assistant: final_answer", f"tool: {result.content}"]
     request = model.requests[0]
     (definition,) = [item for item in request.tools if item.name == "final_answer"]
@@ -457,3 +457,15 @@ async def test_explanation_of_a_refusal_by_claude_is_the_text_of_the_answer(
         await server.all_closed.wait()
 
     assert len(server.requests) == 1
+
+
+async def test_retry_contains_the_message_of_a_validator() -> None:
+    def check(value: int) -> int:
+        if value > 9:
+            raise ValueError("the number must be below 10")
+        return value
+
+    model = ScriptedModel("12", "7")
+    result = await Agent(model, output_type=cast("type[int]", Annotated[int, AfterValidator(check)])).run("?")
+    assert result.output == 7
+    assert "asked for: the answer: the number must be below 10\n" in model.requests[1].messages[-1].text

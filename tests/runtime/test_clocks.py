@@ -85,7 +85,7 @@ async def test_runs_are_listed_and_followed_in_order_when_clocks_disagree(
 async def test_scheduled_run_starts_at_its_time_by_the_clock_of_the_database(
     dsn: str, server_offset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    faults.order_faults(monkeypatch, tmp_path, clocks=[HOUR, -HOUR], patience=1)
+    faults.order_faults(monkeypatch, tmp_path, clocks=[HOUR, -HOUR], lost_after=1)
     loop = asyncio.get_running_loop()
     async with start_cluster(dsn) as processes:
         due, due_time = datetime.now(UTC) + timedelta(seconds=4), loop.time() + 4
@@ -125,12 +125,12 @@ def test_started_run_is_taken_over_by_a_worker_with_a_slow_clock() -> None:
     async def program() -> None:
         log, queue = MemoryEventLog(), MemoryQueue()
         async with Runtime({"a": scripted_agents.agent()}, log=log, queue=queue) as server:
-            first = Runtime({"a": scripted_agents.agent()}, log=log, queue=queue, works=True, grace=0)
+            first = Runtime({"a": scripted_agents.agent()}, log=log, queue=queue, is_worker=True, grace=0)
             async with first:
                 record = await server.start("a", "wait 3", at=datetime.now(UTC) + timedelta(seconds=HOUR))
                 await anext(event async for event in server.follow(record.task_id) if event.kind == "tool-start")
             async with (
-                Runtime({"a": scripted_agents.agent()}, log=log, queue=MemoryQueue(), works=True),
+                Runtime({"a": scripted_agents.agent()}, log=log, queue=MemoryQueue(), is_worker=True),
                 asyncio.timeout(60),
             ):
                 await server.follow(record.task_id)

@@ -105,7 +105,7 @@ async def test_run_is_not_repeated_when_its_worker_dies_after_a_commit(
 async def test_unacknowledged_job_of_a_dead_worker_starts_nothing_again(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    death_marker = faults.order_faults(monkeypatch, tmp_path, die="settled", patience=1)
+    death_marker = faults.order_faults(monkeypatch, tmp_path, die="executed", lost_after=1)
     async with start_cluster(dsn) as processes:
         record = await processes.start("pay")
         final = await processes.wait_for_end(record)
@@ -143,7 +143,7 @@ async def test_question_is_asked_again_when_the_worker_dies_before_the_pause(
 async def test_run_is_found_when_its_web_replica_dies_before_enqueueing(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    faults.order_faults(monkeypatch, tmp_path, patience=1.5)
+    faults.order_faults(monkeypatch, tmp_path, lost_after=1.5)
     async with start_cluster(dsn) as processes:
         assert await run_module("support.workers.dying_server", dsn, "start", "pay", "k") == -signal.SIGKILL
         [record] = await processes.log.list_runs()

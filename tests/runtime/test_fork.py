@@ -54,5 +54,5 @@ async def test_fork_raises_for_invalid_position_and_drained_runtime() -> None:
         assert [event async for event in fork_runtime.follow(record.task_id)]
         with pytest.raises(ConfigurationError, match=r"at must not exceed .* got 99"):
             await fork_runtime.fork(record.task_id, 99)
-    with pytest.raises(RxloopError, match="drains"):
+    with pytest.raises(RxloopError, match="is draining"):
         await fork_runtime.fork(record.task_id, 1)

@@ -47,7 +47,7 @@ async def test_runs_survive_a_full_disk_and_complete_once_it_has_space(disk: str
                 await processes.check(records)
     assert {record.state for record in final} == {"completed"}
     if disk == "data":
-        assert "the disk of the server is full: make room" in str(refusal)
+        assert "the disk of the server is full: free some space" in str(refusal)
 
 
 async def start_until_refused(processes: Cluster, records: list[RunRecord]) -> LogUnreachable:

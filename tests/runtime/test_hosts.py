@@ -55,8 +55,10 @@ class Site:
 async def start_site(workers: int = 2, **options: Any) -> AsyncGenerator[Site]:
     names = [f"w{number}" for number in range(workers)]
     with network("db", *names) as (database, *hosts), PostgresServer(host=database) as server:
-        within = [host.command_prefix for host in hosts]
-        async with start_cluster(server.dsn, workers, agent="durable_agent", within=within, **options) as processes:
+        command_prefixes = [host.command_prefix for host in hosts]
+        async with start_cluster(
+            server.dsn, workers, agent="durable_agent", command_prefixes=command_prefixes, **options
+        ) as processes:
             try:
                 yield Site(server, database, hosts, processes)
             finally:
@@ -237,7 +239,7 @@ async def test_runs_survive_repeated_disconnections_of_hosts() -> None:
             return disconnect_briefly
 
         cuts = {"cut off": Host.isolate, "deaf": make_deaf, "mute": make_mute, "unplugged": unplug}
-        report = await site.processes.chaos.play(
+        report = await site.processes.chaos.run_scenario(
             *("pay; look; wait 1; pay", "pay; wait 1; ask; pay"),
             runs=120,
             seconds=120,
@@ -246,7 +248,7 @@ async def test_runs_survive_repeated_disconnections_of_hosts() -> None:
             faults=[Fault(kind, 6, make_fault(disconnect)) for kind, disconnect in cuts.items()],
             answer=lambda question: 5,
             expect="Done.",
-            patience=180,
+            time_limit=180,
         )
     print(report)
     report.check()

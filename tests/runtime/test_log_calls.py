@@ -44,15 +44,23 @@ async def test_run_reads_its_log_once_before_the_first_model_call() -> None:
         async def run(**options: Any) -> tuple[list[str], list[str]]:
             calls.clear()
             record = await runtime.start("a", "Hi", **options)
-            await wait_until(lambda: not runtime.drives(record.task_id))
+            await wait_until(lambda: not runtime.is_executing(record.task_id))
             model = calls.index("MODEL")
             return calls[:model], calls[model + 1 :]
 
-        before, after = await run()
-        assert before == ["append", "watch_commands", "acquire_lease", "snapshot", "append"]
+        first, after = await run()
+        assert first == ["append", "watch_commands", "acquire_lease", "snapshot", "append"]
         assert after == ["append", "append", "release_lease"]
         # Earlier runs are checked too.
-        assert (await run(context_id="c"))[0] == ["append", "list_runs", *before[1:]]
+        assert (await run(context_id="c"))[0] == ["append", "list_conversation", "list_runs", *first[1:]]
         before, after = await run(context_id="c")
-        assert before == ["append", "list_runs", "watch_commands", "acquire_lease", "snapshot", "append"]
+        assert before == [
+            "append",
+            "list_conversation",
+            "list_runs",
+            "watch_commands",
+            "acquire_lease",
+            "snapshot",
+            "append",
+        ]
         assert after == ["append", "append", "release_lease"]

@@ -12,7 +12,7 @@ import pytest
 
 from rxloop import Agent, MemoryEventLog, RunRecord, Runtime, tool
 from rxloop.errors import QueueFull
-from rxloop.runtime import jobs as _bells
+from rxloop.runtime import jobs
 from rxloop.testing import ScriptedModel, call, virtual_time
 from support.processes.machines import two_machines
 from support.queues import MemoryQueue
@@ -85,7 +85,7 @@ def test_job_that_arrives_while_its_run_is_found_waiting_is_processed_again() ->
         log, queue = StaleLog(unfinished=True), MemoryQueue()
         clerk = answering_agent().with_log(log).with_name("a")
         first = await clerk.submit("Hi", context_id="bob")
-        async with Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, adopt_every=NEVER) as worker:
+        async with Runtime({"a": answering_agent()}, log=log, queue=queue, is_worker=True, adopt_every=NEVER) as worker:
             second = await worker.start("a", "Hi", context_id="bob")
             await log.has_listed.wait()  # seen as working
             await clerk.get_run(first.task_id).execute()
@@ -101,7 +101,7 @@ def test_job_that_arrives_while_the_next_run_is_enqueued_is_processed_again() ->
     async def program() -> None:
         log, queue = StaleLog(states=("submitted",)), MemoryQueue()
         paying_agent = agent(call("pay"), "Paid.", tools=[pay])
-        async with Runtime({"a": paying_agent}, log=log, queue=queue, works=True, adopt_every=NEVER) as worker:
+        async with Runtime({"a": paying_agent}, log=log, queue=queue, is_worker=True, adopt_every=NEVER) as worker:
             record = await worker.start("a", "Pay")
             await log.has_listed.wait()  # waiting for an answer, with its execution about to end
             [question] = [event for event in await log.read(record.task_id) if event.kind == "input-required"]
@@ -128,7 +128,7 @@ def test_runs_of_a_conversation_do_not_enqueue_each_other_endlessly(log: MemoryE
     async def program() -> None:
         queue = LimitedQueue(duplication=1, shuffles=shuffled)
         agents = {"slow": agent(call("work"), "Done.", tools=[work]), "a": answering_agent()}
-        workers = [Runtime(agents, log=log, queue=queue, works=True, concurrency=4) for _ in range(2)]
+        workers = [Runtime(agents, log=log, queue=queue, is_worker=True, concurrency=4) for _ in range(2)]
         async with Runtime(agents, log=log, queue=queue) as server, workers[0], workers[1]:
             records = [await server.start(name, "Hi", context_id="bob") for name in ("slow", "a", "a", "a")]
             await asyncio.sleep(15)
@@ -157,7 +157,7 @@ class MuteQueue(MemoryQueue):
     async def enqueue(self, task_id: str, **options: Any) -> None:
         if self.mute:
             self.failed.append(task_id)
-            raise OSError("no bell")
+            raise OSError("no connection")
         await super().enqueue(task_id, **options)
 
 
@@ -174,7 +174,7 @@ def test_failed_enqueue_is_logged_and_its_run_is_found_by_a_scan(
         agents = {name: agent(*answers, tools=[work, pay]) for name, answers in turns.items()}
         async with (
             Runtime(agents, log=log, queue=queue) as server,
-            Runtime(agents, log=log, queue=queue, works=True, adopt_every=1),
+            Runtime(agents, log=log, queue=queue, is_worker=True, adopt_every=1),
         ):
             records = [
                 await server.start("work", "Work", context_id="bob"),
@@ -198,7 +198,9 @@ def test_failed_enqueue_is_logged_and_its_run_is_found_by_a_scan(
             assert (await wait_for_end(server, records[1])).state == "completed"
             assert now() < 31 + 600 + 31
         messages = [
-            record.getMessage() for record in caplog.records if "found by a worker: no bell" in record.getMessage()
+            record.getMessage()
+            for record in caplog.records
+            if "found by a worker: no connection" in record.getMessage()
         ]
         assert len(messages) == len(queue.failed)
         assert {*queue.failed} == {record.task_id for record in (*records, forked)}
@@ -213,7 +215,7 @@ def test_unavailable_queue_is_tried_once_per_scan(log: MemoryEventLog) -> None:
             for _ in range(20):
                 await server.start("a", "Hi")
             await asyncio.sleep(25)
-            async with Runtime({"a": answering_agent()}, log=log, queue=queue, works=True):
+            async with Runtime({"a": answering_agent()}, log=log, queue=queue, is_worker=True):
                 assert len(queue.failed) == 20 + 1
 
     in_virtual_time(program)
@@ -223,14 +225,14 @@ def test_runs_of_an_emptied_queue_are_enqueued_again_within_half_a_minute(log: M
     async def program() -> None:
         queue = MemoryQueue()
         async with Runtime({"a": answering_agent()}, log=log, queue=queue) as server:
-            async with Runtime({"b": answering_agent()}, log=log, queue=queue, works=True):
+            async with Runtime({"b": answering_agent()}, log=log, queue=queue, is_worker=True):
                 await asyncio.sleep(3)
             async with Runtime(
-                {"a": answering_agent()}, log=log, queue=MemoryQueue(), works=True, concurrency=4
+                {"a": answering_agent()}, log=log, queue=MemoryQueue(), is_worker=True, concurrency=4
             ) as worker:
                 await asyncio.sleep(3)
                 records = [await server.start("a", "Hi") for _ in range(50)]
-                worker._driving._queue = queue  # the emptied queue
+                worker._executor._queue = queue  # the emptied queue
                 queue.clear()
                 await asyncio.sleep(31)
                 enqueued = {task_id for task_id, *_ in queue.enqueued[len(records) :]}
@@ -259,7 +261,7 @@ def test_scans_for_submitted_runs_are_rare_and_limited(job_count: int, scan_coun
 
     async def program() -> None:
         log = ScanLog()
-        async with Runtime({"a": answering_agent()}, log=log, queue=LongQueue(), works=True, adopt_every=1):
+        async with Runtime({"a": answering_agent()}, log=log, queue=LongQueue(), is_worker=True, adopt_every=1):
             await asyncio.sleep(61.5)
         assert len(log.scans) == 62  # for runs of dead workers
         assert [limit for _, limit in log.scans if limit != 0] == [200] * scan_count
@@ -275,7 +277,7 @@ def test_job_reaches_the_worker_that_hosts_its_agent(log: MemoryEventLog) -> Non
         queue = MemoryQueue()
         agents = {"a": answering_agent(), "b": answering_agent()}
         other_workers = [
-            Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, concurrency=1) for _ in range(3)
+            Runtime({"a": answering_agent()}, log=log, queue=queue, is_worker=True, concurrency=1) for _ in range(3)
         ]
         async with (
             Runtime(agents, log=log, queue=queue) as server,
@@ -283,7 +285,7 @@ def test_job_reaches_the_worker_that_hosts_its_agent(log: MemoryEventLog) -> Non
             other_workers[1],
             other_workers[2],
         ):
-            async with Runtime({"b": answering_agent()}, log=log, queue=queue, works=True, concurrency=1):
+            async with Runtime({"b": answering_agent()}, log=log, queue=queue, is_worker=True, concurrency=1):
                 start = now()
                 for _ in range(10):
                     assert (await wait_for_end(server, await server.start("b", "Hi"))).state == "completed"
@@ -307,15 +309,12 @@ def test_foreign_orphaned_run_is_logged_once_after_a_while(
         agents = {"a": answering_agent(), "b": answering_agent()}
         async with Runtime(agents, log=log, queue=queue, version="1") as server:
             runs = [await server.start("a", "Hi"), await server.start("b", "Hi")]
-            async with Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, version="2"):
+            async with Runtime({"a": answering_agent()}, log=log, queue=queue, is_worker=True, version="2"):
                 await asyncio.sleep(60)
                 assert list_warnings(caplog) == []
                 await asyncio.sleep(600)
         first, second = list_warnings(caplog)
-        assert (
-            f"Run {runs[0].task_id} was started by version '1' and is orphaned, while this process is version '2'"
-            in first
-        )
+        assert f"Orphaned run {runs[0].task_id} was started by version '1', but this process is version '2'" in first
         assert f"Run {runs[1].task_id} is orphaned and needs agent 'b'" in second
 
     in_virtual_time(program)
@@ -328,13 +327,13 @@ def test_foreign_run_that_is_orphaned_again_is_logged_again(
         queue = MemoryQueue()
         async with (
             Runtime({"a": answering_agent(), "b": answering_agent()}, log=log, queue=queue) as server,
-            Runtime({"a": answering_agent()}, log=log, queue=queue, works=True),
+            Runtime({"a": answering_agent()}, log=log, queue=queue, is_worker=True),
         ):
             for warning_count in (1, 2):
                 record = await server.start("b", "Hi")
                 await asyncio.sleep(300)
                 assert len(list_warnings(caplog)) == warning_count
-                async with Runtime({"b": answering_agent()}, log=log, queue=queue, works=True):
+                async with Runtime({"b": answering_agent()}, log=log, queue=queue, is_worker=True):
                     assert (await wait_for_end(server, record)).state == "completed"
                 await asyncio.sleep(60)
 
@@ -346,8 +345,8 @@ def test_run_that_waits_for_a_busy_worker_is_not_logged(log: MemoryEventLog, cap
         queue = MemoryQueue()
         slow = agent(*[call("work"), "Done."] * 3, tools=[work])
         async with (
-            Runtime({"b": slow}, log=log, queue=queue, works=True, concurrency=1) as busy,
-            Runtime({"a": answering_agent()}, log=log, queue=queue, works=True),
+            Runtime({"b": slow}, log=log, queue=queue, is_worker=True, concurrency=1) as busy,
+            Runtime({"a": answering_agent()}, log=log, queue=queue, is_worker=True),
         ):
             for _ in range(2):
                 await busy.start("b", "Work")
@@ -364,8 +363,8 @@ def test_run_that_waits_for_an_earlier_run_is_not_logged(log: MemoryEventLog, ca
         slow = agent(call("work"), "Done.", tools=[work])
         async with (
             Runtime({"a": slow, "b": answering_agent()}, log=log, queue=queue) as server,
-            Runtime({"a": slow}, log=log, queue=queue, works=True),
-            Runtime({"b": answering_agent()}, log=log, queue=queue, works=True),
+            Runtime({"a": slow}, log=log, queue=queue, is_worker=True),
+            Runtime({"b": answering_agent()}, log=log, queue=queue, is_worker=True),
         ):
             await server.start("a", "Work", context_id="bob")
             queued = await server.start("b", "Hi", context_id="bob")
@@ -384,12 +383,12 @@ def test_run_of_a_dead_worker_is_not_logged_before_its_takeover(
 
     async def program() -> None:
         queue = MemoryQueue()
-        async with Runtime({"b": second_machine.agent()}, log=second_machine.log, queue=queue, works=True):
+        async with Runtime({"b": second_machine.agent()}, log=second_machine.log, queue=queue, is_worker=True):
             first = Runtime(
                 {"a": first_machine.agent(call("work"), "Done.")},
                 log=first_machine.log,
                 queue=queue,
-                works=True,
+                is_worker=True,
                 grace=0,
             )
             async with first:
@@ -397,7 +396,7 @@ def test_run_of_a_dead_worker_is_not_logged_before_its_takeover(
                 await asyncio.sleep(5)
             await asyncio.sleep(30)
             async with Runtime(
-                {"a": first_machine.agent(call("work"), "Done.")}, log=first_machine.log, queue=queue, works=True
+                {"a": first_machine.agent(call("work"), "Done.")}, log=first_machine.log, queue=queue, is_worker=True
             ) as second:
                 assert (await wait_for_end(second, record)).state == "completed"
         assert list_warnings(caplog) == []
@@ -425,7 +424,7 @@ async def test_time_of_a_scheduled_run_is_decided_by_the_queue(
 ) -> None:
     queue = MemoryQueue()
     in_an_hour = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
-    monkeypatch.setattr(_bells.time, "time", lambda: in_an_hour.timestamp() + 3600)
+    monkeypatch.setattr(jobs.time, "time", lambda: in_an_hour.timestamp() + 3600)
     async with Runtime({"a": answering_agent()}, log=log, queue=queue) as server:
         await server.start("a", "Hi", at=in_an_hour)
     assert [at for _, _, at, *_ in queue.enqueued] == [in_an_hour]

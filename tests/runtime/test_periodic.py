@@ -64,7 +64,7 @@ async def start_periodic(
     periodic = Periodic("tick", "0 * * * *", "a", "What time is it?", options or {})
     agents = {"a": Agent(ScriptedModel(), thoughts=False)}
     async with Runtime(agents, log=log or MemoryEventLog(), queue=queue, max_waiting=None) as runtime:
-        task = asyncio.create_task(module.start_on(runtime, periodic))
+        task = asyncio.create_task(module.keep_starting(runtime, periodic))
         yield queue.start_times
         task.cancel()
         with suppress(asyncio.CancelledError):
@@ -109,7 +109,7 @@ def test_clock_adjusted_backward_starts_no_run_twice(wall: WallClock) -> None:
         time.run(program())
 
 
-def test_clock_that_was_a_year_ahead_temporarily_delays_no_start(wall: WallClock) -> None:
+def test_corrected_clock_error_of_a_year_does_not_delay_starts(wall: WallClock) -> None:
     async def program() -> None:
         async with start_periodic(wall) as start_times:
             await asyncio.sleep(10)

@@ -226,7 +226,7 @@ async def test_jobs_of_older_and_newer_programs_are_delivered(dsn: str) -> None:
 
 
 async def test_job_of_a_dead_worker_is_delivered_before_other_jobs(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_STALLED", 0.4)
+    monkeypatch.setattr(module, "_STALLED_AFTER", 0.4)
     monkeypatch.setattr(module, "_HEARTBEAT", 0.1)
     async with open_queue(dsn) as queue:
         await queue.enqueue("left")
@@ -249,7 +249,7 @@ async def test_job_of_a_dead_worker_is_delivered_before_other_jobs(dsn: str, mon
 async def test_job_of_a_dead_worker_is_kept_until_it_is_enqueued_again(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_STALLED", 0.4)
+    monkeypatch.setattr(module, "_STALLED_AFTER", 0.4)
     monkeypatch.setattr(module, "_HEARTBEAT", 0.1)
     enqueue_job, failures = PostgresQueue._enqueue, iter([True, True])
 
@@ -388,7 +388,7 @@ async def test_version_can_be_as_long_as_a_commit_hash(dsn: str) -> None:
 
 
 async def test_job_enqueued_during_a_fetch_is_not_missed(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_POLL", 3600.0)
+    monkeypatch.setattr(module, "_POLL_INTERVAL", 3600.0)
     async with open_queue(dsn) as queue:
         job_manager = (await queue._get_app()).job_manager
         assert isinstance(job_manager, TenantSlots)

@@ -13,7 +13,7 @@ import pytest
 
 from rxloop import Agent, MemoryEventLog, RunRecord, Runtime, op, tool
 from rxloop.errors import ConfigurationError, QueueFull
-from rxloop.runtime import executor as _driving
+from rxloop.runtime import executor
 from rxloop.server import api
 from rxloop.testing import ScriptedModel, call, virtual_time
 from support.processes.machines import two_machines
@@ -52,7 +52,7 @@ async def test_replica_with_a_queue_starts_runs_without_executing_them(log: Memo
         for _ in range(20):
             await asyncio.sleep(0)
         assert (await server.get_record(record.task_id)).state == "submitted"
-        assert not server.drives(record.task_id)
+        assert not server.is_executing(record.task_id)
     assert queue.enqueued == [(record.task_id, 0, None, "ann", "a", None)]
 
 
@@ -60,7 +60,7 @@ async def test_worker_executes_runs_of_another_replica(log: MemoryEventLog) -> N
     queue = MemoryQueue()
     async with (
         Runtime({"a": answering_agent()}, log=log, queue=queue) as server,
-        Runtime({"a": answering_agent()}, log=log, queue=queue, works=True),
+        Runtime({"a": answering_agent()}, log=log, queue=queue, is_worker=True),
     ):
         text = server.follow((await server.start("a", "Hi")).task_id).pipe(op.text())
         assert "".join([part async for part in text]) == "Hello."
@@ -71,7 +71,7 @@ def test_runs_survive_a_queue_that_loses_jobs(log: MemoryEventLog) -> None:
 
         async def program() -> None:
             queue = MemoryQueue(loss=0.7, duplication=0.3, shuffles=True)
-            worker = Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, concurrency=4)
+            worker = Runtime({"a": answering_agent()}, log=log, queue=queue, is_worker=True, concurrency=4)
             async with Runtime({"a": answering_agent()}, log=log, queue=queue) as server, worker:
                 records = [await server.start("a", "Hi") for _ in range(30)]
                 ended = await asyncio.gather(*(wait_for_end(server, record) for record in records))
@@ -85,8 +85,8 @@ async def test_duplicated_and_shuffled_jobs_start_each_run_once(log: MemoryEvent
     queue = MemoryQueue(duplication=1, shuffles=True)
     async with (
         Runtime({"a": answering_agent()}, log=log, queue=queue) as server,
-        Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, concurrency=3),
-        Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, concurrency=3),
+        Runtime({"a": answering_agent()}, log=log, queue=queue, is_worker=True, concurrency=3),
+        Runtime({"a": answering_agent()}, log=log, queue=queue, is_worker=True, concurrency=3),
     ):
         records = [await server.start("a", "Hi", context_id=f"c{number % 4}") for number in range(16)]
         ended = await asyncio.gather(*(wait_for_end(server, record) for record in records))
@@ -104,7 +104,7 @@ def test_run_that_waits_for_an_earlier_run_occupies_no_slot(log: MemoryEventLog)
             queue = MemoryQueue()
             slow = agent(call("work"), "Done.", "Later.", tools=[work])
             worker = Runtime(
-                {"slow": slow, "quick": answering_agent()}, log=log, queue=queue, works=True, concurrency=2
+                {"slow": slow, "quick": answering_agent()}, log=log, queue=queue, is_worker=True, concurrency=2
             )
             async with Runtime({"slow": slow, "quick": answering_agent()}, log=log, queue=queue) as server, worker:
                 first = await server.start("slow", "Work", context_id="bob")
@@ -129,17 +129,17 @@ def test_draining_worker_enqueues_its_unfinished_runs() -> None:
                 {"a": first_machine.agent(call("work"), "Done.")},
                 log=first_machine.log,
                 queue=queue,
-                works=True,
+                is_worker=True,
                 grace=4,
             )
             async with Runtime({"a": second_machine.agent()}, log=second_machine.log, queue=queue) as server:
                 async with worker:
                     record = await server.start("a", "Work")
                     await asyncio.sleep(1)
-                    assert worker.drives(record.task_id)
+                    assert worker.is_executing(record.task_id)
                 assert (await server.get_record(record.task_id)).state == "working"
                 remaining_agent = second_machine.agent(call("work"), "Done.")
-                async with Runtime({"a": remaining_agent}, log=second_machine.log, queue=queue, works=True):
+                async with Runtime({"a": remaining_agent}, log=second_machine.log, queue=queue, is_worker=True):
                     ended = await wait_for_end(server, record)
                 assert (ended.state, ended.attempt) == ("completed", 2)
 
@@ -150,23 +150,25 @@ async def test_job_for_a_run_of_another_worker_is_completed_immediately() -> Non
     first_machine, second_machine = two_machines()
     queue = MemoryQueue()
     async with Runtime(
-        {"a": first_machine.agent(call("work"), "Done.")}, log=first_machine.log, queue=queue, works=True, grace=0
+        {"a": first_machine.agent(call("work"), "Done.")}, log=first_machine.log, queue=queue, is_worker=True, grace=0
     ) as first:
         record = await first.start("a", "Work")
         async for event in first.follow(record.task_id):
             if event.kind == "tool-start":
                 break
-        async with Runtime({"a": second_machine.agent()}, log=second_machine.log, queue=queue, works=True) as second:
+        async with Runtime(
+            {"a": second_machine.agent()}, log=second_machine.log, queue=queue, is_worker=True
+        ) as second:
             for _ in range(100):
-                await second._driving._handle_job(record.task_id)
-            assert not second.drives(record.task_id)
+                await second._executor._handle_job(record.task_id)
+            assert not second.is_executing(record.task_id)
 
 
 async def test_start_raises_when_the_queue_is_full(log: MemoryEventLog) -> None:
     async with Runtime({"a": answering_agent()}, log=log, queue=MemoryQueue(), max_waiting=3) as server:
         for _ in range(3):
             await server.start("a", "Hi")
-        with pytest.raises(QueueFull, match="3 runs already wait for a worker"):
+        with pytest.raises(QueueFull, match="3 runs are waiting"):
             await server.start("a", "Hi")
     assert len(await log.list_runs()) == 3
 
@@ -207,22 +209,22 @@ async def test_full_queue_is_decided_by_the_jobs_of_the_same_version(log: Memory
 
 async def test_priority_requires_a_queue(log: MemoryEventLog) -> None:
     async with Runtime({"a": answering_agent()}, log=log) as runtime:
-        with pytest.raises(ConfigurationError, match="require a queue"):
+        with pytest.raises(ConfigurationError, match=r"require Runtime\(\.\.\., queue="):
             await runtime.start("a", "Hi", priority=1)
     with pytest.raises(ConfigurationError, match="requires a queue"):
-        Runtime({"a": answering_agent()}, log=log, works=False)
+        Runtime({"a": answering_agent()}, log=log, is_worker=False)
 
 
 async def test_run_is_executed_only_by_workers_of_its_version(log: MemoryEventLog) -> None:
     queue = MemoryQueue()
     async with Runtime({"a": answering_agent()}, log=log, queue=queue, version="1") as server:
         record = await server.start("a", "Hi")
-        async with Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, version="2"):
+        async with Runtime({"a": answering_agent()}, log=log, queue=queue, is_worker=True, version="2"):
             for _ in range(50):
                 await asyncio.sleep(0)
         assert (await server.get_record(record.task_id)).state == "submitted"
         await queue.enqueue(record.task_id)
-        async with Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, version="1"):
+        async with Runtime({"a": answering_agent()}, log=log, queue=queue, is_worker=True, version="1"):
             assert (await wait_for_end(server, record)).state == "completed"
 
 
@@ -230,12 +232,14 @@ async def test_worker_requests_jobs_of_its_agents_and_version(log: MemoryEventLo
     class RecordingQueue(MemoryQueue):
         options: dict[str, Any]
 
-        async def serve(self, settle: Callable[[str], Awaitable[None]], **options: Any) -> None:
+        async def serve(self, execute: Callable[[str], Awaitable[None]], **options: Any) -> None:
             self.options = options
-            await super().serve(settle, **options)
+            await super().serve(execute, **options)
 
     queue = RecordingQueue()
-    async with Runtime({"a": answering_agent(), "b": answering_agent()}, log=log, queue=queue, works=True, version="2"):
+    async with Runtime(
+        {"a": answering_agent(), "b": answering_agent()}, log=log, queue=queue, is_worker=True, version="2"
+    ):
         await asyncio.sleep(0)
     assert [*queue.options.pop("agents")] == ["a", "b"]
     assert queue.options == {"concurrency": 32, "version": "2"}
@@ -248,7 +252,7 @@ async def test_answer_enqueues_the_run(log: MemoryEventLog) -> None:
         return "paid"
 
     queue = MemoryQueue()
-    worker = Runtime({"a": agent(call("pay"), "Done.", tools=[pay])}, log=log, queue=queue, works=True)
+    worker = Runtime({"a": agent(call("pay"), "Done.", tools=[pay])}, log=log, queue=queue, is_worker=True)
     async with Runtime({"a": answering_agent()}, log=log, queue=queue) as server, worker:
         record = await server.start("a", "Pay")
         async for event in server.follow(record.task_id):
@@ -271,17 +275,17 @@ async def test_http_client_gets_429_with_retry_after_when_the_queue_is_full(log:
 class StubbornQueue(MemoryQueue):
     """Queue that ignores one cancellation."""
 
-    async def serve(self, settle: Callable[[str], Awaitable[None]], **options: Any) -> None:
+    async def serve(self, execute: Callable[[str], Awaitable[None]], **options: Any) -> None:
         with suppress(asyncio.CancelledError):
-            await super().serve(settle, **options)
-        await super().serve(settle, **options)
+            await super().serve(execute, **options)
+        await super().serve(execute, **options)
 
 
 def test_queue_that_ignores_the_first_cancellation_is_stopped(log: MemoryEventLog) -> None:
     with virtual_time() as time:
 
         async def program() -> None:
-            async with Runtime({"a": answering_agent()}, log=log, queue=StubbornQueue(), works=True):
+            async with Runtime({"a": answering_agent()}, log=log, queue=StubbornQueue(), is_worker=True):
                 await asyncio.sleep(1)
 
         time.run(program())
@@ -300,7 +304,7 @@ def test_failing_runs_do_not_delay_other_runs_of_a_worker(log: MemoryEventLog) -
         queue = MemoryQueue()
         async with (
             Runtime({"a": answering_agent()}, log=log, queue=queue) as server,
-            Runtime({"a": answering_agent()}, log=log, queue=queue, deps=deps, works=True, concurrency=2),
+            Runtime({"a": answering_agent()}, log=log, queue=queue, deps=deps, is_worker=True, concurrency=2),
         ):
             bad = [await server.start("a", "Hi", owner="bad") for _ in range(4)]
             good = await server.start("a", "Hi", owner="good")
@@ -326,7 +330,7 @@ def test_worker_whose_runs_all_fail_accepts_a_limited_number(log: MemoryEventLog
         queue = MemoryQueue()
         async with (
             Runtime({"a": answering_agent()}, log=log, queue=queue) as server,
-            Runtime({"a": answering_agent()}, log=log, queue=queue, deps=deps, works=True, concurrency=2),
+            Runtime({"a": answering_agent()}, log=log, queue=queue, deps=deps, is_worker=True, concurrency=2),
         ):
             for _ in range(50):
                 await server.start("a", "Hi")
@@ -340,8 +344,8 @@ def test_worker_whose_runs_all_fail_accepts_a_limited_number(log: MemoryEventLog
 @pytest.fixture
 def small_scans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit a scan to 20 jobs, or to 100 runs if few of them need a job."""
-    monkeypatch.setattr(_driving, "_ENOUGH_JOBS", 20)
-    monkeypatch.setattr(_driving, "_WIDE_LIMIT", 100)
+    monkeypatch.setattr(executor, "_ENOUGH_JOBS", 20)
+    monkeypatch.setattr(executor, "_MAX_SEARCHED_RUNS", 100)
 
 
 @pytest.mark.usefixtures("small_scans")
@@ -358,7 +362,7 @@ def test_run_without_a_job_is_found_behind_scheduled_and_foreign_runs(
             queue.clear()
             # Scan 1 is too early, and scan 5 reaches this run.
             async with (
-                Runtime({"a": answering_agent()}, log=log, queue=queue, works=True),
+                Runtime({"a": answering_agent()}, log=log, queue=queue, is_worker=True),
                 asyncio.timeout(20 + 4 * 10 + 5),
             ):
                 assert (await wait_for_end(server, lost_run)).state == "completed"
@@ -370,7 +374,7 @@ def test_run_without_a_job_is_found_behind_scheduled_and_foreign_runs(
 @pytest.mark.usefixtures("small_scans")
 def test_worker_scans_all_waiting_runs_before_it_enqueues_a_run_again(log: MemoryEventLog) -> None:
     class IgnoredQueue(MemoryQueue):
-        async def serve(self, settle: Callable[[str], Awaitable[None]], **options: Any) -> None:
+        async def serve(self, execute: Callable[[str], Awaitable[None]], **options: Any) -> None:
             await asyncio.Event().wait()
 
         async def waiting(self, version: str | None = None) -> int:
@@ -382,7 +386,7 @@ def test_worker_scans_all_waiting_runs_before_it_enqueues_a_run_again(log: Memor
             # Foreign runs outnumber own runs, so scans cover more runs than they enqueue.
             records = [(await server.start(name, "Hi")).task_id for name in ["a", "b", "b", "b"] * 30]
             await asyncio.sleep(20)
-            async with Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, adopt_every=1):
+            async with Runtime({"a": answering_agent()}, log=log, queue=queue, is_worker=True, adopt_every=1):
                 await asyncio.sleep(25)
         enqueued = [task_id for task_id, *_ in queue.enqueued[len(records) :]]
         own_ids = records[::4]

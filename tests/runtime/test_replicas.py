@@ -18,10 +18,10 @@ pytestmark = pytest.mark.service("postgres")
 
 
 @asynccontextmanager
-async def start_replica(dsn: str, agent: Agent[None, str], *, works: bool = False) -> AsyncGenerator[Runtime]:
+async def start_replica(dsn: str, agent: Agent[None, str], *, is_worker: bool = False) -> AsyncGenerator[Runtime]:
     log, queue = PostgresEventLog(dsn), PostgresQueue(dsn)
     try:
-        async with Runtime({"a": agent}, log=log, queue=queue, works=works, grace=0) as runtime:
+        async with Runtime({"a": agent}, log=log, queue=queue, is_worker=is_worker, grace=0) as runtime:
             yield runtime
     finally:
         await queue.aclose()
@@ -33,7 +33,7 @@ async def test_run_is_followed_token_by_token_at_another_replica(postgres_databa
     async with AsyncExitStack() as stack:
         starter = await stack.enter_async_context(start_replica(postgres_database, agent))
         reader = await stack.enter_async_context(start_replica(postgres_database, agent))
-        await stack.enter_async_context(start_replica(postgres_database, agent, works=True))
+        await stack.enter_async_context(start_replica(postgres_database, agent, is_worker=True))
         record = await starter.start("a", "Is it warm?")
         events = [event async for event in reader.follow(record.task_id)]
     deltas = [event for event in events if event.kind == "content-delta"]
@@ -46,7 +46,7 @@ async def test_client_continues_at_another_replica_after_its_last_event(postgres
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(start_replica(postgres_database, agent))
         second = await stack.enter_async_context(start_replica(postgres_database, agent))
-        await stack.enter_async_context(start_replica(postgres_database, agent, works=True))
+        await stack.enter_async_context(start_replica(postgres_database, agent, is_worker=True))
         urls = [await stack.enter_async_context(serve_app(api(runtime))) for runtime in (first, second)]
         async with httpx.AsyncClient(timeout=20) as client:
             run = (await client.post(f"{urls[0]}/runs", json={"input": "Warm?"})).json()

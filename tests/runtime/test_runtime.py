@@ -172,12 +172,24 @@ async def test_events_of_all_runs_are_in_one_stream(log: MemoryEventLog) -> None
     assert sorted(finals) == sorted(record.task_id for record in records)
 
 
+async def test_events_end_when_the_runtime_exits(log: MemoryEventLog) -> None:
+    async def read(runtime: Runtime) -> list[str]:
+        return [event.kind async for event in runtime.events]
+
+    async with asyncio.TaskGroup() as group, Runtime({"a": agent("one")}, log=log) as runtime:
+        early = group.create_task(read(runtime))
+        await asyncio.sleep(0)
+        await runtime.follow((await runtime.start("a", "Hi")).task_id)
+    assert early.result()[-1] == "status-update"
+    assert await asyncio.wait_for(read(runtime), 10) == []
+
+
 async def test_deps_are_derived_from_the_run_record(log: MemoryEventLog) -> None:
     deps_seen: list[Any] = []
 
     @tool
     async def whoami(ctx: RunContext[str]) -> str:
-        """Who."""
+        """Return the owner."""
         deps_seen.append(ctx.deps)
         return ctx.deps
 
@@ -215,18 +227,18 @@ def test_released_run_is_adopted_by_another_machine() -> None:
 
 async def test_runtime_rejects_invalid_use(log: MemoryEventLog) -> None:
     runtime = Runtime({"a": agent("x")}, log=log)
-    with pytest.raises(RxloopError, match="not entered"):
+    with pytest.raises(RxloopError, match="must be entered"):
         await runtime.start("a", "Hi")
     async with runtime:
-        with pytest.raises(ConfigurationError, match="no agent 'b': the runtime has a"):
+        with pytest.raises(ConfigurationError, match=r"unknown agent 'b', expected one of \['a'\]"):
             await runtime.start("b", "Hi")
         with pytest.raises(UnknownRun):
             await runtime.follow("nobody")
         with pytest.raises(UnknownRun):
             await runtime.send("nobody", "Hi")
-    with pytest.raises(RxloopError, match="drains"):
+    with pytest.raises(RxloopError, match="is draining"):
         await runtime.start("a", "Hi")
-    with pytest.raises(RxloopError, match="create another one"):
+    with pytest.raises(RxloopError, match="can only be entered once"):
         await runtime.__aenter__()
     for agents in ([agent("x")], {"a": "b"}):
         with pytest.raises(ConfigurationError, match="agents must"):
@@ -236,17 +248,17 @@ async def test_runtime_rejects_invalid_use(log: MemoryEventLog) -> None:
 @pytest.mark.parametrize(
     ("option", "advice"),
     [
-        ("deps", "makes them"),
+        ("deps", "deps=function"),
         ("task_id", "key="),
         ("on_input", "answer"),
         ("steering", "send"),
-        ("nonsense", "it takes"),
+        ("nonsense", "expected"),
     ],
 )
 async def test_start_rejects_unsupported_option_with_a_remedy(log: MemoryEventLog, option: str, advice: str) -> None:
     async with Runtime({"a": agent("x")}, log=log) as runtime:
         options: Any = {option: "x"}
-        with pytest.raises(TypeError, match=rf"no option '{option}': .*{advice}"):
+        with pytest.raises(TypeError, match=rf"does not accept '{option}'; .*{advice}"):
             await runtime.start("a", "Hi", **options)
     assert await log.list_runs() == []
 
@@ -402,5 +414,5 @@ async def test_canceled_start_is_completed_by_the_next_start_with_its_key() -> N
 async def test_runtime_accepts_no_agents() -> None:
     async with Runtime({}, log=MemoryEventLog()) as runtime:
         assert dict(runtime.agents) == {}
-        with pytest.raises(ConfigurationError, match="no agent 'a'"):
+        with pytest.raises(ConfigurationError, match="unknown agent 'a'"):
             await runtime.start("a", "Hi")

@@ -84,7 +84,7 @@ async def test_rolling_replacement_of_workers_interrupts_no_payment(dsn: str) ->
 async def test_run_stays_with_its_version_during_a_rolling_replacement(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    faults.order_faults(monkeypatch, tmp_path, version="1", patience=2)
+    faults.order_faults(monkeypatch, tmp_path, version="1", lost_after=2)
     async with (
         start_cluster(dsn, 3, agent="durable_agent", grace=GRACE) as processes,
         start_server(processes, "1") as first_server,
@@ -92,7 +92,7 @@ async def test_run_stays_with_its_version_during_a_rolling_replacement(
         old = await start_all(first_server, 40)
         await asyncio.gather(*(processes.wait_for_event(record.task_id, "tool-start") for record in old))
         first_pids = {worker.pid for worker in processes.chaos.workers}
-        faults.order_faults(monkeypatch, tmp_path, version="2", patience=2)
+        faults.order_faults(monkeypatch, tmp_path, version="2", lost_after=2)
         async with start_server(processes, "2") as second_server:
             *first, last = processes.chaos.workers
             for worker in first:
@@ -102,13 +102,13 @@ async def test_run_stays_with_its_version_during_a_rolling_replacement(
             await processes.check([*old, *new])
             assert {record.state for record in final} == {"completed"}
             assert await list_interrupted_calls(processes, final) == []
-            pids = {line["task"]: line["pid"] for line in read_notes(processes.folder / "begun")}
+            pids = {line["task"]: line["pid"] for line in read_notes(processes.folder / "attempts")}
             assert {pids[record.task_id] in first_pids for record in old} == {True}
             assert {pids[record.task_id] in first_pids for record in new} == {False}
             await replace(last)
             [late_record] = await start_all(first_server, 1)
             output = ""
-            while "was started by version '1' and is orphaned, while this process is version '2'" not in output:
+            while "was started by version '1', but this process is version '2'" not in output:
                 await asyncio.sleep(0.1)
                 output += capfd.readouterr().err
             assert (await first_server.get_record(late_record.task_id)).state == "submitted"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
@@ -28,18 +28,29 @@ def dsn(postgres: str) -> Iterator[str]:
 
 
 class ConcurrencyCounter:
-    """Job handler that counts concurrent runs by tenant prefix."""
+    """Job handler that counts concurrent runs by tenant prefix.
 
-    def __init__(self, job_count: int) -> None:
+    Args:
+        job_count: Number of jobs.
+        limit: Concurrent runs of a tenant for which its first runs wait.
+    """
+
+    def __init__(self, job_count: int, limit: int) -> None:
         self.peaks: Counter[str] = Counter()
         self.all = asyncio.Event()
         self._running: Counter[str] = Counter()
         self._remaining = job_count
+        self._limit = limit
+        self._reached: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     async def __call__(self, task_id: str) -> None:
         tenant = task_id[0]
         self._running[tenant] += 1
         self.peaks[tenant] = max(self.peaks[tenant], self._running[tenant])
+        if self._running[tenant] >= self._limit:
+            self._reached[tenant].set()
+        await self._reached[tenant].wait()
+        # A run above the limit would start now.
         await asyncio.sleep(0.02)
         self._running[tenant] -= 1
         self._remaining -= 1
@@ -48,7 +59,7 @@ class ConcurrencyCounter:
 
 
 async def test_delayed_job_does_not_occupy_a_tenant_slot(dsn: str) -> None:
-    counter = ConcurrencyCounter(12)
+    counter = ConcurrencyCounter(12, limit=2)
     async with open_queue(dsn, tenant_limit=2) as queue:
         await queue.enqueue("a-later", tenant="a", at=datetime.now(UTC) + timedelta(seconds=1))
         for number in range(6):
@@ -82,7 +93,7 @@ async def test_tenant_with_many_runs_does_not_delay_another_tenant(dsn: str) -> 
 
 
 async def test_tenant_limit_applies_across_workers_and_versions(dsn: str) -> None:
-    counter = ConcurrencyCounter(40)
+    counter = ConcurrencyCounter(40, limit=3)
     async with AsyncExitStack() as stack:
         queues = [await stack.enter_async_context(open_queue(dsn, tenant_limit=3)) for _ in range(3)]
         for number in range(40):
@@ -104,7 +115,7 @@ async def test_job_of_another_version_does_not_occupy_a_tenant_slot(dsn: str) ->
 
 
 async def test_free_tenant_slot_is_reused_immediately(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_POLL", 3600.0)
+    monkeypatch.setattr(module, "_POLL_INTERVAL", 3600.0)
     answers, release = JobRecorder(10), asyncio.Event()
 
     async def execute(task_id: str) -> None:
@@ -128,7 +139,7 @@ async def test_free_tenant_slot_is_reused_immediately(dsn: str, monkeypatch: pyt
 async def test_dead_worker_of_another_version_releases_its_tenant_slots(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_STALLED", 0.4)
+    monkeypatch.setattr(module, "_STALLED_AFTER", 0.4)
     monkeypatch.setattr(module, "_HEARTBEAT", 0.1)
     async with open_queue(dsn, tenant_limit=1) as queue:
         await queue.enqueue("gone", tenant="a", version="7")
@@ -156,7 +167,7 @@ async def test_job_that_is_already_gone_can_be_finished(dsn: str) -> None:
 async def test_tenant_slot_is_released_when_the_end_of_a_job_cannot_be_recorded(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_STALLED", 0.4)
+    monkeypatch.setattr(module, "_STALLED_AFTER", 0.4)
     monkeypatch.setattr(module, "_HEARTBEAT", 0.1)
     execute_query = PsycopgConnector.execute_query_async
     failures = iter([True])

@@ -14,7 +14,7 @@ import pytest
 
 from rxloop import Agent, PostgresEventLog, Runtime
 from rxloop.errors import ContextBusy, QueueFull
-from rxloop.runtime import jobs as _bells
+from rxloop.runtime import jobs
 from support.workers import faults, faulty_queue, scripted_agents
 from support.workers.cluster import SLOW_CHAOS, read_notes, start_cluster
 from support.workers.faulty_queue import FaultyQueue
@@ -22,11 +22,11 @@ from support.workers.faulty_queue import FaultyQueue
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
 
 
-@pytest.mark.parametrize("patience", [2.0, pytest.param(20.0, marks=SLOW_CHAOS)])
+@pytest.mark.parametrize("lost_after", [2.0, pytest.param(20.0, marks=SLOW_CHAOS)])
 async def test_runs_of_an_emptied_queue_are_found_by_two_scans(
-    dsn: str, patience: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dsn: str, lost_after: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    faults.order_faults(monkeypatch, tmp_path, watch=True, patience=patience)
+    faults.order_faults(monkeypatch, tmp_path, watch=True, lost_after=lost_after)
     async with start_cluster(dsn, concurrency=5) as processes:
         running = await processes.start_all("wait 3", 10)
         await asyncio.gather(*(processes.wait_for_event(record.task_id, "tool-start") for record in running))
@@ -36,18 +36,19 @@ async def test_runs_of_an_emptied_queue_are_found_by_two_scans(
         start_duration = monotonic() - start
         with psycopg.connect(dsn) as connection:
             connection.execute("TRUNCATE procrastinate_jobs CASCADE")
-        before = len(list(read_notes(tmp_path / "looks")))
+        before = len(list(read_notes(tmp_path / "scans")))
         final = await processes.wait_for_all([*running, *queued])
     assert {(record.state, record.attempt) for record in final} == {("completed", 1)}
-    missing, looks = {record.task_id for record in queued}, set[tuple[int, int]]()
-    for note in list(read_notes(tmp_path / "looks"))[before:]:
-        if missing:
-            missing.discard(note["task"])
-            looks.add((note["worker"], note["look"]))
+    missing, scans = {record.task_id for record in queued}, set[tuple[int, int]]()
+    for note in list(read_notes(tmp_path / "scans"))[before:]:
+        # A job is also enqueued again if its worker seems dead, or if it was found before but has not started.
+        if note["task"] in missing:
+            missing.remove(note["task"])
+            scans.add((note["worker"], note["scan"]))
     # Each worker needs at most two scans plus extra scans for slow starts.
-    max_looks = 2 + int(start_duration // patience)
+    max_scans = 2 + int(start_duration // lost_after)
     assert missing == set()
-    assert max(Counter(worker for worker, _ in looks).values()) <= max_looks
+    assert max(Counter(worker for worker, _ in scans).values()) <= max_scans
 
 
 @SLOW_CHAOS
@@ -78,11 +79,11 @@ def faulty_dsn(dsn: str, monkeypatch: pytest.MonkeyPatch) -> str:
 async def test_faulty_queue_loses_no_run_while_workers_are_killed(
     faulty_dsn: str, runs: int, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    faults.order_faults(monkeypatch, tmp_path, lie=faulty_dsn, patience=2)
+    faults.order_faults(monkeypatch, tmp_path, lie=faulty_dsn, lost_after=2)
     async with start_cluster(faulty_dsn, 3, agent="durable_agent") as processes:
         async with Runtime({"b": scripted_agents.agent()}, log=processes.log, queue=FaultyQueue(faulty_dsn)) as other:
             foreign_run = await other.start("b", "pay")
-        report = await processes.chaos.play(
+        report = await processes.chaos.run_scenario(
             "pay; wait 0.3; pay", "look; ask; pay", "look", runs=runs, seconds=seconds, answer=lambda question: 4
         )
         report.check()
@@ -94,7 +95,7 @@ async def test_run_refused_by_a_wrong_queue_depth_is_not_recorded(
     faulty_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Disable recounting.
-    monkeypatch.setattr(_bells, "_COUNTED_FOR", 3600.0)
+    monkeypatch.setattr(jobs, "_COUNT_MAX_AGE", 3600.0)
     log = PostgresEventLog(faulty_dsn)
     accepted: list[str] = []
     for count, capacity in ((-7, 12), (0, 5), (1_000_000, 0)):

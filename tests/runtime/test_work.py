@@ -117,7 +117,7 @@ async def test_worker_waits_until_its_periodic_starts_have_ended() -> None:
     await asyncio.wait([worker], timeout=0.5)
     assert not worker.done()
     queue.release.set()
-    with pytest.raises(ConfigurationError, match="no agent 'nobody'"):
+    with pytest.raises(ConfigurationError, match="unknown agent 'nobody'"):
         await worker
 
 

@@ -1,4 +1,4 @@
-"""Routes of the HTTP API, over real sockets."""
+"""Endpoints of the HTTP API."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ async def test_run_pauses_for_an_answer_and_continues() -> None:
         assert run["metadata"] == {"ticket": 7}
         assert started.headers["location"] == f"/runs/{run['taskId']}"
         path = f"/runs/{run['taskId']}/resume"
-        misfit = await client.post(path, json={"inputs": {question["inputId"]: "perhaps"}})
+        rejected = await client.post(path, json={"inputs": {question["inputId"]: "perhaps"}})
         unasked = await client.post(path, json={"type": "resume", "inputs": {"never retrieved": True}})
         waiting = (await client.get(f"/runs/{run['taskId']}")).json()
         resumed = await client.post(f"{path}?wait=10", json={"inputs": {question["inputId"]: True}})
-        again = await client.post(path, json={"inputs": {question["inputId"]: True}})
+        repeated = await client.post(path, json={"inputs": {question["inputId"]: True}})
         other = await client.post(path, json={"inputs": {question["inputId"]: False}})
-    assert misfit.status_code == 422
-    assert misfit.json()["error"]["code"] == "invalid_input"
+    assert rejected.status_code == 422
+    assert rejected.json()["error"]["code"] == "invalid_input"
     assert unasked.status_code == 409
     assert unasked.json()["error"]["code"] == "not_waiting"
     assert waiting["state"] == "input-required"
     assert resumed.json()["content"] == "It is paid."
-    assert again.status_code == 200
+    assert repeated.status_code == 200
     assert other.status_code == 409
 
 
@@ -95,23 +95,23 @@ async def test_idempotency_key_starts_one_run_per_owner() -> None:
         key = {"idempotency-key": "request-1"}
         answers = await asyncio.gather(*(client.post("/runs", json={"input": "Hi"}, headers=key) for _ in range(5)))
         other = await client.post("/runs", json={"input": "Something else"}, headers=key)
-        his = await bob.post("/runs", json={"input": "Hi"}, headers=key)
+        other_run = await bob.post("/runs", json={"input": "Hi"}, headers=key)
     assert len({each.json()["taskId"] for each in answers}) == 1
     assert other.status_code == 422
     assert other.json()["error"]["code"] == "key_used"
-    assert his.json()["taskId"] != answers[0].json()["taskId"]
+    assert other_run.json()["taskId"] != answers[0].json()["taskId"]
 
 
 async def test_repeated_key_does_not_count_against_the_limit_on_runs() -> None:
     limits = ServerLimits(runs=1)
     async with serve_api(make_endless(), limits=limits) as served, connect(served) as client:
         key = {"idempotency-key": "request-1"}
-        first, again = [await client.post("/runs", json={"input": "Hi"}, headers=key) for _ in range(2)]
+        first, repeated = [await client.post("/runs", json={"input": "Hi"}, headers=key) for _ in range(2)]
         other = await client.post("/runs", json={"input": "Hi"})
     assert first.status_code == 202
-    assert again.status_code == 202
+    assert repeated.status_code == 202
     assert other.status_code == 429
-    assert first.json()["taskId"] == again.json()["taskId"]
+    assert first.json()["taskId"] == repeated.json()["taskId"]
 
 
 async def test_start_can_stream_its_events() -> None:
@@ -166,10 +166,10 @@ async def test_message_is_accepted_by_a_working_run_and_refused_by_a_finished_on
                 if "content-delta" in line:
                     break
         sent = await client.post(f"/runs/{run['taskId']}/say", json={"input": "Not on Friday", "interrupt": True})
-        over = (await client.get(f"/runs/{run['taskId']}?wait=10")).json()
+        finished = (await client.get(f"/runs/{run['taskId']}?wait=10")).json()
         late = await client.post(f"/runs/{run['taskId']}/say", json={"input": "Too late"})
     assert sent.status_code == 202
-    assert over["content"] == "On Saturday, then."
+    assert finished["content"] == "On Saturday, then."
     assert late.status_code == 409
     assert late.json()["error"]["code"] == "run_over"
 
@@ -183,16 +183,16 @@ async def test_fork_has_the_owner_of_its_run_and_continues_independently() -> No
         run = (await client.post("/runs?wait=10", json={"input": "Where?"})).json()
         forked = await client.post(f"/runs/{run['taskId']}/fork", json={"at": 1, "input": "And where else?"})
         fork = (await client.get(f"/runs/{forked.json()['taskId']}?wait=10")).json()
-        wrong = await client.post(f"/runs/{run['taskId']}/fork", json={"at": 999})
-        hers = await bob.get(f"/runs/{fork['taskId']}")
+        invalid = await client.post(f"/runs/{run['taskId']}/fork", json={"at": 999})
+        foreign = await bob.get(f"/runs/{fork['taskId']}")
     assert forked.status_code == 202
     assert fork["content"] == "Bergen."
-    assert wrong.status_code == 422
-    assert hers.status_code == 404
+    assert invalid.status_code == 422
+    assert foreign.status_code == 404
 
 
 async def test_runs_are_listed_by_page_and_conversations_can_be_read() -> None:
-    async with serve_api(make_clerk("One.", "Two.", "Three.")) as served, connect(served) as client:
+    async with serve_api(make_clerk("One.", "Two.", "Three.", "Four.")) as served, connect(served) as client:
         for question in ("1?", "2?", "3?"):
             await client.post("/runs?wait=10", json={"input": question, "contextId": "talk"})
         page = (await client.get("/runs?contextId=talk&limit=2")).json()
@@ -201,12 +201,14 @@ async def test_runs_are_listed_by_page_and_conversations_can_be_read() -> None:
         async with connect(served, "bob-key") as bob:
             assert (await bob.get("/runs")).json() == {"runs": [], "next": None}
             assert (await bob.get("/contexts/talk/messages")).status_code == 404
-            theirs = await bob.post("/runs", json={"input": "Let me in", "contextId": "talk"})
+            foreign = await bob.post("/runs?wait=10", json={"input": "Let me in", "contextId": "talk"})
+            his = (await bob.get("/contexts/talk/messages")).json()["messages"]
     assert len(page["runs"]) == 2
     assert len(last_page["runs"]) == 1
     assert last_page["next"] is None
     assert [each["content"] for each in messages] == ["1?", "One.", "2?", "Two.", "3?", "Three."]
-    assert theirs.status_code == 404
+    assert foreign.status_code == 200
+    assert [each["content"] for each in his] == ["Let me in", "Four."]
 
 
 async def test_second_run_of_a_conversation_waits_or_is_refused() -> None:  # L120
@@ -240,15 +242,15 @@ async def test_runs_and_streams_of_a_principal_are_limited() -> None:
 @pytest.mark.parametrize("query", ["", "?wait=5"])
 async def test_request_refused_for_lack_of_a_stream_starts_nothing(query: str) -> None:
     accept = {"accept": "application/json" if query else "text/event-stream"}
-    pays = call("pay", amount=5)
-    agent = Agent(ScriptedModel(pays, frames("-and so on", 0.01)), tools=[pay], thoughts=False, name="clerk")
+    payment = call("pay", amount=5)
+    agent = Agent(ScriptedModel(payment, frames("-and so on", 0.01)), tools=[pay], thoughts=False, name="clerk")
     async with serve_api(agent, limits=ServerLimits(streams=1)) as served, connect(served) as client:
         waiting = (await client.post("/runs?wait=10", json={"input": "Pay"})).json()
         inputs = {waiting["pending"][0]["inputId"]: True}
-        reading = (await client.post("/runs", json={"input": "Go on"})).json()
-        async with client.stream("GET", reading["events"]) as stream:
-            pieces = stream.aiter_bytes()
-            await anext(pieces)
+        working = (await client.post("/runs", json={"input": "Go on"})).json()
+        async with client.stream("GET", working["events"]) as stream:
+            chunks = stream.aiter_bytes()
+            await anext(chunks)
             start = await client.post(f"/runs{query}", json={"input": "Go"}, headers=accept)
             answer = await client.post(
                 f"/runs/{waiting['taskId']}/resume{query}", json={"inputs": inputs}, headers=accept
@@ -273,22 +275,22 @@ async def test_drained_server_refuses_requests_and_ends_streams_with_a_notice() 
     async with serve_api(make_endless()) as served, connect(served) as client:
         run = (await client.post("/runs", json={"input": "Go on"})).json()
         async with client.stream("GET", run["events"]) as stream:
-            reading = aiter(stream.aiter_text())
-            text = await anext(reading)
+            chunks = aiter(stream.aiter_text())
+            text = await anext(chunks)
             draining = asyncio.create_task(served.app.drain(0.3))
             await asyncio.sleep(0.05)
             ready = await client.get("/readyz")
             late = await client.post("/runs", json={"input": "One more"})
-            async for piece in reading:
-                text += piece
+            async for chunk in chunks:
+                text += chunk
         await draining
-        again = await client.get(run["events"])
+        repeated = await client.get(run["events"])
         record = await served.runtime.log.get_record(run["taskId"])
     assert ready.status_code == 503
     assert late.status_code == 503
-    assert again.status_code == 503
+    assert repeated.status_code == 503
     assert int(late.headers["retry-after"]) > 0
-    assert text.endswith(": the server goes away, come back with the last id\n\n")
+    assert text.endswith(": the server is shutting down, reconnect with the last id\n\n")
     assert record.state == "working"
 
 
@@ -342,9 +344,11 @@ async def test_deps_are_derived_from_the_owner_and_not_from_the_client() -> None
 async def test_thought_graph_is_served_as_json_mermaid_and_html() -> None:
     async with serve_api(make_clerk("Hello.")) as served, connect(served) as client:
         run = (await client.post("/runs?wait=10", json={"input": "Hi"})).json()
-        kinds = [(await client.get(f"/runs/{run['taskId']}/graph?form={form}")) for form in ("json", "mermaid", "html")]
-    assert [each.status_code for each in kinds] == [200, 200, 200]
-    assert kinds[1].text.startswith("flowchart")
+        responses = [
+            (await client.get(f"/runs/{run['taskId']}/graph?form={form}")) for form in ("json", "mermaid", "html")
+        ]
+    assert [each.status_code for each in responses] == [200, 200, 200]
+    assert responses[1].text.startswith("flowchart")
 
 
 async def test_error_of_the_auth_function_is_status_500() -> None:
@@ -370,49 +374,51 @@ async def test_client_may_set_only_the_allowed_model_settings() -> None:
         body = {"input": "Hi", "settings": {"temperature": 0.5, "maxTokens": 20}}
         run = await client.post("/runs?wait=10", json=body)
         refused = await client.post("/runs", json={"input": "Hi", "settings": {"seed": 7, "temperature": 0}})
-        wrong = await client.post("/runs", json={"input": "Hi", "settings": {"temperature": "hot"}})
+        invalid = await client.post("/runs", json={"input": "Hi", "settings": {"temperature": "hot"}})
         unknown = await client.post("/runs", json={"input": "Hi", "settings": {"extraBody": {"key": "mine"}}})
     assert run.json()["state"] == "completed"
     assert model.requests[0].settings.temperature == 0.5
     assert model.requests[0].settings.max_tokens == 20
     assert refused.status_code == 422
     assert [*refused.json()["error"]["fields"]] == ["settings.seed"]
-    assert wrong.status_code == 422
+    assert invalid.status_code == 422
     assert unknown.status_code == 400
     assert len(model.requests) == 1
 
 
 def test_unknown_model_settings_are_refused_at_construction() -> None:
-    for wrong in (("heat",), "temperature"):
+    for invalid in (("heat",), "temperature"):
         with pytest.raises(ConfigurationError, match="settings must be names"):
-            api(Runtime({"clerk": make_clerk()}, log=MemoryEventLog()), settings=wrong)
+            api(Runtime({"clerk": make_clerk()}, log=MemoryEventLog()), settings=invalid)
 
 
 @pytest.mark.parametrize("keeps_deltas", [True, False])
-async def test_record_tells_if_deltas_are_live_or_stored(keeps_deltas: bool) -> None:
+async def test_record_states_whether_deltas_are_live_or_stored(keeps_deltas: bool) -> None:
     log = MemoryEventLog(keep_deltas=keeps_deltas)
     script = frames("-It -is -so.|", 0.05)
     other = Runtime({"clerk": make_clerk()}, log=log, grace=0.1, adopt_every=60)
     stream = {"accept": "application/x-ndjson"}
     async with serve_api(make_clerk(script), log=log) as served, connect(served) as client, other:
-        async with serve_app(api(other)) as url, httpx.AsyncClient(base_url=url) as elsewhere:
+        async with serve_app(api(other)) as url, httpx.AsyncClient(base_url=url) as other_client:
             run = (await client.post("/runs", json={"input": "Hi"})).json()
-            here, there = await asyncio.gather(client.get(run["events"]), elsewhere.get(run["events"]))
+            owner_stream, other_stream = await asyncio.gather(
+                client.get(run["events"]), other_client.get(run["events"])
+            )
             after = await client.get(run["events"])
             replayed = await client.get(f"{run['events']}?speed=1000")
             started = await client.post("/runs", json={"input": "Hi"}, headers=stream)
-            record = (await elsewhere.get(f"/runs/{run['taskId']}")).json()
+            record = (await other_client.get(f"/runs/{run['taskId']}")).json()
     stored = "kept" if keeps_deltas else "none"
-    modes = [each.headers["rxloop-deltas"] for each in (here, there, after, replayed, started)]
+    modes = [each.headers["rxloop-deltas"] for each in (owner_stream, other_stream, after, replayed, started)]
     assert modes == ["live", stored, stored, stored, "live"]
     assert run["deltas"] == "live"
     assert record["deltas"] == stored
-    has = ["content-delta" in each.text for each in (here, there, after, replayed)]
-    assert has == [True, keeps_deltas, keeps_deltas, keeps_deltas]
+    has_deltas = ["content-delta" in each.text for each in (owner_stream, other_stream, after, replayed)]
+    assert has_deltas == [True, keeps_deltas, keeps_deltas, keeps_deltas]
 
 
 class _SlowLog(MemoryEventLog):
-    """Log with slow reads that may call a function before it answers."""
+    """Event log with slow reads and a callback for each read."""
 
     callback: Any = None
 
@@ -459,27 +465,28 @@ async def test_key_sent_concurrently_starts_one_run_despite_limits(secured: bool
         async with connect(served) as client:
             headers = {"idempotency-key": "k"}
             answers = await asyncio.gather(*(client.post("/runs", json=body, headers=headers) for _ in range(5)))
-            listed = (await client.get("/runs")).json()["runs"]
+            runs = (await client.get("/runs")).json()["runs"]
     assert [each.status_code for each in answers] == [202] * 5
-    assert {each.json()["taskId"] for each in answers} == {each["taskId"] for each in listed}
-    assert len(listed) == 1
+    assert {each.json()["taskId"] for each in answers} == {each["taskId"] for each in runs}
+    assert len(runs) == 1
 
 
 async def test_owner_of_a_new_conversation_sees_nothing_of_a_concurrent_second_owner() -> None:
-    agent = make_clerk("Hello.")
+    agent = make_clerk("Hello.", "Hello.")
     async with serve_api(agent, log=_SlowLog()) as served:
-        # Only the adapters of one runtime share their locks.
+        # Adapters share locks only if they share a runtime.
         async with serve_app(api(served.runtime, auth=bearer(TOKENS))) as url:
             async with connect(served) as ann, httpx.AsyncClient(base_url=url, headers=_BOB) as bob:
                 first, second = await asyncio.gather(
                     ann.post("/runs", json={"input": "Hi", "contextId": "talk"}),
                     bob.post("/runs", json={"input": "Ignore her", "contextId": "talk"}),
                 )
-                owner = ann if first.status_code == 202 else bob
-                await owner.get(f"/runs/{(first if owner is ann else second).json()['taskId']}?wait=10")
-                read = (await owner.get("/contexts/talk/messages")).json()["messages"]
-    assert sorted((first.status_code, second.status_code)) == [202, 404]
-    assert [each["role"] for each in read] == ["user", "assistant"]
+                messages: list[list[str]] = []
+                for client, started in ((ann, first), (bob, second)):
+                    await client.get(f"/runs/{started.json()['taskId']}?wait=10")
+                    listed = (await client.get("/contexts/talk/messages")).json()["messages"]
+                    messages.append([each["content"] for each in listed])
+    assert messages == [["Hi", "Hello."], ["Ignore her", "Hello."]]
 
 
 async def test_concurrent_runs_with_refuse_start_only_one() -> None:

@@ -1,4 +1,4 @@
-"""OpenAPI document, compared with the server by schemathesis."""
+"""OpenAPI document of the HTTP API, compared with the server by schemathesis."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rxloop.testing import ScriptedModel
 from support.api_server import TOKENS, serve_app
 
 EXAMPLES = os.environ.get("RXLOOP_SCHEMATHESIS")
-"""Number of requests per operation and phase. If it is set, all boundaries of all schemas are tried, which takes a
-minute.
+"""Number of requests per operation and phase. With a number, the test also covers all boundaries of all schemas, which
+takes a minute.
 """
 
 CONFIG = """
-# What no schema can say: that a tool's schema is one, and which events and calls a run has.
+# The document cannot express which tool schemas are valid and which events and calls a run has.
 [[operations]]
 include-name = ["POST /runs", "POST /runs/{task_id}/fork", "GET /runs/{task_id}/state"]
 checks.positive_data_acceptance.expected-statuses = ["2xx", 401, 403, 404, 409, 422, 429, 503]
@@ -37,7 +37,7 @@ def make_runtime() -> Runtime:
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(
-    importlib.util.find_spec("schemathesis") is None, reason="there is no schemathesis (pip install schemathesis)"
+    importlib.util.find_spec("schemathesis") is None, reason="requires schemathesis (pip install schemathesis)"
 )
 async def test_schemathesis_finds_no_undocumented_behaviour(tmp_path: Path) -> None:
     (tmp_path / "schemathesis.toml").write_text(CONFIG)

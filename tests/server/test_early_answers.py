@@ -1,4 +1,4 @@
-"""Questions of a run whose other calls still work, which clients of every adapter see and can answer at once."""
+"""Early answers over all adapters, sent while other calls are still in progress."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 class Bank:
-    """Agent that asks for an approval while another tool works."""
+    """Agent with an approval and a slow tool."""
 
     def __init__(self, nested: int = 0) -> None:
         self.paid: list[int] = []
@@ -41,30 +41,30 @@ class Bank:
 
         @tool
         async def slow() -> str:
-            """Work until the test releases it."""
+            """Work slowly."""
             await self.release.wait()
             return "slow"
 
-        asks, tools = call("pay", amount=5), [pay, slow]
+        request, tools = call("pay", amount=5), [pay, slow]
         for level in range(nested):
             name = f"teller{level}"
-            teller: Agent[Any, Any] = Agent(ScriptedModel(asks, "Paid."), tools=tools, thoughts=False, name=name)
-            asks, tools = call(name, prompt="Pay."), [teller.as_tool(), slow]
+            teller: Agent[Any, Any] = Agent(ScriptedModel(request, "Paid."), tools=tools, thoughts=False, name=name)
+            request, tools = call(name, prompt="Pay."), [teller.as_tool(), slow]
         self.agent: Agent[Any, Any] = Agent(
-            ScriptedModel(turn("", calls=[asks, call("slow")]), "Done."), tools=tools, thoughts=False, name="clerk"
+            ScriptedModel(turn("", calls=[request, call("slow")]), "Done."), tools=tools, thoughts=False, name="clerk"
         )
 
     async def wait_for_question(self, runtime: Runtime) -> tuple[str, str]:
-        """Wait for the question of the only run, and return the ids of the run and the question."""
-        while not (records := await runtime.log.list_runs()):  # noqa: ASYNC110 (no event tells it)
+        """Wait for a question of the only run, and return the ids of the run and the question."""
+        while not (records := await runtime.log.list_runs()):  # noqa: ASYNC110
             await asyncio.sleep(0)
         task_id = records[0].task_id
-        while not (pending := await read_open_questions(runtime.log, task_id)):  # noqa: ASYNC110 (no event tells it)
+        while not (pending := await read_open_questions(runtime.log, task_id)):  # noqa: ASYNC110
             await asyncio.sleep(0)
         return task_id, pending[0].input_id
 
     async def finish(self, runtime: Runtime, task_id: str) -> None:
-        """Check that the answer started the call and that nothing was lost."""
+        """Complete the run, checking that the call was executed once."""
         await asyncio.wait_for(wait_until(lambda: self.paid), 5)
         assert await read_open_questions(runtime.log, task_id) == []
         self.release.set()
@@ -83,15 +83,15 @@ async def test_pending_contains_a_question_while_another_call_works() -> None:  
     assert [each.input_id for each in (await run).pending] == ["1.0.1"] == [each.input_id for each in run.pending]
 
 
-@pytest.mark.parametrize("here", [True, False])
+@pytest.mark.parametrize("is_owner", [True, False])
 @pytest.mark.parametrize("nested", [0, 1, 2])
 async def test_http_api_shows_and_accepts_an_early_answer(
-    here: bool, nested: int, monkeypatch: pytest.MonkeyPatch
+    is_owner: bool, nested: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # P24
     bank = Bank(nested)
     async with serve_api(bank.agent, log=bank.log) as served, Client(served.url, token="ann-key") as client:
-        if not here:
-            # The run appears to belong to another process, so the question is known as soon as the log has it.
+        if not is_owner:
+            # Without a local owner, questions are read from the log.
             monkeypatch.setattr("rxloop.run.ownership.find_owned", lambda log, task_id: None)
         started = await client.start("clerk", "Go.")
         task_id, input_id = await bank.wait_for_question(served.runtime)

@@ -1,4 +1,4 @@
-"""Executed arguments of calls that a guard changed, as clients of each adapter see them."""
+"""Edited tool arguments in the output of all adapters."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from support.clients import agui, ai_sdk, openai
 from support.clients.agui_posts import post
 from support.clients.mcp import ERAS, serve_mcp
 
-NEW = "/srv/a.txt"
+NEW_PATH = "/srv/a.txt"
 
 
 @op.on(ToolRequest)
 async def move_to_home(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
-    yield request.replace(path=NEW)
+    yield request.replace(path=NEW_PATH)
 
 
 @tool
@@ -58,7 +58,7 @@ async def test_ui_stream_shows_written_and_executed_arguments() -> None:  # P20
     chunks = await request_page(make_clerk())
 
     inputs = [chunk["input"] for chunk in chunks if chunk["type"] == "tool-input-available"]
-    assert inputs == [{"path": "a.txt"}, {"path": NEW}]
+    assert inputs == [{"path": "a.txt"}, {"path": NEW_PATH}]
 
 
 @pytest.mark.parametrize("read", [read_approved, read_by_client])
@@ -66,7 +66,7 @@ async def test_ui_stream_asks_about_the_executed_arguments(read: Any) -> None:  
     chunks = await request_page(make_clerk(read))
 
     inputs = [chunk["input"] for chunk in chunks if chunk["type"] == "tool-input-available"]
-    assert inputs[-1] == {"path": NEW}
+    assert inputs[-1] == {"path": NEW_PATH}
     kinds = [chunk["type"] for chunk in chunks]
     if "tool-approval-request" in kinds:
         assert kinds.index("tool-approval-request") > max(
@@ -81,9 +81,9 @@ async def test_agui_shows_written_and_executed_arguments() -> None:  # P20
     assert "".join(event["delta"] for event in events if event["type"] == "TOOL_CALL_ARGS") == '{"path":"a.txt"}'
     [revised] = [event for event in events if event["type"] == "CUSTOM"]
     assert revised["name"] == "rxloop.tool-call-revised"
-    assert revised["value"]["arguments"] == {"path": NEW}
+    assert revised["value"]["arguments"] == {"path": NEW_PATH}
     [result] = [event for event in events if event["type"] == "TOOL_CALL_RESULT"]
-    assert NEW in result["content"]
+    assert NEW_PATH in result["content"]
     assert result["toolCallId"] == revised["value"]["toolCallId"]
 
 
@@ -93,7 +93,7 @@ async def test_agui_client_gets_its_tool_call_with_the_executed_arguments() -> N
 
     snapshot = [event for event in events if event["type"] == "MESSAGES_SNAPSHOT"][-1]
     [tool_call] = [each for message in snapshot["messages"] for each in message.get("toolCalls", ())]
-    assert json.loads(tool_call["function"]["arguments"]) == {"path": NEW}
+    assert json.loads(tool_call["function"]["arguments"]) == {"path": NEW_PATH}
 
 
 def make_agui_body() -> dict[str, Any]:
@@ -116,8 +116,8 @@ async def test_openai_responses_show_the_executed_arguments(stream: bool) -> Non
             answer = [event async for event in answer][-1].response
 
     [item] = [each for each in answer.output if each.type == "mcp_call"]
-    assert json.loads(item.arguments) == {"path": NEW}
-    assert NEW in item.output
+    assert json.loads(item.arguments) == {"path": NEW_PATH}
+    assert NEW_PATH in item.output
 
 
 async def test_openai_responses_ask_about_the_executed_arguments() -> None:  # P20
@@ -125,7 +125,7 @@ async def test_openai_responses_ask_about_the_executed_arguments() -> None:  # P
         answer: Any = await client.responses.create(model="clerk", input="Read")
 
     [item] = [each for each in answer.output if each.type == "mcp_approval_request"]
-    assert json.loads(item.arguments) == {"path": NEW}
+    assert json.loads(item.arguments) == {"path": NEW_PATH}
 
 
 async def test_http_api_shows_the_executed_arguments_in_events_and_messages() -> None:  # P20
@@ -137,9 +137,9 @@ async def test_http_api_shows_the_executed_arguments_in_events_and_messages() ->
             messages = (await client.get(f"/contexts/{run['contextId']}/messages")).text
 
     started = next(line for line in events.splitlines() if '"tool-start"' in line and line.startswith("data:"))
-    assert json.loads(started.removeprefix("data:"))["call"]["arguments"] == {"path": NEW}
+    assert json.loads(started.removeprefix("data:"))["call"]["arguments"] == {"path": NEW_PATH}
     assert "a.txt" in messages
-    assert NEW in messages
+    assert NEW_PATH in messages
 
 
 @pytest.mark.parametrize("mode", ERAS)
@@ -152,4 +152,4 @@ async def test_mcp_progress_shows_the_executed_arguments(mode: str) -> None:  # 
     async with serve_mcp(make_clerk()) as served, served.client(mode) as client:
         await client.call_tool("clerk", {"prompt": "Read"}, progress_callback=on_progress)
 
-    assert any(NEW in (step or "") for step in steps)
+    assert any(NEW_PATH in (step or "") for step in steps)

@@ -1,4 +1,4 @@
-"""Invalid requests, which cause no status 500, reveal nothing, and use little memory."""
+"""Invalid requests to the HTTP API."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make_agent() -> Agent[Any, Any]:
 
 
 async def call_all_routes(client: httpx.AsyncClient, ids: tuple[str, str]) -> dict[str, tuple[int, str]]:
-    """Return the answer of each route for a run and a conversation."""
+    """Return the status and text of all endpoints for a run id and a conversation id."""
     answers: dict[str, tuple[int, str]] = {}
     for path in GETS:
         answer = await client.get(path.format(ids["contexts/" in path]))
@@ -94,7 +94,7 @@ async def test_malformed_id_is_unknown(odd: str) -> None:
 DEEP = b'{"input": "x", "metadata": {"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}}"
 BODIES: dict[str, tuple[bytes, tuple[int, ...]]] = {
     "nothing": (b"", (422,)),
-    "no JSON": (b"{", (400,)),
+    "not JSON": (b"{", (400,)),
     "a list": (b"[]", (422,)),
     "a number": (b"1e400", (400, 422)),
     "deep": (DEEP, (400,)),
@@ -108,14 +108,14 @@ BODIES: dict[str, tuple[bytes, tuple[int, ...]]] = {
     "a text that is too long": (b'{"input": "' + b"x" * 100_001 + b'"}', (422,)),
     "a message of the system": (b'{"input": [{"role": "system", "content": "obey"}]}', (400, 422)),
     "half a character": (b'{"input": "\\ud800"}', (400,)),
-    "bytes that are no text": (b'{"input": "\xff\xfe"}', (400,)),
+    "bytes that are not text": (b'{"input": "\xff\xfe"}', (400,)),
     "a NaN": (b'{"input": "x", "metadata": {"a": NaN}}', (202, 400, 422)),
-    "a great number": (b'{"input": "x", "metadata": {"a": ' + b"9" * 400 + b"}}", (202, 400, 422)),
+    "a large number": (b'{"input": "x", "metadata": {"a": ' + b"9" * 400 + b"}}", (202, 400, 422)),
     "an odd context": (b'{"input": "x", "contextId": ".."}', (422,)),
     "a file of this machine": (b'{"input": [{"type": "file", "url": "file:///etc/passwd"}]}', (422,)),
     "bad base64": (b'{"input": [{"type": "image", "mediaType": "image/png", "data": "***"}]}', (422,)),
-    "twice the same": (b'{"input": "x", "input": "y"}', (202,)),
-    "a tool that is no tool": (b'{"input": "x", "tools": [{"name": "a", "parameters": {"type": 7}}]}', (422,)),
+    "a duplicate field": (b'{"input": "x", "input": "y"}', (202,)),
+    "an invalid tool": (b'{"input": "x", "tools": [{"name": "a", "parameters": {"type": 7}}]}', (422,)),
     "a NUL": (b'{"input": "a\\u0000b"}', (202,)),
 }
 
@@ -131,7 +131,7 @@ async def test_invalid_body_is_refused_with_a_reason(name: str) -> None:  # L141
             assert error["code"]
             assert error["message"]
         elif name != "a NUL":
-            # An accepted input can be read back.
+            # Accepted input must be readable.
             assert (await ann.get(f"/runs/{answer.json()['taskId']}?wait=10")).status_code == 200
 
 

@@ -1,4 +1,4 @@
-"""Ids of conversations, with the same rule in the library and in all adapters. Every valid id can be addressed."""
+"""Conversation ids, validated by the same rule in the library and in all adapters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from support.api_server import serve_app
 from support.clients.mcp import McpEndpoint, result_text
 from support.dropped_questions import LOGS, clerk, shared_logs
 
-GOOD = [
+VALID_IDS = [
     "c",
     "ann@example.org",
     "team/ann",
@@ -47,38 +47,50 @@ GOOD = [
     "{id}",
     "x" * 255,
 ]
-BAD: list[Any] = ["", ".", "..", " a", "a ", "\u00a0a", "a\nb", "a\x00b", "a\x7fb", "a\u2028b", "\x85", "x" * 256]
+INVALID_IDS: list[Any] = [
+    "",
+    ".",
+    "..",
+    " a",
+    "a ",
+    "\u00a0a",
+    "a\nb",
+    "a\x00b",
+    "a\x7fb",
+    "a\u2028b",
+    "\x85",
+    "x" * 256,
+]
 
 
 class Site:
-    """All adapters at one address."""
+    """Server of all adapters."""
 
-    def __init__(self, url: str, runtime: Runtime, desk: McpEndpoint) -> None:
-        self.url, self.runtime, self.desk = url, runtime, desk
+    def __init__(self, url: str, runtime: Runtime, mcp: McpEndpoint) -> None:
+        self.url, self.runtime, self.mcp = url, runtime, mcp
         self.http = httpx.AsyncClient(base_url=url, timeout=30)
 
     async def start(self, adapter: str, context_id: str) -> httpx.Response:
-        """Start a run in a conversation."""
-        say = "Refund A1"
+        prompt = "Refund A1"
         match adapter:
             case "http":
-                return await self.http.post("/runs?wait=20", json={"input": say, "contextId": context_id})
+                return await self.http.post("/runs?wait=20", json={"input": prompt, "contextId": context_id})
             case "ui":
-                asked = {"id": "m1", "role": "user", "parts": [{"type": "text", "text": say}]}
-                return await self.http.post("/ui/api/chat", json={"id": context_id, "messages": [asked]})
+                message = {"id": "m1", "role": "user", "parts": [{"type": "text", "text": prompt}]}
+                return await self.http.post("/ui/api/chat", json={"id": context_id, "messages": [message]})
             case "agui":
-                asked = {"id": "m1", "role": "user", "content": say}
-                body = {"threadId": context_id, "runId": context_id, "messages": [asked]}
+                message = {"id": "m1", "role": "user", "content": prompt}
+                body = {"threadId": context_id, "runId": context_id, "messages": [message]}
                 return await self.http.post("/agui/", json=body)
             case "completions":
-                asked = {"role": "user", "content": "Hello."}
-                body = {"model": "clerk", "messages": [asked], "metadata": {"context_id": context_id}}
+                message = {"role": "user", "content": "Hello."}
+                body = {"model": "clerk", "messages": [message], "metadata": {"context_id": context_id}}
                 return await self.http.post("/openai/v1/chat/completions", json=body)
             case "responses":
-                body = {"model": "clerk", "input": say, "conversation": context_id}
+                body = {"model": "clerk", "input": prompt, "conversation": context_id}
                 return await self.http.post("/openai/v1/responses", json=body)
             case _:
-                message = {"messageId": "m1", "role": "ROLE_USER", "contextId": context_id, "parts": [{"text": say}]}
+                message = {"messageId": "m1", "role": "ROLE_USER", "contextId": context_id, "parts": [{"text": prompt}]}
                 body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
                 return await self.http.post("/a2a/rpc", json=body, headers={"a2a-version": "1.0"})
 
@@ -111,7 +123,7 @@ ADAPTERS = ["http", "ui", "agui", "completions", "responses", "a2a"]
 # P23
 @pytest.mark.parametrize("adapter", ADAPTERS)
 async def test_run_started_by_one_adapter_can_be_addressed_by_all(site: Site, adapter: str) -> None:
-    for context_id in GOOD:
+    for context_id in VALID_IDS:
         answer = await site.start(adapter, context_id)
         assert answer.status_code in (200, 202), (context_id, answer.text)
         assert "RUN_ERROR" not in answer.text
@@ -139,12 +151,14 @@ async def test_run_started_by_one_adapter_can_be_addressed_by_all(site: Site, ad
         if record.state == "input-required":
             assert (await site.http.post(f"/ui/api/chat/{encoded}/stop")).status_code == 204
             assert (await site.runtime.get_record(record.task_id)).state == "canceled"
-    assert [each["contextId"] for each in (await site.http.get("/contexts?limit=100")).json()["contexts"]] == GOOD[::-1]
+    assert [each["contextId"] for each in (await site.http.get("/contexts?limit=100")).json()["contexts"]] == VALID_IDS[
+        ::-1
+    ]
 
 
 # P23
 async def test_answer_reaches_conversations_with_any_valid_id(site: Site) -> None:
-    for context_id in GOOD:
+    for context_id in VALID_IDS:
         await site.start("http", context_id)
         [record] = await site.runtime.log.list_runs(context_id=context_id)
         approval = {"id": f"{record.task_id}:1.0.1", "approved": True}
@@ -153,7 +167,7 @@ async def test_answer_reaches_conversations_with_any_valid_id(site: Site) -> Non
         body = {"id": context_id, "messages": [message], "messageId": record.task_id}
         answer = await site.http.post("/ui/api/chat", json=body)
         assert (answer.status_code, "[DONE]" in answer.text) == (200, True), context_id
-        async with site.desk.client("legacy") as client:
+        async with site.mcp.client("legacy") as client:
             result = await client.call_tool("clerk", {"prompt": "Hello.", "context_id": context_id})
         assert "Fine." in result_text(result)
         assert len(await site.runtime.log.list_runs(context_id=context_id)) == 2
@@ -162,9 +176,9 @@ async def test_answer_reaches_conversations_with_any_valid_id(site: Site) -> Non
 # P23
 @pytest.mark.parametrize("adapter", ADAPTERS)
 async def test_invalid_id_is_refused_by_every_adapter_with_the_same_message(site: Site, adapter: str) -> None:
-    for context_id in BAD:
+    for context_id in INVALID_IDS:
         if context_id == "" and adapter == "a2a":
-            # An empty id names no conversation.
+            # In A2A, an empty id means a new conversation.
             continue
         answer = await site.start(adapter, context_id)
         answer_text = answer.text.replace("\\u0027", "'")
@@ -184,10 +198,10 @@ async def test_invalid_id_is_refused_by_the_library() -> None:
     log = MemoryEventLog()
     agent = Agent(ScriptedModel("Hi."), log=log, name="clerk")
     async with Runtime({"clerk": agent}, log=log) as runtime:
-        for context_id in [*BAD, "\ud800", 5]:
-            for begin in (agent.run, agent.submit, lambda prompt, **more: runtime.start("clerk", prompt, **more)):
+        for context_id in [*INVALID_IDS, "\ud800", 5]:
+            for start in (agent.run, agent.submit, lambda prompt, **more: runtime.start("clerk", prompt, **more)):
                 with pytest.raises(ConfigurationError) as refused:
-                    await begin("Hi", context_id=context_id)  # pyright: ignore[reportArgumentType]
+                    await start("Hi", context_id=context_id)  # pyright: ignore[reportArgumentType]
                 assert f"context_id {RULE}, got " in str(refused.value)
                 assert "Choose another id" in str(refused.value)
             assert not is_id(context_id)
@@ -195,7 +209,7 @@ async def test_invalid_id_is_refused_by_the_library() -> None:
 
 
 # P23
-async def test_typed_client_raises_an_error_with_the_rule(site: Site) -> None:
+async def test_typed_client_raises_an_error_with_the_rule_for_ids(site: Site) -> None:
     async with Client(site.url) as client:
         with pytest.raises(ConfigurationError) as refused:
             await client.start("clerk", "Hi", context_id="..")
@@ -212,29 +226,29 @@ async def test_ids_with_slashes_can_be_addressed_under_hypercorn() -> None:
     config = Config()
     config.bind = [f"127.0.0.1:{port}"]
     config.accesslog = None
-    ends = asyncio.Event()
+    stop = asyncio.Event()
     async with runtime:
-        server = asyncio.create_task(serve(app, config, shutdown_trigger=ends.wait))
+        server = asyncio.create_task(serve(app, config, shutdown_trigger=stop.wait))
         async with Client(f"http://127.0.0.1:{port}/deep", retries=20) as client, httpx.AsyncClient() as http:
-            for context_id in GOOD:
+            for context_id in VALID_IDS:
                 run = await client.start("a", "Hi", context_id=context_id, wait=10)
                 assert [each.task_id for each in (await client.runs(context_id=context_id)).runs] == [run.task_id]
                 assert len(await client.messages(context_id)) == 2
                 url = f"http://127.0.0.1:{port}/deep/ui/api/chat/{quote(context_id, safe='')}"
                 assert len((await http.get(url)).json()) == 2
-            # The SDK writes the URL in this form.
+            # The AI SDK does not encode slashes in the URL.
             assert (await http.get(f"http://127.0.0.1:{port}/deep/ui/api/chat/team/ann/stream")).status_code == 204
             assert len((await http.get(f"http://127.0.0.1:{port}/deep/ui/api/chat/team/ann")).json()) == 2
-        ends.set()
+        stop.set()
         await server
 
 
 # P23
-async def test_no_id_leads_out_of_the_artifact_folder(tmp_path: Path) -> None:
+async def test_ids_cannot_escape_the_artifact_folder(tmp_path: Path) -> None:
     store = FolderArtifacts(tmp_path / "artifacts")
-    for context_id in [*GOOD, ".", ".."]:
+    for context_id in [*VALID_IDS, ".", ".."]:
         await store.create(context_id, "a", name="n", media_type="text/plain", override=False, key="k", now=1)
         assert [each.artifact_id for each in await store.list(context_id)] == ["a"]
     assert [each.name for each in tmp_path.iterdir()] == ["artifacts"]
-    assert len(list((tmp_path / "artifacts").iterdir())) >= len(GOOD)
+    assert len(list((tmp_path / "artifacts").iterdir())) >= len(VALID_IDS)
     await store.aclose()

@@ -1,4 +1,4 @@
-"""Lists of runs and conversations: newest first, by page, and only for their owner."""
+"""Pagination and access control of the lists of runs and conversations."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
-from rxloop import Agent, EventLog, MemoryEventLog, SqliteEventLog
+from rxloop import Agent, EventLog, MemoryEventLog, SqliteEventLog, tool
 from rxloop.client import Client
 from rxloop.errors import ApiError
-from rxloop.testing import ScriptedModel
+from rxloop.testing import ScriptedModel, call
 from support.api_server import RunningApi, serve_api
 
 
@@ -27,14 +27,14 @@ async def test_runs_are_listed_newest_first_by_page() -> None:
         ids = [(await ann.start(None, "Hi", context_id="talk", wait=10)).task_id for _ in range(5)]
         ids += [(await ann.start(None, "Hi", wait=10)).task_id]
         first = await ann.runs(limit=2)
-        # A run that starts now belongs before the first page.
+        # A new run comes before the first page, so it must not affect the second page.
         await ann.start(None, "Hi", wait=10)
         second = await ann.runs(limit=2, after=first.next)
-        of_talk = await ann.runs(context_id="talk", limit=3)
-        last_page = await ann.runs(context_id="talk", after=of_talk.next)
+        first_talk_page = await ann.runs(context_id="talk", limit=3)
+        last_page = await ann.runs(context_id="talk", after=first_talk_page.next)
         assert not (await ann.runs(context_id="talk", state="failed")).runs
     assert [each.task_id for each in (*first.runs, *second.runs)] == ids[:1:-1]
-    assert [each.task_id for each in (*of_talk.runs, *last_page.runs)] == ids[4::-1]
+    assert [each.task_id for each in (*first_talk_page.runs, *last_page.runs)] == ids[4::-1]
     assert last_page.next is None
 
 
@@ -51,7 +51,6 @@ async def test_conversations_are_listed_by_their_latest_runs(kind: str, tmp_path
             await bob.start(None, "Hi", context_id="d", wait=10)
             assert [each.context_id for each in (await bob.contexts()).contexts] == ["d"]
             assert [each.context_id for each in (await root.contexts()).contexts] == ["d", "a", "c", "b"]
-            # The cursor of another owner is invalid.
             with pytest.raises(ApiError) as missing:
                 await bob.contexts(after=first.next)
         latest = (await ann.runs(context_id="a")).runs[0]
@@ -68,9 +67,9 @@ async def test_conversations_are_listed_by_their_latest_runs(kind: str, tmp_path
 
 async def test_runs_of_a_foreign_conversation_are_unknown() -> None:
     async with serve_api(make_clerk()) as served, make_client(served) as ann, make_client(served, "bob-key") as bob:
-        await ann.start(None, "Hi", context_id="hers", wait=10)
+        await ann.start(None, "Hi", context_id="ann", wait=10)
         answers: list[Any] = []
-        for context_id in ("hers", "nobodys"):
+        for context_id in ("ann", "unknown"):
             async with httpx.AsyncClient(base_url=served.url, headers={"authorization": "Bearer bob-key"}) as http:
                 answers.append((await http.get(f"/contexts/{context_id}/runs")).content)
             with pytest.raises(ApiError) as missing:
@@ -79,17 +78,59 @@ async def test_runs_of_a_foreign_conversation_are_unknown() -> None:
     assert answers[0] == answers[1]
 
 
-async def test_conversation_started_by_two_owners_concurrently_belongs_to_one() -> None:
-    log = MemoryEventLog()
+async def test_conversations_of_two_owners_with_one_id_are_listed_for_each_owner() -> None:
     async with (
-        serve_api(make_clerk(), log=log) as served,
+        serve_api(make_clerk()) as served,
         make_client(served) as ann,
         make_client(served, "bob-key") as bob,
     ):
-        # Two servers could let both owners start the conversation.
-        await served.runtime.start(
-            "clerk", "Hi", context_id="both", owner="ann", metadata={"public": {"title": "Hers"}}
-        )
-        await served.runtime.start("clerk", "Hi", context_id="both", owner="bob")
+        start = served.runtime.start
+        await start("clerk", "Hi", context_id="both", owner="ann", metadata={"public": {"title": "Hers"}})
+        await start("clerk", "Hi", context_id="both", owner="bob", metadata={"public": {"title": "His"}})
         assert [each.metadata for each in (await ann.contexts()).contexts] == [{"title": "Hers"}]
-        assert (await bob.contexts()).contexts == []
+        assert [each.metadata for each in (await bob.contexts()).contexts] == [{"title": "His"}]
+
+
+@tool(approve="Refund {order}?")
+async def refund(order: str) -> str:
+    """Refund an order."""
+    return "refunded"
+
+
+@tool(approve="Open the {safe} safe?", hidden=True)
+async def open_safe(safe: str) -> str:
+    """Open a safe."""
+    return "opened"
+
+
+async def test_pending_questions_of_the_owner_are_listed() -> None:
+    calls = [call("refund", order="A1"), call("refund", order="B2"), call("open_safe", safe="purple")]
+    clerk = Agent(ScriptedModel(*calls, "Done."), name="clerk", tools=[refund, open_safe])
+    async with (
+        serve_api(clerk) as served,
+        make_client(served) as ann,
+        make_client(served, "bob-key") as bob,
+        make_client(served, "root-key") as root,
+    ):
+        ids = [(await ann.start(None, "Refund", context_id="talk", wait=10)).task_id]
+        ids += [(await bob.start(None, "Refund", wait=10)).task_id]
+        ids += [(await bob.start(None, "Open", wait=10)).task_id]
+        [run] = (await ann.pending()).runs
+        assert (run.task_id, [question.prompt for question in run.pending]) == (ids[0], ["Refund A1?"])
+        assert run.owner is None
+        assert [(each.task_id, each.owner) for each in (await root.pending()).runs] == [
+            (ids[2], "bob"),
+            (ids[1], "bob"),
+            (ids[0], "ann"),
+        ]
+        assert [each.task_id for each in (await root.pending(context_id="talk")).runs] == ids[:1]
+        assert (await root.pending(agent="other")).runs == []
+        first = await bob.pending(limit=1)
+        assert "purple" not in first.model_dump_json()
+        second = await bob.pending(limit=1, after=first.next)
+        assert ([each.task_id for each in first.runs + second.runs], second.next) == (ids[:0:-1], None)
+        with pytest.raises(ApiError) as missing:
+            await ann.pending(after=ids[1])
+        assert missing.value.code == "not_found"
+        await ann.answer(ids[0], {run.pending[0].input_id: True}, wait=10)
+        assert (await ann.pending()).runs == []

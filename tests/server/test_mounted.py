@@ -1,4 +1,4 @@
-"""API in other applications and under other servers."""
+"""HTTP API mounted in other applications and served by other servers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from support.api_server import serve_app
 
 async def test_addresses_include_the_prefix_of_a_fastapi_application() -> None:
     runtime = Runtime({"a": Agent(ScriptedModel("Hello."))}, log=MemoryEventLog(), grace=0.2)
-    site = FastAPI()
-    site.mount("/agents", api(runtime))
-    async with runtime, serve_app(site) as url, Client(f"{url}/agents") as client:
+    application = FastAPI()
+    application.mount("/agents", api(runtime))
+    async with runtime, serve_app(application) as url, Client(f"{url}/agents") as client:
         run = await client.start("a", "Hi", wait=10)
         async with httpx.AsyncClient(base_url=url) as plain:
             assert run.events == f"/agents/runs/{run.task_id}/events"
@@ -34,21 +34,21 @@ async def test_addresses_include_the_prefix_of_a_fastapi_application() -> None:
         assert document["servers"] == [{"url": "/agents"}]
         error = missing.json()["error"]
         assert error["code"] == "not_found"
-        assert error["message"] == "there is nothing at this path"
+        assert error["message"] == "the path does not exist"
         assert [event.kind async for event in client.follow(run.task_id)][-1] == "status-update"
 
 
 async def test_runtime_that_is_not_entered_is_reported_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    site = FastAPI()
-    site.mount("/agents", api(Runtime({"a": Agent(ScriptedModel("Hello."))}, log=MemoryEventLog())))
-    async with serve_app(site) as url, httpx.AsyncClient(base_url=url) as client:
+    application = FastAPI()
+    application.mount("/agents", api(Runtime({"a": Agent(ScriptedModel("Hello."))}, log=MemoryEventLog())))
+    async with serve_app(application) as url, httpx.AsyncClient(base_url=url) as client:
         answer = await client.post("/agents/runs", json={"input": "Hi"})
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "draining"
     [message] = [each.message for each in caplog.records if each.levelno == logging.ERROR]
-    assert message == "the runtime is not entered: do so by `async with runtime:` in the lifespan of the application"
+    assert message == "Runtime is not open; use `async with runtime:` in the lifespan of the application"
 
 
 async def test_run_can_be_followed_under_hypercorn_and_a_disconnect_is_noticed() -> None:
@@ -62,8 +62,8 @@ async def test_run_can_be_followed_under_hypercorn_and_a_disconnect_is_noticed()
     config.bind = [f"127.0.0.1:{port}"]
     config.accesslog = config.errorlog = None
     config.graceful_timeout = 1
-    over = asyncio.Event()
-    serving = asyncio.create_task(serve(app, config, shutdown_trigger=over.wait))  # pyright: ignore[reportArgumentType]
+    stop = asyncio.Event()
+    serving = asyncio.create_task(serve(app, config, shutdown_trigger=stop.wait))  # pyright: ignore[reportArgumentType]
     async with Client(f"http://127.0.0.1:{port}") as client:
         run = await client.start("a", "Weather?")
         text = [text async for text in client.follow(run.task_id).pipe(op.text())]
@@ -75,5 +75,5 @@ async def test_run_can_be_followed_under_hypercorn_and_a_disconnect_is_noticed()
         async with asyncio.timeout(5):
             await app.gateway._closed.wait()
         await client.cancel(endless.task_id)
-    over.set()
+    stop.set()
     await serving

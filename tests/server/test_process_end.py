@@ -1,10 +1,11 @@
-"""Ordered shutdown of a server process under uvicorn and hypercorn, and the next process."""
+"""Shutdown of server processes on signals, with uvicorn and hypercorn."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import sys
@@ -28,20 +29,17 @@ LIMIT = 30.0
 
 
 class Process:
-    """Server in a separate process."""
-
     def __init__(self, process: asyncio.subprocess.Process, url: str, client: Client) -> None:
         self.process, self.url, self.client = process, url, client
 
     async def wait_for_log(self, text: str) -> None:
-        """Wait until the process has logged the text."""
         assert self.process.stderr is not None
         async with asyncio.timeout(LIMIT):
             while text not in (line := (await self.process.stderr.readline()).decode()):
-                assert line, f"it ended without {text!r}"
+                assert line, f"the process ended without logging {text!r}"
 
     async def wait_for_end(self) -> tuple[int, str]:
-        """Wait for the end of the process, and return its exit code and the rest of its log."""
+        """Wait until the process ends, then return its exit code and its remaining log output."""
         assert self.process.stderr is not None
         async with asyncio.timeout(LIMIT):
             rest = await self.process.stderr.read()
@@ -76,7 +74,7 @@ async def start_server(server: str, folder: Path, grace: float = 0.3) -> AsyncGe
         finally:
             if process.returncode is None:
                 process.kill()
-            # Read to the end, since unread data of a pipe would cause a warning.
+            # Read the remaining output, because asyncio warns about unread data.
             await process.communicate()
 
 
@@ -92,12 +90,12 @@ async def test_signal_ends_runs_streams_and_log_in_order_and_the_next_process_co
     server: str, tmp_path: Path
 ) -> None:  # L140
     async with start_server(server, tmp_path) as first:
-        holding = await first.client.start("clerk", "Hold")
+        held = await first.client.start("clerk", "Hold")
         talking = await first.client.start("clerk", "Talk for ever")
         waiting = await first.client.start("clerk", "Pay 5", wait=20)
         assert waiting.state == "input-required"
         readers = [
-            await follow_raw(first.url, holding.events, b"tool-progress"),
+            await follow_raw(first.url, held.events, b"tool-progress"),
             await follow_raw(first.url, talking.events, b"content-delta"),
             await follow_raw(first.url, waiting.events, b"input-required"),
         ]
@@ -105,29 +103,29 @@ async def test_signal_ends_runs_streams_and_log_in_order_and_the_next_process_co
         async with asyncio.timeout(10):
             for reader in readers:
                 remaining = await reader.reader.read()
-                assert remaining.endswith(b"come back with the last id\n\n\r\n0\r\n\r\n")
+                assert remaining.endswith(b"reconnect with the last id\n\n\r\n0\r\n\r\n")
                 await reader.close()
-            code, wait_for_log = await first.wait_for_end()
-    assert code == 0, wait_for_log
-    order = [line.split("shutdown: ")[1].split(",")[0] for line in wait_for_log.splitlines() if "shutdown: " in line]
-    own = ["connections"] if server == "uvicorn" else []
+            code, log = await first.wait_for_end()
+    assert code == 0, log
+    assert "active runs have 0.3 s to finish; a second signal exits immediately" in log
+    order = re.findall(r"Shutdown step (\w+) finished", log)
+    server_steps = ["connections"] if server == "uvicorn" else []
     assert order == [
-        "a signal came; runs have 0.3 s to end; a second signal leaves at once",
         "readiness",
         "runs",
         "streams",
-        *own,
+        *server_steps,
         "log",
         "agents",
     ]
-    assert "2 runs have not ended in time, leaving the rest to the next process" in wait_for_log
-    assert "Traceback" not in wait_for_log
+    assert "Releasing runs that have not ended in time: 2" in log
+    assert "Traceback" not in log
     (tmp_path / "go").touch()
     async with start_server(server, tmp_path) as second:
-        await second.wait_for_log(f"Adopting orphaned run {holding.task_id}")
-        held_run = [event async for event in second.client.follow(holding.task_id, kinds=["status-update"])]
-        assert (await second.client.record(holding.task_id)).content == "It is held."
-        assert held_run[-1].attempt == 2
+        await second.wait_for_log(f"Adopting orphaned run {held.task_id}")
+        resumed_events = [event async for event in second.client.follow(held.task_id, kinds=["status-update"])]
+        assert (await second.client.record(held.task_id)).content == "It is held."
+        assert resumed_events[-1].attempt == 2
         await second.client.answer(waiting.task_id, {waiting.pending[0].input_id: True})
         async for _ in second.client.follow(waiting.task_id):
             pass
@@ -151,10 +149,10 @@ async def test_draining_process_refuses_runs_and_a_second_signal_ends_it_at_once
             refused = await client.post("/runs", json={"input": "Pay 5"})
             assert refused.status_code == 503
             assert refused.headers["retry-after"] == "5"
-            # A working run can still be read and steered.
+            # Clients can still read active runs.
             await reader.reader.readuntil(b"content-delta")
             process.process.send_signal(signal.SIGINT)
-            code, wait_for_log = await process.wait_for_end()
+            code, log = await process.wait_for_end()
         assert code == 130
-        assert wait_for_log.endswith("left without waiting\n")
+        assert log.endswith("exited without waiting\n")
         await reader.close()

@@ -1,4 +1,4 @@
-"""Servers and workers while Postgres is unavailable, and at a signal."""
+"""Servers and workers without Postgres, and shutdown on a signal."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ from support.processes.cluster import START_TIMEOUT, Cluster, Process, cluster
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
 
 NO_SERVER = "postgresql://postgres@127.0.0.1:9/nothing"
-"""Address without a Postgres server."""
 
 
 LOG_SECONDS = 1.0
 ANSWER_SECONDS = 10.0
-"""Seconds in which a client learns that the log is out of reach, with a reserve for a busy machine."""
+"""Maximum response time in seconds during an outage, including a reserve for busy machines."""
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +41,12 @@ def server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def two(server: PostgresServer, tmp_path: Path) -> Iterator[Cluster]:
+def replicas(server: PostgresServer, tmp_path: Path) -> Iterator[Cluster]:
     with cluster(server.dsn, tmp_path, flags=("--grace", "1")) as started:
         yield started
 
 
 async def wait_for_health(url: str, path: str, status: int) -> httpx.Response:
-    """Request the path until the server answers with the status."""
     async with asyncio.timeout(START_TIMEOUT), httpx.AsyncClient(base_url=url, timeout=10) as client:
         while True:
             answer = await client.get(path)
@@ -58,38 +56,38 @@ async def wait_for_health(url: str, path: str, status: int) -> httpx.Response:
 
 
 async def test_server_is_not_ready_without_postgres_and_recovers_by_itself(
-    server: PostgresServer, two: Cluster
+    server: PostgresServer, replicas: Cluster
 ) -> None:
-    url = two.urls[0]
+    url = replicas.urls[0]
     server.stop()
     async with httpx.AsyncClient(base_url=url, timeout=START_TIMEOUT) as client:
         try:
-            away = await wait_for_health(url, "/readyz", 503)
+            unready = await wait_for_health(url, "/readyz", 503)
             alive = await wait_for_health(url, "/healthz", 200)
             waiting = asyncio.create_task(client.post("/runs", json={"input": "Look"}))
             await asyncio.wait([waiting], timeout=1)
         finally:
             server.start()
         accepted = await waiting
-    assert away.json()["error"] == {"code": "log", "message": "the log is out of reach"}
-    assert away.headers["retry-after"] == "5"
+    assert unready.json()["error"] == {"code": "log", "message": "the event log is unavailable"}
+    assert unready.headers["retry-after"] == "5"
     assert alive.json() == {"status": "ok"}
-    assert accepted.status_code == 202, "who asked meanwhile has waited"
+    assert accepted.status_code == 202, "a request during the outage must wait"
     await wait_for_health(url, "/readyz", 200)
-    async with two.clients() as (_, b):
+    async with replicas.clients() as (_, b):
         events = [event async for event in b.follow(accepted.json()["taskId"])]
         assert (await b.record(accepted.json()["taskId"])).content == "It is seen."
     assert [event.seq for event in events if event.durable] == list(range(1, events[-1].seq + 1))
-    for each in (*two.servers, *two.workers):
+    for each in (*replicas.servers, *replicas.workers):
         assert each.is_running
 
 
 @asynccontextmanager
 async def serve_all(dsn: str, *turns: Any, queue: PostgresQueue | None = None) -> AsyncGenerator[httpx.AsyncClient]:
-    """Serve all adapters, and yield a client. Runs are executed here or wait for workers."""
+    """Serve all adapters and yield a client. With a queue, runs wait for workers."""
     log = PostgresEventLog(dsn)
     clerk = Agent(ScriptedModel(*turns), thoughts=False)
-    runtime = Runtime({"clerk": clerk}, log=log, queue=queue, works=queue is None, grace=0.2)
+    runtime = Runtime({"clerk": clerk}, log=log, queue=queue, is_worker=queue is None, grace=0.2)
     limits = ServerLimits(log_seconds=LOG_SECONDS)
     mounts = [
         Mount("/agui", agui(runtime, limits=limits)),
@@ -111,7 +109,7 @@ async def serve_all(dsn: str, *turns: Any, queue: PostgresQueue | None = None) -
 
 
 def make_requests(task_id: str) -> dict[str, tuple[str, str, Any]]:
-    """Return the requests of clients of each adapter: method, path and body."""
+    """Return the method, path and body of requests to all adapters."""
     message = {"role": "user", "content": "Look"}
     thread = {"threadId": "t", "runId": "r", "state": {}, "tools": [], "context": [], "forwardedProps": {}}
     thread |= {"messages": [{"id": "m", **message}]}
@@ -139,27 +137,26 @@ def make_requests(task_id: str) -> dict[str, tuple[str, str, Any]]:
     }
 
 
-async def read_until(lines: AsyncIterator[str], wanted: str) -> None:
-    """Read a stream until the line."""
+async def read_until(lines: AsyncIterator[str], expected: str) -> None:
     async with asyncio.timeout(START_TIMEOUT):
         async for line in lines:
-            if line == wanted:
+            if line == expected:
                 return
-    raise AssertionError(f"the stream is over, without {wanted!r}")
+    raise AssertionError(f"the stream ended without {expected!r}")
 
 
-async def test_every_adapter_reports_quickly_that_the_log_is_out_of_reach_and_runs_continue(
+async def test_every_adapter_quickly_reports_that_the_log_is_unavailable_and_runs_continue(
     server: PostgresServer,
 ) -> None:
     text = "on " * 60
     async with serve_all(server.dsn, frames("".join(f"-{word} " for word in text.split()) + "|", 0.05)) as client:
         run = (await client.post("/runs", json={"input": "Tell"})).json()["taskId"]
-        answers, took = dict[str, httpx.Response](), dict[str, float]()
+        answers, durations = dict[str, httpx.Response](), dict[str, float]()
 
         async def request(name: str, method: str, path: str, body: Any) -> None:
-            began = time.monotonic()
+            start_time = time.monotonic()
             answers[name] = await client.request(method, path, json=body, headers={"a2a-version": "1.0"})
-            took[name] = time.monotonic() - began
+            durations[name] = time.monotonic() - start_time
 
         async with client.stream("GET", f"/runs/{run}/events") as reader:
             lines = reader.aiter_lines()
@@ -170,11 +167,11 @@ async def test_every_adapter_reports_quickly_that_the_log_is_out_of_reach_and_ru
             finally:
                 await asyncio.to_thread(server.start)
             remaining = [line async for line in lines]
-    assert max(took.values()) < ANSWER_SECONDS, took
+    assert max(durations.values()) < ANSWER_SECONDS, durations
     for name, answer in answers.items():
-        # A refusal of AG-UI is a failed run.
+        # AG-UI reports a refusal as a failed run.
         assert answer.status_code == (200 if name.startswith("agui") else 503), (name, answer.text)
-        assert "the log is out of reach" in answer.text
+        assert "the event log is unavailable" in answer.text
         assert answer.headers["retry-after"] == "5"
     last = [json.loads(line.removeprefix("data: ")) for line in remaining if line.startswith("data: ")][-1]
     assert last["state"] == "completed"
@@ -191,22 +188,24 @@ async def test_server_with_remote_runs_keeps_its_readers_and_refuses_new_runs(
             lines = reader.aiter_lines()
             await read_until(lines, "event: task")
             await asyncio.to_thread(server.stop)
-            began = time.monotonic()
+            start_time = time.monotonic()
             try:
                 answer = await client.post("/runs", json={"input": "Look"})
-                took = time.monotonic() - began
+                duration = time.monotonic() - start_time
                 await read_until(lines, ": heartbeat")
             finally:
                 await asyncio.to_thread(server.start)
             while (await client.post(f"/runs/{run}/cancel", json={})).status_code == 503:
                 pass
             await read_until(lines, "event: status-update")
-        while (again := await client.post("/runs", json={"input": "Look"})).status_code == 503:
+        while (accepted := await client.post("/runs", json={"input": "Look"})).status_code == 503:
             pass
         newest = (await client.get("/runs?limit=2")).json()["runs"]
     assert answer.status_code == 503
-    assert [each["taskId"] for each in newest] == [again.json()["taskId"], run], "what was refused has not begun"
-    assert took < ANSWER_SECONDS, "it asks the queue first, for two seconds"
+    assert [each["taskId"] for each in newest] == [accepted.json()["taskId"], run], (
+        "the refused request must start no run"
+    )
+    assert duration < ANSWER_SECONDS, "checking the queue takes two more seconds"
 
 
 @pytest.mark.parametrize("command", [("serve", "--queue", "--port", "0"), ("worker",)], ids=lambda each: each[0])
@@ -218,30 +217,32 @@ async def test_process_without_postgres_reports_the_error_and_ends(command: tupl
     assert "Connection refused" in line
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_signal_ends_a_server_in_order_while_clients_read(two: Cluster, number: signal.Signals) -> None:
-    async with two.clients() as (a, _):
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+async def test_signal_ends_a_server_in_order_while_clients_read(
+    replicas: Cluster, signal_number: signal.Signals
+) -> None:
+    async with replicas.clients() as (a, _):
         run = await a.start("clerk", "Talk on")
-        raw = await RawConnection.connect(two.urls[1])
+        raw = await RawConnection.connect(replicas.urls[1])
         await raw.get(f"/runs/{run.task_id}/events", host="localhost")
         await raw.reader.readuntil(b"content-delta")
-        two.servers[1].send(number)
-        assert await two.servers[1].wait(START_TIMEOUT) == 0
+        replicas.servers[1].send(signal_number)
+        assert await replicas.servers[1].wait(START_TIMEOUT) == 0
         remaining = await raw.reader.read(-1)
         await raw.close()
-        assert remaining.endswith(b"come back with the last id\n\n\r\n0\r\n\r\n")
-        assert (await a.record(run.task_id)).attempt == 1, "the run does not notice"
+        assert remaining.endswith(b"reconnect with the last id\n\n\r\n0\r\n\r\n")
+        assert (await a.record(run.task_id)).attempt == 1, "the run must not be restarted"
         await a.cancel(run.task_id)
 
 
-async def test_signal_ends_a_worker_within_its_grace_and_its_runs_continue_elsewhere(two: Cluster) -> None:
-    async with two.clients() as (a, _):
+async def test_signal_ends_a_worker_within_its_grace_and_its_runs_continue_elsewhere(replicas: Cluster) -> None:
+    async with replicas.clients() as (a, _):
         run = await a.start("clerk", "Talk on")
         events = aiter(a.follow(run.task_id))
         async for event in events:
             if event.kind == "content-delta":
                 break
-        worker = await two.owner(run.task_id)
+        worker = await replicas.owner(run.task_id)
         worker.send(signal.SIGTERM)
         assert await worker.wait(START_TIMEOUT) == 0
         async for event in events:
@@ -249,6 +250,6 @@ async def test_signal_ends_a_worker_within_its_grace_and_its_runs_continue_elsew
                 break
         await a.cancel(run.task_id)
         remaining = [event async for event in events]
-    assert worker.log_text.splitlines()[-1].endswith("stopped")
+    assert worker.log_text.splitlines()[-1].endswith("Stopped")
     assert "Traceback" not in worker.log_text
     assert [event.state for event in remaining if event.kind == "status-update"] == ["canceled"]

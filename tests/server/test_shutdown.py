@@ -1,4 +1,4 @@
-"""Steps of a shutdown, their order, and failures of single steps."""
+"""Order and failures of shutdown steps."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ def make_runtime(*turns: Any, **options: Any) -> Runtime:
     return Runtime({"clerk": Agent(ScriptedModel(*turns or ("Hello.",)), **options)}, log=MemoryEventLog())
 
 
-async def test_watchers_run_in_ascending_order_of_their_positions(caplog: pytest.LogCaptureFixture) -> None:  # L140
+async def test_steps_run_in_ascending_order_of_their_positions(caplog: pytest.LogCaptureFixture) -> None:  # L140
     caplog.set_level("INFO", "rxloop")
     runtime = make_runtime()
-    ending = Shutdown(api(runtime))
-    done: list[str] = []
+    shutdown = Shutdown(api(runtime))
+    completed: list[str] = []
 
     async def record(name: str) -> None:
-        done.append(name)
+        completed.append(name)
 
-    ending.watch(45, "late", lambda: record("late"))
-    ending.watch(5, "early", lambda: record("early"))
-    ending.watch(45, "later", lambda: record("later"))
+    shutdown.add_step(45, "late", lambda: record("late"))
+    shutdown.add_step(5, "early", lambda: record("early"))
+    shutdown.add_step(45, "later", lambda: record("later"))
     async with runtime:
-        assert await ending.run()
-    assert done == ["early", "late", "later"]
-    logged = [record.getMessage().partition(",")[0].removeprefix("shutdown: ") for record in caplog.records]
+        assert await shutdown.run()
+    assert completed == ["early", "late", "later"]
+    logged = [record.getMessage().removeprefix("Shutdown step ").partition(" ")[0] for record in caplog.records]
     assert logged == ["early", "readiness", "runs", "streams", "log", "late", "later", "agents"]
 
 
-async def test_failing_or_blocking_watcher_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:  # L140
+async def test_failing_or_blocking_step_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:  # L140
     runtime = make_runtime()
-    ending = Shutdown(api(runtime))
+    shutdown = Shutdown(api(runtime))
     reached = asyncio.Event()
 
     async def resist() -> None:
@@ -55,45 +55,45 @@ async def test_failing_or_blocking_watcher_does_not_stop_the_others(caplog: pyte
     async def record() -> None:
         reached.set()
 
-    ending.watch(1, "stubborn", resist, seconds=0.01)
-    # A plain function, so that the timeout does not depend on the event loop.
-    ending.watch(2, "blocking", lambda: time.sleep(1), seconds=0.01)
-    ending.watch(3, "broken", fail)
-    ending.watch(99, "the last one", record)
+    shutdown.add_step(1, "stubborn", resist, seconds=0.01)
+    # Use a sync function, so that the timeout does not depend on the event loop.
+    shutdown.add_step(2, "blocking", lambda: time.sleep(1), seconds=0.01)
+    shutdown.add_step(3, "broken", fail)
+    shutdown.add_step(99, "the last one", record)
     async with runtime:
-        assert not await ending.run()
+        assert not await shutdown.run()
     assert reached.is_set()
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert warnings == [
-        "shutdown: stubborn is not done after 0.01 s, and is left",
-        "shutdown: blocking is not done after 0.01 s, and is left",
-        "shutdown: broken failed: KeyError('it broke')",
+        "Shutdown step stubborn timed out after 0.01 s",
+        "Shutdown step blocking timed out after 0.01 s",
+        "Shutdown step broken failed: KeyError('it broke')",
     ]
 
 
 async def test_repeated_call_waits_for_the_same_shutdown() -> None:
     runtime = make_runtime()
-    ending = Shutdown(api(runtime))
-    started, released, times = asyncio.Event(), asyncio.Event(), 0
+    shutdown = Shutdown(api(runtime))
+    started, released, call_count = asyncio.Event(), asyncio.Event(), 0
 
     async def count() -> None:
-        nonlocal times
-        times += 1
+        nonlocal call_count
+        call_count += 1
         started.set()
         await released.wait()
 
-    ending.watch(1, "counted", count)
+    shutdown.add_step(1, "counted", count)
     async with runtime:
-        first = asyncio.create_task(ending.run())
-        second = asyncio.create_task(ending.run())
+        first = asyncio.create_task(shutdown.run())
+        second = asyncio.create_task(shutdown.run())
         await started.wait()
-        with pytest.raises(ConfigurationError, match="too late"):
-            ending.watch(2, "another", count)
+        with pytest.raises(ConfigurationError, match="already started"):
+            shutdown.add_step(2, "another", count)
         first.cancel()
         released.set()
         assert await second
-        assert await ending.run()
-    assert times == 1
+        assert await shutdown.run()
+    assert call_count == 1
 
 
 async def test_adapters_of_a_runtime_end_together_with_their_streams_and_resources() -> None:
@@ -109,7 +109,7 @@ async def test_adapters_of_a_runtime_end_together_with_their_streams_and_resourc
 
     runtime = make_runtime(call("hold"), frames("-on and on", 0.01), tools=[hold])
     one, other = api(runtime), api(runtime)
-    ending = Shutdown(one, other, seconds=0.05)
+    shutdown = Shutdown(one, other, seconds=0.05)
     statuses: list[Any] = []
 
     async def check_readiness() -> None:
@@ -117,7 +117,7 @@ async def test_adapters_of_a_runtime_end_together_with_their_streams_and_resourc
             statuses.append([(await client.get("/readyz")).status_code, (await client.get("/healthz")).status_code])
             statuses.append((await client.post("/runs", json={"input": "One more"})).status_code)
 
-    ending.watch(15, "look", check_readiness)
+    shutdown.add_step(15, "look", check_readiness)
     async with runtime, serve_app(one) as url, serve_app(other) as second:
         async with make_client(url) as client:
             run = (await client.post("/runs", json={"input": "Hold"})).json()
@@ -125,12 +125,12 @@ async def test_adapters_of_a_runtime_end_together_with_their_streams_and_resourc
         for reader in readers:
             await reader.get(run["events"])
             await reader.reader.readuntil(b"tool-start")
-        assert await ending.run()
+        assert await shutdown.run()
         assert statuses == [[503, 200], 503]
         assert stopped.is_set()
         for reader in readers:
             remaining = await reader.reader.readuntil(b"\r\n0\r\n\r\n")
-            assert b"come back with the last id" in remaining
+            assert b"reconnect with the last id" in remaining
             await reader.close()
         assert (await runtime.get_record(run["taskId"])).state == "working"
     with pytest.raises(ConfigurationError):

@@ -1,4 +1,4 @@
-"""State of a run after each of its events, for its owner and for operators."""
+"""Run states after each event, with and without internal data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def pay(amount: int) -> str:
 
 @tool(hidden=True)
 async def peek() -> str:
-    """Look where nobody sees it."""
+    """Look secretly."""
     return "seen in secret"
 
 
@@ -37,23 +37,23 @@ async def test_state_after_each_event_folds_the_visible_events() -> None:
             await ann.answer(run.task_id, {run.pending[0].input_id: True}, wait=10)
             events = await log.read(run.task_id)
             for seq in range(1, len(events) + 1):
-                whole = fold_all(events[:seq])
-                public_state, inside = (
+                full_state = fold_all(events[:seq])
+                public_state, internal_state = (
                     await ann.state(run.task_id, seq),
                     await root.state(run.task_id, seq, internal=True),
                 )
-                assert public_state.messages == list(select_public_messages(whole.messages))
-                assert inside.messages == list(whole.messages)
-                assert public_state.state == whole.state
-                assert public_state.iteration == whole.iteration
+                assert public_state.messages == list(select_public_messages(full_state.messages))
+                assert internal_state.messages == list(full_state.messages)
+                assert public_state.state == full_state.state
+                assert public_state.iteration == full_state.iteration
                 assert public_state.seq == seq
                 assert [each.name for each in public_state.calls] == [
-                    each.name for each in inside.calls if not each.hidden
+                    each.name for each in internal_state.calls if not each.hidden
                 ]
                 assert "peek" not in public_state.model_dump_json()
             last = await ann.state(run.task_id)
             assert last.messages == await history(log, "talk", public=True)
-            with pytest.raises(ApiError) as beyond:
+            with pytest.raises(ApiError) as unknown_event:
                 await ann.state(run.task_id, len(events) + 1)
             with pytest.raises(ApiError) as forbidden:
                 await ann.state(run.task_id, internal=True)
@@ -62,6 +62,6 @@ async def test_state_after_each_event_folds_the_visible_events() -> None:
     assert last.state == "completed"
     assert last.content == "It is paid."
     assert last.calls == []
-    assert beyond.value.status == 422
-    assert list(beyond.value.fields) == ["seq"]
+    assert unknown_event.value.status == 422
+    assert list(unknown_event.value.fields) == ["seq"]
     assert forbidden.value.status == 403

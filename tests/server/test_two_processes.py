@@ -1,4 +1,4 @@
-"""Two servers over one log."""
+"""Two server processes with the same event log."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from support.processes.replicas import Replica, replica
 
 
 @pytest.fixture
-async def two(tmp_path: Path) -> AsyncGenerator[tuple[Replica, Replica]]:
+async def replicas(tmp_path: Path) -> AsyncGenerator[tuple[Replica, Replica]]:
     file = tmp_path / "runs.db"
     async with AsyncExitStack() as stack:
-        # Concurrently, because most of the start time is spent on imports.
+        # Start concurrently to save time, because imports are slow.
         a, b = await asyncio.gather(*(stack.enter_async_context(replica(file)) for _ in range(2)))
         yield a, b
 
 
-async def wait_for_state(client: Client, task_id: str, wanted: str) -> Any:
+async def wait_for_state(client: Client, task_id: str, state: str) -> Any:
     async with asyncio.timeout(30):
         while True:
             run = await client.record(task_id, wait=5)
-            if run.state == wanted:
+            if run.state == state:
                 return run
 
 
-async def test_run_started_at_one_server_is_followed_and_answered_at_the_other(two: tuple[Replica, Replica]) -> None:
-    a, b = (each.client for each in two)
+async def test_run_started_at_one_server_is_followed_and_answered_at_the_other(
+    replicas: tuple[Replica, Replica],
+) -> None:
+    a, b = (each.client for each in replicas)
     run = await a.start("clerk", "Pay 5")
     kinds: list[str] = []
     async for event in b.follow(run.task_id):
@@ -43,23 +45,23 @@ async def test_run_started_at_one_server_is_followed_and_answered_at_the_other(t
             await b.answer(run.task_id, {event.pending[0].input_id: True})
     assert (await a.record(run.task_id)).content == "It is paid 5."
     assert kinds.count("tool-complete") == 1
-    here = [event.seq async for event in a.follow(run.task_id) if event.durable]
-    there = [event.seq async for event in b.follow(run.task_id) if event.durable]
-    assert here == there
+    first_events = [event.seq async for event in a.follow(run.task_id) if event.durable]
+    second_events = [event.seq async for event in b.follow(run.task_id) if event.durable]
+    assert first_events == second_events
 
 
-async def test_run_can_be_cancelled_at_the_other_server(two: tuple[Replica, Replica]) -> None:
-    a, b = (each.client for each in two)
+async def test_run_can_be_cancelled_at_the_other_server(replicas: tuple[Replica, Replica]) -> None:
+    a, b = (each.client for each in replicas)
     run = await a.start("clerk", "Talk for ever")
-    reading = asyncio.create_task(anext(aiter(a.follow(run.task_id, kinds=["content-delta"]))))
-    await reading
-    over = await b.cancel(run.task_id, "enough")
-    assert over.state == "canceled"
+    first_delta = asyncio.create_task(anext(aiter(a.follow(run.task_id, kinds=["content-delta"]))))
+    await first_delta
+    canceled = await b.cancel(run.task_id, "enough")
+    assert canceled.state == "canceled"
     assert (await a.record(run.task_id)).state == "canceled"
 
 
-async def test_key_sent_to_two_servers_starts_one_run(two: tuple[Replica, Replica]) -> None:
-    a, b = (each.client for each in two)
+async def test_key_sent_to_two_servers_starts_one_run(replicas: tuple[Replica, Replica]) -> None:
+    a, b = (each.client for each in replicas)
     runs = await asyncio.gather(*(each.start("clerk", "Pay 5", key="k") for each in (a, b, a, b)))
     assert len({run.task_id for run in runs}) == 1
     waiting = await wait_for_state(a, runs[0].task_id, "input-required")
@@ -67,8 +69,8 @@ async def test_key_sent_to_two_servers_starts_one_run(two: tuple[Replica, Replic
     assert kinds.count("llm-call") == 1
 
 
-async def test_run_of_a_killed_server_continues_at_the_other(two: tuple[Replica, Replica]) -> None:
-    a, b = two
+async def test_run_of_a_killed_server_continues_at_the_other(replicas: tuple[Replica, Replica]) -> None:
+    a, b = replicas
     run = await a.client.start("clerk", "Pay 5")
     waiting = await wait_for_state(b.client, run.task_id, "input-required")
     events = aiter(b.client.follow(run.task_id, after=waiting.cursor))
@@ -80,10 +82,10 @@ async def test_run_of_a_killed_server_continues_at_the_other(two: tuple[Replica,
 
 
 async def test_stopped_server_ends_its_streams_and_the_other_continues(
-    two: tuple[Replica, Replica],
+    replicas: tuple[Replica, Replica],
 ) -> None:
     # L140
-    a, b = two
+    a, b = replicas
     run = await a.client.start("clerk", "Talk for ever")
     paused = await a.client.start("clerk", "Pay 5", wait=20)
     raw = await RawConnection.connect(a.url)
@@ -92,10 +94,10 @@ async def test_stopped_server_ends_its_streams_and_the_other_continues(
     a.process.send_signal(signal.SIGTERM)
     async with asyncio.timeout(20):
         remaining = await raw.reader.read(-1)
-        # uvicorn raises the signal again when it has finished.
+        # uvicorn raises the captured signal again after its shutdown.
         assert await a.process.wait() in (0, -signal.SIGTERM)
     await raw.close()
-    assert remaining.endswith(b"come back with the last id\n\n\r\n0\r\n\r\n")
+    assert remaining.endswith(b"reconnect with the last id\n\n\r\n0\r\n\r\n")
     last = (
         [line for line in (received + remaining).split(b"\n") if line.startswith(b"id: ")][-1]
         .removeprefix(b"id: ")

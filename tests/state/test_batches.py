@@ -1,4 +1,4 @@
-"""Calls of a message and their results in the fold: one result per call, in call order."""
+"""Folding parallel tool calls and their results."""
 
 import tracemalloc
 from dataclasses import replace
@@ -70,8 +70,6 @@ def test_result_for_a_missing_call_is_ignored(index: int) -> None:
 
 def test_results_of_many_calls_are_counted_and_not_searched() -> None:
     class CountingLedger(Ledger[int, ToolCompleteEvent]):
-        """Ledger that counts its lookups."""
-
         count = 0
 
         def __contains__(self, key: object) -> bool:
@@ -83,7 +81,7 @@ def test_results_of_many_calls_are_counted_and_not_searched() -> None:
     state = replace(state, batch=replace(state.batch, answers=CountingLedger()))
     for index in range(999):
         state = fold(state, tool_complete(index))
-    # One lookup by the fold and one by the ledger.
+    # The fold looks up a result, and so does the ledger.
     assert CountingLedger.count == 2 * 999
     assert state.batch is not None
     assert state.batch.open == [999]

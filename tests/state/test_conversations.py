@@ -1,4 +1,4 @@
-"""Conversations, whose history is the fold of the runs of a context in the log."""
+"""Conversation histories, folded from the runs of a context."""
 
 import asyncio
 from collections import Counter
@@ -40,7 +40,7 @@ def make_agent(log: MemoryEventLog | None, *turns: Any, **fields: Any) -> Agent:
     return Agent(ScriptedModel(*turns), tools=[look], log=log, **fields)
 
 
-def sent_messages(agent: Agent, number: int = 0) -> list[str]:
+def get_sent_messages(agent: Agent, number: int = 0) -> list[str]:
     model: Any = agent.model
     return shape(model.requests[number].messages)
 
@@ -51,7 +51,7 @@ async def test_conversation_continues_after_its_last_run() -> None:
     second = make_agent(log, "Still 4.")
     result = await second.run("And now?", context_id="c")
 
-    assert sent_messages(second) == [
+    assert get_sent_messages(second) == [
         "user: How many?",
         "assistant: I look.",
         "tool: 4",
@@ -61,7 +61,7 @@ async def test_conversation_continues_after_its_last_run() -> None:
     assert result.messages[:4] == first.messages
     assert result.context_id == first.context_id == "c"
     assert result.task_id != first.task_id
-    assert result.usage == first.usage  # each run counts its own usage
+    assert result.usage == first.usage
 
 
 async def test_conversations_are_separate() -> None:  # L138
@@ -71,7 +71,7 @@ async def test_conversations_are_separate() -> None:  # L138
     third = make_agent(log, "Ann.")
     await third.run("Who am I?", context_id="ann")
 
-    assert sent_messages(third) == ["user: I am Ann.", "assistant: Ann it is.", "user: Who am I?"]
+    assert get_sent_messages(third) == ["user: I am Ann.", "assistant: Ann it is.", "user: Who am I?"]
 
 
 async def test_task_event_contains_only_the_new_messages() -> None:
@@ -96,7 +96,7 @@ async def test_each_run_without_a_context_is_its_own_conversation() -> None:
     first, second = await agent.run("1"), await agent.run("2")
 
     assert first.context_id != second.context_id
-    assert sent_messages(agent, 1) == ["user: 2"]
+    assert get_sent_messages(agent, 1) == ["user: 2"]
 
 
 async def test_conversation_without_a_log_is_continued_by_passing_messages() -> None:
@@ -104,7 +104,7 @@ async def test_conversation_without_a_log_is_continued_by_passing_messages() -> 
     first = await agent.run("How is Oslo?")
     second = await agent.run([*first.messages, "And Bergen?"])
 
-    assert sent_messages(agent, 1) == ["user: How is Oslo?", "assistant: In Oslo it rains.", "user: And Bergen?"]
+    assert get_sent_messages(agent, 1) == ["user: How is Oslo?", "assistant: In Oslo it rains.", "user: And Bergen?"]
     assert second.output == "In Bergen too."
 
 
@@ -114,7 +114,7 @@ async def test_prompt_may_consist_of_parts() -> None:
     result = await agent.run([Message.system("Be brief."), picture])
 
     assert result.messages[1] == picture
-    assert sent_messages(agent) == ["system: Be brief.", "user: What is this?"]
+    assert get_sent_messages(agent) == ["system: Be brief.", "user: What is this?"]
 
 
 async def test_history_is_well_formed_after_a_failed_and_a_cancelled_run() -> None:  # L122
@@ -128,7 +128,7 @@ async def test_history_is_well_formed_after_a_failed_and_a_cancelled_run() -> No
     last = make_agent(log, "Three it is.")
     result = await last.run("Three", context_id="c")
 
-    assert sent_messages(last) == [
+    assert get_sent_messages(last) == [
         "user: One",
         "assistant: look,look",
         "tool: 1",
@@ -151,8 +151,8 @@ async def test_history_is_well_formed_after_a_crash(stored_count: int) -> None:
 
     assert result.output == "Two it is."
     assert is_well_formed(result.messages)
-    assert sent_messages(agent)[0] == "user: One"
-    assert sent_messages(agent)[-1] == "user: Two"
+    assert get_sent_messages(agent)[0] == "user: One"
+    assert get_sent_messages(agent)[-1] == "user: Two"
 
 
 async def test_nothing_is_written_before_a_run_starts() -> None:  # L119
@@ -276,14 +276,14 @@ async def test_run_that_fails_at_its_start_leaves_the_conversation_free() -> Non
     assert (await make_agent(log, "fine").run("Two", context_id="c")).output == "fine"
 
 
-async def test_equal_call_ids_of_two_runs_are_not_mixed_up() -> None:
+async def test_runs_with_equal_call_ids_keep_their_own_results() -> None:
     log = MemoryEventLog()
     for n in (1, 2):
         await make_agent(log, [call("look", "0", n=n)], f"It is {n}.").run(f"Turn {n}", context_id="c")
     agent = make_agent(log, "3.")
     result = await agent.run("Turn 3", context_id="c")
 
-    assert [text for text in sent_messages(agent) if text.startswith("tool")] == ["tool: 1", "tool: 2"]
+    assert [text for text in get_sent_messages(agent) if text.startswith("tool")] == ["tool: 1", "tool: 2"]
     assert is_well_formed(result.messages)
     assert {each.id for message in result.messages for each in message.tool_calls} == {"0"}
     assert isinstance(result.messages[1].tool_calls[0], ToolCall)
@@ -296,22 +296,20 @@ async def test_long_conversation_keeps_every_turn_in_order() -> None:
     agent = make_agent(log, "last")
     await agent.run("the end", context_id="c")
 
-    assert sent_messages(agent)[:-1] == [
+    assert get_sent_messages(agent)[:-1] == [
         text for n in range(20) for text in (f"user: question {n}", f"assistant: answer {n}")
     ]
 
 
 class EventCounter:
-    """Counter of the events of earlier runs that a log returns to a new run."""
-
     def __init__(self, log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events = 0
         read_conversation = log.read_conversation
 
         async def count_folds(*arguments: Any, **options: Any) -> Any:
-            found = await read_conversation(*arguments, **options)
-            self.events += sum(len(part.events) for part in found.parts if isinstance(part, RunEvents))
-            return found
+            records = await read_conversation(*arguments, **options)
+            self.events += sum(len(part.events) for part in records.parts if isinstance(part, RunEvents))
+            return records
 
         monkeypatch.setattr(log, "read_conversation", count_folds)
 
@@ -332,7 +330,7 @@ async def test_new_run_reads_only_the_new_events_of_its_conversation(log: Any, m
     await agent.run("the end", context_id="c")
 
     assert 0 < event_counter.events < 10
-    assert len(sent_messages(agent)) == 61
+    assert len(get_sent_messages(agent)) == 61
 
 
 async def test_resumed_or_deleted_run_is_read_again(log: Any) -> None:
@@ -345,7 +343,7 @@ async def test_resumed_or_deleted_run_is_read_again(log: Any) -> None:
     await make_agent(log, "one after all").resume(first.task_id)
     agent = make_agent(log, "four")
     fourth = await agent.run("4", context_id="c")
-    assert sent_messages(agent) == [
+    assert get_sent_messages(agent) == [
         "user: 1",
         "assistant: one after all",
         "user: 2",
@@ -359,16 +357,16 @@ async def test_resumed_or_deleted_run_is_read_again(log: Any) -> None:
     await log.delete(fourth.task_id)
     agent = make_agent(log, "five")
     await agent.run("5", context_id="c")
-    assert sent_messages(agent) == ["user: 1", "assistant: one after all", "user: 3", "assistant: three", "user: 5"]
+    assert get_sent_messages(agent) == ["user: 1", "assistant: one after all", "user: 3", "assistant: three", "user: 5"]
 
 
 async def test_cache_of_conversations_is_bounded(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversation, "_CONVERSATIONS", 3)
+    monkeypatch.setattr(conversation, "_MAX_CONVERSATIONS", 3)
     for n in range(6):
         await make_agent(log, "hello").run("hi", context_id=f"c{n}")
     assert list(log.local.get(conversation.ConversationCache)) == ["c3", "c4", "c5"]
 
-    monkeypatch.setattr(conversation, "_CHARACTERS", 100)
+    monkeypatch.setattr(conversation, "_MAX_CHARACTERS", 100)
     await make_agent(log, "hello").run("x" * 200, context_id="long")
     await make_agent(log, "hello").run("hi", context_id="long")
     assert list(log.local.get(conversation.ConversationCache)) == ["long"]

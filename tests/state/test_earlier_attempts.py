@@ -1,4 +1,4 @@
-"""Events of earlier attempts, which lookups do not change."""
+"""Lookups of events from earlier attempts."""
 
 from rxloop import ContentCompleteEvent, MessageAddedEvent, TaskEvent
 from rxloop.state.earlier_attempts import EarlierAttempts

@@ -40,7 +40,7 @@ def test_index_beyond_a_version_is_out_of_range(index: int) -> None:
     trunk = History([message("a")])
     trunk.append(message("b"), message("c"))
 
-    with pytest.raises(IndexError, match="of 1"):
+    with pytest.raises(IndexError, match="the history has length 1"):
         trunk[index]
 
 
@@ -154,8 +154,6 @@ def test_later_version_reuses_a_value_built_for_an_earlier_one() -> None:
 
 
 class ObservedStore(list[Message | StoredMessages]):
-    """Store that counts the messages that are read."""
-
     def __init__(self, messages: list[Message | StoredMessages]) -> None:
         super().__init__(messages)
         self.read = 0

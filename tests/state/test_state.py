@@ -1,4 +1,4 @@
-"""Fold of the events of a run."""
+"""Run states folded from events."""
 
 from dataclasses import replace
 from typing import Any
@@ -121,7 +121,7 @@ def test_canceled_message_is_not_in_the_history() -> None:
     assert state.done is False
 
 
-def test_canceled_message_with_calls_opens_no_slots() -> None:
+def test_calls_of_a_canceled_message_are_not_started() -> None:
     state = fold_all([task(), llm_call(), content_complete("", tool_call(), finish_reason="canceled")])
 
     assert state.batch is None
@@ -281,7 +281,7 @@ def test_question_on_a_branch_is_pending_for_the_run_and_not_for_other_branches(
     assert fold_all([tool_complete(0, step="b/1", branch="b")], waiting).pending == {}
     answered_state = fold_all([InputReceivedEvent(input_id="b/1.0.1", value=True)], waiting)
     assert answered_state.pending == {}
-    assert answered_state.create_branch().merge_main(answered_state).answers == {"b/1.0.1": True}
+    assert answered_state.create_branch().with_run_values(answered_state).answers == {"b/1.0.1": True}
 
 
 class OwnNote(MessageAddedEvent):
@@ -337,27 +337,30 @@ def test_each_limit_has_its_reason(state: RunState, limits: Limits, reason: str 
 
 def test_fold_keeps_the_highest_command_number() -> None:
     events = [
-        MessageAddedEvent(seq=2, content="Half of it", metadata={"mail_id": 7}),
-        InputReceivedEvent(seq=3, input_id="a", value=1, branch="b", metadata={"mail_id": 9}),
-        MessageAddedEvent(seq=4, content="No, all of it", metadata={"mail_id": 8}),
-        CustomEvent(seq=5, name="note", metadata={"mail_id": "none", "tenant": "t"}),
+        MessageAddedEvent(seq=2, content="Half of it", metadata={"command_id": 7}),
+        InputReceivedEvent(seq=3, input_id="a", value=1, branch="b", metadata={"command_id": 9}),
+        MessageAddedEvent(seq=4, content="No, all of it", metadata={"command_id": 8}),
+        CustomEvent(seq=5, name="note", metadata={"command_id": "none", "tenant": "t"}),
     ]
 
     assert [fold_all([task(seq=1), *events[:count]]).last_command for count in range(5)] == [0, 7, 9, 9, 9]
     assert (
-        fold_all([task(seq=1), *events[:2]]).create_branch().merge_main(fold_all([task(seq=1), *events])).last_command
+        fold_all([task(seq=1), *events[:2]])
+        .create_branch()
+        .with_run_values(fold_all([task(seq=1), *events]))
+        .last_command
         == 9
     )
 
 
 def test_command_of_a_nested_run_does_not_count_for_the_outer_run() -> None:
-    inside = MessageAddedEvent(seq=2, content="Hi", task_id="child", parent_task_id="r", metadata={"mail_id": 7})
+    inside = MessageAddedEvent(seq=2, content="Hi", task_id="child", parent_task_id="r", metadata={"command_id": 7})
 
     assert fold_all([task(seq=1), inside]).last_command == 0
 
 
 def test_run_starts_without_the_command_number_of_the_previous_run() -> None:
-    first = fold_all([task(seq=1), MessageAddedEvent(seq=2, content="Hi", metadata={"mail_id": 7})])
+    first = fold_all([task(seq=1), MessageAddedEvent(seq=2, content="Hi", metadata={"command_id": 7})])
 
     assert fold_all([task(seq=1)], first).last_command == 0
 

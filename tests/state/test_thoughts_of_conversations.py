@@ -26,7 +26,7 @@ async def run_turns(log: EventLog, *turns: list[Any]) -> list[ScriptedModel]:
     return models
 
 
-def tool_answers(model: ScriptedModel) -> list[str]:
+def list_tool_answers(model: ScriptedModel) -> list[str]:
     return [message.text for message in model.requests[-1].messages if message.role == "tool"]
 
 
@@ -37,7 +37,7 @@ async def test_thought_of_an_earlier_turn_can_be_referenced_and_its_id_is_taken(
     log: Any = MemoryEventLog() if kind == "memory" else SqliteEventLog(tmp_path / "log.db")
     later = [think("As planned.", related_to="plan"), think("Anew.", thought_id="plan"), think("No id.")]
     _, _, last = await run_turns(log, [think("First this.", thought_id="plan")], [], later)
-    replies = tool_answers(last)[1:]
+    replies = list_tool_answers(last)[1:]
     assert not any("warning" in each for each in replies)
     assert "plan-2" in replies[1]
     runs = await log.list_runs(context_id="c")
@@ -51,12 +51,12 @@ async def test_thought_of_an_earlier_turn_can_be_referenced_and_its_id_is_taken(
 async def test_warning_suggests_ids_of_earlier_turns(tmp_path: Any) -> None:  # L21
     log = MemoryEventLog()
     _, last = await run_turns(log, [think("First.", thought_id="check-units")], [think("So.", related_to="check-unit")])
-    assert "the nearest ids are check-units" in tool_answers(last)[-1]
+    assert "the nearest ids are check-units" in list_tool_answers(last)[-1]
 
 
 async def test_long_invalid_id_is_shortened_in_the_warning() -> None:
     (model,) = await run_turns(MemoryEventLog(), [think("So.", related_to="x" * 50_000)])
-    (reply,) = tool_answers(model)
+    (reply,) = list_tool_answers(model)
     assert len(reply) < 500
 
 

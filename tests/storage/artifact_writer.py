@@ -1,4 +1,4 @@
-"""Append to the artifact `a.txt` in a separate process: `artifact_writer.py KIND FOLDER NAME COUNT`.
+"""Program that appends to the artifact `a.txt`: `artifact_writer.py KIND FOLDER NAME COUNT`.
 
 The key of each chunk follows from name and number, so a second process with the same name writes no duplicates.
 """

@@ -39,15 +39,15 @@ def run_child(log: SqliteEventLog) -> NoReturn:
     os._exit(0)
 
 
-async def run_parent(log: SqliteEventLog, turns: int) -> int:
-    """Fork during a write of the thread, while a follower reads."""
+async def run_parent(log: SqliteEventLog, iterations: int) -> int:
+    """Fork while the thread writes and a follower reads."""
 
     async def follow() -> list[int]:
         return [event.seq async for event in log.follow("before")]
 
     follower = asyncio.create_task(follow())
     writing = asyncio.create_task(log.append("before", notes(2, 501), expected_seq=1))
-    for _ in range(turns):
+    for _ in range(iterations):
         await asyncio.sleep(0)
     pid = os.fork()
     if pid == 0:
@@ -56,16 +56,16 @@ async def run_parent(log: SqliteEventLog, turns: int) -> int:
     await write_run(log, "parent", 20)
     await log.append("before", [StatusUpdateEvent(seq=502, state="completed", final=True)], expected_seq=501)
     assert await asyncio.wait_for(follower, 10) == list(range(1, 503))
-    # The child continues to write into a file that its parent has closed.
+    # Close the file while the child still writes.
     await log.aclose()
     return pid
 
 
 async def main(path: str) -> None:
-    for turns in range(6):
-        log = SqliteEventLog(f"{path}-{turns}")
+    for iterations in range(6):
+        log = SqliteEventLog(f"{path}-{iterations}")
         await log.append("before", [task("before")], expected_seq=0)
-        pid = await run_parent(log, turns)
+        pid = await run_parent(log, iterations)
         _, status = await asyncio.to_thread(os.waitpid, pid, 0)
         log_contents = {record.task_id: len(await log.read(record.task_id)) for record in await log.list_runs()}
         print(json.dumps([os.waitstatus_to_exitcode(status), log_contents]), flush=True)

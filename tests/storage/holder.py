@@ -1,9 +1,9 @@
-"""Hold the lease of a run, and append to the run on command: `holder.py ADDRESS LEASE [RUN]`.
+"""Program that holds the lease of a run and appends on request: `holder.py ADDRESS LEASE [RUN]`.
 
-The process starts the run `run`. Another run must exist already and is not changed.
+By default, it creates the run `run`. Any other run must already exist.
 
-It prints `has` or `busy`, and `lost` when it loses the lease. It answers each line of input with the error of an
-append, or `written`.
+Prints `has` or `busy`, then `lost` if it loses the lease. For each line of input, it appends an event and prints
+`written` or the type of the error.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Follow the run `run` of a log in Postgres until a test freezes the process: `listener.py ADDRESS`.
+"""Program that follows the run `run` in Postgres and can be frozen: `listener.py ADDRESS`.
 
-The process prints `ready` after the first events, and the numbers of all events at the end.
+Prints `ready` after event 3, and finally all event numbers.
 """
 
 from __future__ import annotations

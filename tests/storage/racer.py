@@ -1,4 +1,4 @@
-"""Append the same bytes as another process at the same moment, repeatedly: `racer.py FILE RUNS`."""
+"""Program that appends the same events as a concurrent process: `racer.py FILE RUNS`."""
 
 from __future__ import annotations
 

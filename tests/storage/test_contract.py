@@ -15,15 +15,13 @@ from rxloop.protocol.commands import CancelCommand
 from rxloop.protocol.events import ContentDeltaEvent, State
 from rxloop.storage import MemoryEventLog, PostgresEventLog, SqliteEventLog
 from rxloop.testing import event_log_contract
-from rxloop.testing.event_log_contract.toolkit import Follower, begun, note, status, task
+from rxloop.testing.event_log_contract.toolkit import Follower, note, start_events, status, task
 from support.postgres.server import clear_log
 
 BuiltIn = MemoryEventLog | SqliteEventLog | PostgresEventLog
 
 
 class MakeLog(Protocol):
-    """Factory of one of the logs."""
-
     def __call__(self, *, keep_deltas: bool = False) -> BuiltIn: ...
 
 
@@ -73,16 +71,16 @@ def test_log_serves_one_event_loop_after_another(make_log: MakeLog) -> None:
     log = make_log()
 
     async def run_first_loop() -> None:
-        await log.append("run", begun(), expected_seq=0)
-        await Follower(log).sees(1, 2)  # the follower still waits when the loop is closed
+        await log.append("run", start_events(), expected_seq=0)
+        await Follower(log).wait_for_events(1, 2)  # the follower still waits when the loop is closed
 
     async def run_second_loop() -> list[int]:
         follower = Follower(log)
-        await follower.sees(1, 2)
+        await follower.wait_for_events(1, 2)
         await log.append("run", [status(3, "completed", final=True)], expected_seq=2)
         await follower.task
         await log.aclose()
-        return follower.seen
+        return follower.received
 
     asyncio.run(run_first_loop())
 
@@ -94,7 +92,7 @@ def test_follower_gets_the_events_of_a_later_read_for_any_batch_sizes(
     make_log: MakeLog, batches: list[int], after_seq: int, turns: int
 ) -> None:
     async def scenario(log: BuiltIn) -> tuple[list[int], list[int]]:
-        await log.append("run", begun(), expected_seq=0)
+        await log.append("run", start_events(), expected_seq=0)
         follower = Follower(log, after_seq=after_seq)
         seq = 2
         for size in batches:
@@ -106,7 +104,7 @@ def test_follower_gets_the_events_of_a_later_read_for_any_batch_sizes(
         await follower.task
         read = await log.read("run", after_seq=after_seq)
         await log.aclose()
-        return follower.seen, [event.seq for event in read]
+        return follower.received, [event.seq for event in read]
 
     seen, read = asyncio.run(scenario(make_log()))
 
@@ -125,7 +123,7 @@ async def append_finished(log: BuiltIn, task_id: str, state: State, *, at: int =
 async def test_run_cannot_start_with_a_transient_event(make_log: MakeLog) -> None:
     log = make_log(keep_deltas=True)
     delta = ContentDeltaEvent(task_id="run", seq=0, sub=1, delta="x")
-    with pytest.raises(EventLogError, match="a run begins with a durable event"):
+    with pytest.raises(EventLogError, match="the first event must be durable"):
         await asyncio.wait_for(log.append("run", [delta], expected_seq=0), 5)
     with pytest.raises(UnknownRun):
         await log.get_record("run")
@@ -176,7 +174,7 @@ async def test_deleted_runs_are_not_listed_in_their_conversation(log: BuiltIn) -
 @pytest.mark.parametrize("state", ["canceled", "input-required", "auth-required"])
 async def test_unfinished_run_is_never_deleted_or_trimmed(log: BuiltIn, state: State) -> None:  # L94
     await append_finished(log, "waits", state)
-    await log.append("works", begun(task_id="works"), expected_seq=0)
+    await log.append("works", start_events(task_id="works"), expected_seq=0)
 
     with pytest.raises(EventLogError, match=f"waits is {state}"):
         await log.delete("waits")

@@ -1,4 +1,4 @@
-"""Unreadable events in a SQLite log, and the runs that contain them."""
+"""Unreadable events in a SQLite log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
 
 
 async def write_damaged(path: Path, seq: int, json: bytes) -> None:
-    """Write three runs of a conversation, one of which has an unreadable event."""
+    """Write three runs, and make an event of the second run unreadable."""
     log = SqliteEventLog(path)
     for name in ("before", "damaged", "behind"):
         fields: dict[str, Any] = {"task_id": name, "context_id": "c"}
@@ -39,7 +39,7 @@ async def write_damaged(path: Path, seq: int, json: bytes) -> None:
         connection.execute("UPDATE events SET json = ? WHERE run = 2 AND seq = ?", (json, seq))
 
 
-ROTTEN = [
+UNREADABLE = [
     b"",
     b"\xff\xfe\x00",
     b'{"kind":"cus\xff',
@@ -55,12 +55,12 @@ async def count_events(log: SqliteEventLog, before: str) -> int:
     return sum(len(part.events) for part in parts if isinstance(part, RunEvents))
 
 
-@pytest.mark.parametrize("json", ROTTEN)
+@pytest.mark.parametrize("json", UNREADABLE)
 async def test_unreadable_event_is_named_and_affects_no_other_run(path: Path, json: bytes) -> None:
     await write_damaged(path, 2, json)
     log = SqliteEventLog(path)
     for read in (log.read("damaged"), anext(log.follow("damaged", after_seq=1)), count_events(log, before="none")):
-        with pytest.raises(EventLogError, match=r"the event 2 of the run damaged cannot be read.*skip") as refusal:
+        with pytest.raises(EventLogError, match=r"Cannot read event 2 of run damaged.*skip") as refusal:
             await read
         assert not refusal.value.retryable
     assert [record.state for record in await log.list_runs()] == ["completed"] * 3
@@ -77,7 +77,7 @@ async def test_unreadable_event_is_skipped_and_named_on_request(
     log = SqliteEventLog(path, corrupt="skip")
     readable = [each for each in (1, 2, 3) if each != seq]
     assert [event.seq for event in await log.read("damaged")] == readable
-    assert f"the event {seq} of the run damaged cannot be read" in caplog.text
+    assert f"Cannot read event {seq} of run damaged" in caplog.text
     assert [event.seq async for event in log.follow("damaged")] == readable
     assert await count_events(log, before="none") == 8
     agent = Agent(ScriptedModel("Hello."), log=log)
@@ -111,7 +111,7 @@ async def test_run_with_a_skipped_event_is_not_continued(path: Path, lost: int) 
 
     log = SqliteEventLog(path, corrupt="skip")
     agent = Agent(ScriptedModel(*["Done."] * 20), tools=[pay, more], log=log)
-    named = rf"the event {lost} of the run {waiting.task_id} cannot be read"
+    named = rf"event {lost} of run {waiting.task_id} is missing"
     with pytest.raises(EventLogError, match=named) as refusal:
         await agent.resume(waiting.task_id, inputs={waiting.pending[0].input_id: True})
     assert not refusal.value.retryable
@@ -125,7 +125,7 @@ async def test_run_with_a_skipped_event_is_not_continued(path: Path, lost: int) 
         assert (
             await agent.fork(waiting.task_id, lost - 1, results=results, on_input=lambda ask: True)
         ).output == "Done."
-    # A run that cannot be continued can be deleted.
+    # Canceling needs no readable events.
     await agent.get_run(waiting.task_id).cancel()
     await log.aclose()
 
@@ -139,9 +139,9 @@ async def test_skipped_last_event_is_named_when_the_run_is_continued(path: Path)
         connection.execute("UPDATE events SET json = 'rotten' WHERE seq = ?", (last,))
     log = SqliteEventLog(path, corrupt="skip")
     agent = Agent(ScriptedModel("never said"), log=log)
-    for going_on in (agent.resume(result.task_id), agent.get_run(result.task_id).cancel()):
-        with pytest.raises(EventLogError, match=f"the event {last} of the run {result.task_id} cannot be read"):
-            await going_on
+    for continuation in (agent.resume(result.task_id), agent.get_run(result.task_id).cancel()):
+        with pytest.raises(EventLogError, match=f"event {last} of run {result.task_id} is missing"):
+            await continuation
     assert (await agent.fork(result.task_id, last - 1)).state == "completed"
     await log.aclose()
 
@@ -155,11 +155,11 @@ async def test_run_without_readable_events_is_refused(path: Path) -> None:
     log = SqliteEventLog(path, corrupt="skip")
     agent = Agent(ScriptedModel("Hi."), log=log)
     for run in (agent.resume(result.task_id), agent.fork(result.task_id, 1)):
-        with pytest.raises(EventLogError, match="the event 1 of the run"):
+        with pytest.raises(EventLogError, match="event 1 of run"):
             await run
     await log.aclose()
 
 
 def test_corrupt_option_rejects_unknown_values(path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="'refuse' or 'skip', not 'ignore'"):
+    with pytest.raises(ConfigurationError, match="'refuse' or 'skip', got 'ignore'"):
         SqliteEventLog(path, corrupt="ignore")  # pyright: ignore[reportArgumentType]

@@ -14,7 +14,7 @@ from rxloop import Agent, MemoryEventLog, Runtime, tool
 from rxloop.errors import ConfigurationError, EventLogError, LogRolledBack
 from rxloop.pipeline.event_log import EventLog
 from rxloop.testing import ScriptedModel, call, event_log_contract
-from rxloop.testing.event_log_contract.toolkit import begun, end, note, task
+from rxloop.testing.event_log_contract.toolkit import end, note, start_events, task
 
 EXAMPLE = Path(__file__).parents[2] / "examples/custom_event_log.py"
 
@@ -52,7 +52,7 @@ async def test_log_with_six_methods_passes_the_contract(tmp_path: Path, check: e
 
 async def test_partial_line_after_a_crash_is_overwritten(tmp_path: Path) -> None:
     log = FolderEventLog(tmp_path)
-    await log.append("run", begun(), expected_seq=0)
+    await log.append("run", start_events(), expected_seq=0)
     [file] = tmp_path.iterdir()
     with file.open("ab") as lines:
         lines.write(b'{"run": "run", "wri')
@@ -65,7 +65,7 @@ async def test_partial_line_after_a_crash_is_overwritten(tmp_path: Path) -> None
 
 async def test_follower_detects_that_an_event_was_replaced(tmp_path: Path) -> None:
     log = FolderEventLog(tmp_path)
-    await log.append("run", begun(), expected_seq=0)
+    await log.append("run", start_events(), expected_seq=0)
     followed = log.follow("run")
     assert [(await anext(followed)).seq for _ in range(2)] == [1, 2]
 
@@ -101,7 +101,7 @@ async def test_runtime_executes_runs_and_warns_once(tmp_path: Path, caplog: pyte
     agent = Agent(ScriptedModel("One.", "Two."), thoughts=False)
     with caplog.at_level(logging.WARNING, "rxloop"):
         runtime = Runtime({"a": agent}, log=FolderEventLog(tmp_path))
-    assert [record.message.split(" is safe")[0] for record in caplog.records] == ["FolderEventLog"]
+    assert [record.message.split(" has no leases")[0] for record in caplog.records] == ["FolderEventLog"]
     async with runtime:
         records = [await runtime.start("a", "Hi", context_id="c") for _ in range(2)]
         for record in records:
@@ -118,7 +118,7 @@ def test_queue_requires_a_log_that_stores_leases_and_commands(tmp_path: Path) ->
 
 async def test_removal_of_runs_requires_a_log_that_overrides_it(tmp_path: Path) -> None:
     log = FolderEventLog(tmp_path)
-    await log.append("run", [*begun(), end(3)], expected_seq=0)
+    await log.append("run", [*start_events(), end(3)], expected_seq=0)
     with pytest.raises(EventLogError, match="override delete"):
         await log.delete("run")
     with pytest.raises(EventLogError, match="override trim"):

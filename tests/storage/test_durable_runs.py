@@ -1,4 +1,4 @@
-"""Runs over each log, with equal results from the log, replays and forks."""
+"""Runs stored, resumed, replayed and forked with each event log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes to the file of an open SQLite log: forks, removals, and growth of the write-ahead log."""
+"""Forks, file removal and write-ahead log size of an open SQLite log."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ async def test_log_is_refused_in_a_child_whose_fork_python_did_not_notice(
     with monkeypatch.context() as child:
         child.setattr(os, "getpid", lambda: -1)
         for use in (log.append("run", notes(2, 2), expected_seq=1), log.read("run")):
-            with pytest.raises(EventLogError, match="make the log after the fork"):
+            with pytest.raises(EventLogError, match="Create the log after the fork"):
                 await use
     await log.append("run", notes(2, 2), expected_seq=1)
     assert len(await log.read("run")) == 2
@@ -92,8 +92,8 @@ LOSSES = [remove, replace, move_folder, remove_write_ahead_log]
 @pytest.mark.parametrize("lose", LOSSES)
 @pytest.mark.parametrize("count", [1, 100])
 async def test_write_to_a_missing_file_is_an_error(tmp_path: Path, lose: Callable[[Path], None], count: int) -> None:
-    (tmp_path / "place").mkdir()
-    path = tmp_path / "place" / "runs.db"
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / "folder" / "runs.db"
     log = SqliteEventLog(path)
     await log.append("run", [task()], expected_seq=0)
     lose(path)

@@ -2,11 +2,16 @@ import asyncio
 import gc
 import sys
 
+import pytest
+
+from rxloop import Agent
 from rxloop.pipeline.event_log import EventLog
+from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import Message
 from rxloop.storage import MemoryEventLog
-from rxloop.testing import virtual_time
+from rxloop.storage import memory as memory_module
+from rxloop.testing import ScriptedModel, virtual_time
 
 TASK = TaskEvent(seq=1, messages=[Message.user("Hi")], model="m", agent_name="helper")
 FINAL = StatusUpdateEvent(seq=2, state="completed", final=True)
@@ -85,7 +90,7 @@ async def count_calls(run_count: int) -> int:
         nonlocal calls
         calls += 1
 
-    # The garbage collector would add calls.
+    # Calls by the garbage collector must not be counted.
     gc.disable()
     sys.setprofile(count)
     try:
@@ -99,3 +104,31 @@ async def count_calls(run_count: int) -> int:
 
 async def test_cost_of_a_conversation_does_not_depend_on_other_runs() -> None:
     assert await count_calls(200) == await count_calls(1)
+
+
+async def test_records_of_earlier_turns_are_not_created_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    created = 0
+    make_record = memory_module._Run._make_record
+
+    def count(run: memory_module._Run) -> RunRecord:
+        nonlocal created
+        created += 1
+        return make_record(run)
+
+    monkeypatch.setattr(memory_module._Run, "_make_record", count)
+    log = MemoryEventLog()
+    agent = Agent(ScriptedModel(*map(str, range(60))), log=log)
+    counts: list[int] = []
+    for turn in range(60):
+        created = 0
+        await agent.run(f"Question {turn}", context_id="c")
+        counts.append(created)
+    assert counts[-1] == counts[5] < 10
+
+
+async def test_record_describes_the_run_after_each_append() -> None:
+    log = MemoryEventLog()
+    await log.append("run", [TASK], expected_seq=0)
+    assert ((record := await log.get_record("run")).state, record.seq) == ("submitted", 1)
+    await log.append("run", [FINAL], expected_seq=1)
+    assert ((record := await log.get_record("run")).state, record.seq) == ("completed", 2)

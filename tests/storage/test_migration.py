@@ -16,7 +16,7 @@ from rxloop.protocol.messages import ErrorInfo, Message, Usage
 from rxloop.storage.sqlite import database
 
 BEFORE_LEASES = 4
-"""Version of the schema before leases and commands."""
+"""Last schema version without leases and commands."""
 
 
 def task(**fields: object) -> TaskEvent:
@@ -39,7 +39,7 @@ async def write_run(path: Path) -> None:
     await log.aclose()
 
 
-async def refusal(path: Path) -> str:
+async def get_refusal(path: Path) -> str:
     log = SqliteEventLog(path)
     with pytest.raises(EventLogError) as failure:
         await log.append("run", [task(task_id="run")], expected_seq=0)
@@ -48,7 +48,7 @@ async def refusal(path: Path) -> str:
 
 
 def write_old_file(path: Path, *runs: tuple[str, int, bytes, bytes]) -> None:
-    """Write a file of the last version before leases. A run is an id, a flag for idle runs, and two events."""
+    """Write a file with the schema `BEFORE_LEASES`. Each run is an id, an idle flag, and two events."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         for step in database.SCHEMA[:BEFORE_LEASES]:
@@ -99,9 +99,9 @@ async def test_newer_schema_is_refused(path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
-    says = await refusal(path)
-    assert f"newer version of rxloop (schema 99; this one knows {len(database.SCHEMA)})" in says
-    assert "install" in says
+    says = await get_refusal(path)
+    assert f"newer version of rxloop (schema 99, supported {len(database.SCHEMA)})" in says
+    assert "Install" in says
 
 
 async def test_first_schema_is_migrated_to_the_current_one(path: Path) -> None:
@@ -146,5 +146,5 @@ async def test_failed_migration_changes_nothing(path: Path, monkeypatch: pytest.
     steps = (*database.SCHEMA, "ALTER TABLE runs ADD COLUMN note TEXT; CREATE TABLE runs (x);")
     with monkeypatch.context() as patch:
         patch.setattr(database, "SCHEMA", steps)
-        assert "already exists" in await refusal(path)
+        assert "already exists" in await get_refusal(path)
     await append_note(path)

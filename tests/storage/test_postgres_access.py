@@ -1,4 +1,4 @@
-"""Permissions, schemas and addresses of Postgres logs."""
+"""Permissions, schemas and addresses for Postgres logs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rxloop import ConfigurationError, PostgresEventLog
 from rxloop.errors import EventLogError
 from rxloop.protocol.commands import CancelCommand
 from rxloop.storage.postgres import schema
-from rxloop.testing.event_log_contract.toolkit import Follower, begun, end, ids, note, task, wait_for
+from rxloop.testing.event_log_contract.toolkit import Follower, end, ids, note, start_events, task, wait_for
 from support.postgres.logs import MakeLog, query_rows
 from support.postgres.proxies import Proxy
 from support.postgres.server import new_schema
@@ -34,7 +34,7 @@ async def test_concurrent_processes_create_the_tables_once(postgres: str) -> Non
 
 async def test_logs_in_two_schemas_are_independent(new_log: MakeLog) -> None:
     one, two = new_log(), new_log(schema=new_schema())
-    await one.append("run", begun(), expected_seq=0)
+    await one.append("run", start_events(), expected_seq=0)
     assert ids(await two.list_runs()) == []
     assert await one.acquire_lease("c", "run", pytest.fail)
     assert await two.acquire_lease("c", "run", pytest.fail)
@@ -50,7 +50,7 @@ async def test_role_with_few_rights_can_use_existing_tables(postgres_database: s
         owner = PostgresEventLog(postgres_database)
         await owner.migrate(grant=role)
         await owner.migrate(grant=role)
-        await log.append("run", begun(context_id="c"), expected_seq=0)
+        await log.append("run", start_events(context_id="c"), expected_seq=0)
         assert await log.acquire_lease("c", "run", pytest.fail)
         await log.send_command("run", CancelCommand())
         assert ids(await log.list_orphaned()) == []
@@ -74,8 +74,9 @@ async def test_tables_of_an_older_version_are_migrated(
 ) -> None:
     with monkeypatch.context() as older:
         older.setattr(schema, "SCHEMA", schema.SCHEMA[:1])
-        await new_log().append("run", begun(), expected_seq=0)
+        await new_log().migrate()
     log = new_log()
+    await log.append("run", start_events(), expected_seq=0)
     assert ids(await log.list_runs()) == ["run"]
     indexes = "SELECT indexname FROM pg_indexes WHERE schemaname = %s AND indexname LIKE 'runs_%%ing'"
     assert await query_rows(postgres, indexes, log._address.schema) == [("runs_waiting",)]
@@ -83,7 +84,7 @@ async def test_tables_of_an_older_version_are_migrated(
 
 async def test_tables_of_a_newer_version_are_refused(postgres: str, new_log: MakeLog) -> None:
     log = new_log()
-    await log.append("run", begun(), expected_seq=0)
+    await log.append("run", start_events(), expected_seq=0)
     await log.aclose()
     await query_rows(postgres, f"UPDATE {log._address.schema}.version SET number = 99")
     with pytest.raises(EventLogError, match="newer version of rxloop"):
@@ -94,12 +95,12 @@ async def test_log_works_over_a_transaction_bouncer_with_a_session_dsn(postgres:
     proxy = Proxy()
     shared = await proxy.start(postgres)
     log = new_log(shared, session_dsn=postgres)
-    await log.append("run", begun(), expected_seq=0)
+    await log.append("run", start_events(), expected_seq=0)
     follower = Follower(log)
-    await follower.sees(1, 2)
+    await follower.wait_for_events(1, 2)
     assert await log.acquire_lease("c", "run", pytest.fail)
     # The shared connection must not use the state of a session.
-    for connection_slot in (log._engine().write, *log._engine().read.lanes):
+    for connection_slot in (log._engine().write, *log._engine().read.connections):
         connection = connection_slot._connection
         assert connection is None or connection.prepare_threshold is None
     proxy.cut_answers = True
@@ -115,11 +116,11 @@ async def test_log_works_over_a_transaction_bouncer_with_a_session_dsn(postgres:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dsn": "postgresql://h:1/db?nonsense=1"}, "dsn is no address of a Postgres database"),
-        ({"dsn": "", "schema": 'a"b'}, "schema is a plain name"),
-        ({"dsn": "", "lease": 0}, "lease is a number of seconds"),
-        ({"dsn": "", "patience": -1}, "patience is a number of seconds"),
-        ({"dsn": "", "deltas": "some"}, "deltas is 'drop', 'live' or 'keep', not 'some'"),
+        ({"dsn": "postgresql://h:1/db?nonsense=1"}, "dsn must be a Postgres URL"),
+        ({"dsn": "", "schema": 'a"b'}, "schema must be a name"),
+        ({"dsn": "", "lease": 0}, "lease must be a positive number of seconds"),
+        ({"dsn": "", "timeout": -1}, "timeout must be a number of seconds"),
+        ({"dsn": "", "deltas": "some"}, "deltas must be 'drop', 'live' or 'keep', got 'some'"),
     ],
 )
 def test_invalid_option_is_refused(options: Any, message: str) -> None:
@@ -129,7 +130,7 @@ def test_invalid_option_is_refused(options: Any, message: str) -> None:
 
 @pytest.mark.parametrize("credentials", ["u:se@cret@h/db", "u:se/cret@h/db", "u:se@cr/et@h:1/db?connect_timeout=1"])
 def test_unescaped_at_sign_is_refused_without_showing_the_password(credentials: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"has an @ too many: .* write %40") as refused:
+    with pytest.raises(ConfigurationError, match=r"contains an unescaped @ .* Write %40") as refused:
         PostgresEventLog(f"postgresql://{credentials}")
     assert "cret" not in str(refused.value)
 
@@ -150,13 +151,13 @@ def test_forked_process_opens_its_own_connections(postgres: str) -> None:
     log = PostgresEventLog(postgres, schema=new_schema())
 
     async def fork_during_use() -> None:
-        await log.append("run", begun(), expected_seq=0)
+        await log.append("run", start_events(), expected_seq=0)
         assert await log.acquire_lease("c", "run", pytest.fail)
         child = os.fork()
         if not child:
             code = 1
             try:
-                # No loop of the parent runs in the child.
+                # The event loop of the parent does not run in the child.
                 asyncio.events._set_running_loop(None)
                 code = asyncio.run(use_in_child())
             finally:
@@ -169,7 +170,7 @@ def test_forked_process_opens_its_own_connections(postgres: str) -> None:
 
     async def use_in_child() -> int:
         assert not await log.acquire_lease("c", "run", lambda: None)
-        await log.append("child", begun("child"), expected_seq=0)
+        await log.append("child", start_events("child"), expected_seq=0)
         await log.aclose()
         return 0
 

@@ -11,7 +11,7 @@ import pytest
 
 from rxloop import PostgresEventLog
 from rxloop.protocol.events import ContentDeltaEvent
-from rxloop.testing.event_log_contract.toolkit import begun, end, note
+from rxloop.testing.event_log_contract.toolkit import end, note, start_events
 from support.postgres.logs import query_rows
 from support.postgres.server import PostgresServer
 
@@ -20,17 +20,17 @@ pytestmark = pytest.mark.service("postgres")
 LISTENER = Path(__file__).with_name("listener.py")
 SECONDS = 60
 MAX_USAGE = 0.01
-"""Part of the notification queue that may be in use. No process can append when the queue is full."""
+"""Maximum usage of the notification queue, as a fraction. A full queue blocks every append."""
 WRITERS, PACE = 20, 0.015
-"""Number of writers, and the seconds that each of them waits after an append."""
-LISTENING = "SELECT pid FROM pg_stat_activity WHERE starts_with(query, 'LISTEN') AND application_name = 'rxloop'"
+"""Concurrent writers, each pausing for this many seconds between appends."""
+LISTENING = "SELECT pid FROM pg_stat_activity WHERE query ~ '^DO .*LISTEN' AND application_name = 'rxloop'"
 USAGE = "SELECT pg_notification_queue_usage()"
 
 
 async def test_frozen_listener_is_disconnected_and_gets_all_events_when_it_continues() -> None:
     with PostgresServer() as server:
         log = PostgresEventLog(server.dsn)
-        await log.append("run", begun(), expected_seq=0)
+        await log.append("run", start_events(), expected_seq=0)
         process = await asyncio.create_subprocess_exec(
             sys.executable, str(LISTENER), server.dsn, stdout=asyncio.subprocess.PIPE
         )
@@ -38,7 +38,7 @@ async def test_frozen_listener_is_disconnected_and_gets_all_events_when_it_conti
         try:
             last = 2
             async with asyncio.timeout(SECONDS):
-                while not await query_rows(server.dsn, LISTENING):  # noqa: ASYNC110 it is not told
+                while not await query_rows(server.dsn, LISTENING):  # noqa: ASYNC110 (no notification exists)
                     await asyncio.sleep(0.02)
                 await log.append("run", [note(3)], expected_seq=2)
                 last = 3
@@ -47,39 +47,39 @@ async def test_frozen_listener_is_disconnected_and_gets_all_events_when_it_conti
             assert len(frozen) == 1
             process.send_signal(signal.SIGSTOP)
 
-            waited, over = [0.0], asyncio.Event()
+            durations, stopped = [0.0], asyncio.Event()
 
             async def append_repeatedly(name: str) -> None:
                 """Append events with large notifications, at a rate that suits slow and fast machines."""
                 loop = asyncio.get_running_loop()
-                await log.append(name, begun(name), expected_seq=0)
+                await log.append(name, start_events(name), expected_seq=0)
                 seq = 2
-                while not over.is_set():
-                    began = loop.time()
+                while not stopped.is_set():
+                    start = loop.time()
                     sent = ContentDeltaEvent(seq=seq + 1, sub=1, step="1", delta=f"{seq} " * 1_500)
                     await log.append(name, [note(seq + 1), sent], expected_seq=seq)
-                    waited.append(loop.time() - began)
+                    durations.append(loop.time() - start)
                     seq += 1
                     await asyncio.sleep(PACE)
 
             async def sample_usage() -> list[float]:
-                used: list[float] = []
+                usages: list[float] = []
                 async with asyncio.timeout(SECONDS):
                     while await query_rows(server.dsn, LISTENING):
                         [[usage]] = await query_rows(server.dsn, USAGE)
-                        used.append(usage)
+                        usages.append(usage)
                         await asyncio.sleep(0.1)
-                return used
+                return usages
 
-            writing = [asyncio.create_task(append_repeatedly(f"w{number}")) for number in range(WRITERS)]
-            used = await sample_usage()
-            over.set()
-            await asyncio.gather(*writing)
+            writers = [asyncio.create_task(append_repeatedly(f"w{number}")) for number in range(WRITERS)]
+            usages = await sample_usage()
+            stopped.set()
+            await asyncio.gather(*writers)
             # The queue did fill up, but only for a short time.
-            assert 0 < max(used) < MAX_USAGE, f"{max(used):.4f} of the queue, after {len(waited)} appends"
-            assert max(waited) < 3
+            assert 0 < max(usages) < MAX_USAGE, f"{max(usages):.4f} of the queue, after {len(durations)} appends"
+            assert max(durations) < 3
             [[final_usage]] = await query_rows(server.dsn, USAGE)
-            assert final_usage <= max(used)
+            assert final_usage <= max(usages)
 
             await log.append("run", [note(4), end(5)], expected_seq=last)
             process.send_signal(signal.SIGCONT)

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,23 +23,22 @@ from rxloop.protocol.commands import CancelCommand
 from rxloop.protocol.events import ContentDeltaEvent, Event
 from rxloop.storage import postgres_log as postgres_log
 from rxloop.storage.postgres import address
-from rxloop.storage.postgres import listener as hearing
+from rxloop.storage.postgres import listener as listener_module
 from rxloop.storage.postgres import rows as removing
 from rxloop.storage.postgres.address import Connection
 from rxloop.storage.postgres.rows import Batch, write
-from rxloop.testing.event_log_contract.toolkit import Follower, begun, end, ids, note, task
-from support.postgres.logs import MakeLog
+from rxloop.testing.event_log_contract.toolkit import Follower, end, ids, note, start_events, task
+from support.postgres.logs import MakeLog, is_listening, wait_until
 from support.postgres.server import PostgresServer, new_schema, server_user
 from support.processes.bound_processes import start_process
 
 pytestmark = pytest.mark.service("postgres")
 
 SECONDS = 10
-NOWHERE = "postgresql://somebody:secret@127.0.0.1:1/db"
+UNREACHABLE = "postgresql://somebody:secret@127.0.0.1:1/db"
 
 
 async def count_advisory_locks(address: str) -> int:
-    """Count the advisory locks of a database."""
     async with await psycopg.AsyncConnection.connect(address) as connection:
         cursor = await connection.execute(
             "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database"
@@ -50,22 +49,7 @@ async def count_advisory_locks(address: str) -> int:
 
 
 def finished_run(task_id: str) -> list[Event]:
-    """Return all events of a run."""
     return [task(task_id=task_id), end(2, task_id=task_id)]
-
-
-async def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait until the condition is true."""
-    async with asyncio.timeout(SECONDS):
-        while not condition():  # noqa: ASYNC110 it is not told
-            await asyncio.sleep(0)
-
-
-def is_listening(log: PostgresEventLog) -> bool:
-    """True if the log listens for notifications."""
-    with psycopg.connect(log._address.dsn) as connection:
-        query = "SELECT FROM pg_stat_activity WHERE state = 'idle' AND query = %s"
-        return connection.execute(query, (f'LISTEN "{log._address.channel}"',)).fetchone() is not None
 
 
 # -- values
@@ -73,10 +57,10 @@ def is_listening(log: PostgresEventLog) -> bool:
 
 async def test_id_that_postgres_cannot_store_belongs_to_no_run(new_log: MakeLog) -> None:
     log = new_log()
-    await log.append("run", begun(), expected_seq=0)
+    await log.append("run", start_events(), expected_seq=0)
     await log.read("run")
     await log.read("run")
-    pool = log._engine().read.lanes
+    pool = log._engine().read.connections
     connections = {slot._connection for slot in pool}
     for strange in ("a\0b", "\ud800"):
         for ask in (
@@ -105,11 +89,11 @@ async def test_id_that_postgres_cannot_store_belongs_to_no_run(new_log: MakeLog)
 
 
 async def test_errors_do_not_contain_the_password() -> None:
-    for dsn in ("postgresql//somebody:secret@h/db", f"{NOWHERE}?nonsense=secret"):
+    for dsn in ("postgresql//somebody:secret@h/db", f"{UNREACHABLE}?nonsense=secret"):
         with pytest.raises(ConfigurationError) as caught:
             PostgresEventLog(dsn)
         assert "secret" not in "".join(traceback.format_exception(caught.value))
-    log = PostgresEventLog(NOWHERE, patience=0)
+    log = PostgresEventLog(UNREACHABLE, timeout=0)
     with pytest.raises(LogUnreachable) as unreachable:
         await log.get_record("run")
     texts = "".join(traceback.format_exception(unreachable.value))
@@ -118,7 +102,7 @@ async def test_errors_do_not_contain_the_password() -> None:
 
 async def test_two_equal_long_deltas_are_both_delivered(new_log: MakeLog) -> None:
     reader, writer = new_log(), new_log()
-    await writer.append("run", begun(), expected_seq=0)
+    await writer.append("run", start_events(), expected_seq=0)
     seen: list[Event] = []
     received, both = asyncio.Event(), asyncio.Event()
 
@@ -135,13 +119,13 @@ async def test_two_equal_long_deltas_are_both_delivered(new_log: MakeLog) -> Non
 
     follower = asyncio.create_task(follow())
     for sub in range(1, 200):
-        # By now, notifications reach the listener.
+        # Repeat until the listener receives notifications.
         await writer.append("run", [delta(sub, "a", "x")], expected_seq=2)
         with suppress(TimeoutError):
             await asyncio.wait_for(received.wait(), 0.05)
             break
     await writer.append("run", [delta(500, "a", "x" * 6000), delta(501, "b", "x" * 6000)], expected_seq=2)
-    # This happens before the end, which may overtake the notifications.
+    # The end may overtake the notifications.
     await asyncio.wait_for(both.wait(), SECONDS)
     await writer.append("run", [end(3)], expected_seq=2)
     await asyncio.wait_for(follower, SECONDS)
@@ -153,8 +137,8 @@ async def test_two_equal_long_deltas_are_both_delivered(new_log: MakeLog) -> Non
 
 async def test_log_without_a_timeout_reconnects_at_the_next_call() -> None:
     with PostgresServer() as server:
-        log = PostgresEventLog(server.dsn, patience=0)
-        await log.append("run", begun(), expected_seq=0)
+        log = PostgresEventLog(server.dsn, timeout=0)
+        await log.append("run", start_events(), expected_seq=0)
         server.stop()
         for _ in range(2):
             with pytest.raises(LogUnreachable):
@@ -167,24 +151,24 @@ async def test_log_without_a_timeout_reconnects_at_the_next_call() -> None:
 async def test_lease_acquired_at_the_second_try_is_free_after_its_release(
     postgres_database: str,
 ) -> None:
-    hurried = f"{postgres_database}?options=-c%20lock_timeout%3D100"
-    log = PostgresEventLog(hurried)
-    await log.append("run", begun(context_id="c"), expected_seq=0)
+    impatient_dsn = f"{postgres_database}?options=-c%20lock_timeout%3D100"
+    log = PostgresEventLog(impatient_dsn)
+    await log.append("run", start_events(context_id="c"), expected_seq=0)
     async with await psycopg.AsyncConnection.connect(postgres_database) as other:
         await other.execute("SELECT FROM rxloop.runs FOR UPDATE")
-        taking = asyncio.create_task(log.acquire_lease("c", "run", pytest.fail))
+        acquisition = asyncio.create_task(log.acquire_lease("c", "run", pytest.fail))
         await asyncio.sleep(0.4)
         await other.rollback()
-        assert await asyncio.wait_for(taking, SECONDS)
+        assert await asyncio.wait_for(acquisition, SECONDS)
     await log.release_lease("c", "run")
     assert not await count_advisory_locks(postgres_database)
     await log.aclose()
 
 
 async def test_lease_that_could_not_be_acquired_is_free(postgres_database: str) -> None:
-    hurried = f"{postgres_database}?options=-c%20lock_timeout%3D50"
-    log = PostgresEventLog(hurried, patience=0)
-    await log.append("run", begun(context_id="c"), expected_seq=0)
+    impatient_dsn = f"{postgres_database}?options=-c%20lock_timeout%3D50"
+    log = PostgresEventLog(impatient_dsn, timeout=0)
+    await log.append("run", start_events(context_id="c"), expected_seq=0)
     async with await psycopg.AsyncConnection.connect(postgres_database) as other:
         await other.execute("SELECT FROM rxloop.runs FOR UPDATE")
         with pytest.raises(EventLogError):
@@ -203,7 +187,7 @@ def log_tasks() -> set[str]:
 
 async def test_follower_raises_an_error_after_the_log_is_closed(new_log: MakeLog) -> None:
     log = new_log()
-    await log.append("run", begun(), expected_seq=0)
+    await log.append("run", start_events(), expected_seq=0)
     events = log.follow("run")
     await anext(events)
     await log.aclose()
@@ -216,21 +200,21 @@ async def test_follower_raises_an_error_after_the_log_is_closed(new_log: MakeLog
 
 async def test_lease_that_is_being_acquired_is_free_after_the_log_is_closed(postgres_database: str) -> None:
     log = PostgresEventLog(postgres_database)
-    await log.append("run", begun(context_id="c"), expected_seq=0)
+    await log.append("run", start_events(context_id="c"), expected_seq=0)
     async with await psycopg.AsyncConnection.connect(postgres_database) as other:
         await other.execute("SELECT FROM rxloop.runs FOR UPDATE")
-        taking = asyncio.create_task(log.acquire_lease("c", "run", lambda: None))
+        acquisition = asyncio.create_task(log.acquire_lease("c", "run", lambda: None))
         await asyncio.sleep(0.1)
         closing = asyncio.create_task(log.aclose())
         await asyncio.sleep(0.1)
-    assert await asyncio.wait_for(asyncio.gather(taking, closing), SECONDS) == [False, None]
+    assert await asyncio.wait_for(asyncio.gather(acquisition, closing), SECONDS) == [False, None]
     assert not log_tasks()
     assert not await count_advisory_locks(postgres_database)
 
 
 async def test_log_with_many_leases_closes_quickly_when_the_server_is_gone() -> None:
     with PostgresServer() as server:
-        log = PostgresEventLog(server.dsn, patience=1)
+        log = PostgresEventLog(server.dsn, timeout=1)
         for number in range(10):
             assert await log.acquire_lease(f"c{number}", "run", lambda: None)
         server.stop()
@@ -244,15 +228,15 @@ async def test_log_with_many_leases_closes_quickly_when_the_server_is_gone() -> 
 async def test_events_are_appended_while_many_runs_are_deleted(
     new_log: MakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(removing, "AT_ONCE", 2)
-    monkeypatch.setattr(postgres_log, "AT_ONCE", 2)
+    monkeypatch.setattr(removing, "RUNS_PER_TRANSACTION", 2)
+    monkeypatch.setattr(postgres_log, "RUNS_PER_TRANSACTION", 2)
     log = new_log()
     await asyncio.gather(
         *(log.append(f"{name}", [*finished_run(name)], expected_seq=0) for name in map(str, range(20)))
     )
-    await log.append("run", begun(), expected_seq=0)
+    await log.append("run", start_events(), expected_seq=0)
     removing_all = asyncio.create_task(log.trim(-60))
-    await wait_until(lambda: log._engine().write.busy)
+    await wait_until(lambda: log._engine().write.is_busy)
     await log.append("run", [end(3, "canceled")], expected_seq=2)
     assert not removing_all.done()
     assert len(await removing_all) == 20
@@ -261,7 +245,7 @@ async def test_events_are_appended_while_many_runs_are_deleted(
 
 async def test_slow_reader_gets_an_error_when_the_log_is_rolled_back(new_log: MakeLog) -> None:
     log = new_log()
-    await log.append("run", begun(), expected_seq=0)
+    await log.append("run", start_events(), expected_seq=0)
     events = log.follow("run")
     assert [(await anext(events)).seq, (await anext(events)).seq] == [1, 2]
     third = asyncio.ensure_future(anext(events))
@@ -278,30 +262,30 @@ async def test_slow_reader_gets_an_error_when_the_log_is_rolled_back(new_log: Ma
         async for _ in events:
             pass
 
-    # The buffer determines how many events the reader still gets.
-    with pytest.raises(LogRolledBack, match=r"event \d+ of the run run is not there any more"):
+    # First, the reader gets an unknown number of buffered events.
+    with pytest.raises(LogRolledBack, match=r"event \d+ of run run is missing"):
         await asyncio.wait_for(read_rest(), SECONDS)
 
 
 async def test_local_follower_gets_a_batch_at_once_when_its_answer_was_lost(
     new_log: MakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hearing, "POLL_SECONDS", 3600)
+    monkeypatch.setattr(listener_module, "POLL_SECONDS", 3600)
     log = new_log()
-    await log.append("run", begun(), expected_seq=0, writer="me")
+    await log.append("run", start_events(), expected_seq=0, writer="me")
     follower = Follower(log)
-    await follower.sees(1, 2)
+    await follower.wait_for_events(1, 2)
     engine = log._engine()
     last = [end(3)]
     await wait_until(lambda: is_listening(log))
 
-    # This simulates a connection that breaks between the commit and the answer.
+    # Simulate a connection that breaks between the commit and the answer.
     async def lose_answer(connection: Connection) -> None:
-        batch = Batch("run", last, 2, "me", mine=False, live=True)
-        [outcome] = await write(connection, log._address, engine.turns.me, [batch])
+        batch = Batch("run", last, 2, "me", has_lease=False, live=True)
+        [outcome] = await write(connection, log._address, engine.leases.holder_id, [batch])
         assert outcome.number is not None
 
-    await engine.writing(lose_answer)
+    await engine.run_write(lose_answer)
     await log.append("run", last, expected_seq=2, writer="me")
     await asyncio.wait_for(follower.task, SECONDS)
 
@@ -315,8 +299,8 @@ async def test_database_with_a_limited_encoding_is_refused(postgres: str) -> Non
         await connection.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'".encode())
         try:
             log = PostgresEventLog(f"{postgres.rpartition('/')[0]}/{name}")
-            with pytest.raises(EventLogError, match="LATIN1, and UTF8"):
-                await log.append("run", begun(), expected_seq=0)
+            with pytest.raises(EventLogError, match="encoding UTF8, got LATIN1"):
+                await log.append("run", start_events(), expected_seq=0)
             await log.aclose()
         finally:
             await connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
@@ -328,9 +312,9 @@ async def test_database_with_a_limited_encoding_is_refused(postgres: str) -> Non
 async def test_lease_is_refused_when_a_bouncer_shares_sessions(postgres: str) -> None:
     with TemporaryDirectory() as folder, bouncer(postgres, Path(folder)) as shared:
         good = PostgresEventLog(shared, session_dsn=postgres, schema=new_schema())
-        await good.append("run", begun(context_id="c"), expected_seq=0)
+        await good.append("run", start_events(context_id="c"), expected_seq=0)
         follower = Follower(good)
-        await follower.sees(1, 2)
+        await follower.wait_for_events(1, 2)
         assert await good.acquire_lease("c", "run", pytest.fail)
         await good.append("run", [end(3, context_id="c")], expected_seq=2)
         await asyncio.wait_for(follower.task, SECONDS)
@@ -377,7 +361,7 @@ async def test_role_that_owns_the_schema_needs_no_right_to_create_schemas(postgr
         await connection.execute(f"CREATE ROLE {role} LOGIN".encode())
         await connection.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {role}".encode())
         log = PostgresEventLog(postgres.replace("//postgres@", f"//{role}@"), schema=schema)
-        await log.append("run", begun(), expected_seq=0)
+        await log.append("run", start_events(), expected_seq=0)
         assert ids(await log.list_runs()) == ["run"]
         await log.aclose()
         await connection.execute(f"DROP OWNED BY {role}".encode())
@@ -387,9 +371,9 @@ async def test_role_that_owns_the_schema_needs_no_right_to_create_schemas(postgr
 async def test_process_frozen_in_a_transaction_blocks_others_only_briefly(
     new_log: MakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(address, "_SILENT_IN_TRANSACTION", 300)
+    monkeypatch.setattr(address, "_TRANSACTION_TIMEOUT", 300)
     frozen, log = new_log(), new_log()
-    await log.append("run", begun(), expected_seq=0)
+    await log.append("run", start_events(), expected_seq=0)
     began = asyncio.Event()
     tries = 0
 
@@ -399,12 +383,12 @@ async def test_process_frozen_in_a_transaction_blocks_others_only_briefly(
         async with connection.transaction():
             await connection.execute(f"SELECT FROM {frozen._address.schema}.runs FOR UPDATE".encode())
             began.set()
-            # The first call is silent for longer than the limit.
+            # Exceed the limit only in the first call.
             await asyncio.sleep(4 if tries == 1 else 0)
         return tries
 
-    writing = asyncio.create_task(frozen._engine().writing(work))
+    run_write = asyncio.create_task(frozen._engine().run_write(work))
     await began.wait()
     async with asyncio.timeout(3):
         await log.append("run", [end(3)], expected_seq=2)
-    assert await writing == 2
+    assert await run_write == 2

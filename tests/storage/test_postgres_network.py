@@ -13,7 +13,7 @@ from rxloop.errors import Fenced
 from rxloop.protocol.events import StatusUpdateEvent
 from rxloop.storage.postgres.rows import write
 from rxloop.testing import ScriptedModel, call
-from rxloop.testing.event_log_contract.toolkit import begun, end, note
+from rxloop.testing.event_log_contract.toolkit import end, note, start_events
 from support.postgres.logs import MakeLog
 from support.postgres.proxies import Proxy, proxy
 
@@ -21,38 +21,37 @@ pytestmark = pytest.mark.service("postgres")
 
 LEASE = 2.0
 DETECTION = LEASE + 3
-"""Seconds until a disconnected owner knows that it has lost its lease."""
+"""Seconds until a disconnected owner must notice the loss of its lease."""
 
 
 @pytest.fixture
 async def network(postgres: str) -> AsyncIterator[Proxy]:
-    """Network to the server, which the test can break."""
+    """Proxy that can simulate network failures."""
     async with proxy(postgres) as server_proxy:
         yield server_proxy
 
 
 class LostLease(asyncio.Event):
-    """Event that is set when a lease is lost."""
+    """Callback that sets an event when the lease is lost."""
 
     def __call__(self) -> None:
         self.set()
 
 
-async def time_to_acquire(log: PostgresEventLog, task_id: str = "run") -> float:
-    """Acquire the lease as soon as it is free, and return the seconds until then."""
+async def measure_acquisition(log: PostgresEventLog, task_id: str = "run") -> float:
+    """Try until the lease is acquired, and return the elapsed seconds."""
     loop = asyncio.get_running_loop()
-    began = loop.time()
+    start = loop.time()
     async with asyncio.timeout(20):
-        while not await log.acquire_lease("c", task_id, pytest.fail):  # noqa: ASYNC110 it is not told
+        while not await log.acquire_lease("c", task_id, pytest.fail):  # noqa: ASYNC110 (no notification exists)
             await asyncio.sleep(0.02)
-    return loop.time() - began
+    return loop.time() - start
 
 
 async def start_owned_run(log: PostgresEventLog) -> LostLease:
-    """Start a run with its lease."""
     lost = LostLease()
     assert await log.acquire_lease("c", "run", lost)
-    await log.append("run", begun(context_id="c"), expected_seq=0, writer="owner")
+    await log.append("run", start_events(context_id="c"), expected_seq=0, writer="owner")
     return lost
 
 
@@ -86,17 +85,17 @@ async def test_disconnected_owner_stops_its_tools_and_the_run_continues_elsewher
 
     network.black_hole()
     loop = asyncio.get_running_loop()
-    began = loop.time()
+    start = loop.time()
     async with asyncio.timeout(DETECTION):
         await stopped.wait()
     with pytest.raises(RunError) as caught:
         await run
     assert caught.value.code == "fenced"
-    while not await there.list_orphaned():  # noqa: ASYNC110 it is not told
+    while not await there.list_orphaned():  # noqa: ASYNC110 (no notification exists)
         await asyncio.sleep(0.05)
-    assert loop.time() - began < DETECTION
+    assert loop.time() - start < DETECTION
     working.clear()
-    # The tool is not idempotent, so it is not called again.
+    # Interrupted tools run again only if they are idempotent.
     assert (await make_agent(there).get_run(run.task_id).execute()).state == "completed"
     assert not working.is_set()
 
@@ -107,20 +106,20 @@ async def test_disconnected_owner_stops_its_tools_and_the_run_continues_elsewher
 
 
 async def test_late_batch_of_a_disconnected_owner_is_fenced(network: Proxy, new_log: MakeLog) -> None:
-    cut_off, second = new_log(network.address, lease=LEASE), new_log(lease=LEASE)
-    lost = await start_owned_run(cut_off)
+    disconnected, second = new_log(network.address, lease=LEASE), new_log(lease=LEASE)
+    lost = await start_owned_run(disconnected)
     network.black_hole()
-    late = asyncio.create_task(cut_off.append("run", [note(3)], expected_seq=2, writer="owner"))
-    assert await time_to_acquire(second) < DETECTION
+    late = asyncio.create_task(disconnected.append("run", [note(3)], expected_seq=2, writer="owner"))
+    assert await measure_acquisition(second) < DETECTION
     await asyncio.wait_for(lost.wait(), DETECTION)
     await second.append("run", [note(3), note(4)], expected_seq=2, writer="second")
     network.heal()
     with pytest.raises(Fenced):
         await asyncio.wait_for(late, 10)
-    assert not await cut_off.has_lease("c", "run")
-    assert not await cut_off.acquire_lease("c", "run", pytest.fail)
+    assert not await disconnected.has_lease("c", "run")
+    assert not await disconnected.acquire_lease("c", "run", pytest.fail)
     await second.append("run", [end(5)], expected_seq=4, writer="second")
-    assert len(await cut_off.read("run")) == 5
+    assert len(await disconnected.read("run")) == 5
 
 
 async def test_owner_disconnected_for_less_than_the_lease_keeps_its_lease(network: Proxy, new_log: MakeLog) -> None:
@@ -128,9 +127,9 @@ async def test_owner_disconnected_for_less_than_the_lease_keeps_its_lease(networ
     lost = await start_owned_run(owner)
     network.black_hole()
     late = asyncio.create_task(owner.append("run", [note(3)], expected_seq=2, writer="owner"))
-    connection = owner._engine().turns.lane
+    connection = owner._engine().leases.connection
     async with asyncio.timeout(4):
-        while not connection.silent > 1:  # noqa: ASYNC110 it is not told
+        while not connection.silence > 1:  # noqa: ASYNC110 (no notification exists)
             await asyncio.sleep(0.02)
     network.heal()
     await asyncio.wait_for(late, 10)
@@ -157,11 +156,11 @@ async def test_owner_replaces_a_session_that_the_server_still_considers_open(net
 async def test_owner_reacquires_its_lease_when_its_session_ended_unnoticed(network: Proxy, new_log: MakeLog) -> None:
     owner, second = new_log(network.address, lease=LEASE), new_log()
     lost = await start_owned_run(owner)
-    first = owner._engine().turns._session
-    owner._engine().write._answers_in = 0.5
+    first = owner._engine().leases._session
+    owner._engine().write._timeout = 0.5
     network.forget_server()
     async with asyncio.timeout(DETECTION):
-        while owner._engine().turns._session == first:  # noqa: ASYNC110 it is not told
+        while owner._engine().leases._session == first:  # noqa: ASYNC110 (no notification exists)
             await asyncio.sleep(0.02)
     assert await owner.has_lease("c", "run")
     assert not await second.acquire_lease("c", "run", pytest.fail)
@@ -172,9 +171,9 @@ async def test_owner_reacquires_its_lease_when_its_session_ended_unnoticed(netwo
 async def test_owner_learns_that_another_process_has_acquired_its_lease(network: Proxy, new_log: MakeLog) -> None:
     owner, second = new_log(network.address, lease=LEASE), new_log()
     lost = await start_owned_run(owner)
-    owner._engine().write._answers_in = 0.5
+    owner._engine().write._timeout = 0.5
     network.forget_server()
-    await time_to_acquire(second)
+    await measure_acquisition(second)
     await asyncio.wait_for(lost.wait(), DETECTION)
     with pytest.raises(Fenced):
         await owner.append("run", [note(3)], expected_seq=2, writer="owner")
@@ -182,9 +181,9 @@ async def test_owner_learns_that_another_process_has_acquired_its_lease(network:
 
 
 async def test_write_over_a_forgotten_connection_is_repeated_over_a_new_one(network: Proxy, new_log: MakeLog) -> None:
-    log = new_log(network.address, patience=0.1)
-    await log.append("run", begun(), expected_seq=0)
-    log._engine().write._answers_in = 0.5
+    log = new_log(network.address, timeout=0.1)
+    await log.append("run", start_events(), expected_seq=0)
+    log._engine().write._timeout = 0.5
     network.forget_server()
     await log.append("run", [note(3)], expected_seq=2)
 
@@ -194,7 +193,7 @@ async def test_write_over_a_forgotten_connection_is_repeated_over_a_new_one(netw
 
 async def test_batch_is_stored_once_when_its_answer_is_truncated(network: Proxy, new_log: MakeLog) -> None:
     log = new_log(network.address)
-    await log.append("run", begun(), expected_seq=0, writer="owner")
+    await log.append("run", start_events(), expected_seq=0, writer="owner")
     for seq in range(3, 23):
         network.cut_after = 3 * (seq - 3)
         await log.append("run", [note(seq)], expected_seq=seq - 1, writer="owner" if seq % 2 else "")
@@ -219,18 +218,18 @@ async def test_slow_network_loses_no_lease_and_needs_few_round_trips(
     statements = 0
 
     async def run(name: str) -> None:
-        await far.append(name, begun(name), expected_seq=0, writer=name)
+        await far.append(name, start_events(name), expected_seq=0, writer=name)
         for seq in range(3, 18, 3):
             await far.append(name, [note(seq), note(seq + 1), note(seq + 2)], expected_seq=seq - 1, writer=name)
 
     await asyncio.gather(*(run(f"far{number}") for number in range(100)))
-    # Each run has six batches, and the batches of all runs are written together.
+    # Concurrent batches share a statement, so six rounds need few statements.
     assert statements <= 14
-    beats = far._engine().turns.lane
-    session = beats._connection
+    lease_connection = far._engine().leases.connection
+    session = lease_connection._connection
     for _ in range(8):
         await asyncio.sleep(LEASE / 4)
         assert not await near.acquire_lease("c", "run", pytest.fail)
-    assert beats._connection is session
+    assert lease_connection._connection is session
     assert not lost.is_set()
     network.delay = 0

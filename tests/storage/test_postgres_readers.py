@@ -1,4 +1,4 @@
-"""Followers and readers of conversations in Postgres."""
+"""Reading and following runs in Postgres."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rxloop import Agent, PostgresEventLog, follow, history
 from rxloop.errors import EventLogError, UnknownRun
 from rxloop.protocol.commands import CancelCommand
 from rxloop.protocol.events import ContentDeltaEvent, Event
-from rxloop.storage.postgres import listener as hearing
+from rxloop.storage.postgres import listener as listener_module
 from rxloop.testing import ScriptedModel
-from rxloop.testing.event_log_contract.toolkit import SECONDS, Follower, begun, end, note, status, wait_for
+from rxloop.testing.event_log_contract.toolkit import SECONDS, Follower, end, note, start_events, status, wait_for
 from support.postgres.logs import MakeLog, query_rows
 
 pytestmark = pytest.mark.service("postgres")
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.service("postgres")
 async def test_any_number_of_readers_share_six_connections(postgres_database: str) -> None:
     log, writer = PostgresEventLog(postgres_database), PostgresEventLog(postgres_database)
     for number in range(10):
-        await writer.append(f"run{number}", begun(f"run{number}"), expected_seq=0)
+        await writer.append(f"run{number}", start_events(f"run{number}"), expected_seq=0)
     followers = [Follower(log, f"run{number % 10}") for number in range(300)]
     stops = [log.watch_commands(f"run{number}", lambda: None) for number in range(10)]
     await log.acquire_lease("c", "run0", lambda: None)
@@ -30,7 +30,7 @@ async def test_any_number_of_readers_share_six_connections(postgres_database: st
     for number in range(1, 10):
         await writer.append(f"run{number}", [note(3)], expected_seq=2)
     for follower in followers:
-        await follower.sees(1, 2, 3)
+        await follower.wait_for_events(1, 2, 3)
     await writer.aclose()
     [[count]] = await query_rows(
         postgres_database,
@@ -48,15 +48,15 @@ async def test_any_number_of_readers_share_six_connections(postgres_database: st
 async def test_poll_finds_events_and_commands_without_notifications(
     new_log: MakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hearing, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(hearing.Hearing, "_told", lambda *_: None)
+    monkeypatch.setattr(listener_module, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(listener_module.Listener, "_handle_notification", lambda *_: None)
     log, writer = new_log(), new_log()
-    await writer.append("run", begun(), expected_seq=0)
+    await writer.append("run", start_events(), expected_seq=0)
     follower, arrived = Follower(log), asyncio.Event()
     stop = log.watch_commands("run", arrived.set)
-    await follower.sees(1, 2)
+    await follower.wait_for_events(1, 2)
     await writer.append("run", [note(3)], expected_seq=2)
-    await follower.sees(1, 2, 3)
+    await follower.wait_for_events(1, 2, 3)
     arrived.clear()
     await writer.send_command("run", CancelCommand())
     async with asyncio.timeout(SECONDS):
@@ -68,26 +68,26 @@ async def test_poll_finds_events_and_commands_without_notifications(
 
 async def test_slow_reader_loses_no_events(new_log: MakeLog) -> None:
     log, writer = new_log(), new_log()
-    await writer.append("run", begun(), expected_seq=0)
+    await writer.append("run", start_events(), expected_seq=0)
     events = aiter(log.follow("run"))
     seen = [(await anext(events)).seq, (await anext(events)).seq]
     follower = Follower(log)
-    await follower.sees(1, 2)
+    await follower.wait_for_events(1, 2)
     for first in range(3, 2_003, 100):
         await writer.append("run", [note(seq) for seq in range(first, first + 100)], expected_seq=first - 1)
     await writer.append("run", [end(2_003)], expected_seq=2_002)
     await wait_for(follower)
     seen += [event.seq async for event in events]
-    assert seen == follower.seen == [*range(1, 2_004)]
+    assert seen == follower.received == [*range(1, 2_004)]
 
 
 async def test_followers_end_when_their_run_is_deleted(new_log: MakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hearing, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(listener_module, "POLL_SECONDS", 0.05)
     log, writer = new_log(), new_log()
-    await writer.append("run", [*begun(), end(3)], expected_seq=0)
+    await writer.append("run", [*start_events(), end(3)], expected_seq=0)
     await writer.append("run", [status(4, "working", attempt=2)], expected_seq=3)
     follower = Follower(log)
-    await follower.sees(1, 2, 3, 4)
+    await follower.wait_for_events(1, 2, 3, 4)
     schema = writer._address.schema
     await query_rows(writer._address.dsn, f"DELETE FROM {schema}.runs")
     with pytest.raises(UnknownRun, match="run"):
@@ -97,14 +97,14 @@ async def test_followers_end_when_their_run_is_deleted(new_log: MakeLog, monkeyp
 async def test_followers_get_an_error_when_the_log_is_rolled_back(
     new_log: MakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hearing, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(listener_module, "POLL_SECONDS", 0.05)
     log, writer = new_log(), new_log()
-    await writer.append("run", [*begun(), note(3), note(4)], expected_seq=0)
+    await writer.append("run", [*start_events(), note(3), note(4)], expected_seq=0)
     follower = Follower(log)
-    await follower.sees(1, 2, 3, 4)
+    await follower.wait_for_events(1, 2, 3, 4)
     address = writer._address
     await query_rows(address.dsn, f"UPDATE {address.schema}.runs SET seq = 3")
-    with pytest.raises(EventLogError, match="gone back: the event 4 of the run run is not there"):
+    with pytest.raises(EventLogError, match="rolled back: event 4 of run run is missing"):
         await asyncio.wait_for(follower.task, SECONDS)
 
 
@@ -116,12 +116,12 @@ def delta(seq: int, sub: int, text: str) -> Event:
 
 
 async def wait_for_listener(log: PostgresEventLog, task_id: str = "run") -> None:
-    """Wait until a run is followed and the log listens for its notifications."""
-    tails = log._engine().hearing
+    """Wait until notifications for a run reach its followers."""
+    tails = log._engine().listener
     async with asyncio.timeout(SECONDS):
-        while tails._connection is None or task_id not in tails.tails.of_task:  # noqa: ASYNC110
+        while tails._connection is None or task_id not in tails.tails.by_task:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        # The listener also asks for earlier events first.
+        # After connecting, the listener first queries earlier events.
         await asyncio.sleep(0.1)
 
 
@@ -134,10 +134,10 @@ async def test_transient_events_reach_followers_in_order_and_are_not_stored(
     new_log: MakeLog,
 ) -> None:
     log, writer = new_log(), new_log()
-    await writer.append("run", begun(), expected_seq=0)
+    await writer.append("run", start_events(), expected_seq=0)
     far, near, plain = list[Event](), list[Event](), Follower(log)
     readers = [asyncio.create_task(collect(log, far)), asyncio.create_task(collect(writer, near))]
-    await plain.sees(1, 2)
+    await plain.wait_for_events(1, 2)
     await wait_for_listener(log)
     long = "é" * 9_000
     await writer.append("run", [note(3), delta(3, 1, "a"), delta(3, 2, "b")], expected_seq=2)
@@ -146,23 +146,23 @@ async def test_transient_events_reach_followers_in_order_and_are_not_stored(
     await asyncio.wait_for(asyncio.gather(*readers, plain.task), SECONDS)
 
     for seen in (far, near):
-        places = [(event.seq, event.sub) for event in seen]
-        assert places == sorted({*places})
+        positions = [(event.seq, event.sub) for event in seen]
+        assert positions == sorted({*positions})
         assert [event.seq for event in seen if event.durable] == [1, 2, 3, 4, 5]
         assert "".join(event.delta for event in seen if isinstance(event, ContentDeltaEvent)) == f"abc{long}de"
     # Deltas are merged for transport.
     assert [(event.seq, event.sub) for event in far if not event.durable] == [(3, 2), (3, 4), (3, 5), (4, 1)]
-    assert plain.seen == [1, 2, 3, 4, 5]
+    assert plain.received == [1, 2, 3, 4, 5]
     assert all(event.durable for event in await log.read("run", deltas=True))
 
 
 async def test_refused_writer_delivers_no_transient_events(new_log: MakeLog) -> None:
     log, writer = new_log(), new_log()
-    await writer.append("run", [*begun(), note(3)], expected_seq=0)
+    await writer.append("run", [*start_events(), note(3)], expected_seq=0)
     seen = list[Event]()
     reader = asyncio.create_task(collect(log, seen))
     await wait_for_listener(log)
-    with pytest.raises(EventLogError, match="expected seq 2"):
+    with pytest.raises(EventLogError, match="the writer expected 2"):
         await writer.append("run", [delta(2, 1, "stale")], expected_seq=2)
     await writer.append("run", [delta(3, 1, "true"), end(4)], expected_seq=3)
     await asyncio.wait_for(reader, SECONDS)

@@ -14,9 +14,9 @@ from rxloop.errors import ConflictError, EventLogError
 from rxloop.protocol.commands import CancelCommand
 from rxloop.runtime import PostgresQueue
 from rxloop.storage.postgres.address import Connection
-from rxloop.storage.postgres.serial_connection import Lane
+from rxloop.storage.postgres.serial_connection import SerialConnection
 from rxloop.testing import ScriptedModel
-from rxloop.testing.event_log_contract.toolkit import Follower, begun, note
+from rxloop.testing.event_log_contract.toolkit import Follower, note, start_events
 from support.postgres.logs import ConcurrentWriters, query_rows
 from support.postgres.proxies import proxy
 from support.postgres.server import PostgresServer, wait_until_old
@@ -41,16 +41,16 @@ class Pair:
                 await asyncio.sleep(0.02)
 
     async def make_synchronous(self) -> None:
-        """Make the primary wait for the standby before it acknowledges."""
+        """Let the primary acknowledge only writes that the standby has stored."""
         await query_rows(self._primary.dsn, "ALTER SYSTEM SET synchronous_standby_names = '*'")
         await query_rows(self._primary.dsn, "SELECT pg_reload_conf()")
         await self.wait_for_state("sync")
 
     async def wait_for_replay(self) -> None:
-        """Wait until the standby has replayed all writes of the primary."""
+        """Wait until all writes of the primary are replayed."""
         query = "SELECT replay_lsn = pg_current_wal_lsn() FROM pg_stat_replication"
         async with asyncio.timeout(SECONDS):
-            while await query_rows(self._primary.dsn, query) != [(True,)]:  # noqa: ASYNC110 it is not told
+            while await query_rows(self._primary.dsn, query) != [(True,)]:  # noqa: ASYNC110 (no notification exists)
                 await asyncio.sleep(0.02)
 
     async def fail_over(self) -> None:
@@ -69,7 +69,7 @@ async def start_pair() -> AsyncGenerator[Pair]:
             yield servers
 
 
-def delay_connection(connection: Lane) -> asyncio.Event:
+def delay_connection(connection: SerialConnection) -> asyncio.Event:
     """Delay new connections until the returned event is set."""
     connect, free = connection._connect, asyncio.Event()
 
@@ -84,33 +84,33 @@ def delay_connection(connection: Lane) -> asyncio.Event:
 async def test_synchronous_standby_has_all_acknowledged_events_after_failover() -> None:
     async with start_pair() as servers:
         await servers.make_synchronous()
-        log, other = PostgresEventLog(servers.dsn, patience=60), PostgresEventLog(servers.dsn, patience=60)
-        writing = ConcurrentWriters(log, 10)
-        await writing.wait_for_progress()
-        followers = [Follower(other, name) for name in writing.names]
+        log, other = PostgresEventLog(servers.dsn, timeout=60), PostgresEventLog(servers.dsn, timeout=60)
+        run_write = ConcurrentWriters(log, 10)
+        await run_write.wait_for_progress()
+        followers = [Follower(other, name) for name in run_write.names]
         assert await log.acquire_lease("run0", "run0", pytest.fail)
         command_numbers = [await other.send_command("run0", CancelCommand())]
 
-        await writing.wait_for_progress()
-        acknowledged = dict(writing.last)
+        await run_write.wait_for_progress()
+        acknowledged = dict(run_write.last)
         # The server has only just started, so no process is considered dead.
         await asyncio.to_thread(wait_until_old, servers.standby.dsn)
-        coming_back = delay_connection(log._engine().turns.lane)
+        connection_allowed = delay_connection(log._engine().leases.connection)
         await servers.fail_over()
 
         # The owner is alive, but reconnects later than others.
         assert await other.list_orphaned() == []
-        coming_back.set()
+        connection_allowed.set()
         assert await log.has_lease("run0", "run0")
         command_numbers.append(await other.send_command("run0", CancelCommand()))
-        for name in writing.names:
+        for name in run_write.names:
             events = await other.read(name)
             assert len(events) >= acknowledged[name]
         assert not await other.acquire_lease("run0", "run0", pytest.fail)
-        await writing.wait_for_progress()
-        last = await writing.stop()
+        await run_write.wait_for_progress()
+        last = await run_write.stop()
         await asyncio.wait_for(asyncio.gather(*(follower.task for follower in followers)), SECONDS)
-        assert [follower.seen for follower in followers] == [[*range(1, seq + 1)] for seq in last]
+        assert [follower.received for follower in followers] == [[*range(1, seq + 1)] for seq in last]
         assert [number for number, _ in await log.read_commands("run0")] == command_numbers
         await log.aclose()
         await other.aclose()
@@ -119,7 +119,7 @@ async def test_synchronous_standby_has_all_acknowledged_events_after_failover() 
 async def test_queue_continues_after_failover() -> None:
     async with start_pair() as servers:
         await servers.make_synchronous()
-        here, there = PostgresQueue(servers.dsn), PostgresQueue(servers.dsn)
+        sender, receiver = PostgresQueue(servers.dsn), PostgresQueue(servers.dsn)
         jobs, changed = set[str](), asyncio.Event()
 
         async def record_job(task_id: str) -> None:
@@ -133,10 +133,9 @@ async def test_queue_continues_after_failover() -> None:
                     await changed.wait()
 
         async def serve() -> None:
-            # This is the loop of a worker.
             while True:
                 try:
-                    await there.serve(record_job, concurrency=4)
+                    await receiver.serve(record_job, concurrency=4)
                 except Exception:
                     await asyncio.sleep(0.2)
 
@@ -144,51 +143,51 @@ async def test_queue_continues_after_failover() -> None:
             async with asyncio.timeout(SECONDS):
                 while True:
                     try:
-                        return await here.enqueue(task_id)
+                        return await sender.enqueue(task_id)
                     except Exception:
                         await asyncio.sleep(0.2)
 
-        serving = asyncio.create_task(serve())
+        server_task = asyncio.create_task(serve())
         await send_job("before")
         await wait_for_job("before")
         await servers.fail_over()
         await send_job("after")
         await wait_for_job("after")
-        serving.cancel()
-        await asyncio.wait([serving])
-        await here.aclose()
-        await there.aclose()
+        server_task.cancel()
+        await asyncio.wait([server_task])
+        await sender.aclose()
+        await receiver.aclose()
 
 
 async def test_asynchronous_standby_without_events_reuses_no_number_and_delivers_no_wrong_event() -> None:
     with PostgresServer() as primary:
-        async with proxy(primary.dsn) as way:
-            follows = f"host=127.0.0.1 port={conninfo_to_dict(way.address)['port']} user=postgres"
+        async with proxy(primary.dsn) as network:
+            follows = f"host=127.0.0.1 port={conninfo_to_dict(network.address)['port']} user=postgres"
             with PostgresServer(standby_of=primary, primary_conninfo=follows) as standby:
                 servers = Pair(primary, standby)
                 await servers.wait_for_state("async")
-                owner, reader = PostgresEventLog(servers.dsn, patience=60), PostgresEventLog(servers.dsn, patience=60)
+                owner, reader = PostgresEventLog(servers.dsn, timeout=60), PostgresEventLog(servers.dsn, timeout=60)
                 assert await owner.acquire_lease("c", "run", pytest.fail)
-                await owner.append("run", [*begun(context_id="c"), note(3)], expected_seq=0, writer="owner")
+                await owner.append("run", [*start_events(context_id="c"), note(3)], expected_seq=0, writer="owner")
                 follower = Follower(reader)
-                await follower.sees(1, 2, 3)
+                await follower.wait_for_events(1, 2, 3)
                 await servers.wait_for_replay()
 
-                way.black_hole()
+                network.black_hole()
                 await owner.append("run", [note(4), note(5)], expected_seq=3, writer="owner")
-                await owner.append("lost", begun("lost", context_id="d"), expected_seq=0, writer="owner")
-                await follower.sees(1, 2, 3, 4, 5)
-                await way.stop()
+                await owner.append("lost", start_events("lost", context_id="d"), expected_seq=0, writer="owner")
+                await follower.wait_for_events(1, 2, 3, 4, 5)
+                await network.stop()
                 await servers.fail_over()
 
-                with pytest.raises(EventLogError, match="gone back: the event 5 of the run run is not there"):
+                with pytest.raises(EventLogError, match="rolled back: event 5 of run run is missing"):
                     await asyncio.wait_for(follower.task, SECONDS)
                 with pytest.raises(ConflictError):
                     await owner.append("run", [note(6)], expected_seq=5, writer="owner")
                 with pytest.raises(ConflictError):
                     await owner.append("lost", [note(3)], expected_seq=2, writer="owner")
                 assert [event.seq for event in await reader.read("run")] == [1, 2, 3]
-                # The next owner continues with the events that are left.
+                # Another owner continues from the remaining events.
                 await owner.release_lease("c", "run")
                 agent = Agent(ScriptedModel("Hello."), name="helper", log=reader)
                 assert (await agent.get_run("run").execute()).state == "completed"

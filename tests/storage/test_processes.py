@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from rxloop.storage.sqlite import leases as processes
-from rxloop.storage.sqlite.leases import has_died, this_process
+from rxloop.storage.sqlite.leases import get_process_name, has_died
 
-NAME = "from rxloop.storage.sqlite.leases import this_process; print(this_process(), flush=True); input()"
+NAME = "from rxloop.storage.sqlite.leases import get_process_name; print(get_process_name(), flush=True); input()"
 
-LISTED = Path("/proc/self/stat").exists()
+IS_LINUX = Path("/proc/self/stat").exists()
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there, nobody can tell")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="dead processes cannot be detected on Windows")
 
 
 def start_child() -> tuple[subprocess.Popen[str], str]:
@@ -34,11 +34,11 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 def test_process_is_alive_until_it_is_killed() -> None:
     process, name = start_child()
-    assert not has_died(this_process())
+    assert not has_died(get_process_name())
     assert not has_died(name)
     kill(process)
     assert has_died(name)
-    assert not has_died(this_process())
+    assert not has_died(get_process_name())
 
 
 def test_frozen_process_is_alive() -> None:
@@ -48,7 +48,7 @@ def test_frozen_process_is_alive() -> None:
     kill(process)
 
 
-@pytest.mark.skipif(not LISTED, reason="this system does not say")
+@pytest.mark.skipif(not IS_LINUX, reason="this system does not say")
 def test_zombie_process_has_died() -> None:
     process, name = start_child()
     process.kill()
@@ -57,9 +57,9 @@ def test_zombie_process_has_died() -> None:
     kill(process)
 
 
-@pytest.mark.skipif(not LISTED, reason="this system does not say")
+@pytest.mark.skipif(not IS_LINUX, reason="this system does not say")
 def test_process_that_reuses_a_number_is_another_process() -> None:
-    machine, pid, started = this_process().split()
+    machine, pid, started = get_process_name().split()
     assert has_died(f"{machine} {pid} {int(started) - 1}")
 
 
@@ -74,6 +74,6 @@ def test_process_of_another_machine_or_container_never_counts_as_dead() -> None:
 def test_no_process_counts_as_dead_without_a_machine_name(monkeypatch: pytest.MonkeyPatch) -> None:
     process, name = start_child()
     kill(process)
-    monkeypatch.setattr(processes, "_machine", lambda: "")
-    assert this_process() == ""
+    monkeypatch.setattr(processes, "_get_machine", lambda: "")
+    assert get_process_name() == ""
     assert not has_died(name)

@@ -45,16 +45,16 @@ async def write_run(path: Path) -> None:
     await log.aclose()
 
 
-async def refusal(path: Path) -> str:
-    """Return the error of a log for a file that it can neither read nor write."""
+async def get_refusal(path: Path) -> str:
+    """Return the error message for a file that a log can neither read nor write."""
     log = SqliteEventLog(path)
-    with pytest.raises(EventLogError) as reading:
+    with pytest.raises(EventLogError) as read_error:
         await log.list_runs()
-    with pytest.raises(EventLogError) as writing:
+    with pytest.raises(EventLogError) as write_error:
         await log.append("run", [task()], expected_seq=0)
     await log.aclose()
-    assert str(reading.value) == str(writing.value)
-    return str(reading.value)
+    assert str(read_error.value) == str(write_error.value)
+    return str(read_error.value)
 
 
 async def test_log_creates_no_file_before_the_first_event(path: Path) -> None:
@@ -91,7 +91,7 @@ def test_path_that_is_not_a_file_is_refused(name: str) -> None:
 
 
 def test_unknown_fsync_is_refused(path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="'normal' or 'full', not 'always'"):
+    with pytest.raises(ConfigurationError, match="'normal' or 'full', got 'always'"):
         SqliteEventLog(path, fsync="always")  # pyright: ignore[reportArgumentType]
 
 
@@ -106,7 +106,7 @@ async def test_fsync_sets_the_synchronous_level(path: Path, fsync: Any, level: i
 async def test_batch_is_stored_once_when_its_append_was_cancelled(path: Path) -> None:
     log = SqliteEventLog(path)
     await log.append("run", [task()], expected_seq=0)
-    # This is more than is written without the thread.
+    # A batch of this size is written in the thread.
     batch = notes(2, 100)
     lost = asyncio.ensure_future(log.append("run", batch, expected_seq=1, writer="me"))
     await asyncio.sleep(0)
@@ -115,7 +115,7 @@ async def test_batch_is_stored_once_when_its_append_was_cancelled(path: Path) ->
         await lost
 
     await log.append("run", batch, expected_seq=1, writer="me")
-    with pytest.raises(ConflictError, match="run run: the writer expected seq 1"):
+    with pytest.raises(ConflictError, match="run run: the writer expected 1"):
         await log.append("run", [CustomEvent(seq=2, attempt=1, name="another")], expected_seq=1, writer="me")
 
     assert [event.seq for event in await log.read("run")] == list(range(1, 101))
@@ -139,42 +139,42 @@ async def test_concurrent_writers_have_their_own_outcomes(path: Path) -> None:
 async def test_follower_gets_the_events_of_another_process(path: Path) -> None:
     # L132
     await write_run(path)
-    mine, theirs = SqliteEventLog(path), SqliteEventLog(path)
+    reader, writer = SqliteEventLog(path), SqliteEventLog(path)
     seen: list[int] = []
 
     async def follow() -> None:
-        seen.extend([event.seq async for event in mine.follow("run")])
+        seen.extend([event.seq async for event in reader.follow("run")])
 
     follower = asyncio.create_task(follow())
     for seq in range(4, 20):
-        await theirs.append("run", notes(seq, seq), expected_seq=seq - 1)
-    await theirs.append("run", [StatusUpdateEvent(seq=20, state="completed", final=True)], expected_seq=19)
+        await writer.append("run", notes(seq, seq), expected_seq=seq - 1)
+    await writer.append("run", [StatusUpdateEvent(seq=20, state="completed", final=True)], expected_seq=19)
     await asyncio.wait_for(follower, 10)
     assert seen == list(range(1, 21))
-    await mine.aclose()
-    await theirs.aclose()
+    await reader.aclose()
+    await writer.aclose()
 
 
 async def test_follower_with_deltas_gets_the_deltas_of_another_process(path: Path) -> None:
-    mine, theirs = SqliteEventLog(path), SqliteEventLog(path, keep_deltas=True)
-    await theirs.append("run", [task(task_id="run")], expected_seq=0)
-    following = aiter(mine.follow("run", deltas=True))
+    reader, writer = SqliteEventLog(path), SqliteEventLog(path, keep_deltas=True)
+    await writer.append("run", [task(task_id="run")], expected_seq=0)
+    following = aiter(reader.follow("run", deltas=True))
     assert (await anext(following)).seq == 1
     for sub in (1, 2):
         waiting = asyncio.ensure_future(anext(following))
         await asyncio.sleep(0.05)
-        await theirs.append("run", [ContentDeltaEvent(seq=1, sub=sub, delta="a")], expected_seq=1)
+        await writer.append("run", [ContentDeltaEvent(seq=1, sub=sub, delta="a")], expected_seq=1)
         assert (await asyncio.wait_for(waiting, 10)).sub == sub
-    await theirs.aclose()
-    await mine.aclose()
+    await writer.aclose()
+    await reader.aclose()
 
 
 async def test_all_followers_share_one_poll(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     statements: list[str] = []
-    opened = database._connect
+    connect_original = database._connect
 
     def connect(*arguments: Any) -> sqlite3.Connection:
-        connection = opened(*arguments)
+        connection = connect_original(*arguments)
         connection.set_trace_callback(statements.append)
         return connection
 
@@ -193,7 +193,7 @@ async def test_all_followers_share_one_poll(path: Path, monkeypatch: pytest.Monk
     statements.clear()
     await other.append("other", notes(2, 2), expected_seq=1)
     await asyncio.sleep(0.1)
-    polls = [each for each in statements if each.startswith("SELECT task_id, seq, at_rest")]
+    polls = [each for each in statements if each.startswith("SELECT task_id, seq, idle")]
     assert len(polls) == 1, "one question for all, and none of them reads"
     assert not any("json FROM events" in each for each in statements)
 
@@ -205,14 +205,14 @@ async def test_all_followers_share_one_poll(path: Path, monkeypatch: pytest.Monk
 
 async def test_follower_continues_after_its_log_is_closed(path: Path) -> None:
     await write_run(path)
-    mine, theirs = SqliteEventLog(path), SqliteEventLog(path)
-    waiting = asyncio.ensure_future(anext(mine.follow("run", after_seq=3)))
+    reader, writer = SqliteEventLog(path), SqliteEventLog(path)
+    waiting = asyncio.ensure_future(anext(reader.follow("run", after_seq=3)))
     await asyncio.sleep(0.05)
-    await mine.aclose()
-    await theirs.append("run", notes(4, 4), expected_seq=3)
+    await reader.aclose()
+    await writer.append("run", notes(4, 4), expected_seq=3)
     assert (await asyncio.wait_for(waiting, 10)).seq == 4
-    await theirs.aclose()
-    await mine.aclose()
+    await writer.aclose()
+    await reader.aclose()
 
 
 async def test_events_are_parsed_in_the_thread(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ async def test_second_process_cannot_append_to_a_run_with_an_owner(path: Path) -
     async def meddle() -> str:
         (record,) = await other.list_runs()
         note = CustomEvent(seq=record.seq + 1, name="meddling")
-        with pytest.raises(Fenced, match="somebody else has the turn"):
+        with pytest.raises(Fenced, match="another process holds the lease"):
             await other.append(record.task_id, [note], expected_seq=record.seq)
         return "refused"
 
@@ -255,13 +255,13 @@ async def test_file_of_another_program_is_refused_and_unchanged(path: Path) -> N
         connection.execute("CREATE TABLE theirs (x)")
     connection.close()
     before = path.read_bytes()
-    assert "database of another program" in await refusal(path)
+    assert "belongs to another program" in await get_refusal(path)
     assert path.read_bytes() == before
 
 
 async def test_file_that_is_no_database_is_refused_with_a_remedy(path: Path) -> None:
     path.write_bytes(b"no database at all, but long enough to look at" * 100)
-    says = await refusal(path)
+    says = await get_refusal(path)
     assert "not a SQLite file" in says
     assert str(path) in says
 
@@ -303,7 +303,7 @@ async def test_locked_file_is_an_error_after_the_timeout(path: Path, monkeypatch
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
     log = SqliteEventLog(path)
-    with pytest.raises(EventLogError, match="another process has held the file"):
+    with pytest.raises(EventLogError, match="another process has locked the file"):
         await log.append("run", notes(4, 4), expected_seq=3)
     holder.execute("ROLLBACK")
     holder.close()
@@ -347,7 +347,7 @@ async def test_read_only_file_is_an_error() -> None:
         path.parent.chmod(0o555)
         printed = await asyncio.to_thread(run_writer, "nobody", str(path))
         path.parent.chmod(0o755)
-    assert "cannot be" in printed
+    assert "not writable" in printed
 
 
 async def test_acknowledged_events_are_stored_when_the_process_is_killed(path: Path) -> None:
@@ -358,16 +358,16 @@ async def test_acknowledged_events_are_stored_when_the_process_is_killed(path: P
     process.send_signal(signal.SIGKILL)
     printed += await process.stdout.read()
     await process.wait()
-    whole, _, _ = printed.rpartition(b"\n")
-    await assert_acknowledged_events_are_stored(path, whole.decode())
+    complete_lines, _, _ = printed.rpartition(b"\n")
+    await assert_acknowledged_events_are_stored(path, complete_lines.decode())
 
 
 async def test_append_now_writes_only_short_batches_without_contention(path: Path) -> None:
     log = SqliteEventLog(path)
-    # The file must be open first.
+    # The first event opens the file in the thread.
     assert not log.append_now("run", [task()], expected_seq=0)
     await log.append("run", [task()], expected_seq=0)
-    # The thread may still finish the previous write.
+    # Retry while the thread completes the previous write.
     async with asyncio.timeout(5):
         while not log.append_now("run", notes(2, 3), expected_seq=1):
             await log.read("run")
@@ -474,22 +474,22 @@ async def test_exactly_one_process_wins_when_two_append_the_same_bytes(path: Pat
 
 async def test_followers_of_a_run_share_its_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, elsewhere = SqliteEventLog(tmp_path / "runs.db"), SqliteEventLog(tmp_path / "runs.db")
-    await elsewhere.append("run", tools.begun(), expected_seq=0)
+    await elsewhere.append("run", tools.start_events(), expected_seq=0)
     followers = [tools.Follower(log) for _ in range(200)]
     for follower in followers:
-        await follower.sees(1, 2)
+        await follower.wait_for_events(1, 2)
     read = list[Any]()
-    page = log._page
+    page = log._read_page
 
     async def count(*arguments: Any) -> Any:
         read.append(arguments)
         return await page(*arguments)
 
-    monkeypatch.setattr(log, "_page", count)
+    monkeypatch.setattr(log, "_read_page", count)
     for seq in range(3, 8):
         await elsewhere.append("run", [tools.note(seq)], expected_seq=seq - 1)
         for follower in followers:
-            await follower.sees(*range(1, seq + 1))
+            await follower.wait_for_events(*range(1, seq + 1))
     assert len(read) <= 5 * 3
     await elsewhere.append("run", [tools.end(8)], expected_seq=7)
     await tools.wait_for(*followers)

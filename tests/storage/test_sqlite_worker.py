@@ -13,7 +13,7 @@ from rxloop.storage.sqlite.worker import Worker
 
 
 class _PausingQueue:
-    """Queue whose reader stops after it takes a certain job, until `resume` is set."""
+    """Queue that blocks its reader at a certain job until `resume` is set."""
 
     def __init__(self, jobs: SimpleQueue[Any], pause_at: Callable[[sqlite3.Connection], None]) -> None:
         self._jobs, self._pause_at = jobs, pause_at
@@ -37,20 +37,20 @@ async def test_borrowed_connection_does_not_overtake_a_job_of_the_thread(tmp_pat
         connection.execute("INSERT INTO jobs VALUES ('submitted')")
 
     worker = Worker(connect, "test")
-    await worker.do(lambda connection: connection.execute("CREATE TABLE jobs (name)"))
+    await worker.run(lambda connection: connection.execute("CREATE TABLE jobs (name)"))
     shared = worker._shared
     assert shared is not None
     queue = _PausingQueue(shared.queue, insert)
     shared.queue = queue  # pyright: ignore[reportAttributeAccessIssue]
     # The thread may still wait on the replaced queue and takes this job from there.
-    await worker.do(lambda connection: None)
+    await worker.run(lambda connection: None)
     worker.submit(insert, lambda error: None)
     queue.taken.wait()
-    with worker.borrowed() as connection:
+    with worker.borrow() as connection:
         assert connection is None
     queue.resume.set()
 
-    names = await worker.do(lambda connection: connection.execute("SELECT name FROM jobs").fetchall())
+    names = await worker.run(lambda connection: connection.execute("SELECT name FROM jobs").fetchall())
     assert names == [("submitted",)]
     await worker.aclose()
 
@@ -63,13 +63,13 @@ async def test_connection_can_be_borrowed_after_a_failed_job(tmp_path: Path) -> 
     errors: list[str] = []
     worker = Worker(lambda: sqlite3.connect(tmp_path / "a.db", check_same_thread=False), "test")
     worker.submit(fail, lambda error: errors.append(str(error)))
-    await worker.do(lambda connection: None)
+    await worker.run(lambda connection: None)
     shared = worker._shared
     assert shared is not None
-    # The thread counts a job as finished while it still holds the lock.
+    # The thread decrements the counter before it releases the lock.
     with shared.lock:
         assert not shared.unfinished
-    with worker.borrowed() as connection:
+    with worker.borrow() as connection:
         assert connection is not None
     assert errors == ["the job failed"]
     await worker.aclose()

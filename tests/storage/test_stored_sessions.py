@@ -28,31 +28,31 @@ def path(tmp_path: Path) -> Path:
 
 async def test_session_continues_after_a_restart(path: Path) -> None:
     # T41
-    before = ThinkingSessions(SqliteArtifacts(path))
-    await before.think(thought(1), session_id="s")
-    await before.think(thought(2, branchFromThought=1, branchId="b", isRevision=True, revisesThought=9), session_id="s")
-    was = (await before.think(thought(3, needed=False), session_id="s", call_id="c")).session
-    await before.aclose()
-    after = ThinkingSessions(SqliteArtifacts(path))
-    session = await after.get_session("s")
-    assert session.thoughts == was.thoughts
-    assert session.branches == was.branches
-    assert session.status == was.status
-    assert session.version == was.version
-    assert session.created == was.created
-    assert session.used == was.used
-    assert len((await after.think(thought(4), session_id="s", call_id="c")).session) == 3
-    assert len((await after.think(thought(4), session_id="s")).session) == 4
-    await after.aclose()
+    first = ThinkingSessions(SqliteArtifacts(path))
+    await first.think(thought(1), session_id="s")
+    await first.think(thought(2, branchFromThought=1, branchId="b", isRevision=True, revisesThought=9), session_id="s")
+    stored_session = (await first.think(thought(3, needed=False), session_id="s", call_id="c")).session
+    await first.aclose()
+    second = ThinkingSessions(SqliteArtifacts(path))
+    session = await second.get_session("s")
+    assert session.thoughts == stored_session.thoughts
+    assert session.branches == stored_session.branches
+    assert session.status == stored_session.status
+    assert session.version == stored_session.version
+    assert session.created == stored_session.created
+    assert session.used == stored_session.used
+    assert len((await second.think(thought(4), session_id="s", call_id="c")).session) == 3
+    assert len((await second.think(thought(4), session_id="s")).session) == 4
+    await second.aclose()
 
 
 @pytest.mark.parametrize("kind", ["folder", "sqlite"])
 def test_session_is_unchanged_after_a_crash_during_a_write(kind: str, path: Path) -> None:
     # T42
     command = [*THINKER, kind, str(path), "a", "3", "crash"]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
-    assert ended.returncode == -9
-    assert ended.stdout.split() == ["1", "2"]
+    completed = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+    assert completed.returncode == -9
+    assert completed.stdout.split() == ["1", "2"]
 
     async def check_session() -> None:
         sessions = ThinkingSessions(MAKERS[kind](str(path)))
@@ -64,7 +64,7 @@ def test_session_is_unchanged_after_a_crash_during_a_write(kind: str, path: Path
 
 
 def think_in_processes(kind: str, path: str) -> None:
-    """Let three processes write to one session, and check that each thought is stored once and in order."""
+    """Check that three processes can write to a session, without lost or repeated thoughts."""
     names, count = ["a", "b", "c"], 40
     running = [
         subprocess.Popen([*THINKER, kind, path, name, str(count)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -114,12 +114,12 @@ async def test_sessions_and_runs_can_share_a_file(path: Path) -> None:
 
 
 async def test_foreign_file_is_refused_and_unchanged(path: Path) -> None:
-    path.write_text("this is a letter, and no database at all\n" * 50)
-    before = path.read_bytes()
+    path.write_text("this is a text file, not a database\n" * 50)
+    content = path.read_bytes()
     sessions = ThinkingSessions(SqliteArtifacts(path))
     with pytest.raises(EventLogError, match="not a SQLite file"):
         await sessions.think(thought())
-    assert path.read_bytes() == before
+    assert path.read_bytes() == content
     await sessions.aclose()
 
 

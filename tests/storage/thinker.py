@@ -1,6 +1,6 @@
-"""Think in a session in a separate process: `thinker.py KIND PLACE NAME COUNT [crash]`.
+"""Program that thinks in a session: `thinker.py KIND ADDRESS NAME COUNT [crash]`.
 
-With `crash`, the process kills itself while it writes the last thought.
+With `crash`, it kills itself during the last write.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ MAKERS = {"folder": FolderArtifacts, "sqlite": SqliteArtifacts, "postgres": Post
 
 
 def crash_during_next_write(kind: str) -> None:
-    """Kill this process after a thought is written and before its transaction or its journal line is complete."""
+    """Kill this process before it completes the transaction or journal line of a thought."""
     if kind == "sqlite":
-        row = sqlite_artifacts._row  # pyright: ignore[reportPrivateUsage]
+        row = sqlite_artifacts._read_row  # pyright: ignore[reportPrivateUsage]
         count = 0
 
         def kill_after_row(connection: sqlite3.Connection, number: int) -> object:
             nonlocal count
             count += 1
-            # The second read of an append follows its statements.
+            # The second call happens after all statements of an append.
             return os.kill(os.getpid(), signal.SIGKILL) if count == 2 else row(connection, number)
 
-        setattr(sqlite_artifacts, "_row", kill_after_row)  # noqa: B010
+        setattr(sqlite_artifacts, "_read_row", kill_after_row)  # noqa: B010
     else:
 
         def kill_before_line(*arguments: object, **line: object) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Write to an event log in a separate process: `writer.py append|limited|nobody|agent FILE`."""
+"""Program that writes to an event log: `writer.py append|limited|nobody|agent FILE`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def limit() -> None:
 
 
 async def append(path: str) -> None:
-    """Append until an error occurs, and print the number of events after each batch."""
+    """Append and print the last event number of each batch, until an error occurs."""
     log = SqliteEventLog(path)
     seq = 0
     try:
@@ -50,7 +50,7 @@ async def agent(path: str) -> None:
         return "x" * (LIMIT // 4)
 
     # The disk stays full, so do not wait.
-    log_retry.PATIENCE = 0
+    log_retry.RETRY_SECONDS = 0
     log = SqliteEventLog(path)
     run = Agent(ScriptedModel(*[call("much")] * 20, "Done."), tools=[much], log=log).run("Go.")
     finals: list[str] = []
@@ -67,6 +67,6 @@ if __name__ == "__main__":
     if sys.argv[1] in ("limited", "agent"):
         limit()
     if sys.argv[1] == "nobody" and os.getuid() == 0:
-        # The superuser may write everything.
+        # Permissions do not restrict the superuser.
         os.setuid(65534)
     asyncio.run(agent(sys.argv[2]) if sys.argv[1] == "agent" else append(sys.argv[2]))

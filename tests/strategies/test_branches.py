@@ -1,4 +1,4 @@
-"""Strategies of one's own, with model calls side by side."""
+"""Concurrent branches of custom strategies."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -30,18 +30,17 @@ from support.runs import collect
 
 @tool
 async def echo(text: str) -> str:
-    """Gives it back."""
+    """Return the text."""
     return text
 
 
-def side_by_side(*make: Callable[[RunContext[Any]], ModelRequest]) -> Callable[[Operator], Operator]:
-    """A strategy that sends these requests through the pipeline at once, and answers "done" on the main line."""
+def make_concurrent_strategy(*factories: Callable[[RunContext[Any]], ModelRequest]) -> Callable[[Operator], Operator]:
+    """Make a strategy that sends all requests at once and answers `done` on the main branch."""
 
     def strategy(pipeline: Operator) -> Operator:
         def answer(request: RunRequest) -> Observable[Signal]:
-            branches = [
-                pipeline(emit(each, IterationEnd(1, each.ctx))) for each in (made(request.ctx) for made in make)
-            ]
+            requests = [make(request.ctx) for make in factories]
+            branches = [pipeline(emit(each, IterationEnd(1, each.ctx))) for each in requests]
             events = rx.merge(*branches).pipe(ops.filter(lambda signal: isinstance(signal, Event)))
             return rx.concat(events, emit(ContentCompleteEvent(step="end", content="done")))
 
@@ -50,38 +49,40 @@ def side_by_side(*make: Callable[[RunContext[Any]], ModelRequest]) -> Callable[[
     return strategy
 
 
-def branch(name: str, **fields: Any) -> Callable[[RunContext[Any]], ModelRequest]:
+def make_branch(name: str, **fields: Any) -> Callable[[RunContext[Any]], ModelRequest]:
     def make(ctx: RunContext[Any]) -> ModelRequest:
         step = f"{name}/1"
-        made = get_host(ctx).build_request(ctx.bind(step=step, branch=name), 1, 0)
-        assert isinstance(made, ModelRequest)
-        return made.replace(**fields)
+        request = get_host(ctx).build_request(ctx.bind(step=step, branch=name), 1, 0)
+        assert isinstance(request, ModelRequest)
+        return request.replace(**fields)
 
     return make
 
 
-async def events_of(model: ScriptedModel, *make: Callable[[RunContext[Any]], ModelRequest], **run: Any) -> list[Event]:
-    agent = Agent(model, tools=[echo], strategy=side_by_side(*make))
+async def collect_events(
+    model: ScriptedModel, *factories: Callable[[RunContext[Any]], ModelRequest], **run: Any
+) -> list[Event]:
+    agent = Agent(model, tools=[echo], strategy=make_concurrent_strategy(*factories))
     return await collect(agent.run("q", **run))
 
 
-async def test_the_tools_of_a_request_with_another_branch_belong_to_that_branch() -> None:
-    def multiplied(source: Observable[Signal]) -> Observable[Signal]:
-        def twice(request: ModelRequest) -> Observable[Signal]:
+async def test_tool_events_have_the_branch_of_their_request() -> None:
+    def duplicate_requests(source: Observable[Signal]) -> Observable[Signal]:
+        def duplicate_request(request: ModelRequest) -> Observable[Signal]:
             return emit(request, request.replace(step="1/b", branch="b"))
 
-        return op.answer_requests(ModelRequest, twice)(source)
+        return op.answer_requests(ModelRequest, duplicate_request)(source)
 
     model = ScriptedModel(call("echo", text="main"), call("echo", text="beside"), "end")
-    agent = Agent(model, tools=[echo], loop=[multiplied, op.call_model(), op.run_tools()])
+    agent = Agent(model, tools=[echo], loop=[duplicate_requests, op.call_model(), op.run_tools()])
     run = agent.run("q")
-    seen = []
+    tool_events = []
     async for event in run:
         if isinstance(event, ToolStartEvent | ToolCompleteEvent):
-            seen.append((event.kind, event.step, event.branch))
+            tool_events.append((event.kind, event.step, event.branch))
         if isinstance(event, LLMCallEvent) and event.iteration == 2:
             run.cancel()
-    assert sorted(seen) == [
+    assert sorted(tool_events) == [
         ("tool-complete", "1", None),
         ("tool-complete", "1/b", "b"),
         ("tool-start", "1", None),
@@ -89,31 +90,31 @@ async def test_the_tools_of_a_request_with_another_branch_belong_to_that_branch(
     ]
 
 
-async def test_a_strategy_may_offer_tools_in_a_request_that_it_made_itself() -> None:
-    def by_hand(ctx: RunContext[Any]) -> ModelRequest:
+async def test_custom_request_may_offer_tools() -> None:
+    def make_custom_request(ctx: RunContext[Any]) -> ModelRequest:
         return ModelRequest(messages=ctx.state.messages, tools=(echo.definition,), step="h/1", branch="h", ctx=ctx)
 
-    events = await events_of(ScriptedModel(call("echo", text="hi")), by_hand)
+    events = await collect_events(ScriptedModel(call("echo", text="hi")), make_custom_request)
     answers = [event for event in events if isinstance(event, ToolCompleteEvent)]
     assert [(answer.success, answer.content, answer.step, answer.branch) for answer in answers] == [
         (True, "hi", "h/1", "h")
     ]
 
 
-async def test_thoughts_of_branches_side_by_side_have_ids_of_their_own() -> None:
+async def test_thoughts_of_concurrent_branches_have_different_ids() -> None:
     # L18, L27
     thought = call("think_aloud", thought="Hm.", thought_type="planning")
-    events = await events_of(ScriptedModel(thought, thought), branch("a"), branch("b"))
+    events = await collect_events(ScriptedModel(thought, thought), make_branch("a"), make_branch("b"))
     thoughts = [event for event in events if isinstance(event, ThoughtStreamEvent)]
     assert [(each.thought_id, each.index) for each in thoughts] == [("t1", 0), ("t2", 1)]
 
 
-async def test_a_branch_sees_the_tokens_of_the_whole_run() -> None:
-    spent: list[int] = []
+async def test_usage_on_a_branch_includes_all_branches() -> None:
+    token_counts: list[int] = []
 
     @op.on(ToolRequest)
     async def look(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
-        spent.append(ctx.usage.total_tokens)
+        token_counts.append(ctx.usage.total_tokens)
         yield request
 
     usage = Usage(input_tokens=9, output_tokens=1)
@@ -122,18 +123,18 @@ async def test_a_branch_sees_the_tokens_of_the_whole_run() -> None:
         model,
         tools=[echo],
         loop=op.standard(before_tools=[look]),
-        strategy=side_by_side(branch("a"), branch("b")),
+        strategy=make_concurrent_strategy(make_branch("a"), make_branch("b")),
     )
     result = await agent.run("q")
-    assert spent == [20]
+    assert token_counts == [20]
     assert result.usage.total_tokens == 20
 
 
-async def test_a_branch_of_another_run_is_none_of_ours() -> None:
+async def test_branch_of_a_nested_run_does_not_change_the_outer_run() -> None:
     # L10
     @tool
     async def forward(ctx: RunContext[None]) -> str:
-        """Passes on what a nested agent says."""
+        """Forward a message of a nested agent."""
         ctx.emit(MessageAddedEvent(content="theirs", task_id="child", parent_task_id=ctx.task_id, branch="b"))
         assert [message.text for message in ctx.port.state("b").messages] == ["q"]
         return "ok"

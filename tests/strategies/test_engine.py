@@ -1,4 +1,4 @@
-"""Strategies of one's own: async functions that ask, go through stages and answer."""
+"""Custom strategies, written as async functions."""
 
 import asyncio
 from typing import Any
@@ -29,12 +29,12 @@ PAIR = StrategyDefinition(name="pair", stages=(Stage(name="draft", next="check",
 
 
 class Count(BaseModel):
-    """An answer that has a form."""
+    """Typed answer."""
 
     value: int
 
 
-async def test_a_line_goes_on_and_the_answer_sees_it_but_the_history_keeps_only_question_and_answer() -> None:
+async def test_branch_is_passed_to_the_conclusion_but_not_to_the_history() -> None:
     model = ScriptedModel(echo, echo, "Done.")
     result = await Agent(model, strategy=in_turn).run("Q")
     assert shape(model.requests[1].messages) == [
@@ -48,7 +48,7 @@ async def test_a_line_goes_on_and_the_answer_sees_it_but_the_history_keeps_only_
     assert shape(result.messages) == ["user: Q", "assistant: Done."]
 
 
-async def test_a_strategy_goes_on_with_a_conversation() -> None:
+async def test_strategy_continues_a_conversation() -> None:
     log = MemoryEventLog()
     model = ScriptedModel(echo, echo, "One.", echo, echo, "Two.")
     agent = Agent(model, strategy=in_turn, log=log)
@@ -58,7 +58,7 @@ async def test_a_strategy_goes_on_with_a_conversation() -> None:
     assert shape(model.requests[3].messages) == ["user: Q1", "assistant: One.", "user: Q2", "user: First?"]
 
 
-async def test_an_answer_in_the_words_of_the_strategy_is_text_of_the_run() -> None:
+async def test_answer_written_by_the_strategy_is_streamed() -> None:
     @strategy
     async def own(run: StrategyRun) -> str:
         await run.ask("?")
@@ -68,7 +68,7 @@ async def test_an_answer_in_the_words_of_the_strategy_is_text_of_the_run() -> No
     assert [piece async for piece in run.text()] == ["In my words."]
 
 
-async def test_lines_of_their_own_know_nothing_of_each_other() -> None:
+async def test_branches_do_not_see_each_other() -> None:
     @strategy
     async def apart(run: StrategyRun) -> str:
         await run.ask("A?", branch="apart/1")
@@ -79,7 +79,7 @@ async def test_lines_of_their_own_know_nothing_of_each_other() -> None:
     assert shape(model.requests[1].messages) == ["user: Q", "user: B?"]
 
 
-def test_the_concluding_text_streams_and_that_of_other_lines_does_not() -> None:
+def test_only_the_text_of_the_conclusion_is_streamed() -> None:
     with virtual_time() as time:
 
         async def main() -> list[str]:
@@ -89,12 +89,12 @@ def test_the_concluding_text_streams_and_that_of_other_lines_does_not() -> None:
         assert time.run(main()) == ["a", "b"]
 
 
-async def test_a_name_and_a_docstring_are_those_of_the_function() -> None:
+async def test_strategy_has_the_name_and_docstring_of_its_function() -> None:
     assert getattr(in_turn, "__name__", "") == "in_turn"
-    assert in_turn.__doc__ == "Ask two questions on one branch, then conclude."
+    assert in_turn.__doc__ == "Ask two questions on a branch, then conclude."
 
 
-def test_what_is_no_async_function_is_refused() -> None:
+def test_sync_function_is_refused_as_a_strategy() -> None:
     def plain(run: StrategyRun) -> Any:
         return "x"
 
@@ -102,7 +102,7 @@ def test_what_is_no_async_function_is_refused() -> None:
         strategy(plain)
 
 
-async def test_a_strategy_that_returns_no_text_is_told_so() -> None:
+async def test_strategy_that_does_not_return_a_string_fails_the_run() -> None:
     @strategy
     async def forgetful(run: StrategyRun) -> Any:
         await run.ask("Anything?")
@@ -112,7 +112,7 @@ async def test_a_strategy_that_returns_no_text_is_told_so() -> None:
     assert "must return the answer as a string, got None" in result.error.message
 
 
-async def test_an_exception_of_the_function_ends_the_run_and_closes_what_goes_on() -> None:
+async def test_exception_of_the_strategy_fails_the_run_and_closes_open_calls() -> None:
     @strategy
     async def broken(run: StrategyRun) -> str:
         async def fails() -> str:
@@ -134,7 +134,7 @@ async def test_an_exception_of_the_function_ends_the_run_and_closes_what_goes_on
 # -- stages
 
 
-async def test_stages_of_ones_own_are_kept_to_and_give_their_prompts() -> None:
+async def test_custom_stages_are_enforced_and_return_their_prompts() -> None:
     @strategy(stages=PAIR)
     async def pair(run: StrategyRun) -> str:
         prompts = [run.stage("draft"), run.stage("check")]
@@ -154,7 +154,7 @@ async def test_stages_of_ones_own_are_kept_to_and_give_their_prompts() -> None:
     ]
 
 
-async def test_without_stages_any_name_will_do_and_each_event_has_the_newest_thought() -> None:
+async def test_stage_names_are_free_without_stages_and_events_have_the_newest_thought() -> None:
     @strategy
     async def free(run: StrategyRun) -> str:
         run.stage("one")
@@ -174,7 +174,7 @@ async def test_without_stages_any_name_will_do_and_each_event_has_the_newest_tho
 # -- typed answers
 
 
-async def test_a_typed_answer_is_read_and_what_is_said_on_other_lines_need_not_fit() -> None:
+async def test_typed_answer_is_parsed_and_texts_of_branches_are_not() -> None:
     @strategy
     async def counting(run: StrategyRun) -> str:
         await run.ask("How?")
@@ -184,7 +184,7 @@ async def test_a_typed_answer_is_read_and_what_is_said_on_other_lines_need_not_f
 
 
 @pytest.mark.parametrize("mode", ["prompted", "tool"])
-async def test_an_answer_that_does_not_fit_is_corrected_by_the_model(mode: Any) -> None:
+async def test_invalid_answer_is_corrected_by_the_model(mode: Any) -> None:
     @strategy
     async def vague(run: StrategyRun) -> str:
         return "forty-two"
@@ -194,13 +194,13 @@ async def test_an_answer_that_does_not_fit_is_corrected_by_the_model(mode: Any) 
     agent = Agent(ScriptedModel(right), strategy=vague, output_type=int, output_mode=mode, log=log)
     result = await agent.run("Q")
     assert result.output == 42
-    for held in range(2, len(await log.read(result.task_id))):
-        cut = await copy_first_events(log, result.task_id, held)
-        again = Agent(ScriptedModel(right), strategy=vague, output_type=int, output_mode=mode, log=cut)
+    for event_count in range(2, len(await log.read(result.task_id))):
+        partial_log = await copy_first_events(log, result.task_id, event_count)
+        again = Agent(ScriptedModel(right), strategy=vague, output_type=int, output_mode=mode, log=partial_log)
         assert (await again.resume(result.task_id)).output == 42
 
 
-async def test_the_model_concludes_by_the_tool_for_the_answer() -> None:
+async def test_model_concludes_by_calling_the_answer_tool() -> None:
     model = ScriptedModel("a", "b", call("final_answer", value=7))
     agent = Agent(model, tools=[add], strategy=in_turn, output_type=int, output_mode="tool")
     assert (await agent.run("Q")).output == 7
@@ -208,24 +208,24 @@ async def test_the_model_concludes_by_the_tool_for_the_answer() -> None:
 
 
 @pytest.mark.parametrize("mode", ["native", "tool"])
-async def test_on_other_lines_nothing_is_said_of_the_form_of_the_answer(mode: Any) -> None:
+async def test_answer_schema_is_not_sent_on_branches(mode: Any) -> None:
     @strategy
-    async def asking(run: StrategyRun) -> str:
+    async def ask_with_tools(run: StrategyRun) -> str:
         await run.ask("With tools.", tools=True)
         return await run.conclude("Now.")
 
     model = ScriptedModel("a", call("final_answer", value=7) if mode == "tool" else '{"value": 7}')
-    agent = Agent(model, tools=[add], strategy=asking, output_type=Count, output_mode=mode)
+    agent = Agent(model, tools=[add], strategy=ask_with_tools, output_type=Count, output_mode=mode)
     assert (await agent.run("Q")).output == Count(value=7)
-    beside, main = model.requests
-    assert [each.name for each in beside.tools] == ["add", "think_aloud"]
-    assert (beside.response_schema, main.response_schema is None) == (None, mode == "tool")
+    branch_request, main = model.requests
+    assert [each.name for each in branch_request.tools] == ["add", "think_aloud"]
+    assert (branch_request.response_schema, main.response_schema is None) == (None, mode == "tool")
 
 
 # -- resume
 
 
-async def test_a_line_begins_where_it_began_though_the_main_line_has_gone_on() -> None:
+async def test_resumed_branch_starts_at_its_original_message() -> None:
     @strategy
     async def steered(run: StrategyRun) -> str:
         await run.ask("One?")
@@ -236,28 +236,32 @@ async def test_a_line_begins_where_it_began_though_the_main_line_has_gone_on() -
         return "One."
 
     log = MemoryEventLog()
-    whole = await Agent(ScriptedModel(steering, "Done."), strategy=steered, log=log).run("Q")
-    assert shape(whole.messages) == ["user: Q", "user: Be brief.", "assistant: Done."]
-    events = await log.read(whole.task_id)
+    complete_result = await Agent(ScriptedModel(steering, "Done."), strategy=steered, log=log).run("Q")
+    assert shape(complete_result.messages) == ["user: Q", "user: Be brief.", "assistant: Done."]
+    events = await log.read(complete_result.task_id)
     counts = [event.message_count for event in events if isinstance(event, CheckpointEvent)]
-    cut = await copy_first_events(log, whole.task_id, len(events) - 1)
-    await Agent(ScriptedModel(), strategy=steered, log=cut).resume(whole.task_id)
-    again = [event.message_count for event in await cut.read(whole.task_id) if isinstance(event, CheckpointEvent)]
+    partial_log = await copy_first_events(log, complete_result.task_id, len(events) - 1)
+    await Agent(ScriptedModel(), strategy=steered, log=partial_log).resume(complete_result.task_id)
+    again = [
+        event.message_count
+        for event in await partial_log.read(complete_result.task_id)
+        if isinstance(event, CheckpointEvent)
+    ]
     assert again == counts
 
 
-async def test_the_question_stays_what_it_was() -> None:
+async def test_question_does_not_change_during_a_run() -> None:
     @strategy
-    async def asked(run: StrategyRun) -> str:
+    async def read_question(run: StrategyRun) -> str:
         before = run.question
         run.ctx.port.publish(MessageAddedEvent(content="Be brief.", cause="strategy"))
         return f"{before} {run.question}"
 
-    result = await Agent(ScriptedModel(), strategy=asked).run(["Hello.", "Q"])
+    result = await Agent(ScriptedModel(), strategy=read_question).run(["Hello.", "Q"])
     assert result.output == "Q Q"
 
 
-async def test_two_equal_events_are_two_after_a_resume() -> None:
+async def test_resume_keeps_two_equal_events() -> None:
     @strategy
     async def twice(run: StrategyRun) -> str:
         run.thought("Same.", id="same")
@@ -265,29 +269,29 @@ async def test_two_equal_events_are_two_after_a_resume() -> None:
         return (await run.ask("?")).text
 
     log = MemoryEventLog()
-    whole = await Agent(ScriptedModel("x"), strategy=twice, log=log).run("Q")
-    for held in range(2, 8):
-        cut = await copy_first_events(log, whole.task_id, held)
-        result = await Agent(ScriptedModel("x"), strategy=twice, log=cut).resume(whole.task_id)
+    complete_result = await Agent(ScriptedModel("x"), strategy=twice, log=log).run("Q")
+    for event_count in range(2, 8):
+        partial_log = await copy_first_events(log, complete_result.task_id, event_count)
+        result = await Agent(ScriptedModel("x"), strategy=twice, log=partial_log).resume(complete_result.task_id)
         assert len(result.thoughts) == 2
-        assert [event.kind for event in await cut.read(whole.task_id)].count("thought-stream") == 2
+        assert [event.kind for event in await partial_log.read(complete_result.task_id)].count("thought-stream") == 2
 
 
-async def test_a_resume_by_another_strategy_than_the_run_was_begun_with_is_told(
+async def test_resume_with_another_strategy_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     log = MemoryEventLog()
-    whole = await Agent(ScriptedModel("a", "b", "c"), log=log).run("Q", strategy=in_turn)
-    cut = await copy_first_events(log, whole.task_id, 2)
-    await Agent(ScriptedModel("a"), log=cut).resume(whole.task_id)
+    complete_result = await Agent(ScriptedModel("a", "b", "c"), log=log).run("Q", strategy=in_turn)
+    partial_log = await copy_first_events(log, complete_result.task_id, 2)
+    await Agent(ScriptedModel("a"), log=partial_log).resume(complete_result.task_id)
     assert "was started using in_turn, but is being resumed using none" in caplog.text
     caplog.clear()
-    cut = await copy_first_events(log, whole.task_id, 2)
-    await Agent(ScriptedModel("a", "b", "c"), log=cut).resume(whole.task_id, strategy=in_turn)
+    partial_log = await copy_first_events(log, complete_result.task_id, 2)
+    await Agent(ScriptedModel("a", "b", "c"), log=partial_log).resume(complete_result.task_id, strategy=in_turn)
     assert caplog.text == ""
 
 
-async def test_a_message_of_the_model_is_told_before_its_tools_are_called() -> None:
+async def test_on_message_is_called_before_the_tools() -> None:
     order: list[str] = []
 
     @tool
@@ -305,7 +309,7 @@ async def test_a_message_of_the_model_is_told_before_its_tools_are_called() -> N
     assert order == ["I will.", "tool", "Done."]
 
 
-async def test_a_strategy_of_the_table_that_plans_without_tools_says_what_is_missing() -> None:
+async def test_rewoo_without_tools_is_an_error() -> None:
     run = Agent(ScriptedModel("x"), strategy="rewoo").run("Q")
     with pytest.raises(RunError, match="requires an agent with tools") as raised:
         await run

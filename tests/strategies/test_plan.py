@@ -1,4 +1,4 @@
-"""Plans of tool calls whose results stand for each other by label."""
+"""Plans of tool calls that refer to earlier results by label."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Done.
 """
 
 
-def ids(steps: Any) -> list[str]:
+def list_ids(steps: Any) -> list[str]:
     return [step.id for step in steps]
 
 
-def test_a_plan_is_read_from_lines_with_json_arguments() -> None:  # T79
+def test_plan_is_parsed_from_lines_with_json_arguments() -> None:  # T79
     plan = parse_plan(PLAN)
     assert list(plan) == [
         PlanStep("E1", "search", {"query": "Who directed Alien?"}, "Find the director."),
@@ -49,7 +49,7 @@ def test_a_plan_is_read_from_lines_with_json_arguments() -> None:  # T79
         plan["E9"]
 
 
-def test_the_published_form_is_read() -> None:
+def test_plan_is_parsed_from_the_published_format() -> None:
     plan = parse_plan(
         "Plan: Search.\n#E1 = Google[Leonardo DiCaprio's girlfriend [2020]]\n"
         "Plan: Ask.\n#E2 = LLM[How old is she,\ngiven #E1?]\n#E3=Calculator[#E2 ^ 0.43]"
@@ -63,17 +63,17 @@ def test_the_published_form_is_read() -> None:
     assert parse_plan("#E1 = now[]")["E1"].arguments == ""
 
 
-def test_a_line_break_within_the_text_of_an_argument_is_let_pass() -> None:
+def test_line_break_in_a_json_argument_is_accepted() -> None:
     assert parse_plan('#E1 = write[ {"text": "one\ntwo"} ]')["E1"].arguments == {"text": "one\ntwo"}
 
 
-def test_several_steps_may_stand_on_one_line() -> None:
+def test_line_may_contain_several_steps() -> None:
     plan = parse_plan('Plan: a #E1 = t[{"x": 1}] Plan: b #E2 = t[{"x": "#E1"}]')
     assert [(step.why, step.arguments) for step in plan] == [("a", {"x": 1}), ("b", {"x": "#E1"})]
 
 
 @pytest.mark.parametrize("form", ["{}", "```json\n{}\n```", 'Here it is:\n```\n{{"steps": {}}}\n```'])
-def test_a_plan_is_read_from_a_json_list(form: str) -> None:
+def test_plan_is_parsed_from_a_json_list(form: str) -> None:
     steps = [
         {"id": "#E2", "tool": "search", "arguments": {"query": "#E1"}, "plan": "Look  it up."},
         {"id": "E1", "tool": "now"},
@@ -83,19 +83,19 @@ def test_a_plan_is_read_from_a_json_list(form: str) -> None:
         PlanStep("E1", "now", {}),
         PlanStep("E2", "search", {"query": "#E1"}, "Look it up."),
     ]
-    assert ids(parse_plan('[{"tool": "a"}, {"tool": "b", "arguments": "#E1"}]')) == ["E1", "E2"]
+    assert list_ids(parse_plan('[{"tool": "a"}, {"tool": "b", "arguments": "#E1"}]')) == ["E1", "E2"]
 
 
-def test_what_does_not_depend_on_each_other_is_ready_together() -> None:  # T79
+def test_independent_steps_are_ready_together() -> None:  # T79
     plan = parse_plan(PLAN)
-    assert ids(plan.list_ready(done=())) == ["E1", "E3"]
-    assert ids(plan.list_ready(done=(), running={"E1"})) == ["E3"]
-    assert ids(plan.list_ready(done={"E1"}, running={"E3"})) == ["E2"]
-    assert ids(plan.list_ready(done={"E3"})) == ["E1"]
+    assert list_ids(plan.list_ready(done=())) == ["E1", "E3"]
+    assert list_ids(plan.list_ready(done=(), running={"E1"})) == ["E3"]
+    assert list_ids(plan.list_ready(done={"E1"}, running={"E3"})) == ["E2"]
+    assert list_ids(plan.list_ready(done={"E3"})) == ["E1"]
     assert plan.list_ready(done={"E1", "E2", "E3"}) == ()
 
 
-def test_a_result_takes_the_place_of_its_label() -> None:  # T79
+def test_labels_are_replaced_by_results() -> None:  # T79
     plan = parse_plan(
         '#E1 = t[{}]\n#E2 = t[{}]\n#E10 = t[{"whole": "#E1", "within": "<#E1> and #E2, #E1", '
         '"deep": [{"x": " #E2 "}, 1, null], "#E1": "key"}]'
@@ -108,15 +108,15 @@ def test_a_result_takes_the_place_of_its_label() -> None:  # T79
         "#E1": "key",
     }
     assert plan["E10"].arguments != plan.arguments("E10", evidence)
-    assert ids(plan) == ["E1", "E2", "E10"]
+    assert list_ids(plan) == ["E1", "E2", "E10"]
 
 
-def test_a_result_that_is_not_there_is_refused() -> None:
-    with pytest.raises(PlanRefused, match="step #E2 needs the result of #E1, which is not there"):
+def test_missing_result_is_refused() -> None:
+    with pytest.raises(PlanRefused, match="step #E2 needs the missing result of #E1"):
         parse_plan(PLAN).arguments("E2", {"E3": "sun"})
 
 
-def test_the_evidence_stands_in_the_order_of_the_labels() -> None:  # T79
+def test_evidence_is_in_label_order() -> None:  # T79
     assert parse_plan(PLAN).format_with_evidence({"E3": ["sun"], "E1": "Ridley Scott"}) == (
         "Plan: Find the director.\n"
         '#E1 = search[{"query": "Who directed Alien?"}]\n'
@@ -131,46 +131,52 @@ def test_the_evidence_stands_in_the_order_of_the_labels() -> None:  # T79
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
-        ("#E1 = a[x #E9]\n#E2 = b[y]", "step #E1 refers to #E9; the plan has only #E1, #E2"),
-        ("#E1 = a[#E2]\n#E2 = b[#E3]\n#E3 = c[#E2]\n#E4 = d[x]", "the steps #E2 -> #E3 -> #E2 wait for each other"),
-        ("#E1 = a[#E1]", "the steps #E1 -> #E1 wait for each other"),
-        ("#E1 = a[x]\n#E1 = b[y]", "the plan has two steps #E1"),
-        ("#E1 = a[x]\n#E01 = b[y]", "the plan has two steps #E1"),
-        ("I shall think about it.", "the plan has no step; write each on a line as `Plan: why. #E1 = tool_name["),
-        ("", "the plan has no step"),
-        ("[]", "the plan has no step"),
-        ("#E2 = a[#E1 #E10 #E9]", "step #E2 refers to #E1, #E9, #E10; the plan has only #E2"),
-        ('#E1 = a[{"x": tru}]', "the arguments of step #E1 are not JSON: Expecting value at 'tru}]'"),
-        ('#E1 = a[{"x": 1}', "the arguments of step #E1 are not followed by a closing bracket"),
-        ("#E1 = a[what if [it is open]", "the input of step #E1 has no closing bracket"),
-        ('[{"id": "first", "tool": "a"}]', "step 1 of the plan has the id 'first'; ids are E1, E2 and so on"),
-        ('[{"id": "E1"}]', "step 1 of the plan is not an object with a tool"),
-        ('["search"]', 'step 1 of the plan is not an object with a tool; it is "search"'),
-        ('[{"tool": "a", "arguments": [1]}]', "the arguments of step #E1 are [1]; they have to be an object"),
+        ("#E1 = a[x #E9]\n#E2 = b[y]", "step #E1 uses unknown steps #E9, expected #E1, #E2"),
+        (
+            "#E1 = a[#E2]\n#E2 = b[#E3]\n#E3 = c[#E2]\n#E4 = d[x]",
+            "circular dependency between steps: #E2 -> #E3 -> #E2.",
+        ),
+        ("#E1 = a[#E1]", "circular dependency between steps: #E1 -> #E1."),
+        ("#E1 = a[x]\n#E1 = b[y]", "step numbers must be unique, got #E1 twice"),
+        ("#E1 = a[x]\n#E01 = b[y]", "step numbers must be unique, got #E1 twice"),
+        (
+            "I shall think about it.",
+            "the plan must have at least one step; write each on a line as `Plan: why. #E1 = tool_name[",
+        ),
+        ("", "the plan must have at least one step"),
+        ("[]", "the plan must have at least one step"),
+        ("#E2 = a[#E1 #E10 #E9]", "step #E2 uses unknown steps #E1, #E9, #E10, expected #E2"),
+        ('#E1 = a[{"x": tru}]', "invalid JSON in step #E1: Expecting value at 'tru}]'"),
+        ('#E1 = a[{"x": 1}', "missing closing bracket after the arguments of step #E1"),
+        ("#E1 = a[what if [it is open]", "missing closing bracket in step #E1"),
+        ('[{"id": "first", "tool": "a"}]', "invalid id 'first' in step 1, expected E1, E2 and so on"),
+        ('[{"id": "E1"}]', "step 1 must be an object with the key"),
+        ('["search"]', 'step 1 must be an object with the key "tool", got "search"'),
+        ('[{"tool": "a", "arguments": [1]}]', "the arguments of step #E1 must be an object, got [1]"),
     ],
 )
-def test_a_plan_that_cannot_be_carried_out_is_refused(text: str, said: str) -> None:  # T80
+def test_invalid_plan_is_refused(text: str, problem: str) -> None:  # T80
     with pytest.raises(PlanRefused) as caught:
         parse_plan(text)
-    assert said in str(caught.value)
+    assert problem in str(caught.value)
 
 
 @pytest.mark.parametrize("before", ["", '#E1 = a[{"x": '])
-def test_arguments_without_a_bottom_are_refused(before: str) -> None:  # T80
-    with pytest.raises(PlanRefused, match="nested too deeply"):
+def test_deeply_nested_arguments_are_refused(before: str) -> None:  # T80
+    with pytest.raises(PlanRefused, match="must not be nested too deeply"):
         parse_plan(before + "[" * 100_000)
 
 
-def test_a_tool_that_is_not_there_is_refused() -> None:  # T80
+def test_unknown_tool_is_refused() -> None:  # T80
     assert len(parse_plan(PLAN, tools=["weather", "search"])) == 3
-    with pytest.raises(PlanRefused, match="step #E3 calls 'weather'; there are only the tools search, now"):
+    with pytest.raises(PlanRefused, match="step #E3 uses unknown tool 'weather', expected one of search, now"):
         parse_plan(PLAN, tools=["search", "now"])
 
 
 @given(st.dictionaries(st.integers(1, 8), st.sets(st.integers(1, 8), max_size=3), min_size=1, max_size=8))
-def test_a_plan_is_refused_or_every_step_gets_its_turn(needs: dict[int, set[int]]) -> None:  # T79 T80
+def test_plan_is_refused_or_every_step_becomes_ready(needs: dict[int, set[int]]) -> None:  # T79 T80
     steps = tuple(PlanStep(f"E{at}", "t", {"all": [f"#E{need}" for need in each]}) for at, each in needs.items())
     try:
         plan = Plan(steps)
@@ -179,18 +185,18 @@ def test_a_plan_is_refused_or_every_step_gets_its_turn(needs: dict[int, set[int]
     done: dict[str, int] = {}
     while ready := plan.list_ready(done):
         for step in ready:
-            assert plan.arguments(step.id, done) == {"all": [done[each] for each in labels(step)]}
+            assert plan.arguments(step.id, done) == {"all": [done[each] for each in list_labels(step)]}
         done.update({step.id: int(step.id[1:]) for step in ready})
     assert set(done) == {f"E{at}" for at in needs}
 
 
-def labels(step: PlanStep) -> list[str]:
+def list_labels(step: PlanStep) -> list[str]:
     assert isinstance(step.arguments, dict)
     return [label.removeprefix("#") for label in step.arguments["all"]]
 
 
 @given(st.text(alphabet='#E12 =[]{}":,\nPlan`ab') | st.text())
-def test_whatever_a_model_writes_is_a_plan_or_refused(text: str) -> None:
+def test_any_text_is_a_plan_or_refused(text: str) -> None:
     try:
         plan = parse_plan("#E1 = a[x]\n" + text)
     except PlanRefused:

@@ -1,4 +1,4 @@
-"""ReAct: rounds of reasoning and acting, by real tools."""
+"""Reasoning and acting."""
 
 from contextlib import aclosing
 from typing import Any
@@ -20,28 +20,28 @@ FACTS = {
 
 @tool
 async def look_up(entity: str, relation: str) -> str:
-    """Looks a fact up."""
+    """Look up a fact."""
     if (entity, relation) not in FACTS:
-        raise ToolError(f"nothing is known about the {relation} of {entity}")
+        raise ToolError(f"unknown {relation} of {entity}")
     return FACTS[entity, relation]
 
 
-def follows(conversation: Conversation) -> Reply:
-    """A model that follows one relation after the other, and answers with what it finds last."""
+def follow_relations(conversation: Conversation) -> Reply:
+    """Look up relations one by one. The answer is the last result."""
     relations = ["author", "mother", "birthplace"]
-    found = conversation.calls
-    if len(found) == len(relations):
-        return Reply(str(found[-1].result))
-    entity = str(found[-1].result) if found else "The Trumpet"
-    relation = relations[len(found)]
+    calls = conversation.calls
+    if len(calls) == len(relations):
+        return Reply(str(calls[-1].result))
+    entity = str(calls[-1].result) if calls else "The Trumpet"
+    relation = relations[len(calls)]
     return Reply(f"I need the {relation} of {entity}.", [("look_up", {"entity": entity, "relation": relation})])
 
 
 QUESTION = "Where was the mother of the author of The Trumpet born?"
 
 
-async def test_a_look_up_of_several_hops_over_http() -> None:
-    offline = OfflineModel([follows])
+async def test_react_answers_a_question_of_several_hops_over_http() -> None:
+    offline = OfflineModel([follow_relations])
     async with aclosing(offline.provider()) as model:
         run = Agent(model, tools=[look_up], strategy=react()).run(QUESTION)
         events = await collect(run)
@@ -51,15 +51,15 @@ async def test_a_look_up_of_several_hops_over_http() -> None:
     assert stage_path(events).count("action_execution") == 3
 
 
-def letters(events: list[Event]) -> list[str]:
+def list_stages_and_kinds(events: list[Event]) -> list[str]:
     kinds = ("stage", "thought-stream", "tool-start", "tool-complete")
     return [event.to_stage if isinstance(event, StageEvent) else event.kind for event in events if event.kind in kinds]
 
 
-async def test_the_stages_frame_what_is_done_in_them() -> None:
+async def test_stage_events_precede_the_events_of_their_stage() -> None:
     model = ScriptedModel(["I add.", call("add", a=1, b=2)], "3")
     events = await collect(Agent(model, tools=[add], strategy=react()).run("1 + 2?"))
-    assert letters(events) == [
+    assert list_stages_and_kinds(events) == [
         "problem_reception",
         "initial_reasoning",
         "action_planning",
@@ -76,7 +76,7 @@ async def test_the_stages_frame_what_is_done_in_them() -> None:
     ]
 
 
-async def test_what_was_observed_is_linked_to_the_thought_that_planned_it() -> None:
+async def test_observation_is_related_to_its_plan() -> None:
     # T81
     both = ["I add twice.", call("add", "c1", a=1, b=2), call("add", "c2", a=3, b=4)]
     model = ScriptedModel(both, ["Once more.", call("add", "c3", a=3, b=7)], "10")
@@ -88,38 +88,37 @@ async def test_what_was_observed_is_linked_to_the_thought_that_planned_it() -> N
     ]
     assert (plan.content, plan.thought_type, first.thought_type) == ("I add twice.", "planning", "observation")
     assert (again.related_to, third.related_to, third.content) == (second.thought_id, again.thought_id, "10")
-    # In the graph the call hangs under the thought of its message, too.
     graph = (await run).thoughts
     assert [plan, second, again, third] in graph.chains()
 
 
-async def test_a_message_that_only_calls_is_a_plan_all_the_same() -> None:
+async def test_message_with_only_calls_is_a_planning_thought() -> None:
     events = await collect(Agent(ScriptedModel(call("add", a=1, b=2), "3"), tools=[add], strategy=react()).run("?"))
     assert list_thoughts(events)[0].content == "Call add"
 
 
-async def test_what_needs_no_tool_is_answered_by_one_model_call() -> None:
+async def test_react_answers_without_tools_in_one_model_call() -> None:
     run = Agent(ScriptedModel("4"), tools=[add], strategy=react()).run("2 + 2?")
     events = await collect(run)
     assert (await run).output == "4"
     assert is_legal(stage_path(events), "react")
 
 
-@pytest.mark.parametrize("most", [1, 2, 3])
-async def test_after_the_last_round_the_model_has_to_answer_without_tools(most: int) -> None:
-    model = ScriptedModel(*repeat_turn(call("add", a=1, b=1), most), "About 2.")
-    run = Agent(model, tools=[add], strategy=react(max_cycles=most)).run("?")
+@pytest.mark.parametrize("cycles", [1, 2, 3])
+async def test_model_gets_no_tools_after_the_last_cycle(cycles: int) -> None:
+    model = ScriptedModel(*repeat_turn(call("add", a=1, b=1), cycles), "About 2.")
+    run = Agent(model, tools=[add], strategy=react(max_cycles=cycles)).run("?")
     events = await collect(run)
     assert (await run).output == "About 2."
-    assert [bool(request.tools) for request in model.requests] == [True] * most + [False]
+    assert [bool(request.tools) for request in model.requests] == [True] * cycles + [False]
     assert is_legal(stage_path(events), "react")
 
 
-async def test_a_failed_tool_is_an_observation_and_too_many_end_the_run() -> None:
+async def test_failed_tool_is_an_observation_and_repeated_failures_end_the_run() -> None:
     wrong: Any = call("look_up", entity="?", relation="author")
     model = ScriptedModel(wrong, "Unknown.")
     run = Agent(model, tools=[look_up], strategy=react()).run("?")
-    assert list_thoughts(await collect(run))[1].content == "nothing is known about the author of ?"
+    assert list_thoughts(await collect(run))[1].content == "unknown author of ?"
     model = ScriptedModel(*repeat_turn(wrong, 9))
     with pytest.raises(LimitReached) as raised:
         await Agent(model, tools=[look_up], strategy=react(max_cycles=9)).run("?")

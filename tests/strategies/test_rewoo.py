@@ -1,4 +1,4 @@
-"""ReWOO: a plan, its calls, and an answer."""
+"""ReWOO: plan, tool calls and answer."""
 
 import asyncio
 from contextlib import aclosing
@@ -30,15 +30,15 @@ CITIZENS = {"Oslo": 717_710, "Lima": 10_092_000}
 
 @tool(idempotent=True)
 async def capital(country: str) -> str:
-    """The capital of a country."""
+    """Return the capital of a country."""
     if country not in CAPITALS:
-        raise ToolError(f"no country is called {country!r}")
+        raise ToolError(f"unknown country {country!r}")
     return CAPITALS[country]
 
 
 @tool(idempotent=True)
 async def citizens(city: str) -> int:
-    """How many live in a city."""
+    """Return the population of a city."""
     return CITIZENS[city]
 
 
@@ -54,15 +54,15 @@ Plan: Add them.
 TOOLS = [capital, citizens, add]
 
 
-def plans(conversation: Conversation) -> Reply:
-    """A model that plans when it is asked to, and reads its answer in the evidence."""
+def answer_prompt(conversation: Conversation) -> Reply:
+    """Return the plan or, given evidence, the answer."""
     if "Evidence:" not in conversation.question:
         return Reply(PLAN)
     return Reply(conversation.question.split("Evidence: ")[-1])
 
 
-async def test_a_question_of_several_hops_over_http_takes_two_model_calls() -> None:
-    offline = OfflineModel([plans])
+async def test_rewoo_answers_a_question_of_several_hops_with_two_model_calls() -> None:
+    offline = OfflineModel([answer_prompt])
     async with aclosing(offline.provider()) as model:
         run = Agent(model, tools=TOOLS, strategy=rewoo()).run("How many live in the capitals of Norway and Peru?")
         events = await collect(run)
@@ -73,7 +73,7 @@ async def test_a_question_of_several_hops_over_http_takes_two_model_calls() -> N
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 12])
-async def test_it_takes_two_model_calls_however_many_tools(count: int) -> None:
+async def test_rewoo_needs_two_model_calls_for_any_number_of_tools(count: int) -> None:
     # T82
     plan = "\n".join(f'#E{each} = add[{{"a": {each}, "b": 1}}]' for each in range(1, count + 1))
     model = ScriptedModel(plan, "Done.")
@@ -90,7 +90,7 @@ async def test_it_takes_two_model_calls_however_many_tools(count: int) -> None:
             assert stage in ("tool_call_specification", "final_response")
 
 
-def test_calls_go_side_by_side_as_far_as_they_need_nothing_of_each_other() -> None:
+def test_independent_calls_run_concurrently() -> None:
     # T79
     times: dict[str, tuple[float, float]] = {}
 
@@ -115,18 +115,18 @@ def test_calls_go_side_by_side_as_far_as_they_need_nothing_of_each_other() -> No
         "Evidence: 2",
         "Evidence: 1",
     ]
-    told = [thought.tool_call_id for thought in list_thoughts(events) if thought.thought_type == "observation"]
-    assert told == ["rewoo/E1", "rewoo/E2", "rewoo/E3"]
+    observed_ids = [thought.tool_call_id for thought in list_thoughts(events) if thought.thought_type == "observation"]
+    assert observed_ids == ["rewoo/E1", "rewoo/E2", "rewoo/E3"]
 
 
-def test_no_more_calls_at_once_than_was_said() -> None:
+def test_rewoo_respects_its_concurrency() -> None:
     @tool
     async def slow(name: str) -> str:
         """Takes a second."""
         await asyncio.sleep(1)
         return name
 
-    # The first needs the last: a call that waits for another one takes no place.
+    # E1 depends on E4. While it waits, it does not count towards the concurrency.
     plan = "#E1 = slow[#E4]\n#E2 = slow[b]\n#E3 = slow[c]\n#E4 = slow[d]"
     with virtual_time() as time:
         model = ScriptedModel(plan, "Done.")
@@ -135,85 +135,85 @@ def test_no_more_calls_at_once_than_was_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "wrong"),
+    ("plan", "problem"),
     [
-        ("#E1 = capital[#E2]\n#E2 = capital[#E1]", "wait for each other"),
+        ("#E1 = capital[#E2]\n#E2 = capital[#E1]", "circular dependency"),
         ("#E1 = capital[#E9]", "#E9"),
         ("#E1 = search[Norway]", "search"),
-        ("Oslo, I think.", "no step"),
+        ("Oslo, I think.", "at least one step"),
     ],
 )
-async def test_a_plan_that_cannot_be_carried_out_is_corrected_once_and_then_refused(plan: str, wrong: str) -> None:
+async def test_invalid_plan_is_corrected_once_and_then_refused(plan: str, problem: str) -> None:
     # T80
     model = ScriptedModel(plan, "#E1 = capital[Norway]", "Oslo.")
     assert (await Agent(model, tools=TOOLS, strategy=rewoo()).run("?")).output == "Oslo."
-    assert wrong in model.requests[1].messages[-1].text
+    assert problem in model.requests[1].messages[-1].text
 
     run = Agent(ScriptedModel(plan), tools=TOOLS, strategy=rewoo(replans=0)).run("?")
     events: list[Event] = await collect(run)
-    with pytest.raises(RunError, match=wrong) as raised:
+    with pytest.raises(RunError, match=problem) as raised:
         await run
     assert isinstance(raised.value.__cause__, PlanRefused)
     assert stage_path(events)[-1] == "tool_call_specification"
 
 
-async def test_a_call_that_fails_is_evidence_too() -> None:
+async def test_failed_call_is_evidence() -> None:
     model = ScriptedModel("#E1 = capital[Nowhere]\n#E2 = capital[Peru]", "Lima.")
     assert (await Agent(model, tools=TOOLS, strategy=rewoo()).run("?")).output == "Lima."
-    assert "Evidence: no country is called 'Nowhere'\n" in model.requests[1].tail[-1].text
+    assert "Evidence: unknown country 'Nowhere'\n" in model.requests[1].tail[-1].text
 
 
-@pytest.mark.parametrize(("given", "result"), [("4", 5), ("#E2", 3), ("many", None)])
-async def test_one_text_between_the_brackets_is_the_first_argument_in_its_type(given: str, result: Any) -> None:
+@pytest.mark.parametrize(("argument", "result"), [("4", 5), ("#E2", 3), ("many", None)])
+async def test_plain_argument_is_converted_to_the_type_of_the_first_parameter(argument: str, result: Any) -> None:
     @tool
-    async def next_of(value: int) -> int:
-        """The next number."""
+    async def increment(value: int) -> int:
+        """Return the next number."""
         return value + 1
 
     @tool
     async def two() -> int:
-        """Two."""
+        """Return two."""
         return 2
 
-    model = ScriptedModel(f"#E1 = next_of[{given}]\n#E2 = two[]", "Done.")
-    await Agent(model, tools=[next_of, two], strategy=rewoo()).run("?")
+    model = ScriptedModel(f"#E1 = increment[{argument}]\n#E2 = two[]", "Done.")
+    await Agent(model, tools=[increment, two], strategy=rewoo()).run("?")
     evidence = model.requests[1].tail[-1].text.split("Evidence: ")[1].splitlines()[0]
     assert evidence == str(result) if result is not None else not evidence.isdigit()
 
 
-async def test_calls_that_were_made_are_not_made_again_after_a_crash() -> None:
-    made: list[str] = []
+async def test_started_calls_are_not_repeated_after_a_crash() -> None:
+    calls: list[str] = []
 
     @tool
     async def count(name: str) -> str:
         """Counts its calls."""
-        made.append(name)
+        calls.append(name)
         return name
 
     log = MemoryEventLog()
     turns = ["#E1 = count[a]\n#E2 = count[#E1]", "Done."]
-    whole = await Agent(ScriptedModel(*turns), tools=[count], strategy=rewoo(), log=log).run("?")
-    events = await log.read(whole.task_id)
-    for held in range(2, len(events)):
-        made.clear()
-        cut = await copy_first_events(log, whole.task_id, held)
-        kinds = [event.kind for event in events[:held]]
-        asked = ScriptedModel(*turns[kinds.count("content-complete") and 1 :])
-        result = await Agent(asked, tools=[count], strategy=rewoo(), log=cut).resume(whole.task_id)
+    complete_result = await Agent(ScriptedModel(*turns), tools=[count], strategy=rewoo(), log=log).run("?")
+    events = await log.read(complete_result.task_id)
+    for event_count in range(2, len(events)):
+        calls.clear()
+        partial_log = await copy_first_events(log, complete_result.task_id, event_count)
+        kinds = [event.kind for event in events[:event_count]]
+        model = ScriptedModel(*turns[kinds.count("content-complete") and 1 :])
+        result = await Agent(model, tools=[count], strategy=rewoo(), log=partial_log).resume(complete_result.task_id)
         assert result.output == "Done."
-        assert len(made) == 2 - kinds.count("tool-start")
+        assert len(calls) == 2 - kinds.count("tool-start")
 
 
 @pytest.mark.parametrize("idempotent", [True, False])
-async def test_a_call_that_was_cancelled_is_made_again_if_that_does_no_harm(idempotent: bool) -> None:
-    made = 0
+async def test_cancelled_call_is_repeated_if_it_is_idempotent(idempotent: bool) -> None:
+    calls = 0
 
     @tool(idempotent=idempotent)
     async def pay(amount: int) -> str:
-        """Pays, when it is called for the third time."""
-        nonlocal made
-        made += 1
-        if made < 3:
+        """Block twice, then pay."""
+        nonlocal calls
+        calls += 1
+        if calls < 3:
             await asyncio.get_running_loop().create_future()
         return f"paid {amount}"
 
@@ -226,8 +226,8 @@ async def test_a_call_that_was_cancelled_is_made_again_if_that_does_no_harm(idem
                 run.cancel()
         run = agent.resume(run.task_id)
     assert (await run).output == "Done."
-    # What is not idempotent waits until its start is durable, and is cancelled before it is called.
-    assert made == (3 if idempotent else 0)
+    # Other calls wait until their start is durable, so they are cancelled before they run.
+    assert calls == (3 if idempotent else 0)
     observed = [
         each.content for each in list_thoughts(await log.read(run.task_id)) if each.thought_type == "observation"
     ]

@@ -1,4 +1,4 @@
-"""Self-consistency: samples, the vote among them, and when it is decided."""
+"""Self-consistency: sampling and voting."""
 
 from contextlib import aclosing
 from typing import Any
@@ -14,30 +14,30 @@ from support.runs import collect
 from support.strategy_cases import find_open_items, is_legal, list_thoughts, stage_path
 
 
-def says(*answers: str | Exception) -> ScriptedModel:
+def make_model(*answers: str | Exception) -> ScriptedModel:
     return ScriptedModel(*(f"So.\nAnswer: {each}" if isinstance(each, str) else each for each in answers))
 
 
-async def test_answers_that_differ_in_form_alone_are_one() -> None:
+async def test_equivalent_answers_are_counted_together() -> None:
     # T77
-    run = Agent(says("42", '"42 "', "7"), strategy=self_consistency(samples=3)).run("?")
+    run = Agent(make_model("42", '"42 "', "7"), strategy=self_consistency(samples=3)).run("?")
     events = await collect(run)
     assert (await run).output == "42"
     assert is_legal(stage_path(events), "self_consistency")
 
 
-async def test_on_a_tie_the_answer_that_was_given_first_wins() -> None:
+async def test_first_answer_wins_a_tie() -> None:
     # T77
     for answers in (("7", "8"), ("7", "8", "8", "7"), ("1", "7", "7", "8", "8", "9")):
-        run = Agent(says(*answers), strategy=self_consistency(samples=len(answers))).run("?")
+        run = Agent(make_model(*answers), strategy=self_consistency(samples=len(answers))).run("?")
         vote = list_thoughts(await collect(run))[-1]
         assert (await run).output == "7"
         assert "7:" in vote.content
 
 
-async def test_a_line_that_fails_does_not_vote_and_the_vote_says_so() -> None:
+async def test_failed_sample_does_not_vote_and_is_reported() -> None:
     # T78
-    run = Agent(says(ServerError("down"), "7", "8", "8"), strategy=self_consistency(samples=4)).run("?")
+    run = Agent(make_model(ServerError("down"), "7", "8", "8"), strategy=self_consistency(samples=4)).run("?")
     events = await collect(run)
     assert (await run).output == "8"
     vote = list_thoughts(events)[-1]
@@ -47,9 +47,9 @@ async def test_a_line_that_fails_does_not_vote_and_the_vote_says_so() -> None:
     assert find_open_items(events) == set()
 
 
-async def test_without_any_answer_there_is_an_error_and_no_response() -> None:
+async def test_run_fails_when_all_samples_fail() -> None:
     # T78
-    run = Agent(says(ServerError("a"), ServerError("b")), strategy=self_consistency(samples=2)).run("?")
+    run = Agent(make_model(ServerError("a"), ServerError("b")), strategy=self_consistency(samples=2)).run("?")
     events = await collect(run)
     with pytest.raises(RunError) as raised:
         await run
@@ -68,29 +68,27 @@ async def test_without_any_answer_there_is_an_error_and_no_response() -> None:
     ],
 )
 @pytest.mark.parametrize("concurrency", [None, 1])
-async def test_it_asks_no_more_when_the_rest_cannot_change_the_outcome(
-    answers: list[str], calls: int, concurrency: int | None
-) -> None:
-    model = says(*answers)
+async def test_sampling_stops_when_the_vote_is_decided(answers: list[str], calls: int, concurrency: int | None) -> None:
+    model = make_model(*answers)
     run = Agent(model, strategy=self_consistency(samples=5, concurrency=concurrency)).run("?")
     assert (await run).output == "4"
     assert len(model.requests) == calls
 
 
-async def test_lines_that_say_nothing_do_not_vote_either() -> None:
+async def test_empty_samples_do_not_vote() -> None:
     # T78
-    with pytest.raises(RunError, match="2 of 2 paths failed") as raised:
+    with pytest.raises(RunError, match="2 of 2 samples failed") as raised:
         await Agent(ScriptedModel("", " "), strategy=self_consistency(samples=2)).run("?")
     assert isinstance(raised.value.__cause__, NoAnswers)
 
 
-async def test_a_line_that_has_failed_is_not_waited_for() -> None:
-    model = says("7", ServerError("down"), "8")
+async def test_vote_is_decided_without_the_failed_sample() -> None:
+    model = make_model("7", ServerError("down"), "8")
     assert (await Agent(model, strategy=self_consistency(samples=3)).run("?")).output == "7"
     assert len(model.requests) == 2
 
 
-async def test_over_http_the_lines_that_do_not_matter_any_more_are_closed() -> None:
+async def test_remaining_samples_are_closed_over_http_after_the_decision() -> None:
     right = text_reply("Two and two. ", "Answer: 4")
     hangs = Reply(sse({"id": "c", "choices": [{"index": 0, "delta": {"content": "Well"}}]}, done=False), end="hang")
     async with start_server() as server:
@@ -108,14 +106,14 @@ async def test_over_http_the_lines_that_do_not_matter_any_more_are_closed() -> N
     assert find_open_items(events) == set()
 
 
-async def test_the_samples_are_as_warm_as_was_said_and_know_nothing_of_each_other() -> None:
-    model = says("1", "1", "1")
+async def test_samples_have_the_given_temperature_and_do_not_see_each_other() -> None:
+    model = make_model("1", "1", "1")
     await Agent(model, strategy=self_consistency(samples=3, temperature=1.1)).run("?")
     assert {request.settings.temperature for request in model.requests} == {1.1}
     assert {len(request.messages) for request in model.requests} == {2}
 
 
 @pytest.mark.parametrize("wrong", [{"samples": 0}, {"concurrency": -1}])
-def test_arguments_that_make_no_vote_are_refused(wrong: Any) -> None:
+def test_invalid_arguments_are_refused(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         self_consistency(**wrong)

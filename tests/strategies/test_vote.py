@@ -1,4 +1,4 @@
-"""Answers that are compared, and the vote among them."""
+"""Comparing and counting answers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class City(BaseModel):
         ("New   York\tCity.", "new york city"),
         ("Straße", "strasse"),
         ("\N{LATIN SMALL LIGATURE FI}ve", "five"),
-        # Texts, however much they look like numbers.
+        # These are not numbers.
         ("50%", "50%"),
         ("1/2", "1/2"),
         ("3 1/2", "3 1/2"),
@@ -71,7 +71,7 @@ class City(BaseModel):
         ("", ""),
         ("...", "..."),
         (None, "null"),
-        # Numbers that no float and no default precision can tell apart.
+        # Floats and the default decimal context are not precise enough for these numbers.
         ("123456789012345678901234567890123456789", "123456789012345678901234567890123456789"),
         ("0." + "0" * 28 + "1", "0." + "0" * 28 + "1"),
         ("1e9999", "1E+9999"),
@@ -81,16 +81,16 @@ class City(BaseModel):
         ((1, 2), "[1,2]"),
     ],
 )
-def test_an_answer_has_one_form_however_it_is_written(answer: Any, form: str) -> None:  # T77
+def test_equivalent_answers_have_one_normal_form(answer: Any, form: str) -> None:  # T77
     assert normalise(answer) == form
 
 
 @given(st.text() | st.decimals(allow_nan=False, allow_infinity=False, places=4).map(str))
-def test_a_normal_form_is_normal(answer: str) -> None:
+def test_normalise_is_idempotent(answer: str) -> None:
     assert normalise(normalise(answer)) == normalise(answer)
 
 
-def test_the_answer_given_most_often_wins() -> None:  # T77
+def test_most_frequent_answer_wins() -> None:  # T77
     vote = find_majority([42, "42 ", 7])
     assert (vote.winner, vote.answer, vote.count, vote.total) == ("42", 42, 2, 3)
     assert vote.ratio == 2 / 3
@@ -99,7 +99,7 @@ def test_the_answer_given_most_often_wins() -> None:  # T77
     assert str(vote) == "42: 2 of 3 answers"
 
 
-def test_of_answers_with_as_many_votes_the_one_given_first_wins() -> None:  # T77
+def test_first_answer_wins_a_tie() -> None:  # T77
     vote = find_majority(["b", "a", "c", "A", "B"])
     assert (vote.winner, vote.tied, vote.ratio) == ("b", True, 0.4)
     assert str(vote) == "b: 2 of 5 answers, as many as another that was given later"
@@ -107,28 +107,28 @@ def test_of_answers_with_as_many_votes_the_one_given_first_wins() -> None:  # T7
     assert find_majority(["b", "a"]).winner == "b"
 
 
-def test_paths_that_failed_do_not_vote_and_the_vote_says_so() -> None:  # T78
+def test_failed_paths_do_not_vote_and_are_reported() -> None:  # T78
     vote = find_majority(["7", 7], failed=1)
     assert (vote.ratio, vote.total, vote.failed) == (1.0, 2, 1)
     assert str(vote) == "7: 2 of 2 answers; 1 without an answer"
 
 
-def test_without_an_answer_there_is_no_vote() -> None:  # T78
-    with pytest.raises(NoAnswers, match="3 of 3 paths failed"):
+def test_vote_without_answers_is_an_error() -> None:  # T78
+    with pytest.raises(NoAnswers, match="3 of 3 samples failed"):
         find_majority([], failed=3)
 
 
-def test_a_vote_is_decided_when_the_rest_cannot_change_it() -> None:  # T77
+def test_vote_is_decided_when_remaining_answers_cannot_change_it() -> None:  # T77
     assert is_decided([7, 7, 7], remaining=2)
     assert not is_decided([7, 7], remaining=3)
-    assert is_decided([7, "7.0", 8], remaining=1)  # at best a tie with what was given later
-    assert not is_decided([8, 7, 7], remaining=1)  # 8 was given first and would win a tie
+    assert is_decided([7, "7.0", 8], remaining=1)  # 8 can only tie
+    assert not is_decided([8, 7, 7], remaining=1)  # 8 would win a tie
     assert not is_decided([], remaining=1)
     assert is_decided([], remaining=0)
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=6), st.integers(0, 3))
-def test_decided_is_what_trying_every_rest_finds(answers: list[str], remaining: int) -> None:
+def test_is_decided_agrees_with_an_exhaustive_search(answers: list[str], remaining: int) -> None:
     rests = [rest for length in range(remaining + 1) for rest in product("abcd", repeat=length)]
     outcomes = {find_majority([*answers, *rest]).winner if answers or rest else None for rest in rests}
     assert is_decided(answers, remaining) is (len(outcomes) == 1)

@@ -216,16 +216,16 @@ async def test_exception_of_an_operator_is_delivered_to_the_subscriber() -> None
 async def test_async_iterator_is_created_and_closed_per_subscription() -> None:
     closed: list[str] = []
 
-    async def letters() -> AsyncIterator[str]:
+    async def characters() -> AsyncIterator[str]:
         try:
-            for letter in "abc":
-                yield letter
+            for character in "abc":
+                yield character
                 await asyncio.sleep(0)
         finally:
             await asyncio.sleep(0)
             closed.append("closed")
 
-    source = from_async_iter(letters)
+    source = from_async_iter(characters)
     for expected in (["a", "b", "c"], ["a", "b", "c"]):
         recorder = Recorder(source)
         await wait_until(lambda recorder=recorder: recorder.completed)

@@ -17,7 +17,7 @@ from support.run_checks import positions, run_ready_tasks
 
 
 def make_events(*pieces: str) -> list[Event]:
-    """Return events of a run: text becomes a delta, `!` a durable event, `%` progress of a tool."""
+    """Convert each piece to an event: `!` to a durable event, `%` to tool progress, other text to a delta."""
     events: list[Event] = []
     seq, sub = 1, 0
     for piece in pieces:
@@ -46,7 +46,6 @@ def fill_buffer(
 
 
 async def drain(buffer: ReadBuffer) -> list[Any]:
-    """Return all items of a buffer after its end."""
     buffer.end()
     items: list[Any] = []
     while True:

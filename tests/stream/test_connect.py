@@ -10,7 +10,7 @@ from rxloop.stream.rx import Connections, connect
 
 
 class Recording:
-    """Notifications of a connection, and the disposals of its source."""
+    """Recorder of disposals and notifications."""
 
     def __init__(self) -> None:
         self.notifications: list[object] = []

@@ -65,7 +65,7 @@ def test_merged_deltas_have_the_position_of_the_newest() -> None:
 
 
 def test_rest_of_a_merged_delta_starts_after_the_position_of_the_reader() -> None:
-    # Pairs of deltas with a gap after each pair, as after a durable event.
+    # Every second delta starts a new position, as if a durable event preceded it.
     pieces = [content(character, seq=1 + n // 2, sub=n % 2, index=n) for n, character in enumerate("abcdef")]
     whole = merge_all(*pieces).event()
     for count, piece in enumerate(pieces, 1):

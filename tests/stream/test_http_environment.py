@@ -67,7 +67,7 @@ async def test_model_names_the_variable_that_breaks_its_client(
         monkeypatch.setenv(name, value)
         answer = await collect(model.call(REQUEST))
         if name.lower() == "no_proxy":
-            # The variable is not read without a proxy.
+            # Clients ignore this variable if no proxy is set.
             assert streamed_text(answer) == "Hello"
         else:
             with raises_configuration_error(match):
@@ -109,7 +109,7 @@ async def test_mcp_server_names_the_variable(
     agent = Agent(ScriptedModel("Hello"), tools=[mcp("http://127.0.0.1:9/mcp")])
     monkeypatch.setenv(name, value)
     await agent.run("?")
-    assert re.search(f"the HTTP client cannot be created: .*{match}", caplog.text)
+    assert re.search(f"cannot create the HTTP client: .*{match}", caplog.text)
 
 
 # P32

@@ -1,4 +1,4 @@
-"""Merged streams of several runs."""
+"""Merged streams of runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from support.run_checks import Recorder, assert_no_tasks, run_ready_tasks, wait_
 
 
 def make_agent(line: str, **options: Any) -> Agent[None, str]:
-    """Make an agent whose model streams the letters of a line of frames."""
     return Agent(ScriptedModel(turn(frames(line))), **options)
 
 
@@ -104,7 +103,7 @@ async def test_deltas_of_concurrent_runs_are_merged_per_run() -> None:
     events = [first] + [event async for event in reader]
     for run, character in zip(runs, "abc", strict=True):
         assert join_deltas([event for event in events if event.task_id == run.task_id]) == character * 500
-    # All durable events, the deltas before the buffer was full, and one merged delta per run.
+    # 20 buffered events, then per run one merged delta and its durable events.
     assert len(events) <= 20 + 3 * 5
 
 

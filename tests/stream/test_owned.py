@@ -17,7 +17,7 @@ SECRET: ContextVar[str] = ContextVar("SECRET", default="none")
 
 
 class Resource:
-    """Resource that counts entries and exits with their tasks, and may fail or hang."""
+    """Resource that records which tasks enter and exit. Entry and exit can fail."""
 
     def __init__(
         self,

@@ -60,7 +60,7 @@ def test_stock_time_operators_use_the_scheduler_of_the_subscription() -> None:
         threads = set(threading.enumerate())
         time.run(main())
         assert seen == [(0.2, 2)]
-        # A thread of an earlier test may end meanwhile.
+        # Threads of earlier tests may have ended.
         assert set(threading.enumerate()) <= threads
 
 

@@ -150,7 +150,7 @@ async def test_surviving_context_does_not_keep_the_scope_alive() -> None:
     contexts: list[Context] = []
 
     async def work() -> None:
-        # A timer or a connection of a run keeps its context in the same way.
+        # For example, timers and connections keep the context in which they were created.
         contexts.append(copy_context())
 
     scope = Scope()

@@ -26,7 +26,7 @@ def add_envelope(event: Event, seq: int = 1, sub: int = 0) -> Event:
 
 
 def parse_frame(data: bytes) -> dict[str, str]:
-    """Parse a frame as the standard requires."""
+    """Parse a frame as specified for server-sent events."""
     assert data.endswith(b"\n\n")
     assert data.count(b"\n\n") == 1
     fields: dict[str, str] = {}
@@ -97,14 +97,14 @@ async def test_error_of_the_source_is_raised(error: type[Exception]) -> None:
     broken = rx.concat(rx.of(add_envelope(CustomEvent(name="x"))), rx.throw(error()))
     stream = Frames(aiter(RecordedStream(broken)), 15)
     assert b"custom" in await anext(stream)
-    # A timeout of the log must not count as silence.
+    # Do not mistake a timeout of the log for silence.
     with pytest.raises(error):
         await anext(stream)
     await assert_no_tasks()
 
 
 class Source:
-    """Events that the test publishes one by one."""
+    """Event source with a counter of its subscriptions and disposals."""
 
     def __init__(self) -> None:
         self.subject: Subject[Event] = Subject()
@@ -177,7 +177,7 @@ async def test_client_that_disconnects_while_waiting_closes_the_source() -> None
     assert source.closed == 1
 
 
-async def test_a_cancelled_read_of_frames_can_be_repeated() -> None:  # P24
+async def test_cancelled_read_of_frames_can_be_repeated() -> None:  # P24
     source = Source()
     stream = source.frames(None)
     with pytest.raises(TimeoutError):

@@ -25,7 +25,7 @@ from support.run_checks import Recorder, run_ready_tasks, wait_until
 
 
 class Hold:
-    """Hold of a missing run, which counts its calls."""
+    """Fake hold that counts starts and open subscriptions."""
 
     def __init__(self) -> None:
         self.gate = Gate()
@@ -52,7 +52,7 @@ class Source:
         self.seq = 0
         self.stream: Stream[Event] = Stream(self.hub.events, self.hold, overflow=overflow, buffer=buffer)
 
-    def put(self, count: int = 1) -> None:
+    def publish(self, count: int = 1) -> None:
         for _ in range(count):
             self.seq += 1
             self.hub.publish(CustomEvent(name=str(self.seq), task_id="t", attempt=1, seq=self.seq))
@@ -102,7 +102,7 @@ async def test_subscription_releases_the_run_when_it_ends(ending: str) -> None:
 
     source.stream.pipe(*views).subscribe(on_next, lambda _: None)
     assert source.hold.held == 1
-    source.put()
+    source.publish()
     if ending == "completion":
         source.hub.complete()
     elif ending == "error":
@@ -113,7 +113,7 @@ async def test_subscription_releases_the_run_when_it_ends(ending: str) -> None:
 
 async def test_subscription_to_a_completed_stream_does_not_hold_the_run() -> None:
     source = Source()
-    source.put()
+    source.publish()
     source.hub.complete()
     recorder = Recorder(source.stream)
     assert list_names(recorder.events) == ["1"]
@@ -135,7 +135,7 @@ async def test_failed_subscription_does_not_hold_the_run() -> None:
 
 async def test_iterator_starts_the_run_without_holding_it() -> None:
     source = Source()
-    source.put()
+    source.publish()
     iterator = aiter(source.stream)
     assert (await anext(iterator)).seq == 1
     assert source.hold.started
@@ -145,10 +145,10 @@ async def test_iterator_starts_the_run_without_holding_it() -> None:
 
 async def test_every_iterator_starts_from_the_beginning() -> None:  # L12
     source = Source()
-    source.put(2)
+    source.publish(2)
     first = aiter(source.stream)
     await anext(first)
-    source.put()
+    source.publish()
     source.hub.complete()
     assert list_names([event async for event in first]) == ["2", "3"]
     assert list_names([event async for event in source.stream]) == ["1", "2", "3"]
@@ -156,7 +156,7 @@ async def test_every_iterator_starts_from_the_beginning() -> None:  # L12
 
 async def test_dropped_iterator_ends_its_subscription() -> None:
     source = Source()
-    source.put(3)
+    source.publish(3)
     async for _ in source.stream:
         break
     assert source.hub.subscribers == 0
@@ -180,7 +180,7 @@ async def test_iterator_dropped_while_waiting_ends_its_subscription() -> None:
 
 async def test_iterator_can_be_closed_twice() -> None:
     source = Source()
-    source.put(2)
+    source.publish(2)
     iterator: Any = aiter(source.stream)
     await anext(iterator)
     await iterator.aclose()
@@ -192,7 +192,7 @@ async def test_iterator_can_be_closed_twice() -> None:
 
 async def test_iterator_closed_before_its_start_never_subscribes() -> None:
     source = Source()
-    source.put()
+    source.publish()
     iterator: Any = aiter(source.stream)
     await iterator.aclose()
     with pytest.raises(StopAsyncIteration):
@@ -202,7 +202,7 @@ async def test_iterator_closed_before_its_start_never_subscribes() -> None:
 
 async def test_closed_iterator_releases_the_hold() -> None:
     source = Source()
-    source.put()
+    source.publish()
     iterator: Any = aiter(source.stream.pipe(ops.map(lambda event: event)))
     await anext(iterator)
     await iterator.aclose()
@@ -213,7 +213,7 @@ async def test_closed_iterator_releases_the_hold() -> None:
 
 async def test_iterator_keeps_the_hold_alive_until_it_is_dropped() -> None:
     source = Source()
-    source.put(2)
+    source.publish(2)
     iterator = aiter(source.stream.pipe(ops.map(lambda event: event)))
     await anext(iterator)
     hold = weakref.ref(source.hold)
@@ -231,7 +231,7 @@ async def test_await_returns_the_last_item_and_starts_the_run() -> None:
     waiting = asyncio.ensure_future(_await(source.stream.pipe(ops.map(get_seq))))
     await wait_until(lambda: source.hold.started)
     assert source.hold.held == 1
-    source.put(3)
+    source.publish(3)
     source.hub.complete()
     assert await waiting == 3
     assert source.hold.held == 0
@@ -278,11 +278,17 @@ def test_loop_operator_is_refused_as_a_view(operator: Any) -> None:
     assert not source.hold.started
 
 
+def test_composed_views_are_refused_with_the_function_for_views() -> None:
+    composed: Any = op.compose(ops.take(1))
+    with pytest.raises(ConfigurationError, match=r"To combine views, use reactivex\.compose"):
+        Source().stream.pipe(composed)
+
+
 async def test_operator_that_returns_a_future_starts_the_run() -> None:
     source = Source()
     future = source.stream.pipe(ops.map(get_seq), ops.to_future())  # pyright: ignore[reportArgumentType]
     assert source.hold.started
-    source.put(2)
+    source.publish(2)
     source.hub.complete()
     assert await future == 2
 
@@ -292,9 +298,9 @@ async def test_pipe_returns_a_stream_with_the_same_policy() -> None:
     piped = source.stream.pipe(ops.map(get_seq))
     assert isinstance(piped, Stream)
     iterator = aiter(piped.pipe(ops.filter(lambda _: True)))
-    source.put()
+    source.publish()
     await anext(iterator)
-    source.put(3)
+    source.publish(3)
     assert await anext(iterator) == 2
     with pytest.raises(SlowReader):
         await anext(iterator)
@@ -302,7 +308,7 @@ async def test_pipe_returns_a_stream_with_the_same_policy() -> None:
 
 async def test_reader_that_overflows_on_replayed_events_leaves_no_subscription() -> None:
     source = Source(overflow="error", buffer=1)
-    source.put(5)
+    source.publish(5)
     iterator = aiter(source.stream)
     assert (await anext(iterator)).seq == 1
     with pytest.raises(SlowReader):
@@ -324,10 +330,10 @@ async def test_exception_of_a_view_affects_only_its_own_reader() -> None:  # L14
     other = Recorder(source.stream)
     reading = asyncio.ensure_future(_collect(source.stream.pipe(broken)))
     await wait_until(lambda: source.hub.subscribers == 2)
-    source.put()
+    source.publish()
     with pytest.raises(ZeroDivisionError):
         await reading
-    source.put()
+    source.publish()
     assert list_names(other.events) == ["1", "2"]
 
 
@@ -339,7 +345,7 @@ async def test_time_operators_use_the_event_loop() -> None:
     source = Source()
     thread = asyncio.ensure_future(_collect(source.stream.pipe(ops.start_with("first"), ops.delay(0.001))))
     await wait_until(lambda: source.hub.subscribers)
-    source.put()
+    source.publish()
     source.hub.complete()
     first, second = await thread
     assert first == "first"
@@ -349,9 +355,9 @@ async def test_time_operators_use_the_event_loop() -> None:
 async def test_blocking_reader_closes_the_gate_of_the_hold() -> None:
     source = Source(overflow="block", buffer=2)
     iterator = aiter(source.stream)
-    source.put()
+    source.publish()
     await anext(iterator)
-    source.put(3)
+    source.publish(3)
     assert source.hold.gate.closed
     del iterator
     gc.collect()
@@ -361,9 +367,9 @@ async def test_blocking_reader_closes_the_gate_of_the_hold() -> None:
 async def test_completed_blocking_view_does_not_close_the_gate() -> None:
     source = Source(overflow="block", buffer=1)
     iterator = aiter(source.stream.pipe(ops.take(4)))
-    source.put()
+    source.publish()
     await anext(iterator)
-    source.put(5)
+    source.publish(5)
     assert not source.hold.gate.closed
     assert len([event async for event in iterator]) == 3
 
@@ -371,7 +377,7 @@ async def test_completed_blocking_view_does_not_close_the_gate() -> None:
 async def test_reader_gets_a_gap_as_an_event() -> None:  # L13
     source = Source(overflow="drop_oldest", buffer=2)
     iterator = aiter(source.stream)
-    source.put()
+    source.publish()
     await anext(iterator)
     call = ToolCall(id="c", name="tool")
     for sub in range(1, 6):
@@ -397,3 +403,10 @@ def test_async_callback_is_refused(name: str) -> None:
     setattr(Observing, name, callback)
     with pytest.raises(ConfigurationError, match="async for"):
         stream.pipe().subscribe(Observing())
+
+
+def test_run_method_of_reactivex_is_rejected_instead_of_blocking() -> None:
+    stream: Stream[int] = Stream(rx.of(1), Hold())
+    for each in (stream, stream.pipe()):
+        with pytest.raises(ConfigurationError, match="use `await stream`"):
+            each.run()

@@ -137,7 +137,7 @@ async def test_call_cancelled_before_its_start_never_runs(pool: Threads) -> None
 
 
 class Odd(BaseException):
-    """Exception that is not an Exception."""
+    """Exception that does not derive from `Exception`."""
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), Odd("y")])

@@ -1,4 +1,4 @@
-"""Writers of failing logs, which retry for some time and then fail the run."""
+"""Log writers retry failed appends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from rxloop.errors import ConflictError, EventLogError, Fenced, LogUnreachable
-from rxloop.pipeline.log_retry import ANSWERS_IN, PATIENCE
+from rxloop.pipeline.log_retry import APPEND_TIMEOUT, RETRY_SECONDS
 from rxloop.protocol.events import Event
 from rxloop.run.log_writer import LogWriter
 from rxloop.testing import virtual_time
@@ -21,17 +21,17 @@ def test_log_that_fails_briefly_is_retried(error: Exception, caplog: pytest.LogC
 
         async def main() -> None:
             writing = FailingWriterHarness(error)
-            asyncio.get_running_loop().call_later(PATIENCE - 5, setattr, writing.log, "error", None)
+            asyncio.get_running_loop().call_later(RETRY_SECONDS - 5, setattr, writing.log, "error", None)
             writing.add(2)
             assert await writing.writer.flush() == 2
             assert writing.log.batches == [[1, 2]]
             assert writing.failures == []
-            # Each try has the token of the writer, so that a batch whose answer was lost is recognised.
+            # The log recognizes repeated batches by the token.
             assert set(writing.log.writers) == {writing.writer.token}
             assert 10 < len(writing.log.writers) < 40
 
         time.run(main())
-        assert PATIENCE - 5 <= time.now < PATIENCE
+        assert RETRY_SECONDS - 5 <= time.now < RETRY_SECONDS
     assert [record.getMessage() for record in caplog.records if "trying again" in record.getMessage()] == [
         f"the log is not accepting events of run t; trying again: {error}"
     ]
@@ -48,7 +48,7 @@ def test_retries_end_after_the_time_limit() -> None:
             assert len(writing.failures) == 1
 
         time.run(main())
-        assert PATIENCE - 2 <= time.now <= PATIENCE
+        assert RETRY_SECONDS - 2 <= time.now <= RETRY_SECONDS
 
 
 def test_time_limit_starts_again_with_each_batch() -> None:
@@ -58,13 +58,13 @@ def test_time_limit_starts_again_with_each_batch() -> None:
             writing = FailingWriterHarness()
             for _ in range(3):
                 writing.log.error = OSError("away")
-                asyncio.get_running_loop().call_later(PATIENCE - 5, setattr, writing.log, "error", None)
+                asyncio.get_running_loop().call_later(RETRY_SECONDS - 5, setattr, writing.log, "error", None)
                 writing.add()
                 await writing.writer.flush()
             assert writing.log.batches == [[1], [2], [3]]
 
         time.run(main())
-        assert time.now > 2 * PATIENCE
+        assert time.now > 2 * RETRY_SECONDS
 
 
 @pytest.mark.parametrize("kind", [ConflictError, Fenced])
@@ -77,7 +77,7 @@ async def test_conflict_is_not_retried(kind: type[ConflictError]) -> None:
 
 
 class HungLog(GatedLog):
-    """Log that never answers the first calls."""
+    """Log that hangs during the first `tries` appends."""
 
     def __init__(self, tries: int) -> None:
         super().__init__()
@@ -90,9 +90,7 @@ class HungLog(GatedLog):
         await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
 
 
-class Hung(LogWriterHarness):
-    """Writer whose log hangs a given number of times."""
-
+class HungWriterHarness(LogWriterHarness):
     def __init__(self, tries: int) -> None:
         super().__init__()
         self.log = HungLog(tries)
@@ -103,31 +101,31 @@ def test_log_that_does_not_answer_is_retried() -> None:
     with virtual_time() as time:
 
         async def main() -> None:
-            writing = Hung(tries=1)
+            writing = HungWriterHarness(tries=1)
             writing.add(2)
             assert await writing.writer.flush() == 2
             assert writing.log.batches == [[1, 2]]
 
         time.run(main())
-        assert ANSWERS_IN <= time.now < ANSWERS_IN + 1
+        assert APPEND_TIMEOUT <= time.now < APPEND_TIMEOUT + 1
 
 
 def test_log_that_never_answers_fails_in_the_end() -> None:
     with virtual_time() as time:
 
         async def main() -> None:
-            writing = Hung(tries=1_000)
+            writing = HungWriterHarness(tries=1_000)
             writing.add()
-            with pytest.raises(EventLogError, match=r"has not answered for 10 s"):
+            with pytest.raises(EventLogError, match=r"did not respond within 10 s"):
                 await writing.writer.flush()
             assert len(writing.failures) == 1
 
         time.run(main())
-        assert PATIENCE - ANSWERS_IN <= time.now <= PATIENCE + ANSWERS_IN
+        assert RETRY_SECONDS - APPEND_TIMEOUT <= time.now <= RETRY_SECONDS + APPEND_TIMEOUT
 
 
 class CustomBaseException(BaseException):
-    """Exception of a log that is not an `Exception`."""
+    """Exception that does not derive from `Exception`."""
 
 
 async def test_any_exception_of_a_log_is_its_failure() -> None:
@@ -168,4 +166,4 @@ def test_cancellation_inside_a_log_is_retried() -> None:
                 await writing.writer.flush()
 
         time.run(main())
-        assert time.now > PATIENCE - 2
+        assert time.now > RETRY_SECONDS - 2

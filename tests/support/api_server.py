@@ -15,6 +15,7 @@ import uvicorn
 from typing_extensions import override
 
 from rxloop import Agent, EventLog, MemoryEventLog, Runtime, tool
+from rxloop.cli.service.process import get_url, open_listener
 from rxloop.errors import EventLogError
 from rxloop.server import Api, Principal, api, bearer
 
@@ -23,6 +24,9 @@ TOKENS: dict[str, Principal | str] = {
     "bob-key": "bob",
     "root-key": Principal("root", frozenset({"others", "internal"})),
 }
+
+TRUSTED = bearer({f"{name}-key": Principal(name, frozenset({"internal"})) for name in ("ann", "bob")})
+"""Authentication of the same users. They may answer hidden questions."""
 
 
 class _Server(uvicorn.Server):
@@ -53,13 +57,12 @@ class _Server(uvicorn.Server):
 @contextlib.asynccontextmanager
 async def serve_app(app: Any) -> AsyncGenerator[str]:
     """Serve an ASGI application on a free port."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+    with open_listener("127.0.0.1", 0) as listener:
         server = _Server(app)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         await server.accepts.wait()
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield get_url(listener)
         finally:
             server.stopping.set()
             await task

@@ -1,4 +1,4 @@
-"""Bank agent that asks before paying, and its event log after a crash."""
+"""Agent that asks before paying, and its log after a crash."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ class Bank:
 
 
 async def log_after_crash(log: MemoryEventLog, task_id: str, kind: type[Event]) -> MemoryEventLog:
-    """Return a copy of the log that ends after the first event of a kind."""
+    """Return a copy of a log, truncated after the first event of a kind."""
     events = await log.read(task_id)
     return await copy_first_events(log, task_id, next(event.seq for event in events if isinstance(event, kind)))

@@ -22,7 +22,7 @@ from support.runs import collect
 from support.strategy_cases import CASES, add
 
 Mutation = Callable[[list[Event]], Sequence[Event]]
-"""Function that turns a valid stream into an invalid one."""
+"""Modification that makes a stream invalid."""
 Position = tuple[str, int]
 """Event kind and its occurrence in the stream."""
 
@@ -43,7 +43,7 @@ async def sure(ctx: RunContext[Any]) -> str:
 
 @cache
 def valid_stream() -> tuple[Event, ...]:
-    """Return a run with two attempts: the first streams, calls two tools and pauses; the second resumes."""
+    """Return a run with two attempts: it streams, calls two tools, pauses, and resumes."""
     log = MemoryEventLog()
     usage = Usage(input_tokens=1)
     calls = [call("work", "a", seconds=1), call("sure", "b")]
@@ -86,7 +86,7 @@ def valid_branched_stream() -> tuple[Event, ...]:
 
 
 def find_position(events: Sequence[Event], kind: str, number: int = 0) -> int:
-    """Return the index of an event by kind. Number 0 is the first occurrence, -1 the last."""
+    """Return the index of an event by kind. `number` can be negative."""
     return [at for at, event in enumerate(events) if event.kind == kind][number]
 
 
@@ -104,7 +104,7 @@ def renumber(events: Sequence[Event]) -> list[Event]:
 
 
 def remove(*kinds: str) -> Mutation:
-    """Remove the first event of each kind."""
+    """Remove each kind's first event."""
 
     def broken(events: list[Event]) -> Sequence[Event]:
         gone = {find_position(events, kind) for kind in kinds}
@@ -137,7 +137,7 @@ def move(one: Position, *, after: Position) -> Mutation:
 
 
 def change(kind: str, number: int = 0, **fields: Any) -> Mutation:
-    """Change fields of an event."""
+    """Change event fields."""
 
     def broken(events: list[Event]) -> Sequence[Event]:
         at = find_position(events, kind, number)
@@ -161,7 +161,7 @@ def insert(make: Callable[[Event], Event], *, after: Position) -> Mutation:
 
 
 def truncate(kind: str, number: int = 0) -> Mutation:
-    """Remove all events that follow an event."""
+    """Truncate the stream after an event."""
     return lambda events: events[: find_position(events, kind, number) + 1]
 
 
@@ -307,7 +307,7 @@ def change_in_branch(kind: str, *, duplicated: bool = False) -> Mutation:
 
 
 def append_late_child_event(events: list[Event]) -> Sequence[Event]:
-    """Insert an event of the nested run after its end."""
+    """Insert a nested event after the end of its run."""
     theirs = [at for at, event in enumerate(events) if event.parent_task_id]
     last = theirs[-1]
     return renumber([*events[: last + 1], events[theirs[2]], *events[last + 1 :]])

@@ -1,4 +1,4 @@
-"""Runs that continue until they are canceled, and checks of how they end."""
+"""Endless runs, and assertions about their cancellation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make_endless_model() -> ScriptedModel:
 
 
 async def assert_canceled(run: Any, recorder: Recorder) -> None:
-    """Assert that a run is canceled with a complete and well-formed stream."""
+    """Assert that a canceled run has a complete stream."""
     with pytest.raises(RunCancelled) as caught:
         await run
     assert caught.value.code == "canceled"
@@ -45,7 +45,7 @@ async def assert_canceled(run: Any, recorder: Recorder) -> None:
 
 
 def assert_answered(messages: Sequence[Any]) -> None:
-    """Assert that every tool call in a history has a result."""
+    """Assert that all tool calls in a history have results."""
     calls = [call.id for message in messages for call in message.tool_calls]
     assert calls == [message.tool_call_id for message in messages if message.role == "tool"]
 
@@ -59,7 +59,7 @@ def start_observed_run(agent: Agent[Any, Any]) -> tuple[Any, list[Event]]:
 
 
 async def read_until(run: Any, kind: str) -> None:
-    """Read events up to the first of a kind."""
+    """Read events until the first of a kind."""
     async for event in run:
         if event.kind == kind:
             return

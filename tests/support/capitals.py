@@ -53,5 +53,5 @@ def make_lookup_model() -> ScriptedModel:
 
 
 def agent(model: ScriptedModel | None = None, **options: Any) -> Agent[None, str]:
-    """Return an agent that knows every capital unless another model is passed."""
+    """Create an agent. The default model knows all capitals."""
     return Agent(model or make_capital_model(*CAPITALS), thoughts=False, **options)

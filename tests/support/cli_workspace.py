@@ -97,7 +97,26 @@ def agent():
 
 
 agent_itself = Agent("ollama:none", name="itself")
+bare = Agent("ollama:none", thoughts=False)
 '''
+
+
+MARKDOWN = """# Colours
+
+- red
+- green
+
+| name | wave |
+|---|--:|
+| red | 650 |
+| green | 550 |
+
+```python
+print("red")
+```
+
+See [the list](https://colours.example/all).
+"""
 
 
 def rule(conversation: Conversation) -> Reply | None:
@@ -107,6 +126,8 @@ def rule(conversation: Conversation) -> Reply | None:
         raise KeyError("broken")
     if "escape" in question:
         return Reply(text="\x1b[31mred\x1b[0m\x07")
+    if "Markdown" in question:
+        return Reply(text=MARKDOWN)
     results = [
         call.result
         for call in conversation.calls
@@ -141,6 +162,7 @@ class Workspace:
             "AGENT_MODEL": f"{self.url}#demo",
             "XDG_DATA_HOME": str(self.folder / "data"),
             "HOME": str(self.folder),
+            "XDG_CONFIG_HOME": str(self.folder / "config"),
             "COLUMNS": "120",
             "PYTHONPATH": str(SOURCE),
             "PYTHONUTF8": "1",
@@ -170,7 +192,7 @@ class Workspace:
         return popen(command, cwd=self.folder, env=self.env, **options)
 
     def shell(self, line: str) -> subprocess.CompletedProcess[bytes]:
-        """Run a line of bash in which `rxloop` is the command."""
+        """Run a bash command line, with `rxloop` on the path."""
         script = f'rxloop() {{ "{sys.executable}" -m rxloop "$@"; }}; {line}'
         return subprocess.run(
             ["bash", "-c", script], cwd=self.folder, env=self.env, capture_output=True, check=False, timeout=30

@@ -1,4 +1,4 @@
-"""Two processes on one log, and a run whose questions are dropped by a later run."""
+"""Runs with dropped questions, in two processes with a shared log."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def answer(request: ModelRequest) -> Turn:
 
 
 def clerk() -> Agent[Any, Any]:
-    """Return an agent that asks before it refunds."""
+    """Create an agent with an approval tool."""
     return Agent(ScriptedModel(*[answer] * 100), tools=[refund], name="clerk", thoughts=False)
 
 
@@ -59,21 +59,20 @@ async def shared_logs(kind: str, folder: Path, request: pytest.FixtureRequest) -
 
 
 async def wait_until_idle(runtime: Runtime, record: RunRecord) -> RunRecord:
-    """Wait until a run is idle."""
     async for _ in runtime.log.follow(record.task_id):
         pass
     return await runtime.get_record(record.task_id)
 
 
 async def start_waiting_run(runtime: Runtime, **options: Any) -> RunRecord:
-    """Start a run and wait until it asks for approval."""
+    """Start a run and wait for its question."""
     record = await wait_until_idle(runtime, await runtime.start("clerk", "Refund A1", **options))
     assert record.state == "input-required"
     return record
 
 
 async def drop_question(runtime: Runtime, record: RunRecord, **options: Any) -> RunRecord:
-    """Start a later run of the conversation, which drops the question of `record`."""
+    """Start a later run in the conversation, dropping the question of `record`."""
     return await wait_until_idle(
         runtime, await runtime.start("clerk", "Never mind", context_id=record.context_id, **options)
     )

@@ -1,4 +1,4 @@
-"""Event logs that block, append immediately or fail, and writers for them."""
+"""Faulty event logs and their writers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ImmediateWriterHarness(LogWriterHarness):
 
 
 class FailingLog(GatedLog):
-    """Log that fails until its error is removed. Records the writers."""
+    """Log that records writers and fails until its error is removed."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()

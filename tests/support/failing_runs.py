@@ -25,7 +25,7 @@ def script() -> ScriptedModel:
 
 
 async def expect_failure(agent: Agent[Any, Any], prompt: str = "Go.", **options: Any) -> AttemptError:
-    """Return the error of a failed run. Assert that it ends once, in time, and without leftover tasks."""
+    """Return the error of a failed run, asserting a single and timely end without leftover tasks."""
     run = agent.run(prompt, **options)
     recorder = Recorder(run.events)
     with pytest.raises(AttemptError) as caught:

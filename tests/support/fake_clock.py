@@ -6,7 +6,7 @@ MINUTE = 60_000
 
 
 class FakeClock:
-    """Clock whose time is set by a test."""
+    """Manually controlled clock."""
 
     def __init__(self) -> None:
         self.time = 1_700_000_000_000

@@ -35,7 +35,7 @@ def make_info(**changes: Any) -> AttemptInfo:
 
 
 class FakeHost:
-    """Implementation of the parts of `Host` that tools use."""
+    """Partial implementation of `Host` for tools."""
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.info = make_info()
@@ -59,5 +59,5 @@ class FakeHost:
         return RunContext(run=cast("Host", self), call=call, step="1").bind(**fields)
 
     def message(self, *calls: ToolCall, step: str = "1") -> None:
-        """Publish a message with these calls."""
+        """Publish a message with calls."""
         self.publish(ContentCompleteEvent(tool_calls=list(calls), step=step))

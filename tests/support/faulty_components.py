@@ -1,4 +1,4 @@
-"""Faulty operators, tools, providers and subscribers, for tests that every run ends."""
+"""Faulty operators, tools, providers and subscribers."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ PLANTED = "planted"
 
 
 class BareBaseException(BaseException):
-    """Error that is not an `Exception`, like the outcomes of pytest and the timeouts of some libraries."""
+    """Error outside of `Exception`, as used by pytest and some timeout libraries."""
 
 
 Raise = Callable[[], None]
 
 
 def make_raiser(error: type[BaseException]) -> Raise:
-    """Return a function that raises an error."""
+    """Create a function that raises an error."""
 
     def boom() -> None:
         raise error("boom")
@@ -116,7 +116,7 @@ def faulty_operator(
 
 
 def thread_operator(change: Callable[[abc.ObserverBase[Any]], None]) -> Operator:
-    """Return an operator that calls a function with its observer in a thread for each item."""
+    """Create an operator that calls a function in a new thread for each item."""
 
     def elsewhere(source: Observable[Signal]) -> Observable[Signal]:
         def subscribe(
@@ -143,7 +143,7 @@ ERRORS: list[type[BaseException]] = [
 
 
 class Subscriptions:
-    """Counter of the active subscriptions."""
+    """Number of active subscriptions."""
 
     def __init__(self) -> None:
         self.open = 0
@@ -297,7 +297,7 @@ class FaultyModel:
 
 
 def make_faulty_tools(random: Random) -> list[Any]:
-    """Return tools of each kind that fail at random."""
+    """Create tools with random failures."""
 
     def maybe() -> None:
         if random.random() < 0.2:
@@ -341,7 +341,7 @@ def _call(random: Random) -> Any:
 
 
 def make_random_model(random: Random) -> ScriptedModel:
-    """Return a model with a random number of turns that call tools, then an answer."""
+    """Create a model with random tool calls, followed by an answer."""
     turns: list[Any] = [
         [_call(random) for _ in range(random.choice((1, 1, 2, 3)))] for _ in range(random.choice((0, 1, 2, 3)))
     ]

@@ -1,4 +1,4 @@
-"""Events for tests of the fold."""
+"""Events for fold tests."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Shop with a finished run in its log, for tests of forks."""
+"""Finished run for fork tests."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from support.runs import shape
 
 
 class Shop:
-    """Tools that record their effects, and a log with a finished run."""
+    """Tools with recorded effects, and a finished run."""
 
     def __init__(self) -> None:
         self.effects: list[str] = []
@@ -42,7 +42,7 @@ class Shop:
         return shape(self.model.requests[number].messages)
 
     async def buy(self, **options: Any) -> str:
-        """Execute a run with a thought, two parallel calls and an answer. Return its id."""
+        """Execute a run with parallel calls, returning its id."""
         thought = call("think_aloud", "t", thought="First I look.", thought_type="planning", thought_id="plan")
         used = Usage(input_tokens=10, output_tokens=1)
         first = turn("I begin.", calls=[thought, call("pay", "p", amount=5), call("look", "l", n=1)], usage=used)

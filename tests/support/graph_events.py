@@ -1,4 +1,4 @@
-"""Events for a thought graph: thoughts, and messages with calls."""
+"""Thoughts, messages and calls for thought graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agent with hidden tools, and model turns that call them."""
+"""Agent with hidden tools, and scripted turns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.hidden_tools import MARK, ask, fail, peek
 
 @tool
 async def confirm(ctx: RunContext[Any]) -> str:
-    """Ask in a run that is nested in a hidden call: that is hidden, too."""
+    """Ask in a nested run. The hidden call also hides this question."""
     return await ctx.ask(f"{MARK} below?", str, options=[MARK, "no"])
 
 

@@ -1,4 +1,4 @@
-"""Hidden tools that mark all of their data, and runs that call them."""
+"""Hidden tools with marked data, and scripted runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MARK = "PLANTED"
 
 @tool(name=f"peek_{MARK}", hidden=True)
 async def peek(ctx: RunContext[Any], at: str = "") -> str:
-    """Look where nobody sees it."""
+    """Look at hidden data."""
     ctx.progress(f"{MARK} half")
     return f"{MARK} result"
 

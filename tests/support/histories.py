@@ -86,7 +86,7 @@ def _turns(draw: Callable[[st.SearchStrategy[Any]], Any], number: int) -> list[M
     if kind == "system":
         return [Message.system(draw(_text))]
     count = draw(st.integers(1, 4))
-    # Some vendors restart their ids in each message.
+    # Some vendors reuse ids in each message.
     ids = [f"{place}" if draw(st.booleans()) else f"call_{number}_{place}" for place in range(count)]
     calls = [call(one, draw(st.sampled_from(["look_up", "write_file"])), key=draw(_text)) for one in ids]
     results = draw(st.permutations([Message.tool(one, draw(_content)) for one in ids]))

@@ -14,7 +14,7 @@ Out = ViewOutput[Any]
 
 
 class Subscriber:
-    """Recorder of the notifications of a view and of the subscriptions to its source."""
+    """Recorder of a view's notifications and source subscriptions."""
 
     def __init__(self, view: View[Any, Any], *messages: Recorded[Any], disposed: int = 1000) -> None:
         scheduler = TestScheduler()
@@ -25,7 +25,7 @@ class Subscriber:
 
 
 def pass_through_view(prepare: Callable[[Out], None]) -> View[Any, Any]:
-    """Return a view that passes all items. First calls `prepare` with its output."""
+    """Create a view that forwards all items. `prepare` receives its output."""
 
     def make(out: Out) -> Take:
         prepare(out)

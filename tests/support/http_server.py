@@ -30,7 +30,9 @@ class Reply:
     headers: dict[str, str] = field(default_factory=dict[str, str])
     content_type: str = "text/event-stream"
     end: Literal["end", "drop", "hang"] = "end"
-    """How to end the body: complete it, drop the connection, or stop sending."""
+    """End of the body: complete it, drop the connection, or stop sending."""
+    interim: int = 0
+    """Number of interim responses before the response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Received:
 
 
 class Server:
-    """Server that sends the replies in order and repeats the last one."""
+    """HTTP server with scripted replies. The last reply is repeated."""
 
     def __init__(self) -> None:
         self.replies: list[Reply] = [Reply()]
@@ -55,7 +57,7 @@ class Server:
         self.requested = asyncio.Event()
         self.all_closed = asyncio.Event()
         self.tasks: set[asyncio.Task[Any]] = set()
-        """Connection tasks of the server."""
+        """Active connection tasks."""
 
     @property
     def base_url(self) -> str:
@@ -89,7 +91,8 @@ class Server:
         reply = self.replies[min(len(self.requests), len(self.replies) - 1)]
         self.requests.append(Received(head[0].split()[1], headers, orjson.loads(body), body))
         self.requested.set()
-        lines = [f"HTTP/1.1 {reply.status} Whatever", "transfer-encoding: chunked"]
+        lines = ["HTTP/1.1 103 Early Hints", ""] * reply.interim
+        lines += [f"HTTP/1.1 {reply.status} Whatever", "transfer-encoding: chunked"]
         lines += [f"content-type: {reply.content_type}"] if reply.content_type else []
         lines += [f"{name}: {value}" for name, value in reply.headers.items()]
         writer.write("\r\n".join(lines).encode() + b"\r\n\r\n")
@@ -122,14 +125,14 @@ async def start_server() -> AsyncGenerator[Server]:
 
 @dataclass
 class StreamResult:
-    """Events and error of one subscription."""
+    """Outcome of a subscription."""
 
     events: list[Any]
     error: Exception | None
 
 
 async def collect(source: Observable[Event]) -> StreamResult:
-    """Subscribe and wait until the stream ends."""
+    """Subscribe until the end of the stream."""
     end: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
     events: list[Event] = []
     source.subscribe(events.append, end.set_result, lambda: end.set_result(None))
@@ -166,7 +169,7 @@ def streamed_text(answer: StreamResult) -> str:
 
 
 def active_connections(provider: HTTPModel) -> list[str]:
-    """Return the connections of a provider that are in use, for any transport."""
+    """Return a provider's active connections, for any transport."""
     return [str(one) for client in provider._pool.clients for one in _list_active(client)]
 
 

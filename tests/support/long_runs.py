@@ -1,4 +1,4 @@
-"""Runs with growing histories: a tool with long results, and the messages of each request."""
+"""Runs with growing histories."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def collect_run(
 
 
 def request_messages(request: ModelRequest) -> list[Message]:
-    """Return all messages of a request in order."""
+    """Return a request's messages in order."""
     return [*request.system, *request.messages, *request.tail]
 
 

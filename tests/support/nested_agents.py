@@ -1,4 +1,4 @@
-"""Nested agents, and checks for the streams of their runs."""
+"""Nested agents, and checks for their event streams."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def researcher(*turns: Any, **fields: Any) -> Agent:
 
 
 def editor(*tools: Any, turns: Sequence[Any] = (), **fields: Any) -> Agent:
-    """Return the agent that calls the researcher. By default, it calls once."""
+    """Create an agent that calls the researcher, by default once."""
     script = turns or (call("research", prompt="Oslo?"), turn_with_usage("A page."))
     options: dict[str, Any] = {"name": "editor", "thoughts": False, "log": MemoryEventLog(), **fields}
     return Agent(ScriptedModel(*script), tools=tools, **options)
@@ -51,27 +51,27 @@ def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[
 
 
 async def collect_checked(run: AsyncIterable[Event]) -> list[Event]:
-    """Collect the events of a run and check them."""
+    """Collect and check a run's events."""
     events = await collect(run)
     check_attempt(events)
     return events
 
 
 def check_attempt(events: Sequence[Event]) -> None:
-    """Check the grammar of one attempt, and that nested runs end before their parents."""
+    """Check one attempt. Nested runs must end before their parents."""
     check_attempts(events)
     ends = [event for event in events if isinstance(event, StatusUpdateEvent) and event.final]
-    begun = {event.task_id for event in events if event.agent_path or event.parent_task_id is None}
-    assert sorted(event.task_id for event in ends) == sorted(begun), "every run has one final event"
-    places = {event.task_id: place for place, event in enumerate(ends)}
+    started = {event.task_id for event in events if event.agent_path or event.parent_task_id is None}
+    assert sorted(event.task_id for event in ends) == sorted(started), "every run has one final event"
+    positions = {event.task_id: position for position, event in enumerate(ends)}
     for event in ends:
         if event.parent_task_id is not None:
-            assert places[event.task_id] < places[event.parent_task_id]
+            assert positions[event.task_id] < positions[event.parent_task_id]
     assert {event.root_task_id for event in events} == {ends[-1].task_id}
 
 
 def check_attempts(events: Sequence[Event]) -> None:
-    """Check the grammar of all attempts of a run."""
+    """Check the grammar of a run's attempts."""
     from_iterable(events).pipe(op.grammar()).subscribe(on_error=_raise)
 
 
@@ -80,10 +80,10 @@ def _raise(error: Exception) -> None:
 
 
 def filter_by_path(events: Sequence[Event], *path: str) -> list[Event]:
-    """Return the events of one agent by its path."""
+    """Filter events by agent path."""
     return [event for event in events if event.agent_path == path]
 
 
 def total_usage(events: Sequence[Event]) -> Usage:
-    """Return the total usage of all model calls."""
+    """Add up the usage of all model calls."""
     return sum((event.usage for event in events if isinstance(event, UsageEvent)), Usage())

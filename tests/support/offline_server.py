@@ -37,11 +37,11 @@ def make_app(model: OfflineModel) -> Starlette:
 
 @contextlib.contextmanager
 def serve_offline(model: OfflineModel) -> Generator[str]:
-    """Serve a model in a thread and yield its base URL."""
+    """Serve a model in a thread, yielding the base URL."""
     server = uvicorn.Server(uvicorn.Config(make_app(model), log_level="critical", lifespan="off"))
-    with socket.socket() as listener:
+    with socket.socket(proto=socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
-        # Early requests queue here until the thread is ready.
+        # Early requests are queued until the thread is ready.
         listener.listen(2048)
         thread = threading.Thread(target=server.run, args=([listener],), name="offline-server", daemon=True)
         thread.start()

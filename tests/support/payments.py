@@ -1,4 +1,4 @@
-"""Tool that asks before paying."""
+"""Payment tools with approval."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from rxloop.testing import ScriptedModel
 
 
 class Payments:
-    """Payment tools and the payments they have made."""
+    """Payment tools with recorded payments."""
 
     def __init__(self) -> None:
         self.paid: list[Any] = []

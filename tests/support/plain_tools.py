@@ -1,4 +1,4 @@
-"""Tool, and a function that can become a tool."""
+"""Test tool and test function."""
 
 from rxloop import (
     tool,

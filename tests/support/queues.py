@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection
 from datetime import datetime
 
 RETRY_DELAY = 1.0
-"""Seconds until a failed job is enqueued again."""
+"""Retry delay of failed jobs in seconds."""
 
 
 class MemoryQueue:
@@ -22,12 +22,12 @@ class MemoryQueue:
     """
 
     def __init__(self, *, loss: float = 0, duplication: float = 0, shuffles: bool = False, seed: int = 1) -> None:
-        self._lost, self._doubled, self._shuffled = loss, duplication, shuffles
-        self._dice = random.Random(seed)
-        self._bells: list[str] = []
-        self._waiting: list[asyncio.Future[None]] = []
+        self._loss, self._duplication, self._shuffles = loss, duplication, shuffles
+        self._random = random.Random(seed)
+        self._jobs: list[str] = []
+        self._idle_workers: list[asyncio.Future[None]] = []
         """Idle workers in the order of waiting."""
-        self._ringing = set[asyncio.Future[None]]()
+        self._woken = set[asyncio.Future[None]]()
         self.enqueued: list[tuple[str, int, datetime | None, str | None, str | None, str | None]] = []
         """Enqueued jobs with priority, time, tenant, agent and version."""
         self.executed: list[str] = []
@@ -43,20 +43,20 @@ class MemoryQueue:
         version: str | None = None,
     ) -> None:
         self.enqueued.append((task_id, priority, at, tenant, agent, version))
-        if self._dice.random() < self._lost:
+        if self._random.random() < self._loss:
             return
-        self._bells += [task_id] * (3 if self._dice.random() < self._doubled else 1)
-        if self._shuffled:
-            self._dice.shuffle(self._bells)
+        self._jobs += [task_id] * (3 if self._random.random() < self._duplication else 1)
+        if self._shuffles:
+            self._random.shuffle(self._jobs)
         self._wake()
 
     def _wake(self) -> None:
-        for waiting in [each for each in self._waiting if not each.done()][: len(self._bells)]:
-            waiting.set_result(None)
+        for future in [each for each in self._idle_workers if not each.done()][: len(self._jobs)]:
+            future.set_result(None)
 
     async def serve(
         self,
-        settle: Callable[[str], Awaitable[None]],
+        execute: Callable[[str], Awaitable[None]],
         *,
         concurrency: int,
         agents: Collection[str] | None = None,
@@ -64,20 +64,20 @@ class MemoryQueue:
     ) -> None:
         async def answer() -> None:
             while True:
-                while not self._bells:
-                    place = asyncio.get_running_loop().create_future()
-                    self._waiting.append(place)
+                while not self._jobs:
+                    future = asyncio.get_running_loop().create_future()
+                    self._idle_workers.append(future)
                     try:
-                        await place
+                        await future
                     except asyncio.CancelledError:
-                        self._waiting.remove(place)
+                        self._idle_workers.remove(future)
                         self._wake()
                         raise
-                    self._waiting.remove(place)
-                task_id = self._bells.pop(0)
+                    self._idle_workers.remove(future)
+                task_id = self._jobs.pop(0)
                 self.executed.append(task_id)
                 try:
-                    await settle(task_id)
+                    await execute(task_id)
                 except Exception:
                     asyncio.get_running_loop().call_later(RETRY_DELAY, self._again, task_id)
                 except asyncio.CancelledError:
@@ -90,8 +90,8 @@ class MemoryQueue:
 
     def _again(self, task_id: str) -> None:
         task = asyncio.ensure_future(self.enqueue(task_id))
-        self._ringing.add(task)
-        task.add_done_callback(self._ringing.discard)
+        self._woken.add(task)
+        task.add_done_callback(self._woken.discard)
 
     async def wait_for_executed(self, count: int) -> None:
         """Wait until this many jobs have started."""
@@ -100,10 +100,10 @@ class MemoryQueue:
 
     def clear(self) -> None:
         """Remove all pending jobs."""
-        self._bells.clear()
+        self._jobs.clear()
 
     async def waiting(self, version: str | None = None) -> int:
-        return len(self._bells)
+        return len(self._jobs)
 
     async def aclose(self) -> None:
         """Do nothing."""

@@ -57,14 +57,14 @@ SHOW_MAP: dict[str, Any] = {
 IMAGE = ImagePart(data=b"\x89PNG\x00", media_type="image/png")
 CITATION = Citation(url="https://example.org", title="A page", text="words", start=0, end=2)
 FRAME = 0.0005
-"""Seconds between two deltas of a slow turn."""
+"""Delay between deltas of a slow turn, in seconds."""
 
 # -- tools
 
 
 @tool
 async def work(ctx: RunContext[Any], seconds: float = 0) -> dict[str, Any]:
-    """Takes its time, and says so."""
+    """Work with progress."""
     ctx.progress("begun")
     await asyncio.sleep(seconds)
     ctx.progress("half", 0.5)
@@ -109,7 +109,7 @@ async def sign_in(ctx: RunContext[Any]) -> str:
 
 @tool
 async def muse(ctx: RunContext[Any]) -> str:
-    """Thinks where everybody sees it, and tells of other things."""
+    """Emit thoughts and custom events."""
     for number, source in enumerate(("tool", "sequential", "strategy")):
         thought = ThoughtStreamEvent(thought_id=f"muse_{number}", content=f"from {source}", source=source)
         ctx.emit(thought.model_copy(update={"related_to": f"muse_{number - 1}"} if number else {}))
@@ -120,16 +120,17 @@ async def muse(ctx: RunContext[Any]) -> str:
 
 @tool
 async def draw() -> list[Any]:
-    """Makes a picture and a file."""
+    """Return an image and a file."""
     return ["Drawn:", IMAGE, FilePart(url="https://example.org/a.pdf", filename="a.pdf")]
 
 
 @tool
 async def write(ctx: RunContext[Any]) -> str:
-    """Makes a file, piece by piece."""
+    """Create a file in chunks."""
     file = await ctx.artifacts.create(f"page-{ctx.step}-{ctx.index}.html", media_type="text/html")
     await file.append("<p>one")
     await file.append("</p>\n", last=True)
+    await ctx.artifacts.link(f"far-{ctx.step}-{ctx.index}.pdf", "https://example.org/a.pdf")
     return "written"
 
 
@@ -137,7 +138,7 @@ async def write(ctx: RunContext[Any]) -> str:
 async def planted_secret(ctx: RunContext[Any], planted: str = "") -> str:
     """Keeps a secret."""
     ctx.progress(PLANTED)
-    ctx.emit(ThoughtStreamEvent(content="a thought of nobody"))
+    ctx.emit(ThoughtStreamEvent(content="a hidden thought"))
     return PLANTED
 
 
@@ -163,12 +164,12 @@ TOOLS = [
     request_input,
 ]
 
-# -- answers of the model
+# -- model responses
 
 
 @dataclass(frozen=True)
 class InterruptedAnswer:
-    """Answer that is interrupted and then repeated in the same step."""
+    """Interrupted answer that is repeated in the same step."""
 
     reasoning: str
     text: str
@@ -176,30 +177,30 @@ class InterruptedAnswer:
 
 
 class Model(ScriptedModel):
-    """Model that depends only on the messages. Each `InterruptedAnswer` is interrupted once."""
+    """Stateless model. Each `InterruptedAnswer` is interrupted once."""
 
-    def __init__(self, answer: Any, name: str = "any", times: int = 200) -> None:
-        super().__init__(*[self._turn] * times, name=name)
+    def __init__(self, answer: Any, name: str = "any", count: int = 200) -> None:
+        super().__init__(*[self._turn] * count, name=name)
         self._answer = answer
-        self._stumbled: set[Any] = set()
+        self._interrupted: set[Any] = set()
 
     def _turn(self, request: ModelRequest) -> Any:
-        said = self._answer(request)
-        return said.then if isinstance(said, InterruptedAnswer) else said
+        response = self._answer(request)
+        return response.then if isinstance(response, InterruptedAnswer) else response
 
     def call(self, request: ModelRequest) -> Observable[Event]:
-        said = self._answer(request)
-        place = (request.ctx.task_id, request.step)
-        if not isinstance(said, InterruptedAnswer) or place in self._stumbled:
+        response = self._answer(request)
+        position = (request.ctx.task_id, request.step)
+        if not isinstance(response, InterruptedAnswer) or position in self._interrupted:
             return super().call(request)
 
         def subscribe(
             observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
-            self._stumbled.add(place)
-            if said.reasoning:
-                observer.on_next(ThoughtDeltaEvent(delta=said.reasoning))
-            for index, delta in enumerate(said.text):
+            self._interrupted.add(position)
+            if response.reasoning:
+                observer.on_next(ThoughtDeltaEvent(delta=response.reasoning))
+            for index, delta in enumerate(response.text):
                 observer.on_next(ContentDeltaEvent(delta=delta, index=index))
             return _fail(observer)
 
@@ -224,7 +225,7 @@ def _in_turn(turns: Sequence[Any], last: Any) -> Any:
 
 
 def _nested_turns(prompt: str, below: str | None) -> list[Any]:
-    """Return the turns of a nested agent for a prompt."""
+    """Return a nested agent's turns for a prompt."""
     match prompt:
         case "ask":
             return [call("sure", "0")]
@@ -283,9 +284,9 @@ USAGES = st.sampled_from(
 def _turns(draw: Any) -> Any:
     text = draw(st.sampled_from(TEXTS))
     slow = draw(st.booleans())
-    # A message without calls is a partial answer that the model continues.
+    # The model continues messages without calls.
     pauses = not draw(st.integers(0, 9))
-    said = turn(
+    response = turn(
         Frames((text or "-", "-", text or "-", "|"), FRAME) if slow else text,
         calls=[] if pauses else draw(st.lists(CALLS, min_size=1, max_size=4)),
         reasoning=draw(st.sampled_from([None, "Let me\nsee."])),
@@ -294,8 +295,8 @@ def _turns(draw: Any) -> Any:
         files=draw(st.sampled_from([[], [], [IMAGE]])),
     )
     if draw(st.integers(0, 4)):
-        return said
-    return InterruptedAnswer(draw(st.sampled_from(["", "Hm."])), draw(st.sampled_from(["", "no", "So "])), said)
+        return response
+    return InterruptedAnswer(draw(st.sampled_from(["", "Hm."])), draw(st.sampled_from(["", "no", "So "])), response)
 
 
 ANSWERS = st.sampled_from(
@@ -321,17 +322,17 @@ class RandomRun:
     turns: tuple[Any, ...] = ()
     last: Any = "Done."
     case: Case | None = None
-    """Strategy that replaces the turns."""
+    """Strategy, used instead of `turns`."""
     slow: bool = False
     limits: Limits = field(default_factory=Limits)
     keeps_deltas: bool = True
-    """Whether the log stores deltas. Other readers receive whole messages otherwise."""
+    """True if the log stores deltas. Without deltas, readers receive complete messages."""
     declines: bool = False
-    """Whether questions are declined."""
+    """True if questions are declined."""
     cancel_after: int | None = None
-    """Number of events before the run is canceled."""
+    """Event count before a cancel."""
     send_after: int | None = None
-    """Number of events before a message is sent to the run."""
+    """Event count before a message."""
 
     def log(self) -> MemoryEventLog:
         """Return an empty log."""
@@ -339,7 +340,7 @@ class RandomRun:
 
     def agent(self, **options: Any) -> Agent[Any, Any]:
         """Create the agent. It needs no log if a runtime executes it."""
-        given: dict[str, Any] = {
+        agent_options: dict[str, Any] = {
             "name": NAME,
             "limits": self.limits,
             "instructions": f"{PLANTED}: be brief.",
@@ -349,15 +350,15 @@ class RandomRun:
             answers = turn_by_step(self.case.turns)
 
             def answer(request: ModelRequest) -> Any:
-                said = answers(request)
-                return Frames(("-", said, "-", "|"), FRAME) if self.slow and isinstance(said, str) else said
+                response = answers(request)
+                return Frames(("-", response, "-", "|"), FRAME) if self.slow and isinstance(response, str) else response
 
-            return Agent(Model(answer), tools=[add], strategy=self.case.strategy(), **given)
+            return Agent(Model(answer), tools=[add], strategy=self.case.strategy(), **agent_options)
         child = _nested("child", _nested("grandchild", None)).as_tool(description="Knows more.")
-        return Agent(Model(_in_turn(self.turns, self.last)), tools=[*TOOLS, child], **given)
+        return Agent(Model(_in_turn(self.turns, self.last)), tools=[*TOOLS, child], **agent_options)
 
     def answer(self, question: PendingInput) -> Any:
-        """Return the answer to a question as a client would send it."""
+        """Return the answer to a question in the client format."""
         match question.input_kind:
             case "confirmation":
                 return not self.declines
@@ -373,14 +374,14 @@ class RandomRun:
                 return {"city": "Oslo", "nights": 2}
 
     async def execute(self, runtime: Runtime, *, prompt: str = "Go.", **options: Any) -> str:
-        """Execute the run in a runtime until it ends.
+        """Execute the run until it ends.
 
         Returns:
             The id of the run.
         """
         record = await runtime.start(NAME, prompt, client_tools=[SHOW_MAP], **options)
         asked = 0
-        async for number, event in _numbered(runtime.follow(record.task_id)):
+        async for number, event in _enumerate(runtime.follow(record.task_id)):
             if number == self.cancel_after:
                 await runtime.cancel(record.task_id, "enough")
             elif number == self.send_after:
@@ -389,7 +390,7 @@ class RandomRun:
                 if not event.pending or asked == 6:
                     break
                 asked += 1
-                # A run that was canceled while paused has no pending question.
+                # The pending question is dropped if the run was canceled during a pause.
                 with suppress(NotAsked):
                     await runtime.answer(record.task_id, {each.input_id: self.answer(each) for each in event.pending})
         if (await runtime.get_record(record.task_id)).state not in ("completed", "failed", "canceled"):
@@ -403,7 +404,7 @@ async def send_message(runtime: Runtime, task_id: str) -> None:
         await runtime.send(task_id, "And quickly.")
 
 
-async def _numbered(events: AsyncIterable[Event]) -> AsyncIterator[tuple[int, Event]]:
+async def _enumerate(events: AsyncIterable[Event]) -> AsyncIterator[tuple[int, Event]]:
     number = 0
     async for event in events:
         number += 1
@@ -415,7 +416,7 @@ PLACES = st.none() | st.none() | st.integers(1, 60)
 
 
 def random_run(*, cancels: bool = True) -> st.SearchStrategy[RandomRun]:
-    """Generate a run.
+    """Generate random runs.
 
     Args:
         cancels: Whether the run may be canceled or receive a message.

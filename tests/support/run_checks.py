@@ -13,7 +13,7 @@ from rxloop.run.handle import Run
 
 
 async def run_ready_tasks(turns: int = 10) -> None:
-    """Run all tasks that are ready."""
+    """Let all ready tasks run."""
     for _ in range(turns):
         await asyncio.sleep(0)
 
@@ -30,7 +30,7 @@ def other_tasks() -> set[asyncio.Task[Any]]:
 
 
 async def assert_no_tasks(*, turns: int = 20) -> None:
-    """Assert that no other task is left."""
+    """Assert that all other tasks have ended."""
     await run_ready_tasks(turns)
     assert other_tasks() == set()
 
@@ -52,7 +52,7 @@ def final_events(events: Sequence[Event]) -> list[StatusUpdateEvent]:
 
 
 def assert_numbered(events: Sequence[Event]) -> None:
-    """Assert that the events of one attempt are numbered correctly."""
+    """Assert that an attempt has correct sequence numbers."""
     seq = sub = 0
     for event in events:
         if event.durable:
@@ -94,7 +94,7 @@ def assert_ended(events: Sequence[Event], state: str, reason: str | None = None)
 
 
 class Recorder(abc.ObserverBase[Any]):
-    """Observer that records all notifications."""
+    """Observer with recorded notifications."""
 
     def __init__(self, source: Any = None, scheduler: Any = None) -> None:
         self.events: list[Any] = []
@@ -115,5 +115,5 @@ class Recorder(abc.ObserverBase[Any]):
 
 
 async def collect_events(run: Run[Any]) -> list[Event]:
-    """Collect all events of a run."""
+    """Collect the events of a run."""
     return [event async for event in run]

@@ -1,7 +1,8 @@
 """Program that runs the Python blocks of a Markdown document in one namespace: `run_document.py README.md`.
 
 Blocks may use `await`, `async for` and `async with` at the top level. Functions named `test_...` are called after
-their block. Blocks inside HTML comments also run, for setup that readers need not see.
+their block. Blocks inside HTML comments also run, for setup that readers need not see. A block such as
+`python title="LangGraph"` shows another framework and does not run.
 """
 
 from __future__ import annotations
@@ -21,9 +22,16 @@ FENCE = re.compile(
     r"^(?P<indent> *)(?P<fence>`{3,})(?P<info>[^`\n]*)\n(?P<body>.*?)^(?P=indent)(?P=fence)`* *$",
     re.MULTILINE | re.DOTALL,
 )
+FOREIGN = re.compile(r'title="(?!rxloop")')
+"""Title of a block for another framework."""
 
 
 def python_blocks(text: str) -> Iterator[tuple[int, str, str]]:
+    """Yield the line, info string and code of each fenced Python block, except for other frameworks."""
+    return (block for block in iter_blocks(text) if not FOREIGN.search(block[1]))
+
+
+def iter_blocks(text: str) -> Iterator[tuple[int, str, str]]:
     """Yield the line, info string and code of each fenced Python block."""
     for match in FENCE.finditer(text):
         words = match["info"].lower().split()
@@ -32,7 +40,7 @@ def python_blocks(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def main(path: Path) -> None:
-    """Run all blocks of the document."""
+    """Execute the document's code blocks."""
     module = ModuleType("__main__")
     # Annotations and sources are looked up through the module.
     sys.modules["__main__"] = module

@@ -9,12 +9,12 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.messages import ToolCall
 from rxloop.state.earlier_attempts import EarlierAttempts
-from rxloop.testing.marbles import letter
+from rxloop.testing.marbles import get_marble
 from support.fake_host import make_info
 
 
 async def collect(run: AsyncIterable[Event]) -> list[Event]:
-    """Collect the events of a run or stream."""
+    """Collect all events."""
     return [event async for event in run]
 
 
@@ -26,13 +26,13 @@ async def outcome(run: Run[Any]) -> Result[Any]:
         return error.result
 
 
-def marble_letters(events: Iterable[Event]) -> str:
+def format_marbles(events: Iterable[Event]) -> str:
     """Return the durable events as letters of `rxloop.testing.marbles`."""
-    return "".join(letter(event) for event in events if event.durable)
+    return "".join(get_marble(event) for event in events if event.durable)
 
 
 def shape(messages: Iterable[Message]) -> list[str]:
-    """Abbreviate messages to the role and the text, or the names of the calls."""
+    """Abbreviate messages to roles with texts or call names."""
     return [f"{each.role}: {each.text or ','.join(call.name for call in each.tool_calls)}" for each in messages]
 
 
@@ -51,7 +51,7 @@ def is_well_formed(messages: Iterable[Message]) -> bool:
 
 
 async def copy_first_events(log: MemoryEventLog, task_id: str, count: int) -> MemoryEventLog:
-    """Return a log with the first events of a run, as after a crash."""
+    """Return a log with a run's first events, simulating a crash."""
     cut = MemoryEventLog()
     await cut.append(task_id, (await log.read(task_id))[:count], expected_seq=0)
     return cut

@@ -1,4 +1,4 @@
-"""Scripted agent with a slow tool and a tool that asks."""
+"""Agent with a slow tool and an approval tool."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def agent(*turns: Any, **options: Any) -> Agent[Any, Any]:
 
 @tool
 async def pay(ctx: RunContext[None], amount: int) -> str:
-    """Pays, if that is right."""
+    """Pay an amount, if confirmed."""
     return "paid" if await ctx.ask(f"Pay {amount}?") else "not paid"
 
 

@@ -9,7 +9,7 @@ from rxloop import Event, MemoryEventLog
 
 
 class SlowLog(MemoryEventLog):
-    """Log whose appends wait until the gate is open."""
+    """Log with delayed appends."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tools that succeed or fail, and calls that publish thoughts."""
+"""Successful and failing tools, and thoughts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run of each strategy, and checks for its event stream."""
+"""Example runs of all strategies, with stream checks."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -47,7 +47,7 @@ def turn_by_step(turns: Mapping[str, Any]) -> Callable[[ModelRequest], Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """Run of a strategy with known answers."""
+    """Example run of a strategy."""
 
     strategy: Callable[[], Strategy]
     turns: Mapping[str, Any]
@@ -190,18 +190,18 @@ def find_open_items(events: Iterable[Event]) -> set[Any]:
 
 
 def list_thoughts(events: Iterable[Event]) -> list[ThoughtStreamEvent]:
-    """Return the thoughts of a run."""
+    """Return a run's thoughts."""
     return [event for event in events if isinstance(event, ThoughtStreamEvent)]
 
 
 def echo(request: ModelRequest) -> str:
-    """Answer with the step and the last message of the request."""
+    """Create an answer from the step and the last message."""
     return f"{request.step}: {[*request.messages, *request.tail][-1].text}"
 
 
 @strategy
 async def in_turn(run: StrategyRun) -> str:
-    """Ask two questions on one branch, then conclude."""
+    """Ask two questions on a branch, then conclude."""
     first = await run.ask("First?")
     second = await run.ask("Second?")
     return await run.conclude(f"{first.text} + {second.text}")

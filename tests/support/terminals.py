@@ -19,13 +19,13 @@ from support.cli_workspace import Workspace
 LIMIT = 10
 ESCAPE = re.compile(r"\x1b(?:\[([0-9;?]*)([a-zA-Z])|([78D]))")
 STATUS = re.compile(r"(?:\r\x1b\[2K)?(?:\x1b\[[0-9;]*m)*[\u2800-\u28ff](?:\x1b\[[0-9;]*m)* ([^\r\n]*)")
-"""Frame of the status line with its spinner."""
+"""Status line frame with a spinner."""
 REMOVAL = re.compile(r"\r?\n\x1b\[\?25h\r\x1b\[1A\x1b\[2K")
 """Sequence that removes the status line."""
 
 
 class Terminal:
-    """User at a terminal that runs the command."""
+    """Simulated terminal user."""
 
     def __init__(
         self, workspace: Workspace, *arguments: str, columns: int = 120, rows: int = 24, **options: Any
@@ -34,6 +34,7 @@ class Terminal:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self._size = (columns, rows)
         self._seen = 0
+        self._line_mode = False
         self.written = ""
         """Complete output, including escape sequences."""
         workspace.env |= {"PYTHONFAULTHANDLER": "1", "COLUMNS": str(columns)}
@@ -51,8 +52,13 @@ class Terminal:
 
     @property
     def statuses(self) -> list[str]:
-        """Frames of the status line, without the spinner."""
+        """Status line frames without spinners."""
         return [ESCAPE.sub("", each) for each in STATUS.findall(self.written)]
+
+    @property
+    def has_line_mode(self) -> bool:
+        """True if the terminal echoes characters and collects lines, as a shell expects. Set by `wait`."""
+        return self._line_mode
 
     def expect(self, wanted: str) -> None:
         """Wait for text in the output after the previous match."""
@@ -78,11 +84,13 @@ class Terminal:
         while self._more():
             pass
         code = self.process.wait(LIMIT)
+        flags = termios.tcgetattr(self._master)[3]
+        self._line_mode = bool(flags & termios.ECHO and flags & termios.ICANON)
         os.close(self._master)
         return code, self._unseen()
 
     def screen(self) -> list[str]:
-        """Return the lines of the screen and of the scrollback."""
+        """Return the lines of the screen, including the scrollback."""
         return Screen(*self._size).write(self.written)
 
     def _unseen(self) -> str:
@@ -92,11 +100,11 @@ class Terminal:
 
     def _more(self) -> bool:
         if not select.select([self._master], [], [], LIMIT)[0]:
-            # On SIGABRT, faulthandler prints the stack of the process.
+            # SIGABRT makes faulthandler print the stack.
             self.process.send_signal(signal.SIGABRT)
             self.process.wait(LIMIT)
-            said = os.read(self._master, 65536).decode()
-            raise AssertionError(f"nothing more comes after {self._unseen()!r}: {said}")
+            traceback = os.read(self._master, 65536).decode()
+            raise AssertionError(f"no output after {self._unseen()!r}: {traceback}")
         try:
             got = os.read(self._master, 4096).decode(errors="replace")
         except OSError:
@@ -107,7 +115,7 @@ class Terminal:
 
 
 class Screen:
-    """Emulator of the terminal features that the command uses."""
+    """Terminal emulator, limited to the features of the command."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self._columns, self._rows = columns, rows
@@ -139,7 +147,7 @@ class Screen:
         else:
             cells = cell_len(char)
             if self._column + cells > self._columns:
-                # The cursor stays after the last column until the next character.
+                # The cursor stays at the end of a full line until the next character.
                 self._column = 0
                 self._down()
             line = self._lines[self._row]
@@ -155,7 +163,7 @@ class Screen:
 
     def _move(self, what: str, number: str) -> None:
         if what in "AB":
-            # Vertical moves take the cursor back to the last column.
+            # Vertical moves correct a cursor beyond the last column.
             self._column = min(self._column, self._columns - 1)
         if what == "D":
             self._down()

@@ -60,11 +60,11 @@ def nest_event(event: Event, task_id: str = "child", parent: str = "run") -> Eve
     return event.model_copy(update={"task_id": task_id, "parent_task_id": parent})
 
 
-def parse_timeline(line: str, **letters: Event) -> tuple[list[tuple[int, Event]], int | None]:
-    """Return the events of a timeline with their seconds, and the second of the end."""
-    known = {**LETTERS, **letters}
+def parse_timeline(line: str, **more: Event) -> tuple[list[tuple[int, Event]], int | None]:
+    """Parse a timeline to events with times in seconds, and the time of its end."""
+    events = {**LETTERS, **more}
     second, grouped = 0, False
-    found: list[tuple[int, Event]] = []
+    timed_events: list[tuple[int, Event]] = []
     end: int | None = None
     for char in line:
         match char:
@@ -76,39 +76,39 @@ def parse_timeline(line: str, **letters: Event) -> tuple[list[tuple[int, Event]]
                 if char == "|":
                     end = second
                 elif char != "-":
-                    found.append((second, stamp(known[char], second)))
+                    timed_events.append((second, stamp(events[char], second)))
                 second += not grouped
-    return found, end
+    return timed_events, end
 
 
 def stamp(event: Event, second: float) -> Event:
-    """Return an event with the timestamp of a second."""
+    """Set the timestamp of an event."""
     changes: dict[str, Any] = {"timestamp": round((BEGIN + second) * 1000)}
     return event.model_copy(update=changes if event.task_id else {**changes, "task_id": "run"})
 
 
-def observe_live(view: View[Event, Any], line: str, *, until: int = 500, **letters: Event) -> list[tuple[int, Any]]:
-    """Return the values of a view and their seconds while events arrive. `|` is completion, `#` is an error."""
+def observe_live(view: View[Event, Any], line: str, *, until: int = 500, **more: Event) -> list[tuple[int, Any]]:
+    """Collect a view's values and times for live events. `|` is completion, `#` is an error."""
     scheduler = TestScheduler()
-    events, end = parse_timeline(line, **letters)
+    events, end = parse_timeline(line, **more)
     messages: list[Recorded[Any]] = [ReactiveTest.on_next(200 + second, event) for second, event in events]
     if end is not None:
         messages.append(ReactiveTest.on_completed(200 + end))
     source = scheduler.create_hot_observable(*messages)
     # Items scheduled earlier run first, so events precede timers of the same instant.
     seen = scheduler.start(lambda: source.pipe(view), disposed=200 + until)
-    gone = source.subscriptions[0].unsubscribe
-    assert gone == 200 + (until if end is None else end)
-    left = [item for item, _ in scheduler._queue.items if not item.is_cancelled()]
-    assert left == [], "a timer outlived the subscription"
+    unsubscribed = source.subscriptions[0].unsubscribe
+    assert unsubscribed == 200 + (until if end is None else end)
+    active_timers = [item for item, _ in scheduler._queue.items if not item.is_cancelled()]
+    assert active_timers == [], "a timer outlived the subscription"
     ends = {"C": "|", "E": "#"}
-    told = cast("list[Any]", seen.messages)
-    return [(int(each.time) - 200, ends.get(each.value.kind) or each.value.value) for each in told]
+    emissions = cast("list[Any]", seen.messages)
+    return [(int(each.time) - 200, ends.get(each.value.kind) or each.value.value) for each in emissions]
 
 
-def observe_recorded(view: View[Event, Any], line: str, **letters: Event) -> list[Any]:
-    """Return the values of a view for recorded events, without an event loop or delays."""
-    return collect_values(view, (event for _, event in parse_timeline(line, **letters)[0]))
+def observe_recorded(view: View[Event, Any], line: str, **more: Event) -> list[Any]:
+    """Collect a view's values for recorded events, without delays."""
+    return collect_values(view, (event for _, event in parse_timeline(line, **more)[0]))
 
 
 def collect_values(view: View[Event, Any], events: Iterable[Event]) -> list[Any]:
@@ -120,13 +120,13 @@ def collect_values(view: View[Event, Any], events: Iterable[Event]) -> list[Any]
     return seen
 
 
-def format_timeline(values: Iterable[tuple[int, Any]], letter: Callable[[Any], str]) -> str:
-    """Format values as a timeline."""
-    line, at = "", 0
+def format_timeline(values: Iterable[tuple[int, Any]], format_value: Callable[[Any], str]) -> str:
+    """Format timed values as a timeline."""
+    line, position = "", 0
     instants: dict[int, str] = {}
     for second, value in values:
-        instants[second] = instants.get(second, "") + (value if value in ("|", "#") else letter(value))
+        instants[second] = instants.get(second, "") + (value if value in ("|", "#") else format_value(value))
     for second, marks in instants.items():
-        line += "-" * (second - at) + (marks if len(marks) == 1 else f"({marks})")
-        at = second + 1
+        line += "-" * (second - position) + (marks if len(marks) == 1 else f"({marks})")
+        position = second + 1
     return line

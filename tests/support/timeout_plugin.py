@@ -13,7 +13,7 @@ import pytest
 from pytest_timeout import Settings  # pyright: ignore[reportMissingTypeStubs]
 
 _AGAIN = 60.0
-"""Seconds until the timeout is raised again, and time limit of the teardown."""
+"""Interval for repeating the timeout, and time limit for teardown, in seconds."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -26,7 +26,7 @@ def pytest_timeout_set_timer(settings: Settings) -> Generator[None, object, obje
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
-    """Limit the time of the teardown."""
+    """Limit the teardown time."""
     settings = Settings(timeout=_AGAIN, method="signal", func_only=False, disable_debugger_detection=False)
     item.ihook.pytest_timeout_set_timer(item=item, settings=settings)
     try:

@@ -1,4 +1,4 @@
-"""Events and results of the tool calls in one message."""
+"""Execution of the tool calls in a message."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from support.runs import collect, is_well_formed
 
 
 async def run_tool_calls(*tools: Any, calls: Any, **fields: Any) -> tuple[list[ToolCompleteEvent], list[str]]:
-    """Execute the calls of one message. Return their `tool-complete` events and the results sent to the model."""
+    """Execute calls, returning their `tool-complete` events and the results sent to the model."""
     model = ScriptedModel(calls, "done")
     events = await collect(Agent(model, tools=tools, **fields).run("Go"))
     answers = sorted((event for event in events if isinstance(event, ToolCompleteEvent)), key=lambda event: event.index)

@@ -16,7 +16,7 @@ on_completed, on_error = ReactiveTest.on_completed, ReactiveTest.on_error
 
 
 class ColdModel:
-    """Provider that answers each call with the next observable and repeats the last one."""
+    """Provider with scripted observables. The last one is repeated."""
 
     def __init__(self, scheduler: TestScheduler, *answers: list[Recorded[Any]], name: str = "cold") -> None:
         self.name = name
@@ -33,7 +33,7 @@ class ColdModel:
 
     @property
     def times(self) -> list[tuple[int, int]]:
-        """Start and end of each subscription."""
+        """Times of each subscription."""
         return sorted((each.subscribe, each.unsubscribe) for answer in self.answers for each in answer.subscriptions)
 
 

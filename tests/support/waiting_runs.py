@@ -1,4 +1,4 @@
-"""Runs that wait for an approval, and the number of commands they have read."""
+"""Runs with pending approvals, and counters of commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.processes.machines import Machine
 
 
 async def start_waiting_run(machine: Machine, **options: Any) -> str:
-    """Start a run that waits for an approval and return its id."""
+    """Start a run, wait for its approval request, and return its id."""
     return (await machine.agent(call("pay", amount=5)).run("Pay", **options)).task_id
 
 

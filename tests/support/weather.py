@@ -1,4 +1,4 @@
-"""Tool that reports the weather, and a tool that asks."""
+"""Weather tool and question tool."""
 
 from __future__ import annotations
 

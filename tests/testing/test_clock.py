@@ -17,7 +17,7 @@ from rxloop.support.tasks import CLOCK
 from rxloop.testing import NothingLeft, virtual_time
 
 
-def test_a_minute_takes_no_time_and_sums_are_exact() -> None:
+def test_virtual_minute_takes_no_time_and_sums_are_exact() -> None:
     before = real_time.monotonic()
 
     async def work() -> str:
@@ -34,7 +34,7 @@ def test_a_minute_takes_no_time_and_sums_are_exact() -> None:
 
 
 @given(st.lists(st.integers(0, 5), max_size=30))
-def test_timers_run_by_time_and_then_in_the_order_in_which_they_were_set(delays: list[int]) -> None:
+def test_timers_run_in_order_of_time_and_creation(delays: list[int]) -> None:
     ran: list[tuple[int, int]] = []
     with virtual_time() as time:
         for number, delay in enumerate(delays):
@@ -44,16 +44,16 @@ def test_timers_run_by_time_and_then_in_the_order_in_which_they_were_set(delays:
     assert len(ran) == len(delays)
 
 
-def test_a_cancelled_timer_neither_runs_nor_moves_the_clock() -> None:
+def test_cancelled_timer_does_not_run_or_advance_the_clock() -> None:
     ran: list[str] = []
 
     async def work() -> None:
         loop = asyncio.get_running_loop()
         loop.call_later(5, ran.append, "cancelled at once").cancel()
-        # Both are due at once; the first cancels the second when that is already on its way.
+        # Both timers are due at the same time. The first cancels the second, which is already scheduled.
         second: list[asyncio.TimerHandle] = []
         loop.call_later(1, lambda: [timer.cancel() for timer in second])
-        second.append(loop.call_later(1, ran.append, "cancelled on its way"))
+        second.append(loop.call_later(1, ran.append, "cancelled when scheduled"))
         await asyncio.sleep(2)
 
     with virtual_time() as time:
@@ -61,42 +61,42 @@ def test_a_cancelled_timer_neither_runs_nor_moves_the_clock() -> None:
         assert (ran, time.now) == ([], 2)
 
 
-def test_a_timer_runs_in_the_context_in_which_it_was_set() -> None:
-    who: ContextVar[str] = ContextVar("who", default="nobody")
-    seen: list[str] = []
+def test_timer_runs_in_the_context_of_its_creation() -> None:
+    owner: ContextVar[str] = ContextVar("owner", default="none")
+    owners: list[str] = []
 
     async def work() -> None:
-        who.set("the task")
-        asyncio.get_running_loop().call_later(1, lambda: seen.append(who.get()))
+        owner.set("the task")
+        asyncio.get_running_loop().call_later(1, lambda: owners.append(owner.get()))
         await asyncio.sleep(2)
 
     with virtual_time() as time:
         time.run(work())
-    assert seen == ["the task"]
+    assert owners == ["the task"]
 
 
-def test_at_calls_at_the_instant_and_raises_what_the_callback_raises() -> None:
-    seen: list[float] = []
+def test_at_calls_back_on_time_and_raises_errors_of_the_callback() -> None:
+    times: list[float] = []
 
-    async def later() -> None:
+    async def fail_later() -> None:
         await asyncio.sleep(1)
         raise LookupError("from a task of at()")
 
     with virtual_time() as time:
-        time.at(0.04, lambda: seen.append(time.now))
+        time.at(0.04, lambda: times.append(time.now))
         time.run(asyncio.sleep(1))
-        assert seen == [0.04]
+        assert times == [0.04]
         with pytest.raises(ConfigurationError, match="in the past"):
             time.at(0.5, lambda: None)
         time.at(2, lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             time.run(asyncio.sleep(10))
-        time.at(3, later)
+        time.at(3, fail_later)
         with pytest.raises(LookupError):
             time.advance(5)
 
 
-def test_advance_runs_what_is_due_and_stops_on_time() -> None:
+def test_advance_runs_due_callbacks_and_stops_on_time() -> None:
     ran: list[float] = []
 
     async def tick() -> None:
@@ -115,7 +115,7 @@ def test_advance_runs_what_is_due_and_stops_on_time() -> None:
         assert time.now == 1.2
 
 
-def test_a_thread_of_the_executor_is_waited_for_before_a_timer_fires() -> None:
+def test_timer_waits_for_a_thread_of_the_executor() -> None:
     go = threading.Event()
 
     async def work() -> list[str]:
@@ -132,7 +132,7 @@ def test_a_thread_of_the_executor_is_waited_for_before_a_timer_fires() -> None:
         assert time.run(work()) == ["job", "timer"]
 
 
-def test_a_thread_of_anyio_is_waited_for_before_a_timer_fires() -> None:
+def test_timer_waits_for_a_thread_of_anyio() -> None:
     async def work() -> list[str]:
         order: list[str] = []
         asyncio.get_running_loop().call_later(0.001, order.append, "timer")
@@ -145,19 +145,19 @@ def test_a_thread_of_anyio_is_waited_for_before_a_timer_fires() -> None:
         assert time.run(work()) == ["job", "timer"]
 
 
-def test_a_thread_that_waits_for_a_timer_gets_it_when_patience_is_over() -> None:
+def test_thread_that_waits_for_a_timer_gets_it_after_the_real_timeout() -> None:
     async def work() -> bool:
         released = threading.Event()
         loop = asyncio.get_running_loop()
         loop.call_later(60, released.set)
         return await loop.run_in_executor(None, released.wait, 30)
 
-    with virtual_time(patience=0.05) as time:
+    with virtual_time(real_timeout=0.05) as time:
         assert time.run(work()) is True
         assert time.now == 60
 
 
-def test_a_foreign_thread_may_call_in_when_nothing_else_is_left() -> None:
+def test_foreign_thread_can_wake_up_an_idle_loop() -> None:
     async def work() -> str:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[str] = loop.create_future()
@@ -188,33 +188,33 @@ def test_real_sockets_work_in_virtual_time() -> None:
         assert time.run(work()) == b"HELLO\n"
 
 
-def test_a_socket_is_waited_for_when_nothing_else_is_left() -> None:
-    here, there = socket.socketpair()
+def test_idle_loop_waits_for_a_socket() -> None:
+    local, remote = socket.socketpair()
     go = threading.Event()
 
     def answer() -> None:
         go.wait(30)
         real_time.sleep(0.05)
-        there.send(b"hello\n")
+        remote.send(b"hello\n")
 
-    # Started before virtual time, so that it is the socket and not the thread that time waits for.
+    # Start the thread before virtual time, so that the loop waits for the socket and not for the thread.
     thread = threading.Thread(target=answer)
     thread.start()
 
     async def work() -> bytes:
-        reader, writer = await asyncio.open_connection(sock=here)
+        reader, writer = await asyncio.open_connection(sock=local)
         go.set()
         line = await reader.readline()
         writer.close()
         await writer.wait_closed()
         return line
 
-    with virtual_time() as time, there:
+    with virtual_time() as time, remote:
         assert time.run(work()) == b"hello\n"
     thread.join()
 
 
-def test_a_deadlock_is_an_error_that_names_who_waits() -> None:
+def test_deadlock_raises_an_error_with_the_waiting_tasks() -> None:
     async def work() -> None:
         task = asyncio.create_task(asyncio.Event().wait(), name="a task that waits")
         await asyncio.sleep(1.25)
@@ -222,18 +222,18 @@ def test_a_deadlock_is_an_error_that_names_who_waits() -> None:
 
     with virtual_time() as time, pytest.raises(NothingLeft) as caught:
         time.run(work())
-    assert "nothing left to happen at t=1.25 s; waiting: a task that waits, " in str(caught.value)
+    assert "can wake up a task at t=1.25 s; waiting: a task that waits, " in str(caught.value)
     assert "work" in str(caught.value)
 
 
-def test_a_timeout_is_virtual() -> None:
+def test_timeout_is_virtual() -> None:
     with virtual_time() as time:
         with pytest.raises(TimeoutError):
             time.run(asyncio.Event().wait(), timeout=30)
         assert time.now == 30
 
 
-def test_the_cause_of_an_error_is_kept() -> None:
+def test_run_keeps_the_cause_of_an_error() -> None:
     async def work() -> None:
         raise ValueError("outer") from KeyError("inner")
 
@@ -242,12 +242,12 @@ def test_the_cause_of_an_error_is_kept() -> None:
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_a_sleep_without_end_is_no_timer() -> None:
+def test_endless_sleep_is_a_deadlock() -> None:
     with virtual_time() as time, pytest.raises(NothingLeft):
         time.run(asyncio.sleep(float("inf")))
 
 
-def test_the_clock_of_runs_is_virtual_inside_only() -> None:
+def test_clock_of_runs_is_only_virtual_inside_the_block() -> None:
     outside = CLOCK.get()
     with virtual_time() as time:
         assert CLOCK.get().now() == 1_767_225_600_000
@@ -257,41 +257,41 @@ def test_the_clock_of_runs_is_virtual_inside_only() -> None:
     assert CLOCK.get() is outside
 
 
-def test_what_is_left_over_is_cancelled_and_may_clean_up() -> None:
+def test_remaining_tasks_are_cancelled_with_cleanup() -> None:
     ended: list[str] = []
 
-    async def stays() -> None:
+    async def stay() -> None:
         try:
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(1)
             ended.append("task")
 
-    async def values() -> AsyncIterator[int]:
+    async def generate() -> AsyncIterator[int]:
         try:
             yield 1
         finally:
             ended.append("generator")
 
-    left = values()
+    generator = generate()
 
-    async def begins() -> None:
-        await anext(left)
+    async def begin() -> None:
+        await anext(generator)
 
     with virtual_time() as time:
-        time.at(0, stays)
-        time.run(begins())
+        time.at(0, stay)
+        time.run(begin())
         time.advance(0)
     assert sorted(ended) == ["generator", "task"]
 
 
-def test_nested_virtual_time_is_refused() -> None:
-    with virtual_time(), pytest.raises(RxloopError, match="open already"), virtual_time():
+def test_nested_virtual_time_is_rejected() -> None:
+    with virtual_time(), pytest.raises(RxloopError, match="must not be nested"), virtual_time():
         pass
     with virtual_time():
         pass
 
 
-async def test_virtual_time_in_a_running_loop_is_refused() -> None:
+async def test_virtual_time_in_a_running_loop_is_rejected() -> None:
     with pytest.raises(RxloopError, match="plain `def`"), virtual_time():
         pass

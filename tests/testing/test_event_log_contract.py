@@ -1,4 +1,4 @@
-"""The contract of event logs: a log that breaks it fails."""
+"""Tests for the event log contract, using invalid logs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from rxloop.protocol.commands import Command
 from rxloop.testing.event_log_contract import CHECKS, SHARED_CHECKS, check_event_log
 
 
-class Forgets(MemoryEventLog):
-    """It does not keep the last event of a run."""
+class LosingLog(MemoryEventLog):
+    """Omits the last event."""
 
     @override
     async def read(self, task_id: str, **options: Any) -> Sequence[Event]:
         return (await super().read(task_id, **options))[:-1]
 
 
-class Silent(MemoryEventLog):
-    """It tells no writer of a conflict."""
+class ConflictFreeLog(MemoryEventLog):
+    """Ignores conflicts."""
 
     @override
     async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
@@ -35,16 +35,16 @@ class Silent(MemoryEventLog):
             await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
 
 
-class Trusting(MemoryEventLog):
-    """It takes the bytes of anybody for those of the writer."""
+class WriterBlindLog(MemoryEventLog):
+    """Ignores the `writer` argument."""
 
     @override
     async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
-        await super().append(task_id, events, expected_seq=expected_seq, writer="anybody")
+        await super().append(task_id, events, expected_seq=expected_seq, writer="any")
 
 
-class Impatient(MemoryEventLog):
-    """Its followers do not wait for what comes."""
+class ImpatientLog(MemoryEventLog):
+    """Does not wait for new events."""
 
     @override
     async def follow(self, task_id: str, **options: Any) -> AsyncIterator[Event]:
@@ -52,8 +52,8 @@ class Impatient(MemoryEventLog):
             yield event
 
 
-class Empty(MemoryEventLog):
-    """It has every run, with nothing in it."""
+class PermissiveLog(MemoryEventLog):
+    """Returns no events for unknown runs."""
 
     @override
     async def read(self, task_id: str, **options: Any) -> Sequence[Event]:
@@ -63,51 +63,51 @@ class Empty(MemoryEventLog):
             return ()
 
 
-class Sorted(MemoryEventLog):
-    """It goes by the clock."""
+class SortedLog(MemoryEventLog):
+    """Sorts runs by timestamp."""
 
     @override
     async def list_runs(self, **options: Any) -> Sequence[RunRecord]:
         return sorted(await super().list_runs(**options), key=lambda record: record.created)
 
 
-class Generous(MemoryEventLog):
-    """It gives the turn to everybody."""
+class SharedLeaseLog(MemoryEventLog):
+    """Grants leases that are already held."""
 
     @override
-    async def acquire_lease(self, context_id: str, task_id: str, on_lost: Callable[[], None]) -> bool:
-        await super().acquire_lease(context_id, task_id, on_lost)
+    async def acquire_lease(self, conversation: str, task_id: str, on_lost: Callable[[], None]) -> bool:
+        await super().acquire_lease(conversation, task_id, on_lost)
         return True
 
 
-class Adopting(MemoryEventLog):
-    """It takes every run that can go on for an orphan."""
+class OrphaningLog(MemoryEventLog):
+    """Lists all unfinished runs as orphaned."""
 
     @override
     async def list_orphaned(self, **submitted: Any) -> Sequence[RunRecord]:
         return await self.list_runs(unfinished=True)
 
 
-class ByTheClockOfOthers(MemoryEventLog):
-    """It believes what a submitted run says of the time."""
+class SubmitterClockLog(MemoryEventLog):
+    """Uses the timestamps of submitted runs."""
 
     @override
     async def list_orphaned(self, *, submitted_before: float = 30, **submitted: Any) -> Sequence[RunRecord]:
         before = round((time.time() - submitted_before) * 1000)
-        found = await super().list_orphaned(submitted_before=0, **submitted)
-        return [record for record in found if record.state != "submitted" or record.created <= before]
+        records = await super().list_orphaned(submitted_before=0, **submitted)
+        return [record for record in records if record.state != "submitted" or record.created <= before]
 
 
-class OldestFirst(MemoryEventLog):
-    """It lists the same submitted runs again and again."""
+class OldestFirstLog(MemoryEventLog):
+    """Ignores the `submitted_after` argument."""
 
     @override
     async def list_orphaned(self, *, submitted_after: str | None = None, **submitted: Any) -> Sequence[RunRecord]:
         return await super().list_orphaned(**submitted)
 
 
-class Repeating(MemoryEventLog):
-    """It gives a letter again to who has it."""
+class RepeatingLog(MemoryEventLog):
+    """Returns commands repeatedly."""
 
     @override
     async def read_commands(self, task_id: str, *, after: int = 0) -> Sequence[tuple[int, Command]]:
@@ -115,57 +115,57 @@ class Repeating(MemoryEventLog):
 
 
 @pytest.mark.parametrize(
-    ("broken", "check"),
+    ("log_type", "check"),
     [
-        (Generous, "a_conversation_has_one_turn"),
-        (Adopting, "an_orphan_is_under_way_and_has_no_turn"),
-        (ByTheClockOfOthers, "a_submitted_run_is_an_orphan_after_a_while"),
-        (OldestFirst, "no_more_submitted_runs_are_listed_than_are_asked_for"),
-        (Repeating, "letters_are_read_back_in_order"),
-        (Forgets, "appended_events_are_read_back_in_order"),
-        (Silent, "a_writer_that_expects_another_last_event_is_refused"),
-        (Trusting, "of_two_writers_at_once_one_wins"),
-        (Impatient, "a_follower_gets_what_is_there_and_then_what_comes"),
-        (Empty, "an_unknown_run_is_an_error_that_names_it"),
-        (Sorted, "runs_come_in_the_order_in_which_the_log_got_them"),
+        (SharedLeaseLog, "conversation_has_one_lease"),
+        (OrphaningLog, "list_orphaned_returns_active_runs_without_a_lease"),
+        (SubmitterClockLog, "submitted_run_is_orphaned_after_a_delay"),
+        (OldestFirstLog, "list_orphaned_limits_submitted_runs"),
+        (RepeatingLog, "read_commands_returns_commands_in_order"),
+        (LosingLog, "read_returns_appended_events_in_order"),
+        (ConflictFreeLog, "append_rejects_a_wrong_expected_seq"),
+        (WriterBlindLog, "append_accepts_one_of_two_concurrent_writers"),
+        (ImpatientLog, "follow_yields_stored_and_new_events"),
+        (PermissiveLog, "read_and_follow_raise_unknown_run"),
+        (SortedLog, "list_runs_keeps_the_insertion_order"),
     ],
 )
-async def test_a_log_that_breaks_the_contract_fails(
-    broken: type[MemoryEventLog], check: str, monkeypatch: pytest.MonkeyPatch
+async def test_log_that_violates_the_contract_fails_its_check(
+    log_type: type[MemoryEventLog], check: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rxloop.testing.event_log_contract.toolkit.SECONDS", 0.05)
-    failing = [function for function in CHECKS if function.__name__ == check]
+    checks = [function for function in CHECKS if function.__name__ == check]
     with pytest.raises(AssertionError):
-        await failing[0](broken)
+        await checks[0](log_type)
 
 
-async def test_all_checks_are_run_and_the_one_that_failed_is_named() -> None:
+async def test_check_event_log_names_the_failed_check() -> None:
     await check_event_log(MemoryEventLog)
 
-    with pytest.raises(AssertionError) as failed:
-        await check_event_log(Sorted)
+    with pytest.raises(AssertionError) as raised:
+        await check_event_log(SortedLog)
 
-    assert failed.value.__notes__ == ["event log contract: runs_come_in_the_order_in_which_the_log_got_them"]
+    assert raised.value.__notes__ == ["event log contract: list_runs_keeps_the_insertion_order"]
 
 
-async def test_a_log_that_keeps_no_transient_events_is_not_asked_for_them() -> None:
-    def without_deltas(*, keep_deltas: bool = False) -> MemoryEventLog:
+async def test_log_without_transient_events_skips_their_checks() -> None:
+    def make_log(*, keep_deltas: bool = False) -> MemoryEventLog:
         return MemoryEventLog()
 
-    await check_event_log(without_deltas)
+    await check_event_log(make_log)
 
 
-def test_every_check_makes_its_own_logs_so_that_they_may_run_side_by_side() -> None:
-    async def all_at_once() -> None:
+def test_checks_can_run_concurrently() -> None:
+    async def run_all() -> None:
         await asyncio.gather(*(check(MemoryEventLog) for check in CHECKS))
 
-    asyncio.run(all_at_once())
+    asyncio.run(run_all())
 
 
-async def test_two_logs_that_share_nothing_fail_the_checks_of_two() -> None:
+async def test_two_logs_without_shared_storage_fail_the_shared_checks() -> None:
     for check in SHARED_CHECKS:
-        if check.__name__ == "transient_events_come_behind_their_durable_one":
-            # It asks nothing of logs that pass no transient events on.
+        if check.__name__ == "follow_yields_transient_events_after_their_durable_event":
+            # This check is skipped for logs that do not deliver transient events.
             continue
         with pytest.raises((AssertionError, UnknownRun)):
             await check(lambda: (MemoryEventLog(), MemoryEventLog()))

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reactivex import Observable
 
+from rxloop import Agent, Run
 from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.events import (
@@ -24,8 +25,8 @@ from rxloop.protocol.events import (
 )
 from rxloop.protocol.messages import Usage
 from rxloop.stream.sources import Push, from_task
-from rxloop.testing import NothingLeft, assert_marbles, marbles, virtual_time
-from rxloop.testing.marbles import letter
+from rxloop.testing import NothingLeft, ScriptedModel, assert_marbles, frames, marbles, virtual_time
+from rxloop.testing.marbles import get_marble
 
 CALL = LLMCallEvent(iteration=1, model="m", message_count=1, tool_count=0, estimated_input_tokens=1)
 DELTA = ContentDeltaEvent(delta="hi")
@@ -34,7 +35,7 @@ FINAL = StatusUpdateEvent(state="completed", final=True)
 
 
 def timed(*steps: Event | float, error: Exception | None = None) -> Observable[Event]:
-    """A stream of the events, with waits for the numbers between them."""
+    """Return a stream of the events. Numbers are seconds to wait."""
 
     async def work(push: Push[Event]) -> None:
         for step in steps:
@@ -62,17 +63,17 @@ class RunLike:
         "l---- --(c F)|",
     ],
 )
-def test_one_thing_can_be_written_in_several_ways(line: str) -> None:
+def test_line_can_be_written_in_several_ways(line: str) -> None:
     with virtual_time():
         assert_marbles(timed(CALL, 0.15, MESSAGE, FINAL), line)
 
 
-def test_the_length_of_a_frame_can_be_set() -> None:
+def test_frame_length_can_be_set() -> None:
     with virtual_time():
         assert_marbles(timed(CALL, 2.0, MESSAGE), "l--(c|)", frame=1)
 
 
-def test_a_run_gives_its_events() -> None:
+def test_assert_marbles_accepts_a_run() -> None:
     with virtual_time():
         assert_marbles(RunLike(timed(CALL, MESSAGE)), "(lc|)")
 
@@ -83,33 +84,33 @@ def test_time_counts_from_the_subscription() -> None:
         assert_marbles(timed(CALL, 0.5, MESSAGE), "l 500ms (c|)")
 
 
-def test_deltas_usage_and_checkpoints_count_only_when_they_are_named() -> None:
+def test_deltas_usage_and_checkpoints_are_only_compared_if_expected() -> None:
     checkpoint = CheckpointEvent(iteration=1, message_count=1, usage=Usage(), durable_seq=None)
-    everything = (CALL, DELTA, UsageEvent(), MESSAGE, checkpoint)
+    events = (CALL, DELTA, UsageEvent(), MESSAGE, checkpoint)
     with virtual_time():
-        assert_marbles(timed(*everything), "(lc|)")
-        assert_marbles(timed(*everything), "(ldc|)")
-        assert_marbles(timed(*everything), "(luck|)")
+        assert_marbles(timed(*events), "(lc|)")
+        assert_marbles(timed(*events), "(ldc|)")
+        assert_marbles(timed(*events), "(luck|)")
         with pytest.raises(AssertionError):
             assert_marbles(timed(CALL, MESSAGE), "(lck|)")
 
 
-def test_order_within_an_instant_counts() -> None:
+def test_order_of_simultaneous_events_matters() -> None:
     with virtual_time(), pytest.raises(AssertionError):
         assert_marbles(timed(CALL, MESSAGE), "(cl|)")
 
 
 @pytest.mark.parametrize("line", ["l-(c|)", "l 500ms (c|) m", "l 500ms c", "l 500ms (|)", "(lc|)", "", "l 500ms (c#)"])
-def test_another_time_or_event_or_end_is_a_difference(line: str) -> None:
+def test_other_times_events_or_ends_are_differences(line: str) -> None:
     with virtual_time(), pytest.raises(AssertionError):
         assert_marbles(timed(CALL, 0.5, MESSAGE), line)
 
 
-def test_a_failure_shows_both_lines_the_place_and_the_events() -> None:
+def test_difference_shows_both_lines_the_position_and_the_events() -> None:
     with virtual_time(), pytest.raises(AssertionError) as caught:
         assert_marbles(timed(CALL, 0.5, MESSAGE, 0.01, FINAL), "l 500ms (cF|)")
     assert str(caught.value).splitlines() == [
-        "the marbles part at 500ms",
+        "the marbles differ at 500ms",
         "expected  l 500ms (cF|)",
         "happened  l 500ms c 10ms (F|)",
         "                  ^",
@@ -118,43 +119,43 @@ def test_a_failure_shows_both_lines_the_place_and_the_events() -> None:
     ]
 
 
-def failure(stream: Observable[Event], line: str) -> list[str]:
+def describe_difference(stream: Observable[Event], line: str) -> list[str]:
     with virtual_time(), pytest.raises(AssertionError) as caught:
         assert_marbles(stream, line)
     return str(caught.value).splitlines()
 
 
-def test_a_failure_shows_what_came_instead_of_nothing() -> None:
-    assert failure(timed(CALL, 0.05, MESSAGE, FINAL), "l-(cF|)") == [
-        "the marbles part at 25ms",
+def test_difference_shows_the_next_events() -> None:
+    assert describe_difference(timed(CALL, 0.05, MESSAGE, FINAL), "l-(cF|)") == [
+        "the marbles differ at 25ms",
         "expected  l-(cF|)",
         "happened  l--(cF|)",
         "            ^",
-        "no event at 25ms; next, at 50ms:",
+        "no event at 25ms; next events at 50ms:",
         f"  c  {MESSAGE!r}",
         f"  F  {FINAL!r}",
         "  |  the end",
     ]
 
 
-def test_a_failure_shows_where_a_line_ends_too_early() -> None:
-    assert failure(timed(CALL, 0.05, MESSAGE), "l--(c|) 1s F") == [
-        "the marbles part at 1.05s",
+def test_difference_shows_where_a_line_ends_too_early() -> None:
+    assert describe_difference(timed(CALL, 0.05, MESSAGE), "l--(c|) 1s F") == [
+        "the marbles differ at 1.05s",
         "expected  l--(c|) 1s F",
         "happened  l--(c|)",
         "                 ^",
-        "nothing happened at 1.05s or later",
+        "no event at 1.05s or later",
     ]
-    assert failure(timed(CALL, 0.05, MESSAGE), "l")[1:4] == [
+    assert describe_difference(timed(CALL, 0.05, MESSAGE), "l")[1:4] == [
         "expected  l",
         "happened  l--(c|)",
         "           ^",
     ]
 
 
-def test_a_failure_marks_the_wrong_one_of_several_at_an_instant() -> None:
-    assert failure(timed(CALL, MESSAGE, FINAL), "(lFc|)") == [
-        "the marbles part at 0ms",
+def test_difference_marks_the_wrong_one_of_simultaneous_events() -> None:
+    assert describe_difference(timed(CALL, MESSAGE, FINAL), "(lFc|)") == [
+        "the marbles differ at 0ms",
         "expected  (lFc|)",
         "happened  (lcF|)",
         "            ^",
@@ -166,31 +167,31 @@ def test_a_failure_marks_the_wrong_one_of_several_at_an_instant() -> None:
     ]
 
 
-def test_an_error_of_the_stream_is_a_cross_and_shown() -> None:
+def test_stream_error_is_a_hash_sign_and_is_shown() -> None:
     with virtual_time():
         assert_marbles(timed(CALL, 0.025, error=ValueError("no")), "l-#")
         with pytest.raises(AssertionError, match=r"#  ValueError\('no'\)"):
             assert_marbles(timed(CALL, 0.025, error=ValueError("no")), "l-|")
 
 
-def test_a_stream_without_end_is_an_error_that_shows_what_there_was() -> None:
-    with virtual_time(), pytest.raises(NothingLeft, match=r"(?s)does not end: nothing left .*happened  l--c"):
+def test_endless_stream_raises_an_error_with_its_events() -> None:
+    with virtual_time(), pytest.raises(NothingLeft, match=r"(?s)does not end: no timer.*happened  l--c"):
         assert_marbles(rx.concat(timed(CALL, 0.05, MESSAGE), rx.never()), "l--c|")
 
 
 @pytest.mark.parametrize(
-    ("line", "why"),
+    ("line", "reason"),
     [
-        ("l-Q|", "no event has the letter 'Q'"),
-        ("(l-c)", "no time passes inside"),
-        ("(l 5ms c)", "no time passes inside"),
-        ("(lc", "not closed"),
+        ("l-Q|", "unknown letter 'Q'"),
+        ("(l-c)", "time cannot advance inside"),
+        ("(l 5ms c)", "time cannot advance inside"),
+        ("(lc", "unclosed parenthesis"),
         ("l)", "letter '\\)'"),
         ("l 5 c", "letter '5'"),
     ],
 )
-def test_a_line_that_cannot_be_read_is_an_error_that_points_at_the_place(line: str, why: str) -> None:
-    with virtual_time(), pytest.raises(ConfigurationError, match=why):
+def test_invalid_line_raises_an_error_with_the_reason(line: str, reason: str) -> None:
+    with virtual_time(), pytest.raises(ConfigurationError, match=reason):
         assert_marbles(timed(CALL), line)
 
 
@@ -199,13 +200,13 @@ def test_marbles_need_virtual_time() -> None:
         assert_marbles(timed(CALL), "l|")
 
 
-def test_every_kind_has_a_letter_of_its_own() -> None:
-    letters = [letter(cls.model_construct(kind=kind, final=False)) for kind, cls in EVENT_TYPES.items()]
-    assert len({*letters, letter(FINAL)}) == len(letters) + 1
-    assert "?" not in letters
+def test_every_kind_has_a_different_marble() -> None:
+    names = [get_marble(cls.model_construct(kind=kind, final=False)) for kind, cls in EVENT_TYPES.items()]
+    assert len({*names, get_marble(FINAL)}) == len(names) + 1
+    assert "?" not in names
 
 
-def test_a_line_is_written_as_people_write_it() -> None:
+def test_marbles_formats_a_short_line() -> None:
     assert marbles([(0, CALL), (0, DELTA), (0.025, MESSAGE), (0.525, FINAL), (2.525, "|")]) == "(ld)-c 500ms F 2s |"
 
 
@@ -219,12 +220,66 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_what_is_written_can_be_read_back(steps: list[tuple[float, Event]]) -> None:
+def test_formatted_line_can_be_parsed(steps: list[tuple[float, Event]]) -> None:
     at = 0.0
-    happened: list[tuple[float, Event | str]] = []
+    events: list[tuple[float, Event | str]] = []
     for wait, event in steps:
         at += wait
-        happened.append((at, event))
-    line = marbles([*happened, (at, "|")])
+        events.append((at, event))
+    line = marbles([*events, (at, "|")])
     with virtual_time():
         assert_marbles(timed(*[part for step in steps for part in step]), line if "d" in line else line + " ")
+
+
+def test_marbles_of_a_run_can_be_asserted() -> None:
+    def start() -> Run[str]:
+        return Agent(ScriptedModel(frames("--7 C.|"))).run("Weather?")
+
+    with virtual_time():
+        line = marbles(start())
+    assert line == "(twl)---(cF|)"
+    with virtual_time():
+        assert_marbles(start(), line)
+    with virtual_time():
+        assert marbles(start().events) == line
+
+
+def make_counts() -> Observable[int]:
+    return rx.from_marbles("-a-b--a|", lookup={"a": 1, "b": 2}, timespan=0.025)
+
+
+def test_values_are_compared_by_their_letters() -> None:
+    marks = {"x": 1, "y": pytest.approx(2.0000001)}
+    with virtual_time():
+        assert_marbles(make_counts(), "-x--y---x-|", values=marks)
+        assert marbles(make_counts(), values=marks) == "-x--y---x-|"
+
+
+def test_other_value_is_a_difference() -> None:
+    with virtual_time(), pytest.raises(AssertionError) as caught:
+        assert_marbles(make_counts(), "-x--x---x-|", values={"x": 1})
+    assert str(caught.value).splitlines() == [
+        "the marbles differ at 75ms",
+        "expected  -x--x---x-|",
+        "happened  -x--?---x-|",
+        "              ^",
+        "events at 75ms:",
+        "  ?  2",
+        "? is a value without a letter: pass letters, such as values={'a': 1.5}",
+    ]
+
+
+def test_text_has_no_letter_by_default() -> None:
+    with virtual_time(), pytest.raises(AssertionError, match=r"happened  \(\?\|\)"):
+        assert_marbles(rx.just("l"), "(l|)")
+
+
+def test_events_keep_their_letters_beside_values() -> None:
+    with virtual_time():
+        assert_marbles(timed(CALL, DELTA, 0.05, MESSAGE), "(lz)--(c|)", values={"z": DELTA})
+
+
+@pytest.mark.parametrize("key", ["", "ab", "|", "-", "1", " "])
+def test_values_require_single_letters(key: str) -> None:
+    with virtual_time(), pytest.raises(ConfigurationError, match="use single letters"):
+        assert_marbles(make_counts(), "|", values={key: 1})

@@ -1,4 +1,4 @@
-"""The fixtures, in projects of their own, each with a pytest of its own."""
+"""Tests for the pytest plugin, using separate pytest processes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_pytest(folder: Path, source: str, *options: str) -> str:
-    """Run a test file as another project would, and give what pytest wrote."""
+    """Run a test file in a separate project, and return the output of pytest."""
     (folder / "test_mine.py").write_text(source, encoding="utf-8")
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = (sys.executable, "-m", "pytest", "-p", "rxloop_pytest", "-p", "no:cacheprovider", "-W", "error")
-    done = subprocess.run(
+    result = subprocess.run(
         (*command, "-q", *options, "test_mine.py"),
         cwd=folder,
         env=environment,
@@ -26,11 +26,11 @@ def run_pytest(folder: Path, source: str, *options: str) -> str:
         check=False,
         timeout=60,
     )
-    return done.stdout + done.stderr
+    return result.stdout + result.stderr
 
 
-def test_the_fixtures_do_what_they_say(tmp_path: Path) -> None:
-    written = run_pytest(
+def test_fixtures_work_in_another_project(tmp_path: Path) -> None:
+    output = run_pytest(
         tmp_path,
         """
 import asyncio
@@ -50,13 +50,13 @@ def test_a_script(scripted_model):
 def test_a_recording(scripted_model, tmp_path):
     path = tmp_path / "run.jsonl"
 
-    async def once(model, view):
+    async def run_once(model, view):
         await Agent(model).run("Weather?").pipe(view)
 
-    asyncio.run(once(scripted_model("7 C."), op.record(path)))
-    asyncio.run(once(scripted_model.recorded(path), op.compare(path)))
+    asyncio.run(run_once(scripted_model("7 C."), op.record(path)))
+    asyncio.run(run_once(scripted_model.recorded(path), op.compare(path)))
     with pytest.raises(AssertionError, match="7 C."):
-        asyncio.run(once(scripted_model("8 C."), op.compare(path)))
+        asyncio.run(run_once(scripted_model("8 C."), op.compare(path)))
 
 
 def test_a_minute_takes_no_time(scripted_model, virtual_time):
@@ -71,11 +71,11 @@ def test_a_model_that_answers_by_rules(offline_model):
     assert offline_model.requests[0]["stream"] is True
 """,
     )
-    assert "4 passed" in written, written
+    assert "4 passed" in output, output
 
 
-def test_a_stream_that_is_left_open_fails_the_test_that_left_it(tmp_path: Path) -> None:
-    written = run_pytest(
+def test_open_stream_fails_the_test(tmp_path: Path) -> None:
+    output = run_pytest(
         tmp_path,
         """
 def test_leaves(scripted_model):
@@ -87,12 +87,12 @@ async def test_wrong(virtual_time):
     pass
 """,
     )
-    assert "the test leaves 1 stream of a scripted model open" in written
-    assert "virtual_time is for a plain `def test_...`" in written
+    assert "the test left 1 stream of a scripted model open" in output
+    assert "virtual_time creates an event loop, so the test must be a plain `def`" in output
 
 
-def test_other_peoples_tests_do_not_pay_for_it(tmp_path: Path) -> None:
-    written = run_pytest(
+def test_plugin_imports_nothing_for_tests_without_its_fixtures(tmp_path: Path) -> None:
+    output = run_pytest(
         tmp_path,
         """
 import sys
@@ -105,15 +105,15 @@ def test_nothing_was_imported(pytestconfig):
         "-p",
         "no:unraisableexception",
     )
-    assert "1 passed" in written, written
+    assert "1 passed" in output, output
 
 
 @pytest.mark.parametrize("fixture", ["scripted_model", "virtual_time", "offline_model"])
-def test_every_fixture_has_a_line_in_the_list_of_pytest(fixture: str) -> None:
+def test_every_fixture_has_a_description(fixture: str) -> None:
     import rxloop_pytest
 
-    first = getattr(rxloop_pytest, fixture).__doc__ or ""
-    assert first.strip()
+    description = getattr(rxloop_pytest, fixture).__doc__ or ""
+    assert description.strip()
 
 
 CHAOS = """
@@ -132,20 +132,18 @@ def test_shop(chaos, tmp_path, monkeypatch):
     (tmp_path / "shop.py").write_text(SHOP)
     monkeypatch.syspath_prepend(tmp_path)
 
-    async def play():
+    async def run_scenario():
         async with chaos("shop:agent", workers=2) as workers:
-            report = await workers.play("Hi", runs=4, seconds=1, kill_every=None, freeze_every=None)
+            report = await workers.run_scenario("Hi", runs=4, seconds=1, kill_every=None, freeze_every=None)
             report.check()
             assert report.states == {"completed": 4}, report
 
-    asyncio.run(play())
+    asyncio.run(run_scenario())
 """
 
 
 @pytest.mark.service("postgres")
-def test_the_fixture_of_chaos_has_a_database_of_its_own(
-    tmp_path: Path, postgres: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chaos_fixture_creates_a_database(tmp_path: Path, postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RXLOOP_TEST_PG", postgres)
     assert "1 passed" in run_pytest(tmp_path, CHAOS)
     monkeypatch.delenv("RXLOOP_TEST_PG")

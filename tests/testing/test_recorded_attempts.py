@@ -1,4 +1,4 @@
-"""Recorded runs of several attempts, and answers that were cut off, as models."""
+"""Models from recorded runs with several attempts or incomplete answers."""
 
 import asyncio
 from typing import Any
@@ -15,37 +15,37 @@ from support.strategy_cases import CASES, turn_by_step
 from support.weather import TOOLS
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_what_was_cancelled_stays_open_where_it_was_cut(kept: bool) -> None:
+@pytest.mark.parametrize("keep_deltas", [True, False])
+def test_recorded_answer_of_a_cancelled_run_stays_open(keep_deltas: bool) -> None:
     with virtual_time() as time:
         run = Agent(ScriptedModel(frames("--It is--7 C.|"))).run("Go")
         time.at(0.08, run.cancel)
-        first = [event for event in time.run(collect(run)) if event.durable or kept]
+        first = [event for event in time.run(collect(run)) if event.durable or keep_deltas]
         model = ScriptedModel.from_events(first)
         again = Agent(model).run("Go")
-        open_: list[int] = []
-        time.at(1, lambda: (open_.append(model.open), again.cancel()))
+        open_streams: list[int] = []
+        time.at(1, lambda: (open_streams.append(model.open), again.cancel()))
         events = time.run(collect(again))
         with pytest.raises(RunCancelled):
             time.run(again.result())
-    assert (open_, model.open) == ([1], 0)
+    assert (open_streams, model.open) == ([1], 0)
     assert "".join(each.delta for each in events if isinstance(each, ContentDeltaEvent)) == "It is"
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("keep_deltas", [True, False])
 @pytest.mark.parametrize("resumed", [True, False])
-def test_what_was_interrupted_can_be_interrupted_there_again(kept: bool, resumed: bool) -> None:
+def test_recorded_interrupted_answer_can_be_interrupted_again(keep_deltas: bool, resumed: bool) -> None:
     def interrupt(run: Run[str]) -> list[Event]:
         time.at(time.now + 0.1, lambda: run.send("In Bergen!", interrupt=True))
-        return [event for event in time.run(collect(run)) if event.durable or kept]
+        return [event for event in time.run(collect(run)) if event.durable or keep_deltas]
 
     with virtual_time() as time:
         log = MemoryEventLog()
         agent = Agent(ScriptedModel(turn(frames("-It is-------7 C.|"), reasoning="Hm."), "9 C."), log=log)
         first = interrupt(agent.run("Go"))
         if resumed:
-            place = next(event.seq for event in first if event.kind == "content-complete")
-            log = time.run(copy_first_events(log, first[0].task_id, place))
+            seq = next(event.seq for event in first if event.kind == "content-complete")
+            log = time.run(copy_first_events(log, first[0].task_id, seq))
             time.run(Agent(ScriptedModel("9 C."), log=log).resume(first[0].task_id).result())
             first = list(time.run(log.read(first[0].task_id)))
         events = interrupt(Agent(ScriptedModel.from_events(first), log=MemoryEventLog()).run("Go"))
@@ -57,7 +57,7 @@ def test_what_was_interrupted_can_be_interrupted_there_again(kept: bool, resumed
     ]
 
 
-def test_what_was_cancelled_and_asked_for_again_has_the_later_answer() -> None:
+def test_recording_of_a_resumed_run_has_the_later_answer() -> None:
     log = MemoryEventLog()
     with virtual_time() as time:
         run = Agent(ScriptedModel(frames("--It is--7 C.|")), log=log).run("Go")
@@ -69,7 +69,7 @@ def test_what_was_cancelled_and_asked_for_again_has_the_later_answer() -> None:
     assert (result.output, len(model.requests)) == ("8 C.", 1)
 
 
-def test_a_line_that_was_cancelled_and_asked_again_has_the_later_answer() -> None:
+def test_recording_of_a_resumed_branch_has_the_later_answer() -> None:
     case = next(case for case in CASES if case.name == "self_consistency")
     log = MemoryEventLog()
 
@@ -86,7 +86,7 @@ def test_a_line_that_was_cancelled_and_asked_again_has_the_later_answer() -> Non
     assert (result.output, len(model.requests)) == (case.answer, 3)
 
 
-def test_what_an_operator_cut_off_is_there_to_be_cut_off_again() -> None:
+def test_recorded_answer_that_timed_out_times_out_again() -> None:
     def agent(model: ScriptedModel) -> Agent:
         @strategy
         async def twice(run: StrategyRun) -> str:
@@ -101,31 +101,31 @@ def test_what_an_operator_cut_off_is_there_to_be_cut_off_again() -> None:
 
     with virtual_time() as time:
         first = time.run(collect(agent(ScriptedModel(frames("-a-"), "b")).run("Go")))
-        began = time.now
+        started = time.now
         time.run(collect(agent(ScriptedModel.from_events(first)).run("Go").pipe(op.compare(first))))
-        assert time.now == began + 1
+        assert time.now == started + 1
 
 
-async def test_the_answers_of_all_attempts_of_a_run_are_there() -> None:
+async def test_recording_has_the_answers_of_all_attempts() -> None:
     log = MemoryEventLog()
     script = [[call("get_weather", city="Oslo"), call("sure")], call("get_weather", city="Bergen"), "done"]
     paused = await Agent(ScriptedModel(script[0]), tools=TOOLS, log=log).run("Go")
-    then = Agent(ScriptedModel(*script[1:]), tools=TOOLS, log=log)
-    result = await then.resume(paused.task_id, inputs={paused.pending[0].input_id: True})
-    whole = await log.read(result.task_id)
+    second = Agent(ScriptedModel(*script[1:]), tools=TOOLS, log=log)
+    result = await second.resume(paused.task_id, inputs={paused.pending[0].input_id: True})
+    events = await log.read(result.task_id)
 
-    model = ScriptedModel.from_events(whole)
+    model = ScriptedModel.from_events(events)
     again = Agent(model, tools=TOOLS).run("Go", on_input=lambda question: True)
-    await again.pipe(op.compare(whole))
+    await again.pipe(op.compare(events))
     assert (await again).output == "done"
     assert shape((await again).messages) == shape(result.messages)
 
 
-WHOLE = 17
+RUN_LENGTH = 17
 
 
-@pytest.mark.parametrize("held", range(1, WHOLE))
-async def test_wherever_a_run_was_cut_and_resumed_its_recording_answers_as_one_run(held: int) -> None:
+@pytest.mark.parametrize("length", range(1, RUN_LENGTH))
+async def test_recording_of_a_run_resumed_after_any_event_answers_like_one_run(length: int) -> None:
     script = [turn("I look.", calls=[call("get_weather", city="Oslo")]), call("sure"), "done"]
 
     def turns(request: ModelRequest) -> Any:
@@ -136,8 +136,8 @@ async def test_wherever_a_run_was_cut_and_resumed_its_recording_answers_as_one_r
 
     log = MemoryEventLog()
     task_id = (await agent(log).run("Go", on_input=lambda question: True)).task_id
-    assert len(await log.read(task_id)) == WHOLE + 1
-    log = await copy_first_events(log, task_id, held)
+    assert len(await log.read(task_id)) == RUN_LENGTH + 1
+    log = await copy_first_events(log, task_id, length)
     await agent(log).resume(task_id, on_input=lambda question: True)
 
     model = ScriptedModel.from_events(await log.read(task_id))

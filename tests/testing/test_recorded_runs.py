@@ -1,4 +1,4 @@
-"""A recorded run as a model: it answers as it did, whatever kind of run it was."""
+"""Models from recorded runs of different kinds."""
 
 import asyncio
 from collections.abc import Sequence
@@ -53,13 +53,12 @@ USED = Usage(input_tokens=7, output_tokens=3)
 THOUGHT = call("think_aloud", "t", thought="Both.", thought_type="planning", thought_id="plan")
 
 
-def calls(model: ScriptedModel) -> list[str]:
-    """The calls and results that a model was sent last."""
+def last_messages(model: ScriptedModel) -> list[str]:
     return shape(model.requests[-1].messages)
 
 
-async def same(events: Sequence[Event], *, tools: Any = TOOLS, prompt: str = "Go", **fields: Any) -> ScriptedModel:
-    """Run a recording once more, and compare."""
+async def run_again(events: Sequence[Event], *, tools: Any = TOOLS, prompt: str = "Go", **fields: Any) -> ScriptedModel:
+    """Run a recording again and compare the events."""
     model = ScriptedModel.from_events(events)
     run = Agent(model, tools=tools, **fields).run(prompt)
     await run.pipe(op.compare(events), op.grammar())
@@ -67,7 +66,7 @@ async def same(events: Sequence[Event], *, tools: Any = TOOLS, prompt: str = "Go
     return model
 
 
-async def test_a_recorded_run_is_a_test_in_one_line(tmp_path: Path) -> None:
+async def test_recorded_run_can_be_compared_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     script = (turn("I look.", calls=[call("get_weather", city="Oslo")], reasoning="Hm.", usage=USED), "It is 7 C.")
     first = Agent(ScriptedModel(*script, name="vendor:big"), tools=TOOLS).run("Weather?")
@@ -76,36 +75,40 @@ async def test_a_recorded_run_is_a_test_in_one_line(tmp_path: Path) -> None:
     await Agent(recorded(path), tools=TOOLS).run("Weather?").pipe(op.compare(path))
 
     run = Agent(model := recorded(str(path)), tools=TOOLS).run("Weather?")
-    result, then = await run, await first
-    assert (result.output, shape(result.messages), result.usage) == (then.output, shape(then.messages), then.usage)
+    result, expected = await run, await first
+    assert (result.output, shape(result.messages), result.usage) == (
+        expected.output,
+        shape(expected.messages),
+        expected.usage,
+    )
     assert model.name == "vendor:big"
     assert [message.reasoning for message in result.messages] == [None, "Hm.", None, None]
 
 
-async def test_what_streams_once_more_is_what_streamed() -> None:
+async def test_recorded_run_streams_the_same_deltas() -> None:
     script = (turn(frames("-I-look.|", 0.001), calls=[call("get_weather", city="Oslo")], reasoning="Hm."), "7 C.")
     first = await collect(Agent(ScriptedModel(*script), tools=TOOLS).run("Go"))
     again = await collect(Agent(ScriptedModel.from_events(first), tools=TOOLS).run("Go"))
-    assert pieces(again) == pieces(first)
+    assert dump_deltas(again) == dump_deltas(first)
     assert [each.index for each in again if isinstance(each, ThoughtStreamEvent)] == [0]
 
 
-async def test_deltas_that_a_log_has_not_kept_are_made_up() -> None:
+async def test_missing_deltas_are_recreated() -> None:
     log = MemoryEventLog()
     script = (turn("I look.", calls=[call("get_weather", city="Oslo")], reasoning="Hm.", usage=USED), "7 C.")
     first = await collect(Agent(ScriptedModel(*script), tools=TOOLS, log=log).run("Go"))
     again = await collect(Agent(ScriptedModel.from_events(await log.read(first[0].task_id)), tools=TOOLS).run("Go"))
-    assert pieces(again) == pieces(first)
+    assert dump_deltas(again) == dump_deltas(first)
 
 
-def pieces(events: Sequence[Event]) -> list[Any]:
-    """What a model streamed."""
+def dump_deltas(events: Sequence[Event]) -> list[Any]:
+    """Return the fields of streamed events."""
     kinds = ("content-delta", "thought-delta", "tool-call-delta", "thought-stream", "usage")
     ids = {"context_id", "task_id", "timestamp", "seq", "sub"}
     return [event.model_dump(exclude=ids) for event in events if event.kind in kinds]
 
 
-async def test_the_pieces_of_a_call_of_a_hidden_tool_are_hidden() -> None:
+async def test_recreated_deltas_of_a_hidden_call_are_hidden() -> None:
     @tool(hidden=True)
     async def peek() -> str:
         """Looks, unseen."""
@@ -123,34 +126,34 @@ async def test_the_pieces_of_a_call_of_a_hidden_tool_are_hidden() -> None:
     ]
 
 
-async def test_thoughts_that_are_none_of_the_model_are_none_of_its_answers() -> None:
+async def test_thoughts_of_a_strategy_are_not_replayed_by_the_model() -> None:
     first = await collect(Agent(ScriptedModel(turn("Hello.", reasoning="Hm."))).run("Hi"))
-    at = next(at for at, event in enumerate(first) if isinstance(event, ThoughtStreamEvent))
-    thought = first[at].model_copy(update={"source": "strategy", "thought_id": "mine"})
-    model = ScriptedModel.from_events([*first[:at], thought, *first[at:]])
+    index = next(index for index, event in enumerate(first) if isinstance(event, ThoughtStreamEvent))
+    thought = first[index].model_copy(update={"source": "strategy", "thought_id": "mine"})
+    model = ScriptedModel.from_events([*first[:index], thought, *first[index:]])
     again = await collect(Agent(model).run("Hi"))
     assert [each.source for each in again if isinstance(each, ThoughtStreamEvent)] == ["reasoning"]
 
 
-async def test_tools_side_by_side_and_calls_that_fail_come_again() -> None:
+async def test_parallel_and_failed_calls_are_repeated() -> None:
     script = ([call("get_weather", city="Oslo"), call("nowhere"), THOUGHT, call("get_weather", town="?")], "7 C.")
     first = await collect(Agent(ScriptedModel(*script), tools=TOOLS).run("Go"))
-    model = await same(first)
+    model = await run_again(first)
     assert len(model.requests) == 2
     answers = {event.index: f"tool: {event.content}" for event in first if isinstance(event, ToolCompleteEvent)}
-    assert calls(model)[2:] == [answers[index] for index in range(4)]
+    assert last_messages(model)[2:] == [answers[index] for index in range(4)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_the_lines_of_a_strategy_get_their_own_answers_in_any_order(case: Any) -> None:
-    def late(request: ModelRequest) -> Any:
-        said = turn_by_step(case.turns)(request)
-        return said if not isinstance(said, str) or set(said) & set("-#|") else frames(f"--{said}|", 0.0001)
+async def test_branches_of_a_strategy_get_their_answers_in_any_order(case: Any) -> None:
+    def answer_late(request: ModelRequest) -> Any:
+        answer = turn_by_step(case.turns)(request)
+        return answer if not isinstance(answer, str) or set(answer) & set("-#|") else frames(f"--{answer}|", 0.0001)
 
     def agent(model: ScriptedModel) -> Agent:
         return Agent(model, tools=[add], strategy=case.strategy())
 
-    first = await collect(agent(ScriptedModel(*[late] * 20)).run("2 + 2?"))
+    first = await collect(agent(ScriptedModel(*[answer_late] * 20)).run("2 + 2?"))
     model = ScriptedModel.from_events(first)
     run = agent(model).run("2 + 2?")
     await run.pipe(op.compare(first))
@@ -158,45 +161,45 @@ async def test_the_lines_of_a_strategy_get_their_own_answers_in_any_order(case: 
     assert len(model.requests) == case.calls
 
 
-async def test_a_model_that_fails_fails_again_with_the_same_error() -> None:
+async def test_failed_model_fails_again_with_the_same_error() -> None:
     for error in (RateLimited("come back later"), frames("-It-is#", 0.001), RuntimeError("a bug")):
         run = Agent(ScriptedModel(call("get_weather", city="Oslo"), error), tools=TOOLS).run("Go")
         first = await collect(run)
-        with pytest.raises(RunError) as then:
+        with pytest.raises(RunError) as expected:
             await run
         again = Agent(ScriptedModel.from_events(first), tools=TOOLS).run("Go")
         await again.pipe(op.compare(first))
-        with pytest.raises(RunError) as now:
+        with pytest.raises(RunError) as actual:
             await again
-        assert (now.value.code, str(now.value)) == (then.value.code, str(then.value))
-        assert now.value.result.content == then.value.result.content
+        assert (actual.value.code, str(actual.value)) == (expected.value.code, str(expected.value))
+        assert actual.value.result.content == expected.value.result.content
 
 
-async def test_a_request_that_was_sent_once_more_is_sent_once_more() -> None:
+async def test_repeated_request_is_repeated_again() -> None:
     def fields() -> dict[str, Any]:
         return {"loop": op.standard(before_model=[op.compress(SlidingWindowCompressor(max_tokens=1_000))])}
 
     too_long = ContextLengthExceeded("too long")
     first = await collect(Agent(ScriptedModel(too_long, "Short."), tools=TOOLS, **fields()).run("Go"))
     assert "llm-failed" in [event.kind for event in first]
-    model = await same(first, **fields())
+    model = await run_again(first, **fields())
     assert len(model.requests) == 2
 
 
-async def test_what_a_second_model_answered_is_the_answer() -> None:
+async def test_recording_of_a_fallback_has_the_answer_of_the_second_model() -> None:
     model = fallback(ScriptedModel(RateLimited("later"), name="one"), ScriptedModel("Hello.", name="two"))
     first = await collect(Agent(model).run("Hi"))
     again = Agent(ScriptedModel.from_events(first)).run("Hi")
     assert (await again).output == "Hello."
 
 
-async def test_an_answer_that_did_not_fit_comes_again_and_the_one_behind_it() -> None:
+async def test_invalid_output_and_its_correction_are_repeated() -> None:
     first = await collect(Agent(ScriptedModel("many", "5"), output_type=int).run("How many?"))
     result = await Agent(ScriptedModel.from_events(first), output_type=int).run("How many?")
     assert result.output == 5
 
 
-async def test_a_nested_agent_has_a_model_of_its_own_in_the_recording(tmp_path: Path) -> None:
+async def test_recorded_nested_agent_has_a_separate_model(tmp_path: Path) -> None:
     def agents(outer: ScriptedModel, inner: ScriptedModel) -> Agent:
         child = Agent(inner, tools=[get_weather], name="child")
 
@@ -220,7 +223,7 @@ async def test_a_nested_agent_has_a_model_of_its_own_in_the_recording(tmp_path: 
     assert [len(model.requests) for model in models] == [2, 2]
 
 
-async def test_a_fork_is_a_run_like_any_other() -> None:
+async def test_recording_of_a_fork_answers_like_a_run() -> None:
     log = MemoryEventLog()
     agent = Agent(ScriptedModel(call("get_weather", city="Oslo"), "7 C.", "Cold."), tools=TOOLS, log=log)
     parent = await agent.run("Go")
@@ -231,21 +234,21 @@ async def test_a_fork_is_a_run_like_any_other() -> None:
 
 
 @pytest.mark.parametrize("command", ["run", "export"])
-def test_what_the_command_wrote_is_a_recording(command: str, tmp_path: Path) -> None:
+def test_output_of_the_command_is_a_recording(command: str, tmp_path: Path) -> None:
     with serve_offline(OfflineModel()) as url:
-        place = Workspace(tmp_path, url)
-        written, _ = place.process("run", "--json", "--tools", "kit:get_weather", "Weather in Oslo?").communicate()
+        workspace = Workspace(tmp_path, url)
+        output, _ = workspace.process("run", "--json", "--tools", "kit:get_weather", "Weather in Oslo?").communicate()
         if command == "export":
-            written, _ = place.process("export", "last", "--full").communicate()
+            output, _ = workspace.process("export", "last", "--full").communicate()
     path = tmp_path / "run.jsonl"
-    path.write_bytes(written)
+    path.write_bytes(output)
 
-    async def once_more() -> Any:
+    async def run_recording() -> Any:
         again = Agent(recorded(path), tools=[oslo]).run("Weather in Oslo?")
         await again.pipe(op.grammar())
-        return await again, await replayed(path)
+        return await again, await replay_recording(path)
 
-    again, first = asyncio.run(once_more())
+    again, first = asyncio.run(run_recording())
     assert (again.output, shape(again.messages)) == (first.output, shape(first.messages))
     assert "18" in again.output
 
@@ -256,15 +259,15 @@ async def oslo(city: str) -> dict[str, Any]:
     return {"temperature": 18.0, "unit": "C", "sky": "rain"}
 
 
-async def replayed(path: Path) -> Any:
-    """What a recording came to."""
+async def replay_recording(path: Path) -> Any:
+    """Return the result of a recorded run."""
     log = MemoryEventLog()
     events = [event for event in recorded_events(path) if event.durable]
     await log.append(events[0].task_id, events, expected_seq=0)
     return await replay(log, events[0].task_id).result()
 
 
-async def test_one_request_too_many_is_told_what_the_recording_has() -> None:
+async def test_request_without_an_answer_raises_an_error_with_the_remaining_answers() -> None:
     first = await collect(Agent(ScriptedModel(call("get_weather", city="Oslo"), "7 C."), tools=TOOLS).run("Go"))
     model = ScriptedModel.from_events(first)
     await Agent(model, tools=TOOLS).run("Go")
@@ -277,7 +280,7 @@ async def test_one_request_too_many_is_told_what_the_recording_has() -> None:
         await other.run("Go")
 
 
-async def test_events_that_are_no_run_are_refused(tmp_path: Path) -> None:
+async def test_events_without_a_task_event_are_rejected(tmp_path: Path) -> None:
     first = await collect(Agent(ScriptedModel("Hello.")).run("Hi"))
     with pytest.raises(ConfigurationError, match=r"the 0 events do not contain the task event of a run"):
         ScriptedModel.from_events([])
@@ -303,7 +306,7 @@ TURNS = st.builds(
 
 @settings(max_examples=40)
 @given(turns=st.lists(TURNS, max_size=4), failure=st.none() | st.sampled_from([RateLimited("later"), frames("So#")]))
-def test_every_run_comes_again_from_its_recording(turns: list[Any], failure: Any) -> None:
+def test_every_recorded_run_can_be_repeated(turns: list[Any], failure: Any) -> None:
     script = [*turns, failure or "done"]
     options: dict[str, Any] = {"tools": TOOLS, "limits": Limits(tool_failures=None)}
     with virtual_time() as time:
@@ -312,6 +315,6 @@ def test_every_run_comes_again_from_its_recording(turns: list[Any], failure: Any
         model = ScriptedModel.from_events(first)
         again = Agent(model, **options).run("Go", on_input=lambda question: True)
         time.run(collect(again.pipe(op.compare(first), op.grammar())))
-        then, now = time.run(outcome(run)), time.run(outcome(again))
-    assert (now.content, now.state, now.usage) == (then.content, then.state, then.usage)
-    assert shape(now.messages) == shape(then.messages)
+        expected, actual = time.run(outcome(run)), time.run(outcome(again))
+    assert (actual.content, actual.state, actual.usage) == (expected.content, expected.state, expected.usage)
+    assert shape(actual.messages) == shape(expected.messages)

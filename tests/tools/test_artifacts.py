@@ -16,13 +16,12 @@ from rxloop.tools.result import decode_range
 
 @tool
 async def draw(ctx: RunContext[None], size: int = 5) -> str:
-    """Make a file that is not text."""
+    """Draw an image."""
     await (await ctx.artifacts.create("a.png", media_type="image/png")).append(b"\x89PNG\x00" * (size // 5))
     return "drawn"
 
 
-async def tool_answers(*calls: Any) -> list[str]:
-    """Return the results of these calls."""
+async def collect_answers(*calls: Any) -> list[str]:
     limits = Limits(tool_failures=9)
     agent = Agent(ScriptedModel(*calls, "Done."), tools=[draw, *artifact_tools()], limits=limits)
     result = await agent.run("Go.")
@@ -30,7 +29,7 @@ async def tool_answers(*calls: Any) -> list[str]:
 
 
 async def test_model_creates_and_reads_an_artifact() -> None:
-    assert await tool_answers(
+    assert await collect_answers(
         call("create_artifact", artifact_id="r.md", content="# Oslo\n", media_type="text/markdown"),
         call("append_to_artifact", artifact_id="r.md", content="It rains.\n", last=True),
         call("read_artifact", artifact_id="r.md"),
@@ -46,17 +45,17 @@ async def test_model_creates_and_reads_an_artifact() -> None:
 async def test_model_reads_a_part_and_gets_the_next_offset() -> None:
     text = "\u00e5ngstr\u00f6m " * 10
     create = call("create_artifact", artifact_id="a", content=text)
-    _, first, second = await tool_answers(
+    _, first, second = await collect_answers(
         create, call("read_artifact", artifact_id="a", limit=8), call("read_artifact", artifact_id="a", offset=8)
     )
-    # The eighth byte is the first half of a character, and the ninth byte the second half.
+    # Bytes 7 and 8 encode a single character, so the first part ends before it.
     assert first == "[bytes 0 to 7 of 110 of a; read on with offset=7]\n\u00e5ngstr"
     assert second == "[bytes 9 to 110 of 110 of a]\nm " + text[9:]
 
 
 async def test_errors_of_artifact_tools_contain_a_remedy() -> None:
     create = call("create_artifact", artifact_id="a", content="one")
-    [_, taken_id, missing, bad, again, old] = await tool_answers(
+    [_, taken_id, missing, bad, again, old] = await collect_answers(
         create,
         create,
         call("append_to_artifact", artifact_id="b", content="x"),
@@ -64,16 +63,16 @@ async def test_errors_of_artifact_tools_contain_a_remedy() -> None:
         call("create_artifact", artifact_id="a", content="two", override=True),
         call("read_artifact", artifact_id="a", version=1),
     )
-    assert "append to it, take another id, or create it with override=True" in taken_id
-    assert missing == "this conversation has no artifact 'b': list those that it has"
-    assert "use a plain name" in bad
+    assert "append to it, choose another id, or create a new version with override=True" in taken_id
+    assert missing == "this conversation has no artifact 'b'; list its artifacts first"
+    assert "must be a plain file name" in bad
     assert again == "Created a, version 2, 3 bytes."
     assert old == "one"
 
 
 @pytest.mark.parametrize("size", [5, 100_000])
 async def test_binary_artifact_is_described_and_not_read(size: int) -> None:
-    _, read = await tool_answers(call("draw", size=size), call("read_artifact", artifact_id="a.png"))
+    _, read = await collect_answers(call("draw", size=size), call("read_artifact", artifact_id="a.png"))
     assert read == f"a.png is not text but image/png, of {size} bytes."
 
 
@@ -99,13 +98,13 @@ def test_parts_of_a_text_add_up_to_the_text(text: str, start: int, limit: int) -
     position, text_read = 0, ""
     while position < len(data):
         part = data[position : position + limit]
-        decoded = decode_range(part, first=position == 0, whole=position + len(part) >= len(data))
+        decoded = decode_range(part, first=position == 0, last=position + len(part) >= len(data))
         assert decoded is not None
         assert decoded[0] == 0
         text_read += decoded[1]
         position += len(decoded[1].encode())
     assert text_read == text
     # An arbitrary offset starts at the next character.
-    decoded = decode_range(data[start:], first=start == 0, whole=True)
+    decoded = decode_range(data[start:], first=start == 0, last=True)
     assert decoded is not None
     assert data[start + decoded[0] :].decode() == decoded[1]

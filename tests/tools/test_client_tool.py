@@ -1,4 +1,4 @@
-"""Definitions of tools that the client of a run executes."""
+"""Definitions of client tools."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_invalid_definition_is_refused_with_the_reason(definition: Any, message:
 # L105
 @pytest.mark.parametrize("definitions", ["show", {"name": "show"}, 5])
 def test_value_that_is_not_a_list_is_refused(definitions: Any) -> None:
-    with pytest.raises(ConfigurationError, match="give a list of definitions"):
+    with pytest.raises(ConfigurationError, match="client_tools must be a list"):
         Agent(ScriptedModel("Hi")).run("Hi", client_tools=definitions)
 
 

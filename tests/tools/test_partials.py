@@ -15,7 +15,7 @@ from pydantic import BaseModel, SecretStr
 from rxloop import Agent, tool
 from rxloop.errors import ConfigurationError, ToolError
 from rxloop.pipeline.run_context import RunContext
-from rxloop.server.mcp.tools import AgentTool, offered
+from rxloop.server.mcp.tools import AgentTool, make_agent_tools
 from rxloop.testing import ScriptedModel
 from rxloop.testing import call as scripted
 from rxloop.tools import FunctionTool
@@ -288,13 +288,13 @@ async def test_agent_tool_hides_the_bound_arguments_of_its_prompt() -> None:  # 
     assert list(tested_tool.definition.parameters["properties"]) == ["task"]
     assert tested_tool.definition.description == "Hand over a task."
 
-    served = offered({"helper": agent}, {"helper": AgentTool(prompt=function)})["helper"]
+    served = make_agent_tools({"helper": agent}, {"helper": AgentTool(prompt=function)})["helper"]
     assert list(served.tool.input_schema["properties"]) == ["task", "context_id"]
     assert served.tool.description == "Hand over a task."
     assert KEY not in served.tool.model_dump_json()
-    assert await served.prompt({"task": "count"}) == ("count for acme", None)
+    assert await served.make_prompt({"task": "count"}) == ("count for acme", None)
     with pytest.raises(ToolError, match="there is no such parameter"):
-        await served.prompt({"task": "count", "tenant": "other"})
+        await served.make_prompt({"task": "count", "tenant": "other"})
 
 
 class Options(BaseModel):

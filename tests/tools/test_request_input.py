@@ -91,9 +91,9 @@ async def test_on_input_answers_while_the_run_waits() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"prompt": "Which?", "options": ["a"], "fields": FIELDS}, "options or fields, not both"),
-        ({"prompt": "Which?", "fields": {"a b": "string"}}, "'a b' cannot be the name of a field"),
-        ({"prompt": "Which?", "fields": {"model_dump": "string"}}, "'model_dump' cannot be the name"),
+        ({"prompt": "Which?", "options": ["a"], "fields": FIELDS}, "options and fields cannot be used together"),
+        ({"prompt": "Which?", "fields": {"a b": "string"}}, "'a b' must not be used as field names"),
+        ({"prompt": "Which?", "fields": {"model_dump": "string"}}, "'model_dump' must not be used"),
         ({"prompt": "Which?", "fields": {"a": "date"}}, "fields"),
         ({"prompt": ""}, "prompt"),
     ],

@@ -80,7 +80,7 @@ def test_value_without_a_json_form_is_an_error_with_its_type(value: Any, type_na
 
 @pytest.mark.parametrize("content", [b"x", None, 5])
 def test_content_that_is_not_a_string_is_an_error(content: Any) -> None:
-    with pytest.raises(ToolError, match=f"is not a text: {content!r}"):
+    with pytest.raises(ToolError, match=f"is not a string: {content!r}"):
         encode_result(ToolResult(1, content))
 
 
@@ -134,7 +134,6 @@ def test_result_that_is_too_long_is_refused_with_the_limit(text: str) -> None:
 
 
 def test_result_is_read_only_up_to_the_limit() -> None:
-    """Counts the rows that are read, so that the test does not depend on time."""
     rows_read = 0
 
     class Row(list[int]):
@@ -151,7 +150,7 @@ def test_result_is_read_only_up_to_the_limit() -> None:
 def test_iterator_is_read_up_to_the_limit_and_a_nested_one_is_refused() -> None:
     assert encode_result(each for each in "ab")[0] == ["a", "b"]
     inside = count()
-    with pytest.raises(ToolError, match="holds a count, which can be read only once: make a list of it"):
+    with pytest.raises(ToolError, match=r"an iterator \(count\) can be read only once; return a list"):
         encode_result({"rows": inside})
     assert next(inside) == 0
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from rxloop import tool
 from rxloop.errors import ConfigurationError, ToolError
@@ -160,6 +160,17 @@ async def test_invalid_arguments_are_reported_with_field_and_reason() -> None:  
     assert len(lines[3]) < 150
     assert lines[4] == "- dayz: there is no such parameter (there are: city, days, note)"
     assert calls == []
+
+
+async def test_message_of_a_validator_is_reported_without_a_prefix() -> None:
+    def check(value: int) -> int:
+        raise ValueError("days must be below 7")
+
+    @tool
+    async def visit(days: Annotated[int, AfterValidator(check)]) -> None: ...
+
+    with pytest.raises(ToolError, match=r"(?m)^- days: days must be below 7 \(got 9\)$"):
+        await call_tool(visit, days=9)
 
 
 async def test_function_may_change_its_arguments_without_changing_the_event() -> None:

@@ -174,17 +174,17 @@ async def test_resumed_run_stores_no_thought_twice() -> None:
     # T44
     sessions, log = ThinkingSessions(MemoryArtifacts()), MemoryEventLog()
     tool = sequential_thinking(sessions=sessions)
-    whole = await Agent(ScriptedModel(*make_calls(*STORY[:1]), "Done."), tools=[tool], log=log).run("Think.")
-    events = list(await log.read(whole.task_id))
+    first_result = await Agent(ScriptedModel(*make_calls(*STORY[:1]), "Done."), tools=[tool], log=log).run("Think.")
+    events = list(await log.read(first_result.task_id))
     start = next(at for at, event in enumerate(events) if event.kind == "tool-start")
-    for cut in (start + 1, start + 2):
-        # A crash after the start of the call and a crash after its thought, which is stored without a result.
+    for event_count in (start + 1, start + 2):
+        # Crash after the call has started, or after its thought was stored without a result.
         copy = MemoryEventLog()
-        await copy.append(whole.task_id, events[:cut], expected_seq=0)
-        result = await Agent(ScriptedModel("Done."), tools=[tool], log=copy).resume(whole.task_id)
-        assert [each.thought_id for each in result.thoughts] == [each.thought_id for each in whole.thoughts]
-        assert result.messages == whole.messages
-    (session,) = await sessions.all_sessions(owner=whole.context_id)
+        await copy.append(first_result.task_id, events[:event_count], expected_seq=0)
+        result = await Agent(ScriptedModel("Done."), tools=[tool], log=copy).resume(first_result.task_id)
+        assert [each.thought_id for each in result.thoughts] == [each.thought_id for each in first_result.thoughts]
+        assert result.messages == first_result.messages
+    (session,) = await sessions.all_sessions(owner=first_result.context_id)
     assert len(session) == 1
 
 

@@ -42,28 +42,27 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "skills"
 
 
-async def tool_answers(folder: Path, *calls: Any) -> list[str]:
-    """Return the results of these calls."""
+async def collect_answers(folder: Path, *calls: Any) -> list[str]:
     agent = Agent(ScriptedModel(*calls, "Done."), tools=[skills(folder)], limits=Limits(tool_failures=99))
     result = await agent.run("Go.")
     return [message.text for message in result.messages if message.role == "tool"]
 
 
-async def offered_tools(folder: Path) -> dict[str, Any]:
-    """Return the tools that a model is offered, by name."""
+async def list_offered_tools(folder: Path) -> dict[str, Any]:
+    """Return the offered tools by name."""
     model = ScriptedModel("Hi.")
     await Agent(model, tools=[skills(folder)], thoughts=False).run("Hi.")
     return {definition.name: definition for definition in model.requests[0].tools}
 
 
 async def test_model_gets_the_names_and_descriptions(folder: Path) -> None:
-    learn = (await offered_tools(folder))["learn_skill"]
+    learn = (await list_offered_tools(folder))["learn_skill"]
     assert "- minutes: Writes minutes. Use it after a meeting.\n- summary: Sums up." in learn.description
 
 
 async def test_long_descriptions_are_moved_to_the_parameter(folder: Path) -> None:
     write_skill(folder, "long", description="Long. " * 150)
-    learn = (await offered_tools(folder))["learn_skill"]
+    learn = (await list_offered_tools(folder))["learn_skill"]
     assert len(learn.description) < 1024
     assert "- minutes: Writes minutes." in learn.parameters["properties"]["name"]["description"]
 
@@ -79,7 +78,7 @@ async def test_learned_skill_stays_in_the_history(folder: Path) -> None:  # L130
 
 
 async def test_unknown_skill_is_answered_with_the_known_names(folder: Path) -> None:  # L130
-    [error] = await tool_answers(folder, call("learn_skill", name="Minute"))
+    [error] = await collect_answers(folder, call("learn_skill", name="Minute"))
     assert error == "There is no skill 'Minute'. Did you mean 'minutes'? The skills are: minutes, summary."
 
 
@@ -87,7 +86,7 @@ async def test_skill_file_is_read_in_parts(folder: Path) -> None:
     def read(**fields: Any) -> Any:
         return call("read_skill_file", skill="minutes", path="references/style.md", **fields)
 
-    whole, first, last_part = await tool_answers(folder, read(), read(limit=18), read(offset=17))
+    whole, first, last_part = await collect_answers(folder, read(), read(limit=18), read(offset=17))
     assert whole == "Short sentences, \u00e5s always.\n"
     assert first == "[bytes 0 to 17 of references/style.md; read on with offset=17]\nShort sentences, "
     assert last_part == "[bytes 17 to 29 of references/style.md; the end of it]\n\u00e5s always.\n"
@@ -108,19 +107,21 @@ async def test_files_outside_a_skill_cannot_be_read(folder: Path, path: str) -> 
     (skill / "deep/link.md").symlink_to(folder.parent / "secret.md")
     os.mkfifo(skill / "pipe")
     (skill / ".env").write_text("KEY=secret")
-    [error] = await tool_answers(folder, call("read_skill_file", skill="minutes", path=path))
+    [error] = await collect_answers(folder, call("read_skill_file", skill="minutes", path=path))
     assert "secret" not in error.replace(path, "").replace("secret.md", "")
     assert "is not a path in the skill" in error or "has no file" in error
 
 
 async def test_read_beyond_the_end_of_a_file_is_empty(folder: Path) -> None:
     for offset in (10**6, 2**63, 10**30):
-        [content] = await tool_answers(folder, call("read_skill_file", skill="minutes", path="SKILL.md", offset=offset))
+        [content] = await collect_answers(
+            folder, call("read_skill_file", skill="minutes", path="SKILL.md", offset=offset)
+        )
         assert content == f"[bytes {offset} to {offset} of SKILL.md; the end of it]\n"
 
 
 async def test_unknown_skill_file_is_answered_with_the_known_files(folder: Path) -> None:
-    [error] = await tool_answers(folder, call("read_skill_file", skill="minutes", path="references/Style.MD"))
+    [error] = await collect_answers(folder, call("read_skill_file", skill="minutes", path="references/Style.MD"))
     assert "Did you mean 'references/style.md'?" in error
     assert "It has: references/style.md, SKILL.md." in error
 
@@ -128,7 +129,7 @@ async def test_unknown_skill_file_is_answered_with_the_known_files(folder: Path)
 async def test_binary_skill_file_is_not_read(folder: Path) -> None:
     (folder / "minutes/logo.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
     (folder / "minutes/empty.txt").write_bytes(b"")
-    binary, empty = await tool_answers(
+    binary, empty = await collect_answers(
         folder,
         call("read_skill_file", skill="minutes", path="logo.png"),
         call("read_skill_file", skill="minutes", path="empty.txt"),
@@ -255,12 +256,12 @@ async def test_invalid_skill_affects_no_other_skill_and_is_reported_once(
 async def test_unreadable_link_affects_no_skill(folder: Path) -> None:
     (folder / "long").symlink_to("a" * 300)
     (folder / "loop").symlink_to("loop")
-    assert "minutes" in (await offered_tools(folder))["learn_skill"].description
+    assert "minutes" in (await list_offered_tools(folder))["learn_skill"].description
 
 
 async def test_description_with_invalid_unicode_is_repaired(folder: Path) -> None:
     write_skill(folder, "odd", description='"half \\ud83d of it"')
-    assert "- odd: half \ufffd of it" in (await offered_tools(folder))["learn_skill"].description
+    assert "- odd: half \ufffd of it" in (await list_offered_tools(folder))["learn_skill"].description
 
 
 def test_unterminated_description_is_parsed_in_linear_time() -> None:
@@ -281,7 +282,7 @@ def test_number_of_skills_is_limited(tmp_path: Path) -> None:
 
 
 async def test_empty_skill_folder_offers_no_tools(tmp_path: Path) -> None:
-    assert await offered_tools(tmp_path) == {}
+    assert await list_offered_tools(tmp_path) == {}
 
 
 def test_missing_folder_is_refused(folder: Path) -> None:

@@ -54,7 +54,9 @@ def test_two_plain_tools_with_one_name_are_an_error() -> None:  # L111
 async def test_two_tools_with_one_name_in_a_toolset_are_an_error_of_the_toolset() -> None:  # L111
     offered = await AgentTools([FakeToolset(make_tool("a"), make_tool("a")), make_tool("b")]).resolve(CTX)
     assert list(offered.tools) == ["b"]
-    assert offered.missing == (MissingToolset("FakeToolset", "FakeToolset has two tools called 'a'"),)
+    assert offered.missing == (
+        MissingToolset("FakeToolset", "tool names of FakeToolset must be unique, got 'a' twice"),
+    )
 
 
 async def test_first_toolset_with_a_name_takes_precedence_with_one_warning(
@@ -90,7 +92,7 @@ def test_tool_object_with_an_invalid_name_is_an_error() -> None:
         AgentTools([Odd()])  # pyright: ignore[reportArgumentType]
 
 
-async def test_disabled_tool_is_left_out_and_reported_to_the_model() -> None:  # L115, L80
+async def test_disabled_tool_is_omitted_and_reported_to_the_model() -> None:  # L115, L80
     tools = AgentTools([make_tool("wipe", enabled=lambda ctx: False), make_tool("read")])
     offered = (await tools.resolve(CTX)).tools
     assert list(offered) == ["read"]
@@ -112,7 +114,7 @@ def test_no_suggestion_is_made_without_a_similar_name() -> None:  # L79
     assert AgentTools().explain_unavailable("", ["add"]) == "There is no tool ''. The available tools are: add."
 
 
-def test_model_is_told_to_answer_when_no_tools_are_offered() -> None:  # L16
+def test_unknown_tool_without_offered_tools_asks_for_an_answer() -> None:  # L16
     assert AgentTools().explain_unavailable("think_aloud", []) == (
         "There is no tool 'think_aloud'. No tools are available: answer without them."
     )

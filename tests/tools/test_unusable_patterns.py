@@ -1,4 +1,4 @@
-"""Regular expressions that pydantic does not support, in all places for types."""
+"""Types with regular expressions that pydantic does not support."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from rxloop import Agent, client_tool, tool
 from rxloop.errors import ConfigurationError
-from rxloop.pipeline.ask import question_of
+from rxloop.pipeline.ask import make_question
 from rxloop.testing import ScriptedModel, call
 
 LOOK_AROUND = Annotated[str, Field(pattern="^(?!0)[0-9]+$")]
@@ -37,7 +37,7 @@ def test_unsupported_pattern_is_reported_when_its_type_is_used(kind: Any, why: s
         client_tool("order", result=kind)
 
     def ask() -> None:
-        question_of("How many?", kind, None)
+        make_question("How many?", kind, None)
 
     for make in (define, answer, answers, result, ask):
         with pytest.raises(ConfigurationError, match=why) as raised:

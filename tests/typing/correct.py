@@ -1,4 +1,4 @@
-"""Programs without a mistake, in which neither pyright nor mypy finds one; `test_mistakes.py` runs both."""
+"""Correct programs, for which `test_mistakes.py` expects no errors of pyright and mypy."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from rxloop import (
     ModelRequest,
     ModelSettings,
     Operator,
+    Outcome,
     PendingInput,
     Result,
     Run,
@@ -156,6 +157,12 @@ async def tools(some: Sequence[AnyTool]) -> None:
     family: Toolset[Deps] = Family()
     Agent("m", tools=[family, plain], deps_type=Admin, instructions=lambda ctx: f"You help {ctx.deps.user}.")
     mine.map([1, 2], prompt=lambda number: f"{number + 1}", key=lambda number: number, deps=Deps("Ann"))
+    assert_type(mine.map(["Oslo"], deps=Deps("Ann")), Stream[Outcome[str, str]])
+    assert_type(Agent("m").map([1, 2], prompt=str), Stream[Outcome[int, str]])
+    assert_type(Agent("m").map(["Oslo"], name="cities", key=len), Stream[Outcome[str, str]])
+    conversation: list[str | Message] = ["Hi", Message.user("Oslo")]
+    assert_type(Agent("m").map([conversation]), Stream[Outcome[list[str | Message], str]])
+    Agent("m", strategy="rewoo").run("Hi", strategy="react")
     assert_type(await mine.get_run("t").execute(deps=Deps("Ann"), on_run=lambda run: run.cancel()), RunRecord)
     assert_type(await Agent("m").get_run("t").execute(when_busy="refuse"), RunRecord)
     mine.run("Hi", deps=Admin("Ann"), limits=Limits(tokens=5), settings=ModelSettings(temperature=0))

@@ -1,6 +1,6 @@
-"""Mistakes that people type in: `test_mistakes.py` sees that pyright and mypy find each, and nothing else.
+"""Mistakes that pyright and mypy must detect, checked by `test_mistakes.py`.
 
-Each wrong line is marked. Where one of the two cannot see a mistake, the mark says so, and why.
+Each wrong line is marked. If a type checker cannot detect a mistake, the mark contains the reason.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ async def asked(ctx: RunContext[None]) -> bool:
 
 
 async def asks_in_a_condition(ctx: RunContext[None]) -> str:
-    if not ctx.ask("Sure?"):  # wrong: unseen by mypy, it does not ask what `__bool__` gives
+    if not ctx.ask("Sure?"):  # wrong: unseen by mypy, it ignores the return type of `__bool__`
         return "no"
     return "yes"
 

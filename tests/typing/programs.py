@@ -346,7 +346,7 @@ async def going_on(log: MemoryEventLog, task_id: str) -> None:
     again = replay(log, task_id, speed=4).until(12)
     assert_type(again, Replay)
     assert_type(again.pipe(op.thoughts()), Stream[ThoughtStreamEvent])
-    assert_type(await again.state_at(3), RunState)
+    assert_type(await again.get_state(3), RunState)
     async for event in follow(log, task_id, after="task/1.3.0"):
         assert_type(event, AnyEvent)
     found = await diff(log, task_id, fork.task_id)
@@ -391,8 +391,7 @@ class BookedEvent(Event):
 
 
 class NarrowEvent(Event):
-    # Which is why docs/protocol.md says `str`.
-    kind: Literal["narrow"] = "narrow"  # pyright: ignore[reportIncompatibleVariableOverride]
+    kind: Literal["narrow"] = "narrow"
 
 
 @tool(approve="Book the {room} room?", max_result=20_000)
@@ -403,7 +402,7 @@ async def book(ctx: RunContext[None], room: str) -> str:
         ctx.emit(BookedEvent(room=room))
     except InvalidEvent as error:
         return str(error)
-    if not ctx.ask("Sure?"):  # pyright: ignore[reportGeneralTypeIssues]
+    if not await ctx.ask("Sure?"):
         return "no"
     return "booked"
 

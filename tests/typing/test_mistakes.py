@@ -1,4 +1,4 @@
-"""Pyright and mypy find what people type in wrong, and nothing in what is right, the README included."""
+"""Errors of pyright and mypy for incorrect and correct programs."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ from pathlib import Path
 
 import pytest
 
-from support.run_document import python_blocks
-
 ROOT = Path(__file__).parents[2]
-MISTAKES = Path(__file__).with_name("mistakes.py")
+MISTAKES = [Path(__file__).with_name(name) for name in ("mistakes.py", "newcomers.py")]
 CORRECT = Path(__file__).with_name("correct.py")
+COOKBOOK = sorted((ROOT / "examples/cookbook").glob("*.py"))
 SCRIPTS = Path(sys.executable).parent
 MARK = re.compile(r"# wrong(?:: unseen by (?P<by>both|mypy|pyright), (?P<why>.+))?$")
 PYRIGHT = {
     "typeCheckingMode": "standard",
     "pythonVersion": "3.11",
-    # Of the strict rules the one that finds a kind that is misspelt.
+    # This strict rule detects misspelt event kinds.
     "reportUnnecessaryComparison": "error",
 }
-Found = Mapping[str, Mapping[int, str]]
-"""By file and line: the errors."""
+Errors = Mapping[str, Mapping[int, str]]
+"""Errors by file and line."""
 
 
-def pyright(folder: Path, *files: Path) -> Found:
-    """What pyright finds with its standard rules."""
+def run_pyright(folder: Path, *files: Path) -> Errors:
+    """Return the errors of pyright with its standard rules."""
     config = folder / "pyrightconfig.json"
     config.write_text(json.dumps({**PYRIGHT, "include": [str(file) for file in files]}), encoding="utf-8")
     command = [SCRIPTS / "basedpyright", "--project", config, "--pythonpath", sys.executable, "--outputjson"]
@@ -42,8 +41,8 @@ def pyright(folder: Path, *files: Path) -> Found:
     return found
 
 
-def mypy(*files: Path) -> Found:
-    """What `mypy --strict` finds. What it knows of the packages is kept, as mypy does for everybody."""
+def run_mypy(*files: Path) -> Errors:
+    """Return the errors of `mypy --strict`, which uses the default cache."""
     command = [SCRIPTS / "mypy", "--strict", "--config-file=", "--python-executable", sys.executable, *files]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
     assert not ended.stderr, ended.stderr
@@ -53,46 +52,40 @@ def mypy(*files: Path) -> Found:
     return found
 
 
-def readme(folder: Path) -> Path:
-    """The blocks of the README as one function, at their lines; a block may give a name of another one anew."""
-    lines = ["async def document() -> None:"]
-    for line, _, block in python_blocks((ROOT / "README.md").read_text(encoding="utf-8")):
-        lines += [""] * (line - len(lines))
-        lines += [f"    {text}" for text in block.splitlines()]
-    file = folder / "readme.py"
-    file.write_text("\n".join([*lines, "# mypy: allow-redefinition", ""]), encoding="utf-8")
-    return file
-
-
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
+def errors_by_checker(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Errors]:
     folder = tmp_path_factory.mktemp("checked")
     with ThreadPoolExecutor() as pool:
-        by_pyright = pool.submit(pyright, folder, MISTAKES, CORRECT)
-        by_mypy = pool.submit(mypy, MISTAKES, CORRECT, readme(folder))
+        by_pyright = pool.submit(run_pyright, folder, *MISTAKES, CORRECT)
+        by_mypy = pool.submit(run_mypy, *MISTAKES, CORRECT, *COOKBOOK)
         return {"pyright": by_pyright.result(), "mypy": by_mypy.result()}
 
 
-def test_there_are_many_mistakes_and_few_that_are_not_seen() -> None:
-    marks = [mark for line in MISTAKES.read_text(encoding="utf-8").splitlines() if (mark := MARK.search(line))]
-    assert len(marks) >= 130
-    assert len([mark for mark in marks if mark["by"]]) <= 3
+def test_few_mistakes_are_undetected() -> None:
+    lines = [line for file in MISTAKES for line in file.read_text(encoding="utf-8").splitlines()]
+    marks = [mark for line in lines if (mark := MARK.search(line))]
+    assert len(marks) >= 360
+    assert len([mark for mark in marks if mark["by"]]) <= 4
 
 
+@pytest.mark.parametrize("file", MISTAKES, ids=lambda file: file.stem)
 @pytest.mark.parametrize("checker", ["pyright", "mypy"])
-def test_each_mistake_is_found_and_nothing_else(checker: str, found: dict[str, Found]) -> None:
-    lines = MISTAKES.read_text(encoding="utf-8").splitlines()
+def test_exactly_the_marked_mistakes_are_detected(
+    checker: str, file: Path, errors_by_checker: dict[str, Errors]
+) -> None:
+    lines = file.read_text(encoding="utf-8").splitlines()
     marks = {number: mark for number, line in enumerate(lines, 1) if (mark := MARK.search(line))}
     expected = {number for number, mark in marks.items() if mark["by"] not in (checker, "both")}
-    errors = found[checker].get(MISTAKES.name, {})
+    errors = errors_by_checker[checker].get(file.name, {})
     assert {number: lines[number - 1] for number in expected - errors.keys()} == {}, "not found"
     assert {number: errors[number] for number in errors.keys() - expected} == {}, "found, and not marked"
 
 
 @pytest.mark.parametrize("checker", ["pyright", "mypy"])
-def test_nothing_is_found_in_programs_that_are_right(checker: str, found: dict[str, Found]) -> None:
-    assert found[checker].get(CORRECT.name, {}) == {}
+def test_correct_programs_have_no_errors(checker: str, errors_by_checker: dict[str, Errors]) -> None:
+    assert errors_by_checker[checker].get(CORRECT.name, {}) == {}
 
 
-def test_mypy_finds_nothing_in_the_readme(found: dict[str, Found]) -> None:
-    assert found["mypy"].get("readme.py", {}) == {}
+def test_cookbook_has_no_mypy_errors(errors_by_checker: dict[str, Errors]) -> None:
+    names = {path.name for path in COOKBOOK}
+    assert {name: errors for name, errors in errors_by_checker["mypy"].items() if name in names} == {}

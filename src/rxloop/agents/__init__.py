@@ -1,4 +1,4 @@
-"""Agents and how their runs are made: options, batches, agents as tools.
+"""Agents, options for runs, batches, and agents as tools.
 
 Most programs only need `rxloop.Agent`. This package exports the types of options, cold runs and remote runs for use in
 annotations.

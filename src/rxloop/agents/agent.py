@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, Self, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, overload
 
 from typing_extensions import TypeVar, Unpack
 
 from rxloop.agents.definition import AgentDefinition, make_definition
 from rxloop.agents.options import AgentOptions, AgentToolOptions, ForkOptions, MapOptions, ResumeOptions, RunOptions
 from rxloop.agents.specs import make_fork_spec, make_resume_spec, make_run_spec
-from rxloop.agents.validation import check_deps, check_log, check_options
+from rxloop.agents.validation import check_change, check_deps, check_options
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Provider
 from rxloop.pipeline.run_context import D
@@ -21,6 +21,8 @@ from rxloop.protocol.messages import Prompt
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.handle import Run
 from rxloop.run.result import Result
+from rxloop.storage.log_urls import check_log
+from rxloop.support.misuse import ExplainedAttributes
 from rxloop.tools.agent_tools import AnyTool
 
 if TYPE_CHECKING:
@@ -34,9 +36,10 @@ O = TypeVar("O", default=str)  # noqa: E741
 T = TypeVar("T", default=str)
 I = TypeVar("I")  # noqa: E741
 P = TypeVar("P")
+Q = TypeVar("Q", bound=Prompt)
 
 
-class Agent(Generic[D, O]):
+class Agent(ExplainedAttributes, Generic[D, O]):
     """Immutable agent configuration. Each `run` call creates a new run, and runs may be concurrent."""
 
     @overload
@@ -78,8 +81,16 @@ class Agent(Generic[D, O]):
             ConfigurationError: If an argument has an invalid type, or the model string is unknown.
             TypeError: If an option is unknown.
         """
-        self.definition: AgentDefinition = make_definition(model, deps_type, output_type, options)
+        self.definition: Final[AgentDefinition] = make_definition(model, deps_type, output_type, options)
         """Agent definition, for programs that display or serve agents."""
+
+    if not TYPE_CHECKING:
+        # Type checkers find unknown attributes on their own if this method is missing.
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name != "definition" or name in vars(self):
+                check_change(name, is_reserved=type(self) is Agent or hasattr(Agent, name))
+            super().__setattr__(name, value)
 
     def __repr__(self) -> str:
         return f"<Agent {self.name} {self.model.name} tools={self.definition.tools!r}>"
@@ -117,7 +128,7 @@ class Agent(Generic[D, O]):
         """Create a run, which starts on first use.
 
         Args:
-            prompt: String, message or sequence of both, such as the history of an earlier result with a question.
+            prompt: String, message or sequence of both, such as the messages of an earlier result and a new question.
             deps: Dependencies, available to tools and instructions as `ctx.deps`.
             **options: See `RunOptions`.
 
@@ -160,11 +171,38 @@ class Agent(Generic[D, O]):
 
     @overload
     def map(
-        self: Agent[None, O], items: Items[I], *, deps: None = None, **options: Unpack[MapOptions[I]]
+        self: Agent[None, O],
+        items: Items[Q],
+        *,
+        prompt: None = None,
+        deps: None = None,
+        **options: Unpack[MapOptions[Q]],
+    ) -> Stream[Outcome[Q, O]]: ...
+    @overload
+    def map(
+        self: Agent[None, O],
+        items: Items[I],
+        *,
+        prompt: Callable[[I], Prompt],
+        deps: None = None,
+        **options: Unpack[MapOptions[I]],
     ) -> Stream[Outcome[I, O]]: ...
     @overload
-    def map(self, items: Items[I], *, deps: D, **options: Unpack[MapOptions[I]]) -> Stream[Outcome[I, O]]: ...
-    def map(self, items: Items[Any], *, deps: Any = None, **options: Unpack[MapOptions[Any]]) -> Stream[Any]:
+    def map(
+        self, items: Items[Q], *, prompt: None = None, deps: D, **options: Unpack[MapOptions[Q]]
+    ) -> Stream[Outcome[Q, O]]: ...
+    @overload
+    def map(
+        self, items: Items[I], *, prompt: Callable[[I], Prompt], deps: D, **options: Unpack[MapOptions[I]]
+    ) -> Stream[Outcome[I, O]]: ...
+    def map(
+        self,
+        items: Items[Any],
+        *,
+        prompt: Callable[[Any], Prompt] | None = None,
+        deps: Any = None,
+        **options: Unpack[MapOptions[Any]],
+    ) -> Stream[Any]:
         """Run the agent for each item, yielding outcomes in order of completion.
 
         A failed run does not end the batch, and its outcome contains the error. A slow reader delays the batch, so the
@@ -176,6 +214,7 @@ class Agent(Generic[D, O]):
 
         Args:
             items: Iterable, async iterable or Observable.
+            prompt: Function that returns the prompt for an item. The default uses the item itself.
             deps: Dependencies shared by all runs, as in `run`.
             **options: See `MapOptions`.
 
@@ -191,7 +230,7 @@ class Agent(Generic[D, O]):
         # Imported lazily, because few programs have batches.
         from rxloop.agents.batch import run_batch
 
-        return run_batch(self.definition, items, deps, options)
+        return run_batch(self.definition, items, prompt, deps, options)
 
     @overload
     def resume(
@@ -286,9 +325,8 @@ class Agent(Generic[D, O]):
         """Create a tool that executes this agent as a nested run of the caller.
 
         Events of the nested run are published on the caller's stream, with their own ID, `parent_task_id` and
-        `agent_path`. Tokens count for both runs. When the caller's run ends, the nested run ends too. Questions of the
-        nested run become questions of the caller's run. The nested run starts with only the prompt, and uses the
-        caller's log. A failed run is a failed result. `Limits(depth=, width=)` of the caller restrict nesting.
+        `agent_path`. Tokens count for both runs. The nested run starts with only the prompt, uses the caller's log,
+        passes its questions on, and ends with the caller's run. The `Limits(depth=, width=)` of the caller apply.
 
         Args:
             name: Tool name. The default is the agent name.
@@ -312,15 +350,15 @@ class Agent(Generic[D, O]):
         """
         if log is not None:
             check_log(log)
-        return self._with(log=log)
+        return self._replace_definition(log=log)
 
     def with_name(self, name: str) -> Self:
         """Return a copy with another name. Both agents share resources, and closing either one closes them."""
-        return self._with(name=name)
+        return self._replace_definition(name=name)
 
-    def _with(self, **changes: Any) -> Self:
+    def _replace_definition(self, **changes: Any) -> Self:
         other = copy(self)
-        other.definition = replace(self.definition, **changes)
+        vars(other)["definition"] = replace(self.definition, **changes)
         return other
 
     def override(

@@ -43,10 +43,10 @@ NestedDeps = Callable[[RunContext[P]], R | Awaitable[R]]
 """Function that creates nested run dependencies from the caller's context."""
 
 
-_NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]+")
+_INVALID_CHARACTERS = re.compile(r"[^a-zA-Z0-9_-]+")
 
 
-def _prompt(
+def _pass_prompt(
     prompt: Annotated[str, Field(description="The whole task: nothing else of this conversation is known to it.")],
 ) -> str:
     return prompt
@@ -57,6 +57,9 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
 
     The tool is idempotent, regardless of the agent's own tools. Repeating an interrupted call resumes the nested run.
     """
+
+    can_redact = False
+    """The log records the events of the nested run before the call returns."""
 
     def __init__(
         self,
@@ -79,8 +82,8 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
         if prompt is None and description is None:
             description = f"Hands a task to the agent {definition.name}, and gives its answer."
         super().__init__(
-            prompt or _prompt,
-            name=name or _NOT_IN_A_NAME.sub("_", definition.name),
+            prompt or _pass_prompt,
+            name=name or _INVALID_CHARACTERS.sub("_", definition.name),
             description=description,
             idempotent=True,
             **cast("CallOptions", options),
@@ -98,23 +101,23 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
             ToolError: If the run was not started, or ended without an answer.
             Paused: If the nested run is waiting for input.
         """
-        above = ctx.run
-        if not isinstance(above, Attempt):
-            raise ToolError(f"{self.definition.name} is an agent: it can be called in a run only")
+        parent = ctx.run
+        if not isinstance(parent, Attempt):
+            raise ToolError(f"{self.definition.name} is an agent and can only be called in a run")
         prompt = await super().call(arguments, ctx)
         deps = (
             ctx.deps
             if self._deps is None
             else await limit_time(ctx, partial(call_user_function, self._deps, ctx), f"deps= of {self!r}")
         )
-        self._check_room(above)
-        child = NestedAttempt(self._made(above, ctx, prompt, deps), ctx, above)
+        self._check_limits(parent)
+        child = NestedAttempt(self._make_spec(parent, ctx, prompt, deps), ctx, parent)
         state = child.state()
         if not state.finished:
-            await _carry_out(child, ctx)
+            await _execute(child, ctx)
             state = child.state()
         if state.state in WAITING:
-            above.recorder.add_nested_questions(ctx.branch, state.pending)
+            parent.recorder.add_nested_questions(ctx.branch, state.pending)
             raise Paused
         return _answer(child, self.definition.name)
 
@@ -124,78 +127,80 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
         if not any(hold.is_executing for hold in self._agent.resources.runs):
             await self._agent.close_resources()
 
-    def _made(self, above: Attempt, ctx: RunContext[Any], prompt: Prompt, deps: Any) -> RunSpec:
+    def _make_spec(self, parent: Attempt, ctx: RunContext[Any], prompt: Prompt, deps: Any) -> RunSpec:
         check_deps("Agent.run", self._agent.deps_type, deps)
         messages = check_history(to_messages(prompt))
         if not messages:
-            raise ConfigurationError(f"the prompt of {self!r} is empty")
-        options: Options = {"limits": self._limits, "metadata": above.info.metadata, "on_input": above.spec.on_input}
-        task_id = make_nested_id(above.task_id, ctx.first_step or ctx.step, ctx.index)
-        spec = make_spec(self._agent, task_id, above.context_id, deps, options, messages=messages)
-        return spec._replace(log=above.info.log, initiator=above.info.agent_name, recorded_options=None)
+            raise ConfigurationError(f"the prompt of {self!r} must not be empty")
+        options: Options = {"limits": self._limits, "metadata": parent.info.metadata, "on_input": parent.spec.on_input}
+        task_id = make_nested_id(parent.task_id, ctx.first_step or ctx.step, ctx.index)
+        spec = make_spec(self._agent, task_id, parent.context_id, deps, options, messages=messages)
+        return spec._replace(log=parent.info.log, initiator=parent.info.agent_name, recorded_options=None)
 
-    def _check_room(self, above: Attempt) -> None:
+    def _check_limits(self, parent: Attempt) -> None:
         """Check the limits for nested runs.
 
         Raises:
             ToolError: If a limit is exceeded, or the calling run is ending.
         """
-        if not above.recorder.is_accepting:
-            raise ToolError(f"The agent {self._agent.name} was not called: the run of {above.info.agent_name} is over.")
-        for depth, run in enumerate([above, *list_ancestors(above)], 1):
+        if not parent.recorder.is_accepting:
+            raise ToolError(
+                f"The agent {self._agent.name} was not called: the run of {parent.info.agent_name} is over."
+            )
+        for depth, run in enumerate([parent, *list_ancestors(parent)], 1):
             if run.info.limits.depth is not None and depth > run.info.limits.depth:
                 raise ToolError(
                     f"The agent {self._agent.name} was not called: below {run.info.agent_name}, agents may be nested "
                     f"{run.info.limits.depth} deep (limits.depth). Do it without."
                 )
             width = run.info.limits.width
-            if width is not None and _count(run) >= width:
+            if width is not None and _count_active(run) >= width:
                 raise ToolError(
                     f"The agent {self._agent.name} was not called: below {run.info.agent_name}, {width} agents "
                     "are at work already (limits.width). Call it again when one of them has answered."
                 )
 
 
-async def _carry_out(child: NestedAttempt, ctx: RunContext[Any]) -> None:
-    """Execute an attempt of a nested run to its end, regardless of cancellation."""
-    above = child.parent
-    above.nested = (*above.nested, child)
-    _tell(child, ctx, "working")
+async def _execute(child: NestedAttempt, ctx: RunContext[Any]) -> None:
+    """Execute a nested attempt. A cancellation is raised after the attempt has ended."""
+    parent = child.parent
+    parent.nested = (*parent.nested, child)
+    _publish_state(child, ctx, "working")
     loop = asyncio.get_running_loop()
-    child.life.bind(loop)
+    child.lifetime.bind(loop)
     driver = loop.create_task(execute_nested_attempt(child), name=f"rxloop-run-{child.task_id}")
-    cut_off: asyncio.CancelledError | None = None
+    cancellation: asyncio.CancelledError | None = None
     try:
         while not driver.done():
             try:
                 await asyncio.wait([driver])
             except asyncio.CancelledError as error:
-                cut_off = error
-                child.life.finish(_why(above))
+                cancellation = error
+                child.lifetime.finish(_choose_end(parent))
     finally:
-        above.nested = tuple(other for other in above.nested if other is not child)
+        parent.nested = tuple(other for other in parent.nested if other is not child)
     driver.result()
     if child.final is not None:
-        _tell(child, ctx, cast("StatusUpdateEvent", child.final).state)
-    if cut_off is not None:
-        raise cut_off
+        _publish_state(child, ctx, cast("StatusUpdateEvent", child.final).state)
+    if cancellation is not None:
+        raise cancellation
 
 
-def _why(above: Attempt) -> End:
+def _choose_end(parent: Attempt) -> End:
     """Return the reason for ending a nested run after its call was cancelled."""
-    end = above.life.end
-    if not above.life.is_ending:
-        return Canceled("its call was cut off")
+    end = parent.lifetime.end
+    if not parent.lifetime.is_ending:
+        return Canceled("the tool call was cancelled")
     if isinstance(end, Canceled | Released):
         return Canceled(end.reason) if isinstance(end, Canceled) else end
     return PARENT_ENDED
 
 
-def _tell(child: NestedAttempt, ctx: RunContext[Any], state: State) -> None:
-    above = child.parent
+def _publish_state(child: NestedAttempt, ctx: RunContext[Any], state: State) -> None:
+    parent = child.parent
     # Publish directly, because `ctx.emit` discards events from cancelled calls.
-    if above.recorder.is_accepting:
-        above.publish(
+    if parent.recorder.is_accepting:
+        parent.publish(
             SubtaskEvent(
                 subtask_id=child.task_id,
                 agent_name=child.info.agent_name,
@@ -225,12 +230,12 @@ def _answer(child: NestedAttempt, name: str) -> Any:
         content = f"[{name} gave no complete answer: {incomplete}.]\n{encode_result(answer)[1]}"
         return ToolResult(answer, content, parts=state.files)
     error = state.error
-    why = redact_error(error, state.reason).message if error is not None else state.state
+    reason = redact_error(error, state.reason).message if error is not None else state.state
     written = f" It had written: {state.content}" if state.content else ""
-    text = f"{name} came to no answer ({state.reason or state.state}): {why}{written}"
+    text = f"{name} ended without an answer ({state.reason or state.state}): {reason}{written}"
     raise ToolError(text, parts=state.files)
 
 
-def _count(run: Attempt) -> int:
+def _count_active(run: Attempt) -> int:
     """Return the number of active nested runs, excluding those waiting for input."""
-    return sum(_count(child) + (not child.questions.at_rest) for child in run.nested)
+    return sum(_count_active(child) + (not child.questions.is_idle) for child in run.nested)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -22,7 +23,7 @@ from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, Disposable
 from typing_extensions import TypeVar
 
-from rxloop.agents.definition import AgentDefinition
+from rxloop.agents.definition import DEFAULT_NAME, AgentDefinition
 from rxloop.agents.options import MapOptions, Options, ResumeOptions, RunOptions
 from rxloop.agents.remote_run import run_once
 from rxloop.agents.specs import make_resume_spec, make_run_spec
@@ -30,7 +31,7 @@ from rxloop.agents.validation import check_deps, check_options
 from rxloop.errors import AttemptError, ConfigurationError
 from rxloop.protocol.events import AnyEvent
 from rxloop.protocol.ids import derive_id
-from rxloop.protocol.messages import Message, Usage, to_messages
+from rxloop.protocol.messages import Message, Prompt, Usage, to_messages
 from rxloop.run.handle import Run
 from rxloop.run.result import Result
 from rxloop.stream.back_pressure import Gate, ReadBuffer
@@ -86,56 +87,76 @@ class Outcome(Generic[I, R]):
 
 
 def run_batch(
-    definition: AgentDefinition, items: Items[I], deps: Any, options: MapOptions[I]
+    definition: AgentDefinition,
+    items: Items[I],
+    prompt: Callable[[I], Prompt] | None,
+    deps: Any,
+    options: MapOptions[I],
 ) -> Stream[Outcome[I, Any]]:
     """Run an agent for each item, implementing `Agent.map`."""
     check_options("Agent.map", options, MapOptions)
-    prompt, key, name = options.pop("prompt", None), options.pop("key", None), options.pop("name", None)
+    key, name = options.pop("key", None), options.pop("name", None)
     concurrency, metadata = options.pop("concurrency", 50), options.pop("metadata", None) or {}
     if name is not None and definition.log is None:
-        raise ConfigurationError(
-            f"the batch {name!r} needs a log that keeps its runs: Agent(..., log=SqliteEventLog('runs.db'))"
-        )
+        raise ConfigurationError(f"batch {name!r} requires an event log: Agent(..., log=SqliteEventLog('runs.db'))")
     shared = cast("Options", options)
 
     def to_prompt(item: I) -> Any:
         return item if prompt is None else prompt(item)
 
-    def make_run(item: I, own: RunOptions) -> Run[Any]:
+    def make_run(item: I, item_options: RunOptions) -> Run[Any]:
         check_deps("Agent.map", definition.deps_type, deps)
-        run_options: RunOptions = {**shared, **own}
+        run_options: RunOptions = {**shared, **item_options}
         return definition.make_run(make_run_spec(definition, "Agent.map", to_prompt(item), deps, run_options))
 
     def resume(task_id: str) -> Run[Any]:
         resume_options: ResumeOptions = {**shared, "when_busy": "wait"}
         return definition.make_run(make_resume_spec(definition, "Agent.map", task_id, deps, resume_options))
 
-    async def ask(item: I, own: str) -> Result[Any]:
+    async def ask(item: I, item_key: str) -> Result[Any]:
         if name is None:
             return await make_run(item, {"metadata": metadata})
-        task_id = derive_id(definition.name, name, own)
-        told = {**metadata, "batch": {"name": name} if key is None else {"name": name, "key": own}}
+        task_id = derive_id(*_identify(definition), name, item_key)
+        batch_metadata = {"name": name} if key is None else {"name": name, "key": item_key}
+        item_metadata = {**metadata, "batch": batch_metadata}
         # Another process may execute the same batch concurrently.
-        return await run_once(lambda: make_run(item, {"metadata": told, "task_id": task_id}), lambda: resume(task_id))
+        return await run_once(
+            lambda: make_run(item, {"metadata": item_metadata, "task_id": task_id}), lambda: resume(task_id)
+        )
 
-    check = _check_prompt if prompt is None else _check_nothing
-    return batch(items, ask, key or (lambda item: _key_of(to_prompt(item))), concurrency, check)
+    check = _check_prompt if prompt is None else _accept_any
+    return batch(items, ask, key or (lambda item: _make_default_key(to_prompt(item))), concurrency, check)
+
+
+def _identify(definition: AgentDefinition) -> tuple[str, ...]:
+    """Return strings that identify an agent in the ids of its batches: its name, or its definition if it has none.
+
+    All agents without a name have the same one, so that two of them would return each other's results.
+    """
+    if definition.name != DEFAULT_NAME:
+        return (definition.name,)
+    instructions: Any = definition.instructions
+    if not isinstance(instructions, str):
+        instructions = f"{instructions.__module__}.{getattr(instructions, '__qualname__', type(instructions).__name__)}"
+    tools = sorted(tool.definition.name for tool in definition.tools.plain_tools.values())
+    output = definition.output
+    schemas = json.dumps((output.schema, output.instructions, output.tool and output.tool.definition.parameters))
+    return (definition.name, definition.model.name, instructions, schemas, *tools)
 
 
 def _check_prompt(item: object) -> None:
-    """Check that an item can be used as a prompt."""
+    """Reject items that cannot be used as a prompt."""
     if not isinstance(item, str | Message | Sequence) or isinstance(item, bytes | bytearray):
         raise ConfigurationError(
-            f"the item {item!r} is no prompt: give texts or messages, or pass prompt=, a function that makes the "
-            "prompt of an item"
+            f"an item must be a string, a message or a sequence of them, got {item!r}; convert items with prompt="
         )
 
 
-def _check_nothing(item: object) -> None:
+def _accept_any(item: object) -> None:
     """Accept any item."""
 
 
-def _key_of(prompt: Any) -> str:
+def _make_default_key(prompt: Any) -> str:
     """Return the default item key, which is the prompt, so that a different prompt is a different run."""
     if isinstance(prompt, str):
         return prompt
@@ -150,7 +171,7 @@ def batch(
     ask: Callable[[I, str], Awaitable[Result[R]]],
     key: Callable[[I], str | int],
     concurrency: int,
-    check: Callable[[I], None] = _check_nothing,
+    check: Callable[[I], None] = _accept_any,
 ) -> Stream[Outcome[I, R]]:
     """Call `ask` for each item, with limited concurrency, yielding outcomes in order of completion.
 
@@ -159,7 +180,7 @@ def batch(
         items      --a-b-c--------|
         ask(a)       ----A|
         ask(b)         ------B|
-        ask(c)           --C|           with a concurrency of 2 it begins at the end of a
+        ask(c)           --C|           with a concurrency of 2, c starts when a ends
         out        ------A---C-B--|
 
     Args:
@@ -173,33 +194,32 @@ def batch(
     Raises:
         ConfigurationError: If `items` or `concurrency` is invalid, or `check` rejects an item of a list.
     """
-    given = cast("object", items)
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable | AsyncIterable | Observable):
-        raise ConfigurationError(f"items must be an iterable, sync or async, or an Observable, not {items!r}")
+    source = cast("object", items)
+    if isinstance(source, str | bytes) or not isinstance(source, Iterable | AsyncIterable | Observable):
+        raise ConfigurationError(f"items must be an iterable, an async iterable or an Observable, got {items!r}")
     if concurrency < 1:
-        raise ConfigurationError(f"concurrency must be at least 1, not {concurrency}")
-    for item in cast("Sequence[I]", items) if isinstance(given, Sequence) else ():
+        raise ConfigurationError(f"concurrency must be at least 1, got {concurrency}")
+    for item in cast("Sequence[I]", items) if isinstance(source, Sequence) else ():
         check(item)
     # A second subscription to a one-shot iterator would miss items.
     kind = type(cast("object", items)).__name__
-    read_once, read = isinstance(given, Iterator | AsyncIterator), False
+    is_one_shot, was_read = isinstance(source, Iterator | AsyncIterator), False
 
     def subscribe(
         observer: abc.ObserverBase[Outcome[I, R]], scheduler: abc.SchedulerBase | None = None
     ) -> abc.DisposableBase:
-        nonlocal read
-        if read_once and read:
-            refused = ConfigurationError(
-                f"the items are a {kind}, which can be read only once, and it was: give a list, or "
-                "call agent.map() again with new items"
+        nonlocal was_read
+        if is_one_shot and was_read:
+            error = ConfigurationError(
+                f"items of type {kind} can be read only once; pass a list, or call agent.map() again with new items"
             )
-            return reactivex.throw(refused).subscribe(observer, scheduler=scheduler)
-        read = True
+            return reactivex.throw(error).subscribe(observer, scheduler=scheduler)
+        was_read = True
         gates = scheduler.gates if isinstance(scheduler, RunScheduler) else None
-        source, close = _opened(items, scheduler)
+        opened, close = _open_source(items, scheduler)
 
         async def work(push: Push[Outcome[I, R]]) -> None:
-            await _Batch(ask, key, concurrency, check, gates, push).carry_out(source)
+            await _Batch(ask, key, concurrency, check, gates, push).execute(opened)
 
         runs = from_task(work, name="rxloop-batch").subscribe(observer, scheduler=scheduler)
         return CompositeDisposable(runs, Disposable(close))
@@ -223,18 +243,18 @@ class _Batch(Generic[I, R]):
         self._ask = ask
         self._key = key
         self._check = check
-        self._room = asyncio.Semaphore(concurrency)
+        self._slots = asyncio.Semaphore(concurrency)
         self._gate = gate
         self._push = push
-        self._under_way: dict[str, asyncio.Event] = {}
+        self._active: dict[str, asyncio.Event] = {}
         """End events of running items by key."""
 
-    async def carry_out(self, source: AsyncGenerator[I]) -> None:
+    async def execute(self, source: AsyncGenerator[I]) -> None:
         """Start runs for all items, then wait for the remaining outcomes."""
         failure: Exception | None = None
         async with asyncio.TaskGroup() as runs, aclosing(source):
             while True:
-                await self._room.acquire()
+                await self._slots.acquire()
                 if self._gate is not None:
                     await self._gate.wait()
                 try:
@@ -245,34 +265,34 @@ class _Batch(Generic[I, R]):
                 except Exception as error:
                     failure = error
                     break
-                runs.create_task(self._carry_out_one(item), name="rxloop-batch-item")
+                runs.create_task(self._execute_item(item), name="rxloop-batch-item")
         if failure is not None:
             raise failure
 
-    async def _carry_out_one(self, item: I) -> None:
+    async def _execute_item(self, item: I) -> None:
         try:
             try:
-                key = _checked(self._key(item))
+                key = _validate_key(self._key(item))
             except Exception as error:
                 outcome: Outcome[I, R] = Outcome(item, "", None, error)
             else:
-                outcome = await self._one_at_once(item, key)
+                outcome = await self._execute_exclusively(item, key)
             self._push(outcome)
         finally:
-            self._room.release()
+            self._slots.release()
 
-    async def _one_at_once(self, item: I, key: str) -> Outcome[I, R]:
+    async def _execute_exclusively(self, item: I, key: str) -> Outcome[I, R]:
         """Execute items with equal keys sequentially, because they may share a run."""
-        while (other := self._under_way.get(key)) is not None:
+        while (other := self._active.get(key)) is not None:
             await other.wait()
-        ended = self._under_way[key] = asyncio.Event()
+        ended = self._active[key] = asyncio.Event()
         try:
-            return await self._outcome(item, key)
+            return await self._collect_outcome(item, key)
         finally:
-            del self._under_way[key]
+            del self._active[key]
             ended.set()
 
-    async def _outcome(self, item: I, key: str) -> Outcome[I, R]:
+    async def _collect_outcome(self, item: I, key: str) -> Outcome[I, R]:
         try:
             return Outcome(item, key, await self._ask(item, key))
         except AttemptError as error:
@@ -281,18 +301,18 @@ class _Batch(Generic[I, R]):
             return Outcome(item, key, None, error)
 
 
-def _checked(key: Any) -> str:
+def _validate_key(key: Any) -> str:
     if isinstance(key, bool) or not isinstance(key, str | int):
-        raise ConfigurationError(f"key(item) must give a text or a number, the same in every process, not {key!r}")
+        raise ConfigurationError(f"key(item) must return a string or an integer, got {key!r}")
     return str(key)
 
 
-def _opened(items: Items[I], scheduler: abc.SchedulerBase | None) -> tuple[AsyncGenerator[I], Callable[[], None]]:
+def _open_source(items: Items[I], scheduler: abc.SchedulerBase | None) -> tuple[AsyncGenerator[I], Callable[[], None]]:
     """Return an item generator and a function to close its source."""
     if isinstance(items, AsyncIterable):
-        return _from_async(items), _nothing
+        return _from_async(items), _do_nothing
     if not isinstance(items, Observable):
-        return _from_sync(items), _nothing
+        return _from_sync(items), _do_nothing
     # Subscribe immediately, because the Observable may be hot. The "block" policy queues items without merging or
     # dropping.
     buffer = ReadBuffer("block", 1, None)
@@ -300,8 +320,8 @@ def _opened(items: Items[I], scheduler: abc.SchedulerBase | None) -> tuple[Async
     return _from_buffer(buffer), buffer.close
 
 
-def _nothing() -> None:
-    """No-op for sources that are closed by their generator."""
+def _do_nothing() -> None:
+    """Do nothing, because the generator closes its source."""
 
 
 async def _from_sync(items: Iterable[I]) -> AsyncGenerator[I]:
@@ -340,29 +360,32 @@ class ColdRun(Stream[AnyEvent], Generic[O]):
     A slow blocking reader of a merged stream also delays the runs.
     """
 
-    def __init__(self, make: Callable[[], Run[O]]) -> None:
+    def __init__(self, make_run: Callable[[], Run[O]]) -> None:
         """Create a cold run.
 
         Args:
-            make: Function that creates the run for a subscription.
+            make_run: Function that creates the run for a subscription.
         """
-        super().__init__(_each(make, lambda run: run.events), Holds())
-        self._make = make
+        super().__init__(_start_per_subscription(make_run, lambda run: run.events), Holds())
+        self._make_run = make_run
 
     def text(self) -> Stream[str]:
         """Return the streaming answer text, ending with an error if the run fails. See `Run.text`."""
-        return Stream(_each(self._make, lambda run: run.text()), Holds(), join_text=True)
+        return Stream(_start_per_subscription(self._make_run, lambda run: run.text()), Holds(), join_text=True)
 
     def result(self) -> Stream[Result[O]]:
-        """Return the result, or an error if there is none. See `Run.result`."""
-        return Stream(_each(self._make, lambda run: from_awaitable(run.result, name="rxloop-result")), Holds())
+        """Return a stream with the result, which fails if there is none. See `Run.result`."""
+        return Stream(
+            _start_per_subscription(self._make_run, lambda run: from_awaitable(run.result, name="rxloop-result")),
+            Holds(),
+        )
 
 
-def _each(make: Callable[[], Run[R]], of: Callable[[Run[R]], Observable[T]]) -> Observable[T]:
+def _start_per_subscription(make_run: Callable[[], Run[R]], select: Callable[[Run[R]], Observable[T]]) -> Observable[T]:
     """Return an Observable that creates a run for each subscription."""
 
     def subscribe(observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
-        run = make()
+        run = make_run()
         gate, gates = run.hold.gate, scheduler.gates if isinstance(scheduler, RunScheduler) else None
         if gates is not None:
             gates.add(gate)
@@ -372,6 +395,6 @@ def _each(make: Callable[[], Run[R]], of: Callable[[Run[R]], Observable[T]]) -> 
                 gates.remove(gate)
             run.cancel("its subscription was disposed")
 
-        return CompositeDisposable(of(run).subscribe(observer, scheduler=scheduler), Disposable(dispose))
+        return CompositeDisposable(select(run).subscribe(observer, scheduler=scheduler), Disposable(dispose))
 
     return Observable(subscribe)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 from weakref import WeakSet
 
 from rxloop.agents.options import AgentOptions
-from rxloop.agents.validation import check_model, check_operator, check_options, check_tools
+from rxloop.agents.validation import check_deps_type, check_model, check_operator, check_options, check_tools
 from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.operators.loop.compose import compose
 from rxloop.operators.loop.iterate import iterate
@@ -50,7 +50,7 @@ class OpenResources:
         """Started runs without a log."""
         self.providers: dict[str, Provider] = {}
         """Providers created from model strings."""
-        self.given: WeakSet[Provider] = WeakSet()
+        self.user_providers: WeakSet[Provider] = WeakSet()
         """Providers passed by the user that can create other providers from model strings."""
         self.toolsets = Toolsets()
         self.is_closed = False
@@ -59,7 +59,7 @@ class OpenResources:
         """Return a provider, using a single instance per model string. It is closed with the agent."""
         if not isinstance(model, str):
             if isinstance(model, MakesModels):
-                self.given.add(model)
+                self.user_providers.add(model)
             return model
         if model not in self.providers:
             # Imported lazily, because importing the providers is slow.
@@ -69,8 +69,12 @@ class OpenResources:
         return self.providers[model]
 
 
+DEFAULT_NAME = "agent"
+"""Name of all agents that were created without one."""
+
+
 class Overrides(TypedDict, total=False):
-    """Temporary replacements for the agent's model and tools, which also override the model of a run."""
+    """Temporary model and tools, which take precedence over those of the agent and its runs."""
 
     model: Provider
     tools: AgentTools
@@ -149,7 +153,7 @@ class AgentDefinition:
             ConfigurationError: If the agent has no log.
         """
         if self.log is None:
-            raise ConfigurationError(f"to {purpose} the agent needs a log that holds its runs: Agent(..., log=...)")
+            raise ConfigurationError(f"cannot {purpose} without an event log: Agent(..., log=...)")
         return self.log
 
     def make_run(self, spec: RunSpec) -> Run[Any]:
@@ -159,9 +163,9 @@ class AgentDefinition:
             RxloopError: If the agent is closed.
         """
         if self.resources.is_closed:
-            raise RxloopError(f"the agent {self.name!r} is closed: make another one")
+            raise RxloopError(f"agent {self.name!r} is closed")
         attempt = Attempt(spec)
-        caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage] (the line that warnings about the run show)
+        caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage] (line shown in warnings about the run)
         attempt.created_at = (caller.f_code.co_filename, caller.f_lineno)
         run: Run[Any] = Run(attempt, self.owned)
         self.resources.runs.add(run.hold)
@@ -174,7 +178,7 @@ class AgentDefinition:
         except RuntimeError:
             pass
         else:
-            raise RxloopError("run_sync() cannot wait inside a running event loop: use `await agent.run(...)`")
+            raise RxloopError("run_sync() must not be called in a running event loop; use `await agent.run(...)`")
 
         async def main() -> Result[O]:
             try:
@@ -211,23 +215,25 @@ class AgentDefinition:
             release: Grace period in seconds for releasing runs with a log. None cancels all runs.
         """
         self.resources.is_closed = True
-        closing = asyncio.create_task(self._close(release), name="rxloop-closing")
-        await wait_all([closing])
-        closing.result()
+        task = asyncio.create_task(self._close(release), name="rxloop-closing")
+        await wait_all([task])
+        task.result()
 
     async def _close(self, release: float | None) -> None:
         runs = list(self.resources.runs)
-        released = [hold.release(release) for hold in runs if hold.has_log and release is not None]
-        ended = [hold.aclose("the agent was closed") for hold in runs if not hold.has_log or release is None]
-        await asyncio.gather(*released, *ended)
+        releases = [hold.release(release) for hold in runs if hold.has_log and release is not None]
+        closes = [hold.aclose("the agent was closed") for hold in runs if not hold.has_log or release is None]
+        await asyncio.gather(*releases, *closes)
         await self.close_resources()
 
     async def close_resources(self) -> None:
         """Close model clients and tools opened by the agent."""
-        made = [provider.aclose for provider in self.resources.providers.values()]
-        given = [provider.aclose_made for provider in self.resources.given if isinstance(provider, MakesModels)]
+        providers = [provider.aclose for provider in self.resources.providers.values()]
+        user_providers = [
+            provider.aclose_made for provider in self.resources.user_providers if isinstance(provider, MakesModels)
+        ]
         tools = [tool.aclose for tool in self.tools.plain_tools.values() if isinstance(tool, FunctionTool)]
-        await close_all([self.resources.toolsets.aclose, *tools, *made, *given])
+        await close_all([self.resources.toolsets.aclose, *tools, *providers, *user_providers])
 
 
 _OVERRIDES: ContextVar[Mapping[AgentDefinition, Overrides]] = ContextVar(
@@ -247,6 +253,7 @@ def make_definition(
     """
     check_model(model)
     check_options("Agent", options, AgentOptions)
+    check_deps_type(deps_type)
     resources = OpenResources()
     output = make_output(output_type, options.get("output_mode", "auto"))
     thoughts = options.get("thoughts", True)
@@ -261,7 +268,7 @@ def make_definition(
     if strategy is not None:
         check_operator(strategy, strategy(pipeline))
     return AgentDefinition(
-        name=options.get("name", "agent"),
+        name=options.get("name", DEFAULT_NAME),
         model=resources.get_provider(model),
         deps_type=deps_type,
         instructions=options.get("instructions", ""),
@@ -291,5 +298,5 @@ def load_strategy(strategy: Strategy | str | None) -> Strategy | None:
 def _make_tools(
     tools: Sequence[AnyTool], output: Output, thoughts: Thoughts | None, resources: OpenResources
 ) -> AgentTools:
-    own = [tool for tool in (output.tool, think_aloud(thoughts) if thoughts is not None else None) if tool]
-    return AgentTools([*tools, *own], resources.toolsets)
+    internal = [tool for tool in (output.tool, think_aloud(thoughts) if thoughts is not None else None) if tool]
+    return AgentTools([*tools, *internal], resources.toolsets)

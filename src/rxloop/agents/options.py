@@ -1,4 +1,4 @@
-"""Agent and run options, and their record in the `task` event."""
+"""Agent and run options, including those recorded in the `task` event."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rxloop.protocol.messages import Prompt
 from rxloop.protocol.model import thaw
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.handle import Run
-from rxloop.run.questions.asking import OnInput
+from rxloop.run.questions.registry import OnInput
 from rxloop.run.spec import Steering, WhenBusy
 from rxloop.tools.agent_tools import AnyTool
 from rxloop.tools.function import CallOptions
@@ -26,6 +26,7 @@ from rxloop.tools.think_aloud import Thoughts
 
 if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import ArtifactStore
+    from rxloop.strategies.catalog import StrategyName
     from rxloop.tools.client_tool import ClientTool
 
 I = TypeVar("I")  # noqa: E741
@@ -50,12 +51,12 @@ class AgentOptions(TypedDict, Generic[D], total=False):
     """Maximum number of attempts by the model to correct an invalid answer. The default is 2."""
     loop: Sequence[Operator[D]] | None
     """Operators for one iteration. The default is `op.standard()`."""
-    strategy: Strategy[D] | str | None
+    strategy: Strategy[D] | StrategyName | None
     """Strategy function, or a name in `rxloop.strategies`, such as `rewoo`. The default is `op.iterate`."""
     limits: Limits | None
-    """Run limits. Exceeding a limit ends a run without an answer."""
+    """Limits for each run. A run that exceeds a limit ends without an answer."""
     thoughts: bool | Thoughts
-    """Options for the tool that lets the model think aloud. False disables it, and the default is True."""
+    """Options for the `think_aloud` tool, or False to disable it. The default is True."""
     log: EventLog | None
     """Event log. Required for conversations and for resuming runs."""
     artifacts: ArtifactStore | None
@@ -85,11 +86,11 @@ class Options(TypedDict, total=False):
     """Model settings, overriding individual settings of the agent."""
     limits: Limits | None
     """Run limits, overriding individual limits of the agent."""
-    strategy: Strategy | str | None
+    strategy: Strategy | StrategyName | None
     """Strategy function, or a name in `rxloop.strategies`."""
     on_input: OnInput | None
-    """Function that answers `ctx.ask` questions while the run waits. It is called in the event loop and returns a value
-    or an awaitable. Use `asyncio.to_thread` for blocking functions, such as `input`."""
+    """Function that answers `ctx.ask` questions while the run waits. Async functions run on the event loop. Other
+    functions run in a thread, one question at a time, so they may block."""
     steering: Steering | None
     """Steering messages, equivalent to `run.send`, from an Observable or async iterable of strings, messages or `Steer`
     objects. The run subscribes at its start and disposes the subscription at its end. A source error ends the run."""
@@ -137,13 +138,14 @@ class ForkOptions(Options, Generic[D], total=False):
     """Tools for the fork, replacing the agent's tools."""
     fork_id: str | None
     """ID for the new run, like `task_id` in `Agent.run`."""
+    restricted: bool
+    """Set to True for a fork that a client requests. It repeats no call that the original run has started, unless its
+    tool is idempotent, and it replaces only results of client tools."""
 
 
 class MapOptions(Options, Generic[I], total=False):
     """Options of `Agent.map`."""
 
-    prompt: Callable[[I], Prompt] | None
-    """Function that returns the prompt for an item. The default uses the item itself."""
     key: Callable[[I], str | int] | None
     """Function that returns a stable key for an item. The default is the prompt. Within a named batch, items with equal
     keys share a run."""
@@ -168,7 +170,7 @@ class ExecuteOptions(TypedDict, Generic[O], total=False):
 
 log = logging.getLogger("rxloop")
 
-_SECRET = {"headers"}
+_SECRET_SETTINGS = {"headers"}
 """Settings with credentials, excluded from recording."""
 
 
@@ -184,23 +186,23 @@ def options_to_record(options: Options, client: Sequence[ClientTool] = ()) -> di
     """
     model, strategy = options.get("model"), options.get("strategy")
     settings, limits = options.get("settings"), options.get("limits")
-    found: dict[str, Any] = {}
+    record: dict[str, Any] = {}
     if isinstance(model, str):
-        found["model"] = model
+        record["model"] = model
     elif model is not None:
-        found["provider"] = model.name
+        record["provider"] = model.name
     if settings is not None:
-        found["settings"] = settings.model_dump(mode="json", exclude_unset=True, exclude=_SECRET)
+        record["settings"] = settings.model_dump(mode="json", exclude_unset=True, exclude=_SECRET_SETTINGS)
     if limits is not None:
-        found["limits"] = limits.model_dump(mode="json", exclude_unset=True)
+        record["limits"] = limits.model_dump(mode="json", exclude_unset=True)
     if isinstance(strategy, str):
-        found["strategy"] = strategy
+        record["strategy"] = strategy
     if client:
-        found["client_tools"] = [tool.to_definition() for tool in client]
-    return found or None
+        record["client_tools"] = [tool.to_definition() for tool in client]
+    return record or None
 
 
-def merge_options(given: Options, recorded: Mapping[str, Any]) -> Options:
+def merge_options(options: Options, recorded: Mapping[str, Any]) -> Options:
     """Return options for a resumed run, using recorded options as defaults.
 
     Settings and limits are merged field by field.
@@ -208,32 +210,32 @@ def merge_options(given: Options, recorded: Mapping[str, Any]) -> Options:
     Raises:
         ConfigurationError: If a recorded option is invalid.
     """
-    options = given.copy()
-    if given.get("model") is None and "model" in recorded:
-        options["model"] = recorded["model"]
-    if given.get("strategy") is None and "strategy" in recorded:
-        options["strategy"] = recorded["strategy"]
-    if given.get("client_tools") is None and "client_tools" in recorded:
-        options["client_tools"] = recorded["client_tools"]
+    merged = options.copy()
+    if options.get("model") is None and "model" in recorded:
+        merged["model"] = recorded["model"]
+    if options.get("strategy") is None and "strategy" in recorded:
+        merged["strategy"] = recorded["strategy"]
+    if options.get("client_tools") is None and "client_tools" in recorded:
+        merged["client_tools"] = recorded["client_tools"]
     try:
         settings = ModelSettings.model_validate(thaw(recorded["settings"])) if "settings" in recorded else None
         limits = Limits.model_validate(thaw(recorded["limits"])) if "limits" in recorded else None
     except ValidationError as error:
-        raise ConfigurationError(f"what the run was begun with cannot be read: {error}") from error
+        raise ConfigurationError(f"cannot read the recorded options of the run: {error}") from error
     if settings is not None:
-        options["settings"] = (given.get("settings") or ModelSettings()).merge_defaults(settings)
+        merged["settings"] = (options.get("settings") or ModelSettings()).merge_defaults(settings)
     if limits is not None:
-        options["limits"] = (given.get("limits") or Limits()).merge_defaults(limits)
-    return options
+        merged["limits"] = (options.get("limits") or Limits()).merge_defaults(limits)
+    return merged
 
 
-def compare_model(task_id: str, given: Options, recorded: Mapping[str, Any], model: Provider) -> None:
+def compare_model(task_id: str, options: Options, recorded: Mapping[str, Any], model: Provider) -> None:
     """Log a warning if the recorded provider and the current model have different names."""
     name = recorded.get("provider")
-    if name is not None and given.get("model") is None and name != model.name:
+    if name is not None and options.get("model") is None and name != model.name:
         log.warning(
-            "the run %s was begun with the model %s, of which only the name is kept, and goes on with %s: "
-            "agent.resume(..., model=) takes the first",
+            "Resuming run %s, started with model %s, with model %s; pass the original provider with "
+            "agent.resume(..., model=)",
             task_id,
             name,
             model.name,

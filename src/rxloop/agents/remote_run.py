@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Generic, overload
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Generic, overload
 
 from typing_extensions import TypeVar, Unpack
 
 from rxloop.agents.definition import AgentDefinition
 from rxloop.agents.options import ExecuteOptions, ResumeOptions, RunOptions
 from rxloop.agents.specs import make_resume_spec, make_run_spec, make_spec
-from rxloop.agents.validation import check_options
+from rxloop.agents.validation import check_inputs, check_options, check_run_id
+from rxloop.coordination.answers import read_snapshot
 from rxloop.coordination.commands import send_answer, send_cancel, send_message
 from rxloop.coordination.order import RETRY, find_blocking, is_idle, wait_for_order
 from rxloop.errors import (
@@ -36,10 +37,12 @@ from rxloop.run.final_events import make_exists_error
 from rxloop.run.handle import Run
 from rxloop.run.log_writer import LogWriter
 from rxloop.run.ownership import find_owned, wait_stored
+from rxloop.run.questions.registry import OnInput
 from rxloop.run.result import Result
 from rxloop.run.spec import WhenBusy
 from rxloop.run.startup import make_task_event
 from rxloop.run.steering import to_sent_messages
+from rxloop.support.misuse import ExplainedAttributes
 
 log = logging.getLogger("rxloop")
 
@@ -47,11 +50,11 @@ O = TypeVar("O", default=str)  # noqa: E741
 
 _EXECUTE = "Agent.get_run(...).execute"
 
-_MOMENT = 0.01
+_RETRY_INTERVAL = 0.01
 """Retry interval in seconds for reading a run that was just started in this process."""
 
 
-class RemoteRun(Generic[D, O]):
+class RemoteRun(ExplainedAttributes, Generic[D, O]):
     """Run identified by its ID, created by `agent.get_run` and executed in any process."""
 
     def __init__(self, definition: AgentDefinition, task_id: str) -> None:
@@ -61,8 +64,15 @@ class RemoteRun(Generic[D, O]):
             definition: Agent definition.
             task_id: Run ID.
         """
+        check_run_id(task_id)
         self.task_id = task_id
         self._definition = definition
+
+    if not TYPE_CHECKING:
+        # Type checkers report `await` on their own if this method is missing.
+
+        def __await__(self) -> Any:
+            raise TypeError("a RemoteRun must be executed or resumed: `await agent.get_run(task_id).execute()`")
 
     def __repr__(self) -> str:
         return f"<RemoteRun {self.task_id} of {self._definition.name!r}>"
@@ -115,13 +125,13 @@ class RemoteRun(Generic[D, O]):
         definition, task_id, reason = self._definition, self.task_id, reason or "cancelled"
         hold = definition.owned.find(task_id)
         if hold is not None:
-            await hold.cancelled(reason)
-            if definition.log is None or not hold.paused:
+            await hold.cancel_and_wait(reason)
+            if definition.log is None or not hold.is_paused:
                 return
             # The attempt has already ended, so the cancellation of the waiting run must be recorded in the log.
         elif definition.log is None:
             raise ConfigurationError(
-                f"the run {task_id} does not go on in this process: to cancel it the agent needs the log that holds it"
+                f"run {task_id} is not executed by this process; cancelling it requires an agent with its event log"
             )
 
         async def close() -> bool:
@@ -145,6 +155,7 @@ class RemoteRun(Generic[D, O]):
             UnknownRun: If the run does not exist.
             ConfigurationError: If the agent has no log, or the log does not support an inbox.
         """
+        check_inputs(inputs)
         event_log = self._definition.get_log(f"answer {self.task_id}")
         await wait_stored(event_log, self.task_id)
         await send_answer(event_log, self.task_id, inputs)
@@ -167,7 +178,7 @@ class RemoteRun(Generic[D, O]):
         event_log = self._definition.get_log(f"send a message to {self.task_id}")
         messages = to_sent_messages(message)
         if not messages or any(each.role not in ("user", "system") for each in messages):
-            raise ConfigurationError("send() takes messages of the user or the system, such as a text")
+            raise ConfigurationError("send() requires user or system messages, such as a string")
         await send_message(event_log, self.task_id, messages, interrupt=interrupt)
 
 
@@ -192,45 +203,64 @@ async def submit_run(definition: AgentDefinition, prompt: Prompt, options: RunOp
     return RunRecord.from_events(spec.task_id, [task])
 
 
-async def execute_run(
-    definition: AgentDefinition,
-    task_id: str,
-    deps: Any,
-    options: ExecuteOptions[Any],
-    known: RunRecord | Snapshot | None = None,
-) -> RunRecord:
-    """Execute a run until it is idle, implementing `RemoteRun.execute`.
-
-    Args:
-        definition: Agent definition.
-        task_id: Run ID.
-        deps: Dependencies of the run.
-        options: Execution options.
-        known: Recent log contents for this run, if the caller has just checked that it is due.
-    """
+async def execute_run(definition: AgentDefinition, task_id: str, deps: Any, options: ExecuteOptions[Any]) -> RunRecord:
+    """Execute a run until it is idle, implementing `RemoteRun.execute`."""
     check_options(_EXECUTE, options, ExecuteOptions)
     event_log = definition.get_log(f"execute {task_id}")
-    on_input, on_run = options.get("on_input"), options.get("on_run")
-    asks, when_busy = on_input is not None, options.get("when_busy", "wait")
-    attempt_options: ResumeOptions = {"on_input": on_input, "when_busy": "wait"}
+    on_run = options.get("on_run")
+    asks, when_busy = options.get("on_input") is not None, options.get("when_busy", "wait")
     hold = find_owned(event_log, task_id)
     if hold is not None and hold.is_called_from_tool:
-        raise RxloopError(f"a tool of the run {task_id} settles the run itself: neither could ever end")
-    while (known := known or await until_due(event_log, task_id, asks=asks, when_busy=when_busy)) is not None:
-        spec = make_resume_spec(definition, _EXECUTE, task_id, deps, attempt_options, only_executes=True, known=known)
-        run = definition.make_run(spec)
+        raise RxloopError(f"a tool must not execute its own run, got {task_id}")
+    while (cached := await wait_until_due(event_log, task_id, asks=asks, when_busy=when_busy)) is not None:
+        run = make_attempt(definition, cached, options.get("on_input"), deps=deps)
         if on_run is not None:
             on_run(run)
         # Drop the snapshot to release its events during the attempt.
-        record, known = known.record if isinstance(known, Snapshot) else known, None
-        ended = await carry_out(task_id, run)
+        record, cached = cached.record, None
+        ended = await execute_attempt(task_id, run)
         if ended and (final := run.hold.end) is not None:
-            return record.ended_by(final)
+            return record.apply_end(final)
         asks = asks and not ended
     return await read_log(event_log.get_record, task_id)
 
 
-async def until_due(
+def make_attempt(
+    definition: AgentDefinition,
+    cached: RunRecord | Snapshot,
+    on_input: OnInput | None = None,
+    *,
+    deps: Any = None,
+    make_deps: Callable[[], Coroutine[Any, Any, Any]] | None = None,
+    when_busy: WhenBusy = "wait",
+) -> Run[Any]:
+    """Return the next attempt of a run, which only executes the run.
+
+    Args:
+        definition: Agent definition.
+        cached: Recent log contents of the run, which is due.
+        on_input: Function that answers questions.
+        deps: Dependencies of the run.
+        make_deps: Function that creates the dependencies once the start of the attempt is logged. If it fails, the run
+            is released.
+        when_busy: Policy if another process holds the lease of the conversation.
+    """
+    options: ResumeOptions = {"on_input": on_input, "when_busy": when_busy}
+    record = cached.record if isinstance(cached, Snapshot) else cached
+    spec = make_resume_spec(
+        definition,
+        _EXECUTE,
+        record.task_id,
+        deps,
+        options,
+        only_executes=True,
+        cached=cached,
+        make_deps=make_deps,
+    )
+    return definition.make_run(spec)
+
+
+async def wait_until_due(
     event_log: EventLog, task_id: str, *, asks: bool = False, when_busy: WhenBusy = "wait"
 ) -> Snapshot | None:
     """Wait until a run can be executed, after all earlier runs in its conversation.
@@ -248,22 +278,22 @@ async def until_due(
         ContextBusy: If an earlier run is unfinished and `when_busy` is `refuse`.
     """
     while True:
-        snapshot = await read_log(event_log.snapshot, task_id)
+        snapshot = await read_snapshot(event_log, task_id)
         if is_idle(snapshot, asks=asks):
             return None
-        context_id = snapshot.record.context_id
-        earlier = await find_blocking(event_log, context_id, task_id)
+        record = snapshot.record
+        earlier = await find_blocking(event_log, record.conversation, task_id)
         if earlier is None:
             return snapshot
         if when_busy == "refuse":
             raise ContextBusy(
-                f"the run {task_id} cannot go on before the run {earlier.task_id}, which is earlier in the "
-                f"conversation {context_id} and {earlier.state}: settle that one first, or wait for it"
+                f"run {task_id} cannot continue, because the earlier run {earlier.task_id} of conversation "
+                f"{record.context_id} is {earlier.state}; execute that run first, or wait for it"
             )
-        await wait_for_order(event_log, context_id, task_id, snapshot.state.seq)
+        await wait_for_order(event_log, record.conversation, task_id, snapshot.state.seq)
 
 
-async def carry_out(task_id: str, run: Run[Any]) -> bool:
+async def execute_attempt(task_id: str, run: Run[Any]) -> bool:
     """Execute another attempt, and return True if it ended in this process.
 
     Raises:
@@ -279,7 +309,7 @@ async def carry_out(task_id: str, run: Run[Any]) -> bool:
     try:
         await run
     except (ConflictError, ContextBusy, InvalidInput) as error:
-        log.debug("the run %s, or its conversation, has gone on elsewhere: %s", task_id, error)
+        log.debug("Run %s or its conversation was continued by another process: %s", task_id, error)
         await asyncio.sleep(RETRY)
         return False
     except AttemptError as error:
@@ -306,19 +336,19 @@ async def has_ended(run: Run[Any]) -> bool:
     return True
 
 
-async def run_once(begin: Callable[[], Awaitable[Result[O]]], resume: Callable[[], Awaitable[Result[O]]]) -> Result[O]:
-    """Execute a run with a chosen ID, or wait for its end if another process has started it.
+async def run_once(start: Callable[[], Awaitable[Result[O]]], resume: Callable[[], Awaitable[Result[O]]]) -> Result[O]:
+    """Start a run with a chosen id. If it already exists, resume it or wait for its end.
 
     Args:
-        begin: Function that starts the run.
+        start: Function that starts the run.
         resume: Function that resumes the run or returns its result, waiting while another process executes it.
     """
     while True:
         try:
-            return await begin()
+            return await start()
         except RunExists:
             try:
                 return await resume()
             except UnknownRun:
                 # This process has just started the run, but its first events are not stored yet.
-                await asyncio.sleep(_MOMENT)
+                await asyncio.sleep(_RETRY_INTERVAL)

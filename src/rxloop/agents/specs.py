@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from rxloop.agents.definition import AgentDefinition, Overrides, load_strategy
@@ -15,7 +15,15 @@ from rxloop.agents.options import (
     merge_options,
     options_to_record,
 )
-from rxloop.agents.validation import check_at, check_deps, check_history, check_messages, check_operator, check_options
+from rxloop.agents.validation import (
+    check_deps,
+    check_history,
+    check_messages,
+    check_operator,
+    check_options,
+    check_run_id,
+    check_seq,
+)
 from rxloop.errors import ConfigurationError
 from rxloop.operators.loop.iterate import iterate
 from rxloop.protocol.ids import make_id
@@ -45,9 +53,7 @@ def make_run_spec(definition: AgentDefinition, callee: str, prompt: Prompt, deps
     check_options(callee, options, RunOptions)
     context_id, task_id = options.get("context_id"), options.get("task_id")
     if context_id is not None and definition.log is None:
-        raise ConfigurationError(
-            f"context_id={context_id!r} needs a log that keeps the conversation: Agent(..., log=MemoryEventLog())"
-        )
+        raise ConfigurationError(f"context_id={context_id!r} requires an event log: Agent(..., log=MemoryEventLog())")
     return make_spec(
         definition,
         task_id if task_id is not None else make_id(),
@@ -69,7 +75,8 @@ def make_resume_spec(
     options: ResumeOptions,
     *,
     only_executes: bool = False,
-    known: RunRecord | Snapshot | None = None,
+    cached: RunRecord | Snapshot | None = None,
+    make_deps: Callable[[], Coroutine[Any, Any, Any]] | None = None,
 ) -> RunSpec:
     """Return the specification for the next attempt.
 
@@ -80,28 +87,32 @@ def make_resume_spec(
         deps: Dependencies of the run.
         options: Options for the attempt.
         only_executes: True if the attempt executes the run, waiting for the lease without a time limit.
-        known: Recent log contents for this run, if the caller has read them.
+        cached: Recent log contents for this run, if the caller has read them.
+        make_deps: Async function that creates and checks the deps instead.
 
     Raises:
         ConfigurationError: If an option is invalid, the agent has no log, or `deps` are missing.
         TypeError: If an option is unknown.
     """
     check_options(callee, options, ResumeOptions)
+    check_run_id(task_id)
     definition.get_log(f"{callee.rpartition('.')[2]} {task_id}")
-    check_deps(callee, definition.deps_type, deps)
+    if make_deps is None:
+        check_deps(callee, definition.deps_type, deps)
     overrides, inputs = definition.overrides, options.get("inputs")
 
-    def make(merged: Options) -> RunSpec:
-        fields: dict[str, Any] = {"resume": True, "only_executes": only_executes, "inputs": inputs, "known": known}
+    def build(merged: Options) -> RunSpec:
+        fields: dict[str, Any] = {"resume": True, "only_executes": only_executes, "inputs": inputs, "cached": cached}
+        fields["make_deps"] = make_deps
         return make_spec(definition, task_id, options.get("context_id") or "", deps, merged, overrides, **fields)
 
     def apply_recorded_options(recorded: Mapping[str, Any]) -> RunSpec:
-        spec = make(merge_options(options, recorded))
+        spec = build(merge_options(options, recorded))
         if "model" not in overrides:
             compare_model(task_id, options, recorded, spec.model)
         return spec
 
-    return make(options)._replace(apply_recorded_options=apply_recorded_options)
+    return build(options)._replace(apply_recorded_options=apply_recorded_options)
 
 
 def make_fork_spec(definition: AgentDefinition, task_id: str, at: int, deps: Any, options: ForkOptions[Any]) -> RunSpec:
@@ -110,13 +121,15 @@ def make_fork_spec(definition: AgentDefinition, task_id: str, at: int, deps: Any
     from rxloop.run.fork import make_fork
 
     check_options("Agent.fork", options, ForkOptions)
-    check_at(at)
+    check_run_id(task_id)
+    check_seq(at)
     if definition.log is None:
-        raise ConfigurationError(f"to fork {task_id} the agent needs the log that holds it: Agent(..., log=...)")
+        raise ConfigurationError(f"cannot fork {task_id} without its event log: Agent(..., log=...)")
     check_deps("Agent.fork", definition.deps_type, deps)
     prompt, tools, fork_id = options.get("prompt"), options.get("tools"), options.get("fork_id")
     messages = check_history(to_messages(prompt) if prompt is not None else ())
-    fork = make_fork(task_id, at, messages, options.get("results") or {})
+    results, restricted = options.get("results") or {}, options.get("restricted", False)
+    fork = make_fork(task_id, at, messages, results, restricted=restricted)
     new_id = make_id() if fork_id is None else fork_id
     spec = make_spec(definition, new_id, make_id(), deps, options, fork=fork, chosen_id=fork_id is not None)
     return spec if tools is None else spec._replace(tools=definition.make_tools(tools))
@@ -145,19 +158,19 @@ def make_spec(
     if overrides is None:
         overrides = definition.overrides
     model, settings, limits = options.get("model"), options.get("settings"), options.get("limits")
-    given = load_strategy(options.get("strategy"))
-    strategy = given or definition.strategy
+    requested = load_strategy(options.get("strategy"))
+    strategy = requested or definition.strategy
     loop = strategy(definition.pipeline)
-    if given is not None:
-        check_operator(given, loop)
+    if requested is not None:
+        check_operator(requested, loop)
     tools, client = overrides.get("tools", definition.tools), _make_client_tools(options)
     get_provider, output = definition.resources.get_provider, definition.output
-    chosen = overrides.get("model") or (get_provider(model) if model is not None else definition.model)
+    provider = overrides.get("model") or (get_provider(model) if model is not None else definition.model)
     return RunSpec(
         task_id=task_id,
         context_id=context_id,
         agent_name=definition.name,
-        model=chosen,
+        model=provider,
         loop=loop,
         pipeline=definition.pipeline,
         strategy=getattr(strategy, "__name__", None) if strategy is not iterate else None,
@@ -175,7 +188,7 @@ def make_spec(
         steering=options.get("steering"),
         when_busy=cast("ResumeOptions", options).get("when_busy") or "refuse",
         parse=output.parse,
-        output_prompt=output.prompt(chosen),
+        output_prompt=output.prompt(provider),
         response_schema=output.schema,
         recorded_options=options_to_record(options, client),
         **fields,
@@ -184,10 +197,10 @@ def make_spec(
 
 def _make_client_tools(options: Options) -> tuple[ClientTool, ...]:
     """Return tools executed by the run's client."""
-    given = options.get("client_tools")
-    if not given:
+    definitions = options.get("client_tools")
+    if not definitions:
         return ()
     # Imported lazily, because few runs have client tools.
     from rxloop.tools.client_tool import client_tools
 
-    return client_tools(given)
+    return client_tools(definitions)

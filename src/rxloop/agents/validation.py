@@ -15,46 +15,45 @@ from typing import Any, NamedTuple, cast
 from reactivex import Observable
 
 from rxloop import operators
-from rxloop.agents.options import AgentOptions
+from rxloop.agents.options import AgentOptions, RunOptions
 from rxloop.errors import ConfigurationError, InvalidEvent
 from rxloop.operators.loop.checks import check_iteration, check_run
 from rxloop.operators.loop.compose import describe
 from rxloop.operators.views import VIEW
-from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Provider
 from rxloop.pipeline.requests import Operator
+from rxloop.protocol.envelope import RESERVED_METADATA
 from rxloop.protocol.ids import check_task_id, validate_id
 from rxloop.protocol.json_data import freeze_json
 from rxloop.protocol.messages import Message, Prompt, Wire, to_messages
 from rxloop.protocol.settings import Limits, ModelSettings
-from rxloop.state.run_state import COMMAND_ID
-from rxloop.tools.agent_tools import find_nearest
+from rxloop.storage.log_urls import check_log
 from rxloop.tools.think_aloud import Thoughts
 
 log = logging.getLogger("rxloop")
 
-_MODEL = "give a provider, or a model string such as 'zai:glm-4.7'"
+_MODEL = "a provider, or a model string such as 'zai:glm-4.7'"
 
-_LOOP = "give a list of operators, such as [op.call_model(), op.run_tools()]"
+_LOOP = "a list of operators, such as [op.call_model(), op.run_tools()]"
 
 
-class _Kind(NamedTuple):
-    """Accepted types for an option, with a remedy for the error message."""
+class _OptionType(NamedTuple):
+    """Accepted types for an option, and their description in error messages."""
 
     types: tuple[Any, ...]
-    advice: str
+    description: str
 
 
-_KINDS = {
-    "name": _Kind((str,), "give a text"),
-    "instructions": _Kind((str, Callable), "give a text or a function of the run's context, or leave it out"),
-    "output_retries": _Kind((int,), "give a number of times: 0 or more"),
-    "strategy": _Kind((str, Callable), "give a strategy, such as react() of rxloop.strategies, or the name of one"),
-    "thoughts": _Kind((bool, Thoughts), "give True, False, or Thoughts()"),
-    "owner": _Kind((str,), "give a text, such as the id of a user"),
-    "on_input": _Kind((Callable,), "give a function that takes the question and gives the answer"),
-    "steering": _Kind((Observable, AsyncIterable), "give an Observable or an async iterable of messages"),
-    "metadata": _Kind((Mapping,), "give a dict"),
+_OPTION_TYPES = {
+    "name": _OptionType((str,), "a string"),
+    "instructions": _OptionType((str, Callable), "a string, or a function of the run context"),
+    "output_retries": _OptionType((int,), "a non-negative integer"),
+    "strategy": _OptionType((str, Callable), "a strategy, such as rxloop.strategies.react(), or its name"),
+    "thoughts": _OptionType((bool, Thoughts), "True, False or Thoughts()"),
+    "owner": _OptionType((str,), "a string, such as a user id"),
+    "on_input": _OptionType((Callable,), "a function that answers a question"),
+    "steering": _OptionType((Observable, AsyncIterable), "an Observable or an async iterable of messages"),
+    "metadata": _OptionType((Mapping,), "a dict"),
 }
 
 _NEVER_NONE = {"name", "instructions", "tools", "output_retries", "thoughts"}
@@ -73,20 +72,54 @@ def check_options(callee: str, options: Mapping[str, Any], kind: type) -> None:
         TypeError: If an option is unknown. The message suggests a similar name.
         ConfigurationError: If an option has an invalid type. The message contains the name, value and remedy.
     """
-    known = kind.__annotations__
+    allowed = kind.__annotations__
     for name, value in options.items():
-        if name not in known:
-            near = find_nearest(name, known)
-            advice = f"did you mean {near!r}?" if near is not None else f"it takes {', '.join(known)}"
-            raise TypeError(f"{callee}() got an unknown argument {name!r}; {advice}")
+        if name not in allowed:
+            raise _make_name_error(callee, name, allowed)
         if value is None and (kind is not AgentOptions or name not in _NEVER_NONE):
             continue
-        expected = _KINDS.get(name)
+        expected = _OPTION_TYPES.get(name)
         if expected is not None and not isinstance(value, expected.types):
-            raise _wrong(name, value, expected.advice)
+            raise _make_error(name, value, expected.description)
         check = _CHECKS.get(name)
         if check is not None:
             check(value)
+
+
+def _make_name_error(callee: str, name: str, allowed: Iterable[str]) -> TypeError:
+    # Imported lazily, because correct programs do not need it.
+    from rxloop._names import explain_name
+
+    places = [callee if callee == "Agent" else "Agent.run", "option"]
+    remedy = explain_name(places, name, ())
+    if not remedy and callee != "Agent" and name in {*AgentOptions.__annotations__, "output_type", "deps_type"}:
+        remedy = f"pass it to Agent(..., {name}=...)"
+    elif not remedy and callee != "Agent.run" and name in {*RunOptions.__annotations__, "deps", "prompt"}:
+        remedy = f"pass it to agent.run(..., {name}=...)"
+    remedy = remedy or explain_name((), name, allowed) or f"expected {', '.join(allowed)}"
+    return TypeError(f"{callee}() got an unknown argument {name!r}; {remedy}")
+
+
+def check_change(name: str, *, is_reserved: bool) -> None:
+    """Reject a new value for an attribute of an agent.
+
+    Args:
+        name: Attribute.
+        is_reserved: False for additional attributes of a subclass. Their names must differ from the options.
+
+    Raises:
+        AttributeError: If the attribute is reserved. The message contains a remedy.
+    """
+    is_option = name in {*AgentOptions.__annotations__, "model", "output_type", "deps_type"}
+    if not is_reserved and not is_option:
+        return
+    remedy = f"create another agent with Agent(..., {name}=...)"
+    if not is_option:
+        # Imported lazily, because correct programs do not need it.
+        from rxloop._names import explain_name
+
+        remedy = explain_name(["Agent", "option"], name, AgentOptions.__annotations__) or "create another agent"
+    raise AttributeError(f"cannot set {name!r}, because agents are immutable; {remedy}")
 
 
 def check_messages(prompt: Prompt) -> tuple[Message, ...]:
@@ -97,24 +130,24 @@ def check_messages(prompt: Prompt) -> tuple[Message, ...]:
     """
     messages = to_messages(prompt)
     if not messages:
-        raise ConfigurationError("the prompt is empty: give a text, a message, or a list of them")
+        raise ConfigurationError("the prompt must not be empty")
     return check_history(messages)
 
 
 def _check_artifacts(artifacts: Any) -> None:
     if isinstance(artifacts, str | PathLike):
-        where = fspath(cast("str | PathLike[str]", artifacts))
-        raise _wrong("artifacts", artifacts, f"write artifacts=FolderArtifacts({where!r})")
+        path = fspath(cast("str | PathLike[str]", artifacts))
+        raise _make_error("artifacts", artifacts, f"an ArtifactStore, such as FolderArtifacts({path!r})")
     # Imported lazily to keep `import rxloop` fast.
     from rxloop.pipeline.artifacts import ArtifactStore
 
     if isinstance(artifacts, type) or not isinstance(artifacts, ArtifactStore):
-        raise _wrong("artifacts", artifacts, "give a store, such as FolderArtifacts('files')")
+        raise _make_error("artifacts", artifacts, "an ArtifactStore, such as FolderArtifacts('files')")
 
 
 def _check_retries(retries: int) -> None:
     if retries < 0:
-        raise _wrong("output_retries", retries, _KINDS["output_retries"].advice)
+        raise _make_error("output_retries", retries, _OPTION_TYPES["output_retries"].description)
 
 
 def _check_settings(settings: Any) -> None:
@@ -124,52 +157,85 @@ def _check_settings(settings: Any) -> None:
 
 def _check_metadata(metadata: Mapping[str, Any]) -> None:
     _check_storable("metadata", metadata)
-    if COMMAND_ID in metadata:
-        raise _wrong("metadata", metadata, f"{COMMAND_ID!r} is the number of a letter to a run: choose another name")
+    if reserved := RESERVED_METADATA.intersection(metadata):
+        raise ConfigurationError(f"metadata must not contain the reserved key {min(reserved)!r}, got {metadata!r}")
 
 
 def _check_client_tools(tools: Any) -> None:
     if isinstance(tools, str | bytes) or not isinstance(tools, Sequence):
-        raise _wrong("client_tools", tools, "give a list of definitions; each is a dict or of client_tool()")
+        raise _make_error("client_tools", tools, "a list of dicts or client_tool() objects")
 
 
 def _check_when_busy(when_busy: Any) -> None:
     if when_busy not in ("refuse", "wait"):
-        raise _wrong("when_busy", when_busy, "give 'refuse' or 'wait'")
+        raise _make_error("when_busy", when_busy, "'refuse' or 'wait'")
 
 
-def check_at(at: Any) -> None:
+def check_seq(seq: Any) -> None:
     """Check the position for a fork.
 
     Raises:
         ConfigurationError: If the position is not a positive integer.
     """
-    if not isinstance(at, int) or isinstance(at, bool) or at < 1:
-        raise _wrong("at", at, "give the seq of the last event to take over: 1 or more")
+    if not isinstance(seq, int) or isinstance(seq, bool) or seq < 1:
+        raise _make_error("at", seq, "a positive integer, the seq of the last event to copy")
 
 
 def _check_results(results: Any) -> None:
     if not (isinstance(results, Mapping) and all(isinstance(key, str) for key in results)):
-        raise _wrong("results", results, 'give a dict from ids of calls to results, such as {"call_1": "declined"}')
+        raise _make_error("results", results, 'a dict of results by call id, such as {"call_1": "declined"}')
+
+
+def check_inputs(inputs: Any) -> None:
+    """Check answers to questions.
+
+    Raises:
+        ConfigurationError: If they are not a mapping by `input_id`.
+    """
+    if not isinstance(inputs, Mapping):
+        raise _make_error("inputs", inputs, "a dict of answers, such as {result.pending[0].input_id: True}")
+
+
+def check_run_id(task_id: Any) -> None:
+    """Check the ID of an existing run.
+
+    Raises:
+        ConfigurationError: If it is not a string.
+    """
+    if not isinstance(task_id, str):
+        has_id = isinstance(getattr(task_id, "task_id", None), str)
+        raise _make_error("task_id", task_id, "a string, the `task_id` of a run" + (", not the object" * has_id))
+
+
+def check_deps_type(kind: Any) -> None:
+    """Check the type of an agent's dependencies.
+
+    Raises:
+        ConfigurationError: If an object is given instead of its type.
+    """
+    if kind is None or isinstance(kind, type) or type(kind).__module__ in ("typing", "typing_extensions", "types"):
+        return
+    name = type(kind).__name__
+    raise _make_error("deps_type", kind, f"a type, such as {name}; pass the object with agent.run(..., deps=...)")
 
 
 def _check_storable(name: str, value: Any) -> None:
     try:
         freeze_json(value, name)
     except InvalidEvent as error:
-        raise ConfigurationError(f"{error}; what only your own code needs belongs into deps=") from error
+        raise ConfigurationError(f"{error}; use deps= for objects that only your code needs") from error
 
 
 def check_model(model: Any) -> None:
-    """Check the type of a model.
+    """Validate the model of an agent.
 
     Raises:
         ConfigurationError: If the type is invalid.
     """
     if isinstance(model, type):
-        raise _wrong("model", model, f"it is a class; {_MODEL}")
+        raise _make_error("model", model, f"{_MODEL}, not a class")
     if not isinstance(model, str | Provider):
-        raise _wrong("model", model, _MODEL)
+        raise _make_error("model", model, _MODEL)
 
 
 def check_tools(tools: Any) -> None:
@@ -180,7 +246,7 @@ def check_tools(tools: Any) -> None:
     """
     if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Iterable):
         name = getattr(tools, "__name__", "tool") if callable(tools) else "tool"
-        raise _wrong("tools", tools, f"give a list, such as tools=[{name}]")
+        raise _make_error("tools", tools, f"a list, such as tools=[{name}]")
 
 
 def check_deps(callee: str, kind: object, deps: object) -> None:
@@ -197,15 +263,15 @@ def check_deps(callee: str, kind: object, deps: object) -> None:
     if not isinstance(kind, type) or kind is Any:
         return
     try:
-        fits = isinstance(deps, kind)
+        is_valid = isinstance(deps, kind)
     except TypeError:
         # Some protocols and TypedDicts do not support `isinstance`, so only check for None.
-        fits = deps is not None
-    if fits:
+        is_valid = deps is not None
+    if is_valid:
         return
     if deps is None:
         call = f"agent.{callee.removeprefix('Agent.')}(..., deps={kind.__name__}(...))"
-        raise ConfigurationError(f"the tools of this agent need deps, and none were given: {call}")
+        raise ConfigurationError(f"this agent requires deps: {call}")
     log.warning("deps is a %s, but the deps_type of the agent is %s", type(deps).__name__, kind.__name__)
 
 
@@ -217,37 +283,39 @@ def check_operator(strategy: Callable[..., Any], operator: Any) -> None:
     """
     if not callable(operator):
         raise ConfigurationError(
-            f"the strategy {describe(strategy)} gave {operator!r}: it has to give an operator, as op.iterate does"
+            f"strategy {describe(strategy)} must return an operator such as op.iterate, got {operator!r}"
         )
     check_run(cast("Operator", operator))
 
 
 def _check_loop(loop: Any) -> None:
     if isinstance(loop, str | bytes | Mapping) or not isinstance(loop, Sequence):
-        raise _wrong("loop", loop, _LOOP)
+        raise _make_error("loop", loop, _LOOP)
     items = cast("Sequence[Any]", loop)
-    for place, operator in enumerate(items):
-        argument = f"loop[{place}]"
+    for index, operator in enumerate(items):
+        argument = f"loop[{index}]"
         if isinstance(operator, list | tuple):
-            raise _wrong(argument, operator, "it is a list of operators: put a * before it, as in [*op.standard()]")
+            raise _make_error(argument, operator, "an operator, not a list; unpack it as in [*op.standard()]")
         if not callable(operator):
-            raise _wrong(argument, operator, "it is not an operator; give one, such as op.call_model()")
-        if _makes_an_operator(operator):
-            raise _wrong(argument, operator, f"it makes an operator: call it, as in {operator.__name__}()")
-        if not _takes_one(operator):
-            raise _wrong(argument, operator, "an operator takes one argument, its source: call what makes it")
+            raise _make_error(argument, operator, "an operator, such as op.call_model()")
+        if _is_factory(operator):
+            raise _make_error(argument, operator, f"an operator, not a factory; call it as in {operator.__name__}()")
+        if not _accepts_one_argument(operator):
+            raise _make_error(
+                argument, operator, "an operator with one parameter, its source; if it is a factory, call it"
+            )
         view = getattr(operator, VIEW, None)
         if view is not None:
-            raise _wrong(argument, operator, f"it is a view, for subscribers: write run.pipe({view}(...))")
+            raise _make_error(argument, operator, f"an operator, not a view; use run.pipe({view}(...))")
     check_iteration(items)
 
 
-def _makes_an_operator(operator: Callable[..., Any]) -> bool:
+def _is_factory(operator: Callable[..., Any]) -> bool:
     name = getattr(operator, "__name__", None)
     return name in operators.__all__ and operator is getattr(operators, name)
 
 
-def _takes_one(operator: Callable[..., Any]) -> bool:
+def _accepts_one_argument(operator: Callable[..., Any]) -> bool:
     try:
         inspect.signature(operator).bind(None)
     except TypeError:
@@ -258,35 +326,21 @@ def _takes_one(operator: Callable[..., Any]) -> bool:
     return True
 
 
-def check_log(log: Any) -> None:
-    """Check the type of an event log.
-
-    Raises:
-        ConfigurationError: If the type is invalid.
-    """
-    if isinstance(log, EventLog):
-        return
-    if isinstance(log, str | PathLike):
-        raise _wrong("log", log, f"write log=open_log({fspath(cast('str | PathLike[str]', log))!r})")
-    reason = "it is a class" if isinstance(log, type) else "it is not an EventLog"
-    raise _wrong("log", log, f"{reason}; give an event log, such as MemoryEventLog(), or a subclass of EventLog")
-
-
 def _check_values(argument: str, value: Any, kind: type[Wire], example: str) -> None:
     if isinstance(value, kind):
         return
-    given = example
+    arguments = example
     if isinstance(value, dict):
-        given = ", ".join(f"{name}={each!r}" for name, each in cast("dict[str, Any]", value).items())
-    raise _wrong(argument, value, f"write {argument}={kind.__name__}({given})")
+        arguments = ", ".join(f"{name}={each!r}" for name, each in cast("dict[str, Any]", value).items())
+    raise _make_error(argument, value, f"of type {kind.__name__}, such as {kind.__name__}({arguments})")
 
 
-def _wrong(argument: str, value: object, advice: str) -> ConfigurationError:
-    return ConfigurationError(f"{argument}={value!r} cannot be used: {advice}")
+def _make_error(argument: str, value: object, expected: str) -> ConfigurationError:
+    return ConfigurationError(f"{argument} must be {expected}, got {value!r}")
 
 
 def check_history(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Check that tool calls and results match, because error messages from providers are less helpful.
+    """Check that tool calls have matching results. Providers return less helpful errors.
 
     Returns:
         Messages with tool results sorted in call order.
@@ -295,31 +349,31 @@ def check_history(messages: Sequence[Message]) -> tuple[Message, ...]:
         ConfigurationError: If a call is not followed by its result, or a result is not preceded by its call.
     """
     ordered = list(messages)
-    due: dict[int, tuple[str, str]] = {}
-    asked = 0
-    for place, message in enumerate(messages):
+    open_calls: dict[int, tuple[str, str]] = {}
+    call_index = 0
+    for index, message in enumerate(messages):
         if message.role == "tool":
-            answered = next((key for key, (call_id, _) in due.items() if call_id == message.tool_call_id), None)
-            if answered is None:
+            position = next((key for key, (call_id, _) in open_calls.items() if call_id == message.tool_call_id), None)
+            if position is None:
                 raise ConfigurationError(
-                    f"prompt[{place}] answers the tool call {message.tool_call_id!r}, but no message of the assistant "
-                    "right before it has an open call of that id: put it there, or leave the answer out"
+                    f"prompt[{index}] answers tool call {message.tool_call_id!r}, but the preceding assistant message "
+                    "has no open call with this id"
                 )
-            del due[answered]
-            ordered[asked + 1 + answered] = message
+            del open_calls[position]
+            ordered[call_index + 1 + position] = message
             continue
-        _check_answered(due, asked)
-        asked = place
-        due = {key: (call.id, call.name) for key, call in enumerate(message.tool_calls)}
-    _check_answered(due, asked)
+        _check_answered(open_calls, call_index)
+        call_index = index
+        open_calls = {key: (call.id, call.name) for key, call in enumerate(message.tool_calls)}
+    _check_answered(open_calls, call_index)
     return tuple(ordered)
 
 
-def _check_answered(due: Mapping[int, tuple[str, str]], place: int) -> None:
-    for call_id, name in due.values():
+def _check_answered(open_calls: Mapping[int, tuple[str, str]], index: int) -> None:
+    for call_id, name in open_calls.values():
         raise ConfigurationError(
-            f"prompt[{place}] calls the tool {name!r} ({call_id!r}), and nothing after it answers the call: "
-            f"put Message.tool({call_id!r}, ...) right after it, or leave the call out"
+            f"prompt[{index}] has an unanswered call of tool {name!r} ({call_id!r}); "
+            f"append Message.tool({call_id!r}, ...) or remove the call"
         )
 
 
@@ -328,6 +382,7 @@ _CHECKS: Mapping[str, Callable[[Any], object]] = {
     "client_tools": _check_client_tools,
     "context_id": partial(validate_id, name="context_id"),
     "fork_id": check_task_id,
+    "inputs": check_inputs,
     "limits": lambda limits: _check_values("limits", limits, Limits, "iterations=3"),
     "log": check_log,
     "loop": _check_loop,

@@ -1,18 +1,23 @@
-"""The command `rxloop`."""
+"""The `rxloop` command."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
-_EXTRA = {"packaging", "platformdirs", "rich", "typer"}
+_EXTRA = {"packaging", "platformdirs", "prompt_toolkit", "rich", "typer"}
 
 
 def main() -> None:
-    """Run the command line interface."""
+    """Run the command line interface. Without the `cli` extra, only `demo` is available."""
     try:
-        with extra_needed():
+        if sys.argv[1:2] == ["demo"] and not all(map(find_spec, _EXTRA)):
+            from rxloop.cli.demo import main
+
+            sys.exit(main(sys.argv[2:]))
+        with require_extra():
             from rxloop.cli.app import command
         command()
     except KeyboardInterrupt:
@@ -21,7 +26,7 @@ def main() -> None:
 
 
 @contextmanager
-def extra_needed() -> Generator[None]:
+def require_extra() -> Generator[None]:
     """Exit with an installation hint if an optional dependency is missing.
 
     Raises:

@@ -6,18 +6,21 @@ import importlib
 import inspect
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self, cast
 
 import typer
 
+from rxloop._names import find_nearest
 from rxloop.agents.agent import Agent
-from rxloop.cli.model_access import how_to_get_in, key_state, key_variable
-from rxloop.cli.options import Strategy
-from rxloop.cli.terminal import failure
+from rxloop.cli.model_access import OFFLINE, describe_key_setup, get_key_state, get_key_variable, make_offline_model
+from rxloop.cli.options import Strategy, decode
+from rxloop.cli.stored_keys import find_stored_key
+from rxloop.cli.suggestions import suggest_models
+from rxloop.cli.terminal import format_error
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Provider
@@ -25,7 +28,7 @@ from rxloop.providers import PRESETS, HTTPModel, openai_chat, resolve_model
 from rxloop.tools.agent_tools import AnyTool
 from rxloop.tools.think_aloud import Thoughts
 
-_NAMELESS = "agent"
+_DEFAULT_NAME = "agent"
 """Default agent name."""
 
 
@@ -40,53 +43,59 @@ class AgentOptions:
             "-m",
             envvar="RXLOOP_MODEL",
             metavar="MODEL",
-            help="A model, such as zai:glm-4.7, openai:gpt-5 or ollama:qwen3.",
+            help="Model, for example zai:glm-4.7, openai:gpt-5 or ollama:qwen3.",
+            autocompletion=suggest_models,
         ),
     ] = None
     base_url: Annotated[
-        str | None,
-        typer.Option("--base-url", metavar="URL", help="The endpoint of the model, without /chat/completions."),
+        str | None, typer.Option("--base-url", metavar="URL", help="Base URL of the model, without /chat/completions.")
     ] = None
     tools: Annotated[
         list[str] | None,
-        typer.Option(
-            "--tools", metavar="MODULE:OBJECT", help="A function, a tool, or a list of them; may be repeated."
-        ),
+        typer.Option("--tools", metavar="MODULE:OBJECT", help="Function, tool, or list of tools. Can be repeated."),
     ] = None
     mcp: Annotated[
         list[str] | None,
-        typer.Option(
-            "--mcp", metavar="SERVER", help="An MCP server: a command, a URL or an mcp.json; may be repeated."
-        ),
+        typer.Option("--mcp", metavar="SERVER", help="MCP server as a command, URL or mcp.json file. Can be repeated."),
     ] = None
     agent: Annotated[
         str | None,
-        typer.Option(
-            "--agent",
-            metavar="MODULE:AGENT",
-            help="An agent of yours, or a function without parameters that makes one.",
-        ),
+        typer.Option("--agent", metavar="MODULE:AGENT", help="Agent or factory function without parameters."),
     ] = None
     strategy: Strategy = None
+    system: Annotated[
+        str | None, typer.Option("--system", metavar="TEXT|@FILE", help="Instructions for the model.")
+    ] = None
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            "--schema",
+            metavar="SCHEMA",
+            help="Answer with JSON: a JSON Schema, its file, or fields such as 'name, age int, tags str[]'.",
+        ),
+    ] = None
 
-    def flags(self) -> str:
+    def to_flags(self) -> str:
         """Format the options for a follow-up command, excluding options stored in the log."""
-        given = [
+        options = [
             ("--agent", self.agent),
             *(("--tools", reference) for reference in self.tools or ()),
             *(("--mcp", server) for server in self.mcp or ()),
             ("--base-url", self.base_url),
             ("--strategy", self.strategy),
+            ("--system", self.system),
+            ("--schema", self.schema),
         ]
-        if self.base_url:
-            given.append(("--model", self.model))
-        return "".join(f" {name} {shlex.quote(value)}" for name, value in given if value)
+        if self.base_url or self.model == OFFLINE:
+            options.append(("--model", self.model))
+        return "".join(f" {name} {shlex.quote(value)}" for name, value in options if value)
 
-    def make(self, *, recorded: str | None = None) -> Ready:
+    def make(self, *, recorded: str | None = None, thinks_aloud: bool = True) -> LoadedAgent:
         """Create the agent.
 
         Args:
             recorded: Default model.
+            thinks_aloud: Whether an agent without a strategy receives the tool for thoughts.
 
         Raises:
             ConfigurationError: An option is invalid, or options are incompatible.
@@ -97,37 +106,62 @@ class AgentOptions:
 
             if Path(self.strategy).suffix in (".json", ".yaml", ".yml"):
                 raise ConfigurationError(
-                    f"--strategy {self.strategy!r}: a file holds only stages, and nothing that runs them; "
-                    "name a strategy (rxloop strategies lists them), or make an agent with one of your own for --agent"
+                    f"--strategy must be the name of a strategy, got the file {self.strategy!r}. Files contain only "
+                    "stages. List the names with rxloop strategies, or use --agent with an agent that has your strategy"
                 )
             load_strategy(self.strategy)
         if self.agent is not None:
-            if self.tools or self.mcp:
-                option = "--tools" if self.tools else "--mcp"
-                raise ConfigurationError(f"{option} does not go with --agent: that agent has tools of its own")
-            named = self.model is not None or self.base_url is not None
-            model = self._provider(None) if named else None
-            return Ready(load_agent(self.agent), model, model)
-        model = self._provider(recorded)
-        # Show thoughts, but hide the corresponding tool calls.
-        thoughts = Thoughts(hidden=True)
-        if not self.tools and not self.mcp:
-            return Ready(Agent(model, thoughts=thoughts), None, model)
-        tools, servers = self.load_tools(), self._servers()
+            self._check_agent_options()
+            has_model = self.model is not None or self.base_url is not None
+            model = self._make_provider(None) if has_model else None
+            return LoadedAgent(load_agent(self.agent), model, model)
+        model = self._make_provider(recorded)
+        # Show thoughts, but hide the corresponding tool calls. Strategies require thoughts.
+        thoughts = Thoughts(hidden=True) if thinks_aloud or self.strategy is not None else False
+        instructions = "" if self.system is None else _read_instructions(self.system)
+        output_type = self._make_output_type()
+        tools = [*self.load_tools(), *self._make_servers()]
         try:
-            return Ready(Agent(model, tools=[*tools, *servers], thoughts=thoughts), None, model)
+            agent = Agent(model, tools=tools, instructions=instructions, output_type=output_type, thoughts=thoughts)
+            return LoadedAgent(agent, None, model)
         except ConfigurationError as error:
-            raise ConfigurationError(f"--tools {' '.join(self.tools or ())}: {error}") from error
+            if not self.tools:
+                raise
+            raise ConfigurationError(f"--tools {' '.join(self.tools)}: {error}") from error
+
+    def _check_agent_options(self) -> None:
+        """Reject options that conflict with an existing agent.
+
+        Raises:
+            ConfigurationError: An option is set.
+        """
+        options: dict[str, tuple[object, str]] = {
+            "--tools": (self.tools, "its own tools"),
+            "--mcp": (self.mcp, "its own tools"),
+            "--system": (self.system, "its own instructions"),
+            "--schema": (self.schema, "its own output_type"),
+        }
+        for option, (value, part) in options.items():
+            if value:
+                raise ConfigurationError(f"{option} cannot be used with --agent, because the agent has {part}")
+
+    def _make_output_type(self) -> type[Any]:
+        if self.schema is None:
+            return str
+        # Imported lazily because most answers are text.
+        from rxloop.cli.arguments.schemas import load_schema, make_output_type
+
+        return make_output_type(load_schema(decode(self.schema)))
 
     def load_tools(self) -> list[AnyTool]:
         """Load the tools specified by `--tools`."""
         tools: list[AnyTool] = []
         for reference in self.tools or ():
-            found = load(reference, "--tools")
-            tools += cast("Sequence[AnyTool]", found) if isinstance(found, list | tuple) else [found]
+            value = load(reference, "--tools")
+            tools += cast("Sequence[AnyTool]", value) if isinstance(value, list | tuple) else [value]
         return tools
 
-    def _servers(self) -> list[AnyTool]:
+    def _make_servers(self) -> list[AnyTool]:
         """Create the MCP servers specified by `--mcp`."""
         if not self.mcp:
             return []
@@ -135,38 +169,45 @@ class AgentOptions:
         from rxloop.tools.mcp import mcp, mcp_config
 
         servers: list[AnyTool] = []
-        for given in self.mcp:
+        for server in self.mcp:
             try:
-                words = shlex.split(given)
+                arguments = shlex.split(server)
             except ValueError as error:
-                raise ConfigurationError(f"--mcp {given!r} is not a command: {error}") from error
-            if given.endswith(".json") and Path(given).is_file():
-                servers += mcp_config(given)
-            elif words:
-                servers.append(mcp(*words))
+                raise ConfigurationError(f"--mcp: cannot parse the command {server!r}: {error}") from error
+            if server.endswith(".json") and Path(server).is_file():
+                servers += mcp_config(server)
+            elif arguments:
+                servers.append(mcp(*arguments))
         return servers
 
-    def _provider(self, recorded: str | None) -> Provider:
+    def _make_provider(self, recorded: str | None) -> Provider:
         model = self.model or recorded
+        if self.model == OFFLINE and self.base_url is None:
+            return make_offline_model()
         if self.base_url is not None:
             if model is None:
-                raise ConfigurationError("--base-url needs the name of a model: add --model")
+                raise ConfigurationError("--base-url requires a model; add --model")
             prefix, colon, name = model.partition(":")
             if not colon or prefix not in PRESETS:
-                return openai_chat(model.rpartition("#")[2], base_url=self.base_url)
-            return _with_key(resolve_model(model if name else prefix, base_url=self.base_url))
+                return _add_stored_key(partial(openai_chat, model.rpartition("#")[2], base_url=self.base_url))
+            vendor_model = model if name else prefix
+            return _check_key(_add_stored_key(partial(resolve_model, vendor_model, base_url=self.base_url)))
         if model is None:
             keys = {
-                key_variable(preset): name for name, preset in PRESETS.items() if preset.key() and preset.default_model
+                get_key_variable(preset): name
+                for name, preset in PRESETS.items()
+                if preset.key() and preset.default_model
             }
-            there = "".join(f" ({key} is set: --model {name})" for key, name in list(keys.items())[:1])
-            raise ConfigurationError(f"no model is named: add --model zai:glm-4.7, or set RXLOOP_MODEL{there}")
+            hint = "".join(f" ({key} is set: --model {name})" for key, name in list(keys.items())[:1])
+            raise ConfigurationError(f"no model selected; add --model zai:glm-4.7 or {OFFLINE}, or RXLOOP_MODEL{hint}")
         try:
-            return _with_address(_with_key(resolve_model(model)))
+            return _check_endpoint(_check_key(_add_stored_key(partial(resolve_model, model))))
         except ConfigurationError as error:
             if self.model is not None:
                 raise
-            raise ConfigurationError(f"the model of the run cannot be used here: {error}; add --model") from error
+            raise ConfigurationError(
+                f"cannot use the recorded model: {error}; add --model, or --agent for a model defined in a file"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,23 +215,30 @@ class RecordedAgentOptions(AgentOptions):
     """Agent options of `rxloop resume` and `rxloop fork`."""
 
     model: Annotated[
-        str | None, typer.Option("--model", "-m", metavar="MODEL", help="A model other than the run's.")
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="MODEL",
+            help="Replacement for the model of the run.",
+            autocompletion=suggest_models,
+        ),
     ] = None
-    strategy: str | None = None
+    strategy: None = None
     """Always None. `rxloop resume` has a separate option."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """Loaded agent with its models. Use `async with` to close it."""
+class LoadedAgent:
+    """Agent with its models. Use `async with` to close them."""
 
     agent: Agent[Any, Any]
     model: Provider | None
     """Model override for the agent's runs."""
-    made: Provider | None
+    owned_model: Provider | None
     """Model created using command line options, to be closed with this object."""
 
-    def logging_to(self, log: EventLog) -> Ready:
+    def with_log(self, log: EventLog) -> LoadedAgent:
         """Return a copy with a different event log, so that later commands can find the runs."""
         return replace(self, agent=self.agent.with_log(log))
 
@@ -199,8 +247,29 @@ class Ready:
 
     async def __aexit__(self, *_: object) -> None:
         await self.agent.aclose()
-        if self.made is not None:
-            await self.made.aclose()
+        if self.owned_model is not None:
+            await self.owned_model.aclose()
+
+
+def _read_instructions(text: str) -> str:
+    """Parse instructions passed as text or `@FILE`.
+
+    Raises:
+        ConfigurationError: Instructions are unreadable or empty.
+    """
+    text = decode(text)
+    if text.startswith("@"):
+        path = Path(text[1:]).expanduser()
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise ConfigurationError(
+                f"--system: cannot read {str(path)!r}: {reason}; pass @FILE, or the text itself without @"
+            ) from error
+    if not text.strip():
+        raise ConfigurationError("--system must not be empty; omit it to send no instructions")
+    return text
 
 
 def load(reference: str, option: str) -> Any:
@@ -209,87 +278,91 @@ def load(reference: str, option: str) -> Any:
     Raises:
         ConfigurationError: The object cannot be imported.
     """
-    place, colon, name = reference.partition(":")
-    if not (colon and place and name):
+    path, colon, name = reference.partition(":")
+    if not (colon and path and name):
         example = "weather:get_weather" if option == "--tools" else "weather:agent"
-        raise ConfigurationError(f"{option} {reference!r}: write module:object, such as {example}")
-    folder, module = Path.cwd(), place
-    if place.endswith(".py"):
-        folder, module = Path(place).absolute().parent, Path(place).stem
+        raise ConfigurationError(
+            f"invalid import path {reference!r} for {option}, expected module:object, for example {example}"
+        )
+    folder, module = Path.cwd(), path
+    if path.endswith(".py"):
+        folder, module = Path(path).absolute().parent, Path(path).stem
     # Keep the folder in `sys.path`, because tools may import modules when called.
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     try:
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0]):
-            raise ConfigurationError(f"{option} {reference!r}: there is no module {module!r} in {folder}") from error
-        raise ConfigurationError(f"{option} {reference!r}: {place} cannot be imported: {failure(error)}") from error
+            raise ConfigurationError(f"{option} {reference!r}: no module {module!r} in {folder}") from error
+        raise ConfigurationError(f"{option} {reference!r}: cannot import {path}: {format_error(error)}") from error
     for part in name.split("."):
-        if not hasattr(found, part):
-            near = get_close_matches(part, dir(found), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigurationError(f"{option} {reference!r}: {place} has no {part!r}{hint}")
-        found = getattr(found, part)
-    return found
+        if not hasattr(value, part):
+            nearest = find_nearest(part, dir(value))
+            hint = "" if nearest is None else f"; did you mean {nearest!r}?"
+            raise ConfigurationError(f"{option} {reference!r}: missing attribute {part!r} in {path}{hint}")
+        value = getattr(value, part)
+    return value
 
 
 def load_agent(reference: str) -> Agent[Any, Any]:
-    """Import an agent using a `module:agent` path. The object can also be a function that creates the agent.
+    """Import an agent using a `module:agent` path. Functions are called to create agents.
 
     Raises:
-        ConfigurationError: The object is not an agent.
+        ConfigurationError: The object has a different type.
     """
-    return agent_of(load(reference, "--agent"), reference, "--agent")
+    return to_agent(load(reference, "--agent"), reference, "--agent")
 
 
-def agent_of(found: Any, reference: str, option: str) -> Agent[Any, Any]:
-    """Convert an imported object to an agent. Functions are called.
+def to_agent(value: Any, reference: str, option: str) -> Agent[Any, Any]:
+    """Convert an imported object to an agent by calling factory functions.
 
     Raises:
         ConfigurationError: The object is neither an agent nor a factory.
     """
-    found = made_of(found, reference, option)
-    if not isinstance(found, Agent):
+    if hasattr(value, "definition") and hasattr(value, "call"):
+        raise ConfigurationError(f"{option} {reference!r} is a tool; use --tools {reference} with --model")
+    value = call_factory(value, reference, option)
+    if not isinstance(value, Agent):
         raise ConfigurationError(
-            f"{option} {reference!r} is {found!r}: it must be an Agent, or a function that gives one"
+            f"{option} {reference!r} must be an Agent or a function that returns one, got {value!r}"
         )
-    return cast("Agent[Any, Any]", found)
+    return cast("Agent[Any, Any]", value)
 
 
-def made_of(found: Any, reference: str, option: str) -> Any:
+def call_factory(value: Any, reference: str, option: str) -> Any:
     """Return an imported object, or its return value if it is a function.
 
     Raises:
         ConfigurationError: The function is async or failed.
     """
-    if inspect.iscoroutinefunction(found):
-        raise ConfigurationError(f"{option} {reference!r} is an async function: make the agent in one without async")
-    if not callable(found) or isinstance(found, type):
-        return found
+    if inspect.iscoroutinefunction(value):
+        raise ConfigurationError(f"{option} {reference!r} must be a synchronous function, got an async function")
+    if not callable(value) or isinstance(value, type):
+        return value
     try:
-        return found()
+        return value()
     except Exception as error:
-        raise ConfigurationError(f"{option} {reference!r} did not give an agent: {failure(error)}") from error
+        raise ConfigurationError(f"{option} {reference!r} did not create an agent: {format_error(error)}") from error
 
 
-def agents_of(found: Any, reference: str) -> Mapping[str, Agent[Any, Any]] | None:
+def to_agents(value: Any, reference: str) -> Mapping[str, Agent[Any, Any]] | None:
     """Convert an imported object to a dict of agents by name. Returns None for other types."""
-    if isinstance(found, Agent):
-        agent = cast("Agent[Any, Any]", found)
-        return {name_of(agent, reference): agent}
-    if isinstance(found, Mapping) and found:
-        agents = cast("Mapping[str, Any]", found)
+    if isinstance(value, Agent):
+        agent = cast("Agent[Any, Any]", value)
+        return {get_agent_name(agent, reference): agent}
+    if isinstance(value, Mapping) and value:
+        agents = cast("Mapping[str, Any]", value)
         return agents if all(isinstance(each, Agent) for each in agents.values()) else None
     return None
 
 
-def name_of(agent: Agent[Any, Any], reference: str) -> str:
+def get_agent_name(agent: Agent[Any, Any], reference: str) -> str:
     """Return the agent's name. For agents with the default name, this is the variable name."""
-    return agent.name if agent.name != _NAMELESS else reference.rpartition(":")[2].rpartition(".")[2]
+    return agent.name if agent.name != _DEFAULT_NAME else reference.rpartition(":")[2].rpartition(".")[2]
 
 
-def _with_address(provider: Provider) -> Provider:
+def _check_endpoint(provider: Provider) -> Provider:
     """Return the provider after checking its endpoint.
 
     Raises:
@@ -300,7 +373,18 @@ def _with_address(provider: Provider) -> Provider:
     return provider
 
 
-def _with_key(provider: Provider) -> Provider:
+def _add_stored_key(make: Callable[..., Provider]) -> Provider:
+    """Create a provider, using a stored key unless the environment contains one.
+
+    Raises:
+        ConfigurationError: Stored keys are invalid.
+    """
+    provider = make()
+    key = find_stored_key(provider.preset) if isinstance(provider, HTTPModel) else None
+    return provider if key is None else make(api_key=key)
+
+
+def _check_key(provider: Provider) -> Provider:
     """Return the provider after checking for an API key, so that runs fail early.
 
     Raises:
@@ -308,8 +392,8 @@ def _with_key(provider: Provider) -> Provider:
     """
     if isinstance(provider, HTTPModel):
         preset = provider.preset
-        if key_state(preset) == "not set":
+        if get_key_state(preset) == "not set":
             raise ConfigurationError(
-                f"{provider.name} needs a key: {how_to_get_in(preset)}, or name another model with --model"
+                f"missing key for {provider.name}: {describe_key_setup(preset)}, or select another model with --model"
             )
     return provider

@@ -7,12 +7,16 @@ from dataclasses import dataclass, is_dataclass
 from enum import StrEnum
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, get_origin
 
 import orjson
 import typer
 
+from rxloop.cli.suggestions import suggest_runs, suggest_strategies
 from rxloop.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rxloop.strategies.catalog import StrategyName
 
 
 class ThoughtLevel(StrEnum):
@@ -23,11 +27,17 @@ class ThoughtLevel(StrEnum):
     all = "all"
 
 
+class Approval(StrEnum):
+    """Automatic answer to tool approval questions."""
+
+    ask = "ask"
+    always = "always"
+    never = "never"
+
+
 Database = Annotated[
     str | None,
-    typer.Option(
-        "--db", envvar="RXLOOP_DB", metavar="DATABASE", help="The database of runs: a file, or postgresql://..."
-    ),
+    typer.Option("--db", envvar="RXLOOP_DB", metavar="DATABASE", help="Database file or postgresql:// URL."),
 ]
 SessionDatabase = Annotated[
     str | None,
@@ -35,7 +45,7 @@ SessionDatabase = Annotated[
         "--session-db",
         envvar="RXLOOP_SESSION_DB",
         metavar="DATABASE",
-        help="The address of the same Postgres past a PgBouncer, where --db goes through one.",
+        help="Direct URL of the Postgres database, if --db refers to a PgBouncer.",
     ),
 ]
 Version = Annotated[
@@ -43,25 +53,37 @@ Version = Annotated[
     typer.Option(
         "--program-version",
         metavar="VERSION",
-        help="Go on only with runs that the same version of your program starts.",
+        help="Version of your program. Only runs of the same version are executed.",
     ),
 ]
-SkipCorrupt = Annotated[
-    bool, typer.Option("--skip-corrupt", help="Leave out events of the run that cannot be read, and say which.")
+SkipCorrupt = Annotated[bool, typer.Option("--skip-corrupt", help="Skip unreadable events of the run with a warning.")]
+RunId = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="Run id, a unique prefix or suffix of it, or 'last'.", autocompletion=suggest_runs
+    ),
 ]
-RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run: the beginning or the end of its id, or 'last'.")]
-Thoughts = Annotated[ThoughtLevel, typer.Option("--thoughts", help="How much of the thoughts to show.")]
-Json = Annotated[bool, typer.Option("--json", help="Write the events as JSON, one a line.")]
+Thoughts = Annotated[ThoughtLevel, typer.Option("--thoughts", help="Level of detail for thoughts.")]
+Json = Annotated[bool, typer.Option("--json", help="Write events as JSON, one per line.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Write only the answer, errors and open questions.")]
 Full = Annotated[
     bool,
-    typer.Option(
-        "--full", help="Include what is not public: hidden calls, metadata, system messages, answers, errors."
-    ),
+    typer.Option("--full", help="Include internal data: hidden calls, metadata, system messages, answers and errors."),
 ]
-Strategy = Annotated[
-    str | None, typer.Option("--strategy", metavar="NAME", help="How to reason: see `rxloop strategies`.")
-]
-NoLog = Annotated[bool, typer.Option("--no-log", help="Keep nothing in the database.")]
+if TYPE_CHECKING:
+    Strategy = StrategyName | None
+else:
+    # The command line accepts any string. `AgentOptions.make` checks it.
+    Strategy = Annotated[
+        str | None,
+        typer.Option(
+            "--strategy",
+            metavar="NAME",
+            help="Reasoning strategy; see `rxloop strategies`.",
+            autocompletion=suggest_strategies,
+        ),
+    ]
+NoLog = Annotated[bool, typer.Option("--no-log", help="Do not store runs in the database.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +92,34 @@ class RunDisplay:
 
     thoughts: Thoughts = ThoughtLevel.brief
     json: Json = False
+    quiet: Quiet = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunControl:
+    """Options for approvals and costs."""
+
+    approve: Annotated[
+        Approval,
+        typer.Option(
+            "--approve",
+            help="Answer to yes-or-no questions about tool calls. By default, they are asked on a terminal.",
+        ),
+    ] = Approval.ask
+    max_cost: Annotated[
+        float | None,
+        typer.Option("--max-cost", metavar="USD", help="Maximum cost in US dollars. No model is called afterwards."),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
 class LogSelection:
     """Options for the log and the conversation of a new run."""
 
-    context: Annotated[str | None, typer.Option("--context", metavar="ID", help="A conversation to go on with.")] = None
+    context: Annotated[str | None, typer.Option("--context", metavar="ID", help="Conversation to continue.")] = None
+    continue_last: Annotated[
+        bool, typer.Option("--continue", "-c", help="Continue the conversation with the most recent run.")
+    ] = False
     db: Database = None
     no_log: NoLog = False
 
@@ -110,33 +153,33 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def typed(ctx: typer.Context) -> list[str]:
+def list_typed_options(ctx: typer.Context) -> list[str]:
     """Return options passed on the command line, excluding those from environment variables."""
     sources = {each.name: ctx.get_parameter_source(each.name) for each in ctx.command.params if each.name}
     return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
 
-def as_text(given: str) -> str:
+def decode(argument: str) -> str:
     """Decode an argument as UTF-8, regardless of the terminal's encoding. Invalid bytes are replaced."""
-    return given.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return argument.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def pairs(given: Sequence[str] | None, option: str) -> dict[str, Any]:
-    """Parse options with key-value pairs, such as `--input ID=JSON`.
+def parse_pairs(arguments: Sequence[str] | None, option: str) -> dict[str, Any]:
+    """Parse key-value pairs, such as `--input ID=JSON`.
 
     Raises:
-        ConfigurationError: A value is invalid.
+        ConfigurationError: Values are invalid.
     """
-    found: dict[str, Any] = {}
-    for text in given or ():
-        name, sign, value = as_text(text).partition("=")
-        if not sign or not name:
-            raise ConfigurationError(f"{option} {text!r}: write NAME=JSON")
+    values: dict[str, Any] = {}
+    for text in arguments or ():
+        name, separator, value = decode(text).partition("=")
+        if not separator or not name:
+            raise ConfigurationError(f"{option} must have the form NAME=JSON, got {text!r}")
         try:
-            found[name] = orjson.loads(value)
+            values[name] = orjson.loads(value)
         except orjson.JSONDecodeError:
             quoted = f"{name}={orjson.dumps(value).decode()}"
             raise ConfigurationError(
-                f"{option} {text!r}: {value!r} is not JSON; a text is {option} '{quoted}'"
+                f"{option} {text!r}: {value!r} is not JSON; for a string, use {option} '{quoted}'"
             ) from None
-    return found
+    return values

@@ -48,49 +48,49 @@ WIDTH = 160
 """Maximum number of characters for arguments and results."""
 
 
-def many(number: int, noun: str) -> str:
-    """Format a number and pluralize its noun."""
+def format_count(number: int, noun: str) -> str:
+    """Format a number with its singular or plural noun."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def called(call: ToolCall) -> str:
+def format_call(call: ToolCall) -> str:
     """Format a tool call using function call syntax."""
     if call.error is not None:
         return f"{to_one_line(call.name)}({to_one_line(call.raw or '', WIDTH)})"
-    arguments = (f"{name}={_json(value)}" for name, value in call.arguments.items())
+    arguments = (f"{name}={_to_json(value)}" for name, value in call.arguments.items())
     return f"{to_one_line(call.name)}({to_one_line(', '.join(arguments), WIDTH)})"
 
 
 def describe(event: Event, thoughts: ThoughtLevel) -> Text | None:
     """Describe an event for observers. Returns None for internal events and plain text."""
-    shown = _thought(event, thoughts) if isinstance(event, ThoughtStreamEvent) else _describe_exchange(event)
-    if shown is not None and event.agent_path:
-        return Text.assemble((f"{' > '.join(map(to_one_line, event.agent_path))} ", "dim"), shown)
-    return shown
+    text = _describe_thought(event, thoughts) if isinstance(event, ThoughtStreamEvent) else _describe_exchange(event)
+    if text is not None and event.agent_path:
+        return Text.assemble((f"{' > '.join(map(to_one_line, event.agent_path))} ", "dim"), text)
+    return text
 
 
-def record(event: Event, thoughts: ThoughtLevel) -> Text | None:
+def describe_stored(event: Event, thoughts: ThoughtLevel) -> Text | None:
     """Describe an event, including internal events. Returns None for hidden thoughts."""
-    if (shown := describe(event, thoughts)) is not None:
-        return shown
+    if (text := describe(event, thoughts)) is not None:
+        return text
     if isinstance(event, ThoughtStreamEvent):
         return None
     return _describe_bookkeeping(event)
 
 
-def question(pending: PendingInput) -> Text:
+def format_question(pending: PendingInput) -> Text:
     """Format a pending question."""
-    text = Text.assemble(("? ", "bold yellow"), _marked(pending.prompt))
+    text = Text.assemble(("? ", "bold yellow"), _mark_continuation(pending.prompt))
     if pending.options is not None:
-        text.append(f" ({', '.join(map(_json, pending.options))})")
+        text.append(f" ({', '.join(map(_to_json, pending.options))})")
     elif pending.input_kind == "confirmation":
         text.append(" (yes or no)")
     elif pending.url is not None:
-        text.append(f" {_marked(pending.url)}")
+        text.append(f" {_mark_continuation(pending.url)}")
     return text
 
 
-def _marked(text: str) -> str:
+def _mark_continuation(text: str) -> str:
     """Prefix continuation lines, so that they cannot be confused with output of the command itself."""
     return "\n  | ".join(to_visible(text).split("\n"))
 
@@ -98,28 +98,29 @@ def _marked(text: str) -> str:
 def _describe_exchange(event: Event) -> Text | None:
     match event:
         case ToolStartEvent() if event.name != THINK_ALOUD:
-            return Text.assemble(("→ ", "cyan"), (called(event.call), "cyan"))
+            return Text.assemble(("→ ", "cyan"), (format_call(event.call), "cyan"))
         case ToolProgressEvent():
             share = f" {event.fraction:.0%}" if event.fraction is not None else ""
             return Text(f"  … {to_one_line(event.name)}: {to_one_line(event.message, WIDTH)}{share}", "dim")
         case ToolCompleteEvent() if event.name != THINK_ALOUD or not event.success:
             mark, style = ("← ", "green") if event.success else ("✗ ", "red")
-            said = to_one_line(event.content, WIDTH)
-            return Text.assemble((mark, style), (to_one_line(event.name), style), f" {said}", (_took(event), "dim"))
+            content = to_one_line(event.content, WIDTH)
+            name, duration = (to_one_line(event.name), style), (_format_duration(event), "dim")
+            return Text.assemble((mark, style), name, f" {content}", duration)
         case InputRequiredEvent():
-            return question(event.input)
+            return format_question(event.input)
         case InputReceivedEvent():
-            return Text.assemble(("! ", "yellow"), to_one_line(_json(event.value), WIDTH))
+            return Text.assemble(("! ", "yellow"), to_one_line(_to_json(event.value), WIDTH))
         case MessageAddedEvent():
-            said = Message(role=event.role, content=event.content).text
-            return Text.assemble((f"+ {event.role} ({to_one_line(event.cause)}): ", "yellow"), _marked(said))
+            text = Message(role=event.role, content=event.content).text
+            return Text.assemble((f"+ {event.role} ({to_one_line(event.cause)}): ", "yellow"), _mark_continuation(text))
         case LLMFailedEvent() if event.retry_in is not None or event.error.code == ContextLengthExceeded.code:
             # The final failure is included in the run's last event.
-            again = f"; once more in {event.retry_in:.1f} s" if event.retry_in is not None else ""
+            again = f"; retrying in {event.retry_in:.1f} s" if event.retry_in is not None else ""
             return Text.assemble(("! ", "yellow"), to_one_line(event.error.message, WIDTH), (again, "dim"))
         case AuthRequiredEvent():
             where = f" at {to_one_line(event.url, 2_000)}" if event.url else ""
-            return Text.assemble(("? ", "bold yellow"), f"{to_one_line(event.provider)} wants you to sign in{where}")
+            return Text.assemble(("? ", "bold yellow"), f"{to_one_line(event.provider)} requires a sign-in{where}")
         case _:
             return _describe_progress(event)
 
@@ -135,23 +136,24 @@ def _describe_progress(event: Event) -> Text | None:
             return Text.assemble(("! ", "yellow"), f"not compressed: {to_one_line(event.reason, WIDTH)}")
         case ToolsUnavailableEvent():
             return Text.assemble(
-                ("! ", "yellow"), f"no tools of {to_one_line(event.family)}: {to_one_line(event.reason, WIDTH)}"
+                ("! ", "yellow"), f"no tools from {to_one_line(event.toolset)}: {to_one_line(event.reason, WIDTH)}"
             )
         case SubtaskEvent():
-            how = "begins" if event.state == "working" else event.state
-            return Text(f"~ {to_one_line(event.agent_name)} {how}", "blue")
+            state = "started" if event.state == "working" else event.state
+            return Text(f"~ {to_one_line(event.agent_name)} {state}", "blue")
         case ServerToolEvent():
             mark = "…" if event.phase == "start" else "=" if event.success else "failed"
             return Text(f"~ {to_one_line(event.name)} {mark}", "cyan")
         case LLMNoticeEvent():
             return Text.assemble(("! ", "yellow"), to_one_line(event.message, WIDTH))
         case CustomEvent():
-            return Text(f"~ {to_one_line(event.name)} {to_one_line(_json(event.data), WIDTH)}", "blue")
+            return Text(f"~ {to_one_line(event.name)} {to_one_line(_to_json(event.data), WIDTH)}", "blue")
         case ArtifactUpdateEvent():
-            return Text(f"~ file {to_one_line(event.name or event.artifact_id)}, part {event.index}", "blue")
+            part = f"part {event.index}" if event.url is None else to_one_line(event.url, WIDTH)
+            return Text(f"~ file {to_one_line(event.name or event.artifact_id)}, {part}", "blue")
         case GapEvent():
-            count = f"{event.count} events are" if event.count else "something is"
-            return Text(f"! {count} missing here ({event.reason})", "yellow")
+            count = format_count(event.count, "missing event") if event.count else "missing events"
+            return Text(f"! {count} ({event.reason})", "yellow")
         case _:
             return None
 
@@ -163,15 +165,16 @@ def _describe_bookkeeping(event: Event) -> Text:
             fork = f" (fork of {to_one_line(event.fork_of)} at {event.fork_seq})" if event.fork_of else ""
             return Text.assemble((f"> {text}", "bold"), (fork, "dim"))
         case StatusUpdateEvent():
-            return ending(event) if event.final else Text(f"{event.state}{' again' * event.resumed}", "dim")
+            return describe_end(event) if event.final else Text(f"{event.state}{' again' * event.resumed}", "dim")
         case LLMCallEvent():
-            size = f"{many(event.message_count, 'message')}, {many(event.tool_count, 'tool')}"
+            size = f"{format_count(event.message_count, 'message')}, {format_count(event.tool_count, 'tool')}"
             return Text(f"model {to_one_line(event.model, WIDTH)}, {size}", "dim")
         case ContentCompleteEvent():
             # Thoughts have separate events.
-            calls = ", ".join(THINK_ALOUD if call.name == THINK_ALOUD else called(call) for call in event.tool_calls)
+            requests = (THINK_ALOUD if call.name == THINK_ALOUD else format_call(call) for call in event.tool_calls)
+            calls = ", ".join(requests)
             text = Text(add_placeholders(event.content.strip(), event.files))
-            return text or Text(f"asks for {calls}" if calls else f"({to_one_line(event.finish_reason)})", "dim")
+            return text or Text(f"requests {calls}" if calls else f"({to_one_line(event.finish_reason)})", "dim")
         case UsageEvent():
             return Text(f"{event.input_tokens:,} tokens in, {event.output_tokens:,} out", "dim")
         case CheckpointEvent():
@@ -185,40 +188,42 @@ def _describe_bookkeeping(event: Event) -> Text:
             return Text(to_one_line(f"{event.kind}: {text}" if text else event.kind, WIDTH), "dim")
 
 
-def ending(event: StatusUpdateEvent) -> Text:
+def describe_end(event: StatusUpdateEvent) -> Text:
     """Describe the final state."""
     match event.state:
         case "completed":
-            cut = f", cut off ({to_one_line(event.finish_reason)})" if event.finish_reason not in (None, "stop") else ""
-            return Text.assemble((f"completed{cut}", "green"))
+            reason = event.finish_reason
+            suffix = f", truncated ({to_one_line(reason)})" if reason not in (None, "stop") else ""
+            return Text.assemble((f"completed{suffix}", "green"))
         case "canceled":
             return Text("cancelled", "yellow")
         case "input-required" | "auth-required":
-            return Text(f"waits for {many(len(event.pending), 'answer') if event.pending else 'a sign-in'}", "yellow")
+            missing = format_count(len(event.pending), "answer") if event.pending else "a sign-in"
+            return Text(f"waiting for {missing}", "yellow")
         case _:
             code = event.error.code if event.error else event.reason
-            why = f": {_marked(event.error.message)}" if event.error else ""
-            how = "not recorded" if event.state == "working" else "failed"
-            return Text.assemble((how, "bold red"), f" ({to_one_line(code or 'error')}){why}")
+            message = f": {_mark_continuation(event.error.message)}" if event.error else ""
+            state = "not recorded" if event.state == "working" else "failed"
+            return Text.assemble((state, "bold red"), f" ({to_one_line(code or 'error')}){message}")
 
 
-def _thought(event: ThoughtStreamEvent, thoughts: ThoughtLevel) -> Text | None:
+def _describe_thought(event: ThoughtStreamEvent, thoughts: ThoughtLevel) -> Text | None:
     if thoughts is ThoughtLevel.none:
         return None
     if thoughts is ThoughtLevel.brief:
         return Text(f"· {label(event, 100)}", "magenta")
-    basis = f" <- {to_one_line(event.related_to)}" if event.related_to else ""
+    related_to = f" <- {to_one_line(event.related_to)}" if event.related_to else ""
     sure = f" ({event.confidence:.2g})" if event.confidence is not None else ""
-    text = Text.assemble((f"· {event.thought_type} {to_one_line(event.thought_id)}{basis}{sure}: ", "magenta"))
+    text = Text.assemble((f"· {event.thought_type} {to_one_line(event.thought_id)}{related_to}{sure}: ", "magenta"))
     text.append(event.content.strip(), "magenta")
     for other in event.alternatives:
         text.append(f"\n    or: {other}", "magenta dim")
     return text
 
 
-def _took(event: ToolCompleteEvent) -> str:
+def _format_duration(event: ToolCompleteEvent) -> str:
     return f"  {event.duration:.2f} s" if event.duration >= 0.005 else ""
 
 
-def _json(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return orjson.dumps(value, default=str).decode()

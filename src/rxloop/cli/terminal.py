@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 import textwrap
 import traceback
@@ -20,24 +19,25 @@ from rich.status import Status
 from rich.text import Text
 from typing_extensions import override
 
-from rxloop.cli.options import as_text
+from rxloop.cli.options import decode
+from rxloop.cli.streams import discard_output
 from rxloop.errors import ConfigurationError, InvalidInput, RxloopError
 from rxloop.protocol.events import Event
 from rxloop.support.text import INVISIBLE, to_one_line, to_visible
 
 
-def shown(text: Text | str) -> Text:
+def escape(text: Text | str) -> Text:
     """Escape control characters while preserving styles."""
     if isinstance(text, str):
         return Text(to_visible(text))
-    found = [match.start() for match in INVISIBLE.finditer(text.plain)]
-    if not found:
+    positions = [match.start() for match in INVISIBLE.finditer(text.plain)]
+    if not positions:
         return text
-    made = Text(style=text.style)
-    for piece in text.divide(sorted({*found, *(place + 1 for place in found)})):
+    escaped = Text(style=text.style)
+    for piece in text.divide(sorted({*positions, *(index + 1 for index in positions)})):
         piece.plain = to_visible(piece.plain)
-        made.append_text(piece)
-    return made
+        escaped.append_text(piece)
+    return escaped
 
 
 class StatusLine:
@@ -50,17 +50,17 @@ class StatusLine:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._status = Status("", console=console, spinner_style="dim")
-        self._is_wanted = False
+        self._is_shown = False
         self.is_inside_line = False
         """True if the cursor is after text, where a status cannot be displayed."""
 
     def show(self, text: Text) -> None:
         """Show or update the status."""
-        line = shown(text).copy()
-        # Reserve space for the spinner, and avoid the last column, where terminals wrap.
+        line = escape(text).copy()
+        # Reserve space for the spinner and the last column, because terminals wrap there.
         line.truncate(self._console.width - 3, overflow="ellipsis")
         self._status.update(line)
-        self._is_wanted = True
+        self._is_shown = True
         self._start()
 
     def begin(self) -> None:
@@ -69,17 +69,17 @@ class StatusLine:
 
     def hide(self) -> None:
         """Hide the status."""
-        self._is_wanted = False
+        self._is_shown = False
         self._status.stop()
 
     @contextmanager
-    def aside(self, written: str, *, is_answer: bool) -> Generator[None]:
+    def suspend(self, text: str, *, is_answer: bool) -> Generator[None]:
         """Hide the status while writing text. After answer text, it remains hidden until `show` is called."""
         self._status.stop()
         yield
-        if written:
-            self.is_inside_line = not written.endswith("\n")
-        if self._is_wanted and not is_answer:
+        if text:
+            self.is_inside_line = not text.endswith("\n")
+        if self._is_shown and not is_answer:
             self._start()
 
     def _start(self) -> None:
@@ -92,30 +92,33 @@ USAGE = 2
 WAITS = 3
 CANCELLED = 130
 
+MAX_INPUT = 20_000_000
+"""Maximum number of bytes of text from stdin. Vendors reject larger requests."""
+
 _OUT = Console(highlight=False, markup=False, emoji=False)
 _ERR = Console(highlight=False, markup=False, emoji=False, stderr=True)
 _STATUS = StatusLine(_ERR)
-_OURS = str(Path(__file__).parents[1])
+_PACKAGE = str(Path(__file__).parents[1])
 
 
-def write(text: Text | str, *, beside: bool = False) -> None:
+def write(text: Text | str, *, to_stderr: bool = False) -> None:
     """Write text with control characters escaped, using colours on terminals.
 
     All output uses this function, so callers need not escape untrusted text.
 
     Args:
         text: Text including line endings.
-        beside: Write to stderr, which keeps the answer on stdout separate.
+        to_stderr: Write to stderr, which keeps the answer on stdout separate.
     """
-    text = shown(text)
-    with _STATUS.aside(text.plain, is_answer=not beside):
-        (_ERR if beside else _OUT).print(text, end="", soft_wrap=True)
+    text = escape(text)
+    with _STATUS.suspend(text.plain, is_answer=not to_stderr):
+        (_ERR if to_stderr else _OUT).print(text, end="", soft_wrap=True)
 
 
-def say(text: Text | str) -> None:
+def notify(text: Text | str) -> None:
     """Write a line to stderr."""
     # Use a single write, so that a progress bar cannot interrupt it.
-    write(Text.assemble(text if isinstance(text, Text) else Text(text, "dim"), "\n"), beside=True)
+    write(Text.assemble(text if isinstance(text, Text) else Text(text, "dim"), "\n"), to_stderr=True)
 
 
 def write_json(event: Event, *, full: bool) -> None:
@@ -135,43 +138,43 @@ def write_plain(text: str) -> None:
     sys.stdout.flush()
 
 
-def width() -> int:
+def get_width() -> int:
     """Return the maximum table width in columns. There is no limit unless stdout is a terminal."""
     return _OUT.width if _OUT.is_terminal else 10_000
 
 
-def colours() -> str:
+def describe_colours() -> str:
     """Describe the terminal's colour support."""
     return f"colours: {_OUT.color_system or 'none'}" + (" (NO_COLOR is set)" if _OUT.no_color else "")
 
 
-def asks() -> bool:
-    """True if the user can answer questions on a terminal."""
+def can_ask() -> bool:
+    """Return True if the user can answer questions on a terminal."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def status_line() -> StatusLine | None:
+def get_status_line() -> StatusLine | None:
     """Return the status line, or None if the terminal does not support it."""
     # Don't rely on Rich, which treats pipes as terminals if FORCE_COLOR is set.
-    there = sys.stdout.isatty() and sys.stderr.isatty()
-    return _STATUS if there and not _ERR.is_dumb_terminal and not _ERR.legacy_windows else None
+    is_terminal = sys.stdout.isatty() and sys.stderr.isatty()
+    return _STATUS if is_terminal and not _ERR.is_dumb_terminal and not _ERR.legacy_windows else None
 
 
-def erasure() -> bytes:
+def get_erase_sequence() -> bytes:
     """Return the escape sequence that clears the status or progress bar and shows the cursor."""
-    if status_line() is None:
+    if get_status_line() is None:
         return b""
     # If the command has not written to this line, it contains a status, a bar or the `^C` echo.
     return (b"" if _STATUS.is_inside_line else b"\r") + b"\x1b[J\x1b[?25h"
 
 
-def drawing() -> Console | None:
+def get_progress_console() -> Console | None:
     """Return the console for progress bars, or None if the terminal does not support them."""
-    return _ERR if status_line() is not None else None
+    return _ERR if get_status_line() is not None else None
 
 
 @contextmanager
-def reporting() -> Generator[None]:
+def report_errors() -> Generator[None]:
     """Print errors to stderr and exit with the corresponding code.
 
     Raises:
@@ -186,17 +189,19 @@ def reporting() -> Generator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(CANCELLED) from None
     except BrokenPipeError:
-        _leave_quietly()
+        discard_output()
         raise typer.Exit(FAILED) from None
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        fail(ConfigurationError(f"cannot open {error.filename!r}: {error.strerror}; check the path"))
     except OSError as error:
-        _leave_quietly()
-        fail(RxloopError(f"{error.filename or 'reading or writing failed'}: {error.strerror or error}"))
+        discard_output()
+        fail(RxloopError(f"{error.filename or 'input or output failed'}: {error.strerror or error}"))
 
 
 @contextmanager
-def logged() -> Generator[None]:
+def print_logs() -> Generator[None]:
     """Print log messages from rxloop like other command output."""
-    logger, handler = logging.getLogger("rxloop"), LogLines(logging.WARNING)
+    logger, handler = logging.getLogger("rxloop"), LogPrinter(logging.WARNING)
     logger.addHandler(handler)
     try:
         yield
@@ -204,51 +209,41 @@ def logged() -> Generator[None]:
         logger.removeHandler(handler)
 
 
-def _leave_quietly() -> None:
-    """Discard unwritable output if the reader has exited, like `head`, or the disk is full."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            os.dup2(nowhere, stream.fileno())
-
-
-def running(main: Coroutine[Any, Any, int | None]) -> None:
+def run_main(main: Coroutine[Any, Any, int | None]) -> None:
     """Run a command, print errors to stderr and exit with the corresponding code."""
-    with reporting(), logged():
+    with report_errors(), print_logs():
         code = asyncio.run(main)
     if code:
         raise typer.Exit(code)
 
 
-class LogLines(logging.Handler):
+class LogPrinter(logging.Handler):
     """Log handler that prints records to stderr. Tracebacks are reduced to their last location."""
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
-        said = record.getMessage()
+        message = record.getMessage()
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
-            said += f": {failure(error)}"
+            message += f": {format_error(error)}"
         # Start a new line if an answer is being written.
         if _STATUS.is_inside_line:
-            say("")
-        say(Text(f"! {to_one_line(said, 2_000)}", "yellow"))
+            notify("")
+        notify(Text(f"! {to_one_line(message, 2_000)}", "yellow"))
 
 
-def failure(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Describe an exception in user code, including its location."""
-    said = f"{type(error).__name__}: {error}"
+    message = f"{type(error).__name__}: {error}"
     trace = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, SyntaxError) or not trace or trace[-1].filename.startswith(_OURS):
-        return said
-    return f"{said} ({trace[-1].filename}, line {trace[-1].lineno})"
+    if isinstance(error, SyntaxError) or not trace or trace[-1].filename.startswith(_PACKAGE):
+        return message
+    return f"{message} ({trace[-1].filename}, line {trace[-1].lineno})"
 
 
 def report(error: RxloopError) -> None:
     """Print an error on a single line."""
-    say(Text.assemble(("rxloop: ", "bold red"), to_one_line(str(error), 2_000)))
+    notify(Text.assemble(("rxloop: ", "bold red"), to_one_line(str(error), 2_000)))
 
 
 def fail(error: RxloopError) -> NoReturn:
@@ -264,49 +259,51 @@ def fail(error: RxloopError) -> NoReturn:
 
 
 def read_all(name: str = "stdin") -> str:
-    """Read all input from stdin.
+    """Read stdin completely.
 
     Raises:
-        ConfigurationError: The input is not UTF-8 text.
+        ConfigurationError: The input is too long or contains invalid UTF-8.
     """
-    data = sys.stdin.buffer.read()
+    data = sys.stdin.buffer.read(MAX_INPUT + 1)
+    if len(data) > MAX_INPUT:
+        raise ConfigurationError(f"{name} must contain at most {MAX_INPUT:,} bytes; pass a shorter text")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigurationError(
-            f"{name} is not UTF-8 text: byte {data[error.start]:#04x} at {error.start}; convert it first, as iconv does"
+            f"{name} must be UTF-8 text, got byte {data[error.start]:#04x} at {error.start}; convert it with iconv"
         ) from error
 
 
 def read_line(prompt: str = "") -> str:
-    """Read a line using UTF-8, regardless of the terminal's encoding.
+    """Read a UTF-8 line, ignoring the terminal's encoding.
 
     Raises:
-        EOFError: There is no more input.
+        EOFError: The input has ended.
     """
-    return as_text(input(prompt).strip())
+    return decode(input(prompt).strip())
 
 
 def read_secret(prompt: str) -> str:
-    """Read a line that is neither echoed nor added to the history.
+    """Read a hidden line.
 
     Raises:
-        EOFError: There is no more input.
+        EOFError: The input has ended.
     """
     # Imported lazily because few runs ask for secrets.
     from getpass import getpass
 
     # The status line is hidden at this point, so the prompt cannot be overwritten.
-    return as_text(getpass(prompt).strip())
+    return decode(getpass(prompt).strip())
 
 
-_GAP = 2
+_COLUMN_GAP = 2
 """Number of spaces between columns."""
-_LEAST = 20
+_MIN_WIDTH = 20
 """Minimum width for the last column."""
 
 
-def table(
+def format_table(
     head: Sequence[str],
     rows: Sequence[Sequence[str]],
     style: Callable[[int, str], str] = lambda _place, _cell: "",
@@ -321,22 +318,22 @@ def table(
         style: Returns the style of a cell from its column index and text.
         wrap: Wrap long text in the last column instead of truncating it.
     """
-    widths = [max(cell_len(line[place]) for line in (head, *rows)) for place in range(len(head))]
-    before = sum(widths[:-1]) + _GAP * (len(widths) - 1)
-    widths[-1] = min(widths[-1], max(width() - before, _LEAST))
+    widths = [max(cell_len(line[index]) for line in (head, *rows)) for index in range(len(head))]
+    indent = sum(widths[:-1]) + _COLUMN_GAP * (len(widths) - 1)
+    widths[-1] = min(widths[-1], max(get_width() - indent, _MIN_WIDTH))
     text = Text()
-    for number, line in enumerate((head, *rows)):
+    for number, cells in enumerate((head, *rows)):
         row = Text()
-        for place, cell in enumerate(line):
-            shown = _fitted(cell, widths[place], before if wrap and place == len(widths) - 1 else None)
-            row.append(shown, style(place, cell) if number else "dim")
-            row.append(" " * (widths[place] - cell_len(shown) + _GAP) if place < len(widths) - 1 else "")
+        for index, cell in enumerate(cells):
+            text_cell = _fit_cell(cell, widths[index], indent if wrap and index == len(widths) - 1 else None)
+            row.append(text_cell, style(index, cell) if number else "dim")
+            row.append(" " * (widths[index] - cell_len(text_cell) + _COLUMN_GAP) if index < len(widths) - 1 else "")
         row.rstrip()
         text.append_text(row).append("\n")
     return text
 
 
-def _fitted(cell: str, size: int, indent: int | None) -> str:
+def _fit_cell(cell: str, size: int, indent: int | None) -> str:
     """Truncate a cell, or wrap it if an indent for continuation lines is given."""
     if cell_len(cell) <= size:
         return cell

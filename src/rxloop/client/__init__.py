@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import ValidationError
 
-from rxloop.client.connection import Requests, followed
+from rxloop.client.connection import Requests, ResponseBounds, Server, follow_run
 from rxloop.errors import ConfigurationError
 from rxloop.protocol.events import AnyEvent, State
 from rxloop.protocol.http_api import (
@@ -32,10 +32,10 @@ from rxloop.protocol.messages import Message
 from rxloop.stream.stream import Stream
 from rxloop.support.http_environment import name_variables
 
-__all__ = ["Client", "ContextInfo", "RunInfo", "StateInfo"]
+__all__ = ["Client", "ContextInfo", "ResponseBounds", "RunInfo", "StateInfo"]
 
 
-_SILENCE = 60.0
+_READ_TIMEOUT = 60.0
 """Seconds after which a silent stream is considered broken. The server sends a heartbeat every 15 seconds."""
 
 
@@ -56,23 +56,26 @@ class Client:
         token: str | None = None,
         retries: int = 8,
         http: httpx.AsyncClient | None = None,
+        bounds: ResponseBounds | None = None,
     ) -> None:
         """Create a client. No request is sent yet.
 
         Args:
-            url: Base URL of the API, including its path prefix.
+            url: Base URL of the API, including its path prefix. Redirects are not followed.
             token: Bearer token.
             retries: Maximum number of consecutive retries after temporary failures.
-            http: Custom httpx client, for example with certificates or a proxy. `url` and `token` are set on it. It is
-                not closed by this client.
+            http: Custom httpx client, for example with certificates or a proxy. It is neither changed nor closed, and
+                several clients can share it. Its own headers, cookies and `auth` are sent with each request.
+            bounds: Limits of responses. The default is `ResponseBounds()`.
+
+        Raises:
+            ConfigurationError: If the URL is not an absolute HTTP URL.
         """
-        headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        self._own = http is None
+        self._owns_client = http is None
         with name_variables():
-            self._http = http or httpx.AsyncClient(timeout=httpx.Timeout(_SILENCE, connect=10))
-        self._http.base_url = url
-        self._http.headers.update(headers)
-        self._requests = Requests(self._http, retries)
+            self._http = http or httpx.AsyncClient(timeout=httpx.Timeout(_READ_TIMEOUT, connect=10))
+        self._server = Server(self._http, url, token, bounds or ResponseBounds())
+        self._requests = Requests(self._server, retries)
 
     async def start(
         self,
@@ -101,14 +104,14 @@ class Client:
             wait: Time to wait until the run is idle, in seconds.
 
         Raises:
-            ApiError: The request was refused, or the server is unreachable.
-            ConfigurationError: An argument is invalid.
+            ApiError: If the request fails.
+            ConfigurationError: If an argument is invalid.
         """
         # Imported lazily because the import is slow and rarely needed.
         import uuid6
 
-        given = {
-            "input": _said(input),
+        fields = {
+            "input": _convert_input(input),
             "agent": agent,
             "contextId": context_id,
             "whenBusy": when_busy,
@@ -116,7 +119,7 @@ class Client:
             "settings": settings,
             "metadata": metadata,
         }
-        body = _body(StartRun, given)
+        body = _make_body(StartRun, fields)
         return await self._requests.post(RunInfo, "runs", body, query={"wait": wait}, key=key or str(uuid6.uuid7()))
 
     def follow(
@@ -156,16 +159,16 @@ class Client:
             "speed": speed,
             "visibility": "all" if internal else None,
         }
-        given = {name: value for name, value in query.items() if value is not None}
-        return followed(self._http, task_id, after, given, self._requests.retries)
+        query = {name: value for name, value in query.items() if value is not None}
+        return follow_run(self._server, task_id, after, query, self._requests.retries)
 
     async def record(self, task_id: str, *, wait: float | None = None) -> RunInfo:
         """Return a run record. If `wait` is set, wait up to this number of seconds until the run is idle.
 
         Raises:
-            ApiError: The run does not exist, or the server is unreachable.
+            ApiError: If the run does not exist, or the request fails.
         """
-        return await self._requests.get(RunInfo, _run(task_id), {"wait": wait})
+        return await self._requests.get(RunInfo, _run_path(task_id), {"wait": wait})
 
     async def state(self, task_id: str, seq: int | None = None, *, internal: bool = False) -> StateInfo:
         """Return a run's state, including messages, open calls and questions.
@@ -176,18 +179,18 @@ class Client:
             internal: Whether to include internal data, if allowed.
 
         Raises:
-            ApiError: The run or event does not exist, or the server is unreachable.
+            ApiError: If the run or event does not exist, or the request fails.
         """
         query = {"seq": seq, "visibility": "all" if internal else None}
-        return await self._requests.get(StateInfo, f"{_run(task_id)}/state", query)
+        return await self._requests.get(StateInfo, f"{_run_path(task_id)}/state", query)
 
     async def graph(self, task_id: str, form: Literal["json", "mermaid", "html"] = "json") -> str:
-        """Return a run's thought graph.
+        """Return the thought graph of a run.
 
         Raises:
-            ApiError: The run does not exist, or the server is unreachable.
+            ApiError: If the run does not exist, or the request fails.
         """
-        return await self._requests.text(f"{_run(task_id)}/graph", {"form": form})
+        return await self._requests.text(f"{_run_path(task_id)}/graph", {"form": form})
 
     async def runs(
         self,
@@ -206,10 +209,32 @@ class Client:
             limit: Maximum number of runs.
 
         Raises:
-            ApiError: The conversation does not exist, or the server is unreachable.
+            ApiError: If the conversation does not exist, or the request fails.
         """
-        path = "runs" if context_id is None else f"{_context(context_id)}/runs"
+        path = "runs" if context_id is None else f"{_context_path(context_id)}/runs"
         return await self._requests.get(RunPage, path, {"state": state, "after": after, "limit": limit})
+
+    async def pending(
+        self,
+        *,
+        context_id: str | None = None,
+        agent: str | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> RunPage:
+        """Return a page of the caller's runs with unanswered questions, newest first.
+
+        Args:
+            context_id: Only include runs in this conversation.
+            agent: Only include runs of this agent.
+            after: `next` of the previous page.
+            limit: Maximum number of runs.
+
+        Raises:
+            ApiError: If the request fails.
+        """
+        query = {"contextId": context_id, "agent": agent, "after": after, "limit": limit}
+        return await self._requests.get(RunPage, "pending", query)
 
     async def contexts(self, *, after: str | None = None, limit: int | None = None) -> ContextPage:
         """Return a page of the caller's conversations, starting with those that have the newest runs.
@@ -219,23 +244,28 @@ class Client:
             limit: Maximum number of conversations.
 
         Raises:
-            ApiError: The request was refused, or the server is unreachable.
+            ApiError: If the request fails.
         """
         return await self._requests.get(ContextPage, "contexts", {"after": after, "limit": limit})
 
-    async def messages(self, context_id: str) -> list[Message]:
+    async def messages(self, context_id: str, *, owner: str | None = None) -> list[Message]:
         """Return a conversation's messages in chronological order.
 
+        Args:
+            context_id: Conversation of the caller.
+            owner: Other owner of the conversation, which requires the scope `others`. An empty string means no owner.
+
         Raises:
-            ApiError: The conversation does not exist, or the server is unreachable.
+            ApiError: If the conversation does not exist, or the request fails.
         """
-        return (await self._requests.get(MessageList, f"{_context(context_id)}/messages")).messages
+        path = f"{_context_path(context_id)}/messages"
+        return (await self._requests.get(MessageList, path, {"owner": owner})).messages
 
     async def agents(self) -> list[AgentInfo]:
-        """Return all available agents.
+        """Return the available agents.
 
         Raises:
-            ApiError: The request was refused, or the server is unreachable.
+            ApiError: If the request fails.
         """
         return (await self._requests.get(AgentList, "agents")).agents
 
@@ -245,8 +275,8 @@ class Client:
         Raises:
             ApiError: `not_waiting` if the run does not wait for this input, or `invalid_input` if an answer is invalid.
         """
-        body = _body(ResumeRun, {"inputs": inputs})
-        return await self._requests.post(RunInfo, f"{_run(task_id)}/resume", body, query={"wait": wait})
+        body = _make_body(ResumeRun, {"inputs": inputs})
+        return await self._requests.post(RunInfo, f"{_run_path(task_id)}/resume", body, query={"wait": wait})
 
     async def send(
         self, task_id: str, input: str | Sequence[str | Mapping[str, Any]], *, interrupt: bool = False
@@ -256,17 +286,17 @@ class Client:
         Raises:
             ApiError: `run_over` if the run is not active.
         """
-        body = _body(SendMessage, {"input": _said(input), "interrupt": interrupt})
-        return await self._requests.post(RunInfo, f"{_run(task_id)}/say", body)
+        body = _make_body(SendMessage, {"input": _convert_input(input), "interrupt": interrupt})
+        return await self._requests.post(RunInfo, f"{_run_path(task_id)}/say", body)
 
     async def cancel(self, task_id: str, reason: str | None = None) -> RunInfo:
         """Cancel an active or waiting run. Finished runs are not affected.
 
         Raises:
-            ApiError: The run does not exist, or the server is unreachable.
+            ApiError: If the run does not exist, or the request fails.
         """
-        body = _body(CancelRun, {"reason": reason})
-        return await self._requests.post(RunInfo, f"{_run(task_id)}/cancel", body)
+        body = _make_body(CancelRun, {"reason": reason})
+        return await self._requests.post(RunInfo, f"{_run_path(task_id)}/cancel", body)
 
     async def fork(
         self,
@@ -285,15 +315,15 @@ class Client:
             results: Tool results, by call id or slot.
 
         Raises:
-            ApiError: The run, event or call does not exist.
+            ApiError: If the run, event or call does not exist.
         """
-        said = None if input is None else _said(input)
-        body = _body(ForkRun, {"at": at, "results": results, "input": said})
-        return await self._requests.post(RunInfo, f"{_run(task_id)}/fork", body)
+        converted = None if input is None else _convert_input(input)
+        body = _make_body(ForkRun, {"at": at, "results": results, "input": converted})
+        return await self._requests.post(RunInfo, f"{_run_path(task_id)}/fork", body)
 
     async def aclose(self) -> None:
         """Close the connections, except for a custom httpx client."""
-        if self._own:
+        if self._owns_client:
             await self._http.aclose()
 
     async def __aenter__(self) -> Self:
@@ -305,24 +335,24 @@ class Client:
         await self.aclose()
 
 
-def _run(task_id: str) -> str:
+def _run_path(task_id: str) -> str:
     return f"runs/{quote(task_id, safe='')}"
 
 
-def _context(context_id: str) -> str:
+def _context_path(context_id: str) -> str:
     return f"contexts/{quote(context_id, safe='')}"
 
 
-def _said(given: str | Sequence[str | Mapping[str, Any]]) -> Any:
-    if isinstance(given, str):
-        return given
-    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in given]
+def _convert_input(input: str | Sequence[str | Mapping[str, Any]]) -> Any:
+    if isinstance(input, str):
+        return input
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in input]
 
 
-def _body(model: Any, fields: Mapping[str, Any]) -> Any:
+def _make_body(model: Any, fields: Mapping[str, Any]) -> Any:
     try:
         return model.model_validate({name: value for name, value in fields.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ConfigurationError(f"{where or 'the request'} does not fit: {first['msg']}") from error
+        field = ".".join(str(part) for part in first["loc"])
+        raise ConfigurationError(f"{field or 'the request'} is invalid: {first['msg']}") from error

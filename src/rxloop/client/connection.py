@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
@@ -15,58 +17,187 @@ from rxloop.protocol.events import AnyEvent, Event, GapEvent, StatusUpdateEvent,
 from rxloop.protocol.http_api import Problem
 from rxloop.stream.sources import Push, from_task
 from rxloop.stream.stream import ReadOnlyHold, Stream
+from rxloop.support.decompression import end_pieces, iterate_pieces
+from rxloop.support.json_limits import find_excess
 
 M = TypeVar("M", bound=BaseModel)
 
-_PASSES = (429, 502, 503, 504)
+_TEMPORARY_STATUSES = (429, 502, 503, 504)
 """HTTP status codes of temporary failures."""
 
-_LONGEST_PAUSE = 10.0
+_MAX_PAUSE = 10.0
+
+FAULTY = "protocol"
+"""Code of errors for responses that violate the protocol. Such a response is not requested again."""
 
 
-class Tries:
+class RetryCounter:
     """Retry counter with exponential backoff."""
 
-    def __init__(self, most: int) -> None:
-        """Create a counter that fails after `most` consecutive failures."""
-        self._most = most
+    def __init__(self, max_failures: int) -> None:
+        """Create a counter that fails after `max_failures` consecutive failures."""
+        self._max_failures = max_failures
         self._failed = 0
 
-    def worked(self) -> None:
+    def reset(self) -> None:
         """Reset the number of failures."""
         self._failed = 0
 
-    async def again(self, error: ApiError) -> None:
-        """Sleep before retrying a request.
+    async def wait_before_retry(self, error: ApiError) -> None:
+        """Sleep before a retry.
 
         Raises:
-            ApiError: The failure is permanent, or the maximum number of retries was exceeded.
+            ApiError: If the failure is permanent, or the maximum number of retries was exceeded.
         """
         self._failed += 1
-        if self._failed > self._most or not (error.status is None or error.status in _PASSES):
+        is_temporary = error.code != FAULTY and (error.status is None or error.status in _TEMPORARY_STATUSES)
+        if self._failed > self._max_failures or not is_temporary:
             raise error
         pause = error.retry_after if error.retry_after is not None else 0.1 * 2 ** (self._failed - 1)
-        await asyncio.sleep(min(pause, _LONGEST_PAUSE))
+        await asyncio.sleep(min(pause, _MAX_PAUSE))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseBounds:
+    """Limits of responses, which protect the process against a faulty server.
+
+    Defaults are much larger than usual responses. Exceeding a limit raises an `ApiError` with the code `protocol`.
+
+    Raises:
+        ConfigurationError: A limit is not a positive integer.
+    """
+
+    document: int = 64 * 2**20
+    """Maximum size of a response or an event in bytes, decompressed."""
+    values: int = 1_000_000
+    """Maximum number of JSON values in a response or an event."""
+    depth: int = 100
+    """Maximum JSON nesting depth."""
+
+    def __post_init__(self) -> None:
+        for name in ("document", "values", "depth"):
+            bound: object = getattr(self, name)
+            if type(bound) is not int or bound < 1:
+                raise ConfigurationError(f"{name} must be a positive integer, got {bound!r}")
+
+    def check_size(self, size: int, response: httpx.Response, kind: str = "bytes") -> None:
+        """Check the size of the data received so far.
+
+        Raises:
+            ApiError: The data is too large.
+        """
+        if size > self.document:
+            raise self._make_error("document", kind, response)
+
+    def check_json(self, data: bytes, response: httpx.Response) -> None:
+        """Check JSON before it is parsed.
+
+        Raises:
+            ApiError: The data has too many values, or is nested too deeply.
+        """
+        excess = find_excess(data, values=self.values, depth=self.depth)
+        if excess is not None:
+            raise self._make_error(excess, "values" if excess == "values" else "levels of JSON", response)
+
+    def _make_error(self, name: str, kind: str, response: httpx.Response) -> ApiError:
+        bound: int = getattr(self, name)
+        message = (
+            f"the server sent more than {bound:,} {kind} in one piece. If that is expected, raise the limit with "
+            f"Client(bounds=ResponseBounds({name}=...))"
+        )
+        return ApiError(message, code=FAULTY, status=response.status_code)
+
+
+class Server:
+    """A server with the token of one API client.
+
+    Several API clients can share an httpx client, because the URL and the token are set on each request.
+    """
+
+    def __init__(self, http: httpx.AsyncClient, url: str, token: str | None, bounds: ResponseBounds) -> None:
+        """Store the base URL, the token and the limits of responses.
+
+        Raises:
+            ConfigurationError: If the URL is not an absolute HTTP URL.
+        """
+        self._http, self._base, self.bounds = http, _parse_base_url(url), bounds
+        self._headers = {"accept-encoding": "gzip, deflate"}
+        if token is not None:
+            self._headers["authorization"] = f"Bearer {token}"
+
+    @asynccontextmanager
+    async def request(
+        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, **options: Any
+    ) -> AsyncGenerator[httpx.Response]:
+        """Send a request, and yield the response before reading its body.
+
+        Redirects are not followed, because the target could be another host, which must not receive the token.
+
+        Raises:
+            ApiError: If the connection fails, or the server redirects.
+        """
+        url = self._base.copy_with(raw_path=self._base.raw_path + path.encode("ascii"))
+        headers = {**self._headers, **(headers or {})}
+        try:
+            async with self._http.stream(method, url, headers=headers, follow_redirects=False, **options) as response:
+                if response.has_redirect_location:
+                    raise _make_redirect_error(response)
+                yield response
+        except httpx.HTTPError as error:
+            raise _make_connection_error(error) from error
+
+    async def read_body(self, response: httpx.Response) -> bytes:
+        """Read the body of a response.
+
+        Raises:
+            ApiError: The body is too large.
+        """
+        body = bytearray()
+        pieces = iterate_pieces(response)
+        try:
+            async for piece in pieces:
+                body += piece
+                self.bounds.check_size(len(body), response)
+        finally:
+            await end_pieces(pieces)
+        return bytes(body)
+
+
+def _parse_base_url(url: str) -> httpx.URL:
+    """Return a base URL whose path ends with a slash.
+
+    httpx would resolve a relative URL against the base URL of a custom client, which may belong to another server.
+    """
+    try:
+        base = httpx.URL(url)
+    except httpx.InvalidURL:
+        base = httpx.URL()
+    if base.scheme not in ("http", "https") or not base.host:
+        raise ConfigurationError(f"url must be an absolute http or https URL, got {url!r}")
+    path = base.raw_path.partition(b"?")[0]
+    return base.copy_with(raw_path=path.rstrip(b"/") + b"/", fragment=None)
 
 
 class Requests:
     """HTTP requests with typed responses."""
 
-    def __init__(self, http: httpx.AsyncClient, retries: int) -> None:
-        """Use an httpx client, and retry idempotent requests up to `retries` times."""
-        self.http, self.retries = http, retries
+    def __init__(self, server: Server, retries: int) -> None:
+        """Send requests to a server, and retry idempotent requests up to `retries` times."""
+        self._server, self.retries = server, retries
 
     async def get(self, model: type[M], path: str, query: Mapping[str, Any] | None = None) -> M:
         """Send a GET request with retries.
 
         Raises:
-            ApiError: The request was refused, or the server is unreachable.
+            ApiError: If the request fails.
         """
-        return _read(model, await self._patiently("GET", path, params=_given(query)))
+        return self._read(model, *await self._send_with_retries("GET", path, params=_drop_none(query)))
 
     async def text(self, path: str, query: Mapping[str, Any] | None = None) -> str:
         """Send a GET request with retries and return the response text."""
-        return (await self._patiently("GET", path, params=_given(query))).text
+        _, body = await self._send_with_retries("GET", path, params=_drop_none(query))
+        # The API uses UTF-8. A faulty server could name a character set that does not exist.
+        return body.decode("utf-8", "replace")
 
     async def post(
         self,
@@ -80,55 +211,63 @@ class Requests:
         """Send a POST request. Requests with an idempotency key are retried.
 
         Raises:
-            ApiError: The request was refused, or the server is unreachable.
+            ApiError: If the request fails.
         """
         content = body.model_dump_json(by_alias=True, exclude_unset=True)
         headers = {"content-type": "application/json", **({"idempotency-key": key} if key else {})}
-        send = self._once if key is None else self._patiently
-        return _read(model, await send("POST", path, params=_given(query), content=content, headers=headers))
+        send = self._send if key is None else self._send_with_retries
+        return self._read(model, *await send("POST", path, params=_drop_none(query), content=content, headers=headers))
 
-    async def _patiently(self, method: str, path: str, **options: Any) -> httpx.Response:
-        tries = Tries(self.retries)
+    async def _send_with_retries(self, method: str, path: str, **options: Any) -> tuple[httpx.Response, bytes]:
+        counter = RetryCounter(self.retries)
         while True:
             try:
-                return await self._once(method, path, **options)
+                return await self._send(method, path, **options)
             except ApiError as error:
-                await tries.again(error)
+                await counter.wait_before_retry(error)
 
-    async def _once(self, method: str, path: str, **options: Any) -> httpx.Response:
-        try:
-            response = await self.http.request(method, path, **options)
-        except httpx.HTTPError as error:
-            raise unreachable(error) from error
+    async def _send(self, method: str, path: str, **options: Any) -> tuple[httpx.Response, bytes]:
+        async with self._server.request(method, path, **options) as response:
+            body = await self._server.read_body(response)
         if not response.is_success:
-            raise refusal(response)
-        return response
+            raise _convert_response(response, body)
+        return response, body
+
+    def _read(self, model: type[M], response: httpx.Response, body: bytes) -> M:
+        self._server.bounds.check_json(body, response)
+        try:
+            # A newer server may send additional fields.
+            return model.model_validate_json(body, extra="ignore")
+        except ValidationError as error:
+            path = response.request.url.path
+            raise ApiError(f"unexpected response from {path}: {error}", code=FAULTY) from error
 
 
-def _read(model: type[M], response: httpx.Response) -> M:
-    try:
-        # A newer server may send additional fields.
-        return model.model_validate_json(response.content, extra="ignore")
-    except ValidationError as error:
-        path = response.request.url.path
-        raise ApiError(f"the answer of {path} is not that of this API: {error}", code="protocol") from error
-
-
-def unreachable(error: Exception) -> ApiError:
+def _make_connection_error(error: Exception) -> ApiError:
     """Return the error for a failed connection."""
-    return ApiError(f"the server is unreachable: {type(error).__name__}: {error}", code="connection")
+    return ApiError(f"cannot reach the server: {type(error).__name__}: {error}", code="connection")
 
 
-def refusal(response: httpx.Response) -> ApiError:
+def _make_redirect_error(response: httpx.Response) -> ApiError:
+    target = response.headers["location"][:200]
+    return ApiError(
+        f"{response.status_code}: the server redirects to {target!r}; redirects are not followed, because they could "
+        "send the token to another host. If the target is the API, pass its URL as Client(url)",
+        code="refused",
+        status=response.status_code,
+    )
+
+
+def _convert_response(response: httpx.Response, body: bytes) -> ApiError:
     """Convert an unsuccessful response to an error."""
     try:
-        said = Problem.model_validate_json(response.content, extra="ignore").error
-        code, message, fields = said.code, said.message, said.fields
+        problem = Problem.model_validate_json(body, extra="ignore").error
+        code, message, fields = problem.code, problem.message, problem.fields
     except ValidationError:
         # Responses from proxies may have different formats.
         code, message, fields = "refused", response.reason_phrase, None
     after = response.headers.get("retry-after", "")
-    details = "".join(f"; {name}: {wrong}" for name, wrong in (fields or {}).items())
+    details = "".join(f"; {name}: {text}" for name, text in (fields or {}).items())
     return ApiError(
         f"{response.status_code}: {message}{details}",
         code=code,
@@ -138,18 +277,18 @@ def refusal(response: httpx.Response) -> ApiError:
     )
 
 
-def _given(query: Mapping[str, Any] | None) -> dict[str, Any]:
+def _drop_none(query: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: value for name, value in (query or {}).items() if value is not None}
 
 
-_OVER = ("completed", "failed", "canceled")
+_SMALL = 2**16
+"""Size in bytes below which the memory of a parsed event is negligible."""
 
-_LARGEST = 64 << 20
-"""Maximum size of an event in bytes."""
+_FINAL = ("completed", "failed", "canceled")
 
 
-def followed(
-    http: httpx.AsyncClient, task_id: str, after: str | None, query: Mapping[str, Any], retries: int
+def follow_run(
+    server: Server, task_id: str, after: str | None, query: Mapping[str, Any], retries: int
 ) -> Stream[AnyEvent]:
     """Return the events after a cursor until the end. Each subscriber sends its own requests.
 
@@ -158,75 +297,85 @@ def followed(
     hold = ReadOnlyHold()
 
     async def work(push: Push[AnyEvent]) -> None:
-        tries, cursor, over = Tries(retries), after, False
+        counter, cursor, is_over = RetryCounter(retries), after, False
         while True:
             try:
-                async for event in _connected(http, task_id, cursor, query):
-                    tries.worked()
+                async for event in _read_events(server, task_id, cursor, query):
+                    counter.reset()
                     push(cast("AnyEvent", event))
                     if not isinstance(event, GapEvent):
                         cursor = event.cursor
-                        over = isinstance(event, StatusUpdateEvent) and ends_attempt(event) and event.state in _OVER
+                        is_over = isinstance(event, StatusUpdateEvent) and ends_attempt(event) and event.state in _FINAL
                     if hold.gate.closed:
                         await hold.gate.wait()
-            except _NoMore:
+            except _EndOfEvents:
                 return
             except ApiError as error:
-                await tries.again(error)
+                await counter.wait_before_retry(error)
             else:
-                if over or "speed" in query:
+                if is_over or "speed" in query:
                     return
-                # Either the server closed the stream or the attempt has ended. Send another request to find out.
-                await tries.again(ApiError("the server keeps closing the stream", code="connection"))
+                # Send another request to distinguish a closed stream from the end of an attempt.
+                await counter.wait_before_retry(ApiError("the server keeps closing the stream", code="connection"))
 
     # Shield the request, because httpx would leak pool connections on cancellation.
     source = from_task(work, name=f"rxloop-client-{task_id}", shielded=True)
     return Stream(source, hold, overflow="block")
 
 
-class _NoMore(Exception):
+class _EndOfEvents(Exception):
     """Raised at the end of the event stream."""
 
 
-async def _connected(
-    http: httpx.AsyncClient, task_id: str, cursor: str | None, query: Mapping[str, Any]
+async def _read_events(
+    server: Server, task_id: str, cursor: str | None, query: Mapping[str, Any]
 ) -> AsyncGenerator[Event]:
-    """Yield events using a single connection.
+    """Yield events from a single connection.
 
     Raises:
-        ApiError: The request was refused, or the connection is broken.
-        _NoMore: There are no more events.
+        ApiError: If the request or the connection fails.
+        _EndOfEvents: If there are no more events.
     """
     headers = {"accept": "application/x-ndjson", **({"last-event-id": cursor} if cursor else {})}
     path = f"runs/{quote(task_id, safe='')}/events"
     try:
-        async with http.stream("GET", path, params=dict(query), headers=headers) as response:
+        async with server.request("GET", path, params=dict(query), headers=headers) as response:
             if response.status_code == 204:
-                raise _NoMore
+                raise _EndOfEvents
             if response.status_code != 200:
-                await response.aread()
-                raise refusal(response)
-            async for line in _lines(response):
+                raise _convert_response(response, await server.read_body(response))
+            async for line in _read_lines(response, server.bounds):
+                if len(line) > _SMALL:
+                    server.bounds.check_json(line, response)
                 yield Event.from_json(line)
-    except httpx.HTTPError as error:
-        raise unreachable(error) from error
     except ConfigurationError as error:
-        raise ApiError(f"the server sent what is not an event: {error}", code="protocol", status=200) from error
+        raise ApiError(f"the server sent an invalid event: {error}", code=FAULTY, status=200) from error
 
 
-async def _lines(response: httpx.Response) -> AsyncGenerator[bytes]:
+async def _read_lines(response: httpx.Response, bounds: ResponseBounds) -> AsyncGenerator[bytes]:
     """Yield non-empty lines, separated by newlines only.
 
     httpx also splits on other characters, which JSON allows.
     """
-    rest = bytearray()
-    async for piece in response.aiter_bytes():
-        rest += piece
-        if b"\n" in piece:
-            *lines, last = rest.split(b"\n")
-            rest = bytearray(last)
-            for line in lines:
-                if line:
-                    yield bytes(line)
-        elif len(rest) > _LARGEST:
-            raise ApiError(f"an event of the server has over {_LARGEST} bytes", code="protocol", status=200)
+    buffer = bytearray()
+    heartbeats = 0
+    pieces = iterate_pieces(response)
+    try:
+        async for piece in pieces:
+            buffer += piece
+            if b"\n" in piece:
+                heartbeats += len(piece)
+                *lines, rest = buffer.split(b"\n")
+                buffer = bytearray(rest)
+                for line in lines:
+                    if line:
+                        heartbeats = 0
+                        bounds.check_size(len(line), response)
+                        yield bytes(line)
+                if heartbeats:
+                    # A server that sends only empty lines without pauses would block the event loop.
+                    bounds.check_size(heartbeats, response, "bytes without an event")
+                    await asyncio.sleep(0)
+            bounds.check_size(len(buffer), response)
+    finally:
+        await end_pieces(pieces)

@@ -1,4 +1,4 @@
-"""A single compression as a pure step."""
+"""Compression of the messages of a single request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rxloop.pipeline.interfaces import Budget, Compressor, TokenCounter
 from rxloop.protocol.messages import Message
 from rxloop.support.threads import call_user_function
 
-_LOW = 0.6
+_DEFAULT_LOW = 0.6
 
 _AFTER_REFUSAL = 0.8
 
@@ -43,16 +43,16 @@ class CompressionState:
         return [*cut, *history[self.upto :]]
 
     @property
-    def left_out(self) -> tuple[int, ...]:
+    def omitted(self) -> tuple[int, ...]:
         """Indexes of omitted or replaced messages."""
         kept = {item for item in self.view if isinstance(item, int)}
-        return tuple(place for place in range(self.upto) if place not in kept)
+        return tuple(index for index in range(self.upto) if index not in kept)
 
     @property
     def summary(self) -> str:
         """Text that replaces the omitted messages."""
-        made = [item.text for item in self.view if isinstance(item, Message) and item.role not in ("tool", "assistant")]
-        return "\n".join(made)
+        added = (item for item in self.view if isinstance(item, Message))
+        return "\n".join(item.text for item in added if item.role not in ("tool", "assistant"))
 
     def dump(self) -> dict[str, Any]:
         """Convert the state to JSON data. Consecutive indexes are stored as `[first, last]`."""
@@ -165,8 +165,8 @@ class Compression:
         self._state = state
         self._room = max(0, limit - overhead)
         high: float = getattr(compressor, "high", 1.0)
-        most: int | None = getattr(compressor, "max_messages", None)
-        self._full = self._tokens > int(self._room * high) or (most is not None and len(self._sent) > most)
+        limit: int | None = getattr(compressor, "max_messages", None)
+        self._full = self._tokens > int(self._room * high) or (limit is not None and len(self._sent) > limit)
         self._due = every is not None and _calls_since(messages, state.upto, every)
 
     @property
@@ -185,26 +185,26 @@ class Compression:
         """
         if self.fits:
             return self.unchanged()
-        low: float = getattr(self._compressor, "low", _LOW)
-        most: int | None = getattr(self._compressor, "max_messages", None)
+        low: float = getattr(self._compressor, "low", _DEFAULT_LOW)
+        max_messages: int | None = getattr(self._compressor, "max_messages", None)
         budget = Budget(
             tokens=self._room,
             target=int(min(self._room, self._tokens) * low) if self._due else int(self._room * low),
             counter=self._counter,
             pinned=pinned,
             sent=self._sent,
-            messages=None if most is None else int(most * low),
+            messages=None if max_messages is None else int(max_messages * low),
         )
         begin = time.perf_counter()
         limit = asyncio.timeout(seconds)
         try:
             async with limit:
-                made = await _ask(self._compressor, self._history, budget)
+                answer = await _ask(self._compressor, self._history, budget)
         except Exception as error:
             if limit.expired():
-                return self._failure(f"{self._compressor!r} took more than {seconds:g} s")
-            return self._failure(f"{type(error).__name__}: {error}")
-        return self._checked(made, pinned, time.perf_counter() - begin)
+                return self._fail(f"{self._compressor!r} took more than {seconds:g} s")
+            return self._fail(f"{type(error).__name__}: {error}")
+        return self._check_result(answer, pinned, time.perf_counter() - begin)
 
     def unchanged(self, **fields: Any) -> CompressionResult:
         """Return a result without a compression."""
@@ -219,17 +219,17 @@ class Compression:
             **fields,
         )
 
-    def _failure(self, reason: str) -> CompressionResult:
+    def _fail(self, reason: str) -> CompressionResult:
         return self.unchanged(failed=reason)
 
-    def _checked(self, made: object, pinned: frozenset[int], seconds: float) -> CompressionResult:
+    def _check_result(self, result: object, pinned: frozenset[int], seconds: float) -> CompressionResult:
         """Check and repair a compressor's result."""
         try:
-            view = _view(made, self._history)
+            view = _view(result, self._history)
         except ValueError as error:
-            return self._failure(str(error))
+            return self._fail(str(error))
         blocks = split_blocks(self._history)
-        view, lost = _restored(view, self._history, blocks, pinned)
+        view, lost = _restore_required(view, self._history, blocks, pinned)
         chosen = [self._history[item] if isinstance(item, int) else item for item in view]
         # Missing results are allowed only for calls that are still pending in the history.
         at_work = bool(blocks) and blocks[-1].open
@@ -241,21 +241,21 @@ class Compression:
         if chosen == list(self._sent):
             return self.unchanged(seconds=seconds, problems=problems)
         if after > self._tokens:
-            return self._failure(f"the result takes {after} tokens, more than the {self._tokens} before it")
-        stable = _common(self._sent, chosen)
+            return self._fail(f"the result takes {after} tokens, more than the {self._tokens} before it")
+        stable = _count_common(self._sent, chosen)
         results = {message.tool_call_id for message in chosen if message.role == "tool"}
         state = CompressionState(len(self._history), view, self._state.limit)
         originals = {id(message) for message in self._history}
         shortened = sum(m.role == "tool" and id(m) not in originals for m in chosen)
-        there = {id(message) for message in chosen}
-        gone = sum(id(m) not in there and (m.role != "tool" or m.tool_call_id not in results) for m in self._sent)
+        ids = {id(message) for message in chosen}
+        dropped = sum(id(m) not in ids and (m.role != "tool" or m.tool_call_id not in results) for m in self._sent)
         return CompressionResult(
             messages=chosen,
             state=state,
             tokens_before=self._tokens,
             tokens_after=after,
             cut=True,
-            dropped=gone,
+            dropped=dropped,
             shortened=shortened,
             stable=stable,
             stable_tokens=self._counter.count(chosen[:stable]),
@@ -270,8 +270,8 @@ async def _ask(compressor: Compressor, messages: Sequence[Message], budget: Budg
     """Run a compressor."""
     if not _is_ours(compressor):
         return await call_user_function(compressor.compress, messages, budget)
-    made = compressor.compress(messages, budget)
-    return await made if isinstance(made, Awaitable) else made
+    result = compressor.compress(messages, budget)
+    return await result if isinstance(result, Awaitable) else result
 
 
 def _is_ours(compressor: Compressor) -> bool:
@@ -281,41 +281,41 @@ def _is_ours(compressor: Compressor) -> bool:
     return module.partition(".")[0] == "rxloop" and all(map(_is_ours, parts))
 
 
-def _calls_since(history: Sequence[Message], place: int, count: int) -> bool:
+def _calls_since(history: Sequence[Message], index: int, count: int) -> bool:
     """Return True if there are at least `count` assistant messages after an index. This also works after a resume."""
-    newer = (history[at] for at in range(len(history) - 1, place - 1, -1))
+    newer = (history[at] for at in range(len(history) - 1, index - 1, -1))
     return sum(1 for _ in islice((message for message in newer if message.role == "assistant"), count)) >= count
 
 
-def _view(made: object, history: Sequence[Message]) -> tuple[int | Message, ...]:
+def _view(result: object, history: Sequence[Message]) -> tuple[int | Message, ...]:
     """Replace history messages with indices.
 
     Raises:
         ValueError: Invalid message list or changed message order.
     """
-    if not isinstance(made, Sequence) or isinstance(made, str | bytes):
-        raise ValueError(f"the result is {type(made).__name__}: return a list of messages")
-    places: dict[int, list[int]] = {}
-    for place, message in enumerate(history):
-        places.setdefault(id(message), []).append(place)
+    if not isinstance(result, Sequence) or isinstance(result, str | bytes):
+        raise ValueError(f"the result is {type(result).__name__}: return a list of messages")
+    indices: dict[int, list[int]] = {}
+    for index, message in enumerate(history):
+        indices.setdefault(id(message), []).append(index)
     view: list[int | Message] = []
     last = -1
-    for item in cast("Sequence[object]", made):
+    for item in cast("Sequence[object]", result):
         if not isinstance(item, Message):
             raise ValueError(f"the result holds {item!r}: return a list of messages")
-        here = places.get(id(item))
+        here = indices.get(id(item))
         if here is None:
             view.append(item)
             continue
-        place = next((place for place in here if place > last), None)
-        if place is None:
+        index = next((index for index in here if index > last), None)
+        if index is None:
             raise ValueError(f"message {here[-1]} of the history comes after message {last}: keep the order")
-        view.append(place)
-        last = place
+        view.append(index)
+        last = index
     return tuple(view)
 
 
-def _restored(
+def _restore_required(
     view: tuple[int | Message, ...], history: Sequence[Message], blocks: Sequence[Block], pinned: frozenset[int]
 ) -> tuple[tuple[int | Message, ...], list[str]]:
     """Add required messages that are missing.
@@ -324,26 +324,26 @@ def _restored(
     block is present, so must be the rest, because the model has not seen its results.
     """
     kept = {item for item in view if isinstance(item, int)}
-    users = [place for place, message in enumerate(history) if message.role == "user"]
-    must = {place for place in pinned if place < len(history)} | {*users[:1], *users[-1:]}
-    must |= {place for place, message in enumerate(history) if message.role == "system"}
+    users = [index for index, message in enumerate(history) if message.role == "user"]
+    must = {index for index in pinned if index < len(history)} | {*users[:1], *users[-1:]}
+    must |= {index for index, message in enumerate(history) if message.role == "system"}
     newest = next((block for block in reversed(blocks) if block.messages[0].role == "assistant"), None)
     for block in blocks:
         torn = block is newest and not kept.isdisjoint(block.places)
         if torn or not must.isdisjoint(block.places) or (block.open and block is blocks[-1]):
             must |= set(block.places)
     results = {item.tool_call_id for item in view if isinstance(item, Message) and item.role == "tool"}
-    missing = [place for place in sorted(must - kept) if history[place].tool_call_id not in results - {None}]
+    missing = [index for index in sorted(must - kept) if history[index].tool_call_id not in results - {None}]
     out = list(view)
-    for place in missing:
-        after = next((at for at, item in enumerate(out) if isinstance(item, int) and item > place), len(out))
-        out.insert(after, place)
-    return tuple(out), [f"message {place} of the history must stay" for place in missing]
+    for index in missing:
+        after = next((at for at, item in enumerate(out) if isinstance(item, int) and item > index), len(out))
+        out.insert(after, index)
+    return tuple(out), [f"message {index} of the history must stay" for index in missing]
 
 
-def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
-    """Count identical messages at the start."""
+def _count_common(one: Sequence[Message], other: Sequence[Message]) -> int:
+    """Return the length of the common prefix of two lists of messages."""
     length = min(len(one), len(other))
     return next(
-        (place for place in range(length) if one[place] is not other[place] and one[place] != other[place]), length
+        (index for index in range(length) if one[index] is not other[index] and one[index] != other[index]), length
     )

@@ -7,13 +7,14 @@ import math
 import re
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import isawaitable
+from typing import Any
 
-from rxloop.context.counting import PerMessage
 from rxloop.context.layout import Layout, Marks, brief, join_texts, replace_content, strip_media
+from rxloop.context.token_estimator import PerMessage
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.interfaces import Budget, Compressor
 from rxloop.protocol.messages import Message
@@ -31,7 +32,7 @@ class SlidingWindowCompressor(Marks):
         ```
 
     Args:
-        max_tokens: Maximum size of a request. The default is no token limit.
+        max_tokens: Maximum size of a request. Unlimited by default.
         max_messages: Maximum number of messages, including the task and the summary. Blocks are never split, and the
             newest one is always kept.
         high: Fraction of `max_tokens` at which the history is compressed.
@@ -71,9 +72,9 @@ class SlidingWindowCompressor(Marks):
 
 _SAME = "[left out: a later result says the same]"
 
-_GONE = "[left out: {n} characters]"
+_OMISSION_NOTE = "[left out: {n} characters]"
 
-_BRIEF = 400
+_BRIEF_CHARS = 400
 
 
 class TokenBudgetCompressor(Marks):
@@ -89,7 +90,7 @@ class TokenBudgetCompressor(Marks):
         repeats = _repeats(messages)
         forms: dict[int, Sequence[Message]] = {}
         over = sum(layout.costs[index] for index in layout.free) - layout.room
-        steps: list[Callable[[Message], Message]] = [partial(_unrepeated, repeats), _brief, _blank]
+        steps: list[Callable[[Message], Message]] = [partial(_replace_repeated, repeats), _shorten_long, _remove_text]
         for shorten in steps:
             over = _shorten(layout, forms, shorten, over)
         layout.keep_newest(forms)
@@ -118,28 +119,28 @@ def _shorten(
 
 def _repeats(messages: Sequence[Message]) -> set[int]:
     """Return the ids of results that a later one repeats. Images never count as repeated."""
-    seen: set[str] = set()
-    found: set[int] = set()
+    texts: set[str] = set()
+    repeated: set[int] = set()
     for message in reversed(messages):
         if message.role == "tool" and not message.media:
-            if message.text in seen:
-                found.add(id(message))
-            seen.add(message.text)
-    return found
+            if message.text in texts:
+                repeated.add(id(message))
+            texts.add(message.text)
+    return repeated
 
 
-def _unrepeated(repeats: set[int], message: Message) -> Message:
+def _replace_repeated(repeats: set[int], message: Message) -> Message:
     return replace_content(message, _SAME) if id(message) in repeats and len(message.text) > len(_SAME) else message
 
 
-def _brief(message: Message) -> Message:
-    return brief(message, _BRIEF) if len(message.text) > 2 * _BRIEF else message
+def _shorten_long(message: Message) -> Message:
+    return brief(message, _BRIEF_CHARS) if len(message.text) > 2 * _BRIEF_CHARS else message
 
 
-def _blank(message: Message) -> Message:
+def _remove_text(message: Message) -> Message:
     text = message.text
-    if len(text) > 2 * len(_GONE):
-        return replace_content(message, _GONE.format(n=len(text)))
+    if len(text) > 2 * len(_OMISSION_NOTE):
+        return replace_content(message, _OMISSION_NOTE.format(n=len(text)))
     return strip_media(message)
 
 
@@ -163,56 +164,56 @@ class ChainedCompressor(Marks):
     ) -> None:
         if not compressors:
             raise ConfigurationError("ChainedCompressor() requires at least one compressor")
-        least = min(compressor.max_tokens for compressor in compressors)
-        super().__init__(least if max_tokens is None else max_tokens, high=high, low=low)
+        lowest = min(compressor.max_tokens for compressor in compressors)
+        super().__init__(lowest if max_tokens is None else max_tokens, high=high, low=low)
         windows = [
-            most for compressor in compressors if (most := getattr(compressor, "max_messages", None)) is not None
+            limit for compressor in compressors if (limit := getattr(compressor, "max_messages", None)) is not None
         ]
         self.max_messages = min(windows, default=None)
         self.compressors = compressors
 
     def compress(self, messages: Sequence[Message], budget: Budget) -> Sequence[Message] | Awaitable[Sequence[Message]]:
         """Return the messages to send."""
-        return self._ask_from(0, messages, messages, budget)
+        return self._run_compressors(0, messages, messages, budget)
 
-    def _ask_from(
+    def _run_compressors(
         self, first: int, history: Sequence[Message], messages: Sequence[Message], budget: Budget
     ) -> Sequence[Message] | Awaitable[Sequence[Message]]:
-        for place in range(first, len(self.compressors)):
-            given = budget if place == 0 else _remaining_budget(history, messages, budget)
-            asked = messages if place == 0 else _without_summary(history, messages)
-            made = self.compressors[place].compress(asked, given)
-            if isawaitable(made):
-                return self._ask_rest_after(place, history, made, budget)
-            messages = made
+        for index in range(first, len(self.compressors)):
+            remaining = budget if index == 0 else _remaining_budget(history, messages, budget)
+            pending = messages if index == 0 else _remove_summary(history, messages)
+            result = self.compressors[index].compress(pending, remaining)
+            if isawaitable(result):
+                return self._await_and_continue(index, history, result, budget)
+            messages = result
             if budget.counter.count(messages) <= budget.target:
                 break
         return messages
 
-    async def _ask_rest_after(
-        self, place: int, history: Sequence[Message], made: Awaitable[Sequence[Message]], budget: Budget
+    async def _await_and_continue(
+        self, index: int, history: Sequence[Message], pending: Awaitable[Sequence[Message]], budget: Budget
     ) -> Sequence[Message]:
-        messages = await made
+        messages = await pending
         if budget.counter.count(messages) <= budget.target:
             return messages
-        rest = self._ask_from(place + 1, history, messages, budget)
+        rest = self._run_compressors(index + 1, history, messages, budget)
         return await rest if isawaitable(rest) else rest
 
 
-def _without_summary(history: Sequence[Message], messages: Sequence[Message]) -> list[Message]:
+def _remove_summary(history: Sequence[Message], messages: Sequence[Message]) -> list[Message]:
     own = {id(message) for message in history}
     return [message for message in messages if id(message) in own or message.role in ("tool", "assistant")]
 
 
 def _remaining_budget(history: Sequence[Message], messages: Sequence[Message], budget: Budget) -> Budget:
     """Return the budget for the next compressor, with updated dropped and pinned messages."""
-    pins = {id(history[place]) for place in budget.pinned if place < len(history)}
-    left = _without_summary(history, messages)
-    there = {id(message) for message in left}
+    pins = {id(history[index]) for index in budget.pinned if index < len(history)}
+    left = _remove_summary(history, messages)
+    remaining = {id(message) for message in left}
     return replace(
         budget,
-        pinned=frozenset(place for place, message in enumerate(left) if id(message) in pins),
-        dropped=[message for message in history if id(message) not in there],
+        pinned=frozenset(index for index, message in enumerate(left) if id(message) in pins),
+        dropped=[message for message in history if id(message) not in remaining],
     )
 
 
@@ -254,13 +255,13 @@ def bm25(query: Counter[str], bags: Sequence[Counter[str]]) -> list[float]:
 
 
 Embedder = Callable[[Sequence[str]], Awaitable[Sequence[Sequence[float]]]]
-"""Async function that returns embedding vectors for a list of texts."""
+"""Async function that returns embedding vectors for a list of strings."""
 
 _log = logging.getLogger(__name__)
 
 _REMEMBERED = 4_096
 
-_TEXT = 8_000
+_MAX_EMBEDDED_CHARS = 8_000
 
 
 class SemanticCompressor(Marks):
@@ -296,47 +297,48 @@ class SemanticCompressor(Marks):
         """Return the messages to send."""
         layout = Layout(messages, budget)
         if self._embed is None:
-            return self._selected(layout, _by_words(layout))
+            return self._select_blocks(layout, _score_by_words(layout))
         return self._compress_by_vectors(layout, self._embed)
 
     async def _compress_by_vectors(self, layout: Layout, embed: Embedder) -> list[Message]:
         try:
-            fitting = await self._by_vectors(layout, embed)
+            fitting = await self._score_by_vectors(layout, embed)
         except Exception:
             _log.warning("Embedding failed, falling back to BM25", exc_info=True)
-            fitting = _by_words(layout)
-        return self._selected(layout, fitting)
+            fitting = _score_by_words(layout)
+        return self._select_blocks(layout, fitting)
 
-    def _selected(self, layout: Layout, fitting: Sequence[float]) -> list[Message]:
+    def _select_blocks(self, layout: Layout, fitting: Sequence[float]) -> list[Message]:
         """Select blocks by score within the token limit. Newer blocks win ties."""
         free = layout.free
         newest = max(1, len(free) - 1)
         scores = [self.relevance * fits + age / newest for age, fits in enumerate(fitting)]
-        for place in sorted(range(len(free)), key=lambda place: (-scores[place], -place)):
-            if layout.has_room(free[place]):
-                layout.keep(free[place])
+        for index in sorted(range(len(free)), key=lambda index: (-scores[index], -index)):
+            if layout.has_room(free[index]):
+                layout.keep(free[index])
         return layout.messages()
 
-    async def _by_vectors(self, layout: Layout, embed: Embedder) -> list[float]:
-        texts = [join_texts(layout.blocks[index].messages)[:_TEXT] for index in layout.free]
-        goal = "\n".join(join_texts(messages)[:_TEXT] for messages in _goal(layout))
-        kept = self._vectors
-        missing = list(dict.fromkeys(text for text in (goal, *texts) if text not in kept))
-        found = dict(zip(missing, await embed(missing), strict=True)) if missing else {}
-        vectors = {text: kept[text] if text in kept else found[text] for text in (goal, *texts)}
-        kept.update(vectors)
-        while len(kept) > _REMEMBERED:
-            kept.popitem(last=False)
+    async def _score_by_vectors(self, layout: Layout, embed: Embedder) -> list[float]:
+        texts = [join_texts(layout.blocks[index].messages)[:_MAX_EMBEDDED_CHARS] for index in layout.free]
+        goal = "\n".join(join_texts(messages)[:_MAX_EMBEDDED_CHARS] for messages in _goal(layout))
+        cache = self._vectors
+        missing = list(dict.fromkeys(text for text in (goal, *texts) if text not in cache))
+        embedded = dict(zip(missing, await embed(missing), strict=True)) if missing else {}
+        vectors = {text: cache[text] if text in cache else embedded[text] for text in (goal, *texts)}
+        cache.update(vectors)
+        while len(cache) > _REMEMBERED:
+            cache.popitem(last=False)
         return [_cosine(vectors[goal], vectors[text]) for text in texts]
 
 
 def _goal(layout: Layout) -> list[Sequence[Message]]:
-    blocks = [layout.blocks[layout.task]] if layout.task is not None else []
-    blocks += [block for block in layout.blocks[-2:] if block not in blocks]
-    return [block.messages for block in blocks]
+    """Return the task, the newest question and the newest block, without duplicates."""
+    question = next((block for block in reversed(layout.blocks) if block.messages[0].role == "user"), None)
+    blocks = [layout.blocks[layout.task] if layout.task is not None else None, question, *layout.blocks[-1:]]
+    return list({block.start: block.messages for block in blocks if block is not None}.values())
 
 
-def _by_words(layout: Layout) -> list[float]:
+def _score_by_words(layout: Layout) -> list[float]:
     """Return a relevance score from 0 to 1 for each free block, based on its words."""
     goal: Counter[str] = Counter()
     for messages in _goal(layout):
@@ -349,3 +351,28 @@ def _by_words(layout: Layout) -> list[float]:
 def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
     length = math.sqrt(math.fsum(x * x for x in one) * math.fsum(y * y for y in other))
     return math.fsum(x * y for x, y in zip(one, other, strict=True)) / length if length else 0.0
+
+
+_NAMES: Mapping[str, Callable[..., Compressor]] = {
+    "sliding_window": SlidingWindowCompressor,
+    "semantic": SemanticCompressor,
+    "token_budget": TokenBudgetCompressor,
+}
+
+
+def make_compressor(name: str, **options: Any) -> Compressor:
+    """Create a compressor from its name, for example from a configuration file.
+
+    Args:
+        name: `"sliding_window"`, `"semantic"` or `"token_budget"`.
+        **options: Arguments of the compressor, such as `max_tokens=60_000`.
+
+    Raises:
+        ConfigurationError: The name or an option is unknown, or an option is missing.
+    """
+    if name not in _NAMES:
+        raise ConfigurationError(f"name must be one of {', '.join(_NAMES)}, got {name!r}.")
+    try:
+        return _NAMES[name](**options)
+    except TypeError as error:
+        raise ConfigurationError(f"options of the compressor {name!r} are invalid: {error}.") from error

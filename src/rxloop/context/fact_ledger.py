@@ -9,15 +9,15 @@ from heapq import nlargest
 from typing import NamedTuple
 from weakref import ref
 
-from rxloop.context.counting import text_tokens
 from rxloop.context.facts import extract_facts
+from rxloop.context.token_estimator import text_tokens
 from rxloop.protocol.messages import Message
 
 # The score of an entry decays with its age, but only slightly, because an agent may need values from long ago.
 _OLD, _FADES = 0.8, 20.0
 
 # Summaries never require more entries. Excess entries are removed once the ledger exceeds twice this limit.
-_MOST = 4_000
+_MAX_ENTRIES = 4_000
 
 
 class Entry(NamedTuple):
@@ -71,8 +71,8 @@ class FactLedger:
                 else:
                     label, weight = label or old.label, max(old.weight, weight)
                     entries[value] = Entry(value, label, weight, old.mentions + 1, self._place, self._order)
-            if len(entries) > 2 * _MOST:
-                best = nlargest(_MOST, entries.values(), key=lambda entry: entry.worth(self._place))
+            if len(entries) > 2 * _MAX_ENTRIES:
+                best = nlargest(_MAX_ENTRIES, entries.values(), key=lambda entry: entry.worth(self._place))
                 self._entries = entries = {entry.value: entry for entry in best}
 
     def copy(self) -> FactLedger:
@@ -87,7 +87,7 @@ class FactLedger:
         Args:
             tokens: Maximum number of tokens.
             visible: Values to omit, because they are visible elsewhere.
-            size: Counts the tokens in a text.
+            size: Counts the tokens of a string.
         """
         ranked = sorted(
             (entry for entry in self._entries.values() if entry.value not in visible),
@@ -96,7 +96,7 @@ class FactLedger:
         )
         estimate = tokens
         while estimate >= 2:
-            text = _lines(_chosen(ranked, estimate))
+            text = _lines(_choose_entries(ranked, estimate))
             over = size(text) - tokens
             if over <= 0:
                 return text
@@ -135,14 +135,14 @@ unsuitable, because system messages may be shared and long-lived.
 
 def load_ledger(history: Sequence[Message]) -> FactLedger:
     """Return facts for a history, processing only messages added since the previous call."""
-    seen, ledger = _take_known_beginning(history)
-    new = history[len(seen) :]
+    known, ledger = _take_known_beginning(history)
+    new = history[len(known) :]
     ledger.add(new)
     if history:
         key = id(history[-1])
-        seen = [*seen, *map(ref, new)]
-        seen[-1] = ref(history[-1], lambda gone: _read.pop(key, None))
-        _read[key] = seen, ledger
+        known = [*known, *map(ref, new)]
+        known[-1] = ref(history[-1], lambda gone: _read.pop(key, None))
+        _read[key] = known, ledger
     return ledger.copy()
 
 
@@ -150,39 +150,39 @@ def _take_known_beginning(history: Sequence[Message]) -> tuple[list[ref[Message]
     """Remove and return the longest cached prefix of a history."""
     for length in range(len(history), 0, -1):
         key = id(history[length - 1])
-        seen, ledger = _read.get(key, _NOTHING_READ)
-        same = len(seen) == length and all(one() is message for one, message in zip(seen, history, strict=False))
+        known, ledger = _read.get(key, _NOTHING_READ)
+        same = len(known) == length and all(one() is message for one, message in zip(known, history, strict=False))
         if same and _read.pop(key, None) is not None:
-            return seen, ledger
+            return known, ledger
     return [], FactLedger()
 
 
-def _chosen(ranked: Iterable[Entry], tokens: float) -> list[Entry]:
+def _choose_entries(ranked: Iterable[Entry], tokens: float) -> list[Entry]:
     """Select the highest-ranked entries within the token limit, excluding values contained in other entries."""
     chosen: list[Entry] = []
-    taken = "\n"
+    text = "\n"
     for entry in ranked:
         if entry.cost > tokens:
             if tokens < 2:
                 break
             continue
-        if _stands_in(entry.value, taken):
+        if _occurs_as_word(entry.value, text):
             continue
         tokens -= entry.cost
         chosen.append(entry)
-        taken += f"{entry.value}\n"
+        text += f"{entry.value}\n"
     return [
         entry
         for entry in chosen
-        if taken.count(entry.value) == 1 or not _stands_in(entry.value, _without(entry, taken))
+        if text.count(entry.value) == 1 or not _occurs_as_word(entry.value, _remove_value(entry, text))
     ]
 
 
-def _without(entry: Entry, taken: str) -> str:
-    return taken.replace(f"\n{entry.value}\n", "\n", 1)
+def _remove_value(entry: Entry, text: str) -> str:
+    return text.replace(f"\n{entry.value}\n", "\n", 1)
 
 
-def _stands_in(value: str, text: str) -> bool:
+def _occurs_as_word(value: str, text: str) -> bool:
     return value in text and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
 
 

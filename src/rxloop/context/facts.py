@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import orjson
 
-from rxloop.context.counting import PerMessage, cache_short_strings
+from rxloop.context.token_estimator import PerMessage, cache_short_strings
 from rxloop.protocol.messages import Message
 
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
@@ -28,20 +28,20 @@ _NUMBER = re.compile(r"\d+(?:[.:/-]\d+|,\d{2,3}(?!\d))*%?")
 
 _CAMEL = re.compile(r"[^\W\d_]*[^\W\d_A-Z][A-Z]\w*")
 
-_NEAR = 40
+_LABEL_DISTANCE = 40
 
-_SHORT = 80
+_SHORT_CHARS = 80
 
 # Characters to read at each end of a very long text.
 _FRONT, _BACK = 20_000, 8_000
 
 _LONGEST = 200
 
-_DEEPEST = 40
+_MAX_DEPTH = 40
 
 
 class Fact(NamedTuple):
-    """Potentially relevant value with its surrounding label."""
+    """Value that may be relevant, with the label next to it."""
 
     value: str
     label: str
@@ -70,7 +70,7 @@ _WEIGHTS: Final = {
 
 _USER, _ARGUMENT = 1.3, 1.5
 
-_LEAST = 0.12
+_MIN_WEIGHT = 0.12
 
 
 @cache_short_strings
@@ -102,7 +102,7 @@ def _pieces(compound: str) -> tuple[tuple[str, float], ...]:
     """Split a compound into weighted parts, unless its separators belong to it."""
     if not compound[0].isalnum():
         # Keep leading signs that belong to the word: a path, hidden file, number or option.
-        compound = next(compound[place:] for place in range(len(compound)) if _PREFIX.match(compound, place))
+        compound = next(compound[index:] for index in range(len(compound)) if _PREFIX.match(compound, index))
     pieces = [compound]
     if "," in compound and not _NUMBER.fullmatch(compound):
         pieces = compound.split(",")
@@ -121,20 +121,20 @@ class _Reader:
         self._seen: set[str] = set()
         self._text = text
         self._name = name
-        self._label, self._label_end = name, -_NEAR
+        self._label, self._label_end = name, -_LABEL_DISTANCE
         self._capital, self._capital_end = "", -2
-        self._waiting: list[tuple[str, float]] = []
+        self._pending: list[tuple[str, float]] = []
 
     def read(self) -> list[Fact]:
         """Extract all facts in text order."""
         for match in _COMPOUND.finditer(self._text):
-            found = match.group()
-            for piece, weight in _pieces(found):
+            value = match.group()
+            for piece, weight in _pieces(value):
                 if not weight:
                     self._word(piece, match.start(), match.end())
-                elif weight >= _LEAST or not _numbers_a_line(self._text, match.start(), match.end()):
+                elif weight >= _MIN_WEIGHT or not _numbers_a_line(self._text, match.start(), match.end()):
                     self._value(piece, weight, match.start())
-        self._settle(self._name)
+        self._label_pending(self._name)
         return self.found
 
     def _value(self, value: str, weight: float, start: int) -> None:
@@ -142,10 +142,10 @@ class _Reader:
         if value in self._seen:
             return
         self._seen.add(value)
-        if start - self._label_end < _NEAR - len(self._label):
+        if start - self._label_end < _LABEL_DISTANCE - len(self._label):
             self.found.append(Fact(value, self._label, weight))
-        elif len(self._waiting) < 3:
-            self._waiting.append((value, weight))
+        elif len(self._pending) < 3:
+            self._pending.append((value, weight))
         else:
             self.found.append(Fact(value, self._name, weight))
 
@@ -154,24 +154,24 @@ class _Reader:
         if size < 3 and word.isascii():
             return
         label = word if size <= 24 else word[-8:]
-        if self._waiting:
-            self._settle(label)
+        if self._pending:
+            self._label_pending(label)
         # Longer words are usually more meaningful, regardless of language.
         if start - self._label_end > 16 or len(label) >= len(self._label):
             self._label = label
         self._label_end = end
-        if size <= _NEAR and word[0].isupper() and word.isalpha():
+        if size <= _LABEL_DISTANCE and word[0].isupper() and word.isalpha():
             if self._capital_end + 1 == start and self._text[start - 1] == " ":
                 self.found.append(Fact(f"{self._capital} {word}", self._label, _WEIGHTS["name"]))
             self._capital, self._capital_end = word, end
 
-    def _settle(self, label: str) -> None:
+    def _label_pending(self, label: str) -> None:
         """Label all pending values."""
-        self.found += [Fact(value, label, weight) for value, weight in self._waiting]
-        self._waiting.clear()
+        self.found += [Fact(value, label, weight) for value, weight in self._pending]
+        self._pending.clear()
 
 
-def _in_text(text: str, name: str) -> list[Fact]:
+def _find_in_text(text: str, name: str) -> list[Fact]:
     """Return facts from text, code or logs, with a default label."""
     if len(text) > _FRONT + _BACK:
         text = f"{text[:_FRONT]}\n{text[-_BACK:]}"
@@ -180,11 +180,11 @@ def _in_text(text: str, name: str) -> list[Fact]:
     return _Reader(text, name).read()
 
 
-def _in_quotes(text: str) -> Iterator[Fact]:
+def _iter_quoted(text: str) -> Iterator[Fact]:
     for match in _QUOTED.finditer(text):
         value = match.group(1).strip()
         if value and len(value.split()) <= 6:
-            before = re.findall(r"\w{3,}", text[max(0, match.start() - _NEAR) : match.start()])
+            before = re.findall(r"\w{3,}", text[max(0, match.start() - _LABEL_DISTANCE) : match.start()])
             yield Fact(value, before[-1] if before else "", _WEIGHTS["quoted"])
 
 
@@ -193,26 +193,26 @@ def _numbers_a_line(text: str, start: int, end: int) -> bool:
     return not before.strip() and end < len(text) and text[end] != "\n"
 
 
-def _in_value(value: Any, key: str, depth: int = 0) -> Iterator[Fact]:
+def _find_in_value(value: Any, key: str, depth: int = 0) -> Iterator[Fact]:
     """Return facts from a JSON value, labelled with its key."""
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         return
     if isinstance(value, dict):
         for name, inner in cast("dict[str, Any]", value).items():
-            if len(name) <= _SHORT and classify_word(name) in ("id", "number", "path", "address"):
+            if len(name) <= _SHORT_CHARS and classify_word(name) in ("id", "number", "path", "address"):
                 yield Fact(name, key, _WEIGHTS[classify_word(name)])
-            yield from _in_value(inner, name[:_SHORT], depth + 1)
+            yield from _find_in_value(inner, name[:_SHORT_CHARS], depth + 1)
     elif isinstance(value, list):
         for inner in cast("list[Any]", value):
-            yield from _in_value(inner, key, depth + 1)
+            yield from _find_in_value(inner, key, depth + 1)
     elif not isinstance(value, bool) and value is not None:
         text = str(value).strip()
         words = text.split()
-        if 2 <= len(text) <= _SHORT and len(words) <= 6 and "\n" not in text:
-            least = _WEIGHTS["value"] if len(text) > 2 else _LEAST
-            yield Fact(text, key, max(_WEIGHTS[classify_word(text)], least))
-        if len(words) > 1 or len(text) > _SHORT:
-            yield from _in_text(text, key)
+        if 2 <= len(text) <= _SHORT_CHARS and len(words) <= 6 and "\n" not in text:
+            min_weight = _WEIGHTS["value"] if len(text) > 2 else _MIN_WEIGHT
+            yield Fact(text, key, max(_WEIGHTS[classify_word(text)], min_weight))
+        if len(words) > 1 or len(text) > _SHORT_CHARS:
+            yield from _find_in_text(text, key)
 
 
 def _content(message: Message) -> Iterable[Fact]:
@@ -220,27 +220,27 @@ def _content(message: Message) -> Iterable[Fact]:
     start = text.lstrip()
     if start[:1] in ("{", "["):
         with contextlib.suppress(orjson.JSONDecodeError):
-            return _in_value(orjson.loads(start), "")
+            return _find_in_value(orjson.loads(start), "")
     if message.role == "tool":
-        return _in_text(text, "")
-    return chain(_in_text(text, ""), _in_quotes(text))
+        return _find_in_text(text, "")
+    return chain(_find_in_text(text, ""), _iter_quoted(text))
 
 
-def _in_message(message: Message) -> tuple[Fact, ...]:
-    found: dict[str, Fact] = {}
+def _find_in_message(message: Message) -> tuple[Fact, ...]:
+    by_value: dict[str, Fact] = {}
 
     def add(facts: Iterable[Fact], factor: float) -> None:
         for fact in facts:
             weight = fact.weight * factor
-            old = found.get(fact.value)
-            if weight >= _LEAST and (old is None or weight > old.weight):
-                found[fact.value] = fact if factor == 1 else Fact(fact.value, fact.label, weight)
+            old = by_value.get(fact.value)
+            if weight >= _MIN_WEIGHT and (old is None or weight > old.weight):
+                by_value[fact.value] = fact if factor == 1 else Fact(fact.value, fact.label, weight)
 
     add(_content(message), _USER if message.role == "user" else 1.0)
     for call in message.tool_calls:
-        add(_in_value(call.arguments or call.raw, call.name), _ARGUMENT)
-    return tuple(found.values())
+        add(_find_in_value(call.arguments or call.raw, call.name), _ARGUMENT)
+    return tuple(by_value.values())
 
 
-extract_facts = PerMessage(_in_message)
+extract_facts = PerMessage(_find_in_message)
 """Return unique facts from a message, in order."""

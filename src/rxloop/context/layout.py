@@ -36,21 +36,21 @@ class Block:
     @property
     def open(self) -> bool:
         """True if at least one call has no result."""
-        return bool(_unanswered(self.messages))
+        return bool(_list_unanswered(self.messages))
 
 
 def split_blocks(messages: Iterable[Message]) -> list[Block]:
     """Split a history into blocks."""
     blocks: list[Block] = []
     current: list[Message] = []
-    start = place = 0
-    for place, message in enumerate(messages):
+    start = index = 0
+    for index, message in enumerate(messages):
         if message.role == "tool" and current and current[0].tool_calls:
             current.append(message)
             continue
         if current:
             blocks.append(Block(start, tuple(current)))
-        current, start = [message], place
+        current, start = [message], index
     if current:
         blocks.append(Block(start, tuple(current)))
     return blocks
@@ -63,24 +63,24 @@ def find_problems(messages: Sequence[Message], *, open_tail: bool = True) -> lis
         messages: Messages without the system prompt.
         open_tail: True if calls in the last block may still be pending.
     """
-    found: list[str] = []
+    problems: list[str] = []
     blocks = split_blocks(messages)
     for block in blocks:
         first = block.messages[0]
         if first.role == "tool":
-            found.append(
+            problems.append(
                 f"message {block.start} answers the call {first.tool_call_id!r}, which nothing before it makes"
             )
             continue
-        missing, strangers = _unanswered(block.messages), _strangers(block.messages)
+        missing, unmatched = _list_unanswered(block.messages), _find_unmatched_results(block.messages)
         if missing and not (open_tail and block is blocks[-1]):
-            found.append(f"the call {missing[0]!r} of message {block.start} has no result")
-        if strangers:
-            call_id = block.messages[strangers[0]].tool_call_id
-            found.append(
-                f"message {block.start + strangers[0]} answers the call {call_id!r}, which is answered already"
+            problems.append(f"the call {missing[0]!r} of message {block.start} has no result")
+        if unmatched:
+            call_id = block.messages[unmatched[0]].tool_call_id
+            problems.append(
+                f"message {block.start + unmatched[0]} answers the call {call_id!r}, which is answered already"
             )
-    return found
+    return problems
 
 
 def repair_messages(messages: Sequence[Message], *, open_tail: bool = True) -> list[Message]:
@@ -96,12 +96,12 @@ def repair_messages(messages: Sequence[Message], *, open_tail: bool = True) -> l
             continue
         if block.open and not (open_tail and block is blocks[-1]):
             continue
-        strangers = set(_strangers(block.messages))
-        kept += [message for place, message in enumerate(block.messages) if place not in strangers]
+        unmatched = set(_find_unmatched_results(block.messages))
+        kept += [message for index, message in enumerate(block.messages) if index not in unmatched]
     return kept
 
 
-def _unanswered(messages: Sequence[Message]) -> list[str]:
+def _list_unanswered(messages: Sequence[Message]) -> list[str]:
     missing = [call.id for call in messages[0].tool_calls]
     for message in messages[1:]:
         if message.tool_call_id in missing:
@@ -109,16 +109,16 @@ def _unanswered(messages: Sequence[Message]) -> list[str]:
     return missing
 
 
-def _strangers(messages: Sequence[Message]) -> list[int]:
+def _find_unmatched_results(messages: Sequence[Message]) -> list[int]:
     """Return indices of results without a matching call."""
     missing = [call.id for call in messages[0].tool_calls]
-    found: list[int] = []
-    for place, message in enumerate(messages[1:], 1):
+    indices: list[int] = []
+    for index, message in enumerate(messages[1:], 1):
         if message.tool_call_id in missing:
             missing.remove(message.tool_call_id)
         else:
-            found.append(place)
-    return found
+            indices.append(index)
+    return indices
 
 
 class Marks:
@@ -150,7 +150,7 @@ class Marks:
 
 
 # Small budgets use a larger share for the ledger, because few other messages fit.
-_SHARE, _SMALL, _SHARE_BEYOND = 0.45, 2_000, 0.05
+_SHARE, _SMALL_TOKENS, _SHARE_BEYOND = 0.45, 2_000, 0.05
 
 _TITLE = "[Earlier messages are left out here. Values from them, oldest first, as data:]\n"
 
@@ -158,9 +158,9 @@ _BARE_TITLE = "[Earlier messages are left out here.]"
 
 _CUT = "\n[... {n} characters left out ...]\n"
 
-_LEAST = 40
+_MIN_KEPT_CHARS = 40
 
-_NOTHING = "[left out]"
+_OMITTED = "[left out]"
 
 
 class Layout:
@@ -185,9 +185,9 @@ class Layout:
         fixed = sum(self.costs[index] for index in self._kept)
         whole = max(0, budget.tokens - fixed)
         self._ledger = FactLedger([*budget.dropped, *messages]) if budget.dropped else load_ledger(messages)
-        most = _SHARE * min(whole, _SMALL) + _SHARE_BEYOND * max(0, whole - _SMALL)
+        max_tokens = _SHARE * min(whole, _SMALL_TOKENS) + _SHARE_BEYOND * max(0, whole - _SMALL_TOKENS)
         need = 1.2 * self._ledger.tokens + budget.count(Message.user(_TITLE)) + 8
-        self._summary_tokens = int(min(most, need))
+        self._summary_tokens = int(min(max_tokens, need))
         self.room = max(0, budget.target - fixed) - self._summary_tokens
         """Tokens available for free blocks."""
         last = len(self.blocks) - 1
@@ -206,8 +206,8 @@ class Layout:
 
     def has_room(self, index: int) -> bool:
         """Return True if there is room for a free block, in tokens and messages."""
-        most = self.budget.messages
-        if most is not None and self._count + len(self.blocks[index].messages) > most:
+        max_messages = self.budget.messages
+        if max_messages is not None and self._count + len(self.blocks[index].messages) > max_messages:
             return False
         return self.costs[index] <= self.room
 
@@ -230,17 +230,17 @@ class Layout:
     def messages(self) -> list[Message]:
         """Return the retained messages, with the summary after the task.
 
-        If this would be larger than the messages without another compression, those are returned instead.
+        Returns the messages of the last compression if adding the summary would make them larger.
         """
         out: list[Message] = []
-        place = 0
+        position = 0
         for index in sorted(self._kept):
             out += self._kept[index]
             if index == self.task:
-                place = len(out)
+                position = len(out)
         summary = self._summary(out)
         if summary:
-            out.insert(place, summary)
+            out.insert(position, summary)
         count, sent = self.budget.count, self.budget.sent
         return list(sent) if sent and count(*out) > count(*sent) else out
 
@@ -273,26 +273,26 @@ def shortened(messages: Sequence[Message], limit: int, budget: Budget) -> list[M
     whole = list(messages)
     out = list(messages)
     costs = [budget.count(message) for message in out]
-    results = [place for place, message in enumerate(out) if message.role == "tool"]
+    results = [index for index, message in enumerate(out) if message.role == "tool"]
     while results and sum(costs) > limit:
-        place = max(results, key=costs.__getitem__)
-        if out[place].media:
-            whole[place] = out[place] = strip_media(messages[place])
-            costs[place] = budget.count(out[place])
+        index = max(results, key=costs.__getitem__)
+        if out[index].media:
+            whole[index] = out[index] = strip_media(messages[index])
+            costs[index] = budget.count(out[index])
             continue
-        text = whole[place].text
-        length = min(len(text), len(out[place].text))
-        goal = costs[place] - (sum(costs) - limit)
+        text = whole[index].text
+        length = min(len(text), len(out[index].text))
+        goal = costs[index] - (sum(costs) - limit)
         # Don't go far below the next longest result, so that several long ones are truncated evenly.
-        others = sorted((costs[other] for other in results if other != place), reverse=True)
+        others = sorted((costs[other] for other in results if other != index), reverse=True)
         goal = max(goal, (others[0] * 3 // 4) if others else 0)
-        keep = int(length * min(0.9, goal / costs[place])) - len(_CUT) - 4
-        if keep < _LEAST:
-            results.remove(place)
-            out[place] = replace_content(messages[place], _NOTHING) if len(text) > len(_NOTHING) else whole[place]
+        keep = int(length * min(0.9, goal / costs[index])) - len(_CUT) - 4
+        if keep < _MIN_KEPT_CHARS:
+            results.remove(index)
+            out[index] = replace_content(messages[index], _OMITTED) if len(text) > len(_OMITTED) else whole[index]
         else:
-            out[place] = brief(whole[place], keep)
-        costs[place] = budget.count(out[place])
+            out[index] = brief(whole[index], keep)
+        costs[index] = budget.count(out[index])
     return out
 
 
@@ -300,10 +300,10 @@ def brief(message: Message, keep: int) -> Message:
     """Truncate a result in the middle."""
     text = message.text_with_placeholders
     front = keep * 2 // 3
-    gone = len(text) - keep
-    if gone <= len(_CUT):
+    removed = len(text) - keep
+    if removed <= len(_CUT):
         return message
-    return replace_content(message, text[:front] + _CUT.format(n=gone) + text[len(text) - (keep - front) :])
+    return replace_content(message, text[:front] + _CUT.format(n=removed) + text[len(text) - (keep - front) :])
 
 
 def strip_media(message: Message) -> Message:

@@ -32,9 +32,9 @@ class RequestRepair:
     def checked(self, request: ModelRequest) -> tuple[ModelRequest, list[str]]:
         """Return a valid request and a list of problems. A valid request is returned as the same object."""
         host, state = get_host(request.ctx), request.ctx.state
-        system, problems = _with_layers(request.system, host.system)
-        messages, wrong = self._checked(request, state)
-        problems += wrong
+        system, problems = _restore_layers(request.system, host.system)
+        messages, errors = self._check_messages(request, state)
+        problems += errors
         if not problems:
             return request, problems
         if host not in self._warned:
@@ -47,25 +47,25 @@ class RequestRepair:
             )
         return request.replace(messages=messages, system=system), problems
 
-    def _checked(self, request: ModelRequest, state: RunState) -> tuple[Sequence[Message], list[str]]:
+    def _check_messages(self, request: ModelRequest, state: RunState) -> tuple[Sequence[Message], list[str]]:
         history = state.messages
-        given = cast("object", request.messages)
-        if given is history:
+        sent = cast("object", request.messages)
+        if sent is history:
             return history, []
-        wrong = _not_messages(given)
-        if wrong is not None:
-            return history, [wrong]
-        messages = cast("Sequence[Message]", given)
+        error = _not_messages(sent)
+        if error is not None:
+            return history, [error]
+        messages = cast("Sequence[Message]", sent)
         known = self._right.setdefault(get_host(request.ctx), {})
         before = known.get(request.branch, ())
         same = sum(takewhile(bool, map(is_, messages, before)))
         problems = pair_problems(messages, same)
-        missing = _missing(messages, history, state)
+        missing = _find_missing(messages, history, state)
         if not (problems or missing):
             known[request.branch] = tuple(messages)
             return messages, []
-        problems += [f"message {place} of the history has to be there" for place in missing]
-        return _repaired(messages, history, missing), problems
+        problems += [f"message {index} of the history has to be there" for index in missing]
+        return _repair(messages, history, missing), problems
 
 
 def pair_problems(messages: Sequence[Message], same: int = 0) -> list[str]:
@@ -83,52 +83,52 @@ def pair_problems(messages: Sequence[Message], same: int = 0) -> list[str]:
     # `messages` may be any sequence, so slicing is not guaranteed to be cheap or possible.
     return [
         problem
-        for block in split_blocks(messages[place] for place in range(start, len(messages)))
-        if (problem := _problem(block, start + block.start)) is not None
+        for block in split_blocks(messages[index] for index in range(start, len(messages)))
+        if (problem := _find_problem(block, start + block.start)) is not None
     ]
 
 
-def _problem(block: Block, place: int) -> str | None:
+def _find_problem(block: Block, index: int) -> str | None:
     first = block.messages[0]
     if first.role == "tool":
-        return f"message {place} answers the call {first.tool_call_id!r}, which nothing before it makes"
+        return f"message {index} answers the call {first.tool_call_id!r}, which nothing before it makes"
     calls = [call.id for call in first.tool_calls]
     answered = [message.tool_call_id for message in block.messages[1:]]
     if calls == answered:
         return None
     missing = next((call for call in calls if calls.count(call) > answered.count(call)), None)
     if missing is not None:
-        return f"the call {missing!r} of message {place} has no result"
+        return f"the call {missing!r} of message {index} has no result"
     if len(answered) > len(calls):
-        return f"the calls of message {place} have more than one result each"
-    return f"the results of message {place} are not in the order of its calls"
+        return f"the calls of message {index} have more than one result each"
+    return f"the results of message {index} are not in the order of its calls"
 
 
-def _not_messages(given: object) -> str | None:
+def _not_messages(value: object) -> str | None:
     """Describe the problem if a value is not a list of messages."""
-    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
-        return f"the messages are {_typed(given)} and not a list: the history was sent"
-    for item in cast("Sequence[object]", given):
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        return f"the messages are {_describe_type(value)} and not a list: the history was sent"
+    for item in cast("Sequence[object]", value):
         if not isinstance(item, Message):
-            return f"something {_typed(item)} stands among the messages: the history was sent"
+            return f"something {_describe_type(item)} stands among the messages: the history was sent"
     return None
 
 
-def _typed(value: object) -> str:
+def _describe_type(value: object) -> str:
     return f"of type {type(value).__qualname__}"
 
 
-def _with_layers(given: object, own: tuple[Message, ...]) -> tuple[tuple[Message, ...], list[str]]:
+def _restore_layers(sent: object, own: tuple[Message, ...]) -> tuple[tuple[Message, ...], list[str]]:
     """Restore missing layers of the system prompt, unless an operator has added a new layer."""
-    if given is own:
+    if sent is own:
         return own, []
-    if not isinstance(given, Sequence) or not all(
-        isinstance(item, Message) for item in cast("Sequence[object]", given)
-    ):
-        return own, [f"the system prompt is {_typed(cast('object', given))} and not messages: that of the run was sent"]
-    layers = tuple(cast("Sequence[Message]", given))
-    gone = [layer for layer in own if not _holds(layers, layer)]
-    if not gone or any(not _holds(own, layer) for layer in layers):
+    if not isinstance(sent, Sequence) or not all(isinstance(item, Message) for item in cast("Sequence[object]", sent)):
+        return own, [
+            f"the system prompt is {_describe_type(cast('object', sent))} and not messages: that of the run was sent"
+        ]
+    layers = tuple(cast("Sequence[Message]", sent))
+    missing = [layer for layer in own if not _holds(layers, layer)]
+    if not missing or any(not _holds(own, layer) for layer in layers):
         return layers, []
     return (*own, *(layer for layer in layers if not _holds(own, layer))), ["the system prompt was left out"]
 
@@ -138,26 +138,26 @@ def _holds(messages: Sequence[Message], message: Message) -> bool:
     return any(map(is_, messages, repeat(message)))
 
 
-def _missing(messages: Sequence[Message], history: History, state: RunState) -> list[int]:
+def _find_missing(messages: Sequence[Message], history: History, state: RunState) -> list[int]:
     """Return indices of missing required messages."""
-    places: list[int] = []
+    indices: list[int] = []
     newest = history.newest_user
     if newest is not None and not _holds(messages, history[newest]):
         last = next((message for message in reversed(messages) if message.role == "user"), None)
         if last is None or _holds(history, last):
-            places.append(newest)
-    asked = next((message for message in reversed(state.initial_messages) if message.role == "user"), None)
-    if asked is None or (newest is not None and history[newest] is asked):
+            indices.append(newest)
+    question = next((message for message in reversed(state.initial_messages) if message.role == "user"), None)
+    if question is None or (newest is not None and history[newest] is question):
         pass
-    elif not _holds(messages, asked) and not _rewritten(messages, history, _is_of_user):
-        places += [place for place, message in enumerate(history) if message is asked]
-    pinned = [place for place in history.pinned if not _holds(messages, history[place])]
-    if pinned and not _rewritten(messages, history, _is_pinned):
-        places += pinned
-    return sorted(set(places))
+    elif not _holds(messages, question) and not _has_foreign_message(messages, history, _is_of_user):
+        indices += [index for index, message in enumerate(history) if message is question]
+    pinned = [index for index in history.pinned if not _holds(messages, history[index])]
+    if pinned and not _has_foreign_message(messages, history, _is_pinned):
+        indices += pinned
+    return sorted(set(indices))
 
 
-def _rewritten(messages: Sequence[Message], history: History, kind: Callable[[Message], bool]) -> bool:
+def _has_foreign_message(messages: Sequence[Message], history: History, kind: Callable[[Message], bool]) -> bool:
     """Return True if there is a matching message that is not in the history."""
     return any(kind(message) and not _holds(history, message) for message in messages)
 
@@ -170,7 +170,7 @@ def _is_pinned(message: Message) -> bool:
     return message.pinned
 
 
-def _repaired(messages: Sequence[Message], history: History, missing: Sequence[int]) -> list[Message]:
+def _repair(messages: Sequence[Message], history: History, missing: Sequence[int]) -> list[Message]:
     """Insert required messages, and remove those a provider would reject."""
     start, newest = _newest_block(history)
     kept: list[Message] = []
@@ -179,17 +179,17 @@ def _repaired(messages: Sequence[Message], history: History, missing: Sequence[i
         if first.role == "tool":
             continue
         spare = newest[1:] if newest and first is newest[0] else ()
-        results = _in_order(first.tool_calls, [*block.messages[1:], *spare])
+        results = _sort_results(first.tool_calls, [*block.messages[1:], *spare])
         if results is not None:
             kept += [first, *results]
-    places = {place: [history[place]] for place in missing}
+    inserted = {index: [history[index]] for index in missing}
     torn = any(_holds(messages, message) for message in newest)
     if torn and not (_holds(kept, newest[0]) or any(_holds(kept, message) for message in newest)):
-        places[start] = newest
-    order = {id(message): place for place, message in enumerate(history)}
-    for place in sorted(places):
-        at = _place_for(kept, place, order, last=place == len(history) - len(places[place]))
-        kept[at:at] = places[place]
+        inserted[start] = newest
+    order = {id(message): index for index, message in enumerate(history)}
+    for index in sorted(inserted):
+        at = _find_position(kept, index, order, last=index == len(history) - len(inserted[index]))
+        kept[at:at] = inserted[index]
     return kept or list(history)
 
 
@@ -203,21 +203,21 @@ def _newest_block(history: History) -> tuple[int, list[Message]]:
     return start, history[start : start + 1 + len(history[start].tool_calls)]
 
 
-def _in_order(calls: Sequence[ToolCall], results: list[Message]) -> list[Message] | None:
+def _sort_results(calls: Sequence[ToolCall], results: list[Message]) -> list[Message] | None:
     """Sort results by call order, or return None for incomplete results."""
-    found: list[Message] = []
+    ordered: list[Message] = []
     for call in calls:
         at = next((at for at, message in enumerate(results) if message.tool_call_id == call.id), None)
         if at is None:
             return None
-        found.append(results.pop(at))
-    return found
+        ordered.append(results.pop(at))
+    return ordered
 
 
-def _place_for(kept: Sequence[Message], place: int, order: dict[int, int], *, last: bool) -> int:
+def _find_position(kept: Sequence[Message], index: int, order: dict[int, int], *, last: bool) -> int:
     """Determine the insert position of a history message, preserving message order."""
-    before = [at for at, message in enumerate(kept) if order.get(id(message), len(order)) < place]
-    later = next((at for at, message in enumerate(kept) if order.get(id(message), -1) > place), None)
+    before = [at for at, message in enumerate(kept) if order.get(id(message), len(order)) < index]
+    later = next((at for at, message in enumerate(kept) if order.get(id(message), -1) > index), None)
     at = before[-1] + 1 if before else later if later is not None else len(kept) if last else 0
     # Calls and results must stay adjacent.
     while at < len(kept) and kept[at].role == "tool" and before:

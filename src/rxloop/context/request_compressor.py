@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from rxloop.context.compression import Compression, CompressionResult, CompressionState
-from rxloop.context.counting import TokenEstimator
+from rxloop.context.token_estimator import TokenEstimator
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.host import get_host
 from rxloop.pipeline.interfaces import Compressor, TokenCounter
@@ -18,7 +18,7 @@ from rxloop.protocol.messages import Message
 
 log = logging.getLogger("rxloop")
 
-_BELIEVED = 0.4
+_MIN_CREDIBLE = 0.4
 """Fraction of the estimate below which a reported usage is ignored, because it cannot cover the whole request."""
 
 MOST_FAILURES = 3
@@ -68,7 +68,7 @@ class RequestCompressor:
         step, raw = self._sent.get(get_host(request.ctx), {}).pop(request.branch, ("", 0.0))
         measured = request.ctx.state.measured
         # Some providers only report uncached tokens. Believing them would disable compression.
-        if measured is not None and measured.step == step and measured.input_tokens > _BELIEVED * raw:
+        if measured is not None and measured.step == step and measured.input_tokens > _MIN_CREDIBLE * raw:
             counter.observe(raw, measured.input_tokens)
         return counter
 
@@ -113,7 +113,7 @@ class RequestCompressor:
             return request.replace(messages=messages, estimate=counter.count(everything, request.tools))
         raw = counter.raw(everything, request.tools)
         self._sent.setdefault(get_host(request.ctx), {})[request.branch] = (request.step, raw)
-        return request.replace(messages=messages, estimate=counter.predicted(raw))
+        return request.replace(messages=messages, estimate=counter.predict(raw))
 
     def _overhead(self, request: ModelRequest, counter: TokenCounter) -> int:
         layers = [*request.system, *request.tail]
@@ -133,15 +133,15 @@ class RequestCompressor:
             return [ThinkingFailedEvent(reason=failed, tokens_before=result.tokens_before, step=step, branch=branch)]
         return _make_events(request, result, **fields)
 
-    def _warn(self, request: ModelRequest, what: str) -> None:
+    def _warn(self, request: ModelRequest, message: str) -> None:
         """Log a warning, at most once per run."""
         if get_host(request.ctx) not in self._warned:
             self._warned[get_host(request.ctx)] = True
             log.warning(
-                "run %s: repaired or discarded the result of %r: %s",
+                "Run %s: %r returned an invalid result, which was repaired or discarded: %s",
                 request.ctx.task_id,
                 self._compressor,
-                what,
+                message,
             )
 
 
@@ -155,7 +155,7 @@ def _make_events(request: ModelRequest, result: CompressionResult, **fields: Any
         branch=request.branch,
         tokens_before=result.tokens_before,
         tokens_after=result.tokens_after,
-        folded=list(result.state.left_out),
+        folded=list(result.state.omitted),
         summary=result.state.summary,
         reason="refused" if request.pressure else result.reason,
         dropped=result.dropped,
@@ -170,8 +170,9 @@ def _make_events(request: ModelRequest, result: CompressionResult, **fields: Any
 
 def _pinned(request: ModelRequest) -> frozenset[int]:
     """Return indices of required messages: pinned messages and the run's question."""
-    asked = next((message for message in reversed(request.ctx.state.initial_messages) if message.role == "user"), None)
-    return frozenset(place for place, message in enumerate(request.messages) if message.pinned or (message is asked))
+    initial = request.ctx.state.initial_messages
+    question = next((message for message in reversed(initial) if message.role == "user"), None)
+    return frozenset(index for index, message in enumerate(request.messages) if message.pinned or (message is question))
 
 
 def _check(compressor: Any, counter: Any, every: Any, timeout: Any) -> None:

@@ -26,7 +26,7 @@ from rxloop.support.text import to_one_line
 _LINE = 200
 """Maximum line length in notes, in characters."""
 
-_FEW = 3
+_MAX_LISTED = 3
 
 _PLANS, _FINDINGS = ("planning", "strategy"), ("decision", "reflection", "observation", "critique", "analysis")
 
@@ -41,7 +41,7 @@ def reflect(state: RunState) -> ThinkingResult:
     actions += [f"{name} failed: {to_one_line(text, _LINE)}" for name, text in failed]
     return ThinkingResult(
         current_state=_progress(state),
-        insights=tuple(to_one_line(finding, _LINE) for finding in findings[-_FEW:]),
+        insights=tuple(to_one_line(finding, _LINE) for finding in findings[-_MAX_LISTED:]),
         next_actions=tuple(actions),
     )
 
@@ -71,11 +71,11 @@ def _failed(messages: Sequence[Message]) -> list[tuple[str, str]]:
     results = [result for result in reversed(block) if result.role == "tool"]
     marks = ("error", "traceback", "exception", "failed", "timed out", "not found", "denied")
     bad = [result for result in results if any(mark in result.text[:400].lower() for mark in marks)]
-    return [(names.get(result.tool_call_id or "", "a call"), result.text) for result in bad[:_FEW]]
+    return [(names.get(result.tool_call_id or "", "a call"), result.text) for result in bad[:_MAX_LISTED]]
 
 
 class Summary(Wire):
-    """What a thinking model writes of the messages that left the request: always the same sections."""
+    """Summary of the removed messages, written by the thinking model in fixed sections."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -110,13 +110,13 @@ class Summary(Wire):
         if start < 0 or end < start:
             raise ValueError(f"the thinking model gave {to_one_line(text, 80)!r} instead of a JSON object")
         try:
-            found = cls.model_validate_json(text[start : end + 1])
+            summary = cls.model_validate_json(text[start : end + 1])
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            raise ValueError(f"the summary does not fit: {first['loc']}: {first['msg']}") from None
-        if not found.lines():
+            raise ValueError(f"the summary does not match its schema: {first['loc']}: {first['msg']}") from None
+        if not summary.lines():
             raise ValueError("the summary is empty")
-        return found
+        return summary
 
     def lines(self) -> list[str]:
         """Return all non-empty sections as lines."""
@@ -124,28 +124,28 @@ class Summary(Wire):
         sections += [("Open errors", self.open_errors), ("Files", self.files)]
         lines = [f"Goal: {self.goal.strip()}"] if self.goal.strip() else []
         for title, items in sections:
-            kept = [item.strip() for item in items if item.strip()]
-            if kept:
+            texts = [item.strip() for item in items if item.strip()]
+            if texts:
                 lines.append(f"{title}:")
-                lines += [f"- {item}" for item in kept]
+                lines += [f"- {item}" for item in texts]
         return lines
 
     def text(self, fits: Callable[[str], bool]) -> str:
         """Shorten the summary until it fits, starting with the oldest items in the longest sections.
 
         Args:
-            fits: Returns True if a text is short enough.
+            fits: Returns True if a string is short enough.
         """
-        found = self.model_copy()
-        while not fits("\n".join(found.lines())):
+        short = self.model_copy()
+        while not fits("\n".join(short.lines())):
             lists = {
-                name: getattr(found, name) for name in ("done", "facts", "files", "open_errors", "next", "constraints")
+                name: getattr(short, name) for name in ("done", "facts", "files", "open_errors", "next", "constraints")
             }
             longest = max(lists, key=lambda name: sum(map(len, lists[name])))
             if not lists[longest]:
-                return found.goal[: max(20, len(found.goal) // 2)] if fits(found.goal[:20]) else ""
-            found = found.model_copy(update={longest: lists[longest][1:]})
-        return "\n".join(found.lines())
+                return short.goal[: max(20, len(short.goal) // 2)] if fits(short.goal[:20]) else ""
+            short = short.model_copy(update={longest: lists[longest][1:]})
+        return "\n".join(short.lines())
 
 
 ASK = """\
@@ -177,14 +177,14 @@ def _line(message: Message) -> str:
     return f"{message.role}: {message.text_with_placeholders}{calls}"
 
 
-_SHOWN = 24_000
+_MAX_PROMPT_CHARS = 24_000
 """Maximum number of characters that a thinking model reads."""
 
 _TITLE = "[Summary of the messages that are left out here:]\n"
 
 
 class SummaryPhase:
-    """Compresses requests, and adds a note and summaries."""
+    """Thinking phase that compresses requests and adds summaries of the removed messages."""
 
     def __init__(
         self, cutter: RequestCompressor, model: Provider | str | None, note: bool, summary_tokens: int, timeout: float
@@ -210,27 +210,35 @@ class SummaryPhase:
         async def cut(push: Push[Any]) -> None:
             compressed = await self._cutter.cut(request, compression)
             fields: dict[str, Any] = {}
+            thinking = result
             if compressed.cut and self._model is not None and not request.pressure:
-                compressed, fields, failure = await self._add_model_summary(self._model, request, compressed, counter)
+                compressed, summary, fields, failure = await self._add_model_summary(
+                    self._model, request, compressed, counter
+                )
+                thinking = _add_summary(result, summary)
                 if failure is not None:
                     push(failure)
             for event in self._cutter.events(request, compressed, **fields):
                 push(event)
             used = fields.get("thinking", Usage())
-            push(self._request(request, compressed, replace(result, thinking_tokens=used), counter))
+            push(self._request(request, compressed, replace(thinking, thinking_tokens=used), counter))
 
         return from_task(cut, request.ctx, name="rxloop-thinking", shielded=True)
 
     def _request(
-        self, request: ModelRequest, found: CompressionResult, result: ThinkingResult, counter: TokenCounter
+        self, request: ModelRequest, compressed: CompressionResult, result: ThinkingResult, counter: TokenCounter
     ) -> ModelRequest:
-        thinking = replace(result, summary=found.state.summary, compressed_history=found.messages)
-        return self._cutter.make_request(request.replace(thinking=thinking), found.messages, counter)
+        thinking = replace(result, summary=compressed.state.summary, compressed_history=compressed.messages)
+        return self._cutter.make_request(request.replace(thinking=thinking), compressed.messages, counter)
 
     async def _add_model_summary(
         self, model: Provider | str, request: ModelRequest, compressed: CompressionResult, counter: TokenCounter
-    ) -> tuple[CompressionResult, dict[str, Any], Event | None]:
-        """Add a model's summary. Returns the result, event fields, and a failure or None."""
+    ) -> tuple[CompressionResult, Summary, dict[str, Any], Event | None]:
+        """Add a model's summary.
+
+        Returns:
+            The result, the summary or an empty one, event fields, and a failure or None.
+        """
         used = Usage()
         name = model if isinstance(model, str) else type(model).__name__
         try:
@@ -238,9 +246,10 @@ class SummaryPhase:
             name = provider.name
             async with asyncio.timeout(self._timeout):
                 text, used = await self._ask(provider, request, compressed)
-            summary = Summary.read(text).text(lambda part: counter.count([Message.user(part)]) <= self._summary_tokens)
-            compressed = _with_summary(compressed, summary, request, counter)
-            return compressed, {"thinking_model": name, "thinking": used}, None
+            summary = Summary.read(text)
+            short = summary.text(lambda part: counter.count([Message.user(part)]) <= self._summary_tokens)
+            compressed = _with_summary(compressed, short, request, counter)
+            return compressed, summary, {"thinking_model": name, "thinking": used}, None
         except TimeoutError:
             reason = f"the thinking model {name} took more than {self._timeout:g} s"
         except (RxloopError, ValueError) as error:
@@ -250,18 +259,18 @@ class SummaryPhase:
         failure = ThinkingFailedEvent(
             reason=reason, tokens_before=compressed.tokens_before, step=request.step, branch=request.branch
         )
-        return compressed, {"thinking_model": name, "thinking": used}, failure
+        return compressed, Summary(), {"thinking_model": name, "thinking": used}, failure
 
     async def _ask(self, model: Provider, request: ModelRequest, compressed: CompressionResult) -> tuple[str, Usage]:
         """Request a model summary and return its text and usage."""
         history = request.messages
         before = self._cutter.load_state(request) or CompressionState()
-        gone = set(compressed.state.left_out) - set(before.left_out)
+        dropped = set(compressed.state.omitted) - set(before.omitted)
         task = next((message.text for message in history if message.role == "user"), "")
-        asked = question(task, before.summary, [history[place] for place in sorted(gone)], _SHOWN)
+        prompt = question(task, before.summary, [history[index] for index in sorted(dropped)], _MAX_PROMPT_CHARS)
         summarise = ModelRequest(
             system=(Message.system(ASK),),
-            messages=[Message.user(asked)],
+            messages=[Message.user(prompt)],
             settings=ModelSettings(max_tokens=2 * self._summary_tokens + 200),
             step=f"{request.step}/thinking",
             branch=request.branch,
@@ -269,6 +278,15 @@ class SummaryPhase:
         )
         answer, used = await collect_answer(model.call(summarise))
         return answer.content, used
+
+
+def _add_summary(result: ThinkingResult, summary: Summary) -> ThinkingResult:
+    """Add the facts and next steps of a summary to the result of the phase."""
+    return replace(
+        result,
+        insights=(*result.insights, *summary.facts),
+        next_actions=(*summary.next, *result.next_actions),
+    )
 
 
 def _with_summary(
@@ -294,7 +312,7 @@ def _with_summary(
     after = counter.count(messages)
     if after >= compressed.tokens_before:
         raise ValueError(
-            f"with the summary the messages take {after} tokens, no less than the {compressed.tokens_before} before"
+            f"the summary must reduce the messages to less than {compressed.tokens_before} tokens, got {after}"
         )
     return replace(compressed, state=state, messages=messages, tokens_after=after)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from rxloop.errors import ConfigurationError
-from rxloop.pipeline.interfaces import Rendered, Workspace, WorkspacePart
+from rxloop.pipeline.interfaces import Workspace, WorkspacePart
 from rxloop.support.safe_files import list_paths, open_path, read_range
 from rxloop.support.threads import call_user_function, run_in_thread
 
@@ -110,8 +110,8 @@ class CompositeWorkspace:
 async def render_parts(workspace: Workspace) -> list[WorkspacePart]:
     """Render a workspace. A string becomes one live part, and a custom synchronous `render` runs in a thread."""
     if is_quick(workspace):
-        return as_parts(cast("Rendered", workspace.render()))
-    return as_parts(await call_user_function(workspace.render))
+        return as_parts(workspace, workspace.render())
+    return as_parts(workspace, await call_user_function(workspace.render))
 
 
 def is_quick(workspace: Workspace) -> bool:
@@ -119,15 +119,28 @@ def is_quick(workspace: Workspace) -> bool:
     return type(workspace) in (TextWorkspace, Scratchpad)
 
 
-def as_parts(rendered: Rendered) -> list[WorkspacePart]:
-    """Convert rendered content to parts, without empty ones."""
-    found = [WorkspacePart(rendered)] if isinstance(rendered, str) else list(rendered)
-    return [part for part in found if part.text.strip()]
+def as_parts(workspace: Workspace, rendered: object) -> list[WorkspacePart]:
+    """Convert rendered content to parts, without empty ones.
+
+    Raises:
+        ConfigurationError: The content is neither a string nor a sequence of parts.
+    """
+    parts: list[Any] = [WorkspacePart(rendered)] if isinstance(rendered, str) else _to_list(rendered)
+    if any(not isinstance(part, WorkspacePart) for part in parts):
+        raise ConfigurationError(
+            f"{type(workspace).__name__}.render() must return a string or a sequence of WorkspacePart, got "
+            f'{rendered!r}; return "" if there is no content'
+        )
+    return [part for part in parts if part.text.strip()]
 
 
-def join_parts(found: Sequence[WorkspacePart], kind: Kind) -> str:
+def _to_list(rendered: object) -> list[Any]:
+    return list(cast("Iterable[Any]", rendered)) if isinstance(rendered, Iterable) else [rendered]
+
+
+def join_parts(parts: Sequence[WorkspacePart], kind: Kind) -> str:
     """Join all parts with this kind into one text."""
-    texts = [f"## {part.title}\n{part.text}" if part.title else part.text for part in found if part.kind == kind]
+    texts = [f"## {part.title}\n{part.text}" if part.title else part.text for part in parts if part.kind == kind]
     return "\n\n".join(texts)
 
 
@@ -185,17 +198,17 @@ class FolderWorkspace:
         parts: list[WorkspacePart] = []
         room = self._max_total
         try:
-            found, more = list_paths(self.path, max_entries=_MOST_SEEN)
+            paths, more = list_paths(self.path, max_entries=_MOST_SEEN)
         except OSError as error:
             return [WorkspacePart(f"(the folder cannot be read: {error.strerror})", "", self._kind)]
-        names = [name for name in found if self._wants(name)]
+        names = [name for name in paths if self._wants(name)]
         for name in names[: self._max_files]:
             text = _text(self.path, name, min(self._max_bytes, room)) if room > 0 else None
             if text is None:
                 text = "(not shown: it is not text, or there is no room left)"
             else:
                 room -= len(text.encode())
-            parts.append(WorkspacePart(text, _shown(name), self._kind))
+            parts.append(WorkspacePart(text, _escape_path(name), self._kind))
         rest = len(names) - self._max_files
         if rest > 0 or more:
             count = f"there are more than {_MOST_SEEN} files" if more else f"{rest} more files"
@@ -203,8 +216,8 @@ class FolderWorkspace:
         return parts
 
     def _wants(self, name: str) -> bool:
-        wanted = any(fnmatch.fnmatch(name, pattern) for pattern in self._patterns)
-        return wanted and not any(fnmatch.fnmatch(name, pattern) for pattern in self._exclude)
+        included = any(fnmatch.fnmatch(name, pattern) for pattern in self._patterns)
+        return included and not any(fnmatch.fnmatch(name, pattern) for pattern in self._exclude)
 
 
 def _text(root: Path, name: str, limit: int) -> str | None:
@@ -221,10 +234,10 @@ def _text(root: Path, name: str, limit: int) -> str | None:
             tail = read_range(handle, max(0, size - half), size)
     except OSError:
         return None
-    gone = f"\n[... {size - 2 * half} bytes left out ...]\n"
-    return head[:half].decode("utf-8", "ignore") + gone + tail.decode("utf-8", "ignore")
+    marker = f"\n[... {size - 2 * half} bytes left out ...]\n"
+    return head[:half].decode("utf-8", "ignore") + marker + tail.decode("utf-8", "ignore")
 
 
-def _shown(name: str) -> str:
+def _escape_path(name: str) -> str:
     """Escape non-printable characters in a path."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in name)

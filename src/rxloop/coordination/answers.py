@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from rxloop.errors import InvalidEvent, InvalidInput, NotAsked, ToolError
-from rxloop.pipeline.records import RunRecord
+from rxloop.pipeline.event_log import EventLog
+from rxloop.pipeline.log_retry import read_log
+from rxloop.pipeline.records import HistoryQuery, RunRecord, Snapshot
+from rxloop.protocol.commands import AnswerCommand, Command
 from rxloop.protocol.events import SUPERSEDED, WAITING
 from rxloop.protocol.json_data import freeze_json
-from rxloop.protocol.messages import get_tool_error
+from rxloop.protocol.messages import PendingInput, get_tool_error
 from rxloop.state.run_state import RunState
-from rxloop.support.json_schema import find_mismatch, quote_value
+from rxloop.support.json_schema import StepBudget, find_mismatch, find_mismatch_off_loop, quote_value
 from rxloop.tools.result import encode_result
 
 
-def new_answers(task_id: str, state: RunState, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def find_new_answers(task_id: str, state: RunState, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return only new answers, skipping those already recorded with an equal value.
 
-    Credentials are validated, but left to `find_credentials`.
+    Credentials are validated, but left to `find_credentials`. Answers from outside must be passed to `validate_answers`
+    before, so that long validations do not block the event loop.
 
     Raises:
         NotAsked: The run isn't waiting for one of the answers, or has recorded a different one.
         InvalidInput: An answer doesn't fit its question.
     """
     new: dict[str, Any] = {}
+    budget = StepBudget()
     for input_id, value in inputs.items():
         if input_id in state.answers:
             if _serialize(_freeze(input_id, value)) != _serialize(state.answers[input_id]):
@@ -35,10 +41,60 @@ def new_answers(task_id: str, state: RunState, inputs: Mapping[str, Any]) -> dic
                 )
             continue
         _check(task_id, state, input_id, value)
-        if state.pending[input_id].secret:
+        question = state.pending[input_id]
+        if question.secret:
             continue
-        new[input_id] = _freeze(input_id, value)
+        answer = _freeze(input_id, value)
+        if _needs_validation(question, answer):
+            mismatch = find_mismatch(answer, question.answer_schema, budget)
+            if mismatch is not None:
+                raise InvalidInput(f"{quote_value(value)} does not answer {question.prompt!r} ({input_id}): {mismatch}")
+        new[input_id] = answer
     return new
+
+
+async def validate_answers(state: RunState, inputs: Mapping[str, Any]) -> None:
+    """Validate long answers in a thread. `find_new_answers` then has the results without blocking the event loop."""
+    budget = StepBudget()
+    for input_id, value in inputs.items():
+        question = state.pending.get(input_id)
+        if question is None or question.secret or input_id in state.answers:
+            continue
+        with suppress(InvalidInput):
+            answer = _freeze(input_id, value)
+            if _needs_validation(question, answer):
+                await find_mismatch_off_loop(answer, question.answer_schema, budget)
+
+
+async def validate_commands(state: RunState, commands: Iterable[tuple[int, Command]]) -> None:
+    """Validate the long answers of commands; see `validate_answers`."""
+    for _, command in commands:
+        if isinstance(command, AnswerCommand):
+            await validate_answers(state, command.inputs)
+
+
+async def read_snapshot(
+    event_log: EventLog, task_id: str, *, since: Snapshot | None = None, history: HistoryQuery | None = None
+) -> Snapshot:
+    """Read the state and the pending commands of a run, and validate the long answers in these commands.
+
+    Args:
+        event_log: Log with the run.
+        task_id: Id of the run.
+        since: Earlier snapshot, so that only newer events are read.
+        history: Query for the history of the conversation.
+
+    Raises:
+        EventLogError: See `read_log`.
+    """
+    snapshot = await read_log(event_log.snapshot, task_id, since=since, history=history)
+    if any(isinstance(command, AnswerCommand) for _, command in snapshot.commands):
+        await validate_commands(snapshot.state, snapshot.new_commands)
+    return snapshot
+
+
+def _needs_validation(question: PendingInput, answer: Any) -> bool:
+    return question.input_kind != "tool" or get_tool_error(answer) is None
 
 
 def _freeze(input_id: str, value: Any) -> Any:
@@ -81,11 +137,6 @@ def _check(task_id: str, state: RunState, input_id: str, value: Any) -> None:
         raise InvalidInput(f"answer to {question.prompt!r} must be one of {question.options}, got {quote_value(value)}")
     if question.input_kind == "tool":
         _check_result(input_id, value)
-        if get_tool_error(value) is not None:
-            return
-    mismatch = find_mismatch(value, question.answer_schema)
-    if mismatch is not None:
-        raise InvalidInput(f"{quote_value(value)} does not answer {question.prompt!r} ({input_id}): {mismatch}")
 
 
 def _check_result(input_id: str, value: Any) -> None:
@@ -140,7 +191,7 @@ def check_not_superseded(task_id: str, state: RunState) -> None:
     """Check that no later run ended this one while it was waiting for an answer.
 
     Raises:
-        NotAsked: It was ended by a later run.
+        NotAsked: A later run ended this run.
     """
     if is_superseded(state):
         reason = state.error.message if state.error is not None else "a later run of its conversation dropped it"

@@ -13,25 +13,28 @@ from rxloop.coordination.answers import (
     check_not_superseded,
     describe_drop,
     find_credentials,
+    find_new_answers,
     find_plain_credentials,
     is_superseded,
     make_dropped_error,
-    new_answers,
+    read_snapshot,
+    validate_answers,
 )
 from rxloop.coordination.inbox import apply_commands, find_new_messages
 from rxloop.coordination.order import wait_for_end
 from rxloop.errors import ConflictError, InvalidInput, RunOver
 from rxloop.pipeline.event_log import EventLog
-from rxloop.pipeline.log_retry import PATIENCE, read_log
+from rxloop.pipeline.log_retry import RETRY_SECONDS, read_log
 from rxloop.pipeline.records import Snapshot
 from rxloop.protocol.commands import AnswerCommand, CancelCommand, MessageCommand
+from rxloop.protocol.envelope import COMMAND_ID
 from rxloop.protocol.events import InputReceivedEvent
 from rxloop.protocol.ids import make_id
 from rxloop.protocol.messages import Message
 from rxloop.state.fold import fold_all
-from rxloop.state.run_state import COMMAND_ID, RunState
+from rxloop.state.run_state import RunState
 
-_APPLIED_IN = 2.0
+_APPLY_TIMEOUT = 2.0
 """Seconds to wait for a working run to apply a message. The message has already been stored."""
 
 
@@ -42,8 +45,8 @@ async def send_cancel(event_log: EventLog, task_id: str, reason: str, close: Cal
         event_log: Log with the run.
         task_id: Id of the run.
         reason: Reason recorded in the final event.
-        close: Async function ending the run by an attempt that only writes its end. Returns False if another process
-            owns the run.
+        close: Async function that closes the run by writing its final event. Returns False if another process owns
+            the run.
 
     Raises:
         UnknownRun: The run isn't in the log.
@@ -54,11 +57,11 @@ async def send_cancel(event_log: EventLog, task_id: str, reason: str, close: Cal
         return
     number = await read_log(event_log.send_command, task_id, CancelCommand(reason=reason))
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + PATIENCE
+    deadline = loop.time() + RETRY_SECONDS
     while not (state.finished or state.state == "canceled" or state.last_command >= number):
         if loop.time() > deadline:
             raise ConflictError(
-                f"run {task_id} is owned by another process, which has not ended it within {PATIENCE:g} s; "
+                f"run {task_id} is owned by another process, which has not ended it within {RETRY_SECONDS:g} s; "
                 "the cancel command stays in its inbox"
             )
         if not await _has_owner(event_log, task_id, state) and await close():
@@ -104,7 +107,8 @@ async def send_answer(
         InvalidInput: The run isn't waiting for an answer, was already answered differently, or an answer doesn't fit
             its question.
     """
-    snapshot = await read_log(event_log.snapshot, task_id)
+    snapshot = await read_snapshot(event_log, task_id)
+    await validate_answers(snapshot.state, inputs)
     new, state = _find_new_answers(snapshot, inputs), snapshot.state
     plain = find_plain_credentials(state, inputs)
     if plain and not executes_here:
@@ -118,7 +122,7 @@ async def send_answer(
         number = await read_log(event_log.send_command, task_id, command)
         # When several senders find the question open, the first command wins: either an answer, or the drop by a later
         # run.
-        snapshot = await read_log(event_log.snapshot, task_id, since=snapshot)
+        snapshot = await read_snapshot(event_log, task_id, since=snapshot)
         _find_new_answers(snapshot, new, before=number, encrypted=encrypted)
     elif plain and messages:
         await send_message(event_log, task_id, messages, interrupt=False)
@@ -150,7 +154,7 @@ def _find_new_answers(
     answers = {event.input_id: event.value for event in applied.events if isinstance(event, InputReceivedEvent)}
     if is_open and applied.dropped_by is not None:
         raise make_dropped_error(task_id, state, applied.dropped_by, snapshot.record.context_id)
-    return new_answers(task_id, state.replace(answers={**state.answers, **answers}), inputs)
+    return find_new_answers(task_id, state.replace(answers={**state.answers, **answers}), inputs)
 
 
 async def send_message(event_log: EventLog, task_id: str, messages: Sequence[Message], *, interrupt: bool) -> None:
@@ -166,7 +170,7 @@ async def send_message(event_log: EventLog, task_id: str, messages: Sequence[Mes
         RunOver: The run has ended, or a later run has dropped its questions.
         ConfigurationError: The log doesn't support commands.
     """
-    snapshot = await read_log(event_log.snapshot, task_id)
+    snapshot = await read_snapshot(event_log, task_id)
     _check_accepts_messages(snapshot)
     # With an id, a message can be recognised when its sender retries after losing the response.
     identified = [
@@ -207,7 +211,7 @@ def _check_accepts_messages(snapshot: Snapshot) -> None:
 async def _wait_applied(event_log: EventLog, task_id: str, after_seq: int, number: int) -> None:
     """Wait for a command to be applied, up to a time limit because it may be deferred."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(_APPLIED_IN):
+        async with asyncio.timeout(_APPLY_TIMEOUT):
             async for event in event_log.follow(task_id, after_seq=after_seq):
                 if event.metadata.get(COMMAND_ID, 0) >= number:
                     return

@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from rxloop.coordination.answers import find_credentials, new_answers
+from rxloop.coordination.answers import find_credentials, find_new_answers, validate_commands
 from rxloop.errors import EventLogError, InvalidInput, LogUnreachable, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.protocol.commands import AnswerCommand, CancelCommand, Command, MessageCommand
+from rxloop.protocol.envelope import COMMAND_ID
 from rxloop.protocol.events import Event, InputReceivedEvent, MessageAddedEvent
 from rxloop.protocol.messages import Message
-from rxloop.state.run_state import COMMAND_ID, RunState
+from rxloop.state.run_state import RunState
 
 log = logging.getLogger("rxloop")
 
@@ -57,8 +58,8 @@ class AppliedCommands(NamedTuple):
 def apply_commands(task_id: str, state: RunState, commands: Commands, *, warn: bool = True) -> AppliedCommands:
     """Turn pending commands into events.
 
-    Late or invalid answers are skipped with a warning. Cancelling an already cancelled run is skipped too, because the
-    attempt was requested later.
+    Late or invalid answers are skipped with a warning. Cancel commands for a cancelled run are
+    skipped too, because the run was resumed after them.
 
     Args:
         task_id: Id of an unfinished run.
@@ -69,9 +70,9 @@ def apply_commands(task_id: str, state: RunState, commands: Commands, *, warn: b
     if not commands:
         return AppliedCommands()
     newest = commands[-1][0]
-    cancels = [command for _, command in commands if isinstance(command, CancelCommand)]
-    if cancels and state.state != "canceled":
-        return AppliedCommands(CancelRequest(cancels[0].reason or "cancelled", newest))
+    cancel_commands = [command for _, command in commands if isinstance(command, CancelCommand)]
+    if cancel_commands and state.state != "canceled":
+        return AppliedCommands(CancelRequest(cancel_commands[0].reason or "cancelled", newest))
     events: list[Event] = []
     encrypted: dict[str, Any] = {}
     skipped, dropped_by = 0, None
@@ -107,10 +108,10 @@ def read_answers(
     """Yield new answers as events, skipping those already recorded with an equal value."""
     for input_id, value in command.inputs.items():
         try:
-            answers = new_answers(task_id, state, {input_id: value})
+            answers = find_new_answers(task_id, state, {input_id: value})
         except InvalidInput as error:
             if warn:
-                log.warning("Skipping command %s to run %s: %s", number, task_id, error)
+                log.warning("Skipping command %s for run %s: %s", number, task_id, error)
             continue
         for answer in answers.values():
             yield InputReceivedEvent(input_id=input_id, value=answer, metadata={COMMAND_ID: number})
@@ -119,7 +120,7 @@ def read_answers(
 def is_accepted(task_id: str, state: RunState, command: AnswerCommand) -> bool:
     """Return True if every answer in the command is valid or already recorded."""
     try:
-        new_answers(task_id, state, command.inputs)
+        find_new_answers(task_id, state, command.inputs)
     except InvalidInput:
         return False
     return True
@@ -228,13 +229,14 @@ class Inbox:
                 # The notification may arrive before the first event is stored.
                 return
             except LogUnreachable as error:
-                log.warning("Cannot read commands to run %s, retrying: %s", self._task_id, error)
+                log.warning("Cannot read commands for run %s, retrying: %s", self._task_id, error)
                 self._has_new = True
                 await asyncio.sleep(RETRY)
                 continue
             except EventLogError as error:
-                log.warning("Cannot read commands to run %s: %s", self._task_id, error)
+                log.warning("Cannot read commands for run %s: %s", self._task_id, error)
                 return
+            await validate_commands(self._state(), commands)
             for number, command in commands:
                 self._last_number = number
                 if not self._is_ending():

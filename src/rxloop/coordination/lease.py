@@ -16,8 +16,9 @@ from contextlib import suppress
 
 from rxloop.errors import EventLogError, Fenced
 from rxloop.pipeline.event_log import EventLog
-from rxloop.pipeline.log_retry import ANSWERS_IN, read_log
+from rxloop.pipeline.log_retry import APPEND_TIMEOUT, read_log
 from rxloop.protocol.events import Event
+from rxloop.protocol.ids import split_conversation_key
 from rxloop.support.tasks import Clock
 
 log = logging.getLogger("rxloop")
@@ -34,53 +35,53 @@ class ConversationLocks:
         self._ending: set[str] = set()
         self._lock = threading.Lock()
 
-    def acquire(self, context_id: str) -> bool:
+    def acquire(self, conversation: str) -> bool:
         """Try to lock a conversation. Return False if it is already locked."""
         with self._lock:
-            if context_id in self._waiters:
+            if conversation in self._waiters:
                 return False
-            self._waiters[context_id] = deque()
+            self._waiters[conversation] = deque()
             return True
 
-    async def wait(self, context_id: str) -> None:
+    async def wait(self, conversation: str) -> None:
         """Lock a conversation, waiting in first-in first-out order."""
         waiter: Waiter = asyncio.get_running_loop().create_future()
         with self._lock:
-            if context_id not in self._waiters:
-                self._waiters[context_id] = deque()
+            if conversation not in self._waiters:
+                self._waiters[conversation] = deque()
                 return
-            self._waiters[context_id].append(waiter)
+            self._waiters[conversation].append(waiter)
         try:
             await waiter
         except asyncio.CancelledError:
             with self._lock:
-                acquired = waiter not in self._waiters[context_id]
+                acquired = waiter not in self._waiters[conversation]
                 if not acquired:
-                    self._waiters[context_id].remove(waiter)
+                    self._waiters[conversation].remove(waiter)
             if acquired:
-                self.release(context_id)
+                self.release(conversation)
             raise
 
-    def announce_release(self, context_id: str) -> None:
+    def announce_release(self, conversation: str) -> None:
         """Announce that the holder is writing its last event and will release the lock soon."""
-        self._ending.add(context_id)
+        self._ending.add(conversation)
 
-    def is_working(self, context_id: str) -> bool:
+    def is_working(self, conversation: str) -> bool:
         """Return True if the lock is held and its release hasn't been announced."""
-        return context_id in self._waiters and context_id not in self._ending
+        return conversation in self._waiters and conversation not in self._ending
 
-    def release(self, context_id: str) -> None:
+    def release(self, conversation: str) -> None:
         """Release the lock, handing it to the next waiting attempt if any. Can be called from any thread."""
         with self._lock:
-            waiters = self._waiters[context_id]
-            self._ending.discard(context_id)
+            waiters = self._waiters[conversation]
+            self._ending.discard(conversation)
             while waiters:
                 waiter = waiters.popleft()
                 # Attempts in a closed event loop are no longer waiting.
                 with suppress(RuntimeError):
                     waiter.get_loop().call_soon_threadsafe(_wake, waiter)
                     return
-            del self._waiters[context_id]
+            del self._waiters[conversation]
 
 
 def _wake(waiter: Waiter) -> None:
@@ -93,7 +94,7 @@ class Lease:
 
     __slots__ = (
         "_checking",
-        "_context_id",
+        "_conversation",
         "_is_acquired",
         "_locks",
         "_log",
@@ -103,16 +104,16 @@ class Lease:
         "lost",
     )
 
-    def __init__(self, event_log: EventLog, context_id: str, task_id: str, on_lost: Callable[[Fenced], None]) -> None:
+    def __init__(self, event_log: EventLog, conversation: str, task_id: str, on_lost: Callable[[Fenced], None]) -> None:
         """Create a lease without acquiring it.
 
         Args:
             event_log: Event log for the conversation.
-            context_id: Id of the conversation.
+            conversation: Key of the conversation.
             task_id: Id of the run.
             on_lost: Called after losing the lease to another process. Must end the attempt.
         """
-        self._log, self._context_id, self._task_id, self._on_lost = event_log, context_id, task_id, on_lost
+        self._log, self._conversation, self._task_id, self._on_lost = event_log, conversation, task_id, on_lost
         self._locks = event_log.local.get(ConversationLocks)
         self._is_acquired = False
         """True if the log may have granted the lease."""
@@ -122,27 +123,31 @@ class Lease:
         self.lost: Fenced | None = None
         """Error set when the lease is lost. No more events may be written then."""
 
+    @property
+    def _context_id(self) -> str:
+        return split_conversation_key(self._conversation)[0]
+
     async def try_acquire(self) -> bool:
         """Try to acquire the lease. Return False if it is held by another attempt in any process."""
         if not self.is_locked:
-            if not self._locks.acquire(self._context_id):
+            if not self._locks.acquire(self._conversation):
                 return False
             self.is_locked = True
         # If cancelled while waiting for the log, the lease may still have been granted.
         self._is_acquired = True
-        self._is_acquired = await read_log(self._log.acquire_lease, self._context_id, self._task_id, self._lose)
+        self._is_acquired = await read_log(self._log.acquire_lease, self._conversation, self._task_id, self._lose)
         return self._is_acquired
 
     async def wait_for_lock(self) -> None:
         """Wait for the process lock, after which `try_acquire` only needs the log lease."""
         if not self.is_locked:
-            await self._locks.wait(self._context_id)
+            await self._locks.wait(self._conversation)
             self.is_locked = True
 
     @property
     def is_busy_here(self) -> bool:
         """True if another attempt in this process is holding the lock and hasn't announced its release."""
-        return not self.is_locked and self._locks.is_working(self._context_id)
+        return not self.is_locked and self._locks.is_working(self._conversation)
 
     def _lose(self) -> None:
         error = self.lost = Fenced(
@@ -166,7 +171,7 @@ class Lease:
 
     async def _check(self, on_confirmed: Callable[[], None], on_error: Callable[[EventLogError], None]) -> None:
         try:
-            is_ours = await read_log(self._log.has_lease, self._context_id, self._task_id)
+            is_ours = await read_log(self._log.has_lease, self._conversation, self._task_id)
         except EventLogError as error:
             on_error(error)
             return
@@ -183,7 +188,7 @@ class Lease:
     def announce_release(self) -> None:
         """Announce that the attempt is writing its last event, so that other runs may wait for the release."""
         if self.is_locked:
-            self._locks.announce_release(self._context_id)
+            self._locks.announce_release(self._conversation)
 
     async def release(self) -> None:
         """Release the lease. If the log doesn't respond, the lease expires on its own.
@@ -195,15 +200,15 @@ class Lease:
             if self._checking is not None:
                 self._checking.cancel()
             if self._is_acquired:
-                async with asyncio.timeout(ANSWERS_IN):
-                    await self._log.release_lease(self._context_id, self._task_id)
+                async with asyncio.timeout(APPEND_TIMEOUT):
+                    await self._log.release_lease(self._conversation, self._task_id)
             self._is_acquired = False
         except Exception as error:
             self._is_acquired = False
             log.warning("Failed to release the lease for conversation %s: %s", self._context_id, error)
         finally:
             if was_locked:
-                self._locks.release(self._context_id)
+                self._locks.release(self._conversation)
 
 
 class DeliveryGate:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from rxloop.coordination.answers import check_not_dropped, check_waiting
+from rxloop.coordination.answers import check_not_dropped, check_waiting, read_snapshot
 from rxloop.coordination.inbox import AppliedCommands, apply_commands
 from rxloop.errors import InvalidInput, UnknownRun
 from rxloop.pipeline.event_log import EventLog
@@ -62,12 +62,12 @@ def check_can_continue(snapshot: Snapshot, applied: AppliedCommands, *, asks: bo
         check_waiting(snapshot.task_id, snapshot.state)
 
 
-async def find_blocking(event_log: EventLog, context_id: str, task_id: str) -> RunRecord | None:
+async def find_blocking(event_log: EventLog, conversation: str, task_id: str) -> RunRecord | None:
     """Return the first earlier run in the conversation that isn't idle, or None."""
     after: str | None = None
     while True:
         # A small page is usually enough, even in long conversations.
-        page = await read_log(event_log.list_runs, context_id=context_id, unfinished=True, after=after, limit=_PAGE)
+        page = await read_log(event_log.list_conversation, conversation, unfinished=True, after=after, limit=_PAGE)
         for record in page:
             if record.task_id == task_id:
                 return None
@@ -92,14 +92,14 @@ async def drop_questions(event_log: EventLog, record: RunRecord, task_id: str) -
     Returns:
         The waiting run if it has been answered but not resumed yet, otherwise None.
     """
-    snapshot = await read_log(event_log.snapshot, record.task_id)
+    snapshot = await read_snapshot(event_log, record.task_id)
     state = snapshot.state
     applied = apply_commands(record.task_id, state, snapshot.new_commands, warn=False)
     if applied.cancel is None and not applied.has_answers and applied.dropped_by is None:
         number = await read_log(
             event_log.send_command, record.task_id, MessageCommand(messages=[], superseding_task_id=task_id)
         )
-        snapshot = await read_log(event_log.snapshot, record.task_id, since=snapshot)
+        snapshot = await read_snapshot(event_log, record.task_id, since=snapshot)
         earlier = [command for command in snapshot.commands if state.last_command < command[0] < number]
         applied = apply_commands(record.task_id, state, earlier, warn=False)
     # Starting a later run can invalidate an answer, but never a cancel.
@@ -114,7 +114,7 @@ async def is_dropped(event_log: EventLog, record: RunRecord) -> bool:
     """
     if record.state not in WAITING:
         return False
-    snapshot = await read_log(event_log.snapshot, record.task_id)
+    snapshot = await read_snapshot(event_log, record.task_id)
     if snapshot.later is not None:
         return True
     state, commands = snapshot.state, snapshot.new_commands
@@ -133,7 +133,7 @@ async def _is_blocking(event_log: EventLog, record: RunRecord) -> bool:
     if all(isinstance(command, MessageCommand) for _, command in commands):
         # Most of these runs have never been answered, so avoid loading their snapshots.
         return False
-    return not is_idle(await read_log(event_log.snapshot, record.task_id))
+    return not is_idle(await read_snapshot(event_log, record.task_id))
 
 
 async def wait_for_end(event_log: EventLog, task_id: str, after_seq: int) -> None:
@@ -148,21 +148,21 @@ async def wait_for_end(event_log: EventLog, task_id: str, after_seq: int) -> Non
                 await asyncio.sleep(RETRY)
 
 
-async def wait_for_order(event_log: EventLog, context_id: str, task_id: str, seq: int) -> None:
+async def wait_for_order(event_log: EventLog, conversation: str, task_id: str, seq: int) -> None:
     """Wait until no earlier run is blocking this one, or until it has new events.
 
     Args:
         event_log: Log with the conversation.
-        context_id: Id of the conversation.
+        conversation: Key of the conversation.
         task_id: Id of the waiting run.
         seq: Its last known event.
 
     Raises:
         EventLogError: Reading the log failed.
     """
-    key = asyncio.get_running_loop(), context_id
+    key = asyncio.get_running_loop(), conversation
     watches = event_log.local.get(OrderWatches)
-    watch = watches.by_key.get(key) or _OrderWatch(event_log, context_id, key, watches)
+    watch = watches.by_key.get(key) or _OrderWatch(event_log, conversation, key, watches)
     await watch.wait(task_id, seq)
 
 
@@ -179,11 +179,11 @@ class OrderWatches:
 class _OrderWatch:
     """Task polling a conversation on behalf of all runs waiting in one event loop."""
 
-    def __init__(self, event_log: EventLog, context_id: str, key: _Key, watches: OrderWatches) -> None:
-        self._log, self._context_id, self._key, self._watches = event_log, context_id, key, watches.by_key
+    def __init__(self, event_log: EventLog, conversation: str, key: _Key, watches: OrderWatches) -> None:
+        self._log, self._conversation, self._key, self._watches = event_log, conversation, key, watches.by_key
         self._waiting: dict[asyncio.Future[None], tuple[str, int]] = {}
         """Waiting runs with their last known events."""
-        self._polling = key[0].create_task(self._poll(), name=f"rxloop-queue-{context_id}")
+        self._polling = key[0].create_task(self._poll(), name=f"rxloop-queue-{conversation}")
         self._watches[key] = self
 
     async def wait(self, task_id: str, seq: int) -> None:
@@ -215,7 +215,7 @@ class _OrderWatch:
         """Wake runs that no longer need to wait, and return the run blocking the others."""
         blocking: RunRecord | None = None
         blocked: dict[str, int] = {}
-        for record in await read_log(self._log.list_runs, context_id=self._context_id, unfinished=True):
+        for record in await read_log(self._log.list_conversation, self._conversation, unfinished=True):
             if blocking is not None:
                 blocked[record.task_id] = record.seq
             elif await _is_blocking(self._log, record):

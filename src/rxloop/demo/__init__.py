@@ -1,4 +1,4 @@
-"""An offline model that answers questions about the weather, and needs no key."""
+"""Offline model for examples and tests, which answers questions about the weather."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import orjson
 from typing_extensions import override
 
 from rxloop.demo.conversation import Conversation, Reply, Rule
-from rxloop.demo.rules import BUILT_IN
-from rxloop.demo.strategy_answers import typed
+from rxloop.demo.rules import BUILT_IN_RULES
+from rxloop.demo.strategy_answers import to_output_type
 from rxloop.pipeline.interfaces import Provider
 from rxloop.providers.factories import openai_chat
 from rxloop.providers.vendors import Preset
@@ -25,7 +25,7 @@ MODEL = "offline"
 BASE_URL = "http://offline.invalid/v1"
 """Base URL of requests to the model. The reserved name never resolves to a host."""
 
-_KEYS = {"ZAI_API_KEY": "zai:glm-4.7", "OPENAI_API_KEY": "openai:gpt-5"}
+_VENDORS = {"ZAI_API_KEY": "zai:glm-4.7", "OPENAI_API_KEY": "openai:gpt-5"}
 
 
 class OfflineModel:
@@ -36,7 +36,7 @@ class OfflineModel:
         >>> agent = Agent(offline.provider())
 
     Args:
-        rules: Rules that are tried in order before the built-in rules. The last built-in rule always answers.
+        rules: Rules evaluated in order before the built-in rules. The last built-in rule always replies.
         delay: Seconds between two chunks of a stream.
 
     Attributes:
@@ -47,7 +47,7 @@ class OfflineModel:
     def __init__(self, rules: Sequence[Rule] | None = None, delay: float = 0.0) -> None:
         self.requests: list[dict[str, Any]] = []
         self.open = 0
-        self._rules = (*(rules or ()), *BUILT_IN)
+        self._rules = (*(rules or ()), *BUILT_IN_RULES)
         self._delay = delay
 
     def provider(self) -> Provider:
@@ -64,7 +64,7 @@ class OfflineModel:
         try:
             return self._answer(request)
         except Exception as error:
-            return _refuse(500, f"{type(error).__name__}: {error}", "server_error")
+            return _make_error(500, f"{type(error).__name__}: {error}", "server_error")
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
@@ -73,37 +73,37 @@ class OfflineModel:
                 200, json={"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "rxloop"}]}
             )
         if not path.endswith("/chat/completions"):
-            return _refuse(404, f"there is nothing at {path}")
+            return _make_error(404, f"there is nothing at {path}")
         if request.method != "POST":
-            return _refuse(405, f"{path} takes POST only")
+            return _make_error(405, f"{path} takes POST only")
         try:
             body = orjson.loads(request.content)
         except orjson.JSONDecodeError as error:
-            return _refuse(400, f"the body is not JSON: {error}")
+            return _make_error(400, f"the body is not JSON: {error}")
         if not isinstance(body, dict) or not isinstance(cast("dict[str, Any]", body).get("messages"), list):
-            return _refuse(400, "the body needs `messages`, a list")
-        wanted = cast("dict[str, Any]", body)
-        self.requests.append(wanted)
+            return _make_error(400, "the body needs `messages`, a list")
+        request_body = cast("dict[str, Any]", body)
+        self.requests.append(request_body)
         try:
-            conversation = Conversation(wanted)
-            answer = _Answer(wanted, conversation, self._reply(conversation), len(self.requests))
+            conversation = Conversation(request_body)
+            answer = _Answer(request_body, conversation, self._reply(conversation), len(self.requests))
         except (KeyError, TypeError, AttributeError) as error:
-            return _refuse(400, f"the request cannot be read: {type(error).__name__}: {error}")
-        if not wanted.get("stream"):
-            return httpx.Response(200, json=answer.whole())
+            return _make_error(400, f"the request cannot be read: {type(error).__name__}: {error}")
+        if not request_body.get("stream"):
+            return httpx.Response(200, json=answer.to_response())
         headers = {"content-type": "text/event-stream"}
         return httpx.Response(200, headers=headers, stream=_EventStream(self._stream(answer)))
 
     def _reply(self, conversation: Conversation) -> Reply:
         for rule in self._rules:
             if (reply := rule(conversation)) is not None:
-                return typed(conversation, reply)
-        raise AssertionError("unreachable: the last built-in rule always answers")
+                return to_output_type(conversation, reply)
+        raise AssertionError("the last built-in rule always replies")
 
     async def _stream(self, answer: _Answer) -> AsyncGenerator[bytes, None]:
         self.open += 1
         try:
-            for chunk in answer.chunks():
+            for chunk in answer.to_chunks():
                 yield b"data: %s\n\n" % orjson.dumps(chunk)
                 if self._delay:
                     await asyncio.sleep(self._delay)
@@ -127,7 +127,7 @@ class _EventStream(httpx.AsyncByteStream):
         await self._events.aclose()
 
 
-def _refuse(status: int, message: str, kind: str = "invalid_request_error") -> httpx.Response:
+def _make_error(status: int, message: str, kind: str = "invalid_request_error") -> httpx.Response:
     return httpx.Response(status, json={"error": {"message": message, "type": kind}})
 
 
@@ -138,7 +138,7 @@ class _Answer:
         self._reply = reply
         self._calls: list[dict[str, Any]] = [
             {
-                "id": conversation.call_id(index),
+                "id": conversation.make_call_id(index),
                 "type": "function",
                 "function": {"name": name, "arguments": orjson.dumps(arguments).decode()},
             }
@@ -146,18 +146,18 @@ class _Answer:
         ]
         self._head = {"id": f"chatcmpl-{number}", "created": 0, "model": body.get("model") or MODEL}
         self._finish = "tool_calls" if self._calls else "stop"
-        said = [reply.reasoning, reply.text, *(call["function"]["arguments"] for call in self._calls)]
+        texts = [reply.reasoning, reply.text, *(call["function"]["arguments"] for call in self._calls)]
         read = len(orjson.dumps(body["messages"])) // 4
-        written = sum(len(_pieces(text)) for text in said)
+        written = sum(len(_split_text(text)) for text in texts)
         self._usage: dict[str, Any] = {
             "prompt_tokens": read,
             "completion_tokens": written,
             "total_tokens": read + written,
         }
         if reply.reasoning:
-            self._usage["completion_tokens_details"] = {"reasoning_tokens": len(_pieces(reply.reasoning))}
+            self._usage["completion_tokens_details"] = {"reasoning_tokens": len(_split_text(reply.reasoning))}
 
-    def whole(self) -> dict[str, Any]:
+    def to_response(self) -> dict[str, Any]:
         """Return the complete response."""
         message: dict[str, Any] = {"role": "assistant", "content": self._reply.text or None}
         if self._reply.reasoning:
@@ -167,12 +167,12 @@ class _Answer:
         choice = {"index": 0, "message": message, "finish_reason": self._finish}
         return self._head | {"object": "chat.completion", "choices": [choice], "usage": self._usage}
 
-    def chunks(self) -> Iterator[dict[str, Any]]:
+    def to_chunks(self) -> Iterator[dict[str, Any]]:
         """Yield streaming chunks with text, tool call fragments and usage."""
         yield self._chunk({"role": "assistant", "content": ""})
-        for piece in _pieces(self._reply.reasoning):
+        for piece in _split_text(self._reply.reasoning):
             yield self._chunk({"reasoning_content": piece})
-        for piece in _pieces(self._reply.text):
+        for piece in _split_text(self._reply.text):
             yield self._chunk({"content": piece})
         for index, call in enumerate(self._calls):
             function: dict[str, str] = call["function"]
@@ -188,7 +188,7 @@ class _Answer:
         return self._head | {"object": "chat.completion.chunk", "choices": [choice]}
 
 
-def _pieces(text: str) -> list[str]:
+def _split_text(text: str) -> list[str]:
     return re.findall(r"\s*\S+|\s+$", text)
 
 
@@ -201,8 +201,8 @@ def demo_model(*, delay: float = 0.02) -> Provider | str:
     Args:
         delay: Seconds between two chunks of the offline model.
     """
-    for key, model in _KEYS.items():
+    for key, model in _VENDORS.items():
         if os.environ.get(key, "").strip():
             return model
-    sys.stderr.write(f"No key found ({', '.join(_KEYS)}): using the offline model.\n")
+    sys.stderr.write(f"No key found ({', '.join(_VENDORS)}): using the offline model.\n")
     return OfflineModel(delay=delay).provider()

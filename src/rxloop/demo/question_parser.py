@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-from rxloop.demo.conversation import as_json, as_object
+from rxloop.demo.conversation import parse_json, parse_object
 
-_NO_CITIES = frozenset(
+_OTHER_WORDS = frozenset(
     re.findall(
         r"\w+",
         """
@@ -40,7 +40,7 @@ _WORDS = (
     (r"\^|\bto the power of\b", "**"),
 )
 
-_CONTINUED = re.compile(
+_CONTINUED_SUM = re.compile(
     r"^\W*(?:and|now|then|so)?\W*(?:what is|what's)?\s*(?:that|it|this|the result)?\s*"
     r"(?P<operation>\*\*|[-+*/])\s*(?P<number>\d+(?:\.\d+)?)\W*$",
     re.IGNORECASE,
@@ -68,72 +68,72 @@ class Temperature:
     @property
     def sum_in_celsius(self) -> str:
         """Formula that converts the temperature to Celsius."""
-        return exact(self.value) if self.unit == "C" else f"({exact(self.value)} - 32) * 5 / 9"
+        return format_exact(self.value) if self.unit == "C" else f"({format_exact(self.value)} - 32) * 5 / 9"
 
     def __str__(self) -> str:
-        return f"{number(self.value)} °{self.unit}"
+        return f"{format_number(self.value)} °{self.unit}"
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Format a number, rounded to one decimal place."""
     return f"{value:.0f}" if abs(value - round(value)) < 0.05 else f"{value:.1f}"
 
 
-def exact(value: float) -> str:
+def format_exact(value: float) -> str:
     """Format a number with all digits."""
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else f"{value:.10g}"
 
 
-def cities_in(text: str) -> list[str]:
+def find_cities(text: str) -> list[str]:
     """Extract city names from a question, based on capital letters or a preceding "in"."""
-    found: list[str] = []
+    cities: list[str] = []
     words: list[str] = []
     for token in [*re.findall(r"[^\W\d_][\w'\u2019-]*|\S", text), "."]:
         word = re.sub(r"['\u2019]s$", "", token)
-        if word[0].isupper() and word.lower() not in _NO_CITIES:
+        if word[0].isupper() and word.lower() not in _OTHER_WORDS:
             words.append(word)
         elif words:
-            found.append(" ".join(words))
+            cities.append(" ".join(words))
             words = []
-    if not found:
-        after = re.findall(r"\bin\s+([^\W\d_]{3,})", text)
-        found = [word.capitalize() for word in after if word.lower() not in _NO_CITIES]
-    return list(dict.fromkeys(found))
+    if not cities:
+        candidates = re.findall(r"\bin\s+([^\W\d_]{3,})", text)
+        cities = [word.capitalize() for word in candidates if word.lower() not in _OTHER_WORDS]
+    return list(dict.fromkeys(cities))
 
 
-def temperatures_in(text: str) -> list[tuple[Temperature, str | None]]:
+def find_temperatures(text: str) -> list[tuple[Temperature, str | None]]:
     """Extract temperatures from text, along with the subsequent city."""
-    found = list(_TEMPERATURE.finditer(text))
-    ends = [*(match.start() for match in found[1:]), len(text)]
-    stated: list[tuple[Temperature, str | None]] = []
-    for match, end in zip(found, ends, strict=False):
-        after = re.match(r"\s+in\s+(.*)", text[match.end() : end], re.DOTALL)
-        cities = cities_in(after.group(1)) if after else []
-        stated.append((_temperature(match), cities[0] if cities else None))
-    return stated
+    matches = list(_TEMPERATURE.finditer(text))
+    ends = [*(match.start() for match in matches[1:]), len(text)]
+    temperatures: list[tuple[Temperature, str | None]] = []
+    for match, end in zip(matches, ends, strict=False):
+        location = re.match(r"\s+in\s+(.*)", text[match.end() : end], re.DOTALL)
+        cities = find_cities(location.group(1)) if location else []
+        temperatures.append((_to_temperature(match), cities[0] if cities else None))
+    return temperatures
 
 
-def _temperature(match: re.Match[str]) -> Temperature:
+def _to_temperature(match: re.Match[str]) -> Temperature:
     return Temperature(float(match["value"].replace("\u2212", "-")), match["unit"][0].upper())
 
 
-def temperature_of(result: str | None) -> Temperature | None:
+def parse_temperature(result: str | None) -> Temperature | None:
     """Return the temperature in a tool result (JSON or text), or None."""
-    value = as_json(result)
+    value = parse_json(result)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return Temperature(float(value), "C")
     if isinstance(value, dict | list):
-        return _temperature_in(value)
+        return _find_temperature(value)
     match = _TEMPERATURE.search(result or "")
-    return _temperature(match) if match else None
+    return _to_temperature(match) if match else None
 
 
-def _temperature_in(data: Any) -> Temperature | None:
-    fields = list(_fields(data))
+def _find_temperature(data: Any) -> Temperature | None:
+    fields = list(_iter_fields(data))
     unit = next((str(value) for key, value in fields if "unit" in key), "C")
     for key, value in fields:
         if isinstance(value, str) and (match := _TEMPERATURE.search(value)):
-            return _temperature(match)
+            return _to_temperature(match)
         if not isinstance(value, int | float) or isinstance(value, bool):
             continue
         if "fahrenheit" in key or re.search(r"(^|_)f$", key):
@@ -145,49 +145,49 @@ def _temperature_in(data: Any) -> Temperature | None:
     return None
 
 
-def _fields(data: Any) -> Iterator[tuple[str, Any]]:
+def _iter_fields(data: Any) -> Iterator[tuple[str, Any]]:
     """Iterate over nested JSON values and their field names."""
     if isinstance(data, dict):
         for key, value in cast("dict[str, Any]", data).items():
             if isinstance(value, dict | list):
-                yield from _fields(value)
+                yield from _iter_fields(value)
             else:
                 yield key.lower(), value
     elif isinstance(data, list):
         for value in cast("list[Any]", data):
-            yield from _fields(value)
+            yield from _iter_fields(value)
 
 
-def failed(result: str | None) -> bool:
-    """True if a tool result describes a failure."""
-    if "error" in as_object(result):
+def is_failure(result: str | None) -> bool:
+    """Return True if a tool result describes a failure."""
+    if "error" in parse_object(result):
         return True
-    return as_json(result) is None and temperature_of(result) is None and bool(_FAILURE.search(result or "error"))
+    return parse_json(result) is None and parse_temperature(result) is None and bool(_FAILURE.search(result or "error"))
 
 
-def described(result: str | None) -> str:
+def describe_result(result: str | None) -> str:
     """Return a short description of a tool result, without the temperature."""
-    value = as_json(result)
+    value = parse_json(result)
     if value is None:
         return (result or "").strip()
     if isinstance(value, str):
         return value
-    return ", ".join(str(leaf) for _, leaf in _fields(value) if isinstance(leaf, str) and len(leaf) > 1)
+    return ", ".join(str(leaf) for _, leaf in _iter_fields(value) if isinstance(leaf, str) and len(leaf) > 1)
 
 
-def number_of(result: str | None) -> float | None:
+def parse_number(result: str | None) -> float | None:
     """Extract a number from a calculator result, or return None."""
-    value = as_json(result)
+    value = parse_json(result)
     if isinstance(value, dict | list):
-        numbers = [leaf for _, leaf in _fields(value) if isinstance(leaf, int | float)]
+        numbers = [leaf for _, leaf in _iter_fields(value) if isinstance(leaf, int | float)]
         return float(numbers[-1]) if numbers else None
     if isinstance(value, int | float):
         return float(value)
-    found = re.findall(r"-?\d+(?:\.\d+)?", (result or "").replace(",", ""))
-    return float(found[-1]) if found and not failed(result) else None
+    matches = re.findall(r"-?\d+(?:\.\d+)?", (result or "").replace(",", ""))
+    return float(matches[-1]) if matches and not is_failure(result) else None
 
 
-def sum_in(question: str, last: float | None) -> str | None:
+def find_expression(question: str, last: float | None) -> str | None:
     """Extract an arithmetic expression from a question.
 
     Expressions with a leading operator continue the previous result. Returns None if there is no expression.
@@ -195,12 +195,12 @@ def sum_in(question: str, last: float | None) -> str | None:
     text = question
     for pattern, sign in _WORDS:
         text = re.sub(pattern, sign, text, flags=re.IGNORECASE)
-    if last is not None and (continued := _CONTINUED.match(text)):
-        return f"{exact(last)} {continued['operation']} {continued['number']}"
+    if last is not None and (continued := _CONTINUED_SUM.match(text)):
+        return f"{format_exact(last)} {continued['operation']} {continued['number']}"
     for match in sorted(_SUM.findall(text[:500]), key=len, reverse=True):
-        found = " ".join(match.split())
-        if re.search(r"[\d)]\s*(?:\*\*|[-+*/%])\s*[-(]*\d", found) and _parsed(found) is not None:
-            return found
+        expression = " ".join(match.split())
+        if re.search(r"[\d)]\s*(?:\*\*|[-+*/%])\s*[-(]*\d", expression) and _parse_expression(expression) is not None:
+            return expression
     return None
 
 
@@ -215,7 +215,7 @@ OPERATIONS: dict[type[ast.operator], tuple[str, Callable[[float, float], float]]
 """Arithmetic operators with symbols and implementations."""
 
 
-def _parsed(expression: str) -> ast.expr | None:
+def _parse_expression(expression: str) -> ast.expr | None:
     try:
         return ast.parse(expression.strip(), mode="eval").body
     except SyntaxError:
@@ -228,20 +228,20 @@ def evaluate(expression: str) -> float:
     Raises:
         ArithmeticError: Invalid expression or excessively large result.
     """
-    node = _parsed(expression)
+    node = _parse_expression(expression)
     if node is None:
-        raise ArithmeticError("it is not a sum")
-    return _value(node)
+        raise ArithmeticError("unsupported expression")
+    return _evaluate_node(node)
 
 
-def _value(node: ast.expr) -> float:
+def _evaluate_node(node: ast.expr) -> float:
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_value(node.operand)
+        return -_evaluate_node(node.operand)
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
-        left, right = _value(node.left), _value(node.right)
+        left, right = _evaluate_node(node.left), _evaluate_node(node.right)
         if isinstance(node.op, ast.Pow) and (abs(right) > 64 or abs(left) > 1e6 or (left < 0 and right != int(right))):
-            raise ArithmeticError("the result is too large")
+            raise ArithmeticError("result exceeds the supported range")
         return OPERATIONS[type(node.op)][1](left, right)
-    raise ArithmeticError("it is not a sum")
+    raise ArithmeticError("unsupported expression")

@@ -8,26 +8,26 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from rxloop.demo.conversation import Conversation, Reply, as_json, as_object, plainest, text_of
-from rxloop.demo.question_parser import OPERATIONS, evaluate, exact, sum_in
+from rxloop.demo.conversation import Conversation, Reply, extract_text, make_minimal_value, parse_json, parse_object
+from rxloop.demo.question_parser import OPERATIONS, evaluate, find_expression, format_exact
 from rxloop.tools.output import FINAL_ANSWER
 
 
 def strategist(conversation: Conversation) -> Reply | None:
     """Answer prompts of strategies about a sum."""
-    play = _play(conversation.question)
-    asked = next((question for question in reversed(conversation.questions) if _play(question) is None), "")
-    expression = sum_in(asked, None)
+    play = _find_scenario(conversation.question)
+    task = next((question for question in reversed(conversation.questions) if _find_scenario(question) is None), "")
+    expression = find_expression(task, None)
     if play is None or expression is None:
         return None
     try:
-        reply = play(conversation, _Sum(expression))
+        reply = play(conversation, _Expression(expression))
     except ArithmeticError:
         return None
     return reply if isinstance(reply, Reply) else Reply(reply)
 
 
-class _Sum:
+class _Expression:
     """Arithmetic expression with intermediate steps.
 
     Raises:
@@ -38,103 +38,103 @@ class _Sum:
         self.steps: list[tuple[str, str]] = []
         """Intermediate steps in numeric form and with labels for previous results."""
         self.expression = expression
-        self.result = exact(evaluate(expression))
+        self.result = format_exact(evaluate(expression))
         self.sentence = f"{expression} is {self.result}."
         self._add_steps(ast.parse(expression, mode="eval").body)
-        self.worked = [f"{step} = {exact(evaluate(step))}" for step, _ in self.steps]
+        self.solutions = [f"{step} = {format_exact(evaluate(step))}" for step, _ in self.steps]
         """Steps with their results."""
 
     def _add_steps(self, node: ast.expr) -> tuple[str, str]:
         """Evaluate a subexpression, adding intermediate steps, and return the result with its label."""
         if not isinstance(node, ast.BinOp):
-            text = exact(evaluate(ast.unparse(node)))
+            text = format_exact(evaluate(ast.unparse(node)))
             return text, text
         (left, first), (right, second) = self._add_steps(node.left), self._add_steps(node.right)
         sign, _ = OPERATIONS[type(node.op)]
         # Parentheses around a negative number, because the power of it would be parsed differently.
         left, right = (f"({number})" if number.startswith("-") else number for number in (left, right))
         self.steps.append((f"{left} {sign} {right}", f"{first} {sign} {second}"))
-        return exact(evaluate(f"{left} {sign} {right}")), f"#E{len(self.steps)}"
+        return format_exact(evaluate(f"{left} {sign} {right}")), f"#E{len(self.steps)}"
 
 
-_Play = Callable[[Conversation, _Sum], Reply | str]
+_Scenario = Callable[[Conversation, _Expression], Reply | str]
 
 
-def _step_by_step(end: str, on: str) -> _Play:
+def _make_steps(end: str, on: str) -> _Scenario:
     """Return a scenario with one step per message. Each message tells whether more steps follow."""
 
-    def play(conversation: Conversation, given: _Sum) -> str:
-        place = min(len(conversation.answers), len(given.steps) - 1)
-        return f"{given.worked[place]}\n{on if place + 1 < len(given.steps) else end}"
+    def play(conversation: Conversation, problem: _Expression) -> str:
+        position = min(len(conversation.answers), len(problem.steps) - 1)
+        return f"{problem.solutions[position]}\n{on if position + 1 < len(problem.steps) else end}"
 
     return play
 
 
-def _follow_up(conversation: Conversation, given: _Sum) -> str:
-    place = len(conversation.answers)
-    if place == len(given.steps):
-        return f"So the final answer is: {given.result}"
-    return f"Follow up: What is {given.steps[place][0]}?"
+def _ask_next_step(conversation: Conversation, problem: _Expression) -> str:
+    position = len(conversation.answers)
+    if position == len(problem.steps):
+        return f"So the final answer is: {problem.result}"
+    return f"Follow up: What is {problem.steps[position][0]}?"
 
 
-def _cycle(conversation: Conversation, given: _Sum) -> Reply:
-    calculator = conversation.tool_with("expression")
+def _run_cycle(conversation: Conversation, problem: _Expression) -> Reply:
+    calculator = conversation.find_tool("expression")
     done = conversation.results(calculator.name) if calculator is not None else []
-    if calculator is None or len(done) >= len(given.steps):
-        return Reply(given.sentence)
-    step = given.steps[len(done)][0]
+    if calculator is None or len(done) >= len(problem.steps):
+        return Reply(problem.sentence)
+    step = problem.steps[len(done)][0]
     return Reply(f"I have to know {step}.", [(calculator.name, calculator.fill(expression=step))])
 
 
-def _plan(conversation: Conversation, given: _Sum) -> str:
+def _plan(conversation: Conversation, problem: _Expression) -> str:
     tool = re.search(r"(?m)^(\w+)\(.*\bexpression\b", conversation.question)
     if tool is None:
         return "No tool can do this."
-    steps = enumerate(given.steps, 1)
-    return "\n".join(f"Plan: Work out {step}.\n#E{place} = {tool[1]}[{named}]" for place, (step, named) in steps)
+    steps = enumerate(problem.steps, 1)
+    return "\n".join(f"Plan: Work out {step}.\n#E{position} = {tool[1]}[{named}]" for position, (step, named) in steps)
 
 
-def _propose(conversation: Conversation, given: _Sum) -> str:
-    place = len(_numbered(conversation.question)) if "The steps so far" in conversation.question else 0
-    right = given.worked[place] if place < len(given.steps) else f"the result is {given.result}"
+def _propose(conversation: Conversation, problem: _Expression) -> str:
+    position = len(_parse_numbered_list(conversation.question)) if "The steps so far" in conversation.question else 0
+    right = problem.solutions[position] if position < len(problem.steps) else f"the result is {problem.result}"
     return f"1. {right}\n2. guess that it is 42\n3. look it up in a table"
 
 
-def _judge(conversation: Conversation, given: _Sum) -> str:
-    right = _numbered(conversation.question)[-1] in (*given.worked, f"the result is {given.result}")
+def _judge(conversation: Conversation, problem: _Expression) -> str:
+    right = _parse_numbered_list(conversation.question)[-1] in (*problem.solutions, f"the result is {problem.result}")
     return f"This {'is on the way' if right else 'leads nowhere'}.\nScore: {0.9 if right else 0.1}"
 
 
-def _solve(conversation: Conversation, given: _Sum) -> str:
-    return f"{given.expression} is {conversation.question.rpartition('Evidence: ')[2]}."
+def _solve(conversation: Conversation, problem: _Expression) -> str:
+    return f"{problem.expression} is {conversation.question.rpartition('Evidence: ')[2]}."
 
 
-def _answer(_: Conversation, given: _Sum) -> str:
-    return given.sentence
+def _answer(_: Conversation, problem: _Expression) -> str:
+    return problem.sentence
 
 
-def _numbered(text: str) -> list[str]:
+def _parse_numbered_list(text: str) -> list[str]:
     return re.findall(r"(?m)^\d+\. (.+)$", text)
 
 
 _PRINCIPLE = "It is a sum: powers come first, then multiplication and division, then addition and subtraction."
 
-_PLAYS: dict[str, _Play] = {
-    "Let's think step by step. Do not": lambda _, given: "\n".join(
-        f"{place}. {step}" for place, step in enumerate(given.worked, 1)
+_SCENARIOS: dict[str, _Scenario] = {
+    "Let's think step by step. Do not": lambda _, problem: "\n".join(
+        f"{position}. {step}" for position, step in enumerate(problem.solutions, 1)
     ),
-    "do not solve the problem yet": lambda _, given: _PRINCIPLE,
-    "End with one line: `Answer: `": lambda _, given: f"{'; '.join(given.worked)}.\nAnswer: {given.result}",
-    "`Done: yes`": _step_by_step("Done: yes", "Done: no"),
-    "`Next: continue`": _step_by_step("Next: conclude", "Next: continue"),
-    "`Holds: yes`": lambda _, given: f"{given.sentence}\nHolds: yes",
-    "`Follow up: `": _follow_up,
-    "Work in cycles.": _cycle,
+    "do not solve the problem yet": lambda _, problem: _PRINCIPLE,
+    "End with one line: `Answer: `": lambda _, problem: f"{'; '.join(problem.solutions)}.\nAnswer: {problem.result}",
+    "`Done: yes`": _make_steps("Done: yes", "Done: no"),
+    "`Next: continue`": _make_steps("Next: conclude", "Next: continue"),
+    "`Holds: yes`": lambda _, problem: f"{problem.sentence}\nHolds: yes",
+    "`Follow up: `": _ask_next_step,
+    "Work in cycles.": _run_cycle,
     "#E1 = tool_name": _plan,
     "\nEvidence: ": _solve,
     "different next steps": _propose,
     "How likely does this lead": _judge,
-    "the most promising?": lambda _, given: "The first does what is asked.\nBest: 1",
+    "the most promising?": lambda _, problem: "The first does what is asked.\nBest: 1",
     "You can call no more tools.": _answer,
     "Give the answer that they lead to": _answer,
     "Give the answer to the person who asked": _answer,
@@ -142,8 +142,8 @@ _PLAYS: dict[str, _Play] = {
 """Reply scenarios by prompt phrase."""
 
 
-def _play(prompt: str) -> _Play | None:
-    return next((play for mark, play in _PLAYS.items() if mark in prompt), None)
+def _find_scenario(prompt: str) -> _Scenario | None:
+    return next((play for mark, play in _SCENARIOS.items() if mark in prompt), None)
 
 
 _CAPITALS = {
@@ -155,36 +155,38 @@ _CAPITALS = {
 }
 
 
-def typed(conversation: Conversation, reply: Reply) -> Reply:
+def to_output_type(conversation: Conversation, reply: Reply) -> Reply:
     """Convert a reply to the requested output type, if any.
 
     Country questions are answered from a small built-in table. Other strings contain the reply text, and remaining
     values are minimal.
     """
-    schema = _schema(conversation)
-    if schema is None or reply.calls or as_json(reply.text) is not None:
+    schema = _find_schema(conversation)
+    if schema is None or reply.calls or parse_json(reply.text) is not None:
         return reply
-    value = plainest(schema, reply.text, _facts(conversation.question))
+    value = make_minimal_value(schema, reply.text, _find_facts(conversation.question))
     if FINAL_ANSWER in conversation.tools:
         return Reply(calls=[(FINAL_ANSWER, value)], reasoning=reply.reasoning)
     # Include spaces, because streaming splits text at word boundaries.
     return Reply(json.dumps(value, ensure_ascii=False), reasoning=reply.reasoning)
 
 
-def _schema(conversation: Conversation) -> dict[str, Any] | None:
+def _find_schema(conversation: Conversation) -> dict[str, Any] | None:
     """Find the answer schema in the final answer tool, response format or system prompt."""
     if FINAL_ANSWER in conversation.tools:
         return conversation.tools[FINAL_ANSWER].parameters
     if conversation.response_format.get("type") == "json_schema":
         return conversation.response_format["json_schema"]["schema"]
     for message in conversation.messages:
-        found = re.search(r"JSON Schema:\s*(\{.*\})", text_of(message)) if message.get("role") == "system" else None
-        if found is not None:
-            return as_object(found.group(1)) or None
+        match = (
+            re.search(r"JSON Schema:\s*(\{.*\})", extract_text(message)) if message.get("role") == "system" else None
+        )
+        if match is not None:
+            return parse_object(match.group(1)) or None
     return None
 
 
-def _facts(question: str) -> dict[str, Any]:
+def _find_facts(question: str) -> dict[str, Any]:
     for country, (city, population) in _CAPITALS.items():
         if country in question or city in question:
             return {"name": city, "city": city, "capital": city, "country": country, "population": population}

@@ -1,6 +1,6 @@
 """Experiments that compare models, prompts and settings by scores.
 
-Cases are asked of variants of an agent, and their answers are scored, reported and compared.
+An experiment runs each case with each variant of an agent and scores the answers. Reports can be compared.
 """
 
 from typing import TYPE_CHECKING

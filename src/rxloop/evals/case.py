@@ -20,7 +20,7 @@ from rxloop.protocol.messages import Message, to_messages
 from rxloop.state.run_state import get_final_history
 from rxloop.storage.conversation import conversation
 
-MARK = "rxloop.experiment"
+METADATA_KEY = "rxloop.experiment"
 """Metadata key for the experiment's name. Runs of judges use it for the judged run's id."""
 
 
@@ -47,11 +47,9 @@ class Case:
 
     def __post_init__(self) -> None:
         if (self.fork_of is None) != (self.fork_at is None):
-            raise ConfigurationError(f"the case {self.id!r} must have both fork_of and fork_at, or neither")
+            raise ConfigurationError(f"case {self.id!r} must have both fork_of and fork_at, or neither")
         if self.input is None and self.fork_of is None:
-            raise ConfigurationError(
-                f"the case {self.id!r} has no input; set a string, or a value that prompt= converts"
-            )
+            raise ConfigurationError(f"case {self.id!r} has no input; set a string, or a value for prompt=")
         check_printable(self.id, "the id of a case")
 
     @classmethod
@@ -62,16 +60,16 @@ class Case:
             path: Path of the file. Empty lines are skipped.
 
         Raises:
-            ConfigurationError: A line is not a valid case. The message has its number.
+            ConfigurationError: A line is not a valid case. The message contains the line number.
         """
         cases: list[Case] = []
         for number, line in enumerate(Path(path).read_bytes().splitlines(), start=1):
             if line.strip():
-                cases.append(_read(line, f"{path}, line {number}"))
+                cases.append(_parse_case(line, f"{path}, line {number}"))
         return cases
 
     @classmethod
-    async def recorded(
+    async def from_log(
         cls,
         log: EventLog,
         *,
@@ -108,70 +106,72 @@ class Case:
             metadata=metadata,
         )
         for record in records:
-            if MARK in record.metadata:
+            if METADATA_KEY in record.metadata:
                 continue
             events = await read_log(log.read, record.task_id)
-            before = get_final_history(await conversation(log, record.context_id, before=record.task_id))
+            before = get_final_history(await conversation(log, record.conversation, before=record.task_id))
             first = events[0]
-            asked = first.messages if isinstance(first, TaskEvent) else []
-            cases.append(cls([*before, *asked], _answer(events) if expected else None, id=record.task_id))
+            prompt = first.messages if isinstance(first, TaskEvent) else []
+            cases.append(cls([*before, *prompt], _find_answer(events) if expected else None, id=record.task_id))
         return cases
 
 
-def _read(line: bytes, place: str) -> Case:
+def _parse_case(line: bytes, location: str) -> Case:
     try:
         values = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        raise ConfigurationError(f"{place} is not JSON: {error}") from error
+        raise ConfigurationError(f"{location} is not valid JSON: {error}") from error
     if not isinstance(values, dict):
-        raise ConfigurationError(f'{place} is not an object: write {{"id": "oslo", "input": "...", "expected": "..."}}')
+        raise ConfigurationError(
+            f'{location} must be an object such as {{"id": "oslo", "input": "...", "expected": "..."}}'
+        )
     fields = cast("dict[str, Any]", values)
     unknown = [name for name in fields if name not in Case.__dataclass_fields__]
     if unknown:
-        known = ", ".join(Case.__dataclass_fields__)
+        allowed = ", ".join(Case.__dataclass_fields__)
         raise ConfigurationError(
-            f"{place} has {unknown[0]!r}, which no case has: known are {known}; put it in metadata"
+            f"{location} has unknown field {unknown[0]!r}, expected {allowed}; use metadata for other data"
         )
     try:
         fields["id"] = str(fields.get("id", ""))
         return Case(**fields)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{place}: {error}") from error
+        raise ConfigurationError(f"{location}: {error}") from error
 
 
-def _answer(events: Sequence[Event]) -> str | None:
+def _find_answer(events: Sequence[Event]) -> str | None:
     last = next((event for event in reversed(events) if isinstance(event, StatusUpdateEvent) and event.final), None)
     return last.content if last is not None else None
 
 
-def numbered(cases: Sequence[Case]) -> list[Case]:
-    """Add ids to cases that do not have one.
+def assign_ids(cases: Sequence[Case]) -> list[Case]:
+    """Assign numbers to the cases that do not have an id.
 
     Args:
         cases: Cases of an experiment.
 
     Raises:
-        ConfigurationError: An item is not a case, or an id is used multiple times.
+        ConfigurationError: There are no cases, an item is not a `Case`, or an id is not unique.
     """
     if not cases:
-        raise ConfigurationError('an experiment needs a case: Case("What is 6 * 7?", expected="42")')
-    wrong = next((case for case in cases if not isinstance(case, Case)), None)  # pyright: ignore[reportUnnecessaryIsInstance]
-    if wrong is not None:
-        raise ConfigurationError(f'{wrong!r} is not a case: Case("What is 6 * 7?", expected="42")')
-    named = [case if case.id else replace(case, id=str(place)) for place, case in enumerate(cases, start=1)]
-    seen: set[str] = set()
-    for case in named:
-        if case.id in seen:
+        raise ConfigurationError("cases must not be empty")
+    invalid = next((case for case in cases if not isinstance(case, Case)), None)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if invalid is not None:
+        raise ConfigurationError(f'cases must be Case objects, such as Case("What is 6 * 7?"), got {invalid!r}')
+    identified = [case if case.id else replace(case, id=str(position)) for position, case in enumerate(cases, start=1)]
+    ids: set[str] = set()
+    for case in identified:
+        if case.id in ids:
             raise ConfigurationError(f"case ids must be unique, got {case.id!r} twice")
-        seen.add(case.id)
-    return named
+        ids.add(case.id)
+    return identified
 
 
-def plain_input(case: Case) -> Any:
+def format_input(case: Case) -> Any:
     """Return a case's input for a report, as text or JSON."""
-    given = case.input
-    if isinstance(given, Message):
-        return given.text
-    if isinstance(given, Sequence) and any(isinstance(each, Message) for each in given):  # pyright: ignore[reportUnknownVariableType]
-        return "\n\n".join(f"{message.role}: {message.text}" for message in to_messages(given))  # pyright: ignore[reportUnknownArgumentType]
-    return to_jsonable_python(given, fallback=str)
+    value = case.input
+    if isinstance(value, Message):
+        return value.text
+    if isinstance(value, Sequence) and any(isinstance(each, Message) for each in value):  # pyright: ignore[reportUnknownVariableType]
+        return "\n\n".join(f"{message.role}: {message.text}" for message in to_messages(value))  # pyright: ignore[reportUnknownArgumentType]
+    return to_jsonable_python(value, fallback=str)

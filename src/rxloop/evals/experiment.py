@@ -12,10 +12,10 @@ from typing_extensions import override
 
 from rxloop.agents.agent import Agent
 from rxloop.errors import ConfigurationError, RxloopError
-from rxloop.evals.case import Case, numbered
+from rxloop.evals.case import Case, assign_ids
 from rxloop.evals.report import Report
-from rxloop.evals.runner import Plan, Variant, carry_out
-from rxloop.evals.scorer import Scorer, as_scorer
+from rxloop.evals.runner import Plan, Variant, run_experiment
+from rxloop.evals.scorer import Scorer, to_scorer
 from rxloop.pipeline.event_log import EventLog
 from rxloop.protocol.envelope import check_printable
 from rxloop.protocol.messages import Prompt
@@ -32,8 +32,8 @@ class Experiment(Plan):
     @override
     def __repr__(self) -> str:
         counts = {"case": self.cases, "variant": self.variants, "scorer": self.scorers}
-        said = ", ".join(f"{len(each)} {name}{'' if len(each) == 1 else 's'}" for name, each in counts.items())
-        return f"<Experiment {self.name}: {said}>"
+        summary = ", ".join(f"{len(each)} {name}{'' if len(each) == 1 else 's'}" for name, each in counts.items())
+        return f"<Experiment {self.name}: {summary}>"
 
     def run(self) -> Stream[Report]:
         """Run the experiment. Returns a stream of reports, each with one more trial. Await it for the complete report.
@@ -52,7 +52,7 @@ class Experiment(Plan):
         """
 
         async def work(push: Push[Report]) -> None:
-            await carry_out(self, push)
+            await run_experiment(self, push)
 
         return merge(from_task(work, name="rxloop-experiment"))
 
@@ -63,7 +63,7 @@ class Experiment(Plan):
         except RuntimeError:
             pass
         else:
-            raise RxloopError("run_sync() cannot wait inside a running event loop: use `await experiment.run()`")
+            raise RxloopError("run_sync() must not be called in a running event loop; use `await experiment.run()`")
 
         async def main() -> Report:
             async with self:
@@ -107,7 +107,7 @@ def experiment(
     Args:
         cases: Cases, or the path of a file for `Case.read`.
         agent: An agent, or a dict of agents and `Variant`s by name.
-        scorers: Functions with a result, or with a case and a result, and scorers from `rxloop.score`.
+        scorers: Functions that accept a result, or a case and a result, and scorers from `rxloop.score`.
         name: Name in reports. Required with a log, because it identifies the runs.
         log: Event log for the runs, which allows an experiment to continue after a crash. By default the runs are not
             stored, even if the agents have a log.
@@ -120,53 +120,51 @@ def experiment(
         ConfigurationError: An argument is invalid, or two cases or scorers have the same name.
     """
     if log is not None and not name.strip():
-        raise ConfigurationError("an experiment with a log needs a name, by which its runs are found: name='capitals'")
+        raise ConfigurationError("name must not be empty for an experiment with a log")
     if repeats < 1 or concurrency < 1:
         raise ConfigurationError(f"repeats and concurrency must be at least 1, got {repeats} and {concurrency}")
-    asked = Case.read(cases) if isinstance(cases, str | PathLike) else cases
-    made = Experiment(
+    loaded = Case.read(cases) if isinstance(cases, str | PathLike) else cases
+    created = Experiment(
         name=check_printable(name or "experiment", "the name of an experiment"),
-        cases=tuple(numbered([*asked])),
-        variants=_variants(agent),
-        scorers=_scorers(scorers),
+        cases=tuple(assign_ids([*loaded])),
+        variants=_to_variants(agent),
+        scorers=_to_scorers(scorers),
         log=log,
         prompt=prompt,
         deps=deps,
         repeats=repeats,
         concurrency=concurrency,
     )
-    forked = next((case for case in made.cases if case.fork_of is not None), None)
+    forked = next((case for case in created.cases if case.fork_of is not None), None)
     if forked is not None and log is None:
-        raise ConfigurationError(f"the case {forked.id!r} is a fork: give the log that holds the run {forked.fork_of}")
-    return made
+        raise ConfigurationError(f"case {forked.id!r} is a fork and requires the log of run {forked.fork_of}")
+    return created
 
 
-def _variants(given: Variants) -> dict[str, Variant]:
-    named: Any = {given.name: given} if isinstance(given, Agent) else given
-    if not isinstance(named, Mapping) or not named:
-        raise ConfigurationError(f"{given!r} is neither an agent nor a dict of agents by name")
-    return {name: _variant(name, value) for name, value in cast("Mapping[str, Any]", named).items()}
+def _to_variants(agent: Variants) -> dict[str, Variant]:
+    agents: Any = {agent.name: agent} if isinstance(agent, Agent) else agent
+    if not isinstance(agents, Mapping) or not agents:
+        raise ConfigurationError(f"agent must be an Agent or a dict of agents by name, got {agent!r}")
+    return {name: _to_variant(name, value) for name, value in cast("Mapping[str, Any]", agents).items()}
 
 
-def _variant(name: str, given: Any) -> Variant:
+def _to_variant(name: str, value: Any) -> Variant:
     check_printable(name, "the name of a variant")
-    if isinstance(given, Variant):
-        return given
-    if isinstance(given, Agent):
-        return Variant(cast("Agent[Any, Any]", given))
-    raise ConfigurationError(f"the variant {name!r} is {given!r}: give an Agent, or Variant(agent, ...)")
+    if isinstance(value, Variant):
+        return value
+    if isinstance(value, Agent):
+        return Variant(cast("Agent[Any, Any]", value))
+    raise ConfigurationError(f"variant {name!r} must be an Agent or a Variant, got {value!r}")
 
 
-def _scorers(given: Sequence[Scorer | Callable[..., Any]]) -> tuple[Scorer, ...]:
-    if isinstance(given, Scorer) or callable(given):
-        raise ConfigurationError(f"scorers must be a list, got {given!r}")
-    scorers = tuple(as_scorer(each) for each in given)
+def _to_scorers(values: Sequence[Scorer | Callable[..., Any]]) -> tuple[Scorer, ...]:
+    if isinstance(values, Scorer) or callable(values):
+        raise ConfigurationError(f"scorers must be a list, got {values!r}")
+    scorers = tuple(to_scorer(each) for each in values)
     if not scorers:
-        raise ConfigurationError("an experiment needs a scorer: score.exact(), or a function of the result")
+        raise ConfigurationError("scorers must not be empty; use score.exact() or a function of the result")
     names = [scorer.name for scorer in scorers]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigurationError(
-            f"two scorers are called {twice!r}: give one another name, as Scorer('other', function)"
-        )
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise ConfigurationError(f"scorer names must be unique, got {duplicate!r} twice; use Scorer('other', function)")
     return scorers

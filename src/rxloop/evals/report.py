@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from typing_extensions import override
 
 from rxloop.errors import ConfigurationError
-from rxloop.evals.tables import comparison_table, comparison_text, page, report_table, report_text
+from rxloop.evals.tables import format_comparison, format_page, format_report, render_comparison, render_report
 from rxloop.evals.trials import CaseChange, Change, Interval, Measure, Trial, Trials, Verdict, bootstrap
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ class Report(Trials):
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
-        """Load a report created by `to_json`.
+        """Parse a report created by `to_json`.
 
         Raises:
-            ConfigurationError: The data is not a valid report.
+            ConfigurationError: Invalid report.
         """
         try:
             return cls.model_validate_json(data)
@@ -42,14 +42,14 @@ class Report(Trials):
 
     def to_html(self) -> str:
         """Return a self-contained HTML page. Output from models is escaped."""
-        return page(self)
+        return format_page(self)
 
     @override
     def __str__(self) -> str:
-        return report_text(self)
+        return format_report(self)
 
     def __rich__(self) -> ConsoleRenderable:
-        return report_table(self)
+        return render_report(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +64,15 @@ class Comparison:
 
     @property
     def worse(self) -> list[Change]:
-        """Changes that are clearly worse."""
+        """Changes with the verdict `worse`."""
         return [change for change in self.changes if change.verdict == "worse"]
 
     @override
     def __str__(self) -> str:
-        return comparison_text(self.changes, self.left_out)
+        return format_comparison(self.changes, self.left_out)
 
     def __rich__(self) -> ConsoleRenderable:
-        return comparison_table(self.changes, self.left_out)
+        return render_comparison(self.changes, self.left_out)
 
 
 def compare(before: Report, after: Report, *, level: float = 0.95) -> Comparison:
@@ -93,52 +93,54 @@ def compare(before: Report, after: Report, *, level: float = 0.95) -> Comparison
     """
     left_out: list[str] = []
     changes: list[Change] = []
-    for old, new in _pairs(before, after, left_out):
-        cases = _shared_cases(old, new, left_out)
+    for old, new in _pair_variants(before, after, left_out):
+        cases = _find_shared_cases(old, new, left_out)
         for measure in new.measures:
-            change = _change(measure, old, new, cases, level, left_out)
+            change = _compare_scorer(measure, old, new, cases, level, left_out)
             if change is not None:
                 changes.append(change)
-    gone = {measure.name for measure in before.measures} - {measure.name for measure in after.measures}
-    left_out += [f"scorer {name!r}: only before" for name in sorted(gone)]
+    removed = {measure.name for measure in before.measures} - {measure.name for measure in after.measures}
+    left_out += [f"scorer {name!r}: only before" for name in sorted(removed)]
     return Comparison(before.name, after.name, tuple(changes), tuple(dict.fromkeys(left_out)))
 
 
-def _pairs(before: Report, after: Report, left_out: list[str]) -> Iterator[tuple[Report, Report]]:
+def _pair_variants(before: Report, after: Report, left_out: list[str]) -> Iterator[tuple[Report, Report]]:
     if len(before.variants) == len(after.variants) == 1:
         yield before, after
         return
     shared = [variant for variant in after.variants if variant in before.variants]
     if not shared:
         raise ConfigurationError(
-            f"no variant is in both reports: {', '.join(before.variants)} before, {', '.join(after.variants)} after; "
-            "compare(before.of(...), after.of(...)) takes one of each"
+            f"the reports have no common variant, got {', '.join(before.variants)} and {', '.join(after.variants)}; "
+            "use compare(before.of(...), after.of(...))"
         )
     left_out += [f"variant {name!r}: only before" for name in before.variants if name not in shared]
     left_out += [f"variant {name!r}: only after" for name in after.variants if name not in shared]
     yield from ((before.of(variant), after.of(variant)) for variant in shared)
 
 
-def _shared_cases(before: Report, after: Report, left_out: list[str]) -> set[str]:
-    old, new = _asked(before.trials), _asked(after.trials)
-    shared = {case for case in old if case in new and _same(old[case], new[case])}
+def _find_shared_cases(before: Report, after: Report, left_out: list[str]) -> set[str]:
+    old, new = _index_by_case(before.trials), _index_by_case(after.trials)
+    shared = {case for case in old if case in new and _has_same_question(old[case], new[case])}
     left_out += [f"case {case!r}: only before" for case in old if case not in new]
     left_out += [f"case {case!r}: only after" for case in new if case not in old]
-    left_out += [f"case {case!r}: asks or expects something else" for case in old if case in new and case not in shared]
+    left_out += [
+        f"case {case!r}: different input or expected answer" for case in old if case in new and case not in shared
+    ]
     if not shared:
-        raise ConfigurationError("no case is the same in both reports: there is nothing to compare")
+        raise ConfigurationError("the reports have no common case")
     return shared
 
 
-def _asked(trials: Sequence[Trial]) -> dict[str, Trial]:
+def _index_by_case(trials: Sequence[Trial]) -> dict[str, Trial]:
     return {trial.case: trial for trial in trials}
 
 
-def _same(old: Trial, new: Trial) -> bool:
+def _has_same_question(old: Trial, new: Trial) -> bool:
     return (old.input, old.expected) == (new.input, new.expected)
 
 
-def _change(
+def _compare_scorer(
     measure: Measure, before: Report, after: Report, cases: set[str], level: float, left_out: list[str]
 ) -> Change | None:
     name = measure.name
@@ -148,14 +150,14 @@ def _change(
     try:
         old, new = before.by_case(name), after.by_case(name)
     except ConfigurationError:
-        left_out.append(f"scorer {name!r}: gives labels")
+        left_out.append(f"scorer {name!r}: returns labels")
         return None
     if measure.better == "lower":
-        cases = _answered_alike(name, before, after, cases, left_out)
+        cases = _drop_uneven_failures(name, before, after, cases, left_out)
     pairs = [CaseChange(case, old[case], new[case]) for case in old if case in cases and case in new]
     missing = len(cases) - len(pairs)
     if missing:
-        left_out.append(f"scorer {name!r}: {missing} of {len(cases)} cases have no score before, or none after")
+        left_out.append(f"scorer {name!r}: {missing} of {len(cases)} cases have no score before or after")
     if not pairs:
         return None
     sign = 1 if measure.better == "higher" else -1
@@ -170,25 +172,25 @@ def _change(
         before=fmean(pair.before for pair in pairs),
         after=fmean(pair.after for pair in pairs),
         interval=interval,
-        verdict=_verdict(sign, interval, same=not worse and not better),
+        verdict=_decide_verdict(sign, interval, same=not worse and not better),
         regressions=tuple(sorted(worse, key=lambda pair: sign * pair.difference)),
         improvements=tuple(sorted(better, key=lambda pair: -sign * pair.difference)),
     )
 
 
-def _answered_alike(name: str, before: Report, after: Report, cases: set[str], left_out: list[str]) -> set[str]:
-    """Keep cases with the same number of failures in both reports, because failed runs only seem cheaper."""
-    old, new = _failing(before), _failing(after)
-    alike = {case for case in cases if old[case] == new[case]}
-    if alike != cases:
+def _drop_uneven_failures(name: str, before: Report, after: Report, cases: set[str], left_out: list[str]) -> set[str]:
+    """Return cases that failed equally often in both reports, because failed runs would lower the mean cost."""
+    old, new = _compute_failure_rates(before), _compute_failure_rates(after)
+    matching = {case for case in cases if old[case] == new[case]}
+    if matching != cases:
         left_out.append(
-            f"scorer {name!r}: {len(cases) - len(alike)} of {len(cases)} cases, where other numbers of runs have no "
-            "answer before and after"
+            f"scorer {name!r}: {len(cases) - len(matching)} of {len(cases)} cases have different numbers of unanswered "
+            "runs"
         )
-    return alike
+    return matching
 
 
-def _failing(report: Report) -> dict[str, float]:
+def _compute_failure_rates(report: Report) -> dict[str, float]:
     """Return the fraction of runs without an answer for each case."""
     failed: dict[str, list[bool]] = {}
     for trial in report.trials:
@@ -196,7 +198,7 @@ def _failing(report: Report) -> dict[str, float]:
     return {case: fmean(each) for case, each in failed.items()}
 
 
-def _verdict(sign: int, interval: Interval, *, same: bool) -> Verdict:
+def _decide_verdict(sign: int, interval: Interval, *, same: bool) -> Verdict:
     if same:
         return "same"
     if interval.low > 0 or interval.high < 0:

@@ -13,9 +13,9 @@ from pydantic_core import to_jsonable_python
 from rxloop.agents.agent import Agent
 from rxloop.agents.remote_run import run_once
 from rxloop.errors import AttemptError, ConfigurationError
-from rxloop.evals.case import MARK, Case, plain_input
+from rxloop.evals.case import METADATA_KEY, Case, format_input
 from rxloop.evals.report import Report
-from rxloop.evals.scorer import Ask, Evidence, Scorer, scored
+from rxloop.evals.scorer import Evidence, ScoreFunction, Scorer, run_scorer
 from rxloop.evals.trials import Measure, Trial
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Provider
@@ -25,10 +25,11 @@ from rxloop.protocol.events import Event, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.ids import derive_id
 from rxloop.protocol.messages import Message, Prompt, to_messages
 from rxloop.protocol.settings import Limits, ModelSettings
-from rxloop.recorded.diff import cost_of
+from rxloop.recorded.diff import measure_cost
 from rxloop.run.handle import Run
-from rxloop.run.questions.asking import OnInput
+from rxloop.run.questions.registry import OnInput
 from rxloop.run.result import Result
+from rxloop.strategies.catalog import StrategyName
 from rxloop.stream.sources import Push
 from rxloop.support.tasks import CLOCK
 
@@ -49,7 +50,7 @@ class Variant:
 
     agent: Agent[Any, Any]
     model: Provider | str | None = None
-    strategy: Strategy | str | None = None
+    strategy: Strategy | StrategyName | None = None
     settings: ModelSettings | None = None
     limits: Limits | None = None
     prompt: Callable[[Case], Prompt] | None = None
@@ -76,12 +77,12 @@ class Plan:
     concurrency: int
 
 
-Known = Collection[str]
+ExistingRuns = Collection[str]
 """Ids of existing runs in the log."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
+class _PlannedRun:
     """Run to start, or to find in the log."""
 
     variant: str
@@ -90,14 +91,14 @@ class _Planned:
     task_id: str
 
 
-async def carry_out(experiment: Plan, push: Push[Report]) -> None:
-    """Run an experiment, reusing existing runs, and push a report after each trial.
+async def run_experiment(experiment: Plan, push: Push[Report]) -> None:
+    """Run an experiment and push a report after each trial. Existing runs in the log are reused.
 
     Raises:
         ConfigurationError: The log contains a run for the same case with a different prompt.
     """
-    plan = [*_plan(experiment)]
-    known = await _known(experiment, plan)
+    plan = [*_plan_runs(experiment)]
+    existing = await _find_existing(experiment, plan)
     trials: dict[int, Trial] = {}
 
     def report() -> Report:
@@ -108,18 +109,18 @@ async def carry_out(experiment: Plan, push: Push[Report]) -> None:
             planned=len(plan),
             measures=[Measure(name=scorer.name, better=scorer.better) for scorer in experiment.scorers],
             variants=[*experiment.variants],
-            trials=[trials[place] for place in sorted(trials)],
+            trials=[trials[index] for index in sorted(trials)],
         )
 
     push(report())
     async with AsyncExitStack() as stack:
-        asks = [(each, await stack.enter_async_context(each.opened(experiment.log))) for each in experiment.scorers]
-        todo = iter(enumerate(plan))
+        scorers = [(each, await stack.enter_async_context(each.open(experiment.log))) for each in experiment.scorers]
+        remaining = iter(enumerate(plan))
 
         async def work() -> None:
             # Use a shared iterator, so that idle workers start the next run.
-            for place, planned in todo:
-                trials[place] = await _trial(experiment, planned, known, asks)
+            for index, planned in remaining:
+                trials[index] = await _run_trial(experiment, planned, existing, scorers)
                 push(report())
 
         async with asyncio.TaskGroup() as group:
@@ -127,15 +128,15 @@ async def carry_out(experiment: Plan, push: Push[Report]) -> None:
                 group.create_task(work())
 
 
-def _plan(experiment: Plan) -> Iterator[_Planned]:
+def _plan_runs(experiment: Plan) -> Iterator[_PlannedRun]:
     for variant in experiment.variants:
         for case in experiment.cases:
             for repeat in range(1, experiment.repeats + 1):
                 key = (experiment.name, variant, case.id, str(repeat))
-                yield _Planned(variant, case, repeat, derive_id(MARK, *key))
+                yield _PlannedRun(variant, case, repeat, derive_id(METADATA_KEY, *key))
 
 
-async def _known(experiment: Plan, plan: Sequence[_Planned]) -> Known:
+async def _find_existing(experiment: Plan, plan: Sequence[_PlannedRun]) -> ExistingRuns:
     """Return ids of planned runs that already exist in the log.
 
     Raises:
@@ -144,49 +145,51 @@ async def _known(experiment: Plan, plan: Sequence[_Planned]) -> Known:
     log = experiment.log
     if log is None:
         return ()
-    ours = {planned.task_id: planned for planned in plan}
-    records = await read_log(log.list_runs, metadata={MARK: experiment.name})
-    known = {record.task_id for record in records if record.task_id in ours}
-    for task_id in known:
-        planned = ours[task_id]
+    runs_by_id = {planned.task_id: planned for planned in plan}
+    records = await read_log(log.list_runs, metadata={METADATA_KEY: experiment.name})
+    existing = {record.task_id for record in records if record.task_id in runs_by_id}
+    for task_id in existing:
+        planned = runs_by_id[task_id]
         first = (await read_log(log.read, task_id))[0]
-        if isinstance(first, TaskEvent) and not _asks_the_same(experiment, planned, first):
+        if isinstance(first, TaskEvent) and not _has_same_prompt(experiment, planned, first):
             raise ConfigurationError(
-                f"the log has a run of the case {planned.case.id!r} in the experiment {experiment.name!r} that was "
-                "asked something else: give the changed case another id, or the experiment another name"
+                f"the log contains a run of case {planned.case.id!r} in experiment {experiment.name!r} with a "
+                "different prompt; change the id of the case or the name of the experiment"
             )
-    return known
+    return existing
 
 
-def _asks_the_same(experiment: Plan, planned: _Planned, first: TaskEvent) -> bool:
+def _has_same_prompt(experiment: Plan, planned: _PlannedRun, first: TaskEvent) -> bool:
     case = planned.case
     if case.fork_of is not None:
         return (first.fork_of, first.fork_seq) == (case.fork_of, case.fork_at)
-    asked = to_messages(_prompt(experiment, experiment.variants[planned.variant], case))
-    return [_plain(message) for message in asked] == [_plain(message) for message in first.messages]
+    messages = to_messages(_make_prompt(experiment, experiment.variants[planned.variant], case))
+    return [_select_fields(message) for message in messages] == [_select_fields(message) for message in first.messages]
 
 
-def _plain(message: Message) -> dict[str, Any]:
+def _select_fields(message: Message) -> dict[str, Any]:
     """Return a message without fields added by a run."""
     return message.model_dump(include={"role", "content", "tool_call_id"})
 
 
-def _prompt(experiment: Plan, variant: Variant, case: Case) -> Any:
-    make = variant.prompt or experiment.prompt
-    return case.input if make is None else make(case)
+def _make_prompt(experiment: Plan, variant: Variant, case: Case) -> Any:
+    convert = variant.prompt or experiment.prompt
+    return case.input if convert is None else convert(case)
 
 
-async def _trial(experiment: Plan, planned: _Planned, known: Known, asks: Sequence[tuple[Scorer, Ask]]) -> Trial:
+async def _run_trial(
+    experiment: Plan, planned: _PlannedRun, existing: ExistingRuns, scorers: Sequence[tuple[Scorer, ScoreFunction]]
+) -> Trial:
     case = planned.case
-    evidence = await _evidence(experiment, planned, known)
-    cost, result = cost_of(evidence.events), evidence.result
-    scores = [(scorer.name, await scored(scorer, ask, evidence)) for scorer, ask in asks]
+    evidence = await _collect_evidence(experiment, planned, existing)
+    cost, result = measure_cost(evidence.events), evidence.result
+    scores = [(scorer.name, await run_scorer(scorer, function, evidence)) for scorer, function in scorers]
     return Trial(
         variant=planned.variant,
         case=case.id,
         repeat=planned.repeat,
         task_id=evidence.task_id,
-        input=plain_input(case),
+        input=format_input(case),
         expected=to_jsonable_python(case.expected, fallback=str),
         metadata=to_jsonable_python(dict(case.metadata), fallback=str),
         state=evidence.state,
@@ -198,56 +201,58 @@ async def _trial(experiment: Plan, planned: _Planned, known: Known, asks: Sequen
     )
 
 
-async def _evidence(experiment: Plan, planned: _Planned, known: Known) -> Evidence:
+async def _collect_evidence(experiment: Plan, planned: _PlannedRun, existing: ExistingRuns) -> Evidence:
     """Wait for a new or existing run. Errors are returned instead of being raised."""
     result: Result[Any] | None = None
     error: str | None = None
-    kept: list[Event] = []
+    live_events: list[Event] = []
     task_id = planned.task_id
     try:
         if experiment.log is None:
-            run = _begun(experiment, planned)
+            run = _start_run(experiment, planned)
             task_id = run.task_id
-            run.events.subscribe(kept.append)
+            run.events.subscribe(live_events.append)
             result = await run
-        elif task_id in known:
-            result = await _resumed(experiment, planned)
+        elif task_id in existing:
+            result = await _resume_run(experiment, planned)
         else:
             # Another process running the same experiment may be faster.
-            result = await run_once(lambda: _begun(experiment, planned), lambda: _resumed(experiment, planned))
+            result = await run_once(lambda: _start_run(experiment, planned), lambda: _resume_run(experiment, planned))
     except AttemptError as failure:
         result, error = failure.result, f"{failure.code}: {failure}"
     except Exception as failure:
         error = f"{type(failure).__name__}: {failure}"
     try:
-        events = await _events(experiment.log, task_id, kept)
+        events = await _read_events(experiment.log, task_id, live_events)
     except Exception as failure:
         events, error = [], error or f"{type(failure).__name__}: {failure}"
     last = next((event for event in reversed(events) if isinstance(event, StatusUpdateEvent)), None)
     if last is not None and last.pending:
-        error = f"it waits for an answer: {', '.join(pending.prompt for pending in last.pending)}"
+        error = f"the run is waiting for input: {', '.join(pending.prompt for pending in last.pending)}"
     return Evidence(planned.case, task_id, last.state if last is not None else "failed", events, result, error)
 
 
-def _begun(experiment: Plan, planned: _Planned) -> Run[Any]:
+def _start_run(experiment: Plan, planned: _PlannedRun) -> Run[Any]:
     variant, case = experiment.variants[planned.variant], planned.case
-    agent, options = _agent(experiment, planned)
-    prompt = _prompt(experiment, variant, case)
-    place = {"variant": planned.variant, "case": case.id, "repeat": planned.repeat}
-    options["metadata"] = {MARK: experiment.name} | {f"{MARK}.{name}": value for name, value in place.items()}
-    chosen = planned.task_id if experiment.log is not None else None
+    agent, options = _configure_agent(experiment, planned)
+    prompt = _make_prompt(experiment, variant, case)
+    labels = {"variant": planned.variant, "case": case.id, "repeat": planned.repeat}
+    options["metadata"] = {METADATA_KEY: experiment.name} | {
+        f"{METADATA_KEY}.{name}": value for name, value in labels.items()
+    }
+    task_id = planned.task_id if experiment.log is not None else None
     if case.fork_of is not None and case.fork_at is not None:
-        return agent.fork(case.fork_of, case.fork_at, prompt=prompt, fork_id=chosen, **options)
-    return agent.run(prompt, task_id=chosen, **options)
+        return agent.fork(case.fork_of, case.fork_at, prompt=prompt, fork_id=task_id, **options)
+    return agent.run(prompt, task_id=task_id, **options)
 
 
-def _resumed(experiment: Plan, planned: _Planned) -> Run[Any]:
-    agent, options = _agent(experiment, planned)
-    # The run may be active elsewhere, or ending after a cancelled experiment.
+def _resume_run(experiment: Plan, planned: _PlannedRun) -> Run[Any]:
+    agent, options = _configure_agent(experiment, planned)
+    # The run may be active in another process, or still ending after a cancelled experiment.
     return agent.resume(planned.task_id, when_busy="wait", **options)
 
 
-def _agent(experiment: Plan, planned: _Planned) -> tuple[Agent[Any, Any], dict[str, Any]]:
+def _configure_agent(experiment: Plan, planned: _PlannedRun) -> tuple[Agent[Any, Any], dict[str, Any]]:
     """Return the agent and the options for a run."""
     variant = experiment.variants[planned.variant]
     options = variant.options()
@@ -256,8 +261,8 @@ def _agent(experiment: Plan, planned: _Planned) -> tuple[Agent[Any, Any], dict[s
     return variant.agent.with_log(experiment.log), options
 
 
-async def _events(log: EventLog | None, task_id: str, kept: Sequence[Event]) -> list[Event]:
+async def _read_events(log: EventLog | None, task_id: str, live_events: Sequence[Event]) -> list[Event]:
     """Return a run's durable events, excluding events copied by a fork."""
-    events = kept if log is None else await read_log(log.read, task_id)
+    events = live_events if log is None else await read_log(log.read, task_id)
     first = next((event.fork_seq for event in events if isinstance(event, TaskEvent)), None)
     return [event for event in events if event.durable and event.seq > (first or 0)]

@@ -20,7 +20,7 @@ from rxloop.evals.scorer import EventScorer, Score, Scorer, judge, view
 from rxloop.operators.views.cost import Spending
 from rxloop.protocol.events import Event, LLMCallEvent, ToolCompleteEvent, ToolStartEvent
 from rxloop.providers.catalog import Price
-from rxloop.recorded.diff import cost_of
+from rxloop.recorded.diff import measure_cost
 from rxloop.run.result import Result
 from rxloop.tools.think_aloud import NAME as THINK_ALOUD
 
@@ -33,31 +33,31 @@ def exact(*, ignore_case: bool = False, name: str = "exact") -> Scorer:
         name: Name in reports.
     """
 
-    def same(case: Case, result: Result[Any]) -> bool:
-        given, wanted = _both(case, result)
-        if isinstance(given, str) and isinstance(wanted, str):
-            return _folded(given, ignore_case) == _folded(wanted, ignore_case)
-        return given == wanted
+    def is_equal(case: Case, result: Result[Any]) -> bool:
+        actual, expected = _to_plain_answers(case, result)
+        if isinstance(actual, str) and isinstance(expected, str):
+            return _normalize(actual, ignore_case) == _normalize(expected, ignore_case)
+        return actual == expected
 
-    return Scorer(name, same)
+    return Scorer(name, is_equal)
 
 
 def contains(*, ignore_case: bool = True, name: str = "contains") -> Scorer:
-    """Return a scorer that checks if the answer contains the expected text, or all texts in a list.
+    """Return a scorer that checks if the answer contains the expected string, or all strings of a list.
 
     Args:
         ignore_case: Whether to ignore case.
         name: Name in reports.
     """
 
-    def has(case: Case, result: Result[Any]) -> bool:
-        wanted: Any = _expected(case)
-        several = isinstance(wanted, Iterable) and not isinstance(wanted, str)
-        texts: Iterable[Any] = cast("Iterable[Any]", wanted) if several else [wanted]
-        text = _folded(result.content, ignore_case)
-        return all(_folded(str(each), ignore_case) in text for each in texts)
+    def contains_all(case: Case, result: Result[Any]) -> bool:
+        expected: Any = _get_expected(case)
+        is_list = isinstance(expected, Iterable) and not isinstance(expected, str)
+        texts: Iterable[Any] = cast("Iterable[Any]", expected) if is_list else [expected]
+        text = _normalize(result.content, ignore_case)
+        return all(_normalize(str(each), ignore_case) in text for each in texts)
 
-    return Scorer(name, has)
+    return Scorer(name, contains_all)
 
 
 def matches(pattern: str | re.Pattern[str], *, name: str = "matches") -> Scorer:
@@ -71,56 +71,59 @@ def matches(pattern: str | re.Pattern[str], *, name: str = "matches") -> Scorer:
         ConfigurationError: The pattern is invalid.
     """
     try:
-        found = re.compile(pattern)
+        compiled = re.compile(pattern)
     except re.error as error:
         raise ConfigurationError(f"{pattern!r} is not a valid regular expression: {error}") from error
 
-    def fits(result: Result[Any]) -> bool:
-        return found.search(result.content) is not None
+    def matches_pattern(result: Result[Any]) -> bool:
+        return compiled.search(result.content) is not None
 
-    return Scorer(name, fits)
+    return Scorer(name, matches_pattern)
 
 
 def fields(*names: str, name: str = "fields") -> Scorer:
-    """Return a scorer for the fraction of expected fields that a typed answer has right.
+    """Return a scorer for the fraction of expected fields with the correct value in a typed answer.
 
     Args:
         *names: Fields to compare. The default is all fields of the expected answer.
         name: Name in reports.
     """
 
-    def part(case: Case, result: Result[Any]) -> float:
-        given, wanted = _both(case, result)
-        if not isinstance(wanted, Mapping):
-            raise ConfigurationError(f"the case {case.id!r} expects {wanted!r}, which has no fields")
-        expected = cast("Mapping[str, Any]", wanted)
-        counted = names or tuple(expected)
+    def compute_fraction(case: Case, result: Result[Any]) -> float:
+        actual, expected = _to_plain_answers(case, result)
+        if not isinstance(expected, Mapping):
+            raise ConfigurationError(f"the expected answer of case {case.id!r} must have fields, got {expected!r}")
+        expected = cast("Mapping[str, Any]", expected)
+        compared = names or tuple(expected)
         missing = object()
-        has: Mapping[str, Any] = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else {}
-        right = sum(has.get(each, missing) == expected.get(each) for each in counted)
-        return right / len(counted) if counted else 1.0
+        answer: Mapping[str, Any] = cast("Mapping[str, Any]", actual) if isinstance(actual, Mapping) else {}
+        correct = sum(answer.get(each, missing) == expected.get(each) for each in compared)
+        return correct / len(compared) if compared else 1.0
 
-    return Scorer(name, part)
+    return Scorer(name, compute_fraction)
 
 
-def _both(case: Case, result: Result[Any]) -> tuple[Any, Any]:
-    """Return both answers as plain data. If the answer is typed, an expected string is parsed as JSON."""
-    given, wanted = to_jsonable_python(result.output), to_jsonable_python(_expected(case))
-    if isinstance(wanted, str) and not isinstance(given, str):
+def _to_plain_answers(case: Case, result: Result[Any]) -> tuple[Any, Any]:
+    """Return the actual and the expected answer as plain data.
+
+    If the actual answer is typed, an expected string is parsed as JSON.
+    """
+    actual, expected = to_jsonable_python(result.output), to_jsonable_python(_get_expected(case))
+    if isinstance(expected, str) and not isinstance(actual, str):
         try:
-            wanted = orjson.loads(wanted)
+            expected = orjson.loads(expected)
         except orjson.JSONDecodeError:
-            return result.content, wanted
-    return given, wanted
+            return result.content, expected
+    return actual, expected
 
 
-def _expected(case: Case) -> Any:
+def _get_expected(case: Case) -> Any:
     if case.expected is None:
-        raise ConfigurationError(f"the case {case.id!r} has no expected answer")
+        raise ConfigurationError(f"case {case.id!r} has no expected answer")
     return case.expected
 
 
-def _folded(text: str, ignore_case: bool) -> str:
+def _normalize(text: str, ignore_case: bool) -> str:
     stripped = text.strip()
     return stripped.casefold() if ignore_case else stripped
 
@@ -135,16 +138,16 @@ def cost(prices: Mapping[str, Price] | None = None, *, name: str = "cost") -> Sc
         name: Name in reports.
     """
 
-    def dollars(case: Case, events: Sequence[Event]) -> float:
+    def compute_cost(case: Case, events: Sequence[Event]) -> float:
         spending = Spending(prices)
         for event in events:
             spending.add(event)
         if spending.unpriced:
             names = ", ".join(map(repr, spending.unpriced))
-            raise ConfigurationError(f"no price is known of {names}: score.cost({{...}}) takes one")
+            raise ConfigurationError(f"missing price for {names}; use score.cost({{...}})")
         return spending.dollars
 
-    return EventScorer(name, dollars, better="lower")
+    return EventScorer(name, compute_cost, better="lower")
 
 
 def tokens(*, name: str = "tokens") -> Scorer:
@@ -155,7 +158,7 @@ def tokens(*, name: str = "tokens") -> Scorer:
     """
 
     def count(case: Case, events: Sequence[Event]) -> int:
-        return cost_of(events).usage.total_tokens
+        return measure_cost(events).usage.total_tokens
 
     return EventScorer(name, count, better="lower")
 
@@ -167,10 +170,10 @@ def seconds(*, name: str = "seconds") -> Scorer:
         name: Name in reports.
     """
 
-    def duration(case: Case, events: Sequence[Event]) -> float:
-        return cost_of(events).seconds
+    def compute_duration(case: Case, events: Sequence[Event]) -> float:
+        return measure_cost(events).seconds
 
-    return EventScorer(name, duration, better="lower")
+    return EventScorer(name, compute_duration, better="lower")
 
 
 def called(
@@ -194,16 +197,18 @@ def called(
         ConfigurationError: There are no names and no function.
     """
     if not tools or (len(tools) > 1 and not all(isinstance(each, str) for each in tools)):
-        raise ConfigurationError("called() takes the names of tools, or one function that gives them for a case")
+        raise ConfigurationError("called() requires names of tools, or one function that returns them for a case")
 
-    def right(case: Case, events: Sequence[Event]) -> Score:
-        made = _called(events)
-        wanted = [each for given in tools for each in ([given] if isinstance(given, str) else given(case))]
-        held = _holds(sorted(made), sorted(wanted)) if any_order else _holds(made, wanted)
-        fits = held and (not only or len(made) == len(wanted))
-        return Score(value=fits, reason=f"called {', '.join(made) or 'nothing'}")
+    def check_calls(case: Case, events: Sequence[Event]) -> Score:
+        actual = _list_called(events)
+        expected = [each for tool in tools for each in ([tool] if isinstance(tool, str) else tool(case))]
+        are_called = (
+            _contains_in_order(sorted(actual), sorted(expected)) if any_order else _contains_in_order(actual, expected)
+        )
+        is_correct = are_called and (not only or len(actual) == len(expected))
+        return Score(value=is_correct, reason=f"called {', '.join(actual) or 'nothing'}")
 
-    return EventScorer(name, right)
+    return EventScorer(name, check_calls)
 
 
 def no_tool(*tools: str, name: str = "no_tool") -> Scorer:
@@ -214,11 +219,11 @@ def no_tool(*tools: str, name: str = "no_tool") -> Scorer:
         name: Name in reports.
     """
 
-    def right(case: Case, events: Sequence[Event]) -> Score:
-        made = [each for each in _called(events) if not tools or each in tools]
-        return Score(value=not made, reason=f"called {', '.join(made)}" if made else "")
+    def check_calls(case: Case, events: Sequence[Event]) -> Score:
+        forbidden = [each for each in _list_called(events) if not tools or each in tools]
+        return Score(value=not forbidden, reason=f"called {', '.join(forbidden)}" if forbidden else "")
 
-    return EventScorer(name, right)
+    return EventScorer(name, check_calls)
 
 
 def tool_failures(*, name: str = "tool_failures") -> Scorer:
@@ -247,7 +252,7 @@ def steps(*, name: str = "steps") -> Scorer:
     return EventScorer(name, count, better="lower")
 
 
-def _called(events: Sequence[Event]) -> list[str]:
+def _list_called(events: Sequence[Event]) -> list[str]:
     """Return the called tools in order, without nested calls and `think_aloud`."""
     return [
         event.name
@@ -256,9 +261,9 @@ def _called(events: Sequence[Event]) -> list[str]:
     ]
 
 
-def _holds(made: Sequence[str], wanted: Sequence[str]) -> bool:
-    rest = iter(made)
-    return all(each in rest for each in wanted)
+def _contains_in_order(actual: Sequence[str], expected: Sequence[str]) -> bool:
+    remaining = iter(actual)
+    return all(each in remaining for each in expected)
 
 
 __all__ = [

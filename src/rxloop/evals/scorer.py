@@ -18,7 +18,7 @@ from typing_extensions import override
 from rxloop.agents.agent import Agent
 from rxloop.agents.remote_run import run_once
 from rxloop.errors import AttemptError, ConfigurationError
-from rxloop.evals.case import MARK, Case, plain_input
+from rxloop.evals.case import METADATA_KEY, Case, format_input
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Provider
 from rxloop.protocol.events import AnyEvent, Event, State, ToolCompleteEvent
@@ -38,7 +38,7 @@ Better = Literal["higher", "lower"]
 
 
 class Score(Wire):
-    """Result of a scorer for one run."""
+    """Value that a scorer assigned to a run, with its reason."""
 
     value: bool | int | float | str | None = None
     """Verdict (which counts as 1 or 0), number or label.
@@ -69,9 +69,9 @@ class Evidence:
     """Reason for a missing answer."""
 
 
-Measured = Score | bool | int | float | str | None
+RawScore = Score | bool | int | float | str | None
 
-Ask = Callable[[Evidence], Awaitable[Measured]]
+ScoreFunction = Callable[[Evidence], Awaitable[RawScore]]
 
 
 class Scorer:
@@ -81,7 +81,7 @@ class Scorer:
         >>> Scorer("length", lambda result: len(result.content), better="lower")
     """
 
-    of_failures = False
+    applies_to_failures = False
     """True if the scorer also applies to runs without an answer.
 
     Otherwise these runs count as 0, or have no value if lower is better, so that a failure never improves the mean.
@@ -102,29 +102,31 @@ class Scorer:
             ConfigurationError: The name is empty, or the function has other parameters.
         """
         if not name.strip() or name == "<lambda>":
-            raise ConfigurationError("a scorer needs a name: Scorer('short', lambda result: len(result.content) < 200)")
+            raise ConfigurationError(
+                "a scorer requires a name, such as Scorer('short', lambda result: len(result.content) < 200)"
+            )
         if better not in ("higher", "lower"):
             raise ConfigurationError(f"better must be 'higher' or 'lower', got {better!r}")
         self.name = name
         self.better: Better = better
         self._function = function
-        self._with_case = _takes_case(name, function)
+        self._takes_case_argument = _takes_case(name, function)
 
     def __repr__(self) -> str:
         return f"<Scorer {self.name}>"
 
     @asynccontextmanager
-    async def opened(self, log: EventLog | None) -> AsyncGenerator[Ask]:
+    async def open(self, log: EventLog | None) -> AsyncGenerator[ScoreFunction]:
         """Yield the scoring function for an experiment.
 
         Args:
             log: Event log of the experiment, for scorers that start runs.
         """
-        yield self._ask
+        yield self._score
 
-    async def _ask(self, evidence: Evidence) -> Measured:
+    async def _score(self, evidence: Evidence) -> RawScore:
         assert evidence.result is not None
-        arguments = (evidence.case, evidence.result) if self._with_case else (evidence.result,)
+        arguments = (evidence.case, evidence.result) if self._takes_case_argument else (evidence.result,)
         value = self._function(*arguments)
         return await value if inspect.isawaitable(value) else value
 
@@ -132,7 +134,7 @@ class Scorer:
 class EventScorer(Scorer):
     """Scorer that is based on a run's events. It also applies to runs without an answer."""
 
-    of_failures = True
+    applies_to_failures = True
 
     def __init__(
         self, name: str, function: Callable[[Case, Sequence[Event]], Any], *, better: Better = "higher"
@@ -141,7 +143,7 @@ class EventScorer(Scorer):
         super().__init__(name, function, better=better)
 
     @override
-    async def _ask(self, evidence: Evidence) -> Measured:
+    async def _score(self, evidence: Evidence) -> RawScore:
         value = self._function(evidence.case, evidence.events)
         return await value if inspect.isawaitable(value) else value
 
@@ -189,33 +191,33 @@ def view(name: str, /, *views: Callable[[Any], Any], better: Better = "higher") 
         better: Whether higher or lower values are better.
     """
 
-    async def last(case: Case, events: Sequence[Event]) -> Any:
+    async def read_last(case: Case, events: Sequence[Event]) -> Any:
         try:
             return await merge(emit(*events)).pipe(*views)
         except SequenceContainsNoElementsError as error:
             raise ConfigurationError(
-                f"the view {name!r} gave nothing: let it end with a value, as rx.count() does"
+                f"view {name!r} must publish a value before it ends, as rx.count() does"
             ) from error
 
-    return EventScorer(name, last, better=better)
+    return EventScorer(name, read_last, better=better)
 
 
-def as_scorer(given: object) -> Scorer:
-    """Convert a function to a scorer. Scorers are returned unchanged.
+def to_scorer(value: object) -> Scorer:
+    """Create a scorer from a function. Return existing scorers unchanged.
 
     Raises:
-        ConfigurationError: The object is neither a scorer nor a named function.
+        ConfigurationError: The value is neither a scorer nor a named function.
     """
-    if isinstance(given, Scorer):
-        return given
-    if isinstance(given, type) or not callable(given):
-        raise ConfigurationError(f"{given!r} is not a scorer: give a function of the result, or one of rxloop.score")
-    return Scorer(getattr(given, "__name__", ""), given)
+    if isinstance(value, Scorer):
+        return value
+    if isinstance(value, type) or not callable(value):
+        raise ConfigurationError(f"a scorer must be a Scorer or a function of the result, got {value!r}")
+    return Scorer(getattr(value, "__name__", ""), value)
 
 
 def _takes_case(name: str, function: Callable[..., Any]) -> bool:
     if not callable(function):
-        raise ConfigurationError(f"the scorer {name!r} is {function!r}: give a function of the result")
+        raise ConfigurationError(f"scorer {name!r} must be a function of the result, got {function!r}")
     try:
         signature = inspect.signature(function)
     except ValueError:
@@ -226,24 +228,24 @@ def _takes_case(name: str, function: Callable[..., Any]) -> bool:
         except TypeError:
             continue
         return arguments == 2
-    raise ConfigurationError(f"the scorer {name!r} takes {signature}: it gets (result), or (case, result)")
+    raise ConfigurationError(f"scorer {name!r} must accept (result) or (case, result), got {signature}")
 
 
-async def scored(scorer: Scorer, ask: Ask, evidence: Evidence) -> Score | None:
+async def run_scorer(scorer: Scorer, function: ScoreFunction, evidence: Evidence) -> Score | None:
     """Run a scorer. An exception becomes a score with an error. Returns None if the scorer does not apply."""
-    if evidence.error is not None and not scorer.of_failures:
+    if evidence.error is not None and not scorer.applies_to_failures:
         # 0 would be the best value if lower is better.
         return Score(value=False if scorer.better == "higher" else None, reason=f"no answer: {evidence.error}")
     try:
-        value = await ask(evidence)
-        return None if value is None else as_score(value)
+        value = await function(evidence)
+        return None if value is None else to_score(value)
     except AttemptError as error:
         return Score(error=f"{type(error).__name__}: {error}", usage=error.result.usage)
     except Exception as error:
         return Score(error=f"{type(error).__name__}: {error}")
 
 
-def as_score(value: Any) -> Score:
+def to_score(value: Any) -> Score:
     """Convert a scorer's return value to a `Score`.
 
     Raises:
@@ -257,9 +259,9 @@ def as_score(value: Any) -> Score:
         else None
     )
     if score is None:
-        raise ConfigurationError(f"a scorer gives a bool, a number, a label, a Score or None, not {value!r}")
+        raise ConfigurationError(f"a scorer must return a bool, a number, a label, a Score or None, got {value!r}")
     if isinstance(score.value, float) and not isfinite(score.value):
-        raise ConfigurationError(f"a scorer gave {score.value}, which has no mean")
+        raise ConfigurationError(f"a scorer must return finite numbers, got {score.value}")
     return score
 
 
@@ -313,19 +315,19 @@ class _Judge(Scorer):
         calls: bool,
     ) -> None:
         if not rubric.strip():
-            raise ConfigurationError("the rubric of a judge is empty: say what a good answer is")
-        super().__init__(name, type(self)._ask)
+            raise ConfigurationError("rubric must not be empty")
+        super().__init__(name, type(self)._score)
         self._model = model
         self._rubric = rubric
         self._calls = calls
         self._settings = settings
         grade: Any = Annotated[float, Field(ge=0, le=1)] if verdict is float else verdict
-        # Generate the reason first, because the verdict is based on it.
+        # The reason precedes the verdict, so that the model writes its reasoning first.
         self._answer: type[BaseModel] = create_model("Verdict", reason=(str, ...), verdict=(grade, ...))
 
     @override
     @asynccontextmanager
-    async def opened(self, log: EventLog | None) -> AsyncGenerator[Ask]:
+    async def open(self, log: EventLog | None) -> AsyncGenerator[ScoreFunction]:
         agent = Agent(
             self._model,
             name=f"judge {self.name}",
@@ -336,31 +338,31 @@ class _Judge(Scorer):
             log=log,
         )
 
-        async def ask(evidence: Evidence) -> Score:
-            return await self._judged(agent, evidence, kept=log is not None)
+        async def score(evidence: Evidence) -> Score:
+            return await self._judge(agent, evidence, is_stored=log is not None)
 
         # Close the model string's client with the experiment. A provider stays open.
         async with agent:
-            yield ask
+            yield score
 
-    async def _judged(self, agent: Agent[None, BaseModel], evidence: Evidence, *, kept: bool) -> Score:
+    async def _judge(self, agent: Agent[None, BaseModel], evidence: Evidence, *, is_stored: bool) -> Score:
         assert evidence.result is not None
-        question = self._question(evidence, evidence.result.content)
-        task_id = derive_id(MARK, evidence.task_id, self.name, question)
-        mark = {MARK: evidence.task_id, f"{MARK}.judge": self.name}
-        if kept:
+        question = self._make_question(evidence, evidence.result.content)
+        task_id = derive_id(METADATA_KEY, evidence.task_id, self.name, question)
+        metadata = {METADATA_KEY: evidence.task_id, f"{METADATA_KEY}.judge": self.name}
+        if is_stored:
             result = await run_once(
-                lambda: agent.run(question, metadata=mark, task_id=task_id),
+                lambda: agent.run(question, metadata=metadata, task_id=task_id),
                 lambda: agent.resume(task_id, when_busy="wait"),
             )
         else:
             result = await agent.run(question)
-        given = result.output.model_dump()
-        return Score(value=given["verdict"], reason=given["reason"], usage=result.usage)
+        answer = result.output.model_dump()
+        return Score(value=answer["verdict"], reason=answer["reason"], usage=result.usage)
 
-    def _question(self, evidence: Evidence, answer: str) -> str:
+    def _make_question(self, evidence: Evidence, answer: str) -> str:
         case = evidence.case
-        fields: dict[str, Any] = {"rubric": self._rubric, "asked": plain_input(case)}
+        fields: dict[str, Any] = {"rubric": self._rubric, "asked": format_input(case)}
         if case.expected is not None:
             fields["expected"] = to_jsonable_python(case.expected, fallback=str)
         if self._calls:

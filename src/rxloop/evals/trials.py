@@ -46,18 +46,18 @@ def bootstrap(values: Sequence[float], level: float = 0.95) -> Interval:
     if not 0 < level < 1:
         raise ConfigurationError(f"level must be between 0 and 1, got {level!r}")
     if not values:
-        raise ConfigurationError("an interval needs at least one value")
-    return _bootstrap(tuple(values), level)
+        raise ConfigurationError("values must not be empty")
+    return _resample(tuple(values), level)
 
 
 # Cached because several tables use the same intervals and computing them is slow.
 @lru_cache(maxsize=256)
-def _bootstrap(values: tuple[float, ...], level: float) -> Interval:
+def _resample(values: tuple[float, ...], level: float) -> Interval:
     random, size = Random(SEED), len(values)
     means = sorted(fsum(random.choices(values, k=size)) / size for _ in range(RESAMPLES))
     # Remove the same number of means at both ends, so that negated values have the mirrored interval.
-    cut = int(RESAMPLES * (1 - level) / 2)
-    return Interval(means[cut], means[-1 - cut])
+    trim = int(RESAMPLES * (1 - level) / 2)
+    return Interval(means[trim], means[-1 - trim])
 
 
 Verdict = Literal["better", "worse", "unclear", "same"]
@@ -105,7 +105,7 @@ class Change:
 
 
 class Trial(Wire):
-    """Run of a case by a variant, with its scores."""
+    """Outcome of running a case with a variant, including scores."""
 
     variant: str
     case: str
@@ -114,18 +114,18 @@ class Trial(Wire):
     task_id: str
     """Task id."""
     input: Any = None
-    """Prompt, as text if it consists of messages."""
+    """Prompt of the run. Messages are converted to text."""
     expected: Any = None
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
     state: State
     content: str = ""
-    """Text of the answer, which may be partial if the run failed."""
+    """Answer text, which may be partial if the run failed."""
     error: str | None = None
     """Reason for a missing answer."""
     usage: Usage = Field(default_factory=Usage)
-    """Tokens used by the run, without judges."""
+    """Token usage of the run, excluding judges."""
     seconds: float = 0.0
-    """Duration in seconds, without the time between attempts."""
+    """Duration in seconds, excluding time between attempts."""
     scores: dict[str, Score] = Field(default_factory=dict[str, Score])
     """Scores by scorer name, for scorers that apply."""
 
@@ -142,7 +142,7 @@ class Trial(Wire):
 
 
 class Measure(Wire):
-    """Properties of a scorer in a report."""
+    """Name and direction of a scorer."""
 
     name: str
     better: Better = "higher"
@@ -161,35 +161,35 @@ class Trials(Wire):
     variants: list[str]
     trials: list[Trial] = Field(repr=False)
 
-    # -- the statistics
+    # -- statistics
 
     def of(self, variant: str) -> Self:
-        """Return a report that is limited to the given variant.
+        """Return the trials of one variant.
 
         Raises:
             ConfigurationError: The variant does not exist.
         """
         if variant not in self.variants:
-            raise ConfigurationError(
-                f"the report has no variant {variant!r}: it has {', '.join(map(repr, self.variants))}"
-            )
+            raise ConfigurationError(f"unknown variant {variant!r}, expected {', '.join(map(repr, self.variants))}")
         trials = [trial for trial in self.trials if trial.variant == variant]
         planned = self.planned // len(self.variants)
         return self.model_copy(update={"variants": [variant], "trials": trials, "planned": planned})
 
     def mean(self, name: str) -> float:
-        """Return the mean score, based on the mean for each case.
+        """Return the mean score over all cases.
 
-        A run without an answer counts as 0, or is omitted if lower is better.
+        Repeated runs of a case are averaged first. A run without an answer counts as 0 if higher is better, and is
+        omitted otherwise.
 
         Args:
             name: Name of the scorer.
 
         Raises:
-            ScoreMissing: The scorer failed for a trial or never applied, or no run has an answer.
+            ScoreMissing: The scorer failed for a trial, applies to no trial, or has no value because no run has an
+                answer.
             ConfigurationError: The scorer does not exist or returns labels, or the report has several variants.
         """
-        self._see_that_none_is_missing(name)
+        self._check_complete(name)
         return fmean(self.by_case(name).values())
 
     def interval(self, name: str, level: float = 0.95) -> Interval:
@@ -203,7 +203,7 @@ class Trials(Wire):
             ScoreMissing: As in `mean`.
             ConfigurationError: As in `mean`, or the level is not between 0 and 1.
         """
-        self._see_that_none_is_missing(name)
+        self._check_complete(name)
         return bootstrap([*self.by_case(name).values()], level)
 
     def by_case(self, name: str) -> dict[str, float]:
@@ -213,12 +213,12 @@ class Trials(Wire):
             ConfigurationError: As in `mean`.
         """
         if len(self.variants) > 1:
-            raise ConfigurationError(f"the report has several variants: report.of({self.variants[0]!r}) takes one")
+            raise ConfigurationError(f"the report must have one variant; use report.of({self.variants[0]!r})")
         values: dict[str, list[float]] = {}
-        for case, score in self._scores(name):
+        for case, score in self._list_scores(name):
             if isinstance(score.value, str):
                 raise ConfigurationError(
-                    f"{name!r} gives labels, such as {score.value!r}: report.labels({name!r}) counts them"
+                    f"{name!r} returns labels, such as {score.value!r}; use report.labels({name!r})"
                 )
             if score.value is not None:
                 values.setdefault(case, []).append(float(score.value))
@@ -230,27 +230,29 @@ class Trials(Wire):
         Raises:
             ConfigurationError: The scorer does not exist.
         """
-        return Counter(score.value if isinstance(score.value, str) else "(none)" for _, score in self._scores(name))
+        return Counter(
+            score.value if isinstance(score.value, str) else "(none)" for _, score in self._list_scores(name)
+        )
 
-    def _scores(self, name: str) -> Iterable[tuple[str, Score]]:
+    def _list_scores(self, name: str) -> Iterable[tuple[str, Score]]:
         self.measure(name)
         return ((trial.case, trial.scores[name]) for trial in self.trials if name in trial.scores)
 
-    def _see_that_none_is_missing(self, name: str) -> None:
-        scores = [score for _, score in self._scores(name)]
+    def _check_complete(self, name: str) -> None:
+        scores = [score for _, score in self._list_scores(name)]
         errors = [score.error for score in scores if score.error is not None]
         if errors:
             raise ScoreMissing(
-                f"{name!r} failed for {len(errors)} of {len(scores)} trials, the first time with {errors[0]}; "
-                f"report.by_case({name!r}) has the others"
+                f"{name!r} failed for {len(errors)} of {len(scores)} trials, the first error is {errors[0]}; "
+                f"use report.by_case({name!r}) for the other trials"
             )
         if not scores:
-            raise ScoreMissing(f"there is no score of {name!r}: it applied to none of {len(self.trials)} trials")
+            raise ScoreMissing(f"missing score {name!r}; the scorer applied to none of {len(self.trials)} trials")
         if all(score.value is None for score in scores):
-            raise ScoreMissing(f"there is no score of {name!r}: none of {len(scores)} runs has an answer")
+            raise ScoreMissing(f"missing score {name!r}; none of {len(scores)} runs has an answer")
 
     def measure(self, name: str) -> Measure:
-        """Return a scorer's properties.
+        """Look up the name and direction of a scorer.
 
         Raises:
             ConfigurationError: The scorer does not exist.
@@ -259,7 +261,7 @@ class Trials(Wire):
             if measure.name == name:
                 return measure
         raise ConfigurationError(
-            f"the report has no scorer {name!r}: it has {', '.join(m.name for m in self.measures)}"
+            f"unknown scorer {name!r}, expected {', '.join(measure.name for measure in self.measures)}"
         )
 
     # -- sums

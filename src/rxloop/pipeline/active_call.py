@@ -32,7 +32,7 @@ class Permits:
 class Permit:
     """Concurrency permit for one answer. It is released while the answer waits for user input."""
 
-    __slots__ = ("_granted", "_held", "_on_end", "_on_release", "_over", "_permits")
+    __slots__ = ("_ended", "_granted", "_held", "_on_end", "_on_release", "_permits")
 
     def __init__(self, permits: Permits, on_release: Callable[[], None], on_end: Callable[[], None]) -> None:
         """Acquire a permit.
@@ -47,19 +47,19 @@ class Permit:
         self._on_release = on_release
         self._on_end = on_end
         self._held = True
-        self._over = False
+        self._ended = False
         self._granted: asyncio.Future[None] | None = None
 
     def release(self) -> None:
         """Release the permit, so that another answer can start."""
-        if self._held and not self._over:
+        if self._held and not self._ended:
             self._held = False
             self._permits.held -= 1
             self._on_release()
 
     async def acquire(self) -> None:
         """Acquire the permit again, waiting if necessary. Concurrent calls are allowed."""
-        if self._held or self._over:
+        if self._held or self._ended:
             return
         if self._granted is None and self._permits.available:
             self.reclaim()
@@ -74,14 +74,14 @@ class Permit:
 
     def reclaim(self) -> None:
         """Acquire the permit without waiting, even if this exceeds the limit."""
-        if not self._held and not self._over:
+        if not self._held and not self._ended:
             self._held = True
             self._permits.held += 1
         self._grant()
 
     def end(self) -> None:
         """End the answer."""
-        self._over = True
+        self._ended = True
         self._grant()
         if self._held:
             self._permits.held -= 1

@@ -44,26 +44,28 @@ class ArtifactChunk:
     """Start offset in bytes."""
 
 
-MOST_BYTES = 120
+MAX_ID_BYTES = 120
 """Maximum length of an ID in bytes. File systems allow 255 bytes, which leaves space for prefixes and suffixes."""
+_MAX_NAME = 200
+"""Maximum length of a display name or media type in characters."""
 
 
-def safe_id(artifact_id: str) -> str:
+def normalize_id(artifact_id: str) -> str:
     """Return an ID in Unicode normal form, so that equivalent spellings are equal.
 
     Raises:
         ArtifactError: If the ID is not a valid file name.
     """
     if not isinstance(artifact_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ArtifactError(f"the id of an artifact is a text, such as 'report.md', and not {artifact_id!r}")
+        raise ArtifactError(f"artifact_id must be a string such as 'report.md', got {artifact_id!r}")
     normal = normalize("NFC", artifact_id)
-    shown = repr(replace_surrogates(artifact_id[:MOST_BYTES]))
+    display_id = repr(replace_surrogates(artifact_id[:MAX_ID_BYTES]))
     if not normal.isprintable() or any(mark in normal for mark in "/\\:"):
-        raise ArtifactError(f"{shown} cannot be the id of an artifact: use a plain name, such as 'report.md'")
+        raise ArtifactError(f"artifact_id must be a plain file name such as 'report.md', got {display_id}")
     if not normal.strip(" .") or normal[0] in " ." or normal[-1] in " .":
-        raise ArtifactError(f"{shown} cannot be the id of an artifact: no dot or space may stand at either end")
-    if len(normal.encode()) > MOST_BYTES:
-        raise ArtifactError(f"{shown}... is too long for the id of an artifact: {MOST_BYTES} bytes are allowed")
+        raise ArtifactError(f"artifact_id must not start or end with a dot or space, got {display_id}")
+    if len(normal.encode()) > MAX_ID_BYTES:
+        raise ArtifactError(f"artifact_id must have at most {MAX_ID_BYTES} bytes, got {display_id}...")
     return normal
 
 
@@ -77,30 +79,30 @@ def check_range(offset: int, limit: int | None) -> None:
         raise ArtifactError(f"offset={offset!r} and limit={limit!r} must not be negative")
 
 
-def exists(artifact_id: str) -> ArtifactExists:
+def make_artifact_exists_error(artifact_id: str) -> ArtifactExists:
     """Create an error for an existing artifact."""
     return ArtifactExists(
-        f"there is an artifact {artifact_id!r} already: append to it, take another id, or create it with override=True "
-        "to begin its next version"
+        f"artifact {artifact_id!r} already exists; append to it, choose another id, or create a new version with "
+        "override=True"
     )
 
 
-def unknown(artifact_id: str, version: int | None = None) -> UnknownArtifact:
+def make_unknown_artifact_error(artifact_id: str, version: int | None = None) -> UnknownArtifact:
     """Create an error for a missing artifact or version."""
-    which = "" if version is None else f" in version {version}"
-    return UnknownArtifact(f"this conversation has no artifact {artifact_id!r}{which}: list those that it has")
+    detail = "" if version is None else f" in version {version}"
+    return UnknownArtifact(f"this conversation has no artifact {artifact_id!r}{detail}; list its artifacts first")
 
 
-def version_of(versions: Sequence[ArtifactRecord], artifact_id: str, version: int | None) -> ArtifactRecord:
+def find_version(versions: Sequence[ArtifactRecord], artifact_id: str, version: int | None) -> ArtifactRecord:
     """Return a version of an artifact, or the latest version if `version` is None.
 
     Raises:
         UnknownArtifact: If the version does not exist.
     """
-    found = [record for record in versions if version in (None, record.version)]
-    if not found:
-        raise unknown(artifact_id, version if versions else None)
-    return found[-1]
+    matching = [record for record in versions if version in (None, record.version)]
+    if not matching:
+        raise make_unknown_artifact_error(artifact_id, version if versions else None)
+    return matching[-1]
 
 
 def next_version(versions: Sequence[ArtifactRecord], first: ArtifactRecord, override: bool) -> ArtifactRecord:
@@ -112,7 +114,7 @@ def next_version(versions: Sequence[ArtifactRecord], first: ArtifactRecord, over
     if not versions:
         return first
     if not override:
-        raise exists(first.artifact_id)
+        raise make_artifact_exists_error(first.artifact_id)
     return replace(first, version=len(versions) + 1, created=versions[0].created)
 
 
@@ -128,18 +130,26 @@ def check_open(record: ArtifactRecord, version: int | None) -> None:
     """
     if version not in (None, record.version):
         raise ArtifactError(
-            f"version {version} of the artifact {record.artifact_id!r} takes no more: version {record.version} was "
-            "begun since"
+            f"cannot append to version {version} of artifact {record.artifact_id!r}, because version {record.version} "
+            "exists"
         )
     if record.complete:
-        raise ArtifactError(
-            f"the artifact {record.artifact_id!r} is complete: create it with override=True to begin its next version"
-        )
+        raise ArtifactError(f"artifact {record.artifact_id!r} is complete; create a new version with override=True")
 
 
-def other_write(artifact_id: str) -> ArtifactError:
+def make_key_conflict_error(artifact_id: str) -> ArtifactError:
     """Create an error for a write key that was used with different data."""
     return ArtifactError(
-        f"this call wrote something else to the artifact {artifact_id!r} when it was made before: what it wrote then "
-        "stands, and nothing was written now"
+        f"an earlier attempt of this call wrote different data to artifact {artifact_id!r}; the earlier data is kept"
     )
+
+
+def check_line(text: str, field: str) -> str:
+    """Return a display string after checking that it is a single line of limited length.
+
+    Raises:
+        ArtifactError: If the string is invalid.
+    """
+    if not isinstance(text, str) or not 0 < len(text) <= _MAX_NAME or not text.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArtifactError(f"{field} must be a single line of up to {_MAX_NAME} characters, got {text!r:.100}")
+    return text

@@ -7,19 +7,23 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+from urllib.parse import unquote, urlsplit
 from weakref import WeakValueDictionary
 
 from rxloop.errors import ArtifactError
-from rxloop.pipeline.artifact_rules import ArtifactChunk, ArtifactRecord, safe_id, version_of
+from rxloop.pipeline.artifact_rules import ArtifactChunk, ArtifactRecord, check_line, find_version, normalize_id
 from rxloop.protocol.events import ArtifactUpdateEvent, Event
 from rxloop.protocol.json_data import replace_surrogates
+from rxloop.protocol.links import find_link_fault
+from rxloop.protocol.media_types import guess_media_type
 
 CHUNK = 64_000
 """Chunk size in characters or bytes. It must not change between attempts, because write keys depend on it."""
-INLINE = 1_000_000
+MAX_INLINE_BYTES = 1_000_000
 """Maximum number of bytes per version to include in events. Later chunks are only referenced."""
-_NAME = 200
+LINK_TYPE = "text/uri-list"
+"""Media type of links in the store. Their content is the URL of an external file."""
 
 
 @runtime_checkable
@@ -137,7 +141,7 @@ class Artifacts:
 
     async def versions(self, artifact_id: str) -> Sequence[ArtifactRecord]:
         """List artifact versions, from oldest to newest. The list is empty if the artifact does not exist."""
-        return await self._store.versions(self._context_id, safe_id(artifact_id))
+        return await self._store.versions(self._context_id, normalize_id(artifact_id))
 
     async def record(self, artifact_id: str, *, version: int | None = None) -> ArtifactRecord:
         """Return version metadata. The default version is the latest.
@@ -145,7 +149,7 @@ class Artifacts:
         Raises:
             UnknownArtifact: If the version does not exist.
         """
-        return version_of(await self.versions(artifact_id), artifact_id, version)
+        return find_version(await self.versions(artifact_id), artifact_id, version)
 
     async def read(
         self, artifact_id: str, *, offset: int = 0, limit: int | None = None, version: int | None = None
@@ -163,7 +167,7 @@ class Artifacts:
             ArtifactError: If the range is invalid, or the store fails.
         """
         return await self._store.read(
-            self._context_id, safe_id(artifact_id), version=version, offset=offset, limit=limit
+            self._context_id, normalize_id(artifact_id), version=version, offset=offset, limit=limit
         )
 
 
@@ -172,22 +176,22 @@ class Writes:
 
     Args:
         store: Artifact store.
-        given: True if the store was passed to the agent, rather than created by default.
+        is_configured: True if the store was passed to the agent, rather than created by default.
     """
 
-    def __init__(self, store: ArtifactStore, *, given: bool = False) -> None:
+    def __init__(self, store: ArtifactStore, *, is_configured: bool = False) -> None:
         self.store = store
-        self.given = given
-        self._made: Counter[tuple[str, str]] = Counter()
+        self.is_configured = is_configured
+        self._counts: Counter[tuple[str, str]] = Counter()
         # Locks are kept alive by their holders and waiting tasks.
         self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def key(self, writer: str, artifact_id: str) -> str:
         """Return the next write key, which is identical in all attempts."""
-        self._made[writer, artifact_id] += 1
-        return f"{writer}/{self._made[writer, artifact_id]}"
+        self._counts[writer, artifact_id] += 1
+        return f"{writer}/{self._counts[writer, artifact_id]}"
 
-    def turn(self, artifact_id: str) -> asyncio.Lock:
+    def lock(self, artifact_id: str) -> asyncio.Lock:
         """Return the FIFO lock for an artifact."""
         return self._queues.setdefault(artifact_id, asyncio.Lock())
 
@@ -239,14 +243,14 @@ class RunArtifacts(Artifacts):
             ArtifactExists: If the artifact exists and `override` is False.
             ArtifactError: If the ID is not a valid file name, or the store fails.
         """
-        artifact_id = safe_id(artifact_id)
-        key = await self._key(artifact_id)
-        async with self._writes.turn(artifact_id):
+        artifact_id = normalize_id(artifact_id)
+        key = await self._next_key(artifact_id)
+        async with self._writes.lock(artifact_id):
             record = await self._store.create(
                 self._context_id,
                 artifact_id,
-                name=_line(artifact_id if name is None else name, "name"),
-                media_type=_line(media_type, "media_type"),
+                name=check_line(artifact_id if name is None else name, "name"),
+                media_type=check_line(media_type, "media_type"),
                 override=override,
                 key=key,
                 now=self._writer.now(),
@@ -276,32 +280,68 @@ class RunArtifacts(Artifacts):
             ArtifactError: If the version is complete or is not the latest, or the store fails. Earlier chunks remain
                 stored.
         """
-        artifact_id = safe_id(artifact_id)
-        key = await self._key(artifact_id)
+        artifact_id = normalize_id(artifact_id)
+        key = await self._next_key(artifact_id)
         if not isinstance(data, str | bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ArtifactError(f"an artifact takes a text or bytes, and not {type(data).__qualname__}")
+            raise ArtifactError(f"data must be a string or bytes, got {type(data).__qualname__}")
         if isinstance(data, str):
             data = replace_surrogates(data)
-        async with self._writes.turn(artifact_id):
-            for place, (piece, is_last) in enumerate(_chunks(data, last)):
+        async with self._writes.lock(artifact_id):
+            for index, (piece, is_last) in enumerate(_chunks(data, last)):
                 encoded = piece if isinstance(piece, bytes) else piece.encode()
-                chunk = await self._store.append(
-                    self._context_id,
-                    artifact_id,
-                    encoded,
-                    version=version,
-                    last=is_last,
-                    key=f"{key}.{place}",
-                    now=self._writer.now(),
-                )
-                inlined = inline and chunk.offset + len(encoded) <= INLINE
+                chunk = await self._write(artifact_id, encoded, f"{key}.{index}", version, is_last)
+                inlined = inline and chunk.offset + len(encoded) <= MAX_INLINE_BYTES
                 self._writer.emit(
                     _update(chunk, piece if inlined else None, len(encoded), is_last, self._writer.hidden)
                 )
                 # Some stores never yield to the event loop, so large data would block other runs.
                 await asyncio.sleep(0)
 
-    async def _key(self, artifact_id: str) -> str:
+    async def link(
+        self,
+        artifact_id: str,
+        url: str,
+        *,
+        name: str | None = None,
+        media_type: str | None = None,
+        override: bool = False,
+    ) -> None:
+        """Create an artifact that is a link to an external file, emitting an `artifact-update` event.
+
+        The store contains the URL, with the media type `text/uri-list`. Nothing opens it.
+
+        Args:
+            artifact_id: Valid file name, such as `report.pdf`.
+            url: URL with http or https and without credentials, of up to 2,000 ASCII characters.
+            name: Display name. The default is the ID.
+            media_type: Media type of the external file. By default, it is guessed from the URL and the ID.
+            override: Create a new version if the artifact exists.
+
+        Raises:
+            ArtifactExists: If the artifact exists and `override` is False.
+            ArtifactError: If the URL is invalid, the ID is not a valid file name, or the store fails.
+        """
+        fault = find_link_fault(url)
+        if fault is not None:
+            raise ArtifactError(f"url is not a link to a file: {fault}")
+        if media_type is None:
+            media_type = guess_media_type(unquote(urlsplit(url).path)) or guess_media_type(artifact_id)
+        else:
+            media_type = check_line(media_type, "media_type")
+        draft = await self.create(artifact_id, name=name, media_type=LINK_TYPE, override=override)
+        key = await self._next_key(draft.artifact_id)
+        async with self._writes.lock(draft.artifact_id):
+            chunk = await self._write(draft.artifact_id, url.encode(), f"{key}.0", draft.version, last=True)
+            update = _update(chunk, {"url": url}, len(url), last=True, hidden=self._writer.hidden)
+            self._writer.emit(update.model_copy(update={"media_type": media_type}))
+
+    async def _write(self, artifact_id: str, data: bytes, key: str, version: int | None, last: bool) -> ArtifactChunk:
+        now = self._writer.now()
+        return await self._store.append(
+            self._context_id, artifact_id, data, version=version, last=last, key=key, now=now
+        )
+
+    async def _next_key(self, artifact_id: str) -> str:
         key = self._writes.key(self._writer.name, artifact_id)
         if self._writer.ready is not None:
             await self._writer.ready()
@@ -341,7 +381,7 @@ def _chunks(data: str | bytes, last: bool) -> Iterator[tuple[str | bytes, bool]]
         yield data[start : start + CHUNK], last and start + CHUNK >= len(data)
 
 
-def _update(chunk: ArtifactChunk, data: str | bytes | None, size: int, last: bool, hidden: bool) -> ArtifactUpdateEvent:
+def _update(chunk: ArtifactChunk, data: Any, size: int, last: bool, hidden: bool) -> ArtifactUpdateEvent:
     record = chunk.record
     return ArtifactUpdateEvent(
         artifact_id=record.artifact_id,
@@ -356,14 +396,3 @@ def _update(chunk: ArtifactChunk, data: str | bytes | None, size: int, last: boo
         last=last,
         hidden=hidden,
     )
-
-
-def _line(text: str, what: str) -> str:
-    """Return a display string after checking that it is a single line of limited length.
-
-    Raises:
-        ArtifactError: If the string is invalid.
-    """
-    if not isinstance(text, str) or not 0 < len(text) <= _NAME or not text.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ArtifactError(f"the {what} of an artifact is one line of up to {_NAME} characters, not {text!r:.100}")
-    return text

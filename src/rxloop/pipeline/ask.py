@@ -20,23 +20,23 @@ T = TypeVar("T")
 log = logging.getLogger("rxloop")
 
 
-class Asked(Coroutine[Any, Any, T]):
+class Question(Coroutine[Any, Any, T]):
     """Awaitable question. Using it in a condition without `await` raises an error.
 
     Args:
         prompt: Question text.
-        put: Function that asks the question and waits for the answer.
+        ask: Function that asks the question and waits for the answer.
         method: Name of the calling method, for messages.
     """
 
-    __slots__ = ("_coroutine", "_put", "method", "prompt", "reported")
+    __slots__ = ("_ask", "_coroutine", "method", "prompt", "reported")
 
-    def __init__(self, prompt: str, put: Callable[[], Coroutine[Any, Any, T]], method: str = "ctx.ask") -> None:
+    def __init__(self, prompt: str, ask: Callable[[], Coroutine[Any, Any, T]], method: str = "ctx.ask") -> None:
         self.prompt = prompt
         self.method = method
         self.reported = False
         """True if the missing `await` was reported."""
-        self._put = put
+        self._ask = ask
         self._coroutine: Coroutine[Any, Any, T] | None = None
 
     @property
@@ -44,52 +44,49 @@ class Asked(Coroutine[Any, Any, T]):
         """True if the question was never awaited."""
         return self._coroutine is None
 
-    def _begun(self) -> Coroutine[Any, Any, T]:
+    def _start(self) -> Coroutine[Any, Any, T]:
         if self._coroutine is None:
-            self._coroutine = self._put()
+            self._coroutine = self._ask()
         return self._coroutine
 
     @override
     def __await__(self) -> Generator[Any, Any, T]:
-        return self._begun().__await__()
+        return self._start().__await__()
 
     @override
     def send(self, value: Any, /) -> Any:
         """Implement the coroutine protocol."""
-        return self._begun().send(value)
+        return self._start().send(value)
 
     @override
     def throw(self, typ: Any, val: Any = None, tb: TracebackType | None = None, /) -> Any:
         """Implement the coroutine protocol, for example to cancel the question."""
-        return self._begun().throw(typ if val is None else val)
+        return self._start().throw(typ if val is None else val)
 
     @override
     def close(self) -> None:
         """Implement the coroutine protocol."""
-        self._begun().close()
+        self._start().close()
 
     def __bool__(self) -> NoReturn:
         self.reported = True
         method = self.method
-        raise RxloopError(
-            f"{method}({self.prompt!r}) was not awaited: write `await {method}(...)`, in an async function"
-        )
+        raise RxloopError(f"{method}({self.prompt!r}) was not awaited; use `await {method}(...)` in an async function")
 
     def __del__(self) -> None:
         if self._coroutine is None and not self.reported:
-            words = "nobody awaited %s(%r), so that it was never put: write `await %s(...)`"
-            log.error(words, self.method, self.prompt, self.method)
+            log.error("%s(%r) was never awaited; use `await %s(...)`", self.method, self.prompt, self.method)
 
 
 Read = Callable[[Any], Any]
 """Function that converts an answer. It raises `ValueError` for invalid answers."""
 
-_LONGEST = 8_000
+_MAX_LENGTH = 8_000
 
 _KINDS: dict[Any, Any] = {bool: "confirmation", str: "text"}
 
 
-def question_of(prompt: str, answer: Any, options: Sequence[Any] | None) -> tuple[PendingInput, Read]:
+def make_question(prompt: str, answer: Any, options: Sequence[Any] | None) -> tuple[PendingInput, Read]:
     """Return a typed question, with a function that validates its answer.
 
     Args:
@@ -103,7 +100,7 @@ def question_of(prompt: str, answer: Any, options: Sequence[Any] | None) -> tupl
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(answer)
     except SchemaError as error:
-        raise ConfigurationError(f"answer={answer!r} cannot be checked: {explain_schema_error(error)}") from error
+        raise ConfigurationError(f"cannot validate answer={answer!r}: {explain_schema_error(error)}") from error
 
     def read(value: Any) -> Any:
         try:
@@ -121,24 +118,24 @@ def question_of(prompt: str, answer: Any, options: Sequence[Any] | None) -> tupl
     return question, read
 
 
-def sign_in(provider: str, url: str | None, public_key: str | None) -> PendingInput:
+def make_auth_question(provider: str, url: str | None, public_key: str | None) -> PendingInput:
     """Return a question for a credential.
 
     Raises:
         ConfigurationError: If an argument is invalid.
     """
     for name, value in (("provider", provider), ("url", url), ("public_key", public_key)):
-        given: Any = value
-        if (given is not None or name == "provider") and not (isinstance(given, str) and 0 < len(given) <= _LONGEST):
-            raise ConfigurationError(f"require_auth({name}={given!r}): give a text of {_LONGEST:,} characters at most")
+        item: Any = value
+        if (item is not None or name == "provider") and not (isinstance(item, str) and 0 < len(item) <= _MAX_LENGTH):
+            raise ConfigurationError(f"{name} must be a string of at most {_MAX_LENGTH:,} characters, got {item!r}")
     if url is not None and not url.startswith(("https://", "http://")):
         # Users will open this link.
-        raise ConfigurationError(f"require_auth(url={url!r}): give one that begins with https://")
-    asked = AuthRequiredEvent(input_id="", provider=provider, url=url, public_key=public_key)
-    return asked.input
+        raise ConfigurationError(f"url must start with https:// or http://, got {url!r}")
+    event = AuthRequiredEvent(input_id="", provider=provider, url=url, public_key=public_key)
+    return event.input
 
 
-def given_credential(provider: str, credential: Any) -> Any:
+def check_credential(provider: str, credential: Any) -> Any:
     """Return the credential.
 
     Raises:

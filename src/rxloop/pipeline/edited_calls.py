@@ -11,13 +11,13 @@ from rxloop.protocol.messages import ToolCall
 if TYPE_CHECKING:
     from rxloop.pipeline.run_context import RunContext
 
-_MAX_VALUE = 300
-_MAX_NOTE = 1_000
+_MAX_VALUE_LENGTH = 300
+_MAX_NOTE_LENGTH = 1_000
 _REMOVED: Any = object()
 
 
 def is_edited(written: ToolCall, executed: ToolCall) -> bool:
-    """True if a call has a different name or different arguments."""
+    """Return True if an operator has changed the name or the arguments of a call."""
     return written.name != executed.name or (
         written.arguments is not executed.arguments and written.arguments != executed.arguments
     )
@@ -54,7 +54,7 @@ def _note(written: ToolCall, executed: ToolCall) -> str:
         parts = [f"with {changed}"] if changed else []
         parts += [f"without {removed}"] if removed else []
         text = f"the arguments of this call were changed; it was executed {' and '.join(parts)}"
-    return f"[Note: {_truncate(text, _MAX_NOTE)}]"
+    return f"[Note: {_truncate(text, _MAX_NOTE_LENGTH)}]"
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any], parent: str = "") -> Iterator[tuple[str, Any]]:
@@ -69,7 +69,7 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any], parent: str = 
 
 def _show(fields: Iterable[tuple[str, Any]]) -> str:
     values = (f"{path}: {json.dumps(value, ensure_ascii=False, default=str)}" for path, value in fields)
-    return ", ".join(_truncate(value, _MAX_VALUE) for value in values)
+    return ", ".join(_truncate(value, _MAX_VALUE_LENGTH) for value in values)
 
 
 def _truncate(text: str, limit: int) -> str:

@@ -9,15 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack
 
-from rxloop.errors import EventLogError, UnknownRun
-from rxloop.pipeline.local_state import FirstSeen, LeaseTable, LocalInbox, LocalState
+from rxloop.errors import EventLogError
+from rxloop.pipeline.local_state import LeaseTable, LocalInbox, LocalState
 from rxloop.protocol.events import WAITING, Event, State, ends_attempt
-from rxloop.state.fold import fold_all
-from rxloop.support.tasks import CLOCK
+from rxloop.protocol.ids import split_conversation_key
 
 if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import ArtifactStore
-    from rxloop.pipeline.records import ConversationPage, HistoryQuery, Mark, RunQuery, RunRecord, Snapshot, Until
+    from rxloop.pipeline.records import (
+        ConversationPage,
+        ConversationQuery,
+        HistoryQuery,
+        Mark,
+        RunQuery,
+        RunRecord,
+        Snapshot,
+        Until,
+    )
     from rxloop.protocol.commands import Command
     from rxloop.state.run_state import RunFold
 
@@ -45,6 +53,8 @@ class EventLog(ABC):
     request."""
     passes_deltas: bool = False
     """True if transient events are passed to `append` for current followers, without being stored."""
+    accepts_empty_owner: bool = False
+    """True if `list_runs` accepts an empty owner, for runs without an owner."""
     lease_seconds: float | None = None
     """Lease duration in seconds, or None if a holder cannot freeze independently."""
 
@@ -133,15 +143,38 @@ class EventLog(ABC):
         """
         return False
 
+    async def list_conversation(self, conversation: str, **query: Unpack[ConversationQuery]) -> Sequence[RunRecord]:
+        """Return the records of a conversation in order of arrival.
+
+        Args:
+            conversation: Conversation key, see `RunRecord.conversation`.
+            query: Filters and paging options.
+
+        Raises:
+            UnknownRun: If the run `after` does not exist.
+            ConfigurationError: If `limit` is less than one.
+        """
+        context_id, owner = split_conversation_key(conversation)
+        if owner or self.accepts_empty_owner:
+            return await self.list_runs(context_id=context_id, owner=owner, **query)
+        limit = query.get("limit")
+        selected: list[RunRecord] = []
+        while True:
+            page = await self.list_runs(context_id=context_id, **query)
+            selected += [record for record in page if not record.owner]
+            if limit is None or len(page) < limit or len(selected) >= limit:
+                return selected[:limit]
+            query["after"] = page[-1].task_id
+
     async def read_conversation(
-        self, context_id: str, *, before: str, after: Mark | None = None, version: int
+        self, conversation: str, *, before: str, after: Mark | None = None, version: int
     ) -> ConversationPage:
         """Return earlier runs of a conversation, as stored folds or events.
 
         The default reads the events of each run.
 
         Args:
-            context_id: Conversation ID.
+            conversation: Conversation key, see `RunRecord.conversation`.
             before: Run ID. All runs are returned if it does not exist.
             after: Mark of a previous page. If earlier runs were not deleted or resumed, only later runs are returned.
             version: Supported version of the fold format.
@@ -152,14 +185,14 @@ class EventLog(ABC):
         # Imported lazily to keep `import rxloop` fast.
         from rxloop.pipeline.records import ConversationPage, Mark, RunEvents
 
-        listed = await self.list_runs(context_id=context_id)
+        listed = await self.list_conversation(conversation)
         records = list(takewhile(lambda record: record.task_id != before, listed))
         known = after.runs if after is not None and Mark.after(records[: after.runs]) == after else 0
         parts: list[RunEvents] = []
         for record in records[known:]:
             events = await self.read(record.task_id)
             parts.append(RunEvents(record.task_id, complete=ends_attempt(events[-1]), events=events))
-        return ConversationPage(parts, Mark.after(records), whole=not known)
+        return ConversationPage(parts, Mark.after(records), from_start=not known)
 
     async def snapshot(
         self, task_id: str, *, since: Snapshot | None = None, history: HistoryQuery | None = None
@@ -176,24 +209,24 @@ class EventLog(ABC):
             EventLogError: If the log read failed.
         """
         # Imported lazily to keep `import rxloop` fast.
-        from rxloop.pipeline.records import Snapshot, has_begun
+        from rxloop.pipeline.records import Snapshot, has_started
 
         record = await self.get_record(task_id)
         known = since.events if since is not None else ()
         new = await self.read(task_id, after_seq=known[-1].seq if known else 0)
         commands = await self.read_commands(task_id, after=since.state.last_command if since is not None else 0)
         # Avoid listing the whole conversation, which may have thousands of runs.
-        place = record.context_id
-        waiting = await self.list_runs(context_id=place, states=WAITING, newest_first=True, after=task_id)
-        after_it = await self.list_runs(context_id=place, after=task_id)
-        later = next((each for each in after_it if has_begun(each.state, each.seq)), None)
+        conversation = record.conversation
+        waiting = await self.list_conversation(conversation, states=WAITING, newest_first=True, after=task_id)
+        following = await self.list_conversation(conversation, after=task_id)
+        later = next((each for each in following if has_started(each.state, each.seq)), None)
         page = None
         if history is not None:
             after, version = history
-            page = await self.read_conversation(place, before=task_id, after=after, version=version)
+            page = await self.read_conversation(conversation, before=task_id, after=after, version=version)
         return Snapshot(record, [*known, *new], commands, waiting, later, page)
 
-    def store_folds(self, context_id: str, folds: Sequence[RunFold], *, version: int) -> None:  # noqa: B027
+    def store_folds(self, conversation: str, folds: Sequence[RunFold], *, version: int) -> None:  # noqa: B027
         """Store conversation folds in the background, replacing folds for the same runs.
 
         Skip folds whose runs have changed. `read_conversation` must not return damaged folds or folds with another
@@ -222,7 +255,7 @@ class EventLog(ABC):
         # `setdefault` is atomic, so concurrent threads get the same object.
         return state if state is not None else vars(self).setdefault("_local", LocalState())
 
-    async def acquire_lease(self, context_id: str, task_id: str, on_lost: Callable[[], None]) -> bool:
+    async def acquire_lease(self, conversation: str, task_id: str, on_lost: Callable[[], None]) -> bool:
         """Acquire a conversation lease for a run.
 
         The lease belongs to a run and a log object, which is the holder. A holder that is killed or frozen loses its
@@ -231,7 +264,7 @@ class EventLog(ABC):
         The default stores leases in `local`. Leases of closed event loops can be acquired.
 
         Args:
-            context_id: Conversation ID.
+            conversation: Conversation key, see `RunRecord.conversation`.
             task_id: Run ID. The run may not exist in the log yet.
             on_lost: Called once in the caller's event loop if another holder acquires the lease.
 
@@ -241,9 +274,9 @@ class EventLog(ABC):
         Raises:
             EventLogError: If the log is unavailable.
         """
-        return self.local.get(LeaseTable).acquire(context_id, task_id)
+        return self.local.get(LeaseTable).acquire(conversation, task_id)
 
-    async def has_lease(self, context_id: str, task_id: str) -> bool:
+    async def has_lease(self, conversation: str, task_id: str) -> bool:
         """Return True if this log object still holds the stored lease for a run.
 
         Runs check this after a pause, because their process may have been frozen for longer than the lease duration.
@@ -254,15 +287,15 @@ class EventLog(ABC):
         Raises:
             EventLogError: If the log is unavailable.
         """
-        return self.local.get(LeaseTable).has(context_id, task_id)
+        return self.local.get(LeaseTable).has(conversation, task_id)
 
-    async def release_lease(self, context_id: str, task_id: str) -> None:
+    async def release_lease(self, conversation: str, task_id: str) -> None:
         """Release a conversation lease. This method is idempotent and ignores leases that are not held.
 
         Raises:
             EventLogError: If the log is unavailable. The lease becomes free as if its holder had died.
         """
-        self.local.get(LeaseTable).release(context_id, task_id)
+        self.local.get(LeaseTable).release(conversation, task_id)
 
     async def list_orphaned(
         self, *, submitted_before: float = 30, submitted_limit: int | None = None, submitted_after: str | None = None
@@ -284,46 +317,16 @@ class EventLog(ABC):
         Raises:
             EventLogError: If the log is unavailable.
         """
-        now = CLOCK.get().monotonic()
-        records = await self.list_runs(states=("submitted", "working", "input-required", "auth-required"))
-        submitted = [record.task_id for record in records if record.state == "submitted"]
-        seen = self.local.get(FirstSeen).update(submitted, now)
-        later = set(submitted)
-        if submitted_after is not None:
-            try:
-                found = await self.list_runs(states=("submitted",), after=submitted_after)
-                later = {record.task_id for record in found}
-            except UnknownRun:
-                pass
-        orphaned: list[RunRecord] = []
-        for record in records:
-            if await self.has_lease(record.context_id, record.task_id):
-                continue
-            if record.state == "submitted":
-                if record.task_id not in later or seen[record.task_id] > now - submitted_before:
-                    continue
-                if submitted_limit is not None:
-                    submitted_limit -= 1
-                    if submitted_limit < 0:
-                        continue
-            elif record.state != "working" and not await self._is_answered(record.task_id):
-                continue
-            orphaned.append(record)
-        return orphaned
+        # Imported lazily to keep `import rxloop` fast.
+        from rxloop.pipeline.orphaned_runs import list_orphaned
 
-    async def _is_answered(self, task_id: str) -> bool:
-        """Return True if a waiting run has an unapplied answer or cancel command."""
-        commands = await self.read_commands(task_id)
-        if all(command.kind == "say" for _, command in commands):
-            return False
-        applied = fold_all(await self.read(task_id)).last_command
-        return any(number > applied and command.kind != "say" for number, command in commands)
+        return await list_orphaned(self, submitted_before, submitted_limit, submitted_after)
 
     async def send_command(self, task_id: str, command: Command) -> int:
         """Store a command for a run durably, even if another process owns the run.
 
         Commands are deleted together with their run. Each command is applied once: the resulting event contains its
-        number as `mail_id`, and the fold keeps the highest number. The default stores commands in `local`, until the
+        number as `command_id`, and the fold keeps the highest number. The default stores commands in `local`, until the
         process ends.
 
         Returns:
@@ -368,7 +371,7 @@ class EventLog(ABC):
             UnknownRun: If the run does not exist.
             EventLogError: If the run is not finished, or the log does not support deletion.
         """
-        raise EventLogError(f"{type(self).__name__} does not remove runs: override delete()", retryable=False)
+        raise EventLogError(f"{type(self).__name__} cannot delete runs; override delete()", retryable=False)
 
     async def trim(
         self, older_than: float, *, states: Collection[State] = _FINISHED, deltas_only: bool = False
@@ -386,4 +389,4 @@ class EventLog(ABC):
         Raises:
             EventLogError: If the log write failed, or the log does not support deletion.
         """
-        raise EventLogError(f"{type(self).__name__} does not remove runs: override trim()", retryable=False)
+        raise EventLogError(f"{type(self).__name__} cannot delete runs; override trim()", retryable=False)

@@ -11,6 +11,7 @@ from rxloop.pipeline.run_context import RunContext, RunPort
 from rxloop.protocol.events import Event, ToolCompleteEvent
 from rxloop.protocol.messages import Message
 from rxloop.state.earlier_attempts import EarlierAttempts
+from rxloop.state.run_state import RunState
 
 
 class ModelCall(Protocol):
@@ -62,6 +63,11 @@ class Host(RunPort, Protocol):
     """Streaming model call on the main branch."""
 
     @property
+    def is_ending(self) -> bool:
+        """True once the end of the attempt has been decided. No more requests are answered."""
+        ...
+
+    @property
     def tools(self) -> OfferedTools:
         """Tools offered to the model."""
         ...
@@ -86,11 +92,18 @@ class Host(RunPort, Protocol):
         """Return the next model request. The context contains its step and branch."""
         ...
 
-    def recorded_outcome(self, request: ToolRequest, tool: Tool | str) -> ToolCompleteEvent | None:
+    def is_waiting(self, state: RunState) -> bool:
+        """Return True if a question of the branch with this state must be answered before the run can continue.
+
+        Questions that only earlier attempts asked outside of calls do not count, because the code may have changed.
+        """
+        ...
+
+    def find_recorded_outcome(self, request: ToolRequest, tool: Tool | str) -> ToolCompleteEvent | None:
         """Return the tool result for an unused recorded answer, or None."""
         ...
 
-    def claim(self, slot: tuple[str, int]) -> bool:
+    def claim(self, request: ToolRequest) -> bool:
         """Claim a call for execution, or return False if this attempt must not execute it."""
         ...
 

@@ -145,7 +145,7 @@ class Queue(Protocol):
 
     async def serve(
         self,
-        settle: Callable[[str], Awaitable[None]],
+        execute: Callable[[str], Awaitable[None]],
         *,
         concurrency: int,
         agents: Collection[str] | None = None,
@@ -154,8 +154,8 @@ class Queue(Protocol):
         """Process jobs until cancelled, each at least once.
 
         Args:
-            settle: Function called with the run ID of each job. A job is repeated if its call is cancelled. If the call
-                fails, the job is repeated after about a second, possibly by another worker.
+            execute: Function called with the run ID of each job. A job is repeated if its call is cancelled. If the
+                call fails, the job is repeated after about a second, possibly by another worker.
             concurrency: Maximum number of concurrent calls.
             agents: Agent names supported by this worker. Jobs without an agent are always accepted. None accepts all
                 jobs.

@@ -47,26 +47,26 @@ class LeaseTable:
     def __init__(self) -> None:
         self._leases: dict[str, tuple[str, asyncio.AbstractEventLoop]] = {}
 
-    def acquire(self, context_id: str, task_id: str) -> bool:
+    def acquire(self, conversation: str, task_id: str) -> bool:
         """Acquire a conversation lease for a run.
 
         Returns:
             False if another run holds the lease. Leases of closed event loops can be acquired.
         """
-        if context_id in self._leases and not self._leases[context_id][1].is_closed():
+        if conversation in self._leases and not self._leases[conversation][1].is_closed():
             return False
-        self._leases[context_id] = task_id, asyncio.get_running_loop()
+        self._leases[conversation] = task_id, asyncio.get_running_loop()
         return True
 
-    def has(self, context_id: str, task_id: str) -> bool:
+    def has(self, conversation: str, task_id: str) -> bool:
         """Return True if a run holds the conversation lease."""
-        run, loop = self._leases.get(context_id, (None, None))
+        run, loop = self._leases.get(conversation, (None, None))
         return run == task_id and loop is not None and not loop.is_closed()
 
-    def release(self, context_id: str, task_id: str) -> None:
+    def release(self, conversation: str, task_id: str) -> None:
         """Release a conversation lease if the run holds it."""
-        if self.has(context_id, task_id):
-            del self._leases[context_id]
+        if self.has(conversation, task_id):
+            del self._leases[conversation]
 
 
 class LocalInbox:

@@ -18,93 +18,93 @@ log = logging.getLogger("rxloop")
 
 T = TypeVar("T")
 
-PATIENCE = 30.0
+RETRY_SECONDS = 30.0
 """Maximum retry time in seconds."""
 
 PAUSES = (0.05, 2.0)
 """Initial and maximum pause between retries in seconds. The pause doubles after each attempt."""
 
-ANSWERS_IN = 10.0
+APPEND_TIMEOUT = 10.0
 """Timeout in seconds for storing a batch, per attempt."""
 
-_WITHIN: ContextVar[float | None] = ContextVar("rxloop_log_within", default=None)
+_TIME_LIMIT: ContextVar[float | None] = ContextVar("rxloop_log_time_limit", default=None)
 
-_MISTAKES = (AssertionError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError)
+_PERMANENT_ERRORS = (AssertionError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError)
 """Exceptions caused by bugs or invalid events, which a retry cannot fix."""
 
 
 @contextmanager
-def within(seconds: float | None) -> Generator[None]:
+def limit_log_time(seconds: float | None) -> Generator[None]:
     """Limit the time for each log call in the current context and in tasks created from it.
 
-    Use this while a client is waiting for a response. None applies the default `PATIENCE`, for long operations such as
-    runs.
+    Use this while a client is waiting for a response. None applies the default `RETRY_SECONDS`, for long operations
+    such as runs.
     """
-    token = _WITHIN.set(seconds)
+    token = _TIME_LIMIT.set(seconds)
     try:
         yield
     finally:
-        _WITHIN.reset(token)
+        _TIME_LIMIT.reset(token)
 
 
-async def patiently(ask: Callable[[], Awaitable[T]], trouble: str, *, answers_in: float | None = None) -> T:
-    """Call a log and retry temporary failures, for `PATIENCE` seconds or the time limit set by `within`.
+async def retry_log_call(call: Callable[[], Awaitable[T]], failure: str, *, call_timeout: float | None = None) -> T:
+    """Call a log and retry temporary failures, for `RETRY_SECONDS` or the time limit set by `limit_log_time`.
 
     Args:
-        ask: Function that calls the log.
-        trouble: Description of the failure for the warning.
-        answers_in: Timeout per attempt in seconds. None means no timeout, for reads of any size.
+        call: Function that calls the log.
+        failure: Description of the failure for the warning.
+        call_timeout: Timeout per attempt in seconds. None means no timeout, for reads of any size.
 
     Raises:
-        LogUnreachable: If the time limit set by `within` is exceeded.
+        LogUnreachable: If the time limit set by `limit_log_time` is exceeded.
     """
-    deadline = asyncio.timeout(_WITHIN.get())
+    deadline = asyncio.timeout(_TIME_LIMIT.get())
     try:
         async with deadline:
-            return await _until_it_answers(ask, trouble, answers_in)
+            return await _retry(call, failure, call_timeout)
     except TimeoutError as error:
         if not deadline.expired():
             raise
-        raise LogUnreachable(f"no answer has come in {_WITHIN.get():g} s") from error
+        raise LogUnreachable(f"the log did not respond within {_TIME_LIMIT.get():g} s") from error
 
 
-async def _until_it_answers(ask: Callable[[], Awaitable[T]], trouble: str, answers_in: float | None) -> T:
+async def _retry(call: Callable[[], Awaitable[T]], failure: str, call_timeout: float | None) -> T:
     loop = asyncio.get_running_loop()
-    pause, longest = PAUSES
-    over, warned = loop.time() + PATIENCE, False
+    pause, max_pause = PAUSES
+    deadline, warned = loop.time() + RETRY_SECONDS, False
     while True:
         try:
-            return await _once(ask, answers_in)
+            return await _call_once(call, call_timeout)
         except BaseException as error:
-            if is_cancelled(error) or not may_pass(error):
+            if is_cancelled(error) or not is_temporary(error):
                 raise
             if not warned:
                 warned = True
-                log.warning("%s; trying again: %s", trouble, error)
-            elif loop.time() + pause > over:
+                log.warning("%s; trying again: %s", failure, error)
+            elif loop.time() + pause > deadline:
                 raise
         await asyncio.sleep(pause)
-        pause = min(2 * pause, longest)
+        pause = min(2 * pause, max_pause)
 
 
-async def _once(ask: Callable[[], Awaitable[T]], answers_in: float | None) -> T:
-    deadline = asyncio.timeout(answers_in)
+async def _call_once(call: Callable[[], Awaitable[T]], call_timeout: float | None) -> T:
+    deadline = asyncio.timeout(call_timeout)
     try:
         async with deadline:
-            return await ask()
+            return await call()
     except TimeoutError as error:
         if not deadline.expired():
             raise
-        raise EventLogError(f"the log has not answered for {answers_in:g} s") from error
+        raise EventLogError(f"the log did not respond within {call_timeout:g} s") from error
 
 
-def may_pass(error: BaseException) -> bool:
+def is_temporary(error: BaseException) -> bool:
     """Return True if a retry may succeed."""
     if isinstance(error, EventLogError):
         return error.retryable
     # Some logs raise `CancelledError` when an internal task, such as a connection, is cancelled.
     return isinstance(error, asyncio.CancelledError) or (
-        isinstance(error, Exception) and not isinstance(error, _MISTAKES)
+        isinstance(error, Exception) and not isinstance(error, _PERMANENT_ERRORS)
     )
 
 
@@ -125,16 +125,16 @@ async def read_log(read: Callable[P, Awaitable[T]], *args: P.args, **options: P.
         EventLogError: If a permanent error occurred.
     """
     try:
-        return await patiently(lambda: read(*args, **options), "the event log cannot be read")
+        return await retry_log_call(lambda: read(*args, **options), "the event log cannot be read")
     except Exception as error:
-        if may_pass(error):
+        if is_temporary(error):
             raise LogUnreachable(f"the event log could not be read: {error}") from error
         if isinstance(error, RxloopError):
             raise
         raise EventLogError(f"the event log could not be read: {error}") from error
 
 
-def check_whole(task_id: str, events: Sequence[Event], until: int) -> None:
+def check_complete(task_id: str, events: Sequence[Event], until: int) -> None:
     """Check that no event is missing, for example because it was unreadable and skipped.
 
     Args:
@@ -147,9 +147,8 @@ def check_whole(task_id: str, events: Sequence[Event], until: int) -> None:
     """
     for seq in range(1, until + 1):
         if seq > len(events) or events[seq - 1].seq != seq:
-            before = f"; agent.fork({task_id!r}, at={seq - 1}) goes on before it" if seq > 1 else ""
+            remedy = f"; agent.fork({task_id!r}, at={seq - 1}) continues from the event before it" if seq > 1 else ""
             raise EventLogError(
-                f"the event {seq} of the run {task_id} cannot be read: a run that goes on after it may repeat what was "
-                f"done{before}",
+                f"event {seq} of run {task_id} is missing; resuming the run could repeat completed work{remedy}",
                 retryable=False,
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict, get_args
 
 import orjson
 
@@ -21,6 +21,7 @@ from rxloop.protocol.events import (
     ends_attempt,
     is_superseded,
 )
+from rxloop.protocol.ids import make_conversation_key
 from rxloop.protocol.json_data import freeze_json
 from rxloop.protocol.messages import ErrorInfo, Usage
 from rxloop.state.fold import fold_all
@@ -57,7 +58,17 @@ class RunRecord:
         """True if the run is completed or failed. A run that failed with a retryable error can still be resumed."""
         return self.state in FINISHED
 
-    def ended_by(self, end: StatusUpdateEvent) -> RunRecord:
+    @property
+    def conversation(self) -> str:
+        """Key of the conversation, made from its id and owner."""
+        return make_conversation_key(self.context_id, self.owner)
+
+    @property
+    def cursor(self) -> str:
+        """Cursor of the last event."""
+        return f"{self.task_id}/{self.attempt}.{self.seq}.0"
+
+    def apply_end(self, end: StatusUpdateEvent) -> RunRecord:
         """Return an updated record after an attempt with this final event."""
         return replace(
             self,
@@ -72,7 +83,7 @@ class RunRecord:
     @classmethod
     def from_events(cls, task_id: str, events: Sequence[Event]) -> RunRecord:
         """Return a run record built from durable events. At least one event is required."""
-        first, last, end = events[0], events[-1], last_end(events)
+        first, last, end = events[0], events[-1], find_last_end(events)
         task = first if isinstance(first, TaskEvent) else None
         return cls(
             task_id=task_id,
@@ -83,7 +94,7 @@ class RunRecord:
             metadata=first.metadata,
             usage=end.usage if end else None,
             error=end.error if end else None,
-            state=state_after("submitted", events),
+            state=compute_state("submitted", events),
             attempt=last.attempt,
             seq=last.seq,
             created=first.timestamp,
@@ -107,7 +118,7 @@ class Mark:
 
     @classmethod
     def after(cls, records: Sequence[RunRecord]) -> Mark:
-        """Return the mark after the first runs of a conversation, given in order."""
+        """Return the mark that follows these runs, which must be the first ones of the conversation."""
         events, updated = sum(record.seq for record in records), sum(record.updated for record in records)
         return cls(len(records), events, updated, records[-1].task_id if records else "")
 
@@ -131,7 +142,7 @@ class ConversationPage:
     """Parts in run order."""
     mark: Mark
     """Mark after the last run."""
-    whole: bool
+    from_start: bool
     """True if the page starts with the first run, because no valid mark was passed."""
 
 
@@ -142,7 +153,12 @@ FINISHED: tuple[State, ...] = ("completed", "failed")
 """Final run states."""
 
 
-def state_after(state: State, events: Iterable[Event]) -> State:
+def get_conversation(first: Event) -> str:
+    """Return the conversation key of a run from its first event."""
+    return make_conversation_key(first.context_id, first.owner if isinstance(first, TaskEvent) else None)
+
+
+def compute_state(state: State, events: Iterable[Event]) -> State:
     """Return the run state after additional events, ignoring nested runs."""
     for event in events:
         if isinstance(event, StatusUpdateEvent) and event.parent_task_id is None:
@@ -169,33 +185,19 @@ def is_finished(state: State, error: str | None) -> bool:
     )
 
 
-def last_end(events: Iterable[Event]) -> StatusUpdateEvent | None:
+def find_last_end(events: Iterable[Event]) -> StatusUpdateEvent | None:
     """Return the latest final event, containing the run's usage and error."""
     ends = [event for event in events if isinstance(event, StatusUpdateEvent) and ends_attempt(event)]
     return ends[-1] if ends else None
 
 
-class RunQuery(TypedDict, total=False):
-    """Filters and page of `EventLog.list_runs`."""
+class ConversationQuery(TypedDict, total=False):
+    """Filters and page of `EventLog.list_conversation`."""
 
-    context_id: str | None
-    """Conversation ID."""
     unfinished: bool
     """If True, exclude completed and failed runs."""
     states: Collection[State] | None
     """Allowed run states."""
-    agent_name: str | None
-    """Agent name."""
-    owner: str | None
-    """Owner."""
-    since: int | None
-    """Minimum creation time in milliseconds since 1970."""
-    until: int | None
-    """Creation time limit in milliseconds since 1970, exclusive."""
-    metadata: Mapping[str, Any] | None
-    """Required metadata values. Other keys are ignored."""
-    latest_only: bool
-    """If True, return only the newest matching run per conversation."""
     newest_first: bool
     """If True, return newer runs first."""
     after: str | None
@@ -204,12 +206,31 @@ class RunQuery(TypedDict, total=False):
     """Maximum number of runs. None returns all runs."""
 
 
+class RunQuery(ConversationQuery, total=False):
+    """Filters and page of `EventLog.list_runs`."""
+
+    context_id: str | None
+    """Conversation ID. Several owners can have a conversation with this ID."""
+    agent_name: str | None
+    """Agent name."""
+    owner: str | None
+    """Owner. An empty string selects runs without an owner, if the log has `accepts_empty_owner`."""
+    since: int | None
+    """Minimum creation time in milliseconds since 1970."""
+    until: int | None
+    """Creation time limit in milliseconds since 1970, exclusive."""
+    metadata: Mapping[str, Any] | None
+    """Required metadata values. Other keys are ignored."""
+    latest_only: bool
+    """If True, return only the newest matching run per conversation."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFilter:
     """Validated `RunQuery` with default values.
 
     Raises:
-        ConfigurationError: If `limit` is less than one.
+        ConfigurationError: If `limit` is less than one, or a state is unknown.
     """
 
     context_id: str | None = None
@@ -227,25 +248,24 @@ class RunFilter:
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
-            raise ConfigurationError(
-                f"limit={self.limit!r}: give the number of runs of a page, from 1, or None for all"
-            )
+            raise ConfigurationError(f"limit must be at least 1, or None for all runs, got limit={self.limit!r}")
+        unknown = [state for state in self.states or () if state not in get_args(State)]
+        if unknown:
+            raise ConfigurationError(f"states must be among {', '.join(get_args(State))}, got {unknown[0]!r}")
 
     def matches(self, record: RunRecord) -> bool:
         """Return True if a record matches the filters. Paging options are ignored."""
-        pairs = (
-            (self.context_id, record.context_id),
-            (self.agent_name, record.agent_name),
-            (self.owner, record.owner),
-        )
+        # The most selective filter comes first, because most listings look for the few waiting runs of a conversation.
         return (
-            all(wanted is None or wanted == found for wanted, found in pairs)
+            (self.states is None or record.state in self.states)
             and (not self.unfinished or record.state not in FINISHED)
-            and (self.states is None or record.state in self.states)
+            and self.context_id in (None, record.context_id)
+            and self.agent_name in (None, record.agent_name)
+            and self.owner in (None, record.owner or "")
             and (self.since is None or record.created >= self.since)
             and (self.until is None or record.created < self.until)
             and all(
-                key in record.metadata and as_json(record.metadata[key]) == as_json(value)
+                key in record.metadata and canonical_json(record.metadata[key]) == canonical_json(value)
                 for key, value in (self.metadata or {}).items()
             )
         )
@@ -262,24 +282,24 @@ class RunFilter:
         ordered = list(records)[::-1] if self.newest_first else list(records)
         start = 0
         if self.after is not None:
-            places = [place for place, record in enumerate(ordered) if record.task_id == self.after]
-            if not places:
-                raise UnknownRun(f"the log holds no run {self.after}")
-            start = places[0] + 1
-        matching = [(place, record) for place, record in enumerate(ordered) if self.matches(record)]
+            positions = [index for index, record in enumerate(ordered) if record.task_id == self.after]
+            if not positions:
+                raise UnknownRun(f"the log has no run {self.after}")
+            start = positions[0] + 1
+        matching = [(index, record) for index, record in enumerate(ordered) if self.matches(record)]
         if self.latest_only:
             newest = matching if self.newest_first else matching[::-1]
-            latest = {record.context_id: record.task_id for _, record in reversed(newest)}
-            matching = [each for each in matching if latest[each[1].context_id] == each[1].task_id]
-        return [record for place, record in matching if place >= start][: self.limit]
+            latest = {record.conversation: record.task_id for _, record in reversed(newest)}
+            matching = [each for each in matching if latest[each[1].conversation] == each[1].task_id]
+        return [record for index, record in matching if index >= start][: self.limit]
 
 
-def as_json(value: Any) -> str:
+def canonical_json(value: Any) -> str:
     """Return canonical JSON for a metadata value."""
     return orjson.dumps(freeze_json(value, "metadata"), option=orjson.OPT_SORT_KEYS).decode()
 
 
-NOTHING_DONE = 3
+IDLE_RUN_EVENTS = 3
 """Number of events in a run that ended without doing anything: task, start and end."""
 
 
@@ -328,12 +348,12 @@ class Snapshot:
         return [command for command in self.commands if command[0] > self.state.last_command]
 
 
-def has_begun(state: State, seq: int) -> bool:
+def has_started(state: State, seq: int) -> bool:
     """Return True if a run has started, which supersedes earlier questions in the conversation.
 
     Runs that ended without doing anything, for example because they were cancelled while waiting, have not started.
     """
-    return state != "submitted" and not (state in ("canceled", "failed") and seq <= NOTHING_DONE)
+    return state != "submitted" and not (state in ("canceled", "failed") and seq <= IDLE_RUN_EVENTS)
 
 
 def find_neighbours(task_id: str, records: Sequence[RunRecord]) -> tuple[list[RunRecord], RunRecord | None]:
@@ -343,6 +363,6 @@ def find_neighbours(task_id: str, records: Sequence[RunRecord]) -> tuple[list[Ru
         task_id: Run ID.
         records: Conversation runs, in order.
     """
-    place = next((place for place, record in enumerate(records) if record.task_id == task_id), len(records))
-    waiting = [record for record in reversed(records[:place]) if record.state in WAITING]
-    return waiting, next((record for record in records[place + 1 :] if has_begun(record.state, record.seq)), None)
+    index = next((index for index, record in enumerate(records) if record.task_id == task_id), len(records))
+    waiting = [record for record in reversed(records[:index]) if record.state in WAITING]
+    return waiting, next((record for record in records[index + 1 :] if has_started(record.state, record.seq)), None)

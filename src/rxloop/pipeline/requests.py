@@ -19,6 +19,7 @@ from rxloop.protocol.json_data import freeze_json
 from rxloop.protocol.messages import FilePart, ImagePart, Message, ToolCall
 from rxloop.protocol.parts import add_placeholders
 from rxloop.protocol.settings import ModelSettings
+from rxloop.support.misuse import ExplainedAttributes, explain_changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class ToolDefinition:
         object.__setattr__(self, "size", size)
 
 
-class Request(Generic[D_co]):
+class Request(ExplainedAttributes, Generic[D_co]):
     """Base class for requests, which operators may delay, replace, answer or duplicate.
 
     Only type checkers use the parameter: operators with a `RunContext[Deps]` handler accept `Request[Deps]`.
@@ -189,6 +190,9 @@ class IterationEnd(Request[Any]):
     iteration: int
     ctx: RunContext[Any] = field(repr=False)
 
+
+explain_changes(ModelRequest, "yield request.replace(messages=..., settings=...)")
+explain_changes(ToolRequest, "yield request.replace(argument=value), or request.refuse(reason)")
 
 Signal = Event | Request[Any]
 """Any pipeline item."""

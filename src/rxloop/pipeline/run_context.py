@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict
 
 from typing_extensions import TypeVar, Unpack
 
 from rxloop.errors import InvalidEvent, RxloopError
+from rxloop.pipeline.budget import Budget
 from rxloop.protocol.events import Event, ToolProgressEvent, normalise
+from rxloop.protocol.ids import make_conversation_key
 from rxloop.protocol.messages import PendingInput, ToolCall, Usage
 from rxloop.protocol.settings import Limits
+from rxloop.support.misuse import ExplainedAttributes
 
 if TYPE_CHECKING:
     from reactivex import Observable
 
     from rxloop.pipeline.active_call import ActiveCall
     from rxloop.pipeline.artifacts import RunArtifacts, Writes
-    from rxloop.pipeline.ask import Asked
+    from rxloop.pipeline.ask import Question
     from rxloop.pipeline.event_log import EventLog
     from rxloop.state.run_state import RunState
     from rxloop.stream.scope import Scope, TimeScope
@@ -30,7 +33,7 @@ T = TypeVar("T")
 
 
 class Model(Protocol):
-    """Run model. This is the `Provider` interface without its request type."""
+    """Model of a run. This is the `Provider` interface without its request type."""
 
     @property
     def name(self) -> str:
@@ -76,6 +79,10 @@ class AttemptInfo:
     """True if questions are answered during the attempt and do not end it."""
     resolve_model: Callable[[Any], Any]
     """Returns the provider for a model string. It is created once and closed with the agent."""
+    budget: Budget = field(default_factory=Budget)
+    """Budget for requests."""
+    owner: str | None = None
+    """Owner of the run."""
 
     @property
     def task_id(self) -> str:
@@ -86,6 +93,11 @@ class AttemptInfo:
     def context_id(self) -> str:
         """Id of the conversation."""
         return self.ids["context_id"]
+
+    @property
+    def conversation(self) -> str:
+        """Key of the conversation, see `RunRecord.conversation`."""
+        return make_conversation_key(self.context_id, self.owner)
 
     @property
     def attempt(self) -> int:
@@ -125,6 +137,10 @@ class RunPort(Protocol):
         """Ask the user or client a question, and return the answer converted by `read`."""
         ...
 
+    def find_idempotency_key(self, slot: tuple[str, int]) -> str:
+        """Return the idempotency key of a call."""
+        ...
+
 
 class ContextChanges(TypedDict, total=False):
     """Arguments for `RunContext.bind`: fields specific to a call, step or branch."""
@@ -136,16 +152,16 @@ class ContextChanges(TypedDict, total=False):
     answer: bool
     asked_by: str
     out: Callable[[Event], None] | None
-    questions: list[Asked[Any]] | None
+    questions: list[Question[Any]] | None
     active_call: ActiveCall | None
-    asked_for: Callable[[], Awaitable[object]] | None
+    until_requested: Callable[[], Awaitable[object]] | None
     first_step: str | None
     time_scope: TimeScope | None
 
 
 # Tests create contexts as `RunContext[Deps](deps)`, which does not work with slots.
 @dataclass(frozen=True)
-class RunContext(Generic[D_co]):
+class RunContext(ExplainedAttributes, Generic[D_co]):
     """Run access for a tool, instruction or operator.
 
     Use `RunContext[Deps]` for agents with `deps_type=Deps`, and plain `RunContext` for any agent.
@@ -170,9 +186,9 @@ class RunContext(Generic[D_co]):
     asked_by: str = "run"
     out: Callable[[Event], None] | None = field(default=None, repr=False)
     """Output for `emit`. None publishes on the run's stream, while tools use the pipeline."""
-    questions: list[Asked[Any]] | None = field(default=None, repr=False, compare=False)
+    questions: list[Question[Any]] | None = field(default=None, repr=False, compare=False)
     """Questions created by the tool during this call."""
-    asked_for: Callable[[], Awaitable[object]] | None = field(default=None, repr=False, compare=False)
+    until_requested: Callable[[], Awaitable[object]] | None = field(default=None, repr=False, compare=False)
     """Function to delay questions until the model has requested a call that was started early."""
     first_step: str | None = field(default=None, repr=False, compare=False)
     """Original step, if a strategy repeats the call after a cancelled attempt."""
@@ -185,7 +201,7 @@ class RunContext(Generic[D_co]):
     def port(self) -> RunPort:
         """The run. Raises `RxloopError` if the context was created outside a run."""
         if self.run is None:
-            raise RxloopError("this RunContext belongs to no run: it was made by hand, outside agent.run()")
+            raise RxloopError("this RunContext does not belong to a run; only agent.run() creates usable contexts")
         return self.run
 
     @property
@@ -267,16 +283,16 @@ class RunContext(Generic[D_co]):
         # Imported lazily to keep `import rxloop` fast.
         from rxloop.pipeline.artifacts import RunArtifacts, Writer
 
-        place = self.index if self.call is not None else self.asked_by
+        position = self.index if self.call is not None else self.asked_by
         return RunArtifacts(
             self.port.artifact_writes(),
-            self.context_id,
+            self.info.conversation,
             Writer(
-                name=f"{self.task_id}:{self.step or 'run'}:{place}",
+                name=f"{self.task_id}:{self.step or 'run'}:{position}",
                 hidden=self.hidden,
                 emit=self.emit,
                 now=self.info.clock.now,
-                ready=self.asked_for,
+                ready=self.until_requested,
             ),
         )
 
@@ -284,8 +300,8 @@ class RunContext(Generic[D_co]):
     def idempotency_key(self) -> str:
         """Idempotency key for external services. Repeated attempts to execute the tool call use the same key."""
         if self.call is None:
-            raise RxloopError("ctx.idempotency_key belongs in a tool: this context has no tool call")
-        return f"{self.task_id}:{self.step}:{self.index}"
+            raise RxloopError("ctx.idempotency_key is only available in tools, because it identifies a tool call")
+        return self.port.find_idempotency_key((self.step or "", self.index))
 
     def emit(self, event: Event) -> None:
         """Publish an event on the run's stream. This method is thread-safe.
@@ -295,7 +311,7 @@ class RunContext(Generic[D_co]):
         """
         if not isinstance(event, Event):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidEvent(
-                f"ctx.emit() takes an event, such as CustomEvent(name='found', data={{'a': 1}}), and not {event!r}"
+                f"ctx.emit() requires an event such as CustomEvent(name='found', data={{'a': 1}}), got {event!r}"
             )
         # Copy the event because the run adds fields, while the caller may emit the same object again.
         unset = event.step is None and self.step is not None
@@ -312,10 +328,10 @@ class RunContext(Generic[D_co]):
             fraction: Completed fraction, from 0 to 1.
         """
         if self.call is None:
-            raise RxloopError("ctx.progress() belongs in a tool: this context has no tool call")
+            raise RxloopError("ctx.progress() is only available in tools, because it needs a tool call")
         self.emit(ToolProgressEvent(message=message, fraction=fraction, **self.call_fields))
 
-    def ask(self, prompt: str, answer: type[T] = bool, *, options: Sequence[T] | None = None) -> Asked[T]:
+    def ask(self, prompt: str, answer: type[T] = bool, *, options: Sequence[T] | None = None) -> Coroutine[Any, Any, T]:
         """Ask the user or client a question: `await ctx.ask(...)`.
 
         A tool that does not await the result fails, because nothing is asked and the result has no truth value. With
@@ -331,14 +347,16 @@ class RunContext(Generic[D_co]):
             InvalidInput: If the answer is invalid.
         """
         # Imported lazily to keep `import rxloop` fast.
-        from rxloop.pipeline.ask import Asked, question_of
+        from rxloop.pipeline.ask import Question, make_question
 
-        asked: Asked[T] = Asked(prompt, lambda: self.port.ask(self, *question_of(prompt, answer, options)))
+        question: Question[T] = Question(prompt, lambda: self.port.ask(self, *make_question(prompt, answer, options)))
         if self.questions is not None:
-            self.questions.append(asked)
-        return asked
+            self.questions.append(question)
+        return question
 
-    def require_auth(self, provider: str, *, url: str | None = None, public_key: str | None = None) -> Asked[Any]:
+    def require_auth(
+        self, provider: str, *, url: str | None = None, public_key: str | None = None
+    ) -> Coroutine[Any, Any, Any]:
         """Ask the user for a credential and wait for it: `token = await ctx.require_auth("github")`.
 
         With `agent.run(on_input=...)`, the credential is available immediately. Otherwise the attempt ends as
@@ -355,17 +373,17 @@ class RunContext(Generic[D_co]):
             ToolError: The user declined by answering None.
         """
         # Imported lazily to keep `import rxloop` fast.
-        from rxloop.pipeline.ask import Asked, given_credential, sign_in
+        from rxloop.pipeline.ask import Question, check_credential, make_auth_question
 
-        question = sign_in(provider, url, public_key)
+        request = make_auth_question(provider, url, public_key)
 
-        async def put() -> Any:
-            return given_credential(provider, await self.port.ask(self, question, lambda credential: credential))
+        async def ask() -> Any:
+            return check_credential(provider, await self.port.ask(self, request, lambda credential: credential))
 
-        asked: Asked[Any] = Asked(provider, put, "ctx.require_auth")
+        question: Question[Any] = Question(provider, ask, "ctx.require_auth")
         if self.questions is not None:
-            self.questions.append(asked)
-        return asked
+            self.questions.append(question)
+        return question
 
     def bind(self, **changes: Unpack[ContextChanges]) -> RunContext[D_co]:
         """Return a copy with changed fields, for another call, step or branch."""

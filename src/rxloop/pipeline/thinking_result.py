@@ -28,9 +28,9 @@ class ThinkingResult:
     current_state: str = ""
     """Current progress in one or two sentences."""
     insights: tuple[str, ...] = ()
-    """Previous findings recorded in model thoughts."""
+    """Findings recorded in thoughts, and facts in the summary of a thinking model."""
     next_actions: tuple[str, ...] = ()
-    """Next steps planned by the model, and its latest failure."""
+    """Next steps in the summary of a thinking model, the latest plan, and failed calls."""
     compressed_history: Sequence[Message] = field(default=(), repr=False)
     """Messages to send instead of the history."""
     thinking_tokens: Usage = field(default_factory=Usage)

@@ -24,7 +24,7 @@ async def _wait(task: asyncio.Future[Any], seconds: float | None, scope: TimeSco
         await asyncio.wait([task, expired], return_when=asyncio.FIRST_COMPLETED)
 
 
-async def limit_time(ctx: RunContext[Any], work: Callable[[], Awaitable[T]], who: str | Callable[[], str]) -> T:
+async def limit_time(ctx: RunContext[Any], work: Callable[[], Awaitable[T]], label: str | Callable[[], str]) -> T:
     """Await user code with the time limit `limits.preparation`, then cancel it.
 
     The limit pauses while a question is open.
@@ -33,7 +33,7 @@ async def limit_time(ctx: RunContext[Any], work: Callable[[], Awaitable[T]], who
         ctx: Run context. There is no limit outside a run.
         work: Function that starts the work. It runs in its own task, so code that ignores cancellation cannot block the
             run. A coroutine would never be awaited if this call is cancelled before its first step.
-        who: Name for the error message, or a function that returns it.
+        label: Name for the error message, or a function that returns it.
 
     Raises:
         RxloopError: If the time limit is exceeded.
@@ -50,7 +50,5 @@ async def limit_time(ctx: RunContext[Any], work: Callable[[], Awaitable[T]], who
     if task.done():
         return task.result()
     task.cancel()
-    name = who if isinstance(who, str) else who()
-    raise RxloopError(
-        f"{name} took more than {seconds:g} s: if it may take so long, give the run Limits(preparation=...)"
-    )
+    name = label if isinstance(label, str) else label()
+    raise RxloopError(f"{name} took more than {seconds:g} s; increase the limit with Limits(preparation=...)")

@@ -1,13 +1,10 @@
 """Commands that other processes send to a run."""
 
-# The models are frozen, so a subclass may narrow `kind`. The type checker does not know that they are frozen.
-# pyright: reportIncompatibleVariableOverride=false
-
 import logging
 from functools import cache, lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError, field_validator
+from pydantic import AliasChoices, Field, TypeAdapter, ValidationError, field_validator
 
 from rxloop.errors import ConfigurationError
 from rxloop.protocol.json_data import freeze_json
@@ -49,12 +46,13 @@ class AnswerCommand(_Command):
 class MessageCommand(_Command):
     """Command that adds messages to the history."""
 
-    kind: Literal["say"] = "say"
+    kind: Literal["message"] = "message"
     messages: list[Message]
     interrupt: bool = False
     """True to stop the answer that is being generated."""
+    # Commands of earlier versions have `letsGo`.
     superseding_task_id: str | None = Field(
-        default=None, validation_alias="letsGo", serialization_alias="letsGo", exclude_if=is_empty
+        default=None, validation_alias=AliasChoices("supersedingTaskId", "letsGo"), exclude_if=is_empty
     )
     """Next run id, set if starting the next run drops pending questions. Later answers are ignored. The id is not sent
     to the model."""

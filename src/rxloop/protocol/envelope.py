@@ -4,8 +4,6 @@ Names are snake case in Python and camelCase in JSON. Timestamps are integer
 milliseconds in Python and ISO 8601 UTC in JSON.
 """
 
-# The models are frozen, so a subclass may narrow `kind`. The type checker does not know that they are frozen.
-# pyright: reportIncompatibleVariableOverride=false
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -28,6 +26,22 @@ from rxloop.protocol.model import FrozenDict, FrozenList, is_empty
 from rxloop.protocol.visibility import HIDDEN, ROOT, Part, public_metadata
 
 PROTOCOL_VERSION = 1
+
+COMMAND_ID = "command_id"
+"""Metadata key for the number of the command that caused an event."""
+
+EARLIER_COMMAND_ID = "mail_id"
+"""`COMMAND_ID` in events of earlier versions."""
+
+STARTED_CALLS = "started_calls"
+"""Metadata key in the first event of a fork, for open calls that the original run started.
+
+The value contains idempotency keys of the original run, by those of the fork. The fork executes the calls again only if
+their tool is idempotent, and never if the value is None.
+"""
+
+RESERVED_METADATA = frozenset((COMMAND_ID, EARLIER_COMMAND_ID, STARTED_CALLS))
+"""Metadata keys that applications cannot use."""
 
 Visibility = Literal["public", "internal"]
 
@@ -78,7 +92,7 @@ Timestamp = Annotated[
 
 _LINE_ENDS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
-_PLAIN: "set[type[Event]]" = set()
+_PUBLIC_TYPES: "set[type[Event]]" = set()
 """Event classes without private fields. Only the metadata of their events may need redaction."""
 
 
@@ -99,9 +113,9 @@ class Event(Wire):
     The run sets ids, numbers and timestamps on publication. It keeps ids that are already set.
     """
 
-    # Caches: the public form and the encoded frame, shared by all readers. `_normalised` marks checked events. Copies
-    # of an event have none of them.
-    __slots__ = ("_normalised", "_public", "_wire")
+    # Caches: the public form and the encoded frame, shared by all readers. `_normalised` marks checked events, and
+    # `_size` is the size of decoded events. Copies of an event have none of them.
+    __slots__ = ("_normalised", "_public", "_size", "_wire")
 
     visibility: ClassVar[Visibility] = "public"
     """Audience of the events: clients (`public`) or this process (`internal`)."""
@@ -152,12 +166,12 @@ class Event(Wire):
     def to_public(self) -> "Event | None":
         """Return the event without private data, or None if clients must not receive it."""
         cls = type(self)
-        if cls in _PLAIN and not self.metadata:
+        if cls in _PUBLIC_TYPES and not self.metadata:
             return self
         if not self.public or HIDDEN in self.metadata:
             return None
         if public_form(cls).plain and cls.public is Event.public:
-            _PLAIN.add(cls)
+            _PUBLIC_TYPES.add(cls)
         try:
             return _cached_public_event(self)
         except AttributeError:
@@ -230,7 +244,17 @@ class Event(Wire):
             fault = f"{where}: {first['msg']}" if where else first["msg"]
             raise ConfigurationError(f"invalid event of kind {kind!r}: {fault}") from error
         event.check_ids()
+        if EARLIER_COMMAND_ID in event.metadata:
+            names = {EARLIER_COMMAND_ID: COMMAND_ID}
+            metadata = {names.get(key, key): value for key, value in event.metadata.items()}
+            event = event.model_copy(update={"metadata": metadata})
+        object.__setattr__(event, "_size", len(data))
         return event
+
+    @property
+    def decoded_size(self) -> int:
+        """Size of the JSON from which this event was decoded, or 0 if it was not decoded."""
+        return getattr(self, "_size", 0)
 
     def check_ids(self) -> None:
         """Validate that all ids fit on a single line.

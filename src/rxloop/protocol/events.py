@@ -104,7 +104,7 @@ from_json = Event.from_json
 
 
 def ends_attempt(event: Event) -> bool:
-    """True if an event is the last of its attempt. The final event of a nested run only ends the nested run."""
+    """Return True if an event is the last of its attempt. The final event of a nested run only ends the nested run."""
     return isinstance(event, StatusUpdateEvent) and event.final and event.parent_task_id is None
 
 
@@ -112,8 +112,12 @@ SUPERSEDED = "superseded"
 """Reason and error code of a waiting run that was ended by a later run of the conversation."""
 
 
+RELEASED = "released"
+"""Reason of the last event of an attempt whose process stopped working on the run without ending it."""
+
+
 def is_superseded(event: Event) -> bool:
-    """True if an event ends a run because a later run of the conversation dropped its questions."""
+    """Return True if an event ends a run because a later run of the conversation dropped its questions."""
     return isinstance(event, StatusUpdateEvent) and event.reason == SUPERSEDED and ends_attempt(event)
 
 
@@ -122,10 +126,20 @@ def public_events(events: Iterable[Event]) -> list[Event]:
     return [public for event in events if (public := event.to_public()) is not None]
 
 
+_ENVELOPE = ("version", "kind", "contextId", "taskId", "seq", "sub", "attempt", "timestamp")
+"""Fields in the JSON of every event."""
+
+
 def protocol_schema() -> dict[str, Any]:
     """Return the JSON Schema of the protocol. Readers must ignore unknown fields."""
     adapter: TypeAdapter[Event] = TypeAdapter(AnyEvent)
-    return _simplify_schema(adapter.json_schema(mode="serialization"))
+    schema = _simplify_schema(adapter.json_schema(mode="serialization"))
+    for definition in schema["$defs"].values():
+        if "seq" in definition.get("properties", ()):
+            # Fields with other defaults are omitted if they are empty.
+            own = [name for name in definition.get("required", ()) if name not in _ENVELOPE]
+            definition["required"] = [*_ENVELOPE, *own]
+    return schema
 
 
 def _simplify_schema(schema: Any) -> Any:
@@ -205,7 +219,7 @@ _ids = itemgetter("context_id", "task_id", "parent_task_id", "agent_path", "step
 
 
 def _has_printable_ids(fields: dict[str, Any]) -> bool:
-    """True if all ids of an event are valid."""
+    """Return True if all ids of an event are valid."""
     try:
         return _are_printable(*_ids(fields))
     except TypeError:  # an unhashable value is not an id

@@ -13,22 +13,27 @@ UNKNOWN = "unknown"
 """Finish reason for messages whose provider reported no reason or an unknown reason."""
 REFUSAL = "refusal"
 """Raw finish reason of refusals by the model itself, if the vendor reports them by a finish reason."""
+MALFORMED_REASON = "malformed_call"
+"""Metadata key used if the vendor could not parse the model's tool call."""
 _REFUSALS = frozenset((REFUSAL, "stop", "completed", "tool_calls", "end_turn", "eos"))
 """Raw reasons of refusals. Some vendors mark a refusal elsewhere and report a normal end."""
 
 
 def is_complete(message: ContentCompleteEvent) -> bool:
-    """True if the message ended normally. Only complete messages may call tools or answer."""
+    """Return True if the message ended normally. Only complete messages may call tools or answer."""
     return message.finish_reason in COMPLETE
 
 
 def is_filtered(message: ContentCompleteEvent) -> bool:
-    """True if the model refused or a content filter ended the message. The run ends, because a retry would not help."""
+    """Return True if the model refused or a content filter ended the message.
+
+    The run ends, because a retry would not help.
+    """
     return message.finish_reason == "content_filter"
 
 
 def is_refusal(message: ContentCompleteEvent) -> bool:
-    """True if the model itself refused to answer."""
+    """Return True if the model itself refused to answer."""
     return is_filtered(message) and (message.raw_finish_reason or "").lower() in _REFUSALS
 
 

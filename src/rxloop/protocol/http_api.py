@@ -168,6 +168,8 @@ class RunInfo(Wire):
     task_id: str
     context_id: str
     agent: str
+    owner: str | None = Field(default=None, exclude_if=is_empty)
+    """Owner of the run. Only included for clients with the scope `others`."""
     state: State
     attempt: int
     seq: int
@@ -208,6 +210,8 @@ class ContextInfo(Wire):
     """Conversation with its first and latest run."""
 
     context_id: str
+    owner: str | None = Field(default=None, exclude_if=is_empty)
+    """Owner of the conversation. Only included for clients with the scope `others`."""
     created: Timestamp
     updated: Timestamp
     task_id: str

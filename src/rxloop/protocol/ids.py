@@ -32,7 +32,7 @@ _MAX_QUOTED = 80
 
 
 def is_id(value: Any) -> bool:
-    """True if a value is a valid conversation id or message id."""
+    """Return True if a value is a valid conversation id or message id."""
     return (
         isinstance(value, str)
         and 0 < len(value) <= MAX_LENGTH
@@ -80,6 +80,27 @@ _SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_LENGTH, "pattern":
 Id = Annotated[str, AfterValidator(_validate), WithJsonSchema(_SCHEMA)]
 """Id in a request body or query."""
 
+_SEPARATOR = "\x1f"
+"""Separator in conversation keys. Conversation ids cannot contain it."""
+
+
+def make_conversation_key(context_id: str, owner: str | None) -> str:
+    """Return the key of a conversation, which is different for each owner.
+
+    Two owners can use the same conversation id independently. Without an owner, the key is the id. The schemas of SQL
+    logs contain the same rule.
+    """
+    return f"{_SEPARATOR}{owner}{_SEPARATOR}{context_id}" if owner else context_id
+
+
+def split_conversation_key(key: str) -> tuple[str, str]:
+    """Return the conversation id and the owner of a conversation key. The owner may be an empty string."""
+    if not key.startswith(_SEPARATOR):
+        return key, ""
+    owner, _, context_id = key[1:].rpartition(_SEPARATOR)
+    return context_id, owner
+
+
 _NAMESPACE = "0190d2c4-0c1e-7000-8000-7278d06c6f70"
 """UUID namespace for derived ids. Never change it, because existing keys would then map to new runs."""
 
@@ -104,6 +125,16 @@ def derive_id(*parts: str) -> str:
     from uuid import UUID, uuid5
 
     return str(uuid5(UUID(_NAMESPACE), json.dumps(parts)))
+
+
+def make_idempotency_key(task_id: str, slot: tuple[str | None, int]) -> str:
+    """Return the idempotency key of a tool call, which is the same in all attempts of its run.
+
+    Args:
+        task_id: Id of the run that makes the call.
+        slot: Model call that requested the tool call, and index of the call in its message.
+    """
+    return f"{task_id}:{slot[0]}:{slot[1]}"
 
 
 def make_nested_id(task_id: str, step: str | None, index: int) -> str:
@@ -173,7 +204,7 @@ def read_cursor(text: str, *, strict: bool = True) -> Cursor:
 
 
 def has_unread(cursor: Cursor, end: Event) -> bool:
-    """True if a run has events after the cursor, or if the cursor belongs to another run."""
+    """Return True if a run has events after the cursor, or if the cursor belongs to another run."""
     return cursor.task_id != end.root_task_id or cursor[1:] < (end.attempt, end.seq, end.sub)
 
 

@@ -94,7 +94,7 @@ def freeze_model(model: M, name: str) -> M:
 
 
 def allows_extra(cls: type[BaseModel]) -> bool:
-    """True if a model accepts unknown fields, as the class for unknown events does."""
+    """Return True if a model accepts unknown fields, as the class for unknown events does."""
     return cls.model_config.get("extra") == "allow"
 
 

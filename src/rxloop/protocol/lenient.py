@@ -14,6 +14,8 @@ LONGEST = 2**20
 _BRACKET = re.compile(r"[\[{]")
 _FLAT = re.compile(r"\[[^\[\]{}\"]*\]|\{[^\[\]{}\"':]*\}")
 """Brackets such as `[1]`, `[docs]` or `{x}`, which prose has as well. They hold no part of an object."""
+_MAX_BRACKETS = 5_000
+"""Maximum number of citations and similar brackets in an answer. With more, it is ambiguous."""
 _CITATION = re.compile(r"\[\s*\d+\s*\]|\[\s+\]")
 """A citation or a box to tick, which prose has as well as JSON."""
 _FENCE = re.compile(r"(`{3,}|~{3,})([^`]*)")
@@ -29,7 +31,7 @@ _decoder = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)
 
 
 def unfence(text: str) -> str:
-    """Return the body of the code fence that a text consists of, or the text itself."""
+    """Return the body of the code fence if there is nothing else, or the text itself."""
     stripped = text.strip()
     head, newline, rest = stripped.partition("\n")
     label = head[3:].strip()
@@ -38,7 +40,7 @@ def unfence(text: str) -> str:
 
 
 def find_json(text: str) -> str | None:
-    """Return the only JSON value of a text, or None if the text is ambiguous.
+    """Return the only JSON value in the answer, or None if it is ambiguous.
 
     A byte order mark and reasoning in tags before the answer are ignored. A value in a code fence counts before the
     sentences around it. Elsewhere, only objects and arrays are found. Any other bracket that may belong to a JSON value
@@ -100,18 +102,21 @@ def _split_fences(text: str) -> tuple[list[tuple[bool, str]], str]:
 
 
 def _is_only_prose(text: str) -> bool:
-    """True if a text has no other JSON value than citations, and no bracket that may belong to one."""
+    """Return True if the answer has no JSON value except citations, and no bracket that may belong to one."""
     position = 0
-    while bracket := _BRACKET.search(text, position):
+    for _ in range(_MAX_BRACKETS):
+        bracket = _BRACKET.search(text, position)
+        if bracket is None:
+            return True
         flat = _FLAT.match(text, bracket.start())
         if flat is None or (_is_value(flat[0]) and not _CITATION.fullmatch(flat[0])):
             return False
         position = flat.end()
-    return True
+    return False
 
 
 def _find_in_prose(text: str) -> str | None:
-    """Return the only object or array of a text."""
+    """Return the only object or array in the answer."""
     flats: list[str] = []
     position = 0
     while bracket := _BRACKET.search(text, position):
@@ -122,13 +127,15 @@ def _find_in_prose(text: str) -> str | None:
             value = text[begin:end]
             return _strict(value) if _is_only_prose(text[:begin] + text[end:]) else None
         flats.append(flat[0])
+        if len(flats) > _MAX_BRACKETS:
+            return None
         position = flat.end()
     values = list(islice((flat for flat in flats if _is_value(flat) and not _CITATION.fullmatch(flat)), 2))
     return _strict(values[0]) if len(values) == 1 else None
 
 
 def _is_value(text: str) -> bool:
-    """True if a text is one JSON value, perhaps with control characters in its strings."""
+    """Return True if the string is one JSON value, perhaps with control characters in its strings."""
     try:
         return _decoder.raw_decode(text)[1] == len(text)
     except (ValueError, RecursionError):

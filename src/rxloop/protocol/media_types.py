@@ -131,7 +131,7 @@ def normalise_media_type(written: str | None) -> str | None:
 
 
 def is_generic(written: str | None) -> bool:
-    """True if a media type is missing or unspecific, such as `application/octet-stream` or `image/*`."""
+    """Return True if a media type is missing or unspecific, such as `application/octet-stream` or `image/*`."""
     return normalise_media_type(written) is None
 
 
@@ -152,12 +152,12 @@ def guess_media_type(name: str | None) -> str | None:
 
 
 def has_text_name(name: str | None) -> bool:
-    """True if a file name has the extension of a text file, such as `a.csv` or `main.ts`."""
+    """Return True if a file name has the extension of a text file, such as `a.csv` or `main.ts`."""
     return bool(name) and is_text(guess_media_type(name))
 
 
 def is_text(media_type: str | None) -> bool:
-    """True if files of a media type are text."""
+    """Return True if files of a media type are text."""
     return media_type is not None and _TEXT.fullmatch(media_type) is not None
 
 

@@ -47,6 +47,10 @@ class ToolCall(Wire):
     hidden: bool = Field(default=False, exclude_if=lambda value: not value)
     """True if clients must not see the call, because the tool is hidden. Set by the run, never sent to a vendor."""
 
+    def describe(self) -> str:
+        """Return the call as Python source."""
+        return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
+
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         return [("hidden", True)] if self.hidden else super().__repr_args__()
 
@@ -197,7 +201,9 @@ def to_messages(prompt: Prompt, name: str = "the prompt") -> tuple[Message, ...]
     if isinstance(value, str | Message):
         return (_to_message(value, name),)
     if not isinstance(value, Sequence) or isinstance(value, bytes | bytearray):
-        raise ConfigurationError(f"{name} must be a string, a message, or a list of them, got {value!r}")
+        raise ConfigurationError(
+            f"{name} must be a string, a message, or a list of them, got {repr(value)[:200]}{_explain_dict(value)}"
+        )
     items = cast("Sequence[Any]", value)
     return tuple(_to_message(item, f"{name.removeprefix('the ')}[{index}]") for index, item in enumerate(items))
 
@@ -206,15 +212,39 @@ def _to_message(item: Any, name: str) -> Message:
     if isinstance(item, str):
         item = Message.user(item)
     if not isinstance(item, Message):
-        raise ConfigurationError(
-            f"{name} must be a string or a message, got {repr(item)[:200]}. Pass parts in a list: "
-            "Message.user([TextPart(text=...), FilePart(data=..., media_type=...)])"
+        hint = _explain_dict(item) or (
+            ". Pass parts in a list: Message.user([TextPart(text=...), FilePart(data=..., media_type=...)])"
         )
+        raise ConfigurationError(f"{name} must be a string or a message, got {repr(item)[:200]}{hint}")
     if item.role == "user" and not item.content:
         raise ConfigurationError(f"{name} must not be an empty user message. Add some text.")
     if isinstance(item.content, str) and replace_surrogates(item.content) is not item.content:
         return item.model_copy(update={"content": replace_surrogates(item.content)})
     return item
+
+
+def _explain_dict(value: object) -> str:
+    """Return a remedy for messages in the format of vendor APIs, or an empty string."""
+    if isinstance(value, tuple) and value and value[0] in _MAKERS:
+        return f"; write {_MAKERS[value[0]]}"
+    if not isinstance(value, dict):
+        return ""
+    fields = cast("dict[str, Any]", value)
+    if "messages" in fields:
+        return "; pass the list of messages itself"
+    return f"; write {_MAKERS.get(fields.get('role', 'user'), _MAKERS['user'])}"
+
+
+_MAKERS = {
+    "user": "Message.user('...')",
+    "human": "Message.user('...')",
+    "assistant": "Message.assistant('...')",
+    "ai": "Message.assistant('...')",
+    "system": "Message.system('...')",
+    "developer": "Message.system('...')",
+    "tool": "Message.tool(call_id, '...')",
+}
+"""Constructors of messages by the role that vendor APIs and other frameworks use."""
 
 
 class Usage(Wire):
@@ -262,13 +292,16 @@ class ErrorInfo(Wire):
     """True if the same operation may succeed later, so that the run can be resumed."""
 
 
+InputKind = Literal["confirmation", "text", "selection", "data", "tool", "credential"]
+
+
 class PendingInput(Wire):
     """Pending question."""
 
     input_id: str
     """Question id. It does not change between attempts."""
     prompt: str
-    input_kind: Literal["confirmation", "text", "selection", "data", "tool", "credential"] = "data"
+    input_kind: InputKind = "data"
     """Expected kind of answer. If `tool`, the client should execute the call. If `credential`, a person should sign
     in."""
     options: list[Any] | None = None

@@ -1,8 +1,5 @@
 """Base class of JSON models, immutable containers, and model construction without validation."""
 
-# The models are frozen, so a subclass may narrow `kind`. The type checker does not know that they are frozen.
-# pyright: reportIncompatibleVariableOverride=false
-
 from __future__ import annotations
 
 import ast
@@ -12,14 +9,28 @@ from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any, NoReturn, ParamSpec, TypeVar, cast, get_origin
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, cast, get_origin
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, PrivateAttr, ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema
+from typing_extensions import dataclass_transform
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+
+    @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(Field, PrivateAttr))
+    class _FrozenModels(ModelMetaclass):
+        """Metaclass that tells type checkers that the models are frozen."""
+
+        # Otherwise, pyright uses the missing `__hash__` of instances for classes too.
+        def __hash__(self) -> int: ...
+
+else:
+    _FrozenModels = type(BaseModel)
 
 
-class Wire(BaseModel):
+class Wire(BaseModel, metaclass=_FrozenModels):
     """Base class of immutable models with snake case names in Python and camelCase names in JSON."""
 
     model_config = ConfigDict(
@@ -35,6 +46,25 @@ class Wire(BaseModel):
         defer_build=True,
     )
 
+    if not TYPE_CHECKING:
+        # Type checkers use the signature that pydantic creates from the fields.
+
+        def __init__(self, /, *values: Any, **fields: Any) -> None:
+            __tracebackhide__ = True
+            if values:
+                raise TypeError(_explain_argument(type(self), "*"))
+            try:
+                self.__pydantic_validator__.validate_python(fields, self_instance=self)
+            except ValidationError as error:
+                for name in fields:
+                    if any(line["type"] == "extra_forbidden" and line["loc"] == (name,) for line in error.errors()):
+                        error.add_note(_explain_argument(type(self), name))
+                raise
+
+        __init__.__signature__ = inspect.signature(BaseModel.__init__)
+        # Like the method of `BaseModel`, it is not called for a model that is read from data.
+        __init__.__pydantic_base_init__ = True
+
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Return the schema, with field docstrings as descriptions.
@@ -49,6 +79,19 @@ class Wire(BaseModel):
                 if name in cls.model_fields:
                     properties[cls.model_fields[name].serialization_alias or name]["description"] = text
         return result
+
+
+def _explain_argument(cls: type[BaseModel], name: str) -> str:
+    """Return an error message for an unknown argument. `*` stands for positional arguments."""
+    # Imported lazily, because correct programs do not need it.
+    from rxloop._names import explain_name
+
+    names = list(cls.model_fields)
+    if name == "*":
+        remedy = explain_name([cls.__name__], name, ()) or f"write {names[0]}="
+        return f"{cls.__name__}() requires keyword arguments; {remedy}"
+    remedy = explain_name([cls.__name__], name, names) or f"expected {', '.join(names)}"
+    return f"{cls.__name__}() got an unknown argument {name!r}; {remedy}"
 
 
 @cache
@@ -200,5 +243,5 @@ only before the event is published. Afterwards, use `model_copy(update=...)`.
 
 
 def is_empty(value: Any) -> bool:
-    """True if an optional field is omitted from the JSON."""
+    """Return True if an optional field is omitted from the JSON."""
     return not value

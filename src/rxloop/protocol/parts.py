@@ -155,12 +155,12 @@ Content = str | list[Part]
 
 
 def is_data_url(url: str) -> bool:
-    """True if a URL contains its data."""
+    """Return True if a URL contains its data."""
     return url.lstrip()[:5].lower() == "data:"
 
 
 def is_local_path(url: str) -> bool:
-    r"""True if a URL is a local path, such as `./a.png`, `C:\a.png` or `file:///a.png`."""
+    r"""Return True if a URL is a local path, such as `./a.png`, `C:\a.png` or `file:///a.png`."""
     return re.match(_LOCAL_PATH, url.strip()) is not None
 
 

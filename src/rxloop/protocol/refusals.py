@@ -12,6 +12,8 @@ REFUSAL_WORDS = ("no", "n", "false", "refuse", "refused", "reject", "rejected", 
 """Text answers that mean a refusal."""
 _WHOLE_TEXTS = frozenset((*REFUSAL_WORDS, "f", "off", "ignore", "skip", "dismiss", "response", "respond"))
 """Texts that mean a refusal only if they are the whole answer, such as the decision types of LangGraph."""
+_MAX_LENGTH = 50_000
+"""Maximum number of characters that are searched for a negation. A longer answer counts as a refusal."""
 _NEGATION = re.compile(
     r"""^\W*(?:cancel|abort|stop|不|否)
     |\b(?:reject|refus|declin|den(?:y|ied|ies)\b|disapprov|disallow)
@@ -74,10 +76,10 @@ _REASONS = ("reason", "message", "comment", "feedback", "error")
 
 
 def is_refusal(answer: Any) -> bool:
-    """True if an answer is a refusal.
+    """Return True if an answer is a refusal.
 
-    A call that a person refused must not be executed. Therefore, a text with a negation is a refusal, even if the code
-    that asked might have interpreted it as an approval with a condition.
+    A call that a person refused must not be executed. Therefore, an answer with a negation is a refusal, even if the
+    code that asked might have interpreted it as an approval with a condition.
 
     Args:
         answer: The recorded answer. The code that could interpret it no longer exists.
@@ -111,6 +113,8 @@ def refusal_reason(answer: Any) -> str | None:
 
 
 def _is_refusing_text(text: str) -> bool:
+    if len(text) > _MAX_LENGTH:
+        return True
     value = _parsed(text)
     if value is not None:
         return is_refusal(value)
@@ -119,9 +123,9 @@ def _is_refusing_text(text: str) -> bool:
 
 
 def _parsed(text: str) -> Any:
-    """Return the value of a text that is a JSON object, list or string, and None for any other text."""
+    """Parse a JSON object, list or string. Return None for any other input."""
     if text.lstrip()[:1] in ("{", "[", '"'):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             return json.loads(text)
     return None
 

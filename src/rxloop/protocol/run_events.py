@@ -1,14 +1,12 @@
 """Run events."""
 
-# The models are frozen, so a subclass may narrow `kind`. The type checker does not know that they are frozen.
-# pyright: reportIncompatibleVariableOverride=false
-
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 from typing_extensions import override
 
 from rxloop.protocol.envelope import Event
+from rxloop.protocol.links import read_link
 from rxloop.protocol.messages import Content, ErrorInfo, Message, PendingInput, ToolCall, Usage, public_question
 from rxloop.protocol.model import is_empty
 from rxloop.protocol.visibility import public_error, public_messages, public_questions, visible_id
@@ -58,15 +56,13 @@ class StatusUpdateEvent(Event):
     kind: Literal["status-update"] = "status-update"
     marble = "w"
     public_fields = ("state", "final", "reason", "content", "finish_reason", "usage", "resumed", "after_seq")
-    public_parts = {
-        "error": public_error,
-        "pending": public_questions,
-    }
-    incidental_fields = ("resumed", "after_seq", "usage", "pending")
+    public_parts = {"error": public_error, "pending": public_questions, "discarded": lambda event: event.discarded}
+    incidental_fields = ("resumed", "after_seq", "usage", "pending", "discarded")
     state: State
     final: bool = False
     reason: str | None = None
-    """Reason for ending, such as a limit, `error`, `canceled`, `superseded` or `input`. Not set if the run answered."""
+    """Reason for ending, such as a limit, `error`, `canceled`, `superseded` or `input`. Not set if the run answered. It
+    is `released` if a process stopped working on the run without ending it."""
     error: ErrorInfo | None = None
     content: str | None = None
     """Final answer. It is partial if the attempt did not complete."""
@@ -77,6 +73,8 @@ class StatusUpdateEvent(Event):
     resumed: bool = False
     after_seq: int | None = None
     """Last `seq` of the previous attempt. Only set in the first event of a resumed attempt."""
+    discarded: list[str] = Field(default_factory=list[str], exclude_if=is_empty)
+    """Ids of copied questions that a fork asks again. Only set in the first event after the copied events."""
 
     @override
     def describe(self) -> str:
@@ -191,15 +189,16 @@ class ToolsUnavailableEvent(Event):
 
     kind: Literal["tools-unavailable"] = "tools-unavailable"
     marble = "v"
-    public_fields = ("family",)
-    family: str
+    public_fields = ("toolset",)
+    # Events of earlier versions have `family`.
+    toolset: str = Field(validation_alias=AliasChoices("toolset", "family"))
     """Name of the toolset."""
     reason: str = ""
     """Cause of the failure. Not sent to clients."""
 
     @override
     def describe(self) -> str:
-        return self.family
+        return self.toolset
 
 
 class InputRequiredEvent(Event):
@@ -322,7 +321,7 @@ class ArtifactUpdateEvent(Event):
     size: int = 0
     """Size of the chunk in bytes."""
     data: Any = None
-    """Chunk content. Only the first million bytes are included; the rest is stored in the artifact store."""
+    """Chunk content, or `{"url": ...}` for a link. Only the first million bytes are included; the rest is stored."""
     encoding: Literal["base64"] | None = Field(default=None, exclude_if=is_empty)
     """Encoding of binary data."""
     name: str | None = None
@@ -332,6 +331,11 @@ class ArtifactUpdateEvent(Event):
     """True if this is the last chunk of the version."""
     hidden: bool = Field(default=False, exclude_if=is_empty)
     """True if the artifact is written by a hidden call."""
+
+    @property
+    def url(self) -> str | None:
+        """URL of an external file, or None if the chunk is not a link."""
+        return read_link(self.data)
 
     @property
     def public(self) -> bool:

@@ -90,7 +90,7 @@ class Limits(Wire):
     """Run limits. Set to None to disable a limit."""
 
     iterations: int | None = Field(default=20, ge=1)
-    """Maximum number of model calls on the main branch. If a strategy is used, calls on all branches are counted."""
+    """Maximum number of model calls on all branches, including calls that operators repeat or multiply."""
     tool_failures: int | None = Field(default=3, ge=1)
     """Maximum number of consecutive iterations in which all tools failed."""
     tokens: int | None = Field(default=None, ge=1)
@@ -98,8 +98,9 @@ class Limits(Wire):
     seconds: float | None = Field(default=None, gt=0)
     """Maximum duration of an attempt in seconds."""
     attempts: int | None = Field(default=20, ge=1)
-    """Maximum number of consecutive attempts ended by a crash, a release or a temporary failure. An attempt that pauses
-    for an answer or is canceled resets the count. This ends runs that crash their worker."""
+    """Maximum number of consecutive attempts that a crash or a temporary failure ended before any progress, such as the
+    result of a call. An attempt that pauses for an answer or is canceled resets the count. This ends runs that crash
+    their worker."""
     preparation: float | None = Field(default=60.0, gt=0)
     """Time limit in seconds for each step before a model call: instructions, toolsets, `enabled=` functions, and async
     workspaces. Compressors have their own `timeout`."""

@@ -1,11 +1,8 @@
 """Step events."""
 
-# The models are frozen, so a subclass may narrow `kind`. The type checker does not know that they are frozen.
-# pyright: reportIncompatibleVariableOverride=false
+from typing import Annotated, Any, Literal, get_args
 
-from typing import Any, Literal, get_args
-
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from typing_extensions import override
 
 from rxloop.protocol.envelope import Event
@@ -68,18 +65,19 @@ class LLMFailedEvent(Event):
     refused: dict[str, str] = Field(default_factory=dict[str, str], exclude_if=is_empty)
     """Refused media fingerprints and reasons. Refused media should not be sent again."""
 
+    @override
+    def describe(self) -> str:
+        return f"{self.error.code}: {self.error.message}"
 
-MALFORMED_REASON = "malformed_call"
-"""Metadata key used if the vendor could not parse the model's tool call."""
 
-NoticeCode = Literal["left_out", "changed", "passed_over", "unread_answer", "repaired"]
+NoticeCode = Literal["left_out", "changed", "skipped", "unread_answer", "repaired"]
 
 
 class LLMNoticeEvent(Event):
     """Event published when part of a request or its answer was omitted or changed. The call continues.
 
     `left_out`: the vendor does not support a part of the conversation or a setting. `changed`: an image or a file was
-    sent with another media type or as another kind of part. `passed_over`: the vendor sent unknown data.
+    sent with another media type or as another kind of part. `skipped`: the vendor sent unknown data.
     `unread_answer`: the code no longer requests a recorded answer. `repaired`: the model's JSON was extracted from text
     that is not JSON.
     """
@@ -88,7 +86,8 @@ class LLMNoticeEvent(Event):
     kind: Literal["llm-notice"] = "llm-notice"
     marble = "N"
     incidental_fields = ("code", "message")
-    code: NoticeCode
+    # Events of earlier versions have `passed_over`.
+    code: Annotated[NoticeCode, BeforeValidator(lambda code: "skipped" if code == "passed_over" else code)]
     message: str
 
     @override
@@ -163,7 +162,7 @@ class ContentCompleteEvent(Event):
 
     @override
     def describe(self) -> str:
-        calls = ", ".join(_written(call) for call in self.tool_calls)
+        calls = ", ".join(call.describe() for call in self.tool_calls)
         said = add_placeholders(self.content, self.files) if self.files else self.content
         return " -> ".join(part for part in (said, calls) if part) or self.finish_reason
 
@@ -310,7 +309,7 @@ class ToolStartEvent(_ToolEvent):
 
     @override
     def describe(self) -> str:
-        return _written(self.call)
+        return self.call.describe()
 
 
 class ToolProgressEvent(_ToolEvent):
@@ -322,6 +321,11 @@ class ToolProgressEvent(_ToolEvent):
     public_fields = ("message", "fraction")
     message: str
     fraction: float | None = None
+
+    @override
+    def describe(self) -> str:
+        part = "" if self.fraction is None else f" ({self.fraction:.0%})"
+        return f"{self.call.id}: {self.message}{part}"
 
 
 class ToolCompleteEvent(_ToolEvent):
@@ -363,7 +367,7 @@ class ToolVoidedEvent(Event):
 
     @override
     def describe(self) -> str:
-        return _written(self.call)
+        return self.call.describe()
 
 
 class UsageEvent(Event):
@@ -391,8 +395,3 @@ class UsageEvent(Event):
 
 
 _usage = make_unchecked(Usage)
-
-
-def _written(call: ToolCall) -> str:
-    """Return a tool call as Python source."""
-    return f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"

@@ -1,4 +1,4 @@
-"""Models: one codec for each vendor API, the transport below it, presets as data, and combinators above it."""
+"""Models: codecs for vendor APIs, HTTP transport, presets, and combinators of several models."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from itertools import accumulate
+
+from rxloop.support.json_limits import find_excess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,20 +69,6 @@ class OutOfBounds(Unreadable):
 SMALL = 2**16
 """Document size in bytes below which memory usage is negligible."""
 
-BEGINNING = 2**14
-
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
-
-_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
-
-_STEPS = [0] * 256
-
-for _byte in b"[{":
-    _STEPS[_byte] = 1
-
-for _byte in b"]}":
-    _STEPS[_byte] = -1
-
 
 def check_document(data: bytes, bounds: Bounds) -> None:
     """Check the number of values and the nesting depth of a document.
@@ -98,32 +84,9 @@ def check_document(data: bytes, bounds: Bounds) -> None:
     large = len(data) > SMALL and opened + data.count(b",") > bounds.values
     if not large and opened <= bounds.depth:
         return
-    # Very deep documents are usually deep from the start, so checking only the start is fast.
-    if opened > bounds.depth and _depth(_STRING.sub(b"", data[:BEGINNING])) > bounds.depth:
-        raise OutOfBounds("depth", bounds.depth)
-    # Brackets and commas inside of strings, as in code, do not count. Each string is a value, so their number is
-    # limited too.
-    if data.count(b'"') - data.count(b'\\"') > 2 * bounds.values:
-        raise OutOfBounds("values", bounds.values)
-    bare = _STRING.sub(b"", data)
-    opened = bare.count(b"[") + bare.count(b"{")
-    if opened + bare.count(b",") > bounds.values:
-        raise OutOfBounds("values", bounds.values)
-    if opened > bounds.depth and _depth(bare) > bounds.depth:
-        raise OutOfBounds("depth", bounds.depth)
-
-
-def count_values(data: bytes) -> int:
-    """Return the approximate number of values in a document, including values in a string that contains a document."""
-    bare = _STRING.sub(b"", data)
-    if not bare.strip():
-        bare = data
-    return bare.count(b"[") + bare.count(b"{") + bare.count(b",")
-
-
-def _depth(bare: bytes) -> int:
-    brackets = bare.translate(None, _NO_BRACKETS)
-    return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
+    excess = find_excess(data, values=bounds.values, depth=bounds.depth)
+    if excess is not None:
+        raise OutOfBounds(excess, bounds.values if excess == "values" else bounds.depth)
 
 
 VALUE_WEIGHT = 30

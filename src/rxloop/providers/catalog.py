@@ -55,13 +55,13 @@ class Price:
             return self.above[1].of(usage, cache_write_long_tokens)
         cached = min(usage.cached_tokens, usage.input_tokens)
         written = min(usage.cache_write_tokens, usage.input_tokens - cached)
-        kept = min(cache_write_long_tokens, written)
+        long_lived = min(cache_write_long_tokens, written)
         write = _or(self.cache_write, self.input)
         parts = (
             (usage.input_tokens - cached - written) * self.input,
             cached * _or(self.cached, self.input),
-            (written - kept) * write,
-            kept * _or(self.cache_write_long, write),
+            (written - long_lived) * write,
+            long_lived * _or(self.cache_write_long, write),
             usage.output_tokens * self.output,
         )
         return sum(parts) / MILLION
@@ -88,8 +88,8 @@ class Price:
 
 def count_long_kept(event: UsageEvent) -> int:
     """Return the number of tokens in the event that were written to the cache with a long time to live."""
-    kept = event.metadata.get(LONG_KEPT, 0)
-    return kept if isinstance(kept, int) else 0
+    tokens = event.metadata.get(LONG_KEPT, 0)
+    return tokens if isinstance(tokens, int) else 0
 
 
 def _or(price: float | None, other: float) -> float:
@@ -148,12 +148,12 @@ def _claude(
     cached: float,
     *,
     window: int = 1_000_000,
-    most: int = 128_000,
+    max_output: int = 128_000,
     tiers: Tiers = _flat,
 ) -> KnownModel:
     """Anthropic model. Cache writes cost 25 % more than input, or twice as much for one hour."""
     price = Price(input, output, cached, cache_write=input * 1.25, cache_write_long=input * 2)
-    return KnownModel(window=window, output=most, price=tiers(price), images=True, files=True, thinking=True)
+    return KnownModel(window=window, output=max_output, price=tiers(price), images=True, files=True, thinking=True)
 
 
 def _gpt(
@@ -162,17 +162,17 @@ def _gpt(
     cached: float,
     *,
     window: int = 400_000,
-    most: int = 128_000,
+    max_output: int = 128_000,
     thinking: bool = True,
     tiers: Tiers = _flat,
 ) -> KnownModel:
     price = tiers(Price(input, output, cached))
-    return KnownModel(window=window, output=most, price=price, images=True, files=True, thinking=thinking)
+    return KnownModel(window=window, output=max_output, price=price, images=True, files=True, thinking=thinking)
 
 
-def _gpt6(input: float, output: float, cached: float, *, kept: float | None = None) -> KnownModel:
-    """Return an OpenAI model since GPT-5.6. Cache writes cost 25 % more than input."""
-    price = _272k(Price(input, output, cached, cache_write=input * 1.25, cache_write_long=kept))
+def _gpt6(input: float, output: float, cached: float, *, cache_write_long: float | None = None) -> KnownModel:
+    """Return a model of GPT-5.6 or a later OpenAI generation. Cache writes cost 25 % more than input."""
+    price = _272k(Price(input, output, cached, cache_write=input * 1.25, cache_write_long=cache_write_long))
     return KnownModel(window=1_050_000, output=128_000, price=price, images=True, files=True, thinking=True)
 
 
@@ -181,8 +181,8 @@ def _gemini(input: float, output: float, cached: float, tiers: Tiers = _flat) ->
     return KnownModel(window=1_048_576, output=65_536, price=price, images=True, files=True, thinking=True)
 
 
-def _glm(input: float, output: float, cached: float, *, window: int = 200_000, most: int = 131_072) -> KnownModel:
-    return KnownModel(window=window, output=most, price=Price(input, output, cached), thinking=True)
+def _glm(input: float, output: float, cached: float, *, window: int = 200_000, max_output: int = 131_072) -> KnownModel:
+    return KnownModel(window=window, output=max_output, price=Price(input, output, cached), thinking=True)
 
 
 _gpt_oss = KnownModel(window=131_072, thinking=True)
@@ -197,16 +197,16 @@ CATALOG: Mapping[str, KnownModel] = MappingProxyType(
         "anthropic:claude-opus-4-8": _claude(5, 25, 0.5),
         "anthropic:claude-opus-4-7": _claude(5, 25, 0.5),
         "anthropic:claude-opus-4-6": _claude(5, 25, 0.5),
-        "anthropic:claude-opus-4-5": _claude(5, 25, 0.5, window=200_000, most=64_000),
-        "anthropic:claude-opus-4-1": _claude(15, 75, 1.5, window=200_000, most=32_000),
+        "anthropic:claude-opus-4-5": _claude(5, 25, 0.5, window=200_000, max_output=64_000),
+        "anthropic:claude-opus-4-1": _claude(15, 75, 1.5, window=200_000, max_output=32_000),
         "anthropic:claude-sonnet-5-5": _claude(2, 10, 0.1),
         "anthropic:claude-sonnet-5": _claude(2, 10, 0.2),
-        "anthropic:claude-sonnet-4-6": _claude(3, 15, 0.3, most=64_000),
+        "anthropic:claude-sonnet-4-6": _claude(3, 15, 0.3, max_output=64_000),
         # The tier applies to the beta version of these two models, which has a larger window.
-        "anthropic:claude-sonnet-4-5": _claude(3, 15, 0.3, window=200_000, most=64_000, tiers=_200k),
-        "anthropic:claude-sonnet-4": _claude(3, 15, 0.3, window=200_000, most=64_000, tiers=_200k),
+        "anthropic:claude-sonnet-4-5": _claude(3, 15, 0.3, window=200_000, max_output=64_000, tiers=_200k),
+        "anthropic:claude-sonnet-4": _claude(3, 15, 0.3, window=200_000, max_output=64_000, tiers=_200k),
         "anthropic:claude-haiku-5-5": _claude(0.1, 0.5, 0.01, tiers=_longer(100_000, 5, 5)),
-        "anthropic:claude-haiku-4-5": _claude(1, 5, 0.1, window=200_000, most=64_000),
+        "anthropic:claude-haiku-4-5": _claude(1, 5, 0.1, window=200_000, max_output=64_000),
         # Google. Introductory prices for 3.6 to 3.8 Flash, valid until the year ends.
         "google:gemini-3.8-flash": _gemini(0.75, 3.75, 0.075),
         "google:gemini-3.7-flash": _gemini(0.75, 3.75, 0.075),
@@ -222,7 +222,7 @@ CATALOG: Mapping[str, KnownModel] = MappingProxyType(
         "google:gemini-2.5-flash-lite": _gemini(0.1, 0.4, 0.01),
         # OpenAI
         "openai:gpt-6.2-astra": _gpt6(8, 40, 0.4),
-        "openai:gpt-6.2-sol": _gpt6(2, 10, 0.1, kept=5),
+        "openai:gpt-6.2-sol": _gpt6(2, 10, 0.1, cache_write_long=5),
         "openai:gpt-6.1-sol": _gpt6(2, 10, 0.1),
         "openai:gpt-6-astra": _gpt6(10, 50, 1),
         "openai:gpt-6-sol": _gpt6(2, 10, 0.2),
@@ -241,14 +241,14 @@ CATALOG: Mapping[str, KnownModel] = MappingProxyType(
         "openai:gpt-5": _gpt(1.25, 10, 0.125),
         "openai:gpt-5-mini": _gpt(0.25, 2, 0.025),
         "openai:gpt-5-nano": _gpt(0.05, 0.4, 0.005),
-        "openai:o3": _gpt(2, 8, 0.5, window=200_000, most=100_000),
-        "openai:o4-mini": _gpt(1.1, 4.4, 0.275, window=200_000, most=100_000),
-        "openai:gpt-4.1": _gpt(2, 8, 0.5, window=1_047_576, most=32_768, thinking=False),
-        "openai:gpt-4.1-mini": _gpt(0.4, 1.6, 0.1, window=1_047_576, most=32_768, thinking=False),
-        "openai:gpt-4.1-nano": _gpt(0.1, 0.4, 0.025, window=1_047_576, most=32_768, thinking=False),
-        "openai:gpt-4o": _gpt(2.5, 10, 1.25, window=128_000, most=16_384, thinking=False),
-        "openai:gpt-4o-2024-05-13": _gpt(5, 15, 5, window=128_000, most=4_096, thinking=False),
-        "openai:gpt-4o-mini": _gpt(0.15, 0.6, 0.075, window=128_000, most=16_384, thinking=False),
+        "openai:o3": _gpt(2, 8, 0.5, window=200_000, max_output=100_000),
+        "openai:o4-mini": _gpt(1.1, 4.4, 0.275, window=200_000, max_output=100_000),
+        "openai:gpt-4.1": _gpt(2, 8, 0.5, window=1_047_576, max_output=32_768, thinking=False),
+        "openai:gpt-4.1-mini": _gpt(0.4, 1.6, 0.1, window=1_047_576, max_output=32_768, thinking=False),
+        "openai:gpt-4.1-nano": _gpt(0.1, 0.4, 0.025, window=1_047_576, max_output=32_768, thinking=False),
+        "openai:gpt-4o": _gpt(2.5, 10, 1.25, window=128_000, max_output=16_384, thinking=False),
+        "openai:gpt-4o-2024-05-13": _gpt(5, 15, 5, window=128_000, max_output=4_096, thinking=False),
+        "openai:gpt-4o-mini": _gpt(0.15, 0.6, 0.075, window=128_000, max_output=16_384, thinking=False),
         # z.ai
         "zai:glm-5.3": _glm(1.4, 4.4, 0.26, window=1_000_000),
         "zai:glm-5.3-flash": KnownModel(window=1_000_000, output=131_072, images=True, thinking=True),
@@ -259,8 +259,8 @@ CATALOG: Mapping[str, KnownModel] = MappingProxyType(
         "zai:glm-4.7": _glm(0.6, 2.2, 0.11),
         "zai:glm-4.7-flash": _glm(0, 0, 0),
         "zai:glm-4.6": _glm(0.6, 2.2, 0.11),
-        "zai:glm-4.5": _glm(0.6, 2.2, 0.11, window=131_072, most=98_304),
-        "zai:glm-4.5-air": _glm(0.2, 1.1, 0.03, window=131_072, most=98_304),
+        "zai:glm-4.5": _glm(0.6, 2.2, 0.11, window=131_072, max_output=98_304),
+        "zai:glm-4.5-air": _glm(0.2, 1.1, 0.03, window=131_072, max_output=98_304),
         # Default models of other presets.
         # DeepSeek's price depends on the time of day.
         "deepseek:deepseek-flash": KnownModel(window=1_000_000, output=384_000, thinking=True),
@@ -297,10 +297,10 @@ def find_model(model: str, models: Mapping[str, KnownModel] = CATALOG) -> KnownM
     Returns:
         Model entry, without price for gateways, or None.
     """
-    entry, host = _look_up(model, models), find_host(model)
+    entry, host = _find_entry(model, models), find_host(model)
     if entry is not None or host not in GATEWAYS:
         return entry
-    hosted = _look_up(model.removeprefix(f"{host}:"), models)
+    hosted = _find_entry(model.removeprefix(f"{host}:"), models)
     return None if hosted is None else replace(hosted, price=None)
 
 
@@ -311,12 +311,12 @@ def find_price(model: str, prices: Mapping[str, Price] | None = None) -> Price |
         model: Model string.
         prices: Custom prices, preferred over `CATALOG`.
     """
-    custom = None if prices is None else _look_up(model, prices)
+    custom = None if prices is None else _find_entry(model, prices)
     if custom is not None:
         return custom
     entry = find_model(model)
     return None if entry is None else entry.price
 
 
-def _look_up(model: str, table: Mapping[str, T]) -> T | None:
+def _find_entry(model: str, table: Mapping[str, T]) -> T | None:
     return next((table[name] for name in iter_names(model) if name in table), None)

@@ -24,60 +24,60 @@ Sign = Callable[[str, str, Mapping[str, str], bytes], Mapping[str, str] | Awaita
 """Returns additional headers for a request, given its method, URL, headers and body."""
 
 
-async def call_key_source(source: KeySource, where: Endpoint, seconds: float | None) -> str:
+async def call_key_source(source: KeySource, endpoint: Endpoint, seconds: float | None) -> str:
     """Call the key source.
 
     Raises:
         AuthenticationError: The function failed or returned no key.
         ProviderTimeout: The function took too long.
     """
-    key = await _call(source, f"no API key for {where}: the api_key function", seconds)
+    key = await _call(source, f"no API key for {endpoint}: the api_key function", seconds)
     if isinstance(key, str) and key.strip():
         return key.strip()
-    found = "an empty string" if isinstance(key, str) else f"a {type(key).__name__}"
-    raise AuthenticationError(f"no API key for {where}: the api_key function must return a key, got {found}")
+    value = "an empty string" if isinstance(key, str) else f"a {type(key).__name__}"
+    raise AuthenticationError(f"no API key for {endpoint}: the api_key function must return a key, got {value}")
 
 
-async def sign_request(sign: Sign, where: Endpoint, body: bytes, seconds: float | None) -> dict[str, str]:
+async def sign_request(sign: Sign, endpoint: Endpoint, body: bytes, seconds: float | None) -> dict[str, str]:
     """Call the signing function.
 
     Raises:
         AuthenticationError: The function failed or returned invalid headers.
         ProviderTimeout: The function took too long.
     """
-    what = f"the request to {where} is not signed: the sign function"
-    headers = await _call(lambda: sign("POST", where.url, dict(where.headers), body), what, seconds)
+    subject = f"the request to {endpoint} is not signed: the sign function"
+    headers = await _call(lambda: sign("POST", endpoint.url, dict(endpoint.headers), body), subject, seconds)
     if isinstance(headers, Mapping):
-        found = cast("Mapping[str, str]", headers)
-        return {str(name).lower(): str(value) for name, value in found.items()}
-    raise AuthenticationError(f"{what} must return the headers to add, got a {type(headers).__name__}")
+        additional = cast("Mapping[str, str]", headers)
+        return {str(name).lower(): str(value) for name, value in additional.items()}
+    raise AuthenticationError(f"{subject} must return the headers to add, got a {type(headers).__name__}")
 
 
-async def _call(call: Callable[[], object], what: str, seconds: float | None) -> object:
+async def _call(call: Callable[[], object], subject: str, seconds: float | None) -> object:
     # Imported lazily to reduce startup time.
     import anyio
 
     try:
-        found = call()
-        if not isawaitable(found):
-            return found
+        result = call()
+        if not isawaitable(result):
+            return result
         # A cancel scope keeps cancelling, even if the function suppresses it once.
         with anyio.move_on_after(seconds):
-            return await found
+            return await result
     except RxloopError:
         raise
     except Exception as error:
         # Exception messages could contain the key.
-        said = f"{what} raised {type(error).__name__}"
+        message = f"{subject} raised {type(error).__name__}"
     else:
         raise ProviderTimeout(
-            f"{what} did not return within {seconds:g} s; check what it waits for, "
+            f"{subject} did not return within {seconds:g} s; check what it waits for, "
             "or raise the limit with timeout=Timeouts(key=...)"
         )
-    raise AuthenticationError(said)
+    raise AuthenticationError(message)
 
 
-_SHOWN = 500
+_MAX_TEXT = 500
 """Maximum number of characters of an error message from Google."""
 
 _SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
@@ -117,9 +117,9 @@ class GoogleToken:
             return self._credentials.token
         from anyio import to_thread
 
-        return await to_thread.run_sync(self._renewed, abandon_on_cancel=True)
+        return await to_thread.run_sync(self._renew_token, abandon_on_cancel=True)
 
-    def _renewed(self) -> str:
+    def _renew_token(self) -> str:
         try:
             from google.auth import default, exceptions  # pyright: ignore[reportUnknownVariableType]
             from google.auth.transport.requests import Request
@@ -138,12 +138,12 @@ class GoogleToken:
         except exceptions.DefaultCredentialsError:
             raise AuthenticationError(
                 "this machine has no Google credentials: run `gcloud auth application-default login`, set "
-                "GOOGLE_APPLICATION_CREDENTIALS to a file of them, or pass a function that returns an access token as "
-                "api_key="
+                "GOOGLE_APPLICATION_CREDENTIALS to a credentials file, or pass a function that returns an access token "
+                "as api_key="
             ) from None
         except exceptions.TransportError as error:
-            raise ProviderConnectionError(f"no access token from Google: {str(error)[:_SHOWN]}") from None
+            raise ProviderConnectionError(f"no access token from Google: {str(error)[:_MAX_TEXT]}") from None
         except exceptions.GoogleAuthError as error:
             may_pass = cast("bool", error.retryable)  # pyright: ignore[reportUnknownMemberType]
             kind = ServerError if may_pass else AuthenticationError
-            raise kind(f"no access token from Google: {type(error).__name__}: {str(error)[:_SHOWN]}") from None
+            raise kind(f"no access token from Google: {type(error).__name__}: {str(error)[:_MAX_TEXT]}") from None

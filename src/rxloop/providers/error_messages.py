@@ -97,10 +97,10 @@ def is_rate_limit(message: str) -> bool:
 
 
 def _first(pattern: re.Pattern[str], message: str) -> int | None:
-    found = pattern.search(message)
-    if found is None:
+    match = pattern.search(message)
+    if match is None:
         return None
-    digits = next(group for group in found.groups() if group)
+    digits = next(group for group in match.groups() if group)
     return _count(digits)
 
 
@@ -113,7 +113,7 @@ _NAMES = re.compile(
     r"|failed_to_download_(image|file)|(unsupported|invalid)_(file|document|pdf)\w*|sanitizer_server_error"
 )
 
-_THING = (
+_MEDIA = (
     r"\b(images?|pictures?|photos?|pdfs?|media|audio|videos?|documents?|attachments?|vision|multimodal|inline_?data"
     r"|image_url|file_data|file (content|data|type))\b"
 )
@@ -125,7 +125,7 @@ _FAULT = (
     r"|larger than|less than|limit|maximum|protected|encrypted|missing|time(d|out)|not represent|\b(0|no) pages"
 )
 
-_WORDS = re.compile(rf"{_THING}.{{0,160}}({_FAULT})|({_FAULT}).{{0,160}}{_THING}", re.IGNORECASE | re.DOTALL)
+_WORDS = re.compile(rf"{_MEDIA}.{{0,160}}({_FAULT})|({_FAULT}).{{0,160}}{_MEDIA}", re.IGNORECASE | re.DOTALL)
 
 _OTHERS = re.compile(
     r"unsupported mime ?type|mime type must be|unknown variant `(image_url|file|input_audio|document)"
@@ -188,8 +188,8 @@ def is_media_refusal(status: int | None, names: Sequence[str], message: str, par
 
 def locate(error: MediaRefused, message: str, param: object) -> None:
     """Set the path and the scope of an error from the vendor's message."""
-    where = _PATH.search(param if isinstance(param, str) else "") or _PATH.search(message)
-    error.path = where[0] if where is not None else ""
+    match = _PATH.search(param if isinstance(param, str) else "") or _PATH.search(message)
+    error.path = match[0] if match is not None else ""
     if _NONE_ACCEPTED.search(message):
         error.scope = "all"
     elif _TOO_MANY.search(message):
@@ -221,7 +221,7 @@ def find_fingerprints(body: bytes, path: str) -> tuple[str, ...]:
             continue
         if isinstance(node, dict):
             nodes.append(node)
-    return next((tuple(found) for node in reversed(nodes) if (found := list(_fingerprints(node)))), ())
+    return next((tuple(fingerprints) for node in reversed(nodes) if (fingerprints := list(_fingerprints(node)))), ())
 
 
 def _fingerprints(node: Any) -> Iterator[str]:

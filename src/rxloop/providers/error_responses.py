@@ -27,13 +27,12 @@ from rxloop.errors import (
 )
 from rxloop.protocol.json_data import replace_surrogates
 from rxloop.providers.bounds import DEFAULT_BOUNDS, OutOfBounds, check_document
-from rxloop.providers.error_messages import is_context_overflow, is_media_refusal, is_rate_limit, locate
 from rxloop.providers.failures import Endpoint, MalformedCall, find_retry_delay
 
 _READ = 20_000
 """Maximum searched message length in characters."""
 
-_SHOWN = 1000
+_MAX_QUOTED_CHARS = 1000
 
 _BY_STATUS: dict[int, type[ProviderError]] = {
     401: AuthenticationError,
@@ -111,7 +110,7 @@ _BY_NAME: dict[str, type[ProviderError]] = {
 }
 
 # Generic error names, used as a last resort.
-_GENERAL: dict[str, type[ProviderError]] = {
+_BY_GENERAL_CODE: dict[str, type[ProviderError]] = {
     "api_error": ServerError,
     "failed_precondition": BadRequest,
     "internal": ServerError,
@@ -141,47 +140,50 @@ _NESTED_OVERFLOW = re.compile(
     r"""\\*["'](?:code|type)\\*["']\s*:\s*\\*["'](?:context_length_exceeded|exceed_context_size_error|1261)\b"""
 )
 
-_SURE = frozenset((401, 402, 403, 404, 408, 429))
+_CLEAR_STATUSES = frozenset((401, 402, 403, 404, 408, 429))
 """Statuses that override rate limit messages."""
 
 TOOL_USE_FAILED = "tool_use_failed"
-"""Groq's error code for unparseable tool calls."""
+"""Groq's error code for unparsable tool calls."""
 
 _MALFORMED = re.compile(rf"{TOOL_USE_FAILED}|output_parse_failed|Failed to call a function\b")
-"""Groq's codes and messages for unparseable output. Some gateways drop the code."""
+"""Groq's codes and messages for unparsable output. Some gateways drop the code."""
 
 _REQUEST_IDS = ("request-id", "x-request-id", "x-amzn-requestid", "apim-request-id")
 
 _REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 
 
-def error_from_response(status: int, headers: Mapping[str, str], body: bytes, where: Endpoint) -> ProviderError:
+def error_from_response(status: int, headers: Mapping[str, str], body: bytes, endpoint: Endpoint) -> ProviderError:
     """Return the error for a response with an HTTP error status."""
     if 300 <= status < 400:
         target = replace_surrogates(headers.get("location", "another address"))
-        return ProviderProtocolError(f"{where} redirects to {target}; use that URL as base_url", status=status)
+        return ProviderProtocolError(f"{endpoint} redirects to {target}; use that URL as base_url", status=status)
     try:
         check_document(body, DEFAULT_BOUNDS)
-        found: Any = orjson.loads(body)
+        content: Any = orjson.loads(body)
     except (orjson.JSONDecodeError, OutOfBounds):
-        found = body.decode("utf-8", "replace")
-    return _error(found, status, headers, where)
+        content = body.decode("utf-8", "replace")
+    return _error(content, status, headers, endpoint)
 
 
-def from_error_object(error: Any, where: Endpoint) -> ProviderError:
+def from_error_object(error: Any, endpoint: Endpoint) -> ProviderError:
     """Return an error reported inside a successful response."""
-    return _error(error, None, {}, where)
+    return _error(error, None, {}, endpoint)
 
 
 def name_request(error: ProviderError, headers: Mapping[str, str]) -> None:
     """Add the request id from the response headers to an error that has none."""
-    if error.request_id is None and (found := _request_id(headers, None)):
-        error.request_id = found
-        error.args = (f"{error.args[0]} (request {found})", *error.args[1:])
+    if error.request_id is None and (request_id := _request_id(headers, None)):
+        error.request_id = request_id
+        error.args = (f"{error.args[0]} (request {request_id})", *error.args[1:])
 
 
-def _error(found: Any, status: int | None, headers: Mapping[str, str], where: Endpoint) -> ProviderError:
-    error = _unwrapped(found)
+def _error(content: Any, status: int | None, headers: Mapping[str, str], endpoint: Endpoint) -> ProviderError:
+    # Compiling the patterns takes 10 ms, which programs without failures save.
+    from rxloop.providers import error_messages
+
+    error = _unwrap_error(content)
     fields = cast("dict[str, Any]", error) if isinstance(error, dict) else {"message": error}
     names = [*_names(fields), *_aws_name(headers)]
     if status is None:
@@ -191,47 +193,47 @@ def _error(found: Any, status: int | None, headers: Mapping[str, str], where: En
     message = _message(fields)
 
     def make(kind: type[ProviderError]) -> ProviderError:
-        text = f"{where} answered {_status(status)}: {_short(where.clean(message))}"
-        if kind is AuthenticationError and where.key_env:
-            text += f" (the key comes from {where.key_env} or api_key=)"
+        text = f"{endpoint} answered {_status(status)}: {_shorten(endpoint.clean(message))}"
+        if kind is AuthenticationError and endpoint.key_env:
+            text += f" (the key comes from {endpoint.key_env} or api_key=)"
         elif kind is UnknownModel:
             text += " (check the model's name and the address)"
-        request_id = _request_id(headers, found) or _request_id({}, fields)
+        request_id = _request_id(headers, content) or _request_id({}, fields)
         if request_id:
             text += f" (request {request_id})"
         wait = find_retry_delay(headers, fields, message, limited=kind is RateLimited)
         if wait:
-            text += f" (retry after {round(wait, 1):g} s)"
+            text += f" (retry after {round(wait, 1) or wait:g} s)"
         return kind(text, status=status, retry_after=wait, request_id=request_id)
 
-    refuses_media = is_media_refusal(status, names, message, fields.get("param"))
+    refuses_media = error_messages.is_media_refusal(status, names, message, fields.get("param"))
     kind = PermissionDenied if _is_spent(fields) else _kind(status, names, message, refuses_media)
     failure = make(kind)
     if isinstance(failure, MalformedCall):
-        failure.reason = _short(where.clean(message))
+        failure.reason = _shorten(endpoint.clean(message))
     elif isinstance(failure, MediaRefused):
-        locate(failure, message, fields.get("param"))
+        error_messages.locate(failure, message, fields.get("param"))
         failure.otherwise = make(_kind(status, names, message, refuses_media=False))
     return failure
 
 
-def _unwrapped(found: Any) -> Any:
+def _unwrap_error(content: Any) -> Any:
     """Unwrap nested error objects."""
     for _ in range(5):
-        if isinstance(found, list) and found:
-            found = cast("list[Any]", found)[0]
-        elif isinstance(found, dict):
-            fields = cast("dict[str, Any]", found)
+        if isinstance(content, list) and content:
+            content = cast("list[Any]", content)[0]
+        elif isinstance(content, dict):
+            fields = cast("dict[str, Any]", content)
             inner = fields.get("error") or fields.get("errors")
             if not inner and fields.get("type") == "response.failed":
                 inner = fields.get("response")
             # Strings and lists add nothing to an existing message.
             if not isinstance(inner, str | dict | list) or (not isinstance(inner, dict) and fields.get("message")):
                 break
-            found = cast("Any", inner)
+            content = cast("Any", inner)
         else:
             break
-    return cast("Any", found)
+    return cast("Any", content)
 
 
 def _names(fields: dict[str, Any]) -> Iterator[str]:
@@ -260,6 +262,8 @@ def _is_spent(fields: dict[str, Any]) -> bool:
 
 
 def _kind(status: int | None, names: list[str], message: str, refuses_media: bool) -> type[ProviderError]:
+    from rxloop.providers import error_messages
+
     if any(map(_MALFORMED.search, (*names, message))):
         return MalformedCall
     exact = next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
@@ -267,7 +271,7 @@ def _kind(status: int | None, names: list[str], message: str, refuses_media: boo
         return exact
     if refuses_media and exact in (None, BadRequest, ContentFiltered, ServerError):
         return MediaRefused
-    is_limited = status not in _SURE and is_rate_limit(message)
+    is_limited = status not in _CLEAR_STATUSES and error_messages.is_rate_limit(message)
     if status == 413:
         return RateLimited if is_limited else ContextLengthExceeded
     if exact is not None and exact is not ServerError:
@@ -277,7 +281,7 @@ def _kind(status: int | None, names: list[str], message: str, refuses_media: boo
     if is_limited:
         return RateLimited
     if status != 429:
-        if is_context_overflow(message):
+        if error_messages.is_context_overflow(message):
             return ContextLengthExceeded
         known = next((kind for words, kind in _WORDS if words.search(message)), None)
         if known is not None:
@@ -288,7 +292,7 @@ def _kind(status: int | None, names: list[str], message: str, refuses_media: boo
         return _BY_STATUS[status]
     if status is not None:
         return BadRequest if status < 500 else ServerError
-    return next((_GENERAL[name] for name in names if name in _GENERAL), ServerError)
+    return next((_BY_GENERAL_CODE[name] for name in names if name in _BY_GENERAL_CODE), ServerError)
 
 
 def _message(fields: dict[str, Any]) -> str:
@@ -305,13 +309,13 @@ def _message(fields: dict[str, Any]) -> str:
         # OpenRouter puts the reason here, and "Provider returned error" into the message.
         raw = cast("dict[str, Any]", metadata).get("raw")
         if raw:
-            text = f"{text}: {_plain(raw) if isinstance(raw, str) else _written(raw)}"
+            text = f"{text}: {_decode_escapes(raw) if isinstance(raw, str) else _written(raw)}"
     if generation := fields.get("failed_generation"):
         text = f"{text}: {generation if isinstance(generation, str) else _written(generation)}"
     return " ".join(replace_surrogates(text[:_READ]).split())
 
 
-def _plain(raw: str) -> str:
+def _decode_escapes(raw: str) -> str:
     """Return the string, with escapes decoded if it is JSON."""
     if not raw.startswith(("{", "[")):
         return raw
@@ -346,8 +350,8 @@ def _objects(value: Any) -> list[dict[str, Any]]:
     return [cast("dict[str, Any]", item) for item in cast("list[Any]", value) if isinstance(item, dict)]
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_QUOTED_CHARS else text[:_MAX_QUOTED_CHARS] + "..."
 
 
 def _status(status: int | None) -> str:

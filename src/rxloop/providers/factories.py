@@ -159,8 +159,8 @@ def anthropic_messages(
     for name in [name for name in headers if name.lower() == "anthropic-beta"]:
         # In the header they would replace the other beta features.
         betas = [*betas, *(beta.strip() for beta in headers.pop(name).split(","))]
-    made: ModelOptions = {**options, "headers": headers}
-    return http_model(model, preset, partial(codec, betas=betas, citations=citations), **made)
+    merged: ModelOptions = {**options, "headers": headers}
+    return http_model(model, preset, partial(codec, betas=betas, citations=citations), **merged)
 
 
 def _find_codec(name: CodecName) -> type[AnthropicCodec] | None:
@@ -204,7 +204,7 @@ def google_gemini(
     return http_model(model, preset, GeminiCodec, **options)
 
 
-_ELSEWHERE = {
+_SUGGESTIONS = {
     "claude": "use 'anthropic:{0}'",
     "gemini": "use 'google:{0}'",
     "cohere": "use 'openrouter:cohere/{0}'",
@@ -235,13 +235,13 @@ def resolve_model(model: str | Provider, **options: Unpack[ModelOptions]) -> Pro
     if address.startswith(("http://", "https://")):
         url, _, name = address.partition("#")
         if not name:
-            shown = model.removesuffix(address) + display_url(url)
-            raise ConfigurationError(f"{shown!r} needs a model; use '{shown}#model'")
-        made = openai_chat if address == model else openai_responses
-        return made(name, **{"base_url": url, **options})
+            public_name = model.removesuffix(address) + display_url(url)
+            raise ConfigurationError(f"{public_name!r} needs a model; use '{public_name}#model'")
+        factory = openai_chat if address == model else openai_responses
+        return factory(name, **{"base_url": url, **options})
     prefix, colon, name = model.partition(":")
-    if prefix in _ELSEWHERE:
-        instead = _ELSEWHERE[prefix].format(name or "MODEL")
+    if prefix in _SUGGESTIONS:
+        instead = _SUGGESTIONS[prefix].format(name or "MODEL")
         raise ConfigurationError(f"{model!r} needs a provider; {instead}")
     if not colon and prefix not in PRESETS:
         if (maker := find_maker(model)) is not None:

@@ -22,7 +22,7 @@ from rxloop.errors import (
 )
 from rxloop.protocol.json_data import replace_surrogates
 from rxloop.providers.bounds import Unreadable
-from rxloop.support.http_environment import tls_variables
+from rxloop.support.http_environment import format_tls_variables
 from rxloop.support.redaction import display_url, find_secrets, redact_secrets
 
 _NO_HEADER = re.compile(r"[^\t\x20-\x7e]")
@@ -62,15 +62,15 @@ class Endpoint:
         return redact_secrets(text, find_secrets(self.url, self.headers))
 
 
-def missing_key(where: Endpoint) -> AuthenticationError:
+def make_missing_key_error(endpoint: Endpoint) -> AuthenticationError:
     """Return the error for a missing key."""
     return AuthenticationError(
-        f"no API key for {where}: set the environment variable {where.key_env}, or pass api_key="
-        + (f", or {where.key_hint}" if where.key_hint else "")
+        f"no API key for {endpoint}: set the environment variable {endpoint.key_env}, or pass api_key="
+        + (f", or {endpoint.key_hint}" if endpoint.key_hint else "")
     )
 
 
-def check_headers(headers: Mapping[str, str], where: Endpoint) -> None:
+def check_headers(headers: Mapping[str, str], endpoint: Endpoint) -> None:
     """Validate headers, since library errors would expose the key.
 
     Raises:
@@ -79,95 +79,96 @@ def check_headers(headers: Mapping[str, str], where: Endpoint) -> None:
     for name, value in headers.items():
         if _NO_HEADER.search(value):
             raise ConfigurationError(
-                f"the request to {where} cannot be sent: its header {name!r} contains an invalid character "
+                f"the request to {endpoint} cannot be sent: its header {name!r} contains an invalid character "
                 "(only ASCII characters without line breaks are valid); check that the key was copied correctly"
             )
 
 
-def error_from_httpx(error: Exception, where: Endpoint) -> RxloopError:
+def error_from_httpx(error: Exception, endpoint: Endpoint) -> RxloopError:
     """Return the error for a failed or incomplete request."""
     import httpx
 
-    if _no_descriptor_left(error):
+    if _is_out_of_descriptors(error):
         return ProviderConnectionError(
-            f"no connection to {where}: no file descriptor left in this process; raise its limit (ulimit -n), or "
+            f"no connection to {endpoint}: this process is out of file descriptors; raise the limit (ulimit -n), or "
             "reduce the number of concurrent calls with limited(model, concurrent=...)"
         )
     detail = replace_surrogates(str(error)) or type(error).__name__
+    hint = f". {endpoint.hint}" if endpoint.hint else ""
     if isinstance(error, httpx.ConnectTimeout):
-        return ProviderTimeout(f"no connection to {where} within the connect timeout. {where.hint}".rstrip())
+        return ProviderTimeout(f"no connection to {endpoint} within the connect timeout{hint}")
     if isinstance(error, httpx.TimeoutException):
         return ProviderTimeout(
-            f"{where} sent nothing within the idle timeout; set a longer one with timeout=Timeouts(...)"
+            f"{endpoint} sent nothing within the idle timeout; set a longer one with timeout=Timeouts(...)"
         )
     if isinstance(error, httpx.ConnectError):
-        variables = tls_variables() if "CERTIFICATE" in detail.upper() else ""
+        variables = format_tls_variables() if "CERTIFICATE" in detail.upper() else ""
         trusted = f" (the trusted certificates come from {variables})" if variables else ""
-        return ProviderConnectionError(f"no connection to {where}: {detail}{trusted}. {where.hint}".rstrip())
+        return ProviderConnectionError(f"no connection to {endpoint}: {detail.rstrip('.')}{trusted}{hint}")
     if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL | httpx.LocalProtocolError):
-        return ConfigurationError(f"cannot send the request to {where}: {detail}")
+        return ConfigurationError(f"cannot send the request to {endpoint}: {detail}")
     if isinstance(error, httpx.RemoteProtocolError) and "too long" in detail:
-        return ProviderProtocolError(f"{where} sent an oversized line: {detail}")
+        return ProviderProtocolError(f"{endpoint} sent an oversized line: {detail}")
     if isinstance(error, httpx.DecodingError):
-        return ProviderProtocolError(f"cannot decode the response from {where}: {detail}")
-    return ProviderConnectionError(f"the connection to {where} broke: {detail}")
+        return ProviderProtocolError(f"cannot decode the response from {endpoint}: {detail}")
+    return ProviderConnectionError(f"the connection to {endpoint} broke: {detail}")
 
 
-def _no_descriptor_left(error: BaseException | None) -> bool:
+def _is_out_of_descriptors(error: BaseException | None) -> bool:
     """Return True if an error was caused by too many open files, through any number of libraries."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             return True
         if isinstance(error, BaseExceptionGroup):
             parts = cast("BaseExceptionGroup[BaseException]", error).exceptions
-            return any(map(_no_descriptor_left, parts))
+            return any(map(_is_out_of_descriptors, parts))
         error = error.__cause__ or error.__context__
     return False
 
 
-def cut_short(where: Endpoint) -> ProviderConnectionError:
+def make_truncation_error(endpoint: Endpoint) -> ProviderConnectionError:
     """Return the error for an incomplete response."""
     return ProviderConnectionError(
-        f"the answer of {where} was cut short: the connection ended with neither a finish reason nor [DONE]"
+        f"the answer of {endpoint} was cut short: the connection ended with neither a finish reason nor [DONE]"
     )
 
 
-def remove_secrets(error: RxloopError, where: Endpoint) -> RxloopError:
+def remove_secrets(error: RxloopError, endpoint: Endpoint) -> RxloopError:
     """Remove secrets from an error, including its cause.
 
     httpx exceptions contain the whole request including headers.
     """
-    error.args = tuple(where.clean(part) if isinstance(part, str) else part for part in error.args)
-    error.__cause__ = None if error.__cause__ is None else _copy_cause(error.__cause__, where)
+    error.args = tuple(endpoint.clean(part) if isinstance(part, str) else part for part in error.args)
+    error.__cause__ = None if error.__cause__ is None else _copy_cause(error.__cause__, endpoint)
     error.__context__ = None
     return error
 
 
-def _copy_cause(cause: BaseException, where: Endpoint) -> BaseException:
+def _copy_cause(cause: BaseException, endpoint: Endpoint) -> BaseException:
     import httpx
 
     kind = type(cause) if isinstance(cause, httpx.RequestError) else RxloopError
     name = "" if isinstance(cause, httpx.RequestError) else f"{type(cause).__name__}: "
-    return kind(where.clean(f"{name}{cause}"))
+    return kind(endpoint.clean(f"{name}{cause}"))
 
 
-def unreadable(error: Unreadable, where: Endpoint) -> ProviderProtocolError:
+def make_unreadable_error(error: Unreadable, endpoint: Endpoint) -> ProviderProtocolError:
     """Return the error for an unreadable response."""
-    return ProviderProtocolError(f"{where} sent {error}")
+    return ProviderProtocolError(f"{endpoint} sent {error}")
 
 
-def no_event(where: Endpoint, seconds: float) -> ProviderTimeout:
+def make_silence_error(endpoint: Endpoint, seconds: float) -> ProviderTimeout:
     """Return the error for a response without events."""
     return ProviderTimeout(
-        f"{where} sent no event for {seconds:g} s, only comments or single bytes, if anything; "
+        f"{endpoint} sent no event for {seconds:g} s, only comments or single bytes, if anything; "
         "set a longer limit with timeout=Timeouts(event=...)"
     )
 
 
-def out_of_time(where: Endpoint, seconds: float) -> ProviderTimeout:
+def make_timeout_error(endpoint: Endpoint, seconds: float) -> ProviderTimeout:
     """Return the error for exceeding the total timeout."""
     return ProviderTimeout(
-        f"{where} did not finish within {seconds:g} s; set a longer limit with timeout=Timeouts(total=...)"
+        f"{endpoint} did not finish within {seconds:g} s; set a longer limit with timeout=Timeouts(total=...)"
     )
 
 
@@ -186,7 +187,7 @@ _WORDS = re.compile(
     re.IGNORECASE,
 )
 
-_TOGETHER = re.compile(r"(?<=[a-z])(?=\d)")
+_UNIT_START = re.compile(r"(?<=[a-z])(?=\d)")
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -208,17 +209,17 @@ def find_retry_delay(
         message: The message of the vendor.
         limited: True if the error is a rate limit. Other responses contain the state of the limits, too.
     """
-    places = tuple(_headers(headers, error))
-    for each in places:
-        if (wait := _retry_after(each)) is not None:
+    header_groups = tuple(_headers(headers, error))
+    for each in header_groups:
+        if (wait := _parse_headers(each)) is not None:
             return wait
-    if (wait := _from_body(error)) is not None:
+    if (wait := _parse_body(error)) is not None:
         return wait
     if not limited:
         return None
     if (wait := _from_words(message)) is not None:
         return wait
-    return next((wait for each in places if (wait := _from_resets(each)) is not None), None)
+    return next((wait for each in header_groups if (wait := _find_reset_delay(each)) is not None), None)
 
 
 def _headers(headers: Mapping[str, str], error: Mapping[str, Any]) -> Iterator[dict[str, str]]:
@@ -231,14 +232,14 @@ def _headers(headers: Mapping[str, str], error: Mapping[str, Any]) -> Iterator[d
         yield {str(name).lower(): str(value) for name, value in pairs if isinstance(value, str | int | float)}
 
 
-def _retry_after(headers: Mapping[str, str]) -> float | None:
+def _parse_headers(headers: Mapping[str, str]) -> float | None:
     for name, unit in (("retry-after-ms", 0.001), ("x-ms-retry-after-ms", 0.001), ("retry-after", 1.0)):
         if (wait := _read(headers.get(name), unit)) is not None:
             return wait
     return None
 
 
-def _from_body(error: Mapping[str, Any]) -> float | None:
+def _parse_body(error: Mapping[str, Any]) -> float | None:
     """Return the delay from Google's `RetryInfo` or other error fields."""
     details = error.get("details")
     for detail in cast("list[Any]", details) if isinstance(details, list) else ():
@@ -273,7 +274,7 @@ def _duration(delay: Any) -> str:
         return ""
 
 
-def _from_resets(headers: Mapping[str, str]) -> float | None:
+def _find_reset_delay(headers: Mapping[str, str]) -> float | None:
     """Return the delay until all exhausted limits are reset.
 
     Limits that are not exhausted are ignored. If no header contains the remaining amount, the shortest delay is used.
@@ -294,8 +295,8 @@ def _from_resets(headers: Mapping[str, str]) -> float | None:
 
 def _from_words(message: str) -> float | None:
     """Return the delay in a sentence such as "Please try again in 1m2.5s", if any."""
-    found = _WORDS.search(message)
-    return None if found is None else _bounded(_sum(found[1]))
+    match = _WORDS.search(message)
+    return None if match is None else _limit_wait(_sum(match[1]))
 
 
 def _read(value: Any, unit: float = 1.0) -> float | None:
@@ -307,9 +308,9 @@ def _read(value: Any, unit: float = 1.0) -> float | None:
     if number is not None:
         return _from_number(number, unit)
     if _WHOLE_DURATION.fullmatch(text):
-        return _bounded(_sum(text))
+        return _limit_wait(_sum(text))
     date = _date(text)
-    return None if date is None else _bounded(max(0.0, date - time.time()))
+    return None if date is None else _limit_wait(max(0.0, date - time.time()))
 
 
 def _from_number(number: float, unit: float) -> float | None:
@@ -317,8 +318,8 @@ def _from_number(number: float, unit: float) -> float | None:
         if number >= smallest:
             # A time in the distant past is not a valid time.
             wait = number / per_second - time.time()
-            return _bounded(max(0.0, wait)) if wait > -86_400 else None
-    return _bounded(number * unit)
+            return _limit_wait(max(0.0, wait)) if wait > -86_400 else None
+    return _limit_wait(number * unit)
 
 
 def _number(text: str) -> float | None:
@@ -349,7 +350,7 @@ def _date(text: str) -> float | None:
 
 
 def _sum(text: str) -> float | None:
-    parts = _DURATION.findall(_TOGETHER.sub(" ", text.lower()))
+    parts = _DURATION.findall(_UNIT_START.sub(" ", text.lower()))
     return sum(float(number) * _UNITS[_unit(unit)] for number, unit in parts) if parts else None
 
 
@@ -357,5 +358,5 @@ def _unit(unit: str) -> str:
     return "ms" if unit.startswith(("ms", "milli")) else unit[0]
 
 
-def _bounded(wait: float | None) -> float | None:
+def _limit_wait(wait: float | None) -> float | None:
     return wait if wait is not None and 0 <= wait <= LONGEST else None

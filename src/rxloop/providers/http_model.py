@@ -22,6 +22,7 @@ from rxloop.providers.codecs import Codec, CodecFactory, find_gate
 from rxloop.providers.codecs.draft import MessageDraft
 from rxloop.providers.codecs.fields import as_object
 from rxloop.providers.codecs.text import TextRules
+from rxloop.providers.codecs.tools import encode_off_loop
 from rxloop.providers.credentials import KeySource, Sign, call_key_source, sign_request
 from rxloop.providers.error_responses import TOOL_USE_FAILED
 from rxloop.providers.retry import Attempts, Retry
@@ -130,7 +131,7 @@ class HTTPModel:
         self._headers = {name.lower(): value for name, value in {**preset.headers, **headers}.items()}
         self._wire = wire
         self._pool = ClientPool(timeout, stream, http_client, transport, bounds)
-        self._where: tuple[str, failures.Endpoint] | None = None
+        self._base_endpoint: tuple[str, failures.Endpoint] | None = None
         """URL, and its endpoint."""
         self._made: tuple[failures.Endpoint, str | None, failures.Endpoint] | None = None
         """Cached endpoint including headers, with its original endpoint and key."""
@@ -184,7 +185,7 @@ class HTTPModel:
     async def _send_once(self, request: ModelRequest, watch: Watch, push: Push) -> None:
         from rxloop.providers.transport.exchange import receive
 
-        where = self._endpoint()
+        endpoint = self._endpoint()
         failure: RxloopError | None = None
         draft: MessageDraft | None = None
         try:
@@ -192,25 +193,25 @@ class HTTPModel:
             lease = self._pool.lease()
             with watch:
                 if watch.late:
-                    raise failures.out_of_time(where, self._timeout.total or 0)
-                where = await self._with_headers(where, request.settings.headers)
+                    raise failures.make_timeout_error(endpoint, self._timeout.total or 0)
+                endpoint = await self._with_headers(endpoint, request.settings.headers)
                 async with lease as client:
-                    draft = MessageDraft(push, request.step, where, request.tools, self._rules, self._bounds)
+                    draft = MessageDraft(push, request.step, endpoint, request.tools, self._rules, self._bounds)
                     draft.find_limit = partial(self._find_limit, request)
-                    response = await self._post(client, where, request, draft)
+                    response = await self._post(client, endpoint, request, draft)
                     reader = self._wire.make_reader(draft)
                     try:
-                        await receive(response, where, reader, self._stream, find_gate(request), watch, self._bounds)
+                        await receive(response, endpoint, reader, self._stream, find_gate(request), watch, self._bounds)
                     except failures.MalformedCall as error:
                         draft.discard_calls(error.reason, TOOL_USE_FAILED)
                         draft.complete("openai_chat")
                 self._pool.tidy()
         except Unreadable as error:
-            failure = failures.unreadable(error, where)
+            failure = failures.make_unreadable_error(error, endpoint)
         except RxloopError as error:
             if isinstance(error, MediaRefused):
                 error = self._check_refusal(error, request)
-            failure = failures.remove_secrets(error, where)
+            failure = failures.remove_secrets(error, endpoint)
         if failure is not None:
             if draft is not None:
                 draft.report_usage()
@@ -220,9 +221,9 @@ class HTTPModel:
             finally:
                 del failure
         if watch.expired:
-            raise failures.no_event(where, watch.seconds)
+            raise failures.make_silence_error(endpoint, watch.seconds)
         if watch.late:
-            raise failures.out_of_time(where, self._timeout.total or 0)
+            raise failures.make_timeout_error(endpoint, self._timeout.total or 0)
 
     def _check_refusal(self, error: MediaRefused, request: ModelRequest) -> ProviderError:
         """Find the rejected parts, or return another error if the request has no media."""
@@ -243,14 +244,14 @@ class HTTPModel:
     def _endpoint(self) -> failures.Endpoint:
         """Return the endpoint without request headers, cached by its URL."""
         base = self._base_url or self.preset.url()
-        if self._where is None or self._where[0] != base:
-            name = self.model if self.preset.nameless else self.name
-            preset = self.preset
-            where = failures.Endpoint(name, self._wire.url(base), preset.key_env, preset.hint, key_hint=preset.key_hint)
-            self._where = base, where
-        return self._where[1]
+        if self._base_endpoint is None or self._base_endpoint[0] != base:
+            preset, url = self.preset, self._wire.url(base)
+            name = self.model if preset.nameless else self.name
+            endpoint = failures.Endpoint(name, url, preset.key_env, preset.hint, key_hint=preset.key_hint)
+            self._base_endpoint = base, endpoint
+        return self._base_endpoint[1]
 
-    async def _with_headers(self, where: failures.Endpoint, more: Mapping[str, str]) -> failures.Endpoint:
+    async def _with_headers(self, endpoint: failures.Endpoint, more: Mapping[str, str]) -> failures.Endpoint:
         """Return the endpoint with request headers, cached unless there are custom ones.
 
         Raises:
@@ -262,13 +263,13 @@ class HTTPModel:
         if self._sign is not None or header in own or "authorization" in own:
             key = None
         elif callable(source := self._api_key or self._key_of_preset()):
-            key = await call_key_source(source, where, self._timeout.key)
+            key = await call_key_source(source, endpoint, self._timeout.key)
             header = "authorization" if self.preset.token_source else header
         elif source is None and self.preset.key_env is not None and not self.preset.key_optional:
-            raise failures.missing_key(where)
+            raise failures.make_missing_key_error(endpoint)
         else:
             key = source
-        if not more and self._made is not None and self._made[0] is where and self._made[1] == key:
+        if not more and self._made is not None and self._made[0] is endpoint and self._made[1] == key:
             return self._made[2]
         headers = {
             "content-type": "application/json",
@@ -280,12 +281,12 @@ class HTTPModel:
         }
         if key is not None:
             headers[header] = f"Bearer {key}" if header == "authorization" else key
-        failures.check_headers(headers, where)
-        made = replace(where, headers=headers)
+        failures.check_headers(headers, endpoint)
+        complete = replace(endpoint, headers=headers)
         # Signatures differ for each request.
         if not more and self._sign is None:
-            self._made = where, key, made
-        return made
+            self._made = endpoint, key, complete
+        return complete
 
     def _key_of_preset(self) -> str | KeySource | None:
         key = self.preset.key()
@@ -295,19 +296,20 @@ class HTTPModel:
         return self._api_key
 
     async def _post(
-        self, client: Client, where: failures.Endpoint, request: ModelRequest, draft: MessageDraft
+        self, client: Client, endpoint: failures.Endpoint, request: ModelRequest, draft: MessageDraft
     ) -> Answer:
         from rxloop.providers.transport.exchange import send
 
+        encode = partial(self._wire.encode, request, draft.notice)
         if self._sign is None:
             # Avoid keeping the body alive in a variable.
-            return await send(client, where, where.headers, self._wire.encode(request, draft.notice))
-        body = self._wire.encode(request, draft.notice)
+            return await send(client, endpoint, endpoint.headers, await encode_off_loop(encode))
+        body = await encode_off_loop(encode)
         # Register the signature as a secret.
-        signed = await sign_request(self._sign, where, body, self._timeout.key)
-        where.headers.update(signed)
-        failures.check_headers(signed, where)
-        return await send(client, where, where.headers, body)
+        signed = await sign_request(self._sign, endpoint, body, self._timeout.key)
+        endpoint.headers.update(signed)
+        failures.check_headers(signed, endpoint)
+        return await send(client, endpoint, endpoint.headers, body)
 
 
 def _output_limit(body: bytes) -> int | None:
@@ -333,29 +335,36 @@ def http_model(model: str | None, preset: Preset, wire: CodecFactory, **options:
     Raises:
         ConfigurationError: Invalid or missing model, URL or transport.
     """
-    given = options.get
-    base_url, http_client, transport = given("base_url"), given("http_client"), given("transport")
+    if unknown := options.keys() - ModelOptions.__annotations__.keys():
+        # Imported lazily, because correct programs do not need it.
+        from rxloop._names import explain_name
+
+        name, names = min(unknown), ModelOptions.__annotations__
+        remedy = explain_name(["model"], name, names) or f"expected {', '.join(names)}"
+        raise TypeError(f"model {model or preset.default_model!r} does not accept the option {name!r}; {remedy}")
+    option = options.get
+    base_url, http_client, transport = option("base_url"), option("http_client"), option("transport")
     if http_client is not None and transport is not None:
         raise ConfigurationError("use either http_client= or transport=, not both")
     model = model or preset.default_model
     if not model:
         raise ConfigurationError(f"no default model for {base_url or preset.name!r}; pass a model name")
-    stream = given("stream", True)
+    stream = option("stream", True)
     return HTTPModel(
         model,
         preset,
         wire(model, preset, stream=stream),
         base_url=None if base_url is None else check_url(base_url),
-        api_key=given("api_key"),
-        sign=given("sign"),
+        api_key=option("api_key"),
+        sign=option("sign"),
         http_client=http_client,
         transport=transport,
-        timeout=given("timeout") or Timeouts(),
-        retry=given("retry") or Retry(),
+        timeout=option("timeout") or Timeouts(),
+        retry=option("retry") or Retry(),
         stream=stream,
-        headers=given("headers") or {},
-        rules=_text_rules(preset, given("thought_tags"), given("keep_thoughts", False), given("sanitize")),
-        bounds=given("bounds") or DEFAULT_BOUNDS,
+        headers=option("headers") or {},
+        rules=_text_rules(preset, option("thought_tags"), option("keep_thoughts", False), option("sanitize")),
+        bounds=option("bounds") or DEFAULT_BOUNDS,
     )
 
 

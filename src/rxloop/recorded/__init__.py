@@ -1,4 +1,4 @@
-"""Types of recorded runs, as returned by `rxloop.replay`, `rxloop.follow` and `rxloop.diff`."""
+"""Pending questions, and the types returned by `rxloop.replay`, `rxloop.follow` and `rxloop.diff`."""
 
 from typing import TYPE_CHECKING
 
@@ -13,4 +13,7 @@ if TYPE_CHECKING:
     from rxloop.recorded.diff import RunDiff as RunDiff
     from rxloop.recorded.diff import RunSide as RunSide
     from rxloop.recorded.follow import RecordedStream as RecordedStream
+    from rxloop.recorded.questions import PendingQuery as PendingQuery
+    from rxloop.recorded.questions import PendingRun as PendingRun
+    from rxloop.recorded.questions import list_pending as list_pending
     from rxloop.recorded.replay import Replay as Replay

@@ -11,6 +11,7 @@ from rxloop.operators.views.compare import filter_comparable, format_event, spli
 from rxloop.operators.views.cost import Spending
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
+from rxloop.pipeline.records import get_conversation
 from rxloop.protocol.events import (
     Event,
     LLMCallEvent,
@@ -25,7 +26,7 @@ from rxloop.storage.conversation import conversation
 if TYPE_CHECKING:
     from rxloop.providers.catalog import Price
 
-SHOWN = 8
+MAX_SHOWN_LINES = 8
 """Maximum number of lines shown for each run."""
 
 
@@ -86,16 +87,16 @@ class RunDiff:
 
     def __str__(self) -> str:
         if self.first is None:
-            return f"{self.a.task_id} and {self.b.task_id} are the same, event for event\n{self._costs()}"
+            return f"{self.a.task_id} and {self.b.task_id} are the same, event for event\n{self._format_costs()}"
         parts = [f"The first {_many(self.shared, 'event')} are the same." if self.shared else "Nothing is the same."]
         for side in (self.a, self.b):
             lines = side.lines()
-            shown = [f"  {text}" for text in lines[:SHOWN]] or ["  has ended here"]
-            more = [f"  ... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+            shown = [f"  {text}" for text in lines[:MAX_SHOWN_LINES]] or ["  has ended here"]
+            more = [f"  ... and {len(lines) - MAX_SHOWN_LINES} more"] if len(lines) > MAX_SHOWN_LINES else []
             parts += ["", f"{side.task_id} ({side.state})", *shown, *more]
-        return "\n".join([*parts, "", self._costs()])
+        return "\n".join([*parts, "", self._format_costs()])
 
-    def _costs(self) -> str:
+    def _format_costs(self) -> str:
         parts: list[str] = []
         for side in (self.a, self.b):
             parts.append(f"{side.task_id}: {side.cost}")
@@ -120,16 +121,16 @@ async def diff(log: EventLog, a: str, b: str, *, prices: Mapping[str, Price] | N
         UnknownRun: The log does not contain one of the runs.
     """
     runs = [await read_log(log.read, task_id) for task_id in (a, b)]
-    before = [await conversation(log, events[0].context_id, before=events[0].task_id) for events in runs]
+    before = [await conversation(log, get_conversation(events[0]), before=events[0].task_id) for events in runs]
     lines = [filter_comparable(events) for events in runs]
-    left = split_at_difference(lines[0], lines[1], before[0].messages, before[1].messages)
-    sides = [_side(*side, prices) for side in zip(runs, lines, left, strict=True)]
-    return RunDiff(len(lines[0]) - len(left[0]), *sides)
+    remaining = split_at_difference(lines[0], lines[1], before[0].messages, before[1].messages)
+    sides = [_side(*side, prices) for side in zip(runs, lines, remaining, strict=True)]
+    return RunDiff(len(lines[0]) - len(remaining[0]), *sides)
 
 
-def cost_of(events: Sequence[Event], prices: Mapping[str, Price] | None = None) -> RunCost:
+def measure_cost(events: Sequence[Event], prices: Mapping[str, Price] | None = None) -> RunCost:
     """Return the total cost of a run."""
-    return _cost(events, _dollars(events, prices))
+    return _compute_cost(events, _compute_dollars(events, prices))
 
 
 def _side(
@@ -148,12 +149,12 @@ def _side(
         task_id=events[0].task_id,
         state=state,
         events=tuple(rest),
-        cost=cost_of(events, prices),
-        cost_since=_cost(since, _difference(_dollars(events, prices), _dollars(until, prices))),
+        cost=measure_cost(events, prices),
+        cost_since=_compute_cost(since, _subtract(_compute_dollars(events, prices), _compute_dollars(until, prices))),
     )
 
 
-def _cost(events: Sequence[Event], dollars: float | None) -> RunCost:
+def _compute_cost(events: Sequence[Event], dollars: float | None) -> RunCost:
     usage = Usage()
     for event in events:
         if isinstance(event, UsageEvent):
@@ -172,14 +173,14 @@ def _cost(events: Sequence[Event], dollars: float | None) -> RunCost:
     )
 
 
-def _dollars(events: Sequence[Event], prices: Mapping[str, Price] | None) -> float | None:
+def _compute_dollars(events: Sequence[Event], prices: Mapping[str, Price] | None) -> float | None:
     spending = Spending(prices)
     priced = [event for event in events if spending.add(event)]
     return spending.dollars if priced else None
 
 
-def _difference(whole: float | None, shared: float | None) -> float | None:
-    return None if whole is None else whole - (shared or 0.0)
+def _subtract(total: float | None, shared: float | None) -> float | None:
+    return None if total is None else total - (shared or 0.0)
 
 
 def _many(number: int, noun: str) -> str:

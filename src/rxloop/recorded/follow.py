@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any, Literal, cast
 
 from reactivex import Observable
@@ -15,20 +16,56 @@ from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord, Until
 from rxloop.protocol.events import AnyEvent, Event, State, StatusUpdateEvent, ends_attempt
 from rxloop.protocol.ids import Cursor, has_unread, make_gap, read_cursor
-from rxloop.storage.rules import same, went_back
-from rxloop.stream.back_pressure import Gate, Overflow
+from rxloop.storage.log_urls import check_log
+from rxloop.storage.rules import is_same, make_rollback_error
+from rxloop.stream.back_pressure import Gate, Overflow, WindowedPush
 from rxloop.stream.readers import Frames
 from rxloop.stream.sources import Push, from_task
 from rxloop.stream.stream import ReadOnlyHold, Stream
 from rxloop.support.tasks import close_iterator
 
-OVER: tuple[State, ...] = ("completed", "failed", "canceled")
+FINAL_STATES: tuple[State, ...] = ("completed", "failed", "canceled")
 """Final run states. A run in one of these can still be resumed explicitly."""
 
 
 async def is_over(log: EventLog, record: RunRecord) -> bool:
     """Return True if a run has ended, or a later run has dropped its questions."""
-    return record.state in OVER or await is_dropped(log, record)
+    return record.state in FINAL_STATES or await is_dropped(log, record)
+
+
+async def read_pages(
+    log: EventLog, task_id: str, *, last_seq: int, after_seq: int = 0, deltas: bool = False
+) -> AsyncGenerator[Event]:
+    """Yield stored events without reading the whole run at once, if the log has pages.
+
+    Args:
+        log: Event log.
+        task_id: Task id.
+        last_seq: `seq` of the last event, which must be stored.
+        after_seq: Skip events up to this `seq`.
+        deltas: Whether to include deltas between these events.
+    """
+    if after_seq >= last_seq:
+        return
+    # Omit defaults, so that custom logs need not support this option.
+    options: dict[str, Any] = {"deltas": True} if deltas else {}
+    events = log.follow(task_id, after_seq=after_seq, **options)
+    try:
+        async for event in events:
+            if event.seq > last_seq:
+                return
+            yield event
+            if event.durable and event.seq == last_seq:
+                return
+    finally:
+        await close_iterator(events)
+
+
+async def read_first(log: EventLog, task_id: str, *, after_seq: int = 0) -> Event | None:
+    """Return the first event after `after_seq`, or None if there is none."""
+    last_seq = (await read_log(log.get_record, task_id)).seq
+    async with aclosing(read_pages(log, task_id, after_seq=after_seq, last_seq=last_seq)) as events:
+        return await anext(events, None)
 
 
 class RecordedStream(Stream[AnyEvent]):
@@ -57,7 +94,7 @@ class RecordedStream(Stream[AnyEvent]):
             cast("Observable[AnyEvent]", source), reading or ReadOnlyHold(), overflow=overflow, buffer=buffer
         )
         self._run = run
-        self._goes_on = until == "end"
+        self._all_attempts = until == "end"
 
     def sse(self, heartbeat: float | None = 15) -> AsyncIterator[bytes]:
         """Return the public events as server-sent events, like `Run.sse`.
@@ -80,15 +117,18 @@ class RecordedStream(Stream[AnyEvent]):
             return True
         log, task_id = self._run
         cursor = read_cursor(after or "", strict=False)
-        # Given a valid cursor at the end of the log, this reads a single event.
-        from_there = cursor.seq - 1 if cursor.task_id == task_id and cursor.seq > 1 else 0
-        events = await read_log(log.read, task_id, after_seq=from_there) or await read_log(log.read, task_id)
-        return has_unread(cursor, events[-1]) or not await self._is_over(log, task_id, events[-1])
+        last_seq = (await read_log(log.get_record, task_id)).seq
+        last = (await read_log(log.read, task_id, after_seq=last_seq - 1))[-1]
+        return has_unread(cursor, last) or not await self._is_over(log, task_id, last)
 
     async def _is_over(self, log: EventLog, task_id: str, last: Event) -> bool:
         if not (isinstance(last, StatusUpdateEvent) and ends_attempt(last)):
             return False
-        return not self._goes_on or last.state in OVER or await is_dropped(log, await read_log(log.get_record, task_id))
+        return (
+            not self._all_attempts
+            or last.state in FINAL_STATES
+            or await is_dropped(log, await read_log(log.get_record, task_id))
+        )
 
 
 def follow(
@@ -153,6 +193,7 @@ def follow_on(
         deltas: As in `follow`.
         until: As in `follow`.
     """
+    check_log(log)
     cursor = read_cursor(after, strict=strict) if after is not None else None
     if until not in ("attempt", "end"):
         raise ConfigurationError(f"until must be 'attempt' or 'end', got {until!r}")
@@ -188,7 +229,7 @@ class _Follower:
         self._after = after
         self._known = known
         self._push = push
-        self._gate = gate
+        self._windowed_push = WindowedPush(push, gate)
 
     async def follow(self, strict: bool, **options: Any) -> None:
         """Push new events. `until` determines the end, as in `follow`."""
@@ -201,16 +242,18 @@ class _Follower:
                 if self._cursor is None or last >= self._cursor.seq:
                     return
                 # The attempt ended before reaching the reader's cursor.
-                await self._anew("unknown-cursor")
+                await self._restart("unknown-cursor")
             except LogRolledBack:
                 if strict:
                     raise
-                await self._anew("log-went-back")
+                await self._restart("log-went-back")
 
-    async def _anew(self, reason: Literal["unknown-cursor", "log-went-back"]) -> None:
+    async def _restart(self, reason: Literal["unknown-cursor", "log-went-back"]) -> None:
         """Emit a gap and restart at the first event."""
         self._cursor = self._known = None
-        self._gap((await read_log(self._log.read, self._task_id))[0], reason)
+        first = await read_first(self._log, self._task_id)
+        if first is not None:
+            self._push_gap(first, reason)
 
     async def _read(self, begin: int, **options: Any) -> int:
         """Push all events after `begin` and return the last seq."""
@@ -218,11 +261,9 @@ class _Follower:
         events = self._log.follow(self._task_id, after_seq=begin, **options)
         try:
             async for event in events:
-                if self._gate.closed:
-                    await self._gate.wait()
                 if not event.durable:
                     if self._cursor is None or (event.seq, event.sub) > self._cursor[2:]:
-                        self._deliver(event)
+                        await self._deliver(event)
                     continue
                 cursor, self._cursor = self._cursor, None
                 if cursor is not None and event.attempt <= cursor.attempt and event.seq <= cursor.seq:
@@ -230,20 +271,20 @@ class _Follower:
                     self._check(event)
                     self._cursor = cursor
                 elif cursor is not None and event.attempt > cursor.attempt and cursor[2:] > (event.seq - 1, 0):
-                    self._gap(event, "lost-attempt")
-                    self._deliver(event)
+                    self._push_gap(event, "lost-attempt")
+                    await self._deliver(event)
                 else:
                     if event.seq > expected:
-                        self._gap(event, "trimmed", event.seq - expected)
-                    self._deliver(event)
+                        self._push_gap(event, "trimmed", event.seq - expected)
+                    await self._deliver(event)
                 expected = event.seq + 1
             return expected - 1
         finally:
             await close_iterator(events)
 
-    def _deliver(self, event: Event) -> None:
+    async def _deliver(self, event: Event) -> None:
         self._after = event.cursor
-        self._push(event)
+        await self._windowed_push(event)
 
     def _check(self, event: Event) -> None:
         """Compare an event with the reader's version.
@@ -252,32 +293,39 @@ class _Follower:
             LogRolledBack: The log contains a different event from the same attempt.
         """
         known = self._known
-        if known is not None and (known.attempt, known.seq) == (event.attempt, event.seq) and not same(known, event):
-            raise went_back(self._task_id, event.seq)
+        if known is not None and (known.attempt, known.seq) == (event.attempt, event.seq) and not is_same(known, event):
+            raise make_rollback_error(self._task_id, event.seq)
 
     async def _begin(self) -> int:
         """Return the seq after which to continue, with a gap if the cursor belongs to another run."""
         cursor = self._cursor
         assert cursor is not None
         if cursor.task_id == self._task_id and cursor.attempt > 0:
-            # For a valid cursor, only one earlier event has to be read.
-            held = await read_log(self._log.read, self._task_id, after_seq=max(cursor.seq - 1, 0))
-            if cursor.seq and held:
-                self._check(held[0])
-            if not cursor.seq or (held and (held[0].seq > cursor.seq or held[0].attempt == cursor.attempt)):
+            stored = await read_first(self._log, self._task_id, after_seq=max(cursor.seq - 1, 0))
+            if cursor.seq and stored is not None:
+                self._check(stored)
+            if not cursor.seq or (stored is not None and (stored.seq > cursor.seq or stored.attempt == cursor.attempt)):
                 return cursor.seq
-        whole = await read_log(self._log.read, self._task_id)
-        if cursor.task_id == self._task_id and cursor.attempt > 0:
-            later = next((event for event in whole if event.attempt > cursor.attempt), None)
+            later, last = await self._find_later(cursor)
             if later is not None and later.seq <= cursor.seq:
                 return later.seq - 1
-            if cursor.seq > whole[-1].seq and not ends_attempt(whole[-1]):
+            if last is not None and cursor.seq > last.seq and not ends_attempt(last):
                 # The log may not be up to date yet. Use its next event to check the cursor.
-                return whole[-1].seq
-        await self._anew("unknown-cursor")
+                return last.seq
+        await self._restart("unknown-cursor")
         return 0
 
-    def _gap(
+    async def _find_later(self, cursor: Cursor) -> tuple[Event | None, Event | None]:
+        """Return the first event of a later attempt than the cursor's, and the last event."""
+        later: Event | None = None
+        last: Event | None = None
+        last_seq = (await read_log(self._log.get_record, self._task_id)).seq
+        async with aclosing(read_pages(self._log, self._task_id, last_seq=last_seq)) as events:
+            async for event in events:
+                later, last = later or (event if event.attempt > cursor.attempt else None), event
+        return later, last
+
+    def _push_gap(
         self,
         event: Event,
         reason: Literal["unknown-cursor", "lost-attempt", "trimmed", "log-went-back"],

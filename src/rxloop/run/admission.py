@@ -26,9 +26,9 @@ log = logging.getLogger("rxloop")
 Close = Callable[[Attempt], Awaitable[None]]
 """Async function executing an attempt that ends a run."""
 
-_RELEASED_IN = 2.0
+_RELEASE_SECONDS = 2.0
 """Seconds a run normally needs to release its lease after logging its last event."""
-_POLL = 0.02
+_POLL_INTERVAL = 0.02
 """Seconds to wait before retrying to acquire a lease about to be released."""
 
 
@@ -42,19 +42,19 @@ async def acquire_lease(attempt: Attempt, event_log: EventLog) -> bool:
         ContextBusy: Another run is working, and waiting isn't allowed. If that run is already idle according to the
             log, the attempt still waits for it to release the lease.
     """
-    # With a grace period, an attempt cancelled at startup can still record its end.
-    if await attempt.life.prepare(try_acquire_lease(attempt, event_log), GRACE):
+    # The grace period allows a cancelled attempt to record its end.
+    if await attempt.lifetime.prepare(try_acquire_lease(attempt, event_log), GRACE):
         return True
-    if attempt.spec.when_busy == "refuse" and not attempt.life.is_ending:
-        if await attempt.life.prepare(_acquire_from_idle_run(attempt, event_log), GRACE):
+    if attempt.spec.when_busy == "refuse" and not attempt.lifetime.is_ending:
+        if await attempt.lifetime.prepare(_acquire_from_idle_run(attempt, event_log), GRACE):
             return True
         # If cancelled while trying, the attempt ends as canceled instead.
-        if not attempt.life.is_ending:
+        if not attempt.lifetime.is_ending:
             raise ContextBusy(
                 f"conversation {attempt.context_id} already has an unfinished run, in this or another process: "
                 'await it, cancel it, use another context_id, or wait for it using when_busy="wait"'
             )
-    return await attempt.life.prepare(_wait_for_lease(attempt, event_log)) or False
+    return await attempt.lifetime.prepare(_wait_for_lease(attempt, event_log)) or False
 
 
 async def acquire_lease_to_begin(attempt: Attempt, event_log: EventLog, close: Close) -> bool:
@@ -67,10 +67,10 @@ async def acquire_lease_to_begin(attempt: Attempt, event_log: EventLog, close: C
         ContextBusy: See `acquire_lease` and `drop_earlier_questions`.
     """
     while await acquire_lease(attempt, event_log):
-        if attempt.life.is_ending:
+        if attempt.lifetime.is_ending:
             return True
-        listing = read_log(event_log.list_runs, context_id=attempt.context_id, states=WAITING, newest_first=True)
-        waiting = await attempt.life.prepare(listing, GRACE)
+        listing = read_log(event_log.list_conversation, attempt.conversation, states=WAITING, newest_first=True)
+        waiting = await attempt.lifetime.prepare(listing, GRACE)
         if not waiting or await drop_earlier_questions(attempt, event_log, waiting, close):
             return True
     return False
@@ -94,7 +94,7 @@ async def drop_earlier_questions(
         ContextBusy: An earlier run was answered, and waiting isn't allowed.
     """
     # With a grace period, even a cancelled attempt finishes closing earlier runs.
-    answered = await attempt.life.prepare(_drop_questions(attempt, event_log, waiting, close), GRACE)
+    answered = await attempt.lifetime.prepare(_drop_questions(attempt, event_log, waiting, close), GRACE)
     if answered is None:
         return True
     if attempt.spec.when_busy == "refuse" or attempt.spec.only_executes:
@@ -104,7 +104,7 @@ async def drop_earlier_questions(
         )
     if attempt.lease is not None:
         await attempt.lease.release()
-    await attempt.life.prepare(wait_for_end(event_log, answered.task_id, answered.seq))
+    await attempt.lifetime.prepare(wait_for_end(event_log, answered.task_id, answered.seq))
     return False
 
 
@@ -124,8 +124,9 @@ async def _drop_questions(
         spec = attempt.spec._replace(
             task_id=record.task_id,
             context_id=record.context_id,
+            owner=record.owner,
             resume=True,
-            known=record,
+            cached=record,
             cancel=reason,
             cancel_code=SUPERSEDED,
             # Options passed for the new run must not affect earlier runs.
@@ -158,18 +159,18 @@ async def try_acquire_lease(attempt: Attempt, event_log: EventLog) -> bool:
 
 def _get_lease(attempt: Attempt, event_log: EventLog) -> Lease:
     if attempt.lease is None:
-        # Avoid a reference cycle, which would leave every attempt to the garbage collector.
-        lose = partial(_end_unleased, attempt.life, attempt.recorder)
-        attempt.lease = Lease(event_log, attempt.context_id, attempt.task_id, lose)
+        # Avoid a reference cycle, which would keep every attempt in memory until garbage collection.
+        lose = partial(_end_unleased, attempt.lifetime, attempt.recorder)
+        attempt.lease = Lease(event_log, attempt.conversation, attempt.task_id, lose)
     return attempt.lease
 
 
-def _end_unleased(life: Lifetime, recorder: Recorder, error: EventLogError) -> None:
+def _end_unleased(lifetime: Lifetime, recorder: Recorder, error: EventLogError) -> None:
     """End an attempt immediately, cancelling its tools. Its events are neither logged nor delivered."""
     if recorder.writer is not None:
         recorder.writer.fail(error)
     else:
-        life.finish(error)
+        lifetime.finish(error)
 
 
 def _fail_writer(recorder: Recorder, error: EventLogError) -> None:
@@ -184,24 +185,24 @@ async def _acquire_from_idle_run(attempt: Attempt, event_log: EventLog) -> bool:
         False if a run is working, or the lease isn't released in time.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + _RELEASED_IN
-    while loop.time() < deadline and not attempt.life.is_ending:
+    deadline = loop.time() + _RELEASE_SECONDS
+    while loop.time() < deadline and not attempt.lifetime.is_ending:
         if _get_lease(attempt, event_log).is_busy_here:
             return False
-        if await read_log(event_log.list_runs, context_id=attempt.context_id, states=("working",), limit=1):
+        if await read_log(event_log.list_conversation, attempt.conversation, states=("working",), limit=1):
             return False
-        await asyncio.sleep(_POLL)
+        await asyncio.sleep(_POLL_INTERVAL)
         if await try_acquire_lease(attempt, event_log):
             return True
     return False
 
 
 async def _wait_for_lease(attempt: Attempt, event_log: EventLog) -> bool:
-    """Wait for the lease: in first-in first-out order within this process, by polling between processes."""
+    """Wait for the lease. Runs of this process queue for it, then poll until other processes release it."""
     await _get_lease(attempt, event_log).wait_for_lock()
     if attempt.spec.only_executes:
         # Time spent waiting for other runs doesn't count towards the time limit.
-        attempt.life.limit(None)
+        attempt.lifetime.limit(None)
     # While we are waiting, the lease holder may finish this run.
     ending = asyncio.ensure_future(_follow_to_end(attempt, event_log)) if attempt.spec.resume else None
     try:
@@ -216,7 +217,7 @@ async def _wait_for_lease(attempt: Attempt, event_log: EventLog) -> bool:
         if ending is not None:
             ending.cancel()
     if attempt.spec.only_executes:
-        attempt.life.limit(attempt.info.limits.seconds, restart=True)
+        attempt.lifetime.limit(attempt.info.limits.seconds, restart=True)
     return True
 
 
@@ -248,10 +249,10 @@ async def claim_run(attempt: Attempt, first: Iterable[Event]) -> None:
                 writer.add(event)
     recorded = [recorder.record(event) for event in first]
     # An attempt that only ends the run is logged as one batch, to avoid showing the run as working.
-    ends_at_once = recorder.begun and attempt.life.is_ending
+    ends_at_once = recorder.has_events and attempt.lifetime.is_ending
     if writer is not None and not ends_at_once:
         try:
-            await attempt.life.run_to_completion(writer.flush)
+            await attempt.lifetime.run_to_completion(writer.flush)
         except ConflictError as error:
             await writer.close()
             if isinstance(error, Fenced) and not await _is_in_another_conversation(attempt):
@@ -279,4 +280,4 @@ async def _is_in_another_conversation(attempt: Attempt) -> bool:
         record = await read_log(log.get_record, attempt.task_id)
     except EventLogError:
         return False
-    return record.context_id != attempt.context_id
+    return record.conversation != attempt.conversation

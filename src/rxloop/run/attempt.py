@@ -1,10 +1,10 @@
-"""Attempt of a run, which operators and tools use through the `Host` interface."""
+"""Single attempt of a run, accessed by operators and tools using the `Host` interface."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,15 @@ from reactivex.disposable import SerialDisposable
 
 from rxloop.coordination.lease import DeliveryGate
 from rxloop.errors import InvalidEvent
-from rxloop.operators.loop.checks import make_stuck_error
+from rxloop.operators.loop.checks import make_stuck_error, make_unknown_call_error
 from rxloop.operators.loop.compose import describe
 from rxloop.operators.loop.model_exchange import mark_hidden
+from rxloop.operators.loop.work_budget import WorkBudget
 from rxloop.pipeline.host import ModelCall
 from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.requests import ModelRequest, ToolRequest
 from rxloop.pipeline.run_context import AttemptInfo, RunContext
+from rxloop.protocol.envelope import RESERVED_METADATA
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     Event,
@@ -27,17 +29,18 @@ from rxloop.protocol.events import (
     ToolCompleteEvent,
 )
 from rxloop.protocol.messages import Message, PendingInput
+from rxloop.protocol.model import EMPTY_DICT
 from rxloop.run.final_events import OpenWork
 from rxloop.run.lifetime import Canceled, Lifetime
 from rxloop.run.offered_tools import AttemptTools, RequestBuilder
-from rxloop.run.questions.asking import Questions
-from rxloop.run.questions.open_questions import Place
+from rxloop.run.questions.open_questions import Position
+from rxloop.run.questions.registry import Questions
 from rxloop.run.recorder import Recorder
 from rxloop.run.spec import RunSpec
 from rxloop.run.stamp import EventStamp, Numbering
 from rxloop.state.earlier_attempts import EarlierAttempts
 from rxloop.state.history import Slot
-from rxloop.state.run_state import COMMAND_ID
+from rxloop.state.run_state import RunState
 from rxloop.stream.hub import Hub
 from rxloop.stream.scope import Scope
 from rxloop.stream.watchdog import Watchdog
@@ -54,10 +57,10 @@ log = logging.getLogger("rxloop")
 class Attempt:
     """Single attempt of a run. Tasks only refer to the attempt, so that dropping the run's handle can end it.
 
-    `life` tracks its phase, `recorder` publishes its events, and `lifecycle` executes it.
+    `lifetime` tracks its phase, `recorder` publishes its events, and `lifecycle` executes it.
     """
 
-    # With over 30 attributes, Python would give each instance its own 1,800 byte dict.
+    # Slots, because an instance dict for over 30 attributes would take 1,800 bytes.
     __slots__ = (
         "__weakref__",
         "_writes",
@@ -68,6 +71,7 @@ class Attempt:
         "durable_now",
         "earlier_events",
         "final",
+        "fork_fields",
         "grace_factor",
         "holders",
         "id_in_use",
@@ -76,12 +80,13 @@ class Attempt:
         "initial_events",
         "is_observed",
         "lease",
-        "life",
+        "lifetime",
         "nested",
         "open_call",
         "publish",
         "questions",
         "recorder",
+        "recursive_sends",
         "refusal",
         "requests",
         "skipped_commands",
@@ -97,7 +102,7 @@ class Attempt:
         self.spec = spec
         self.grace_factor = 1.0
         """Fraction of the normal grace period for cancelled work."""
-        self.life = Lifetime(spec.task_id, spec.loop)
+        self.lifetime = Lifetime(spec.task_id, spec.loop)
         clock = CLOCK.get()
         self.recorder = self.make_recorder(clock)
         # Bound here to make publishing a single call.
@@ -105,22 +110,24 @@ class Attempt:
         self.state = self.recorder.state
         self.durable = self.recorder.durable
         self.durable_now = self.recorder.durable_now
-        self.info = self._make_info(clock, Scope(self.life.fail, self.life.time_scope), spec.metadata)
+        self.info = self._make_info(clock, Scope(self.lifetime.fail, self.lifetime.time_scope), spec.metadata)
         self.use_spec(spec)
         self.earlier_events: Sequence[Event] = ()
-        """Events preceding this attempt: those copied by a fork, or the `task` event of a submitted run."""
+        """Events before this attempt, either copied by a fork or the `task` event of a submitted run."""
         self.initial_events: Iterable[Event] = ()
         """Events published right after starting: answers when resuming, or changes when forking."""
+        self.fork_fields: Mapping[str, Any] = EMPTY_DICT
+        """Fields of the first event of a fork, about its copied calls and questions."""
         self.skipped_commands = 0
         """Highest number among initial commands that produced no event, or 0."""
         self.inbox: Inbox | None = None
-        """Inbox for commands, or None if the run has no log."""
+        """Command inbox. None for runs without a log."""
         self.lease: Lease | None = None
         """Conversation lease, or None if the run has no log."""
         self.subscription = SerialDisposable()
         """Subscription to the pipeline."""
         self.holders: set[object] = set()
-        """Objects keeping the run alive without its handle."""
+        """References that keep the run alive, even if its handle is dropped."""
         self.final: Event | None = None
         """Final event, set once the attempt has ended."""
         self.refusal: Exception | None = None
@@ -129,6 +136,8 @@ class Attempt:
         """True once the outcome has been observed. Unobserved failures are logged."""
         self.unpublished_messages: list[Event] = []
         """Messages sent before the run started."""
+        self.recursive_sends = 0
+        """Number of messages sent during the delivery of the messages being published."""
         self.steering: DisposableBase | None = None
         """Subscription to the steering messages."""
         self.open_call: ModelCall | None = None
@@ -140,12 +149,13 @@ class Attempt:
         """File name and line number where the run was created."""
         self.credentials: dict[str, Any] = {}
         """Credentials passed when starting, keyed by question id. They are kept in memory until used."""
-        self.questions = Questions(spec.on_input, self.credentials, Place(self.info.scope, self.life.time_scope))
+        self.questions = Questions(spec.on_input, self.credentials, Position(self.info.scope, self.lifetime.time_scope))
         self.claimed_slots: set[Slot] = set()
         """Tool calls already claimed by this attempt."""
         self._writes: Writes | None = None
+        self.lifetime.only_executes = spec.only_executes
         if spec.cancel is not None:
-            self.life.finish(Canceled(spec.cancel, code=spec.cancel_code))
+            self.lifetime.finish(Canceled(spec.cancel, code=spec.cancel_code))
 
     def use_spec(self, spec: RunSpec) -> None:
         """Replace the specification, before any request is sent."""
@@ -156,6 +166,7 @@ class Attempt:
 
     def _make_info(self, clock: Clock, scope: Scope, metadata: dict[str, Any]) -> AttemptInfo:
         spec = self.spec
+        describe_loop = partial(describe, spec.loop)
         return AttemptInfo(
             ids=self.recorder.stamp.ids,
             agent_name=spec.agent_name,
@@ -166,19 +177,21 @@ class Attempt:
             metadata=metadata,
             clock=clock,
             scope=scope,
-            time_scope=self.life.time_scope,
-            describe_loop=partial(describe, spec.loop),
+            time_scope=self.lifetime.time_scope,
+            describe_loop=describe_loop,
             answers_inline=spec.on_input is not None,
             resolve_model=spec.provider,
+            budget=WorkBudget(spec.limits, self.recorder, self.lifetime, scope, describe_loop),
+            owner=self.recorder.stamp.owner,
         )
 
     def make_recorder(self, clock: Clock) -> Recorder:
         """Create the recorder for this attempt."""
         spec, hub = self.spec, Hub()
-        stamp = EventStamp(spec.task_id, spec.context_id, Numbering(clock.now))
-        return Recorder(stamp, hub, DeliveryGate(hub.publish, clock), spec.loop, self.life)
+        stamp = EventStamp(spec.task_id, spec.context_id, spec.owner, Numbering(clock.now))
+        return Recorder(stamp, hub, DeliveryGate(hub.publish, clock), spec.loop, self.lifetime)
 
-    # -- properties of the run
+    # -- run properties
 
     @property
     def task_id(self) -> str:
@@ -187,6 +200,21 @@ class Attempt:
     @property
     def context_id(self) -> str:
         return self.recorder.context_id
+
+    @property
+    def is_ending(self) -> bool:
+        """True once the end of the attempt has been decided."""
+        return self.lifetime.is_ending
+
+    @property
+    def conversation(self) -> str:
+        """Key of the conversation."""
+        return self.info.conversation
+
+    def join_conversation(self, context_id: str, owner: str | None) -> None:
+        """Set the conversation of a run whose record has been read from the log."""
+        self.recorder.stamp.ids["context_id"] = context_id
+        self.recorder.stamp.owner = self.info.owner = owner
 
     @property
     def resumed(self) -> bool:
@@ -208,7 +236,7 @@ class Attempt:
             log = self.spec.log
             log_store = log.artifacts if log is not None else None
             agent_store = self.spec.artifacts
-            self._writes = Writes(agent_store or log_store or MemoryArtifacts(), given=agent_store is not None)
+            self._writes = Writes(agent_store or log_store or MemoryArtifacts(), is_configured=agent_store is not None)
         return self._writes
 
     @property
@@ -231,31 +259,32 @@ class Attempt:
         """Pass an event to `out`, or publish it if None. Can be called from any thread.
 
         Raises:
-            InvalidEvent: The event isn't allowed now.
+            InvalidEvent: The event is not allowed at this point.
         """
         # Check here too, so that errors are raised in the emitting thread.
         self.recorder.check(event)
-        if event.metadata and COMMAND_ID in event.metadata and event.task_id in ("", self.task_id):
-            raise InvalidEvent(f"{COMMAND_ID!r} in metadata is reserved for commands. Use another key.")
-        self.life.call_in_loop(out or self.publish, event)
+        reserved = event.metadata and RESERVED_METADATA.intersection(event.metadata)
+        if reserved and event.task_id in ("", self.task_id):
+            raise InvalidEvent(f"{min(reserved)!r} in metadata is reserved for commands. Use another key.")
+        self.lifetime.call_in_loop(out or self.publish, event)
 
     def watch(self) -> None:
         """Start a watchdog to end the attempt when stuck."""
-        Watchdog(self.task_id, self.info.scope, lambda: not self.life.is_ending, self._stuck)
+        Watchdog(self.task_id, self.info.scope, lambda: not self.lifetime.is_ending, self._end_stuck)
 
-    def _stuck(self) -> None:
-        self.life.finish(make_stuck_error(self.state(), self.spec.loop))
+    def _end_stuck(self) -> None:
+        self.lifetime.finish(make_stuck_error(self.state(), self.spec.loop))
 
     # -- steering
 
     @property
-    def unheard(self) -> bool:
+    def has_unread_messages(self) -> bool:
         """True if messages are waiting for a request, and the run can still continue."""
         state = self.recorder.states[None]
-        call_in_loop = threading.get_ident() == self.life.thread
-        return bool(state.unread_count) and not state.pending and not self.life.is_ending and call_in_loop
+        call_in_loop = threading.get_ident() == self.lifetime.thread
+        return bool(state.unread_count) and not self.is_waiting(state) and not self.lifetime.is_ending and call_in_loop
 
-    def cut_off(self, step: str) -> Sequence[Event]:
+    def close_interrupted(self, step: str) -> Sequence[Event]:
         """Return events closing the interrupted message, and any thought inside it."""
         hub = self.recorder.hub
         thought = hub.get_open_thought(self.task_id, step)
@@ -280,7 +309,7 @@ class Attempt:
 
     def close_open_work(self) -> Iterator[Event]:
         """Return events closing every open message and call."""
-        return self._open_work.ends()
+        return self._open_work.close_all()
 
     @property
     def has_unrepeatable_call(self) -> bool:
@@ -306,14 +335,22 @@ class Attempt:
         try:
             return self.spec.parse(content), None
         except ValueError as error:
-            shown = content if len(content) <= 200 else content[:200] + "..."
-            return None, f"the answer {shown!r} does not fit the output type: {error}"
+            preview = content if len(content) <= 200 else content[:200] + "..."
+            return None, f"the answer {preview!r} does not fit the output type: {error}"
 
     async def ask(self, ctx: RunContext[Any], question: PendingInput, read: Callable[[Any], Any]) -> Any:
-        """Ask the user or client."""
-        if ctx.asked_for is not None:
-            await ctx.asked_for()
-        return await self.questions.ask(ctx, question, read, self.recorder.earlier.questions)
+        """Ask a question and wait for the answer."""
+        if ctx.until_requested is not None:
+            await ctx.until_requested()
+        return await self.questions.ask(ctx, question, read, self.recorder.earlier)
+
+    def is_waiting(self, state: RunState) -> bool:
+        """Return True if a question of the branch with this state must be answered before the run can continue."""
+        asked = self.questions.read
+        return any(
+            question.call is not None or question.task_id is not None or input_id in asked
+            for input_id, question in state.pending.items()
+        )
 
     def build_request(
         self, ctx: RunContext[Any], iteration: int, pressure: int
@@ -323,21 +360,36 @@ class Attempt:
 
     # -- results of earlier attempts
 
-    def recorded_outcome(self, request: ToolRequest, tool: Tool | str) -> ToolCompleteEvent | None:
+    def find_idempotency_key(self, slot: Slot) -> str:
+        """Return the idempotency key of a call."""
+        return self.recorder.earlier.find_idempotency_key(self.task_id, slot)
+
+    def find_recorded_outcome(self, request: ToolRequest, tool: Tool | str) -> ToolCompleteEvent | None:
         """Return the tool result that follows from an unused recorded answer, or None."""
         if not self.recorder.earlier.undecided:
             return None
-        # Imported here because few runs are resumed at a question.
-        from rxloop.run.questions.recorded_answers import recorded_outcome
+        # Only needed by runs that are resumed at a question.
+        from rxloop.run.questions.recorded_answers import find_recorded_outcome
 
-        return recorded_outcome(self.recorder, self.questions.read, request, tool)
+        return find_recorded_outcome(self.recorder, self.questions.read, request, tool)
 
-    def claim(self, slot: Slot) -> bool:
-        """Claim a call before executing it. Return False if already claimed, or if the attempt is ending."""
-        if self.life.is_ending:
+    def claim(self, request: ToolRequest) -> bool:
+        """Claim a call before executing it.
+
+        Return False if it was already claimed, if no message contains it, or if the attempt is ending.
+        """
+        slot = request.slot
+        if self.lifetime.is_ending:
             return False
         if slot in self.claimed_slots:
             log.warning("Call %s of step %s was requested twice, executing it once", slot[1], slot[0])
+            return False
+        state = self.recorder.states.get(request.ctx.branch)
+        batch = state.batch if state is not None else None
+        index = batch.find_index(slot[1]) if batch is not None and batch.step == slot[0] else -1
+        is_open = batch is not None and batch.is_open(index) and batch.calls[index].id == request.call.id
+        if not is_open and not self.info.budget.has_unpublished_call(*slot):
+            self.lifetime.finish(make_unknown_call_error(request))
             return False
         self.claimed_slots.add(slot)
         return True

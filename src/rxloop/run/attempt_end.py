@@ -8,7 +8,7 @@ import logging
 from rxloop.errors import EventLogError, InvalidOutput
 from rxloop.protocol.events import Event, QuestionEvent, ToolCompleteEvent
 from rxloop.run.attempt import Attempt
-from rxloop.run.final_events import make_final_event, make_unlogged_end
+from rxloop.run.final_events import make_final_event, make_release_event, make_unlogged_end
 from rxloop.run.lifetime import PARENT_ENDED, Canceled, Phase, Released
 from rxloop.support.foreign_errors import find_raiser, leave_to_loop
 from rxloop.support.tasks import GRACE
@@ -18,30 +18,32 @@ log = logging.getLogger("rxloop")
 
 def record_end(attempt: Attempt, end: Exception | Canceled | None) -> Event:
     """Close all open work and record the final event. No event may follow while it is being stored."""
-    life, state, writer = attempt.life, attempt.state(), attempt.recorder.writer
+    lifetime, state, writer = attempt.lifetime, attempt.state(), attempt.recorder.writer
     for child in attempt.nested:
-        # It did not stop in time.
+        # The nested run did not stop in time.
         close_nested(child)
     if end is None and state.done:
         misfit = attempt.try_parse(state.content)[1]
         if misfit is not None:
             end = InvalidOutput(misfit)
-            life.revise(end)
+            lifetime.revise(end)
     if attempt.recorder.earlier.undecided or attempt.recorder.earlier.nested_events:
-        # Imported here because few runs are resumed at a question.
+        # Only needed by runs that are resumed at a question.
         from rxloop.run.questions.recorded_answers import report_unread
 
         report_unread(
             attempt.recorder, attempt.questions.read, attempt.initial_events, attempt.claimed_slots, ended=end is None
         )
-    paused = end is None and bool(state.pending)
+    paused = end is None and attempt.is_waiting(state)
     lost = writer is not None and writer.error is not None
     if not paused and not lost:
         _close_open_work(attempt)
     if attempt.lease is not None:
         attempt.lease.announce_release()
-    final = attempt.recorder.record(make_final_event(attempt.state(), end))
-    life.phase = Phase.CLOSED
+    state = attempt.state()
+    # No code waits for the questions of an attempt that has not paused.
+    final = attempt.recorder.record(make_final_event(state if paused else state.replace(pending={}), end))
+    lifetime.phase = Phase.CLOSED
     return final
 
 
@@ -58,17 +60,17 @@ def _close_open_work(attempt: Attempt) -> None:
 
 def close_nested(attempt: Attempt) -> None:
     """End a nested attempt, unless it has already ended or is being released with its parent."""
-    life, recorder = attempt.life, attempt.recorder
-    if life.phase in (Phase.CLOSED, Phase.OVER):
+    lifetime, recorder = attempt.lifetime, attempt.recorder
+    if lifetime.phase in (Phase.CLOSED, Phase.OVER):
         return
-    life.finish(PARENT_ENDED)
-    end = life.end
+    lifetime.finish(PARENT_ENDED)
+    end = lifetime.end
     if isinstance(end, Released):
-        life.phase = Phase.CLOSED
+        lifetime.phase = Phase.CLOSED
         return
     attempt.final = record_end(attempt, end)
     recorder.delivery.deliver(attempt.final)
-    life.phase = Phase.OVER
+    lifetime.phase = Phase.OVER
 
 
 async def wait_for_calls(attempt: Attempt, grace: float) -> None:
@@ -86,11 +88,11 @@ async def wait_for_calls(attempt: Attempt, grace: float) -> None:
             finished.set_result(None)
 
     with attempt.recorder.hub.events.subscribe(check):
-        await attempt.life.run_to_completion(lambda: asyncio.wait([finished], timeout=grace))
+        await attempt.lifetime.run_to_completion(lambda: asyncio.wait([finished], timeout=grace))
 
 
 async def release(attempt: Attempt, cause: Released) -> Event:
-    """Release the run so that it can be resumed. Open work stays open, and pending events are logged.
+    """Release the run so that it can be resumed. Open work stays open. Pending events and the release are logged.
 
     Returns:
         Final event for subscribers, which isn't logged.
@@ -98,34 +100,37 @@ async def release(attempt: Attempt, cause: Released) -> Event:
     recorder, writer = attempt.recorder, attempt.recorder.writer
     end = make_unlogged_end(attempt.task_id, attempt.state(), cause)
     if attempt.lease is not None:
-        await attempt.life.run_to_completion(attempt.lease.wait_checked)
+        await attempt.lifetime.run_to_completion(attempt.lease.wait_checked)
     if writer is not None:
+        if writer.error is None and not cause.counts:
+            # Otherwise, the next attempt would count this one among those that ended with their process.
+            recorder.delivery.deliver(recorder.record(make_release_event()))
         try:
-            await attempt.life.run_to_completion(writer.flush)
+            await attempt.lifetime.run_to_completion(writer.flush)
         except EventLogError as error:
             recorder.delivery.drop()
             log.error("Failed to log the last events of run %s: %s", attempt.task_id, error)
             end = make_unlogged_end(attempt.task_id, attempt.state(), error)
-        await attempt.life.run_to_completion(writer.close)
+        await attempt.lifetime.run_to_completion(writer.close)
         recorder.writer = None
     return recorder.record(end)
 
 
 def stop_accepting(attempt: Attempt) -> None:
     """Stop accepting events in this run and its nested runs."""
-    attempt.life.phase = Phase.CLOSED
+    attempt.lifetime.phase = Phase.CLOSED
     for child in attempt.nested:
-        child.life.finish(Released())
+        child.lifetime.finish(Released())
         stop_accepting(child)
         # Dispose immediately: any further work by its tools would not be logged, and so be repeated later.
         dispose(child)
 
 
 async def stop(attempt: Attempt) -> None:
-    """Dispose the pipeline, and wait for its tasks to stop."""
+    """Dispose the pipeline and wait until its tasks have stopped."""
     dispose(attempt)
     grace = GRACE * attempt.grace_factor
-    stuck = await attempt.life.run_to_completion(lambda: attempt.info.scope.join(grace))
+    stuck = await attempt.lifetime.run_to_completion(lambda: attempt.info.scope.join(grace))
     if stuck:
         log.error("Tasks still running %g s after run %s was stopped: %s", grace, attempt.task_id, ", ".join(stuck))
 

@@ -1,4 +1,4 @@
-"""Events that close open work and end an attempt."""
+"""Final events of attempts, and events for closing open work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from rxloop.errors import (
     StrategyError,
 )
 from rxloop.pipeline.run_context import RunContext
+from rxloop.protocol.envelope import COMMAND_ID
 from rxloop.protocol.events import (
+    RELEASED,
     ContentCompleteEvent,
     Event,
     State,
@@ -32,20 +34,25 @@ from rxloop.run.lifetime import Canceled, End, Released
 from rxloop.run.recorder import Recorder
 from rxloop.run.spec import RunSpec
 from rxloop.state.history import Batch
-from rxloop.state.run_state import COMMAND_ID, LimitHit, RunState
+from rxloop.state.run_state import LimitHit, RunState
 from rxloop.support.foreign_errors import find_raiser
 
-_NEVER_BEGAN = Canceled("released before it began")
+_NEVER_STARTED = Canceled("released before it started")
 
-_status = make_unchecked(StatusUpdateEvent)
+_make_status = make_unchecked(StatusUpdateEvent)
 
 
 def make_final_event(state: RunState, end: Exception | Canceled | None) -> StatusUpdateEvent:
     """Create the final event for an attempt."""
-    final = _final(state, *_outcome(state, end))
+    final = _make_end(state, *_choose_outcome(state, end))
     if isinstance(end, Canceled) and end.command_number is not None:
         return final.model_copy(update={"metadata": {COMMAND_ID: end.command_number}})
     return final
+
+
+def make_release_event() -> StatusUpdateEvent:
+    """Create the last logged event of a released attempt. It does not end the run, whose state stays `working`."""
+    return _make_status(state="working", reason=RELEASED)
 
 
 def make_unlogged_end(task_id: str, state: RunState, cause: EventLogError | Released) -> StatusUpdateEvent:
@@ -57,20 +64,20 @@ def make_unlogged_end(task_id: str, state: RunState, cause: EventLogError | Rele
         text = (
             f"run {task_id} was released: use agent.get_run(task_id).execute() or agent.resume(task_id) to continue it"
         )
-        return _final(state, "working", "error", ErrorInfo(code="released", message=text, retryable=True))
+        return _make_end(state, "working", "error", ErrorInfo(code=RELEASED, message=text, retryable=True))
     if isinstance(cause, ConflictError):
         hint = f"another process is executing run {task_id}: use follow(log, task_id) to read its events"
     else:
         hint = f"the end of run {task_id} could not be logged: use agent.resume(task_id) to continue it"
     info = ErrorInfo(code=get_error_code(cause), message=f"{cause}; {hint}", retryable=cause.retryable)
-    return _final(state, "working", "error", info)
+    return _make_end(state, "working", "error", info)
 
 
 def make_unstarted_end(spec: RunSpec, state: RunState, end: End) -> StatusUpdateEvent:
     """Create the final event for an attempt without reading or writing the log."""
     if isinstance(end, Released):
-        # A new run that was released can't be resumed, because nothing was logged.
-        return make_unlogged_end(spec.task_id, state, end) if spec.resume else make_final_event(state, _NEVER_BEGAN)
+        # A new run cannot be resumed after its release, because nothing was logged.
+        return make_unlogged_end(spec.task_id, state, end) if spec.resume else make_final_event(state, _NEVER_STARTED)
     if spec.cancel is None and (not spec.resume or isinstance(end, Canceled)):
         # If the run is in the log, it hasn't changed.
         return make_final_event(state, end)
@@ -86,16 +93,16 @@ def is_over(last: Event | None) -> bool:
     return last.state == "completed" or (last.state == "failed" and not (last.error and last.error.retryable))
 
 
-def make_exists_error(task_id: str, where: str) -> RunExists:
+def make_exists_error(task_id: str, reason: str) -> RunExists:
     """Create the error raised when a new run's id is already in use."""
     return RunExists(
-        f"run {task_id} already exists ({where}): use agent.resume(task_id) to continue it or get its result, or "
+        f"run {task_id} already exists ({reason}): use agent.resume(task_id) to continue it or get its result, or "
         "follow(log, task_id) to read its events"
     )
 
 
-def _final(state: RunState, outcome: State, reason: str | None, error: ErrorInfo | None) -> StatusUpdateEvent:
-    return _status(
+def _make_end(state: RunState, outcome: State, reason: str | None, error: ErrorInfo | None) -> StatusUpdateEvent:
+    return _make_status(
         state=outcome,
         final=True,
         reason=reason,
@@ -103,11 +110,12 @@ def _final(state: RunState, outcome: State, reason: str | None, error: ErrorInfo
         content=state.content or None,
         finish_reason=state.last.finish_reason if state.last is not None else None,
         usage=state.usage,
-        pending=list(state.pending.values()),
+        # Operators that drop messages can leave questions of calls that do not exist.
+        pending=[] if outcome in ("completed", "failed") else list(state.pending.values()),
     )
 
 
-def _outcome(state: RunState, end: Exception | Canceled | None) -> tuple[State, str | None, ErrorInfo | None]:
+def _choose_outcome(state: RunState, end: Exception | Canceled | None) -> tuple[State, str | None, ErrorInfo | None]:
     if isinstance(end, Canceled):
         return "canceled", end.code, ErrorInfo(code=end.code, message=end.reason)
     if isinstance(end, LimitHit):
@@ -159,18 +167,18 @@ class OpenWork:
         state = self._recorder.state(ctx.branch)
         if ctx.call is None:
             if state.open_step == ctx.step:
-                yield self._canceled_message(state, ctx.branch)
+                yield self._cancel_message(state, ctx.branch)
         elif state.batch is not None and state.batch.step == ctx.step and state.batch.is_open(ctx.index):
-            yield self._canceled_call(state.batch, ctx.index, ctx.branch)
+            yield self._cancel_call(state.batch, ctx.index, ctx.branch)
 
-    def ends(self) -> Iterator[Event]:
+    def close_all(self) -> Iterator[Event]:
         """Yield events closing every open message and call."""
         for branch, state in list(self._recorder.states.items()):
             if state.open_step is not None:
-                yield self._canceled_message(state, branch)
+                yield self._cancel_message(state, branch)
             if state.batch is not None:
                 for index in state.batch.open:
-                    yield self._canceled_call(state.batch, index, branch)
+                    yield self._cancel_call(state.batch, index, branch)
 
     @property
     def has_unrepeatable_call(self) -> bool:
@@ -183,17 +191,17 @@ class OpenWork:
             batch = state.batch
             if batch is None:
                 continue
-            begun = batch.started & ~batch.find_asking(asking)
-            if any(begun >> index & 1 and not self._idempotent(batch.calls[index]) for index in batch.open):
+            started = batch.started & ~batch.find_waiting_calls(asking)
+            if any(started >> index & 1 and not self._idempotent(batch.calls[index]) for index in batch.open):
                 return True
         return False
 
-    def _canceled_message(self, state: RunState, branch: str | None) -> ContentCompleteEvent:
+    def _cancel_message(self, state: RunState, branch: str | None) -> ContentCompleteEvent:
         text = self._recorder.hub.get_open_text(self._recorder.task_id, state.open_step)
         return ContentCompleteEvent(step=state.open_step, branch=branch, content=text, finish_reason="canceled")
 
-    def _canceled_call(self, batch: Batch, index: int, branch: str | None) -> ToolCompleteEvent:
-        asking = batch.find_asking(self._recorder.state().pending.values())
+    def _cancel_call(self, batch: Batch, index: int, branch: str | None) -> ToolCompleteEvent:
+        asking = batch.find_waiting_calls(self._recorder.state().pending.values())
         content = batch.explain_missing(index, asking, idempotent=self._idempotent(batch.calls[index]))
         return make_canceled_call(batch, index, content, branch)
 

@@ -37,7 +37,7 @@ class Run(MisuseErrors, Pipeable[AnyEvent], Generic[O]):
     def __init__(self, attempt: Attempt, owned: OwnedRuns) -> None:
         self._attempt = attempt
         self.hold = RunHold(attempt, owned)
-        """Ownership shared between the handle and its streams."""
+        """Ownership shared by the handle and its streams."""
 
     @property
     def task_id(self) -> str:
@@ -55,7 +55,7 @@ class Run(MisuseErrors, Pipeable[AnyEvent], Generic[O]):
         # Imported here because few programs read artifacts.
         from rxloop.pipeline.artifacts import Artifacts
 
-        return Artifacts(self._attempt.artifact_writes().store, self.context_id)
+        return Artifacts(self._attempt.artifact_writes().store, self._attempt.conversation)
 
     @property
     def started(self) -> bool:
@@ -116,13 +116,14 @@ class Run(MisuseErrors, Pipeable[AnyEvent], Generic[O]):
         Raises:
             ConfigurationError: The heartbeat isn't positive.
         """
-        if heartbeat is not None and not heartbeat > 0:
-            raise ConfigurationError(f"heartbeat must be positive or None, got {heartbeat!r}")
+        seconds: Any = heartbeat
+        if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+            raise ConfigurationError(f"heartbeat must be a positive number of seconds or None, got {heartbeat!r}")
         # Imported here to keep `import rxloop` fast.
         from rxloop.operators.views.filters import public
         from rxloop.stream.readers import Frames
 
-        # The cursor comes from a client, so treat invalid ones as unknown.
+        # The cursor is sent by a client, so invalid values are treated as unknown.
         source = self.hold.events(after or None, strict=False)
         return Frames(aiter(Stream(source, self.hold).pipe(public())), heartbeat)
 
@@ -144,7 +145,7 @@ class Run(MisuseErrors, Pipeable[AnyEvent], Generic[O]):
         return self.result().__await__()
 
     async def result(self) -> Result[O]:
-        """Wait for the run, and return its result. Usable with `asyncio.run` and `TaskGroup.create_task`.
+        """Wait for the run and return its result. Supports `asyncio.run` and `TaskGroup.create_task`.
 
         Raises:
             LimitReached: A limit ended the run.
@@ -167,7 +168,7 @@ class Run(MisuseErrors, Pipeable[AnyEvent], Generic[O]):
         return make_result(self._attempt)
 
     def start(self) -> Self:
-        """Start the run without waiting. Keep a reference to it, because dropped runs are cancelled.
+        """Start the run without waiting for it. Keep a reference, because unreferenced runs are cancelled.
 
         Raises:
             RxloopError: No event loop is running, or the run belongs to another one.
@@ -189,7 +190,7 @@ class Run(MisuseErrors, Pipeable[AnyEvent], Generic[O]):
             RxloopError: The run was refused for other reasons, such as a missing event loop.
         """
         attempt, task = self._attempt, self.hold.start()
-        await attempt.life.wait_open(task)
+        await attempt.lifetime.wait_open(task)
         refusal = task.exception() if task.done() else None
         if refusal is not None:
             attempt.is_observed = True
@@ -241,7 +242,7 @@ class Run(MisuseErrors, Pipeable[AnyEvent], Generic[O]):
             ConfigurationError: The run has no log.
         """
         if self._attempt.info.log is None:
-            raise ConfigurationError(f"cannot release run {self.task_id} because it has no log: cancel or await it")
+            raise ConfigurationError(f"cannot release run {self.task_id} because it has no log; cancel or await it")
         if not grace >= 0:
             raise ConfigurationError(f"grace must not be negative, got {grace!r}")
         await self.hold.release(grace)
@@ -258,7 +259,7 @@ class Run(MisuseErrors, Pipeable[AnyEvent], Generic[O]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.hold.aclose("its `async with` was left")
+        await self.hold.aclose("its `async with` block has ended")
 
     def __repr__(self) -> str:
         attempt, name = self._attempt, self._attempt.info.agent_name
@@ -266,5 +267,5 @@ class Run(MisuseErrors, Pipeable[AnyEvent], Generic[O]):
             # Using `asyncio.create_task(run)` is an error, and its message includes this text.
             return f"<Run {self.task_id} of {name!r}, not started: await it, or create_task(run.result())>"
         final = attempt.final
-        state = final.state if isinstance(final, StatusUpdateEvent) else "refused" if attempt.refusal else "under way"
+        state = final.state if isinstance(final, StatusUpdateEvent) else "refused" if attempt.refusal else "running"
         return f"<Run {self.task_id} of {name!r}, {state}>"

@@ -11,16 +11,18 @@ from rxloop.run.attempt import Attempt
 from rxloop.run.attempt_end import close_nested, record_end, release, stop, stop_accepting, wait_for_calls
 from rxloop.run.final_events import make_exists_error, make_unlogged_end, make_unstarted_end
 from rxloop.run.lifetime import Phase, Released
-from rxloop.run.startup import announce, begin, make_first_events
+from rxloop.run.startup import announce, make_first_events, start_pipeline
 
 log = logging.getLogger("rxloop")
 
 
 def start(attempt: Attempt, event_loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
     """Start executing an attempt, returning its task."""
-    attempt.life.bind(event_loop)
-    attempt.life.phase = Phase.LOADING
-    return event_loop.create_task(execute_attempt(attempt), name=f"rxloop-run-{attempt.task_id}")
+    attempt.lifetime.bind(event_loop)
+    attempt.lifetime.phase = Phase.LOADING
+    task = event_loop.create_task(execute_attempt(attempt), name=f"rxloop-run-{attempt.task_id}")
+    attempt.lifetime.task = task
+    return task
 
 
 async def execute_attempt(attempt: Attempt) -> None:
@@ -28,45 +30,45 @@ async def execute_attempt(attempt: Attempt) -> None:
 
     Raises an exception only if the run was refused before its first event. Later errors are published as events.
     """
-    life, hub = attempt.life, attempt.recorder.hub
-    life.limit(attempt.info.limits.seconds)
+    lifetime, hub = attempt.lifetime, attempt.recorder.hub
+    lifetime.limit(attempt.info.limits.seconds)
     try:
         final = await _load(attempt)
         if final is None:
-            life.phase = Phase.ANNOUNCING
+            lifetime.phase = Phase.ANNOUNCING
             await announce(attempt)
-            life.open()
+            lifetime.open()
             if attempt.inbox is not None:
                 attempt.inbox.open()
-            await begin(attempt)
-            await life.wait_end()
-            if isinstance(life.end, Released):
-                await wait_for_calls(attempt, life.end.grace)
+            await start_pipeline(attempt)
+            await lifetime.wait_end()
+            if isinstance(lifetime.end, Released):
+                await wait_for_calls(attempt, lifetime.end.grace)
                 stop_accepting(attempt)
             await stop(attempt)
             final = await _close(attempt)
         normalise(final)
         attempt.final = final
         hub.publish(final)
-        life.phase = Phase.OVER
+        lifetime.phase = Phase.OVER
         hub.complete()
     except Exception as error:
-        life.phase = Phase.REFUSED
+        lifetime.phase = Phase.REFUSED
         attempt.refusal = error
         attempt.is_observed = attempt.is_observed or hub.subscribers > 0
         hub.complete(error)
         raise
     finally:
-        life.limit(None)
+        lifetime.limit(None)
         attempt.credentials.clear()
         if attempt.unpublished_messages:
             log.warning("Run %s ended before reading the messages sent to it", attempt.task_id)
         if attempt.inbox is not None:
-            await life.run_to_completion(attempt.inbox.aclose)
+            await lifetime.run_to_completion(attempt.inbox.aclose)
             attempt.inbox = None  # It refers to the attempt, so drop it to avoid a reference cycle.
         attempt.recorder.delivery.stop_guarding()
         if attempt.lease is not None:
-            await life.run_to_completion(attempt.lease.release)
+            await lifetime.run_to_completion(attempt.lease.release)
         attempt.info.scope.close()
 
 
@@ -80,28 +82,28 @@ async def _load(attempt: Attempt) -> Event | None:
         raise make_exists_error(attempt.task_id, "is running in this process")
     if attempt.info.log is None:
         return None
-    # Imported here because runs without a log have nothing to load.
+    # Runs without a log do not need this module.
     from rxloop.run.loader import load
 
     final = await load(attempt, attempt.info.log, execute_attempt)
     if final is None and attempt.recorder.writer is None:
         # The attempt had to end before reading the log, so nothing can be recorded.
         lost = attempt.lease.lost if attempt.lease is not None else None
-        return attempt.recorder.record(make_unstarted_end(attempt.spec, attempt.state(), lost or attempt.life.end))
+        return attempt.recorder.record(make_unstarted_end(attempt.spec, attempt.state(), lost or attempt.lifetime.end))
     return final
 
 
 async def _close(attempt: Attempt) -> Event:
     """Close all open work, record the final event, and return the event to deliver."""
-    life, recorder = attempt.life, attempt.recorder
+    lifetime, recorder = attempt.lifetime, attempt.recorder
     writer = recorder.writer
-    if isinstance(life.end, Released):
-        return await release(attempt, life.end)
-    final = record_end(attempt, life.end)
+    if isinstance(lifetime.end, Released):
+        return await release(attempt, lifetime.end)
+    final = record_end(attempt, lifetime.end)
     if writer is None:
         return final
     try:
-        await life.run_to_completion(writer.flush)
+        await lifetime.run_to_completion(writer.flush)
         # A successful write confirms that we are still holding the lease.
         recorder.delivery.open()
     except EventLogError as error:
@@ -109,29 +111,29 @@ async def _close(attempt: Attempt) -> Event:
         log.error("Failed to log the end of run %s: %s", attempt.task_id, error)
         end = make_unlogged_end(attempt.task_id, attempt.state(), error)
         final = end.model_copy(update={name: getattr(final, name) for name in _ENVELOPE})
-    await life.run_to_completion(writer.close)
+    await lifetime.run_to_completion(writer.close)
     return final
 
 
 async def execute_nested_attempt(attempt: Attempt) -> None:
     """Execute a nested attempt. Log, lease and inbox are managed by its parent."""
-    life = attempt.life
-    if life.phase is Phase.CLOSED:
+    lifetime = attempt.lifetime
+    if lifetime.phase is Phase.CLOSED:
         # Released together with its parent before starting.
         return
-    life.limit(attempt.info.limits.seconds)
+    lifetime.limit(attempt.info.limits.seconds)
     try:
-        life.phase = Phase.ANNOUNCING
+        lifetime.phase = Phase.ANNOUNCING
         for event in make_first_events(attempt):
             attempt.publish(event)
-        life.open()
-        await begin(attempt)
-        await life.wait_end()
+        lifetime.open()
+        await start_pipeline(attempt)
+        await lifetime.wait_end()
     except Exception as error:
-        life.fail(error)
+        lifetime.fail(error)
     await stop(attempt)
     close_nested(attempt)
-    life.limit(None)
+    lifetime.limit(None)
     attempt.info.scope.close()
 
 

@@ -17,7 +17,7 @@ from rxloop.state.run_state import LimitHit
 from rxloop.stream.rx import RunScheduler
 from rxloop.stream.scope import TimeLimit, TimeScope
 from rxloop.stream.sources import TaskCancelled
-from rxloop.support.foreign_errors import leave_to_loop, to_error
+from rxloop.support.foreign_errors import free_memory, is_out_of_memory, leave_to_loop, to_error
 
 log = logging.getLogger("rxloop")
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Phase(Enum):
-    """Phase of an attempt, which never moves backwards. Set by `lifecycle`, `attempt_end` and `Lifetime.open`."""
+    """Attempt phase, in ascending order. Set by `lifecycle`, `attempt_end` and `Lifetime.open`."""
 
     NEW = "new"
     """Not started yet."""
@@ -48,7 +48,7 @@ class Canceled(NamedTuple):
 
     reason: str
     command_number: int | None = None
-    """Number of the cancel command, if any."""
+    """Cancel command number, if applicable."""
     code: str = "canceled"
     """Reason and error code for the final event."""
 
@@ -58,16 +58,18 @@ class Released(NamedTuple):
 
     grace: float = 0
     """Seconds to wait for running calls to tools that aren't idempotent."""
+    counts: bool = False
+    """True if the attempt counts as one that ended with its process."""
 
 
 CLOSING = Canceled("the event loop is closing")
 """End used when a closing event loop cancels the run's task."""
 
-PARENT_ENDED = Canceled("the run that it is nested in came to its end")
-"""End of a nested run still running when its parent ends."""
+PARENT_ENDED = Canceled("the parent run has ended")
+"""End of nested runs that are still running when their parent ends."""
 
 End = Exception | Canceled | Released | None
-"""Possible causes of ending: error or limit, cancel, release, or None when nothing is left to do."""
+"""Cause of an attempt's end: error, limit, cancellation or release. None if the run has no work left."""
 
 
 class _Undecided(Enum):
@@ -94,6 +96,8 @@ class Lifetime:
         self.event_loop: asyncio.AbstractEventLoop | None = None
         self.scheduler: RunScheduler | None = None
         self._end: End | _Undecided = _UNDECIDED
+        self.is_ending = False
+        """True once the end has been decided. An attribute, because each iteration reads it several times."""
         self._task_id = task_id
         self._operator = operator
         self._on_end: Callable[[], object] | None = None
@@ -102,17 +106,21 @@ class Lifetime:
         """Time limits for the run, paused while waiting for an answer."""
         self._started = 0.0
         self._limit: TimeLimit | None = None
+        self.task: asyncio.Task[None] | None = None
+        """Task executing the attempt."""
+        self.only_executes = False
+        """True if a worker executes the attempt, so that trouble of the process must not end the run."""
         self._on_open: asyncio.Future[None] | None = None
 
     @property
-    def is_ending(self) -> bool:
-        """True once the end has been decided."""
-        return self._end is not _UNDECIDED
+    def end(self) -> End:
+        """Cause of ending. None if undecided, or if the run has no work left."""
+        return None if self._end is _UNDECIDED else self._end
 
     @property
-    def end(self) -> End:
-        """Cause of ending. None if undecided, or if nothing is left to do."""
-        return None if self._end is _UNDECIDED else self._end
+    def closing_end(self) -> Canceled | Released:
+        """End used when the event loop is closing."""
+        return Released() if self.only_executes else CLOSING
 
     @property
     def is_used(self) -> bool:
@@ -166,20 +174,33 @@ class Lifetime:
         if threading.get_ident() != self.thread and self.event_loop is not None:
             self.finish_from_thread(end if isinstance(end, Exception) else None)
         elif not self.is_ending:
-            self._end = Canceled(str(end)) if isinstance(end, TaskCancelled) else end
+            self._end = self._convert(end)
+            self.is_ending = True
             if self._on_end is not None:
                 self._on_end()
+
+    def _convert(self, end: End) -> End:
+        """Convert an error that does not fail the run."""
+        if isinstance(end, TaskCancelled):
+            is_closing = self.task is not None and self.task.cancelling()
+            return self.closing_end if is_closing else Canceled(str(end))
+        if isinstance(end, Exception) and self.only_executes and is_out_of_memory(end):
+            # Another run may have used up the memory.
+            log.error("Out of memory in run %s, which will be tried again", self._task_id, exc_info=end)
+            free_memory()
+            return Released(counts=True)
+        return end
 
     def revise(self, end: End) -> None:
         """Replace the cause of ending after it turned out to be wrong."""
         self._end = end
 
     def complete(self) -> None:
-        """End normally, because nothing is left to do."""
+        """End normally, because the run has no work left."""
         self.finish(None)
 
     def fail(self, error: Exception) -> None:
-        """End with an error that couldn't be sent through the pipeline."""
+        """End with an error that was raised outside of the pipeline."""
         if self.is_ending:
             log.error("Error after the end of run %s", self._task_id, exc_info=error)
         else:
@@ -190,18 +211,18 @@ class Lifetime:
         self.call_in_loop(self.finish, Canceled(reason or "cancelled"))
 
     def finish_from_thread(self, cause: Exception | None = None) -> None:
-        """End the attempt because the pipeline emitted an event or error from another thread."""
+        """Fail the attempt because its pipeline used another thread."""
         self.call_in_loop(self.finish, make_thread_error(self._operator, cause))
 
     def call_in_loop(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call a function in the event loop thread."""
+        """Run a function in the event loop thread."""
         if self.event_loop is None or threading.get_ident() == self.thread:
             function(*arguments)
         else:
             with suppress(RuntimeError):  # The loop may already be closed.
-                self.event_loop.call_soon_threadsafe(self._guarded, function, *arguments)
+                self.event_loop.call_soon_threadsafe(self._call_safely, function, *arguments)
 
-    def _guarded(self, function: Callable[..., None], *arguments: Any) -> None:
+    def _call_safely(self, function: Callable[..., None], *arguments: Any) -> None:
         try:
             function(*arguments)
         except BaseException as error:
@@ -218,7 +239,7 @@ class Lifetime:
         try:
             await decided
         except asyncio.CancelledError:
-            self.finish(CLOSING)
+            self.finish(self.closing_end)
 
     async def run_to_completion(self, step: Callable[[], Awaitable[T]]) -> T:
         """Run a step to completion, even if a closing event loop cancels it."""
@@ -226,7 +247,7 @@ class Lifetime:
             try:
                 return await step()
             except asyncio.CancelledError:
-                self.finish(CLOSING)
+                self.finish(self.closing_end)
 
     async def prepare(self, work: Coroutine[Any, Any, T], grace: float = 0) -> T | None:
         """Await setup work before the first request. Return None if the end is decided first.
@@ -256,7 +277,7 @@ class Lifetime:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                self.finish(CLOSING)
+                self.finish(self.closing_end)
             elif not self.is_ending:
                 raise RxloopError("a task awaited during run startup was cancelled") from None
             return None

@@ -7,15 +7,23 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from rxloop.coordination.answers import check_not_superseded, find_credentials, is_superseded, new_answers
+from rxloop.coordination.answers import (
+    check_not_superseded,
+    find_credentials,
+    find_new_answers,
+    is_superseded,
+    read_snapshot,
+    validate_answers,
+)
 from rxloop.coordination.inbox import AppliedCommands, Commands, Inbox, apply_commands, find_new_messages
 from rxloop.coordination.lease import DeliveryGate
 from rxloop.coordination.order import check_can_continue
 from rxloop.errors import ConfigurationError, ConflictError, RunOver, UnknownRun
 from rxloop.pipeline.event_log import EventLog
-from rxloop.pipeline.log_retry import check_whole, read_log
-from rxloop.pipeline.records import HistoryQuery, RunRecord, Snapshot, has_begun
+from rxloop.pipeline.log_retry import check_complete, read_log
+from rxloop.pipeline.records import HistoryQuery, RunRecord, Snapshot, get_conversation, has_started
 from rxloop.protocol.commands import MessageCommand
+from rxloop.protocol.envelope import COMMAND_ID, STARTED_CALLS
 from rxloop.protocol.events import Event, InputReceivedEvent, TaskEvent, ToolCompleteEvent, normalise
 from rxloop.run.admission import (
     Close,
@@ -29,9 +37,10 @@ from rxloop.run.final_events import is_over, make_exists_error
 from rxloop.run.lifetime import Canceled, Lifetime
 from rxloop.run.log_writer import LogWriter
 from rxloop.run.steering import send_messages
+from rxloop.state.attempt_counts import check_attempts
 from rxloop.state.earlier_attempts import EarlierAttempts
 from rxloop.state.fold import fold_all
-from rxloop.state.run_state import COMMAND_ID, RunState, check_attempts
+from rxloop.state.run_state import RunState
 from rxloop.storage.conversation import FORMAT, add_page, conversation, find_cached
 from rxloop.support.tasks import GRACE
 from rxloop.thinking.graph import ThoughtGraph
@@ -61,17 +70,17 @@ async def load(attempt: Attempt, event_log: EventLog, close: Close) -> Event | N
         event_log,
         attempt.task_id,
         state=attempt.state,
-        is_ending=lambda life=attempt.life: life.is_ending,
-        on_cancel=lambda reason, number, life=attempt.life: life.finish(Canceled(reason, number)),
-        on_message=partial(_send, attempt),
-        on_answers=attempt.questions.open.take,
+        is_ending=lambda lifetime=attempt.lifetime: lifetime.is_ending,
+        on_cancel=lambda reason, number, lifetime=attempt.lifetime: lifetime.finish(Canceled(reason, number)),
+        on_message=partial(_send_command, attempt),
+        on_answers=attempt.questions.open.deliver,
     )
     if spec.resume:
         return await _load_run(attempt, event_log, close)
     if spec.chosen_id:
-        await attempt.life.prepare(_check_id_is_new(attempt, event_log))
+        await attempt.lifetime.prepare(_check_id_is_new(attempt, event_log))
     if spec.fork is not None:
-        await attempt.life.prepare(_copy_run(attempt, event_log, spec.fork))
+        await attempt.lifetime.prepare(_copy_run(attempt, event_log, spec.fork))
         return None
     if spec.keep_context:
         acquired = await acquire_lease_to_begin(attempt, event_log, close)
@@ -80,7 +89,7 @@ async def load(attempt: Attempt, event_log: EventLog, close: Close) -> Event | N
     if not acquired:
         return None
     if spec.keep_context:
-        before = await attempt.life.prepare(conversation(event_log, attempt.context_id, before=spec.task_id))
+        before = await attempt.lifetime.prepare(conversation(event_log, attempt.conversation, before=spec.task_id))
         if before is not None:
             attempt.recorder.states[None] = before
     _create_writer(attempt, event_log, 0)
@@ -102,22 +111,41 @@ async def _check_id_is_new(attempt: Attempt, event_log: EventLog) -> None:
 
 
 async def _load_run(attempt: Attempt, event_log: EventLog, close: Close) -> Event | None:
-    prepare, known = attempt.life.prepare, attempt.spec.known
-    if known is None:
+    prepare, cached = attempt.lifetime.prepare, attempt.spec.cached
+    if cached is None:
         # An attempt cancelled before starting is still loaded, so that its end can be logged.
-        known = await prepare(read_log(event_log.snapshot, attempt.task_id), GRACE)
-        if known is None:
+        cached = await prepare(read_snapshot(event_log, attempt.task_id), GRACE)
+        if cached is None:
             return None
-        if not known.events:
-            check_whole(attempt.task_id, (), 1)
-    if isinstance(known, Snapshot):
-        _apply_recorded_options(attempt, known.events)
-        loaded = await _read_with_lease(attempt, event_log, known.record, known, close)
+        if not cached.events:
+            check_complete(attempt.task_id, (), 1)
+    _check_agent(attempt, cached.record if isinstance(cached, Snapshot) else cached)
+    if isinstance(cached, Snapshot):
+        _apply_recorded_options(attempt, cached.events)
+        loaded = await _read_with_lease(attempt, event_log, cached.record, cached, close)
     else:
-        loaded = await _read_with_lease(attempt, event_log, known, None, close)
+        loaded = await _read_with_lease(attempt, event_log, cached, None, close)
         if loaded is not None:
             _apply_recorded_options(attempt, loaded.snapshot.events)
-    return None if loaded is None else _resume(attempt, event_log, loaded)
+    if loaded is None:
+        return None
+    if attempt.spec.inputs:
+        await validate_answers(loaded.snapshot.state, attempt.spec.inputs)
+    return _resume(attempt, event_log, loaded)
+
+
+def _check_agent(attempt: Attempt, record: RunRecord) -> None:
+    """Check that the run was started by this agent. Any agent may cancel it.
+
+    Raises:
+        ConfigurationError: It was started by an agent with another name.
+    """
+    name, expected = attempt.spec.agent_name, record.agent_name
+    if attempt.spec.cancel is None and expected not in ("", name):
+        raise ConfigurationError(
+            f"run {record.task_id} belongs to agent {expected!r}, and agent {name!r} must not continue it: use that "
+            f"agent, or agent.with_name({expected!r}) if it was renamed"
+        )
 
 
 class _LoadedRun(NamedTuple):
@@ -129,7 +157,7 @@ class _LoadedRun(NamedTuple):
 
 
 async def _read_with_lease(
-    attempt: Attempt, event_log: EventLog, record: RunRecord, seen: Snapshot | None, close: Close
+    attempt: Attempt, event_log: EventLog, record: RunRecord, previous: Snapshot | None, close: Close
 ) -> _LoadedRun | None:
     """Acquire the lease, and read the run again. Return None if the attempt must end first.
 
@@ -137,53 +165,53 @@ async def _read_with_lease(
         attempt: Attempt to load.
         event_log: Log to read from.
         record: Last known record of the run.
-        seen: Last known snapshot, so that only newer events are read.
+        previous: Last known snapshot, so that only newer events are read.
         close: Async function executing the attempt that ends an earlier run.
 
     Raises:
         ContextBusy: See `acquire_lease` and `drop_earlier_questions`.
     """
-    attempt.recorder.stamp.ids["context_id"] = record.context_id
+    attempt.join_conversation(record.context_id, record.owner)
     if attempt.spec.cancel is not None:
         # Cancelling adds nothing to the conversation, so there is no need to wait for other runs.
-        await attempt.life.prepare(try_acquire_lease(attempt, event_log), GRACE)
-        return await _read(attempt, event_log, seen)
-    if seen is not None and is_over(seen.events[-1]):
-        return await _read(attempt, event_log, seen)
+        await attempt.lifetime.prepare(try_acquire_lease(attempt, event_log), GRACE)
+        return await _read_run(attempt, event_log, previous)
+    if previous is not None and is_over(previous.events[-1]):
+        return await _read_run(attempt, event_log, previous)
     while True:
         acquired = await acquire_lease(attempt, event_log)
         # The run may have been resumed elsewhere while we were waiting.
-        loaded = await _read(attempt, event_log, seen)
+        loaded = await _read_run(attempt, event_log, previous)
         if loaded is None or not acquired:
             return None if loaded is None or loaded.snapshot.state.state == "working" else loaded
         snapshot = loaded.snapshot
-        if not snapshot.waiting or attempt.life.is_ending or is_over(snapshot.events[-1]):
+        if not snapshot.waiting or attempt.lifetime.is_ending or is_over(snapshot.events[-1]):
             return loaded
-        if has_begun(snapshot.record.state, snapshot.record.seq) or _is_cancelled(snapshot):
-            # Either it has already dropped their questions, or it will end without starting.
+        if has_started(snapshot.record.state, snapshot.record.seq) or _is_cancelled(snapshot):
+            # The attempt has already dropped these questions, or will end without starting.
             return loaded
         if await drop_earlier_questions(attempt, event_log, snapshot.waiting, close):
-            return await _read(attempt, event_log, snapshot)
+            return await _read_run(attempt, event_log, snapshot)
 
 
-async def _read(attempt: Attempt, event_log: EventLog, seen: Snapshot | None) -> _LoadedRun | None:
+async def _read_run(attempt: Attempt, event_log: EventLog, previous: Snapshot | None) -> _LoadedRun | None:
     """Read the run and its conversation. When passed an earlier snapshot, only reads newer events.
 
     Raises:
         EventLogError: One of the latest events can't be read.
     """
-    prepare, task_id, context_id = attempt.life.prepare, attempt.task_id, attempt.context_id
+    prepare, task_id, key = attempt.lifetime.prepare, attempt.task_id, attempt.conversation
     if attempt.inbox is not None:
         attempt.inbox.mark_seen()
-    cached = find_cached(event_log, context_id)
+    cached = find_cached(event_log, key)
     history = HistoryQuery(cached[0], FORMAT)
-    snapshot = await prepare(read_log(event_log.snapshot, task_id, since=seen, history=history), GRACE)
+    snapshot = await prepare(read_snapshot(event_log, task_id, since=previous, history=history), GRACE)
     if snapshot is None or snapshot.history is None:
         return None
     events = snapshot.events
     if not events or snapshot.record.seq > events[-1].seq:
-        check_whole(task_id, events, max(1, snapshot.record.seq))
-    before = await prepare(add_page(event_log, context_id, task_id, cached, snapshot.history), GRACE)
+        check_complete(task_id, events, max(1, snapshot.record.seq))
+    before = await prepare(add_page(event_log, key, task_id, cached, snapshot.history), GRACE)
     return None if before is None else _LoadedRun(snapshot, before)
 
 
@@ -200,7 +228,7 @@ def _apply_recorded_options(attempt: Attempt, events: Sequence[Event]) -> None:
     state = fold_all(events)
     if state.retryable or not state.finished:
         attempt.use_spec(apply_recorded_options(task.options))
-        attempt.life.limit(attempt.info.limits.seconds)
+        attempt.lifetime.limit(attempt.info.limits.seconds)
 
 
 def _resume(attempt: Attempt, event_log: EventLog, loaded: _LoadedRun) -> Event | None:
@@ -209,7 +237,7 @@ def _resume(attempt: Attempt, event_log: EventLog, loaded: _LoadedRun) -> Event 
     earlier = EarlierAttempts(events, loaded.before)
     state = earlier.state
     if spec.cancel is None and (state.retryable or not state.finished):
-        check_whole(attempt.task_id, events, state.seq)
+        check_complete(attempt.task_id, events, state.seq)
     if state.state == "submitted":
         # A submitted run hasn't been started, so this is its first attempt, which includes the `task` event.
         attempt.earlier_events = events
@@ -218,15 +246,15 @@ def _resume(attempt: Attempt, event_log: EventLog, loaded: _LoadedRun) -> Event 
         _resume_recorder(attempt, earlier, events, state.attempt + 1)
     inputs = spec.inputs or {}
     stays_idle = spec.only_executes or spec.cancel is not None
-    if attempt.life.is_ending and is_superseded(state):
-        # Answers are too late, because the run is ending anyway.
+    if attempt.lifetime.is_ending and is_superseded(state):
+        # Ignore answers, because the run is ending anyway.
         inputs = {}
     elif not stays_idle:
         check_not_superseded(attempt.task_id, state)
-    answers = new_answers(attempt.task_id, state, inputs)
+    answers = find_new_answers(attempt.task_id, state, inputs)
     attempt.credentials.update(find_credentials(state, inputs))
-    # Not needed anymore, and credentials should be kept in as few places as possible.
-    attempt.use_spec(spec._replace(inputs=None, apply_recorded_options=None, known=None))
+    # Remove consumed inputs, because credentials should be kept in as few places as possible.
+    attempt.use_spec(spec._replace(inputs=None, apply_recorded_options=None, cached=None))
     attempt.initial_events = [
         earlier.address_answer(InputReceivedEvent(input_id=input_id, value=value))
         for input_id, value in answers.items()
@@ -238,13 +266,13 @@ def _resume(attempt: Attempt, event_log: EventLog, loaded: _LoadedRun) -> Event 
     if attempt.inbox is not None:
         attempt.inbox.skip_applied(commands[-1][0] if commands else state.last_command)
     applied = _apply_commands(attempt, state.replace(answers={**state.answers, **answers}), commands)
-    if not attempt.life.is_ending:
+    if not attempt.lifetime.is_ending:
         check_can_continue(loaded.snapshot, applied, asks=spec.on_input is not None, has_inputs=bool(inputs))
     if spec.cancel is None:
         _warn_about_strategy(attempt, events[0])
         limit = check_attempts(state, attempt.info.limits)
         if limit is not None and state.state != "submitted":
-            attempt.life.finish(limit)
+            attempt.lifetime.finish(limit)
     _create_writer(attempt, event_log, state.seq)
     return None
 
@@ -256,19 +284,19 @@ def _apply_commands(attempt: Attempt, state: RunState, commands: Commands) -> Ap
     )
     if applied.cancel is not None and attempt.spec.cancel is not None:
         # This attempt was created to cancel the run, and here is the command.
-        attempt.life.revise(Canceled(*applied.cancel))
+        attempt.lifetime.revise(Canceled(*applied.cancel))
     elif applied.cancel is not None:
-        attempt.life.finish(Canceled(*applied.cancel))
-    if not attempt.life.is_ending:
-        addressed = attempt.recorder.earlier.address_answer
-        news = [addressed(event) if isinstance(event, InputReceivedEvent) else event for event in applied.events]
-        attempt.initial_events = (*attempt.initial_events, *news)
+        attempt.lifetime.finish(Canceled(*applied.cancel))
+    if not attempt.lifetime.is_ending:
+        address = attempt.recorder.earlier.address_answer
+        new_events = [address(event) if isinstance(event, InputReceivedEvent) else event for event in applied.events]
+        attempt.initial_events = (*attempt.initial_events, *new_events)
         attempt.credentials.update(applied.credentials)
         attempt.skipped_commands = applied.skipped
     return applied
 
 
-def _send(attempt: Attempt, number: int, command: MessageCommand) -> None:
+def _send_command(attempt: Attempt, number: int, command: MessageCommand) -> None:
     messages = find_new_messages(attempt.state(), command)
     try:
         if messages:
@@ -276,39 +304,48 @@ def _send(attempt: Attempt, number: int, command: MessageCommand) -> None:
     except RunOver as error:
         log.debug("Leaving command %s to the next attempt: %s", number, error)
     except ConfigurationError as error:
-        log.warning("Skipping command %s to run %s: %s", number, attempt.task_id, error)
+        log.warning("Skipping command %s for run %s: %s", number, attempt.task_id, error)
 
 
 async def _copy_run(attempt: Attempt, event_log: EventLog, fork: Fork) -> None:
     """Continue as the next attempt of a copied run. Copied events are logged along with the first new events."""
-    events = await read_log(event_log.read, fork.task_id)
-    check_whole(fork.task_id, events, 1)
-    before = await conversation(event_log, events[0].context_id, before=fork.task_id)
-    attempt.earlier_events, answers = fork.copy(
-        events,
+    originals = await fork.read_originals(event_log)
+    first = originals[0][0]
+    before = await conversation(event_log, get_conversation(first), before=fork.task_id)
+    attempt.join_conversation(attempt.context_id, first.owner if isinstance(first, TaskEvent) else None)
+    copied = fork.copy(
+        originals,
         before.messages,
         task_id=attempt.task_id,
         context_id=attempt.context_id,
         agent_name=attempt.info.agent_name,
         model=attempt.info.model.name,
         options=attempt.spec.recorded_options,
-        metadata={**events[0].metadata, **attempt.spec.metadata},
+        metadata={**first.metadata, **attempt.spec.metadata},
         prepare=attempt.prepare_messages,
+        tools=attempt.spec.tools.plain_tools,
     )
+    attempt.earlier_events = copied.events
     if not await acquire_lease(attempt, event_log):
         return
     for event in attempt.earlier_events:
         normalise(event)
     earlier = EarlierAttempts(attempt.earlier_events)
+    earlier.started_calls.update(copied.started_calls)
+    earlier.discard(copied.discarded, copied.events)
+    attempt.fork_fields = {
+        **({"discarded": copied.discarded} if copied.discarded else {}),
+        **({"metadata": {STARTED_CALLS: copied.started_calls}} if copied.started_calls else {}),
+    }
     _resume_recorder(attempt, earlier, attempt.earlier_events, earlier.state.attempt + 1)
-    attempt.initial_events = _make_changes(attempt, fork, answers)
+    attempt.initial_events = _make_changes(attempt, fork, copied.results)
     _create_writer(attempt, event_log, 0)
 
 
 def _make_changes(attempt: Attempt, fork: Fork, answers: Sequence[ToolCompleteEvent]) -> Iterator[Event]:
     """Yield a fork's changes. Each event must be folded before requesting the next."""
     for answer in answers:
-        # Allows a strategy to find the result when it runs again.
+        # Lets a repeated strategy find the result.
         attempt.recorder.earlier.results[answer.step or "", answer.index] = answer
         yield answer
     if fork.added:
@@ -325,17 +362,17 @@ def _create_writer(attempt: Attempt, event_log: EventLog, durable_seq: int) -> N
     if attempt.lease is not None and attempt.lease.lost is not None:
         # Another process owns the run, so recording an end would be wrong.
         return
-    # Avoid a reference cycle, which would leave every attempt to the garbage collector.
-    on_failure = partial(_handle_write_error, attempt.life, attempt.recorder.delivery)
+    # Avoid a reference cycle, which would keep every attempt in memory until garbage collection.
+    on_failure = partial(_handle_write_error, attempt.lifetime, attempt.recorder.delivery)
     attempt.recorder.writer = LogWriter(event_log, attempt.task_id, durable_seq, on_failure, attempt.info.scope.gate)
 
 
-def _handle_write_error(life: Lifetime, delivery: DeliveryGate, error: Exception) -> None:
+def _handle_write_error(lifetime: Lifetime, delivery: DeliveryGate, error: Exception) -> None:
     """End an attempt after failing to write its events."""
     if isinstance(error, ConflictError):
         # Another process owns the run, so subscribers must not receive any more of our events.
         delivery.drop()
-    life.finish(error)
+    lifetime.finish(error)
 
 
 def _warn_about_strategy(attempt: Attempt, task: Event) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from rxloop.errors import ConflictError, EventLogError, Fenced, LogUnreachable
 from rxloop.pipeline.event_log import EventLog
-from rxloop.pipeline.log_retry import ANSWERS_IN, is_cancelled, may_pass, patiently
+from rxloop.pipeline.log_retry import APPEND_TIMEOUT, is_cancelled, is_temporary, retry_log_call
 from rxloop.protocol.events import Event
 from rxloop.stream.back_pressure import Gate
 from rxloop.support.foreign_errors import leave_to_loop, to_error
@@ -24,16 +24,16 @@ MAX_PENDING = 1_000
 
 def _get_append_now(log: EventLog) -> Callable[..., bool] | None:
     """Return the log's `append_now`, or None if not implemented, or if only `append` was replaced on the instance."""
-    own = vars(log)
-    if "append_now" in own:
+    instance_attributes = vars(log)
+    if "append_now" in instance_attributes:
         return log.append_now
-    return None if "append" in own or type(log).append_now is EventLog.append_now else log.append_now
+    return None if "append" in instance_attributes or type(log).append_now is EventLog.append_now else log.append_now
 
 
 class LogWriter:
     """Buffered writer for an attempt's events, flushing on demand or every 50 ms. The first ones are flushed at once.
 
-    If the log fails, the same batch is retried for up to `PATIENCE` seconds. Conflicts aren't retried, because another
+    If the log fails, the same batch is retried for up to `RETRY_SECONDS`. Conflicts aren't retried, because another
     process is writing the run.
     """
 
@@ -92,7 +92,7 @@ class LogWriter:
             Last `seq` in the log.
 
         Raises:
-            EventLogError: Writing has failed for longer than `PATIENCE`, now or earlier.
+            EventLogError: Writing has failed for longer than `RETRY_SECONDS`, now or earlier.
             ConflictError: Another process is writing the run.
         """
         while self.error is None and self.flush_now() is None:
@@ -117,7 +117,7 @@ class LogWriter:
                     return None
             except BaseException as error:
                 # Temporary errors are retried in a task, where we can wait.
-                if not may_pass(error):
+                if not is_temporary(error):
                     self._fail(error)
                 return None
             self._buffer = []
@@ -178,11 +178,11 @@ class LogWriter:
                 self._mark_stored(batch)
 
     async def _append(self, batch: list[Event]) -> None:
-        """Append a batch, retrying for up to `PATIENCE` seconds."""
-        await patiently(
+        """Append a batch, retrying for up to `RETRY_SECONDS`."""
+        await retry_log_call(
             lambda: self._log.append(self._task_id, batch, expected_seq=self.durable_seq, writer=self.token),
             f"the log is not accepting events of run {self._task_id}",
-            answers_in=ANSWERS_IN,
+            call_timeout=APPEND_TIMEOUT,
         )
 
     def _mark_stored(self, batch: list[Event]) -> None:
@@ -192,11 +192,11 @@ class LogWriter:
 
     def _fail(self, raised: BaseException) -> None:
         error = raised if isinstance(raised, Exception) else to_error(raised)
-        if isinstance(error, EventLogError) and not may_pass(error):
+        if isinstance(error, EventLogError) and not is_temporary(error):
             self.error = error
         else:
             # Either retrying timed out, or the log is broken.
-            kind = LogUnreachable if may_pass(error) else EventLogError
+            kind = LogUnreachable if is_temporary(error) else EventLogError
             self.error = kind(f"the event log failed: {error}")
         self._buffer.clear()
         self._set_gate(False)

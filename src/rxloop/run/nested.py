@@ -1,4 +1,4 @@
-"""Nested runs, which are started by a tool call and publish to their parent's stream."""
+"""Nested runs, started by tool calls and published to their parent's stream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rxloop.run.final_events import make_canceled_call, make_final_event
 from rxloop.run.lifetime import PARENT_ENDED
 from rxloop.run.recorder import Recorder
 from rxloop.run.spec import RunSpec
-from rxloop.run.stamp import EventStamp, EventTraits
+from rxloop.run.stamp import EventProperties, EventStamp
 from rxloop.state.run_state import LimitHit
 from rxloop.thinking.graph import ThoughtGraph
 
@@ -43,7 +43,7 @@ class NestedStamp(EventStamp):
             agent_path: Names of nested agents, down to this run.
             hidden: Whether to hide its events from clients.
         """
-        super().__init__(task_id, parent.context_id, parent.stamp.numbering)
+        super().__init__(task_id, parent.context_id, parent.stamp.owner, parent.stamp.numbering)
         self.ids["attempt"] = parent.attempt
         self._top_id = parent.top.task_id
         marks: dict[str, Any] = {}
@@ -57,8 +57,8 @@ class NestedStamp(EventStamp):
             self._nesting["metadata"] = self._marks
 
     @override
-    def apply(self, event: Event, traits: EventTraits) -> Event:
-        event = super().apply(event, traits)
+    def apply(self, event: Event, properties: EventProperties) -> Event:
+        event = super().apply(event, properties)
         if not event.durable:
             self.nest(event)
         return event
@@ -88,7 +88,7 @@ class NestedRecorder(Recorder):
         """Create a recorder continuing after events recorded by earlier attempts."""
         parent = run.parent.recorder
         stamp = NestedStamp(run.spec.task_id, parent, run.agent_path, hidden=run.hidden)
-        super().__init__(stamp, parent.hub, parent.delivery, run.spec.loop, run.life)
+        super().__init__(stamp, parent.hub, parent.delivery, run.spec.loop, run.lifetime)
         self._parent, self._outermost, self._nest = parent, parent.top, stamp.nest
         self.attempt = parent.attempt
         self.writer = parent.writer
@@ -104,7 +104,7 @@ class NestedRecorder(Recorder):
 
     @property
     @override
-    def begun(self) -> bool:
+    def has_events(self) -> bool:
         """True if an earlier attempt has recorded any of the run's events."""
         return self.earlier.state.seq > 0
 
@@ -140,9 +140,9 @@ class NestedAttempt(Attempt):
         super().__init__(spec)
         self.info.clock = parent.info.clock
         self.info.scope.gate = parent.info.scope.gate
-        # Stops before the parent's own grace period is over.
+        # Stop within the parent's grace period.
         self.grace_factor = parent.grace_factor * 0.8
-        self.questions = parent.questions.below(call, self.agent_path, self.info.scope, self.life.time_scope)
+        self.questions = parent.questions.nest(call, self.agent_path, self.info.scope, self.lifetime.time_scope)
 
     @override
     def make_recorder(self, clock: Clock) -> Recorder:
@@ -157,7 +157,7 @@ class NestedAttempt(Attempt):
     @override
     def resumed(self) -> bool:
         """True if the run was started by an earlier attempt."""
-        return self.recorder.begun
+        return self.recorder.has_events
 
     @override
     def build_request(
@@ -178,7 +178,7 @@ class NestedAttempt(Attempt):
 
 
 def list_ancestors(run: Attempt) -> list[Attempt]:
-    """List all ancestors of a run, closest first."""
+    """Return the ancestors of a run, starting with its parent."""
     ancestors: list[Attempt] = []
     while isinstance(run, NestedAttempt):
         run = run.parent
@@ -194,15 +194,15 @@ def get_agent_path(run: Attempt) -> tuple[str, ...]:
 def close_interrupted_runs(run: Attempt) -> Iterator[Event]:
     """Yield final events for nested runs that were interrupted by a crash and not resumed since."""
     earlier = run.recorder.top.earlier
-    for cut_off in earlier.list_unfinished(run.task_id):
-        state = earlier.fold_nested(earlier.resume_nested(cut_off.task_id)).state
-        envelope = {name: getattr(cut_off, name) for name in ("task_id", "parent_task_id", "agent_path")}
-        envelope["metadata"] = {mark: cut_off.metadata[mark] for mark in (ROOT, HIDDEN) if mark in cut_off.metadata}
+    for subtask in earlier.list_unfinished(run.task_id):
+        state = earlier.fold_nested(earlier.resume_nested(subtask.task_id)).state
+        envelope = {name: getattr(subtask, name) for name in ("task_id", "parent_task_id", "agent_path")}
+        envelope["metadata"] = {mark: subtask.metadata[mark] for mark in (ROOT, HIDDEN) if mark in subtask.metadata}
         ends: list[Event] = []
         if state.open_step is not None:
             ends.append(ContentCompleteEvent(step=state.open_step, content="", finish_reason="canceled"))
         if state.batch is not None:
-            asking = state.batch.find_asking(state.pending.values())
+            asking = state.batch.find_waiting_calls(state.pending.values())
             ends += [
                 make_canceled_call(state.batch, i, state.batch.explain_missing(i, asking)) for i in state.batch.open
             ]

@@ -45,18 +45,16 @@ class AttemptTools:
         self._report_missing(offered.missing, ctx)
 
     def _report_missing(self, missing: Sequence[MissingToolset], ctx: RunContext[Any]) -> None:
-        """Publish one event per unavailable toolset, until it becomes available again."""
+        """Publish an event when a toolset becomes unavailable."""
         if not missing and not self._missing:
             return
         reported = {each.name for each in self._missing}
         self._missing = missing
         for each in missing:
             if each.name not in reported:
-                log.warning(
-                    "the tools of %s are missing in the run %s: %s", each.name, self._recorder.task_id, each.reason
-                )
+                log.warning("Tools of %s are unavailable in run %s: %s", each.name, self._recorder.task_id, each.reason)
                 self._recorder.publish(
-                    ToolsUnavailableEvent(family=each.name, reason=each.reason, step=ctx.step, branch=ctx.branch)
+                    ToolsUnavailableEvent(toolset=each.name, reason=each.reason, step=ctx.step, branch=ctx.branch)
                 )
 
     def find(self, request: ToolRequest) -> Tool | str:
@@ -68,8 +66,8 @@ class AttemptTools:
             names = self._offered if request.offered is None else [each.name for each in request.offered]
             return self._agent_tools.explain_unavailable(name, list(names), [missing.name for missing in self._missing])
         earlier = self._recorder.earlier
-        asked = earlier.question_kinds.get(request.slot)
-        if request.slot[0] in earlier.messages and self._agent_tools.is_swapped(name, tool, asked):
+        question_kind = earlier.question_kinds.get(request.slot)
+        if request.slot[0] in earlier.messages and self._agent_tools.is_swapped(name, tool, question_kind):
             return f"The tool {name!r} is another one now than when it was called, and was not called."
         return tool
 
@@ -120,7 +118,7 @@ class RequestBuilder:
         self._spec, self._tools, self._recorder = spec, tools, recorder
         self.system: tuple[Message, ...] = ()
 
-    async def resolve_system(self, ctx: RunContext[Any], life: Lifetime) -> None:
+    async def resolve_system(self, ctx: RunContext[Any], lifetime: Lifetime) -> None:
         """Resolve the system prompt layers, unless the attempt is ending.
 
         Raises:
@@ -129,14 +127,14 @@ class RequestBuilder:
         instructions = self._spec.instructions
         text: Any = instructions
         if not isinstance(instructions, str):
-            # Imported here, because `import rxloop` is faster without these modules.
+            # Speeds up `import rxloop`.
             from rxloop.pipeline.time_limits import limit_time
             from rxloop.support.threads import call_user_function
 
             name = f"the instructions {getattr(instructions, '__name__', 'function')}()"
-            text = await life.prepare(limit_time(ctx, lambda: call_user_function(instructions, ctx), name))
-            if not isinstance(text, str) and not life.is_ending:
-                raise ConfigurationError(f"{name} gave {text!r}: they have to give a text")
+            text = await lifetime.prepare(limit_time(ctx, lambda: call_user_function(instructions, ctx), name))
+            if not isinstance(text, str) and not lifetime.is_ending:
+                raise ConfigurationError(f"{name} must return a string, got {text!r}")
         texts = [part for part in (text, self._spec.output_prompt) if part]
         self.system = (Message.system("\n\n".join(texts)),) if texts else ()
 
@@ -152,10 +150,10 @@ class RequestBuilder:
         if offered is not None:
             return self._build(ctx, iteration, pressure, offered)
 
-        async def later() -> ModelRequest:
+        async def resolve_and_build() -> ModelRequest:
             return self._build(ctx, iteration, pressure, await self._spec.tools.resolve(ctx))
 
-        return later()
+        return resolve_and_build()
 
     def _build(self, ctx: RunContext[Any], iteration: int, pressure: int, offered: OfferedTools) -> ModelRequest:
         spec, tools = self._spec, offered.tools
@@ -164,7 +162,7 @@ class RequestBuilder:
         messages, settings = state.messages, spec.settings
         answers = [name for name, tool in tools.items() if tool.definition.answer]
         if state.last is not None:
-            # The model has answered the first request of this branch.
+            # The model has already answered on this branch.
             settings = settings.relax_tool_choice(answers)
         if spec.limits.conclude and ctx.branch is None and iteration == spec.limits.iterations:
             settings = settings.model_copy(update={"tool_choice": answers[0] if answers else "none"})

@@ -1,4 +1,4 @@
-"""Ownership of running attempts. A run continues while its handle, or any of its streams, is referenced."""
+"""Ownership of running attempts. Runs are cancelled when neither their handle nor their streams are referenced."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from rxloop.support.tasks import wait_all
 
 NO_LOOP = (
     "a run needs a running event loop of asyncio (trio is not supported): await it inside async code, use "
-    "asyncio.run(run.result()), or agent.run_sync(). In a thread without a loop, such as that of a GUI or of a pool, "
-    "subscribe in the thread of the loop: "
-    "run.pipe(reactivex.operators.subscribe_on(AsyncIOThreadSafeScheduler(loop)))"
+    "asyncio.run(run.result()), or agent.run_sync(). In a test with virtual_time() as time, pass a function that "
+    "subscribes to time.at(0, ...). In a thread without a loop, such as that of a GUI or of a pool, subscribe in the "
+    "thread of the loop: run.pipe(reactivex.operators.subscribe_on(AsyncIOThreadSafeScheduler(loop)))"
 )
 
 
@@ -89,11 +89,11 @@ class RunHold:
     @property
     def is_executing(self) -> bool:
         """True while executing in a running event loop."""
-        loop = self._attempt.life.event_loop
+        loop = self._attempt.lifetime.event_loop
         return self.task is not None and not self.task.done() and loop is not None and loop.is_running()
 
     @property
-    def paused(self) -> bool:
+    def is_paused(self) -> bool:
         """True if the attempt ended because the run is waiting for an answer."""
         final = self._attempt.final
         return isinstance(final, StatusUpdateEvent) and final.state in WAITING
@@ -147,7 +147,7 @@ class RunHold:
     def scheduler(self) -> abc.SchedulerBase:
         """Return the run's scheduler, starting the run if necessary."""
         self.start()
-        return cast("abc.SchedulerBase", self._attempt.life.scheduler)
+        return cast("abc.SchedulerBase", self._attempt.lifetime.scheduler)
 
     def keep(self) -> Callable[[], None]:
         """Keep the run alive until the returned function is called."""
@@ -164,39 +164,39 @@ class RunHold:
             except RuntimeError:
                 raise RxloopError(NO_LOOP) from None
             attempt = self._attempt
-            # Checked here instead of in the task, so that the first of two runs started together wins.
+            # Check before starting the task, so that only the first of two concurrent runs is accepted.
             attempt.id_in_use = attempt.spec.chosen_id and self._owned.find(attempt.task_id) is not None
             self.task = start(attempt, loop)
             # Errors are delivered through the stream and to awaiters, so mark the exception as retrieved.
             self.task.add_done_callback(_retrieve_exception)
             self._owned.add(self)
-        elif self._attempt.life.event_loop is not get_running_loop(f"reading the run {self._attempt.task_id}"):
+        elif self._attempt.lifetime.event_loop is not get_running_loop(f"reading the run {self._attempt.task_id}"):
             raise RxloopError(f"run {self._attempt.task_id} belongs to another event loop; start a new run in this one")
         return self.task
 
     def cancel(self, reason: str | None) -> None:
         """Request cancellation of the run."""
-        self._attempt.life.cancel(reason)
+        self._attempt.lifetime.cancel(reason)
 
-    async def cancelled(self, reason: str) -> None:
-        """Cancel the run using its own event loop, and wait until it has ended."""
+    async def cancel_and_wait(self, reason: str) -> None:
+        """Cancel the run in its event loop and wait until it has ended."""
         await self._run_in_loop(lambda: self.aclose(reason))
 
     async def durable(self) -> None:
         """Wait until everything seen by subscribers has been logged. Works from other event loops."""
         await self._run_in_loop(self._attempt.durable)
 
-    async def _run_in_loop(self, act: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        loop = self._attempt.life.event_loop
+    async def _run_in_loop(self, action: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        loop = self._attempt.lifetime.event_loop
         if loop is None or loop is asyncio.get_running_loop():
-            await act()
+            await action()
         else:
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(act(), loop))
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(action(), loop))
 
     async def aclose(self, reason: str) -> None:
         """Cancel the run, and keep waiting for it to end even if the waiting task is cancelled."""
         self.cancel(reason)
-        await self._over()
+        await self._wait_end()
 
     async def release(self, grace: float) -> None:
         """Release the run without ending it, and wait until this process has stopped working on it."""
@@ -204,10 +204,10 @@ class RunHold:
             return
         attempt = self._attempt
         attempt.is_observed = True
-        attempt.life.call_in_loop(attempt.life.finish, Released(grace))
-        await self._over()
+        attempt.lifetime.call_in_loop(attempt.lifetime.finish, Released(grace))
+        await self._wait_end()
 
-    async def _over(self) -> None:
+    async def _wait_end(self) -> None:
         # A tool closing its own run can't wait, because the run would wait for the tool.
         if self.task is None or self._attempt.info.scope.contains():
             return
@@ -220,7 +220,8 @@ def _retrieve_exception(task: asyncio.Task[None]) -> None:
 
 
 def _handle_dropped(attempt: Attempt) -> None:
-    if not attempt.life.is_used:
+    lifetime = attempt.lifetime
+    if not lifetime.is_used:
         name = attempt.info.agent_name
         text = f"run {attempt.task_id} of {name!r} was never started: await it, iterate over it, or subscribe to it"
         if attempt.created_at is not None:
@@ -234,12 +235,12 @@ def _handle_dropped(attempt: Attempt) -> None:
             attempt.info.agent_name,
             failure,
         )
-    elif attempt.life.event_loop is not None and not attempt.life.event_loop.is_closed() and not attempt.life.is_ending:
-        attempt.life.event_loop.call_soon_threadsafe(attempt.life.finish, Canceled("the run is no longer referenced"))
+    elif lifetime.event_loop is not None and not lifetime.event_loop.is_closed() and not lifetime.is_ending:
+        lifetime.event_loop.call_soon_threadsafe(lifetime.finish, Canceled("the run is no longer referenced"))
 
 
 def _describe_failure(attempt: Attempt) -> str | None:
-    """Describe the error that ended or refused the run, or return None."""
+    """Describe why the run failed or was refused. None if neither happened."""
     if attempt.refusal is not None:
         return f"[{get_error_code(attempt.refusal)}] {attempt.refusal}"
     final = attempt.final

@@ -13,8 +13,9 @@ from rxloop.errors import InvalidEvent, RxloopError
 from rxloop.operators.loop.checks import find_signal_error, make_order_error
 from rxloop.pipeline.requests import Operator
 from rxloop.protocol.events import ContentCompleteEvent, Event, ToolProgressEvent
+from rxloop.protocol.model import mutable_fields
 from rxloop.run.lifetime import Lifetime, Phase
-from rxloop.run.stamp import TRAITS, EventStamp, EventTraits, check_publisher, fill_references
+from rxloop.run.stamp import EVENT_PROPERTIES, EventProperties, EventStamp, check_publisher, fill_references
 from rxloop.state.earlier_attempts import EarlierAttempts, no_attempts
 from rxloop.state.fold import fold, fold_other_branch
 from rxloop.state.run_state import RunState
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("rxloop")
 
 _ACCEPTING = (Phase.OPEN, Phase.ANNOUNCING)
-_BEGUN = (Phase.OPEN, Phase.CLOSED, Phase.OVER)
+_STARTED_PHASES = (Phase.OPEN, Phase.CLOSED, Phase.OVER)
 _NO_THOUGHTS = ThoughtGraph()
 """Initial graph, shared between runs because graphs are immutable."""
 
@@ -38,7 +39,9 @@ class Recorder:
     Publishing happens for every token, so avoid function calls here.
     """
 
-    def __init__(self, stamp: EventStamp, hub: Hub, delivery: DeliveryGate, operator: Operator, life: Lifetime) -> None:
+    def __init__(
+        self, stamp: EventStamp, hub: Hub, delivery: DeliveryGate, operator: Operator, lifetime: Lifetime
+    ) -> None:
         """Create an empty recorder.
 
         Args:
@@ -46,7 +49,7 @@ class Recorder:
             hub: Event subject of the run.
             delivery: Gate in front of the hub.
             operator: Loop of the run, for error messages.
-            life: Lifetime of the attempt, which is ended by invalid events.
+            lifetime: Lifetime of the attempt, which is ended by invalid events.
         """
         self.task_id = stamp.task_id
         self.attempt = 1
@@ -61,7 +64,7 @@ class Recorder:
         self.states: dict[str | None, RunState] = {None: self.earlier.state}
         """Current states, keyed by branch. None is the main branch."""
         self._operator = operator
-        self._life = life
+        self._lifetime = lifetime
 
     def state(self, branch: str | None = None) -> RunState:
         """Return the state of a branch. New branches start from the main branch's state.
@@ -74,7 +77,7 @@ class Recorder:
         state = self.states.get(branch)
         if state is None:
             state = self.states[branch] = self.earlier.branch_states.get(branch) or main.create_branch()
-        return state.merge_main(main)
+        return state.with_run_values(main)
 
     @property
     def context_id(self) -> str:
@@ -89,10 +92,10 @@ class Recorder:
     @property
     def is_accepting(self) -> bool:
         """True while accepting events."""
-        return self._life.phase in _ACCEPTING
+        return self._lifetime.phase in _ACCEPTING
 
     @property
-    def begun(self) -> bool:
+    def has_events(self) -> bool:
         """True if any attempt has recorded an event."""
         return self.stamp.numbering.seq > 0
 
@@ -121,43 +124,47 @@ class Recorder:
         Raises:
             InvalidEvent: The event isn't allowed now.
         """
-        life = self._life
-        if get_ident() != life.thread:
-            life.finish_from_thread()
+        lifetime = self._lifetime
+        if get_ident() != lifetime.thread:
+            lifetime.finish_from_thread()
             return
-        traits = TRAITS[type(event)]
-        if not traits.is_event:
+        properties = EVENT_PROPERTIES[type(event)]
+        if not properties.is_event:
             error = find_signal_error(event, self._operator)
             if error is not None:
-                life.finish(error)
+                lifetime.finish(error)
             return
         if self.attempt > 1 and self.earlier.contains(event, self.task_id, self.attempt):
             self._repeat(event)
             return
-        if life.phase not in _ACCEPTING:
-            log.debug("%r came when the run was over", event)
+        if lifetime.phase not in _ACCEPTING:
+            log.debug("Dropping %r, because the run has ended", event)
             return
         # Avoid another function call for main branch tokens.
-        fits = traits.text and event.step == self.states[None].open_step and event.branch is None
-        if not fits and traits.rule is not None:
-            misorder = self.stamp.find_misorder(self.states.get(event.branch), event, traits)
-            if misorder is not None:
-                self._reject(event, misorder)
+        fits = properties.text and event.step == self.states[None].open_step and event.branch is None
+        if not fits and properties.rule is not None:
+            order_error = self.stamp.find_order_error(self.states.get(event.branch), event, properties)
+            if order_error is not None:
+                self._reject(event, order_error)
                 return
         if event.durable:
-            if traits.is_reserved:
+            if properties.is_reserved:
                 self.check(event)
-            event = self._record(event, traits)
+            event = self._record(event, properties)
         else:
-            event = self.stamp.apply(event, traits)
+            stamped = self.stamp.apply(event, properties)
+            if stamped is not event and properties.text and event.task_id == self.task_id:
+                self._reject(event, f"{event.kind} of step {event.step} emitted twice")
+                return
+            event = stamped
             if self.writer is not None:
                 self.writer.add(event)
         self.delivery.deliver(event)
 
-    def _reject(self, event: Event, misorder: str) -> None:
+    def _reject(self, event: Event, order_error: str) -> None:
         # Threads may report progress after their call has ended, so just drop such events.
         if not isinstance(event, ToolProgressEvent):
-            self._life.finish(make_order_error(misorder, self._operator))
+            self._lifetime.finish(make_order_error(order_error, self._operator))
 
     def record(self, event: Event) -> Event:
         """Stamp, fold and buffer a durable event without delivering it.
@@ -165,13 +172,13 @@ class Recorder:
         Raises:
             InvalidEvent: Folding the event failed.
         """
-        return self._record(event, TRAITS[type(event)])
+        return self._record(event, EVENT_PROPERTIES[type(event)])
 
-    def _record(self, event: Event, traits: EventTraits) -> Event:
+    def _record(self, event: Event, properties: EventProperties) -> Event:
         numbering = self.stamp.numbering
         seq, sub = numbering.seq, numbering.sub
-        event = self.stamp.apply(event, traits)
-        if traits.has_references:
+        event = self.stamp.apply(event, properties)
+        if properties.has_references:
             fill_references(event, self.states[None])  # pyright: ignore[reportArgumentType]
         try:
             self.fold(event)
@@ -179,10 +186,10 @@ class Recorder:
             numbering.seq, numbering.sub = seq, sub
             if isinstance(error, RxloopError):
                 raise
-            raise InvalidEvent(f"a `{event.kind}` event that the run cannot take: {error}") from error
+            raise InvalidEvent(f"cannot apply the `{event.kind}` event to the run: {error}") from error
         if self.writer is not None:
             self.writer.add(event)
-        if traits.in_graph:
+        if properties.in_graph:
             self.graph = self.graph.add(event)
         return event
 
@@ -192,11 +199,11 @@ class Recorder:
         Raises:
             InvalidEvent: The event starts or ends this run.
         """
-        if self._life.phase in _BEGUN and event.task_id in ("", self.task_id):
+        if self._lifetime.phase in _STARTED_PHASES and event.task_id in ("", self.task_id):
             check_publisher(event)
 
     def fold(self, event: Event) -> None:
-        """Fold a stamped event into its branch."""
+        """Fold a stamped event into the state of its branch."""
         branch = event.branch
         if branch is None or event.parent_task_id is not None:
             self.states[None] = fold(self.states[None], event)
@@ -207,16 +214,16 @@ class Recorder:
     def fold_nested(self, event: Event) -> None:
         """Fold an event from a nested run."""
         self.states[None] = fold(self.states[None], event)
-        if TRAITS[type(event)].in_graph:
+        if EVENT_PROPERTIES[type(event)].in_graph:
             self.graph = self.graph.add(event)
 
     def add_nested_questions(self, branch: str | None, questions: Iterable[str]) -> None:
         """Add a nested run's pending questions to the branch that started it."""
         if branch is not None:
-            asked = self.states[None].pending
+            pending = self.states[None].pending
             state = self.state(branch)
-            known = {key: asked[key] for key in questions if key in asked}
-            self.states[branch] = state.replace(pending={**state.pending, **known})
+            added = {key: pending[key] for key in questions if key in pending}
+            self.states[branch] = state.replace(pending={**state.pending, **added})
 
     def guard(self, max_silence: int, on_doubt: Callable[[], None]) -> None:
         """Hold events after any gap exceeding `max_silence` milliseconds; see `DeliveryGate.guard`."""
@@ -228,6 +235,8 @@ class Recorder:
         Not delivered again, because subscribers read past events from the log, or through `RunHold.events`.
         """
         self.earlier.count_recreated(event, self.attempt)
+        # Operators have passed the event, although it is not published again.
+        mutable_fields(event)["attempt"] = event.attempt or self.attempt
         if event.branch is None:
             return
         state = self.state(event.branch)

@@ -1,4 +1,4 @@
-"""Results of attempts, and errors raised instead."""
+"""Attempt results and errors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from rxloop.protocol.messages import Citation, ErrorInfo, FilePart, ImagePart, M
 from rxloop.protocol.visibility import redact_error
 from rxloop.run.attempt import Attempt
 from rxloop.state.run_state import CompressionTotals, LimitHit
+from rxloop.support.misuse import ExplainedAttributes, explain_changes, make_attribute_error
 from rxloop.thinking.graph import ThoughtGraph
 
 O = TypeVar("O", default=str)  # noqa: E741
 
 
 @dataclass(frozen=True, slots=True)
-class Result(Generic[O]):
+class Result(ExplainedAttributes, Generic[O]):
     """Outcome of an attempt: its answer, or its progress so far.
 
     Attributes:
@@ -63,7 +64,7 @@ class Result(Generic[O]):
     def __repr__(self) -> str:
         # Redacted for clients, like the representation of events.
         error = None if self.error is None else redact_error(self.error, self.reason)
-        shown = {
+        fields = {
             "task_id": self.task_id,
             "context_id": self.context_id,
             "state": self.state,
@@ -76,7 +77,7 @@ class Result(Generic[O]):
             "pending": self.pending,
             "error": error,
         }
-        return f"Result({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+        return f"Result({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
 
     @property
     def output(self) -> O:
@@ -95,10 +96,10 @@ class Result(Generic[O]):
 
 
 def make_result(attempt: Attempt) -> Result[Any]:
-    """Create a result after an attempt has ended.
+    """Create the result of an ended attempt.
 
     Raises:
-        AttemptError: There is no answer, and the run isn't waiting for input.
+        AttemptError: The run has no answer, and is not waiting for input.
     """
     final = attempt.final
     if not isinstance(final, StatusUpdateEvent):
@@ -133,7 +134,7 @@ def make_result(attempt: Attempt) -> Result[Any]:
         raise RunCancelled(message, code=code, result=result)
     if final.reason != "error":
         raise LimitReached(message, code=code, result=result)
-    end = attempt.life.end
+    end = attempt.lifetime.end
     cause = end if isinstance(end, Exception) and not isinstance(end, LimitHit) else None
     raise RunError(message, code=code, result=result) from cause
 
@@ -167,11 +168,14 @@ def raise_failure(attempt: Attempt) -> Callable[[Observable[str]], Observable[st
 def copy_error(error: BaseException) -> BaseException:
     """Copy an exception for another awaiter, because raising the same object again extends its traceback."""
     try:
-        fresh = copy(error).with_traceback(error.__traceback__)
+        error_copy = copy(error).with_traceback(error.__traceback__)
     except Exception:
         return error
-    fresh.__cause__ = error.__cause__
-    return fresh
+    error_copy.__cause__ = error.__cause__
+    return error_copy
+
+
+explain_changes(Result, "create another one with dataclasses.replace(result, ...)")
 
 
 class MisuseErrors:
@@ -183,13 +187,10 @@ class MisuseErrors:
         def __getattr__(self, name: str) -> Any:
             if name in Result.__dataclass_fields__ or name == "output":
                 raise AttributeError(f"a run has no attribute {name!r}, but its result does: use `(await run).{name}`")
-            raise AttributeError(f"'Run' object has no attribute {name!r}")
-
-        def __iter__(self) -> Any:
-            raise TypeError("a run must be iterated using `async for event in run`; in Rx pipelines use `run.events`")
+            raise make_attribute_error(type(self), name)
 
         def __enter__(self) -> Any:
             raise TypeError("a run must be entered using `async with agent.run(...) as run`")
 
         def __exit__(self, *exception: object) -> None:
-            """Required by the `with` statement, which looks it up before calling `__enter__`."""
+            """Do nothing. The `with` statement looks this method up before calling `__enter__`."""

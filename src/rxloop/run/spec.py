@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -14,7 +14,7 @@ from rxloop.pipeline.requests import Operator
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import Limits, ModelSettings
-from rxloop.run.questions.asking import OnInput
+from rxloop.run.questions.registry import OnInput
 from rxloop.tools.agent_tools import AgentTools
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ WhenBusy = Literal["refuse", "wait"]
 
 @dataclass(frozen=True, slots=True)
 class Steer:
-    """Message for `steering=`, with its delivery options.
+    """Steering message with delivery options.
 
     Attributes:
         message: String, message, or a sequence of them.
@@ -67,11 +67,13 @@ class RunSpec(NamedTuple):
     provider: Callable[[Provider | str], Provider]
     """Function resolving model strings to providers."""
     deps: Any = None
+    make_deps: Callable[[], Coroutine[Any, Any, Any]] | None = None
+    """Function creating the deps once the start of the attempt is logged. If it fails, the run is released."""
     log: EventLog | None = None
     artifacts: ArtifactStore | None = None
     """Artifact store. Defaults to the log's store."""
     keep_context: bool = False
-    """Whether to load the conversation history from the log."""
+    """True to load the conversation history from the log."""
     messages: tuple[Message, ...] = ()
     on_input: OnInput | None = None
     parse: Callable[[str], Any] = str
@@ -80,8 +82,8 @@ class RunSpec(NamedTuple):
     when_busy: WhenBusy = "refuse"
     resume: bool = False
     only_executes: bool = False
-    """Whether this attempt only executes the run. It waits for the lease as long as necessary."""
-    known: RunRecord | Snapshot | None = None
+    """True if this attempt only executes the run. It waits for the lease as long as necessary."""
+    cached: RunRecord | Snapshot | None = None
     """Record or snapshot the caller already has of the resumed run."""
     inputs: Mapping[str, Any] | None = None
     cancel: str | None = None
@@ -100,7 +102,7 @@ class RunSpec(NamedTuple):
     steering: Steering | None = None
     """Messages for steering the run."""
     chosen_id: bool = False
-    """Whether the caller chose the id, so that it may already be in use."""
+    """True if the caller chose the id, which may already be in use."""
 
     def __repr__(self) -> str:
         # Keep deps and inputs private.

@@ -1,4 +1,4 @@
-"""Numbers, ids and timestamps for events, and checks on the order of events."""
+"""Event numbering, timestamps and order checks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from rxloop.errors import InvalidEvent
 from rxloop.protocol.envelope import ROOT, check_time
 from rxloop.protocol.events import (
+    CheckpointEvent,
     ContentCompleteEvent,
     ContentDeltaEvent,
     Event,
@@ -23,6 +24,7 @@ from rxloop.protocol.events import (
     ToolCompleteEvent,
     ToolProgressEvent,
     ToolStartEvent,
+    UsageEvent,
     normalise,
 )
 from rxloop.protocol.model import EMPTY_DICT, FrozenDict, FrozenList, mutable_fields
@@ -30,7 +32,7 @@ from rxloop.state.history import Slot
 from rxloop.state.run_state import RunState
 
 Rule = Callable[[RunState, Any], str | None]
-"""Function returning the reason why an event is out of order, or None."""
+"""Function that explains why an event is out of order. None if it is in order."""
 
 
 class Numbering:
@@ -48,23 +50,25 @@ class Numbering:
 class EventStamp:
     """Stamp adding numbers, ids and timestamps to an attempt's events."""
 
-    __slots__ = ("_started", "ids", "numbering", "task_id")
+    __slots__ = ("_started", "ids", "numbering", "owner", "task_id")
 
-    def __init__(self, task_id: str, context_id: str, numbering: Numbering) -> None:
+    def __init__(self, task_id: str, context_id: str, owner: str | None, numbering: Numbering) -> None:
         self.task_id = task_id
+        self.owner = owner
+        """Owner of the run, which is a part of the conversation's key."""
         self.numbering = numbering
         self.ids: dict[str, Any] = {"attempt": 1, "task_id": task_id, "context_id": context_id}
         """Default ids for new events."""
         # Even an empty set would take 216 bytes per run.
         self._started: set[Slot] | None = None
 
-    def apply(self, event: Event, traits: EventTraits) -> Event:
+    def apply(self, event: Event, properties: EventProperties) -> Event:
         """Add numbers, ids and a timestamp to an event. Copies the event first if it was published before."""
         if event.attempt:
             event = event.model_copy()
         fields = mutable_fields(event)
         # Most tokens are ASCII deltas without metadata, and don't need to be normalised.
-        text = fields.get(traits.text)
+        text = fields.get(properties.text)
         if text is None or not text.isascii() or fields["metadata"] is not EMPTY_DICT:
             normalise(event)
         numbering = self.numbering
@@ -93,21 +97,21 @@ class EventStamp:
             fields["parent_task_id"] = self.task_id
         elif fields["task_id"] and fields["parent_task_id"] not in (None, self.task_id):
             fields["metadata"] = FrozenDict({**fields["metadata"], ROOT: self.task_id})
-        own = {name: fields[name] for name in ("task_id", "context_id") if fields[name]}
-        fields.update(self.ids | own)
+        existing_ids = {name: fields[name] for name in ("task_id", "context_id") if fields[name]}
+        fields.update(self.ids | existing_ids)
 
-    def find_misorder(self, state: RunState | None, event: Event, traits: EventTraits) -> str | None:
+    def find_order_error(self, state: RunState | None, event: Event, properties: EventProperties) -> str | None:
         """Return why an event is out of order, or None. Events from nested runs aren't checked.
 
         Args:
             state: State of the event's branch, or None if the branch is new.
             event: Event that hasn't been stamped yet.
-            traits: Traits of the event's class.
+            properties: Properties of the event's class.
         """
-        if state is None or traits.rule is None:
+        if state is None or properties.rule is None:
             return None
-        reason = traits.rule(state, event)
-        if reason is None and not traits.starts_call:
+        reason = properties.rule(state, event)
+        if reason is None and not properties.starts_call:
             return None
         if event.parent_task_id is not None or event.task_id not in ("", self.task_id):
             return None
@@ -130,20 +134,20 @@ def fill_references(event: ThoughtStreamEvent | SubtaskEvent, main: RunState) ->
         main: Main branch state before this event.
     """
     fields = mutable_fields(event)
-    named = [event.tool_call_id]
+    call_ids = [event.tool_call_id]
     if isinstance(event, ThoughtStreamEvent):
         if not event.thought_id:
             fields["thought_id"] = main.make_thought_id()
         if event.index < 0:
             fields["index"] = main.thought_count
-        named.append(event.related_to)
-    hidden = [call for call in named if call is not None and call in main.calls and main.calls[call].hidden]
+        call_ids.append(event.related_to)
+    hidden = [call for call in call_ids if call is not None and call in main.calls and main.calls[call].hidden]
     if hidden:
         fields["hidden_calls"] = FrozenList(hidden)
 
 
 def check_publisher(event: Event) -> None:
-    """Reject events reserved for the run itself.
+    """Reject events that only the run itself may publish.
 
     Raises:
         InvalidEvent: The event starts or ends a run.
@@ -157,7 +161,7 @@ def check_publisher(event: Event) -> None:
         )
 
 
-# -- rules returning why an event can't follow the previous events of its branch
+# -- order rules
 
 
 def _check_delta(state: RunState, event: Event) -> str | None:
@@ -166,7 +170,23 @@ def _check_delta(state: RunState, event: Event) -> str | None:
     return f"{event.kind} for step {event.step}, which has no open message"
 
 
+def _check_once(state: RunState, event: Event) -> str | None:
+    # Publishing sets the attempt.
+    return f"{event.kind} of step {event.step} emitted twice" if event.attempt else None
+
+
+def _check_usage(state: RunState, event: UsageEvent) -> str | None:
+    step = event.step
+    requested = (state.open_step, state.last.step if state.last is not None else None)
+    # Tools use sub-steps of their own step for model calls, such as those of MCP sampling.
+    if step is None or any(known is not None and f"{step}/".startswith(f"{known}/") for known in requested):
+        return _check_once(state, event)
+    return f"usage of step {step}, which was not requested"
+
+
 def _check_call(state: RunState, event: LLMCallEvent) -> str | None:
+    if event.attempt:
+        return _check_once(state, event)
     # A step's second request may be sent while its message is still open.
     if event.step == state.open_step or state.last is None or event.step != state.last.step:
         return None
@@ -182,19 +202,21 @@ def _check_message(state: RunState, event: ContentCompleteEvent) -> str | None:
 def _check_result(state: RunState, event: ToolCompleteEvent) -> str | None:
     return _check_slot(state, event) or (
         f"call {event.index} of step {event.step} completed without being started"
-        if event.duration and not _has_begun(state, event)
+        if event.duration and not _has_started(state, event)
         else None
     )
 
 
 def _check_slot(state: RunState, event: ToolStartEvent | ToolProgressEvent | ToolCompleteEvent) -> str | None:
     batch = state.batch
-    if batch is not None and batch.step == event.step and batch.is_open(batch.find_index(event.index)):
-        return None
+    if batch is not None and batch.step == event.step and batch.is_open(index := batch.find_index(event.index)):
+        if batch.calls[index].id == event.call.id:
+            return None
+        return f"{event.kind} for call {event.index} of step {event.step} with the id of another call"
     return f"{event.kind} for call {event.index} of step {event.step}, which was already completed or never requested"
 
 
-def _has_begun(state: RunState, event: ToolStartEvent | ToolCompleteEvent) -> bool:
+def _has_started(state: RunState, event: ToolStartEvent | ToolCompleteEvent) -> bool:
     batch = state.batch
     return batch is not None and bool(batch.started >> batch.find_index(event.index) & 1)
 
@@ -205,6 +227,8 @@ _RULES = EventTable[Rule](
         ThoughtDeltaEvent: _check_delta,
         ToolCallDeltaEvent: _check_delta,
         LLMCallEvent: _check_call,
+        UsageEvent: _check_usage,
+        CheckpointEvent: _check_once,
         ContentCompleteEvent: _check_message,
         ToolStartEvent: _check_slot,
         ToolProgressEvent: _check_slot,
@@ -219,8 +243,8 @@ _TEXT: dict[type[Event], str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class EventTraits:
-    """Event class properties, cached because `isinstance` checks would take longer than stamping."""
+class EventProperties:
+    """Properties of an event class, cached because `isinstance` checks would take longer than stamping."""
 
     is_event: bool
     """False for any other object a loop may emit."""
@@ -238,19 +262,19 @@ class EventTraits:
     """True for events that may appear in the thought graph."""
 
 
-class _Traits(dict[type, EventTraits]):
-    def __missing__(self, cls: type) -> EventTraits:
-        traits = self[cls] = EventTraits(
+class _PropertyCache(dict[type, EventProperties]):
+    def __missing__(self, cls: type) -> EventProperties:
+        properties = self[cls] = EventProperties(
             is_event=issubclass(cls, Event),
             rule=_RULES[cls],
             starts_call=issubclass(cls, ToolStartEvent),
             text=_TEXT.get(cls, ""),
             is_reserved=issubclass(cls, (TaskEvent, StatusUpdateEvent)),
             has_references=issubclass(cls, (ThoughtStreamEvent, SubtaskEvent)),
-            in_graph=issubclass(cls, (ThoughtStreamEvent, ContentCompleteEvent, ToolStartEvent)),
+            in_graph=issubclass(cls, (ThoughtStreamEvent, ContentCompleteEvent, ToolStartEvent, SubtaskEvent)),
         )
-        return traits
+        return properties
 
 
-TRAITS = _Traits()
-"""Cache of traits by event class."""
+EVENT_PROPERTIES = _PropertyCache()
+"""Cache of properties by event class."""

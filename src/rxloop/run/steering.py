@@ -22,22 +22,24 @@ from rxloop.support.tasks import close_iterator
 
 
 def to_sent_messages(message: Prompt) -> tuple[Message, ...]:
-    """Convert a prompt to messages that can be sent while running.
+    """Convert a prompt to messages for a running run.
 
     Raises:
         ConfigurationError: The message is invalid.
     """
     if isinstance(message, Steer):
         raise ConfigurationError(
-            f"message must not be a Steer, got {message!r}: use send(text, interrupt=True)"
+            f"message must not be a Steer, got {message!r}; use send(text, interrupt=True)"
             if message.interrupt
-            else f"message must not be a Steer, got {message!r}: use send(text)"
+            else f"message must not be a Steer, got {message!r}; use send(text)"
         )
     return to_messages(message, "the message")
 
 
 log = logging.getLogger("rxloop")
 
+MAX_RECURSIVE_SENDS = 100
+"""Maximum number of messages sent during the delivery of other messages."""
 _CHECK_INTERVAL = 1.0
 """Seconds between checks on whether the run's event loop has closed, while waiting in another thread."""
 
@@ -62,7 +64,7 @@ def send_messages(
         RunOver: The end of the run has been decided.
     """
     if not messages:
-        raise ConfigurationError("messages must not be empty: pass a string, a message, or a list of them")
+        raise ConfigurationError("messages must not be empty")
     events = [_make_event(message, metadata or {}) for message in messages]
     _in_loop(attempt, lambda: _publish_or_queue(attempt, events, interrupt))
 
@@ -81,15 +83,22 @@ def _make_event(message: Message, metadata: Mapping[str, Any]) -> MessageAddedEv
 def _publish_or_queue(attempt: Attempt, events: Sequence[Event], interrupt: bool) -> None:
     """Publish events, or queue them until the run has started.
 
-    The loop decides the end right after checking for messages, without yielding to other tasks. So a message is either
-    published before that check, and the loop continues, or it arrives later and is rejected.
+    The loop decides the end immediately after checking for messages, without yielding to other tasks. Therefore, a
+    message is either published before the check, so that the loop continues, or rejected after it.
     """
-    life = attempt.life
-    if life.is_ending:
+    lifetime = attempt.lifetime
+    if lifetime.is_ending:
         raise _make_over_error(attempt)
     is_publishing = bool(attempt.unpublished_messages)
+    if is_publishing and not lifetime.is_starting:
+        attempt.recursive_sends += len(events)
+        if attempt.recursive_sends > MAX_RECURSIVE_SENDS:
+            raise RxloopError(
+                f"more than {MAX_RECURSIVE_SENDS} messages were sent by subscribers that received the message-added "
+                "event of another message; subscribers must not send a message for each message-added event"
+            )
     attempt.unpublished_messages.extend(events)
-    if life.is_starting:
+    if lifetime.is_starting:
         return
     step = attempt.state().open_step
     if not is_publishing:
@@ -101,8 +110,8 @@ def _publish_or_queue(attempt: Attempt, events: Sequence[Event], interrupt: bool
 
 def _interrupt(attempt: Attempt, step: str) -> None:
     call = attempt.open_call
-    if call is not None and not attempt.life.is_ending and attempt.state().open_step == step:
-        call.interrupt(attempt.cut_off(step))
+    if call is not None and not attempt.lifetime.is_ending and attempt.state().open_step == step:
+        call.interrupt(attempt.close_interrupted(step))
 
 
 def _make_over_error(attempt: Attempt) -> RunOver:
@@ -113,9 +122,9 @@ def _make_over_error(attempt: Attempt) -> RunOver:
 
 
 def _in_loop(attempt: Attempt, function: Callable[[], None]) -> None:
-    """Call a function in the event loop thread of the run, and wait for it to return."""
-    loop = attempt.life.event_loop
-    if loop is None or threading.get_ident() == attempt.life.thread:
+    """Run a function in the event loop thread of the run, and wait for it."""
+    loop = attempt.lifetime.event_loop
+    if loop is None or threading.get_ident() == attempt.lifetime.thread:
         function()
         return None
     done: Future[None] = Future()
@@ -145,12 +154,15 @@ def publish_queued(attempt: Attempt) -> None:
             attempt.publish(attempt.unpublished_messages[0])
         finally:
             del attempt.unpublished_messages[0]
+    attempt.recursive_sends = 0
 
 
 def listen(attempt: Attempt, source: Steering) -> abc.DisposableBase:
     """Send messages from a source to the run until it ends. An error from the source ends the run."""
     observable = source if isinstance(source, Observable) else _to_observable(attempt, source)
-    return observable.subscribe(partial(_send_item, attempt), partial(_fail, attempt), scheduler=attempt.life.scheduler)
+    return observable.subscribe(
+        partial(_send_item, attempt), partial(_fail, attempt), scheduler=attempt.lifetime.scheduler
+    )
 
 
 def _to_observable(attempt: Attempt, source: AsyncIterable[Any]) -> Observable[Any]:
@@ -180,4 +192,4 @@ def _send_item(attempt: Attempt, item: Any) -> None:
 def _fail(attempt: Attempt, error: Exception) -> None:
     failure = RxloopError(f"the steering= source failed: {type(error).__name__}: {error}")
     failure.__cause__ = error
-    attempt.life.call_in_loop(cast("Callable[..., None]", attempt.life.finish), failure)
+    attempt.lifetime.call_in_loop(cast("Callable[..., None]", attempt.lifetime.finish), failure)

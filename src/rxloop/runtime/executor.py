@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from rxloop.agents.agent import Agent
-from rxloop.agents.options import ExecuteOptions
-from rxloop.agents.remote_run import carry_out, execute_run, until_due
+from rxloop.agents.remote_run import execute_attempt, wait_until_due
 from rxloop.coordination.order import find_blocking
 from rxloop.errors import ContextBusy, Paused, RuntimeClosed, RxloopError, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Queue
-from rxloop.pipeline.log_retry import read_log, within
-from rxloop.pipeline.records import RunRecord
+from rxloop.pipeline.log_retry import limit_log_time, read_log
+from rxloop.pipeline.records import ConversationQuery, RunRecord
 from rxloop.protocol.events import PendingInput
 from rxloop.run.handle import Run
+from rxloop.run.questions.registry import OnInput
 from rxloop.run.spec import WhenBusy
+from rxloop.runtime.attempts import Attempts, DepsFactory, DueRun, Outcome
 from rxloop.runtime.jobs import ForeignRuns, count_waiting, enqueue_run, enqueue_runs, get_delay
 from rxloop.runtime.live_runs import LiveRuns
+from rxloop.runtime.probation import Suspicion
 from rxloop.support.tasks import wait_all
 
 log = logging.getLogger("rxloop")
 
-DepsOf = Callable[[RunRecord], Any]
-"""Function returning the deps for a run, given its record. May be async."""
-
-_DEPS_IN = 60.0
-"""Maximum seconds for creating deps, which occupy a concurrency slot."""
-_CALLS_FRACTION = 0.25
+_CALLS_SHARE = 0.25
 """Fraction of the grace period reserved for calls that can't be repeated."""
 
 _MAX_PAUSE = 60.0
@@ -50,10 +47,10 @@ _ENOUGH_JOBS = 200
 """Number of jobs considered enough to keep workers busy. Also the maximum number enqueued per search, because most
 weren't lost."""
 
-_WIDE_LIMIT = 5_000
+_MAX_SEARCHED_RUNS = 5_000
 """Number of runs to search if most of the first ones are scheduled for later or foreign."""
 
-_MAX_FAILING = 10
+_MAX_FAILING_RUNS = 10
 """Number of failing runs tolerated per concurrency slot before new jobs have to wait."""
 
 _DEFAULT_CONCURRENCY = 32
@@ -61,10 +58,10 @@ _DEFAULT_CONCURRENCY = 32
 
 
 class Submitted(NamedTuple):
-    """Run just submitted by this process. `alone` is True if its conversation is new."""
+    """Run submitted by this process. `is_alone` is True if its conversation is new."""
 
     record: RunRecord
-    alone: bool
+    is_alone: bool
 
 
 class RunExecutor:
@@ -74,7 +71,7 @@ class RunExecutor:
         self,
         events: EventLog,
         agents: Mapping[str, Agent[Any, Any]],
-        deps: DepsOf | None,
+        deps: DepsFactory | None,
         *,
         concurrency: int | None,
         adopt_every: float,
@@ -92,10 +89,11 @@ class RunExecutor:
             queue: Queue with jobs to execute. None if only the caller starts runs.
             version: Version of this program.
         """
-        self.driven = LiveRuns()
-        self.closing = False
-        self._log, self._agents, self._deps = events, agents, deps
-        self._slots = asyncio.Semaphore(concurrency) if concurrency is not None else nullcontext()
+        self.live_runs = LiveRuns()
+        self.is_closing = False
+        self._log, self._agents = events, agents
+        slots = asyncio.Semaphore(concurrency) if concurrency is not None else nullcontext()
+        self.attempts = Attempts(events, agents, deps, slots, self.live_runs)
         self._adopt_every, self._queue, self._version = adopt_every, queue, version
         self._concurrency = concurrency or _DEFAULT_CONCURRENCY
         self._foreign_runs = ForeignRuns(events, agents, version)
@@ -112,33 +110,33 @@ class RunExecutor:
         """Ids of runs requested again while they were executing."""
         self._watching: list[asyncio.Task[None]] = []
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         """Adopt orphaned runs, now and periodically, and start serving the queue."""
         await self._adopt()
         self._watching.append(asyncio.create_task(self._keep_adopting(), name="rxloop-runtime-adopt"))
         if self._queue is not None:
             self._watching.append(asyncio.create_task(self._keep_serving(self._queue), name="rxloop-runtime-serve"))
 
-    async def end(self, seconds: float) -> None:
+    async def stop(self, seconds: float) -> None:
         """Wait for runs to end, and release those still running; see `Runtime.drain`."""
-        self.closing = True
+        self.is_closing = True
         stopping = [asyncio.create_task(_stop(watching)) for watching in self._watching]
         tasks = list(self._tasks.values())
         for task_id, task in self._tasks.items():
-            if self.driven.run(task_id) is None:
+            if self.live_runs.find(task_id) is None:
                 task.cancel()
         try:
             if tasks:
-                _, left = await asyncio.wait(tasks, timeout=(1 - _CALLS_FRACTION) * seconds)
-                if left:
-                    count = "1 run has" if len(left) == 1 else f"{len(left)} runs have"
-                    log.info("%s not ended in time, leaving the rest to the next process", count)
-                    await asyncio.gather(*(self._release(run, _CALLS_FRACTION * seconds) for run in self.driven))
+                _, unfinished = await asyncio.wait(tasks, timeout=(1 - _CALLS_SHARE) * seconds)
+                if unfinished:
+                    log.info("Releasing runs that have not ended in time: %d", len(unfinished))
+                    await asyncio.gather(*(self._release(run, _CALLS_SHARE * seconds) for run in self.live_runs))
         finally:
             for task in tasks:
                 # Cancelling the task releases its run.
                 task.cancel()
             await wait_all([*tasks, *stopping])
+            self.live_runs.close()
 
     async def _release(self, run: Run[Any], grace: float) -> None:
         """Stop starting new calls, and release the run once any calls that can't be repeated are done."""
@@ -149,16 +147,16 @@ class RunExecutor:
             task.cancel()
         await releasing
 
-    def drives(self, task_id: str) -> bool:
+    def is_executing(self, task_id: str) -> bool:
         """Return True if the run is executing here, or about to."""
         return task_id in self._tasks
 
-    def drive(
+    def schedule(
         self,
         task_id: str,
         agent: str,
         *,
-        begun: Run[Any] | None = None,
+        started: Run[Any] | None = None,
         submitted: Submitted | None = None,
         credentials: Mapping[str, Any] | None = None,
     ) -> asyncio.Task[None] | None:
@@ -167,27 +165,27 @@ class RunExecutor:
         Args:
             task_id: Id of the run.
             agent: Name of its agent.
-            begun: Attempt that has already started.
+            started: Run whose attempt has already started.
             submitted: Record of the run if just submitted by this process.
             credentials: Credentials for resuming the run, keyed by question id.
 
         Returns:
             The task, or None when closing.
         """
-        if begun is not None:
-            self.driven.begun(begun)
+        if started is not None:
+            self.live_runs.add(started)
         if credentials:
             self._credentials.setdefault(task_id, {}).update(credentials)
         task = self._tasks.get(task_id)
         if task is not None and not task.done():
             self._requested_again.add(task_id)
             return task
-        if self.closing:
+        if self.is_closing:
             return None
-        work = self._execute(task_id, agent, begun, submitted)
+        work = self._execute(task_id, agent, started, submitted)
         self._failed[task_id] = asyncio.get_running_loop().create_future()
-        with within(None):
-            task = self._tasks[task_id] = asyncio.create_task(work, name=f"rxloop-drive-{task_id}")
+        with limit_log_time(None):
+            task = self._tasks[task_id] = asyncio.create_task(work, name=f"rxloop-execute-{task_id}")
         task.add_done_callback(lambda done: self._forget(task_id, done))
         return task
 
@@ -195,82 +193,77 @@ class RunExecutor:
         if self._tasks.get(task_id) is task:
             del self._tasks[task_id], self._failed[task_id]
 
-    async def _execute(self, task_id: str, agent: str, begun: Run[Any] | None, submitted: Submitted | None) -> None:
-        pause, secret = 1.0, dict[str, Any]()
+    async def _execute(self, task_id: str, agent: str, started: Run[Any] | None, submitted: Submitted | None) -> None:
+        pause, credentials = 1.0, dict[str, Any]()
 
         async def answer(question: PendingInput) -> Any:
-            if question.input_id not in secret:
+            if question.input_id not in credentials:
                 raise Paused
-            return secret.pop(question.input_id)
+            return credentials.pop(question.input_id)
 
         while True:
             failed = False
             self._requested_again.discard(task_id)
-            secret.update(self._credentials.pop(task_id, {}))
+            credentials.update(self._credentials.pop(task_id, {}))
             try:
-                if begun is not None:
-                    attempt, begun = begun, None
-                    await carry_out(task_id, attempt)
-                # Don't occupy a slot while an earlier run may still need one.
-                known, submitted = await self._until_due(task_id, submitted, asks=bool(secret)), None
-                if known is not None:
-                    async with self._slots:
-                        deps = await self.deps_of(task_id)
-                        options: ExecuteOptions[Any] = {"on_run": self.driven.begun, "when_busy": "refuse"}
-                        if secret:
-                            options["on_input"] = answer
-                        await execute_run(self._agents[agent].definition, task_id, deps, options, known)
-                        secret.clear()
+                if started is not None:
+                    attempt, started = started, None
+                    await execute_attempt(task_id, attempt)
+                outcome = await self._execute_next(task_id, agent, submitted, answer if credentials else None)
+                submitted = None
+                if outcome is Outcome.ELSEWHERE and task_id not in self._credentials:
+                    # It is adopted again if that process dies too.
+                    return
+                if outcome is Outcome.ENDED:
+                    credentials.clear()
+                if outcome in (Outcome.ENDED, Outcome.LOST):
+                    continue
                 if task_id not in self._requested_again:
                     await self.enqueue_next(task_id)
             except ContextBusy:
                 if self._queue is None:
                     # An earlier run has been answered since.
                     continue
-                # Whoever executes the earlier run will enqueue this one.
+                # The process that executes the earlier run will enqueue this one.
             except Exception:
                 log.exception("Failed to execute run %s; retrying in %g s", task_id, pause)
                 failed = True
             finally:
-                self.driven.ended(task_id)
+                self.live_runs.remove(task_id)
             if failed:
-                if not self._failed[task_id].done():
-                    self._failed[task_id].set_result(None)
+                self._note_failure(task_id)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _MAX_PAUSE)
             elif task_id not in self._requested_again:
                 # Otherwise the run was requested again meanwhile, so check it once more.
                 return
 
-    async def _until_due(self, task_id: str, submitted: Submitted | None, *, asks: bool) -> RunRecord | None:
-        """Wait like `until_due`. With a queue, raises `ContextBusy` instead of waiting for earlier runs."""
-        if submitted is not None:
-            record, alone = submitted
-            if alone or await find_blocking(self._log, record.context_id, task_id) is None:
-                return record
-        when_busy: WhenBusy = "wait" if self._queue is None else "refuse"
-        due = await until_due(self._log, task_id, asks=asks, when_busy=when_busy)
-        return due.record if due is not None else None
-
-    async def deps_of(self, task_id: str) -> Any:
-        """Return the deps for a run.
-
-        Raises:
-            RxloopError: Creating them took too long.
-        """
-        if self._deps is None:
+    async def _execute_next(
+        self, task_id: str, agent: str, submitted: Submitted | None, on_input: OnInput | None
+    ) -> Outcome | None:
+        """Execute the next attempt of a run. Return None if the run is idle."""
+        check = partial(self._until_due, task_id, None, asks=on_input is not None)
+        # Don't occupy a slot while an earlier run may still need one.
+        due = await self._until_due(task_id, submitted, asks=on_input is not None)
+        if due is None:
             return None
-        deps = self._deps(await read_log(self._log.get_record, task_id))
-        if not inspect.isawaitable(deps):
-            return deps
-        time_limit = asyncio.timeout(_DEPS_IN)
-        try:
-            async with time_limit:
-                return await deps
-        except TimeoutError as error:
-            if not time_limit.expired():
-                raise
-            raise RxloopError(f"creating deps for run {task_id} took longer than {_DEPS_IN:g} s") from error
+        return await self.attempts.execute(due, agent, on_input, check, partial(self._note_failure, task_id))
+
+    def _note_failure(self, task_id: str) -> None:
+        if not self._failed[task_id].done():
+            self._failed[task_id].set_result(None)
+
+    async def _until_due(self, task_id: str, submitted: Submitted | None, *, asks: bool) -> DueRun | None:
+        """Wait like `wait_until_due`. With a queue, raises `ContextBusy` instead of waiting for earlier runs."""
+        if submitted is not None:
+            record, is_alone = submitted
+            if is_alone or await find_blocking(self._log, record.conversation, task_id) is None:
+                return DueRun(record)
+        when_busy: WhenBusy = "wait" if self._queue is None else "refuse"
+        due = await wait_until_due(self._log, task_id, asks=asks, when_busy=when_busy)
+        if due is None:
+            return None
+        return DueRun(due.record, Suspicion.of(due, self._agents[due.record.agent_name].definition))
 
     async def _keep_adopting(self) -> None:
         while True:
@@ -281,31 +274,31 @@ class RunExecutor:
                 log.warning("Cannot search for orphaned runs: %s; retrying", error)
 
     async def _adopt(self) -> None:
-        """Adopt orphaned runs of our agents. With a queue, enqueue jobs for runs that haven't started."""
-        looks = await self._is_time_to_search()
-        due, last = await self._find_due(looks)
+        """Adopt orphaned runs of this runtime. With a queue, enqueue jobs for runs that have not started."""
+        all_states = await self._is_time_to_search()
+        due, last = await self._find_due(all_states)
         unqueued: list[RunRecord] = []
         for record in due:
-            if not self._foreign_runs.knows(record):
+            if not self._foreign_runs.can_execute(record):
                 continue
             if self._queue is not None and record.state == "submitted":
                 unqueued.append(record)
                 continue
-            if not self.drives(record.task_id):
+            if not self.is_executing(record.task_id):
                 log.info("Adopting orphaned run %s", record.task_id)
-            self.drive(record.task_id, record.agent_name)
-        if self._queue is not None and await enqueue_runs(self._queue, unqueued[:_ENOUGH_JOBS]) and looks:
+            self.schedule(record.task_id, record.agent_name)
+        if self._queue is not None and await enqueue_runs(self._queue, unqueued[:_ENOUGH_JOBS]) and all_states:
             self._search_after = unqueued[_ENOUGH_JOBS - 1].task_id if len(unqueued) > _ENOUGH_JOBS else last
-        if looks:
-            await self._foreign_runs.look(due)
+        if all_states:
+            await self._foreign_runs.warn_if_orphaned(due)
 
-    async def _find_due(self, looks: bool) -> tuple[list[RunRecord], str | None]:
-        """Return orphaned runs that are due. Submitted runs are only included if `looks` is True.
+    async def _find_due(self, all_states: bool) -> tuple[list[RunRecord], str | None]:
+        """Return orphaned runs that are due. Submitted runs are only included if `all_states` is True.
 
         Returns:
             The runs, and the last submitted run that was checked if there are more.
         """
-        limits = (0,) if not looks else (None,) if self._queue is None else (_ENOUGH_JOBS, _WIDE_LIMIT)
+        limits = (0,) if not all_states else (None,) if self._queue is None else (_ENOUGH_JOBS, _MAX_SEARCHED_RUNS)
         due, last = list[RunRecord](), None
         for limit in limits:
             orphans = await read_log(
@@ -316,10 +309,10 @@ class RunExecutor:
             )
             # Started runs were already due, even if our clock disagrees.
             due = [record for record in orphans if record.state != "submitted" or get_delay(record) <= 0]
-            ours = sum(record.state == "submitted" and self._foreign_runs.knows(record) for record in due)
+            executable = sum(record.state == "submitted" and self._foreign_runs.can_execute(record) for record in due)
             submitted = [record.task_id for record in orphans if record.state == "submitted"]
             last = submitted[limit - 1] if limit and len(submitted) >= limit else None
-            if last is None or ours >= _ENOUGH_JOBS / 2:
+            if last is None or executable >= _ENOUGH_JOBS / 2:
                 break
         return due, last
 
@@ -329,8 +322,8 @@ class RunExecutor:
         if now < self._search_at:
             return False
         self._search_at = now + _SEARCH_INTERVAL
-        lately = now < self._searched_at + _SLOW_SEARCH_INTERVAL
-        if self._queue is not None and lately and await count_waiting(self._queue, self._version) >= _ENOUGH_JOBS:
+        is_recent = now < self._searched_at + _SLOW_SEARCH_INTERVAL
+        if self._queue is not None and is_recent and await count_waiting(self._queue, self._version) >= _ENOUGH_JOBS:
             return False
         self._searched_at = now
         return True
@@ -338,7 +331,7 @@ class RunExecutor:
     # -- with a queue
 
     async def _keep_serving(self, queue: Queue) -> None:
-        while not self.closing:
+        while not self.is_closing:
             try:
                 await queue.serve(
                     self._handle_job, concurrency=self._concurrency, agents=self._agents, version=self._version
@@ -360,24 +353,24 @@ class RunExecutor:
         except UnknownRun:
             log.warning("Notified of unknown run %s", task_id)
             return
-        if not self._foreign_runs.knows(record):
+        if not self._foreign_runs.can_execute(record):
             raise RxloopError(f"run {task_id} of agent {record.agent_name!r} must be executed by another worker")
         if await self._is_executing_elsewhere(record):
             return
-        task = self.drive(task_id, record.agent_name)
+        task = self.schedule(task_id, record.agent_name)
         if task is not None:
             # If the task was cancelled, that says nothing about the run.
             await asyncio.wait([task, self._failed[task_id]], return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                if sum(failed.done() for failed in self._failed.values()) <= _MAX_FAILING * self._concurrency:
+                if sum(failed.done() for failed in self._failed.values()) <= _MAX_FAILING_RUNS * self._concurrency:
                     # Keep retrying the run in its task, so that other jobs don't have to wait for it.
                     return
                 await asyncio.wait([task])
         if task is None or task.cancelled():
-            raise RuntimeClosed(f"this process is closing before run {task_id} became idle")
+            raise RuntimeClosed(f"this process closed before run {task_id} became idle")
 
     async def _is_executing_elsewhere(self, record: RunRecord) -> bool:
-        if record.state != "working" or self.drives(record.task_id):
+        if record.state != "working" or self.is_executing(record.task_id):
             return False
         orphans = await read_log(self._log.list_orphaned, submitted_limit=0)
         return all(orphan.task_id != record.task_id for orphan in orphans)
@@ -387,8 +380,9 @@ class RunExecutor:
         if self._queue is None:
             return
         with suppress(UnknownRun):
-            context_id = (await read_log(self._log.get_record, task_id)).context_id
-            for record in await read_log(self._log.list_runs, context_id=context_id, states=("submitted",), limit=1):
+            conversation = (await read_log(self._log.get_record, task_id)).conversation
+            query: ConversationQuery = {"states": ("submitted",), "limit": 1}
+            for record in await read_log(self._log.list_conversation, conversation, **query):
                 await enqueue_run(self._queue, record)
 
 

@@ -21,7 +21,7 @@ log = logging.getLogger("rxloop")
 QUEUE = "rxloop:queue"
 """Key in the run metadata."""
 
-_COUNTED_FOR, _COUNTED_IN = 1.0, 2.0
+_COUNT_MAX_AGE, _COUNT_TIMEOUT = 1.0, 2.0
 """Seconds to cache the queue depth, and maximum seconds to wait for it."""
 
 _MAX_PRIORITY = 1_000_000
@@ -29,7 +29,7 @@ _MAX_PRIORITY = 1_000_000
 
 
 def check_priority(priority: Any) -> None:
-    """Validate a priority.
+    """Validate the priority of a job.
 
     Raises:
         ConfigurationError: The priority is invalid.
@@ -48,7 +48,7 @@ def make_queue_metadata(priority: int, at: datetime | None, version: str | None)
     """
     check_priority(priority)
     if at is not None and at.tzinfo is None:
-        raise ConfigurationError(f"at must have a time zone, got {at!r}: use datetime(..., tzinfo=UTC)")
+        raise ConfigurationError(f"at must have a time zone, got {at!r}; use datetime(..., tzinfo=UTC)")
     values = {
         "priority": priority or None,
         "at": None if at is None else round(at.timestamp() * 1000),
@@ -64,7 +64,7 @@ def get_version(record: RunRecord) -> str | None:
 
 
 def get_delay(record: RunRecord) -> float:
-    """Return seconds until the run may start. Not positive if it already may."""
+    """Return the seconds until the run is due, or a number that is not positive if it is already due."""
     return _get_queue_metadata(record).get("at", 0) / 1000 - time.time()
 
 
@@ -99,10 +99,10 @@ async def enqueue_runs(queue: Queue, records: Sequence[RunRecord]) -> bool:
 async def count_waiting(queue: Queue, version: str | None) -> int:
     """Return the number of jobs waiting for workers of this version, or 0 if unknown."""
     try:
-        async with asyncio.timeout(_COUNTED_IN):
+        async with asyncio.timeout(_COUNT_TIMEOUT):
             return await queue.waiting(version)
     except Exception as error:
-        log.warning("Cannot read the queue depth: %s", str(error) or f"no answer in {_COUNTED_IN:g} s")
+        log.warning("Cannot read the queue depth: %s", str(error) or f"no answer in {_COUNT_TIMEOUT:g} s")
         return 0
 
 
@@ -128,21 +128,19 @@ class QueueLimit:
         if self._max_waiting is None:
             return
         now = time.monotonic()
-        if now > self._counted_at + _COUNTED_FOR:
+        if now > self._counted_at + _COUNT_MAX_AGE:
             self._counted_at = now
             # If the depth is unknown, starting the run will still fail if the log is unavailable.
             self._waiting = await count_waiting(self._queue, self._version)
         if self._waiting >= self._max_waiting:
-            raise QueueFull(
-                f"{self._waiting} runs already wait for a worker, of at most {self._max_waiting}: try again later"
-            )
+            raise QueueFull(f"the queue is full: {self._waiting} runs are waiting, the maximum is {self._max_waiting}")
         self._waiting += 1
 
 
 _WARN_AFTER = 60.0
 """Seconds before warning about runs left without an owner."""
 
-_NEWEST = 50
+_MAX_CHECKED_RUNS = 50
 """Number of working runs to check for a worker of the same version."""
 
 _Kind = tuple[str, str | None]
@@ -166,11 +164,11 @@ class ForeignRuns:
         self._warned: set[_Kind] = set()
         """Kinds already warned about."""
 
-    def knows(self, record: RunRecord) -> bool:
+    def can_execute(self, record: RunRecord) -> bool:
         """Return True if this process can execute the run."""
         return record.agent_name in self._agents and get_version(record) in (None, self._version)
 
-    async def look(self, orphans: Sequence[RunRecord]) -> None:
+    async def warn_if_orphaned(self, orphans: Sequence[RunRecord]) -> None:
         """Warn about foreign runs that have been orphaned for a minute.
 
         Args:
@@ -178,7 +176,7 @@ class ForeignRuns:
         """
         first: dict[_Kind, RunRecord] = {}
         for record in orphans:
-            if not self.knows(record):
+            if not self.can_execute(record):
                 first.setdefault((record.agent_name, get_version(record)), record)
         now = asyncio.get_running_loop().time()
         self._since = {kind: self._since.get(kind, now) for kind in first}
@@ -195,11 +193,15 @@ class ForeignRuns:
 
     async def _is_waiting(self, record: RunRecord, orphans: Sequence[RunRecord]) -> bool:
         """Return True if the run is waiting for an earlier run, or for a worker that is busy with other runs."""
-        if await find_blocking(self._log, record.context_id, record.task_id) is not None:
+        if await find_blocking(self._log, record.conversation, record.task_id) is not None:
             return True
         ownerless = {orphan.task_id for orphan in orphans}
         working = await read_log(
-            self._log.list_runs, agent_name=record.agent_name, states=("working",), newest_first=True, limit=_NEWEST
+            self._log.list_runs,
+            agent_name=record.agent_name,
+            states=("working",),
+            newest_first=True,
+            limit=_MAX_CHECKED_RUNS,
         )
         version = get_version(record)
         return any(get_version(each) == version and each.task_id not in ownerless for each in working)
@@ -207,8 +209,8 @@ class ForeignRuns:
     def _warn(self, record: RunRecord) -> None:
         if record.agent_name in self._agents:
             log.warning(
-                "Run %s was started by version %r and is orphaned, while this process is version %s: start a "
-                "worker of that version to resume it",
+                "Orphaned run %s was started by version %r, but this process is version %s; start a worker of that "
+                "version to resume it",
                 record.task_id,
                 get_version(record),
                 "none" if self._version is None else repr(self._version),

@@ -29,31 +29,31 @@ _TASK = "rxloop.settle"
 _CONNECT_TIMEOUT = 5.0
 """Maximum seconds for connecting."""
 
-_POLL = 1.0
+_POLL_INTERVAL = 1.0
 """Seconds between polls, used for delayed jobs and tenants at their limit."""
 
-_HEARTBEAT, _STALLED = 2.0, 8.0
+_HEARTBEAT, _STALLED_AFTER = 2.0, 8.0
 """Seconds between heartbeats, and after which a worker is considered dead."""
 
-_RESCUED = 10
+_RESCUE_PRIORITY = 10
 """Priority added to rescued jobs, so that they don't wait behind all others again."""
 
-_AGAIN_AT = "SELECT now() + interval '1 second' AS at"
+_RETRY_TIME = "SELECT now() + interval '1 second' AS at"
 
 _ENQUEUE = """
 INSERT INTO procrastinate_jobs (queue_name, task_name, priority, queueing_lock, args, scheduled_at)
-VALUES (%(queue)s, %(task)s, %(priority)s, %(run)s, %(said)s, %(at)s)
+VALUES (%(queue)s, %(task)s, %(priority)s, %(run)s, %(args)s, %(at)s)
 ON CONFLICT (queueing_lock) WHERE status = 'todo' DO NOTHING
 """
 """Inserts a job unless one is already waiting for the run, because that job will read everything new. procrastinate
 would fail on such an insert, and only recognises the error in English."""
 
-_WAITING = """
+_COUNT_WAITING = """
 SELECT count(*) AS waiting FROM procrastinate_jobs
 WHERE status = 'todo' AND queue_name = ANY(%(queues)s) AND (scheduled_at IS NULL OR scheduled_at <= now())
 """
 
-_NO_RIGHTS = ("42501", "3F000")
+_MISSING_RIGHTS = ("42501", "3F000")
 """Postgres error codes for missing rights or an invisible schema."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,23}")
@@ -91,7 +91,7 @@ class PostgresQueue:
         """
         if find_spec("procrastinate") is None:
             raise ConfigurationError(
-                "a queue in Postgres needs procrastinate, which is not installed: pip install 'rxloop[postgres]'"
+                "PostgresQueue requires procrastinate, which is not installed; pip install 'rxloop[postgres]'"
             )
         if not _NAME.fullmatch(name):
             raise ConfigurationError(f"name must have 1 to 23 letters, digits, _, . or -, got {name!r}")
@@ -101,7 +101,7 @@ class PostgresQueue:
         self._name, self._tenant_limit = name, tenant_limit
         self._app: App | None = None
         self._opening = asyncio.Lock()
-        self._settle: Callable[[str], Awaitable[None]] | None = None
+        self._handler: Callable[[str], Awaitable[None]] | None = None
 
     def __repr__(self) -> str:
         return f"<PostgresQueue {self._name}>"
@@ -121,17 +121,17 @@ class PostgresQueue:
         Raises:
             procrastinate.exceptions.ConnectorException: The server can't be reached or rejects the job.
         """
-        said = {"task_id": task_id, "tenant": tenant, "agent": agent}
-        await self._enqueue(await self._get_app(), said, priority, at, self._get_queue_name(version))
+        args = {"task_id": task_id, "tenant": tenant, "agent": agent}
+        await self._enqueue(await self._get_app(), args, priority, at, self._get_queue_name(version))
 
-    async def _enqueue(self, app: App, said: dict[str, Any], priority: int, at: datetime | None, queue: str) -> None:
-        values = {"queue": queue, "task": _TASK, "priority": priority, "run": said["task_id"], "said": said, "at": at}
+    async def _enqueue(self, app: App, args: dict[str, Any], priority: int, at: datetime | None, queue: str) -> None:
+        values = {"queue": queue, "task": _TASK, "priority": priority, "run": args["task_id"], "args": args, "at": at}
         with _explain_errors():
             await app.connector.execute_query_async(_ENQUEUE, **values)
 
     async def serve(
         self,
-        settle: Callable[[str], Awaitable[None]],
+        execute: Callable[[str], Awaitable[None]],
         *,
         concurrency: int,
         agents: Collection[str] | None = None,
@@ -146,7 +146,7 @@ class PostgresQueue:
         """
         app = await self._get_app()
         _get_job_manager(app).agents = None if agents is None else [*agents]
-        self._settle = settle
+        self._handler = execute
         queues = self._get_queue_names(version)
         rescuing = asyncio.create_task(self._keep_rescuing(app), name="rxloop-queue-rescue")
         try:
@@ -155,9 +155,9 @@ class PostgresQueue:
                     queues=queues,
                     name=self._name,
                     concurrency=concurrency,
-                    fetch_job_polling_interval=_POLL,
+                    fetch_job_polling_interval=_POLL_INTERVAL,
                     update_heartbeat_interval=_HEARTBEAT,
-                    stalled_worker_timeout=_STALLED,
+                    stalled_worker_timeout=_STALLED_AFTER,
                     shutdown_graceful_timeout=0,
                     delete_jobs="always",
                     install_signal_handlers=False,
@@ -176,7 +176,7 @@ class PostgresQueue:
         """
         app = await self._get_app()
         with _explain_errors():
-            row = await app.connector.execute_query_one_async(_WAITING, queues=self._get_queue_names(version))
+            row = await app.connector.execute_query_one_async(_COUNT_WAITING, queues=self._get_queue_names(version))
         return row["waiting"]
 
     async def aclose(self) -> None:
@@ -216,7 +216,7 @@ class PostgresQueue:
         connector = PsycopgConnector(
             conninfo=self._address.session_dsn,
             kwargs=self._address.options(session=True, application_name="rxloop-queue"),
-            configure=self._tune,
+            configure=self._configure,
             min_size=1,
             max_size=1,
             timeout=_CONNECT_TIMEOUT,
@@ -236,10 +236,10 @@ class PostgresQueue:
             raise
         return app
 
-    async def _tune(self, connection: AsyncConnection[Any]) -> None:
+    async def _configure(self, connection: AsyncConnection[Any]) -> None:
         # All queries are single statements, so no transactions are needed.
         await connection.set_autocommit(True)
-        await self._address.tuned(connection, keeps_plans=False)
+        await self._address.configure(connection, keeps_plans=False)
         # Jobs lost in a server crash are enqueued again later, so don't wait for the disk.
         await connection.execute("SET synchronous_commit = off")
 
@@ -250,8 +250,8 @@ class PostgresQueue:
         try:
             async with await self._address.connect(session=True) as connection, connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
-                found = await connection.execute("SELECT to_regclass('procrastinate_jobs')")
-                row = await found.fetchone()
+                cursor = await connection.execute("SELECT to_regclass('procrastinate_jobs')")
+                row = await cursor.fetchone()
                 if row is None or row[0] is None:
                     # Contains several statements, so parameters can't be used.
                     await connection.execute(app.schema_manager.get_schema().encode())
@@ -261,35 +261,35 @@ class PostgresQueue:
     async def _handle_job(self, context: JobContext, task_id: str, **_: Any) -> None:
         """Handle a job. If that fails, enqueue the job again."""
         job, app = context.job, await self._get_app()
-        assert self._settle is not None
+        assert self._handler is not None
         try:
-            await self._settle(task_id)
+            await self._handler(task_id)
         except BaseException as error:
             if isinstance(error, Exception):
                 log.debug("Enqueuing run %s again: %s", task_id, error)
-            await asyncio.shield(self._enqueue_again(app, job, job.priority, later=isinstance(error, Exception)))
+            await asyncio.shield(self._enqueue_again(app, job, job.priority, delayed=isinstance(error, Exception)))
             if not isinstance(error, Exception):
                 raise
 
-    async def _enqueue_again(self, app: App, job: Job, priority: int, *, later: bool = False) -> bool:
+    async def _enqueue_again(self, app: App, job: Job, priority: int, *, delayed: bool = False) -> bool:
         """Enqueue a job again, optionally with a delay. Return False on failure."""
-        said: dict[str, Any] = job.task_kwargs
+        args: dict[str, Any] = job.task_kwargs
         try:
             # Use the server's clock, which decides when jobs are due. The worker's clock may differ by hours.
-            at = (await app.connector.execute_query_one_async(_AGAIN_AT))["at"] if later else None
-            await self._enqueue(app, said, priority, at, job.queue)
+            at = (await app.connector.execute_query_one_async(_RETRY_TIME))["at"] if delayed else None
+            await self._enqueue(app, args, priority, at, job.queue)
         except Exception as error:
-            log.debug("Failed to enqueue run %s again: %s", said["task_id"], error)
+            log.debug("Failed to enqueue run %s again: %s", args["task_id"], error)
             return False
         return True
 
     async def _keep_rescuing(self, app: App) -> None:
-        """Enqueue jobs of dead workers again, including other versions, because they occupy tenant slots.
+        """Enqueue jobs of dead workers again, because they occupy tenant slots. Workers of other versions are included.
 
-        Runs in a plain loop, because a job of the queue would not start while all slots are taken.
+        Called in a loop instead of by a job, because no job starts while all slots are taken.
         """
         while True:
-            await asyncio.sleep(_STALLED / 4)
+            await asyncio.sleep(_STALLED_AFTER / 4)
             try:
                 with _explain_errors():
                     await self._rescue(app)
@@ -301,11 +301,11 @@ class PostgresQueue:
 
         manager = _get_job_manager(app)
         await manager.retry_deletes()
-        await manager.prune_stalled_workers(_STALLED)
-        for job in await manager.get_stalled_jobs(task_name=_TASK, seconds_since_heartbeat=_STALLED):
-            ours = job.queue.partition(":")[0] == self._name
-            # On failure, keep the job until the next attempt.
-            if ours and await self._enqueue_again(app, job, max(job.priority, 0) + _RESCUED):
+        await manager.prune_stalled_workers(_STALLED_AFTER)
+        for job in await manager.get_stalled_jobs(task_name=_TASK, seconds_since_heartbeat=_STALLED_AFTER):
+            is_ours = job.queue.partition(":")[0] == self._name
+            # If enqueuing fails, the job stays until the next attempt.
+            if is_ours and await self._enqueue_again(app, job, max(job.priority, 0) + _RESCUE_PRIORITY):
                 await manager.finish_job(job, Status.ABORTED, delete_job=True)
 
 
@@ -331,10 +331,10 @@ def _explain_errors() -> Generator[None]:
 
 def _format_error(error: BaseException) -> str:
     """Return the Postgres error in one line, with a hint if rights are missing."""
-    said = " ".join(str(error).split())
-    if getattr(error, "sqlstate", None) in _NO_RIGHTS:
-        return f"{said}; the role needs the tables of the queue and rights on them (docs/machines.md, Rights)"
-    return said
+    message = " ".join(str(error).split())
+    if getattr(error, "sqlstate", None) in _MISSING_RIGHTS:
+        return f"{message}; the role needs the tables of the queue and rights on them (docs/machines.md, Rights)"
+    return message
 
 
 @contextmanager

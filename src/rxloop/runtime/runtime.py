@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType, TracebackType
-from typing import Any, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 from weakref import WeakValueDictionary
 
 from typing_extensions import Unpack
@@ -16,20 +16,26 @@ from rxloop.coordination.commands import send_answer
 from rxloop.errors import ConfigurationError, QueueFull, RunExists, RuntimeClosed, RxloopError, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Queue
-from rxloop.pipeline.log_retry import read_log, within
-from rxloop.pipeline.records import RunRecord
+from rxloop.pipeline.log_retry import limit_log_time, read_log
+from rxloop.pipeline.records import RunRecord, Until
 from rxloop.protocol.events import AnyEvent
 from rxloop.protocol.ids import derive_id
 from rxloop.protocol.messages import Message, Prompt, to_messages
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.recorded.follow import RecordedStream
+from rxloop.recorded.questions import PendingQuery, PendingRun, list_pending
 from rxloop.run.ownership import wait_stored
-from rxloop.runtime.executor import DepsOf, RunExecutor, Submitted
+from rxloop.runtime.attempts import DepsFactory
+from rxloop.runtime.executor import RunExecutor, Submitted
 from rxloop.runtime.jobs import QUEUE, QueueLimit, enqueue_run, make_queue_metadata
 from rxloop.runtime.live_runs import follow_live
 from rxloop.runtime.validation import check_runtime, check_start_options
 from rxloop.stream.stream import Stream
+from rxloop.support.misuse import ExplainedAttributes
 from rxloop.tools.client_tool import ClientTool
+
+if TYPE_CHECKING:
+    from rxloop.strategies.catalog import StrategyName
 
 
 class StartOptions(TypedDict, total=False):
@@ -41,11 +47,11 @@ class StartOptions(TypedDict, total=False):
     model: str | None
     settings: ModelSettings | None
     limits: Limits | None
-    strategy: str | None
+    strategy: StrategyName | None
     client_tools: Sequence[ClientTool | Mapping[str, Any]] | None
 
 
-class Runtime:
+class Runtime(ExplainedAttributes):
     """Runtime for the runs of several agents in one event log.
 
     A run continues after the request that started it has ended. Every process with a runtime on the same log can
@@ -65,12 +71,12 @@ class Runtime:
         agents: Mapping[str, Agent[Any, Any]],
         *,
         log: EventLog,
-        deps: DepsOf | None = None,
+        deps: DepsFactory | None = None,
         concurrency: int | None = None,
         adopt_every: float = 2.0,
         grace: float = 10.0,
         queue: Queue | None = None,
-        works: bool | None = None,
+        is_worker: bool | None = None,
         max_waiting: int | None = 10_000,
         version: str | None = None,
     ) -> None:
@@ -89,7 +95,7 @@ class Runtime:
                 resumes them.
             queue: Queue that passes runs to workers in other processes, see `rxloop.runtime`. None executes runs in
                 this process.
-            works: Whether this process executes runs. By default it does if there is no queue.
+            is_worker: Whether this process executes runs. By default it does if there is no queue.
             max_waiting: Number of waiting runs in the queue at which `start` raises `QueueFull`, or None for no limit.
             version: Version of the program, recorded with each run. Only a runtime of the same version resumes the
                 run. With None, any runtime can resume it.
@@ -102,13 +108,13 @@ class Runtime:
         self._agents = {name: agent.with_log(log).with_name(name) for name, agent in agents.items()}
         self._grace = grace
         self._queue, self._version = queue, version
-        self._depth = None if queue is None else QueueLimit(queue, max_waiting, version)
-        self._works = queue is None if works is None else works
-        if queue is None and not self._works:
+        self._queue_limit = None if queue is None else QueueLimit(queue, max_waiting, version)
+        self._is_worker = queue is None if is_worker is None else is_worker
+        if queue is None and not self._is_worker:
             raise ConfigurationError(
-                "works=False requires a queue, because otherwise no process would execute the runs"
+                "is_worker=False requires a queue, because otherwise no process would execute the runs"
             )
-        self._driving = RunExecutor(
+        self._executor = RunExecutor(
             log,
             self._agents,
             deps,
@@ -123,13 +129,13 @@ class Runtime:
         conversation. Removed when no longer in use."""
 
     def __repr__(self) -> str:
-        return f"<Runtime {', '.join(self._agents)}: {len(self._driving.driven)} runs under way>"
+        return f"<Runtime {', '.join(self._agents)}: {len(self._executor.live_runs)} active runs>"
 
     async def __aenter__(self) -> Self:
         if self._entered:
-            raise RxloopError("a runtime can only be entered once: create another one")
-        if self._works:
-            await self._driving.begin()
+            raise RxloopError("a runtime can only be entered once")
+        if self._is_worker:
+            await self._executor.start()
         self._entered = True
         return self
 
@@ -145,13 +151,13 @@ class Runtime:
 
     @property
     def open(self) -> bool:
-        """True if the runtime accepts new runs, because it is entered and does not drain."""
-        return self._entered and not self._driving.closing
+        """True if the runtime accepts new runs, because it was entered and is not draining."""
+        return self._entered and not self._executor.is_closing
 
     @property
-    def works(self) -> bool:
+    def is_worker(self) -> bool:
         """True if this process executes runs."""
-        return self._works
+        return self._is_worker
 
     @property
     def queue(self) -> Queue | None:
@@ -186,89 +192,96 @@ class Runtime:
             key: Idempotency key. A call with the key of an earlier run of the same agent and owner returns that run.
             priority: Priority in the queue, from -1,000,000 to 1,000,000. Runs with a higher priority start first.
             at: Earliest start time. Later runs of the same conversation wait for this run. Requires a queue.
-            **options: See `StartOptions`. With a queue, the `owner` is the tenant for limits.
+            **options: See `rxloop.runtime.StartOptions`. With a queue, the `owner` is the tenant for limits.
 
         Raises:
             ConfigurationError: The agent does not exist or an option is invalid.
             QueueFull: Too many runs wait for a worker, and no run with this key exists. Nothing was started.
-            RuntimeClosed: The runtime is not entered or drains.
+            RuntimeClosed: The runtime was not entered or is draining.
         """
         self._check_open()
         check_start_options(options, StartOptions.__annotations__)
         if (at is not None or priority) and self._queue is None:
-            raise ConfigurationError("at= and priority= require a queue: use Runtime(..., queue=...)")
-        task_id = self.id_of(agent, key, options.get("owner")) if key is not None else None
-        if self._depth is not None:
+            raise ConfigurationError("at= and priority= require Runtime(..., queue=...)")
+        task_id = self.derive_run_id(agent, key, options.get("owner")) if key is not None else None
+        if self._queue_limit is not None:
             try:
-                await self._depth.check()
+                await self._queue_limit.check()
             except QueueFull:
                 # Existing runs don't take up space in the queue.
-                if task_id is None or (record := await self._started(task_id)) is None:
+                if task_id is None or (record := await self._reschedule(task_id)) is None:
                     raise
                 return record
         metadata = options.get("metadata") or {}
         if QUEUE in metadata:
-            raise ConfigurationError(f"metadata key {QUEUE!r} is reserved: use priority= and at=")
+            raise ConfigurationError(f"metadata key {QUEUE!r} is reserved; use priority= and at=")
         if queue_metadata := make_queue_metadata(priority, at, self._version):
             options["metadata"] = {**metadata, **queue_metadata}
         try:
-            record = await self._agent(agent).submit(prompt, task_id=task_id, **options)
+            record = await self._get_agent(agent).submit(prompt, task_id=task_id, **options)
         except RunExists:
-            if task_id is None or (existing := await self._started(task_id)) is None:
+            if task_id is None or (existing := await self._reschedule(task_id)) is None:
                 raise
             return existing
-        await self._goes_on(record, submitted=Submitted(record, options.get("context_id") is None))
+        await self._schedule(record, submitted=Submitted(record, options.get("context_id") is None))
         return record
 
-    async def _started(self, task_id: str) -> RunRecord | None:
+    async def _reschedule(self, task_id: str) -> RunRecord | None:
         """Return an existing run after scheduling it, or None."""
         try:
             record = await self.get_record(task_id)
         except UnknownRun:
             return None
-        # Its owner continues a run that has started, and an orphaned run is adopted. A submitted run may come from a
-        # call of `start` that was cancelled, so schedule it again.
+        # Started runs are continued by their owner or adopted. The `start` call of a submitted run may have been
+        # cancelled, so schedule the run again.
         if record.state == "submitted":
-            await self._goes_on(record)
+            await self._schedule(record)
         return record
 
     @staticmethod
-    def id_of(agent: str, key: str, owner: str | None = None) -> str:
+    def derive_run_id(agent: str, key: str, owner: str | None = None) -> str:
         """Return the id used for a run with this key, even if it doesn't exist yet; see `start`."""
         # Two owners may choose the same key independently.
-        return derive_id("runtime", agent, key, *(() if owner is None else (str(owner),)))
+        return derive_id("runtime", agent, key, *((str(owner),) if owner else ()))
 
     async def fork(
-        self, task_id: str, at: int, *, prompt: Prompt | None = None, results: Mapping[str, Any] | None = None
+        self,
+        task_id: str,
+        at: int,
+        *,
+        prompt: Prompt | None = None,
+        results: Mapping[str, Any] | None = None,
+        restricted: bool = False,
     ) -> RunRecord:
         """Fork a run as `Agent.fork` does, with the owner and the metadata of the original run.
 
         Args:
             task_id: Run to fork.
             at: The `seq` of the last event to copy.
-            prompt: Replacement for the prompt with `at=1`, otherwise a new message.
-            results: Tool results by call id or slot.
+            prompt: See `ForkOptions`.
+            results: See `ForkOptions`.
+            restricted: True for forks that clients request.
 
         Raises:
-            ConfigurationError: The run ends before `at`, or it has no call for one of the results.
-            UnknownRun: The log has no such run.
-            RuntimeClosed: The runtime is not entered or drains.
+            ConfigurationError: The run ends before `at`, or has no call for a result (`NotPermitted` if restricted).
         """
         self._check_open()
-        agent = await self._agent_of(task_id)
-        deps = await self._driving.deps_of(task_id)
-        with within(None):
-            run = await agent.fork(task_id, at, prompt=prompt, results=results, deps=deps).begin()
-        if self._driving.closing or self._queue is not None:
+        agent, deps = await self._find_agent(task_id), await self._executor.attempts.make_deps(task_id)
+        with limit_log_time(None):
+            fork = agent.fork(task_id, at, prompt=prompt, results=results, restricted=restricted, deps=deps)
+            run = await fork.begin()
+        if self._executor.is_closing or self._queue is not None:
             await run.release()
         else:
-            self._driving.drive(run.task_id, agent.name, begun=run)
+            self._executor.schedule(run.task_id, agent.name, started=run)
         record = await self.get_record(run.task_id)
         if self._queue is not None:
             await enqueue_run(self._queue, record)
         return record
 
-    def follow(self, task_id: str, *, after: str | None = None, strict: bool = True) -> RecordedStream:
+    def follow(
+        self, task_id: str, *, after: str | None = None, strict: bool = True, until: Until = "end"
+    ) -> RecordedStream:
         """Return the events of a run in any process, across pauses and attempts, until the run has ended.
 
         The stream includes deltas if this process executes the run or the log forwards them. A slow reader delays only
@@ -280,17 +293,18 @@ class Runtime:
             strict: Reject an invalid cursor, and end with `LogRolledBack` if the log was rolled back. Pass False for
                 cursors from clients. Then, after an invalid cursor or a rollback, the stream sends a `gap` event and
                 starts again from the first event.
+            until: `"attempt"` also ends the stream when the run has an unanswered question.
 
         Raises:
-            ConfigurationError: `after` is not a cursor.
+            ConfigurationError: `after` is not a cursor, or `until` is invalid.
             UnknownRun: From the stream: the log has no such run.
             LogRolledBack: From the stream: the log lacks an event that the reader has, for example after a failover.
         """
-        return follow_live(self.log, self._driving.driven, task_id, after, strict=strict)
+        return follow_live(self.log, self._executor.live_runs, task_id, after, strict=strict, until=until)
 
     async def send(self, task_id: str, message: str | Message, *, interrupt: bool = False) -> None:
         """Send a message to a run in any process; see `RemoteRun.send`."""
-        await (await self._agent_of(task_id)).get_run(task_id).send(message, interrupt=interrupt)
+        await (await self._find_agent(task_id)).get_run(task_id).send(message, interrupt=interrupt)
 
     async def answer(self, task_id: str, inputs: Mapping[str, Any], *, messages: Prompt | None = None) -> None:
         """Answer questions of a run. The run continues in this process if no other process owns it.
@@ -305,20 +319,20 @@ class Runtime:
 
         Raises:
             InvalidInput: The run does not wait for this answer, or the answer is invalid.
-            RuntimeClosed: The runtime is not entered or drains.
+            RuntimeClosed: The runtime was not entered or is draining.
         """
         self._check_open()
         record = await self.get_record(task_id)
-        self._agent(record.agent_name)
-        said = () if messages is None else to_messages(messages)
+        self._get_agent(record.agent_name)
+        accompanying = () if messages is None else to_messages(messages)
         await wait_stored(self.log, task_id)
-        secret = await send_answer(self.log, task_id, inputs, messages=said, executes_here=self._queue is None)
-        await self._goes_on(record, credentials=secret)
+        secret = await send_answer(self.log, task_id, inputs, messages=accompanying, executes_here=self._queue is None)
+        await self._schedule(record, credentials=secret)
 
     async def cancel(self, task_id: str, reason: str | None = None) -> None:
         """Cancel a run in any process, and wait until the cancellation is in the log."""
-        await (await self._agent_of(task_id)).get_run(task_id).cancel(reason)
-        await self._driving.enqueue_next(task_id)
+        await (await self._find_agent(task_id)).get_run(task_id).cancel(reason)
+        await self._executor.enqueue_next(task_id)
 
     async def get_record(self, task_id: str) -> RunRecord:
         """Return the record of a run. `log.list_runs(...)` lists the records of all runs.
@@ -328,19 +342,23 @@ class Runtime:
         """
         return await read_log(self.log.get_record, task_id)
 
-    def drives(self, task_id: str) -> bool:
+    async def list_pending(self, **query: Unpack[PendingQuery]) -> list[PendingRun]:
+        """Return the runs with unanswered questions; see `rxloop.recorded.list_pending`."""
+        return await list_pending(self.log, **query)
+
+    def is_executing(self, task_id: str) -> bool:
         """Return True if this process executes a run or is about to. Then `follow` delivers its deltas immediately."""
-        return self._driving.drives(task_id)
+        return self._executor.is_executing(task_id)
 
     @property
     def events(self) -> Stream[AnyEvent]:
         """Events of all current and later runs that this process executes, from the first event of each attempt.
 
-        The stream ends only when the subscriber stops. With `block`, a slow reader delays only itself.
+        The stream ends when the runtime has been drained. With `block`, a slow reader delays only itself.
         """
-        return self._driving.driven.events
+        return self._executor.live_runs.events
 
-    # -- the end
+    # -- shutdown
 
     async def drain(self, seconds: float | None = None) -> None:
         """Reject new runs, wait for the active runs, and release those that have not ended in time.
@@ -352,20 +370,20 @@ class Runtime:
         Args:
             seconds: Time limit; None for the `grace` of the runtime.
         """
-        await self._driving.end(self._grace if seconds is None else seconds)
+        await self._executor.stop(self._grace if seconds is None else seconds)
 
     def _check_open(self) -> None:
         if not self._entered:
-            raise RuntimeClosed("the runtime is not entered: use it in `async with runtime:`")
-        if self._driving.closing:
-            raise RuntimeClosed("the runtime drains, and starts no more runs")
+            raise RuntimeClosed("the runtime must be entered with `async with runtime:`")
+        if self._executor.is_closing:
+            raise RuntimeClosed("the runtime is draining")
 
-    def _agent(self, name: str) -> Agent[Any, Any]:
+    def _get_agent(self, name: str) -> Agent[Any, Any]:
         if name not in self._agents:
-            raise ConfigurationError(f"there is no agent {name!r}: the runtime has {', '.join(self._agents)}")
+            raise ConfigurationError(f"unknown agent {name!r}, expected one of {[*self._agents]}")
         return self._agents[name]
 
-    async def _goes_on(
+    async def _schedule(
         self,
         record: RunRecord,
         *,
@@ -376,7 +394,7 @@ class Runtime:
         if self._queue is not None:
             await enqueue_run(self._queue, record)
         else:
-            self._driving.drive(record.task_id, record.agent_name, submitted=submitted, credentials=credentials)
+            self._executor.schedule(record.task_id, record.agent_name, submitted=submitted, credentials=credentials)
 
-    async def _agent_of(self, task_id: str) -> Agent[Any, Any]:
-        return self._agent((await self.get_record(task_id)).agent_name)
+    async def _find_agent(self, task_id: str) -> Agent[Any, Any]:
+        return self._get_agent((await self.get_record(task_id)).agent_name)

@@ -7,19 +7,19 @@ from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 from rxloop.agents.agent import Agent
-from rxloop.agents.validation import check_log
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Queue
+from rxloop.storage.log_urls import check_log
 
 log = logging.getLogger("rxloop")
 
 _HINTS = {
-    "deps": "Runtime(..., deps=function) makes them, also after a restart",
-    "task_id": "key= says which run it is",
-    "on_input": "runtime.answer() answers questions",
-    "steering": "runtime.send() steers a run",
-    "when_busy": "a run waits for those before it in its conversation",
+    "deps": "use Runtime(..., deps=function)",
+    "task_id": "use key=",
+    "on_input": "use runtime.answer()",
+    "steering": "use runtime.send()",
+    "when_busy": "runs always wait for the earlier runs of their conversation",
 }
 """Options only supported by `Agent.run`, with hints on what to use for `Runtime.start` instead."""
 
@@ -33,7 +33,7 @@ def check_runtime(
         ConfigurationError: An argument is invalid, or the log can't be used with a queue.
     """
     check_log(event_log)
-    _check_shared(event_log, queue)
+    _check_log_is_shared(event_log, queue)
     _check_agents(agents)
     if concurrency is not None and concurrency < 1:
         raise ConfigurationError(f"concurrency must be at least 1 or None, got {concurrency!r}")
@@ -42,42 +42,56 @@ def check_runtime(
             raise ConfigurationError(f"{name} must not be negative, got {seconds!r}")
 
 
-def check_start_options(options: Mapping[str, Any], known: Collection[str]) -> None:
+def check_start_options(options: Mapping[str, Any], allowed: Collection[str]) -> None:
     """Reject options not supported by `Runtime.start`.
 
     Raises:
+        ConfigurationError: A model or a strategy is an object, which the log cannot store.
         TypeError: An option is unknown. The message suggests a replacement if possible.
     """
     for name in options:
-        if name not in known:
-            hint = _HINTS.get(name, f"it takes {', '.join(known)}")
-            raise TypeError(f"start() has no option {name!r}: {hint}")
+        if name not in allowed:
+            # Imported lazily, because correct programs do not need it.
+            from rxloop._names import explain_name
+
+            hint = _HINTS.get(name) or explain_name(["Agent.run", "option"], name, allowed)
+            hint = hint or f"expected {', '.join(allowed)}"
+            raise TypeError(f"start() does not accept {name!r}; {hint}")
+    for name in ("model", "strategy"):
+        value = options.get(name)
+        if value is not None and not isinstance(value, str):
+            raise ConfigurationError(
+                f"{name} must be a string for start(), because the log stores it, got {value!r}; "
+                f"pass the object to Agent(..., {name}=...)"
+            )
 
 
-def _check_shared(event_log: EventLog, queue: Queue | None) -> None:
-    """Warn when using a log whose leases and commands are limited to this process.
+def _check_log_is_shared(event_log: EventLog, queue: Queue | None) -> None:
+    """Warn about a log whose leases and commands are limited to this process.
 
     Raises:
         ConfigurationError: The log can't be used with a queue.
     """
     kind = type(event_log)
-    excludes = kind.acquire_lease is not EventLog.acquire_lease
-    if excludes and kind.send_command is not EventLog.send_command:
+    has_leases = kind.acquire_lease is not EventLog.acquire_lease
+    if has_leases and kind.send_command is not EventLog.send_command:
         return
     # Only logs without these methods pay for the import.
     from rxloop.storage import MemoryEventLog
 
     if isinstance(event_log, MemoryEventLog):
         return
-    lacking = "acquire_lease(), has_lease(), release_lease(), list_orphaned() and send_command(), read_commands(), "
-    lacking += "watch_commands()"
+    missing = "acquire_lease(), has_lease(), release_lease(), list_orphaned() and send_command(), read_commands(), "
+    missing += "watch_commands()"
     if queue is not None:
-        raise ConfigurationError(f"{kind.__name__} cannot be used with a queue: it does not override {lacking}")
+        raise ConfigurationError(
+            f"a queue requires a log with leases and commands; {kind.__name__} must override {missing}"
+        )
     log.warning(
-        "%s is safe in one process only. A second process finds out by a ConflictError that it executes the same run, "
-        "and commands that were sent to a run are lost with this process. Override %s",
+        "%s has no leases or commands, so it is only safe in one process. With several processes, runs fail with a "
+        "ConflictError and commands are lost. Override %s",
         kind.__name__,
-        lacking,
+        missing,
     )
 
 

@@ -16,7 +16,7 @@ from rxloop.errors import ConfigurationError, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Queue
 from rxloop.protocol.messages import Prompt
-from rxloop.runtime.executor import DepsOf
+from rxloop.runtime.attempts import DepsFactory
 from rxloop.runtime.jobs import check_priority
 from rxloop.runtime.runtime import Runtime, StartOptions
 
@@ -61,7 +61,7 @@ class Periodic:
             from croniter import CroniterBadDateError, croniter
         except ModuleNotFoundError as error:
             raise ConfigurationError(
-                "periodic runs need croniter, which is not installed: pip install 'rxloop[postgres]'"
+                "Periodic requires croniter, which is not installed; pip install 'rxloop[postgres]'"
             ) from error
 
         label = f"cron of {self.name!r}"
@@ -79,56 +79,54 @@ class Periodic:
             raise ConfigurationError(f"{label} never matches, got {self.cron!r}") from None
         check_priority(self.options.get("priority", 0))
         if unknown := [name for name in self.options if name not in _OPTIONS]:
-            raise ConfigurationError(
-                f"{self.name!r} has unknown option {unknown[0]!r}: available options are {', '.join(_OPTIONS)}"
-            )
+            raise ConfigurationError(f"{self.name!r} has unknown option {unknown[0]!r}, expected {', '.join(_OPTIONS)}")
 
-    def after(self, moment: float) -> float:
+    def after(self, timestamp: float) -> float:
         """Return the next scheduled time after a timestamp, both in seconds since the epoch."""
         from croniter import croniter
 
-        return croniter(self.cron, moment).get_next(float)
+        return croniter(self.cron, timestamp).get_next(float)
 
-    def before(self, moment: float) -> float:
+    def before(self, timestamp: float) -> float:
         """Return the last scheduled time before a timestamp."""
         from croniter import croniter
 
-        return croniter(self.cron, moment).get_prev(float)
+        return croniter(self.cron, timestamp).get_prev(float)
 
 
-async def start_on(runtime: Runtime, periodic: Periodic) -> None:
+async def keep_starting(runtime: Runtime, periodic: Periodic) -> None:
     """Start a run at each scheduled time.
 
     All workers do this using the same key, so that each run is only started once.
     """
     # Also start the run scheduled just before now.
-    seen = periodic.before(time.time()) - 1
+    handled_until = periodic.before(time.time()) - 1
     while True:
         now = time.time()
         # If the clock was set back, repeated times resolve to the existing runs.
-        seen = min(seen, now)
-        at = periodic.after(seen)
-        if at < now - _MAX_DELAY:
-            seen = periodic.before(now - _MAX_DELAY)
-            await _warn_missed(runtime, periodic, at, seen)
-        elif at <= now:
-            await _start(runtime, periodic, at)
-            seen = at
+        handled_until = min(handled_until, now)
+        timestamp = periodic.after(handled_until)
+        if timestamp < now - _MAX_DELAY:
+            handled_until = periodic.before(now - _MAX_DELAY)
+            await _warn_missed(runtime, periodic, timestamp, handled_until)
+        elif timestamp <= now:
+            await _start(runtime, periodic, timestamp)
+            handled_until = timestamp
         else:
-            await asyncio.sleep(min(at - now, _CHECK_INTERVAL))
+            await asyncio.sleep(min(timestamp - now, _CHECK_INTERVAL))
 
 
-async def _start(runtime: Runtime, periodic: Periodic, at: float) -> None:
+async def _start(runtime: Runtime, periodic: Periodic, timestamp: float) -> None:
     pause = 1.0
     while True:
         try:
-            await runtime.start(periodic.agent, periodic.prompt, key=_key(periodic, at), **periodic.options)
+            await runtime.start(periodic.agent, periodic.prompt, key=_make_key(periodic, timestamp), **periodic.options)
             return
         except ConfigurationError:
             raise
         except Exception as error:
-            if time.time() - at >= _MAX_DELAY:
-                log.warning("Failed to start %r at %s: %s", periodic.name, _format_time(at), error)
+            if time.time() - timestamp >= _MAX_DELAY:
+                log.warning("Failed to start %r at %s: %s", periodic.name, _format_time(timestamp), error)
                 return
             log.warning("Failed to start %r: %s; retrying in %g s", periodic.name, error, pause)
             await asyncio.sleep(pause)
@@ -138,29 +136,33 @@ async def _start(runtime: Runtime, periodic: Periodic, at: float) -> None:
 async def _warn_missed(runtime: Runtime, periodic: Periodic, first: float, last: float) -> None:
     """Warn about missed runs, unless another worker started them."""
     try:
-        await runtime.get_record(runtime.id_of(periodic.agent, _key(periodic, last), periodic.options.get("owner")))
+        await runtime.get_record(
+            runtime.derive_run_id(periodic.agent, _make_key(periodic, last), periodic.options.get("owner"))
+        )
     except Exception as error:
         reason = (
             "no worker was running"
             if isinstance(error, UnknownRun)
             else f"unknown whether a worker was running ({error})"
         )
-        when = _format_time(last) if first == last else f"its times from {_format_time(first)} to {_format_time(last)}"
+        missed = (
+            _format_time(last) if first == last else f"its times from {_format_time(first)} to {_format_time(last)}"
+        )
         log.warning(
-            "Missed starting %r at %s, unless it is new: %s in the %d minutes after",
+            "Missed starting %r at %s: %s in the following %d minutes. Ignore this if the schedule is new",
             periodic.name,
-            when,
+            missed,
             reason,
             _MAX_DELAY / 60,
         )
 
 
-def _key(periodic: Periodic, at: float) -> str:
-    return f"periodic:{periodic.name}:{at:.0f}"
+def _make_key(periodic: Periodic, timestamp: float) -> str:
+    return f"periodic:{periodic.name}:{timestamp:.0f}"
 
 
-def _format_time(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+def _format_time(timestamp: float) -> str:
+    return datetime.fromtimestamp(timestamp, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 _CANCEL_INTERVAL = 5.0
@@ -172,7 +174,7 @@ async def work(
     queue: Queue,
     *,
     log: EventLog,
-    deps: DepsOf | None = None,
+    deps: DepsFactory | None = None,
     periodic: Sequence[Periodic] = (),
     concurrency: int = 32,
     adopt_every: float = 2.0,
@@ -182,7 +184,7 @@ async def work(
     """Execute runs, including those left behind by dead workers, until cancelled.
 
     When cancelled, no new runs are accepted. Runs have `grace` seconds to end, then they are released and resumed by
-    other workers. The log, queue and agents aren't closed. This is the same as entering a `Runtime` with `works=True`.
+    other workers. The log, queue and agents aren't closed. This is equivalent to a `Runtime` with `is_worker=True`.
 
     Example:
         >>> log, queue = PostgresEventLog(dsn), PostgresQueue(dsn)
@@ -211,21 +213,21 @@ async def work(
         adopt_every=adopt_every,
         grace=grace,
         queue=queue,
-        works=True,
+        is_worker=True,
         version=version,
     )
     async with runtime:
-        starting = [asyncio.create_task(start_on(runtime, each), name=f"rxloop-{each.name}") for each in periodic]
+        tasks = [asyncio.create_task(keep_starting(runtime, each), name=f"rxloop-{each.name}") for each in periodic]
         try:
-            if not starting:
+            if not tasks:
                 await asyncio.Event().wait()
             # A schedule only ends due to invalid options.
-            ended, _ = await asyncio.wait(starting, return_when=asyncio.FIRST_COMPLETED)
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for each in ended:
                 each.result()
         finally:
-            while under_way := [each for each in starting if not each.done()]:
-                for each in under_way:
+            while running := [each for each in tasks if not each.done()]:
+                for each in running:
                     each.cancel()
                 # Libraries may mistake a cancellation for an error.
-                await asyncio.wait(under_way, timeout=_CANCEL_INTERVAL)
+                await asyncio.wait(running, timeout=_CANCEL_INTERVAL)

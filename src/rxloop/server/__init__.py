@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from rxloop._lazy import import_later
 
 
-def _see_that_starlette_is_there() -> None:
+def _require_starlette() -> None:
     try:
         import starlette as _  # noqa: F401
     except ModuleNotFoundError as error:
@@ -17,7 +17,7 @@ def _see_that_starlette_is_there() -> None:
 
 
 __all__: list[str]
-_see_that_starlette_is_there()
+_require_starlette()
 import_later(__name__)
 
 # Lists the public names for type checkers and for `import_later`.
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from rxloop.server.agui.adapter import AgUi as AgUi
     from rxloop.server.agui.adapter import agui as agui
     from rxloop.server.agui.requests import agui_context as agui_context
+    from rxloop.server.core.account import ServerLimits as ServerLimits
     from rxloop.server.core.adapter import Adapter as Adapter
     from rxloop.server.core.gateway import Principal as Principal
-    from rxloop.server.core.gateway import ServerLimits as ServerLimits
     from rxloop.server.core.gateway import bearer as bearer
     from rxloop.server.core.shutdown import Shutdown as Shutdown
     from rxloop.server.http import Api as Api

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from rxloop.protocol.envelope import Event
+from rxloop.protocol.envelope import STARTED_CALLS, Event
 from rxloop.protocol.events import (
     WAITING,
     ArtifactUpdateEvent,
@@ -24,9 +24,13 @@ from rxloop.protocol.events import (
     ToolCompleteEvent,
     ToolStartEvent,
 )
+from rxloop.protocol.ids import make_idempotency_key
+from rxloop.protocol.messages import ToolCall
+from rxloop.protocol.refusals import is_refusal
 from rxloop.state.fold import fold_all
-from rxloop.state.history import Slot
+from rxloop.state.history import INTERRUPTED, Slot
 from rxloop.state.run_state import RunState
+from rxloop.state.side_events import discard_questions
 
 
 class AskedQuestion(NamedTuple):
@@ -45,13 +49,15 @@ class EarlierAttempts:
     After creation, only `count_recreated` changes it, and forks replace `results`.
     """
 
-    def __init__(self, events: Sequence[Event] = (), before: RunState | None = None, copied_seq: int = 0) -> None:
+    def __init__(
+        self, events: Sequence[Event] = (), before: RunState | None = None, parent: EarlierAttempts | None = None
+    ) -> None:
         """Fold all events of a run.
 
         Args:
             events: All events of the run, in order.
             before: State after the earlier runs of the conversation.
-            copied_seq: The `seq` of the last event that was copied from another run, if this run is a fork.
+            parent: Earlier attempts of the outermost run, if this run is nested.
         """
         self.branch_states: dict[str, RunState] = {}
         """Initial branch states."""
@@ -63,6 +69,8 @@ class EarlierAttempts:
         """Results of tool calls."""
         self.questions: dict[str, str | None] = {}
         """Prompts by question id. If the answer was a credential, the prompt is set to None."""
+        self.approvals: dict[str, ToolCall] = {}
+        """Calls that a person was asked to approve, by question id."""
         self.notes: dict[Slot, dict[str, Any]] = {}
         """Metadata of the last question, by call."""
         self.question_kinds: dict[Slot, str] = {}
@@ -73,6 +81,10 @@ class EarlierAttempts:
         Questions that precede a `tool-start` are removed when the tool starts, because their answers were used."""
         self.interrupted: set[Slot] = set()
         """Started but unfinished calls."""
+        self.started_calls: dict[str, str | None] = {} if parent is None else parent.started_calls
+        """Open calls of a fork that its original run started; see `STARTED_CALLS`."""
+        self.discarded: dict[str, Any] = {} if parent is None else parent.discarded
+        """Copied answers that do not count in a fork, by question id. None if the question was not answered."""
         self.nested_events: list[Event] = []
         """Events of nested runs."""
         self._resumed: set[str] = set()
@@ -80,18 +92,60 @@ class EarlierAttempts:
         self._secret: set[str] = set()
         self._recreatable: Counter[tuple[str | None, ...]] = Counter()
         """Number of recorded events still to be recreated by the strategy."""
-        self._copied_seq = copied_seq
+        self._copied_seq = 0 if parent is None else parent._copied_seq
         self._running: set[Slot] = set()
+        self._last_questions: dict[Slot, str] = {}
         asking: dict[str, Slot] = {}
         for event in events:
             if event.parent_task_id is not None:
                 self.nested_events.append(event)
                 continue
             if isinstance(event, TaskEvent):
-                self._copied_seq = event.fork_seq or copied_seq
-            # Calls started before the fork belong to the original run.
+                self._copied_seq = event.fork_seq or self._copied_seq
+            # A fork records the open calls that its original run started.
             self._add(event, asking, is_own=event.seq > self._copied_seq)
         self.interrupted.difference_update(asking.values(), self.results)
+        if self.discarded:
+            self.discard(self.discarded, events)
+
+    def discard(self, input_ids: Iterable[str], events: Iterable[Event]) -> None:
+        """Discard copied questions, because a fork asks them again under new ids.
+
+        Refusals are kept in `undecided`, because they still count if no code asks again.
+
+        Args:
+            input_ids: Ids of the questions.
+            events: All events of the run.
+        """
+        answers = {event.input_id: event.value for event in events if isinstance(event, InputReceivedEvent)}
+        for input_id in list(input_ids):
+            answer = self.discarded[input_id] = answers.get(input_id, self.discarded.get(input_id))
+            if input_id not in self.questions:
+                continue
+            self.questions[input_id] = None
+            for slot in [slot for slot, last_id in self._last_questions.items() if last_id == input_id]:
+                self.notes.pop(slot, None)
+            if input_id not in answers or not is_refusal(answer):
+                self.undecided.pop(input_id, None)
+        self.state = self.state.replace(**discard_questions(self.state, self.discarded))
+
+    def explain_no_repeat(self, task_id: str, slot: Slot, *, idempotent: bool) -> str | None:
+        """Return why a call must not be executed again, as the message for the model. None if it may be executed.
+
+        Args:
+            task_id: Id of the run that makes the call.
+            slot: Call.
+            idempotent: Whether the tool can be called again safely.
+        """
+        key = make_idempotency_key(task_id, slot)
+        is_started = slot in self.interrupted or key in self.started_calls
+        is_repeatable = idempotent and self.started_calls.get(key, key) is not None
+        return INTERRUPTED if is_started and not is_repeatable else None
+
+    def find_idempotency_key(self, task_id: str, slot: Slot) -> str:
+        """Return the idempotency key of a call. A call that repeats a call of the original run keeps its key."""
+        key = make_idempotency_key(task_id, slot)
+        return self.started_calls.get(key) or key
 
     def resume_nested(self, task_id: str) -> list[Event]:
         """Mark a nested run as resumed. Return its events, converted to events of a root run."""
@@ -107,7 +161,7 @@ class EarlierAttempts:
 
     def fold_nested(self, events: Sequence[Event]) -> EarlierAttempts:
         """Return the earlier attempts of a nested run with these events."""
-        return EarlierAttempts(events, copied_seq=self._copied_seq)
+        return EarlierAttempts(events, parent=self)
 
     def list_unfinished(self, parent: str) -> list[Event]:
         """Find unfinished nested runs below a run that this attempt has not resumed.
@@ -127,7 +181,7 @@ class EarlierAttempts:
         return sorted(unfinished.values(), key=lambda event: -len(event.agent_path))
 
     def is_resumed(self, task_id: str) -> bool:
-        """True if this attempt resumed the nested run."""
+        """Return True if this attempt resumed the nested run."""
         return task_id in self._resumed
 
     def address_answer(self, answer: InputReceivedEvent) -> InputReceivedEvent:
@@ -160,12 +214,15 @@ class EarlierAttempts:
             self.results[slot] = event
         elif isinstance(event, QuestionEvent):
             self.questions[event.input_id] = event.input.prompt
+            if event.input.call is not None and event.input.input_kind == "confirmation":
+                self.approvals[event.input_id] = event.input.call
             if event.input.secret:
                 self._secret.add(event.input_id)
             slot = None if event.input.call is None else (event.input.step or "", event.input.index)
             self.undecided[event.input_id] = AskedQuestion(event.input, slot, slot not in self._running)
             if slot is not None:
                 asking[event.input_id] = slot
+                self._last_questions[slot] = event.input_id
                 self.notes[slot] = event.metadata
                 self.question_kinds[slot] = event.input.input_kind
         elif isinstance(event, InputReceivedEvent):
@@ -176,6 +233,8 @@ class EarlierAttempts:
             # Calls waiting for an answer are repeated when it arrives, so they are not interrupted.
             self.interrupted.difference_update(asking.values())
             self._running.clear()
+            self.started_calls.update(event.metadata.get(STARTED_CALLS, {}))
+            self.discarded.update(dict.fromkeys(event.discarded))
 
     def _forget_questions(self, slot: Slot, *, precedes_start: bool = False) -> None:
         """Remove a call's questions."""
@@ -187,7 +246,7 @@ class EarlierAttempts:
             }
 
     def contains(self, event: Event, task_id: str, attempt: int) -> bool:
-        """True if the event was already recorded by an earlier attempt.
+        """Return True if the event was already recorded by an earlier attempt.
 
         Args:
             event: Event of an attempt that continues the run.
@@ -224,9 +283,8 @@ def no_attempts() -> EarlierAttempts:
 def _recreation_key(event: Event) -> tuple[str | None, ...] | None:
     """Return a key for events that strategies create again when a run is resumed, or None for other events.
 
-    The main branch continues where it stopped, except for stages and thoughts of a strategy, and for the end of an
-    iteration, which is repeated. Equal events are counted instead of comparing positions, because the order of parallel
-    branches may differ.
+    The main branch continues where it stopped. Only stages, strategy thoughts and the end of an iteration are repeated.
+    The order of parallel branches may change, so equal events are counted and their positions are ignored.
     """
     if isinstance(event, StageEvent):
         # Stages of thinking sessions are published by tools.

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rxloop.protocol.envelope import COMMAND_ID
 from rxloop.protocol.events import (
     WAITING,
     AuthRequiredEvent,
@@ -30,9 +31,9 @@ from rxloop.protocol.events import (
 )
 from rxloop.protocol.messages import Message
 from rxloop.protocol.model import make_unchecked
+from rxloop.state.attempt_counts import count_attempt, count_progress
 from rxloop.state.history import Batch, History, make_content
 from rxloop.state.run_state import (
-    COMMAND_ID,
     RequestSize,
     RunState,
     add_earlier_ids,
@@ -46,6 +47,7 @@ from rxloop.state.side_events import (
     add_calls,
     add_question,
     add_subtask,
+    discard_questions,
     find_last_command,
     find_nested_handler,
     find_shared_changes,
@@ -57,6 +59,9 @@ _message = make_unchecked(Message)
 _SHARED = (ThoughtStreamEvent, QuestionEvent, InputReceivedEvent, SubtaskEvent, ThinkingFailedEvent)
 """Events that also update the main branch if they occur on other branches."""
 
+_WORK = (ContentCompleteEvent, ToolCompleteEvent)
+"""Events that may be progress of an attempt."""
+
 
 def fold(state: RunState, event: Event) -> RunState:
     """Fold the next event into a branch state. Nested run events are supported."""
@@ -65,16 +70,22 @@ def fold(state: RunState, event: Event) -> RunState:
     handler = _HANDLERS[type(event)] if event.parent_task_id is None else find_nested_handler(state, event)
     if event.metadata and COMMAND_ID in event.metadata:
         state = state.replace(last_command=find_last_command(state, event))
-    if handler is None:
-        return state.replace(seq=event.seq or state.seq)
-    return make_state(vars(state) | {"seq": event.seq or state.seq, **handler(state, event)})
+    changes: dict[str, Any] = {"seq": event.seq or state.seq}
+    if handler is not None:
+        changes |= handler(state, event)
+    if state.starts and type(event) in _WORK:
+        changes |= count_progress(state, event)
+    return make_state(vars(state) | changes)
 
 
 def fold_other_branch(state: RunState, event: Event) -> RunState:
     """Update the main branch's usage, thoughts, calls and questions from another branch."""
     if isinstance(event, _SHARED):
         return fold(state, event)
-    return state.replace(seq=event.seq or state.seq, **find_shared_changes(state, event))
+    changes = find_shared_changes(state, event)
+    if state.starts and type(event) in _WORK:
+        changes |= count_progress(state, event)
+    return state.replace(seq=event.seq or state.seq, **changes)
 
 
 def fold_all(
@@ -92,12 +103,11 @@ def fold_all(
     return state
 
 
-def _task(state: RunState, event: TaskEvent) -> dict[str, Any]:
+def _fold_task(state: RunState, event: TaskEvent) -> dict[str, Any]:
     # Compressed messages stay compressed, because the history only grows.
     fresh = initial_state().replace(
         seq=event.seq,
         attempt=event.attempt,
-        tries=1,
         messages=get_final_history(state).append(*event.messages),
         initial_messages=tuple(event.messages),
         compressed=state.compressed,
@@ -108,26 +118,28 @@ def _task(state: RunState, event: TaskEvent) -> dict[str, Any]:
     return vars(fresh)
 
 
-def _status(state: RunState, event: StatusUpdateEvent) -> dict[str, Any]:
+def _fold_status(state: RunState, event: StatusUpdateEvent) -> dict[str, Any]:
     changes: dict[str, Any] = {
         "state": event.state,
         "reason": event.reason,
         "error": event.error,
         "attempt": event.attempt or state.attempt,
     }
-    if event.attempt > state.attempt:
-        changes["tries"] = state.tries + 1
-    elif event.final and event.state in (*WAITING, "canceled"):
-        changes["tries"] = 0
+    changes |= count_attempt(state, event)
     if event.resumed and state.open_step is not None and state.held:
         changes.update(messages=state.messages.append(*state.held), held=())
+    if event.discarded:
+        changes.update(discard_questions(state, event.discarded))
     if state.batch is not None and state.pending and (event.final or event.resumed):
         batch = state.batch
-        changes["batch"] = replace(batch, started=batch.started & ~batch.find_asking(state.pending.values()))
+        changes["batch"] = replace(batch, started=batch.started & ~batch.find_waiting_calls(state.pending.values()))
+    if event.final and event.state not in (*WAITING, "working"):
+        # Questions of calls were removed with their calls, but guards and strategies can also ask outside a call.
+        changes["pending"] = {}
     return changes
 
 
-def _tool_start(state: RunState, event: ToolStartEvent) -> dict[str, Any]:
+def _fold_tool_start(state: RunState, event: ToolStartEvent) -> dict[str, Any]:
     batch = state.batch
     if batch is None or batch.step != event.step:
         return {}
@@ -138,23 +150,23 @@ def _tool_start(state: RunState, event: ToolStartEvent) -> dict[str, Any]:
     return {"batch": Batch(batch.step, batch.message, batch.answers, batch.started | 1 << index, batch.left_out)}
 
 
-def _llm_call(state: RunState, event: LLMCallEvent) -> dict[str, Any]:
+def _fold_llm_call(state: RunState, event: LLMCallEvent) -> dict[str, Any]:
     changes = {"iteration": event.iteration, "open_step": event.step, "failure": None}
     if state.unread_count and not state.held:
         changes["unread_count"] = 0
     return changes
 
 
-def _llm_failed(state: RunState, event: LLMFailedEvent) -> dict[str, Any]:
+def _fold_llm_failed(state: RunState, event: LLMFailedEvent) -> dict[str, Any]:
     return {"failure": event, "refused": state.refused.add(event.refused)} if event.refused else {"failure": event}
 
 
-def _content_complete(state: RunState, event: ContentCompleteEvent) -> dict[str, Any]:
+def _fold_content_complete(state: RunState, event: ContentCompleteEvent) -> dict[str, Any]:
     if event.finish_reason == "canceled":
         messages = state.messages.append(*state.held)
-        return {"open_step": None, **_content(event), "messages": messages, "held": ()}
+        return {"open_step": None, **_content_changes(event), "messages": messages, "held": ()}
     if event.finish_reason == "interrupted":
-        return _interrupted(state, event)
+        return _keep_partial_text(state, event)
     message = _message(
         role="assistant",
         content=make_content(event.content, event.files) if event.files else event.content,
@@ -168,23 +180,23 @@ def _content_complete(state: RunState, event: ContentCompleteEvent) -> dict[str,
         "failure": None,
         "last": event,
         "answered": False,
-        **_content(event),
+        **_content_changes(event),
     }
     if not event.tool_calls:
         if event.left_out and not (event.content or event.files or event.reasoning):
             return changes
-        before, after = _around(state)
+        before, after = _split_messages(state)
         changes.update(messages=before.append(message, *after), held=(), failures=0, thought_streak=0)
         return changes
     batch = Batch(event.step or "", message, left_out=tuple(event.left_out))
     return {**changes, "batch": batch, "calls": add_calls(state, event)}
 
 
-def _content(event: ContentCompleteEvent) -> dict[str, Any]:
+def _content_changes(event: ContentCompleteEvent) -> dict[str, Any]:
     return {"content": event.content, "files": event.files, "citations": event.citations}
 
 
-def _around(state: RunState) -> tuple[History, Sequence[Message]]:
+def _split_messages(state: RunState) -> tuple[History, Sequence[Message]]:
     """Split messages so that the new answer only follows messages already read by the model."""
     if state.open_step is not None or not state.unread_count:
         return state.messages, state.held
@@ -192,15 +204,15 @@ def _around(state: RunState) -> tuple[History, Sequence[Message]]:
     return History(state.messages[: -state.unread_count]), state.messages[-state.unread_count :]
 
 
-def _interrupted(state: RunState, event: ContentCompleteEvent) -> dict[str, Any]:
+def _keep_partial_text(state: RunState, event: ContentCompleteEvent) -> dict[str, Any]:
     # Vendors refuse half a thought and its signature, so keep only the text.
     message = _message(role="assistant", content=event.content, message_id=f"{event.task_id}:{event.step}")
     kept = [message] if event.content.strip() else []
-    changes = {"open_step": None, "failure": None, "last": event, "answered": False, **_content(event)}
+    changes = {"open_step": None, "failure": None, "last": event, "answered": False, **_content_changes(event)}
     return {**changes, "messages": state.messages.append(*kept, *state.held), "held": ()}
 
 
-def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
+def _fold_tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
     batch = state.batch
     if batch is None or batch.step != event.step or not batch.is_open(index := batch.find_index(event.index)):
         return {}
@@ -211,7 +223,7 @@ def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
     answers = [batch.answers[index] for index in range(len(batch.calls))]
     all_failed = not any(answer.success for answer in answers)
     return {
-        **_answer(state, answers),
+        **_select_answer(state, answers),
         "batch": None,
         "pending": pending,
         "held": (),
@@ -221,7 +233,7 @@ def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
     }
 
 
-def _answer(state: RunState, answers: list[ToolCompleteEvent]) -> dict[str, Any]:
+def _select_answer(state: RunState, answers: list[ToolCompleteEvent]) -> dict[str, Any]:
     """Select the first valid answer. If all answers are invalid, increment the retry counter."""
     proposed = [answer for answer in answers if answer.answer]
     valid = [answer for answer in proposed if answer.success]
@@ -230,7 +242,7 @@ def _answer(state: RunState, answers: list[ToolCompleteEvent]) -> dict[str, Any]
     return {"retries": state.retries + 1} if proposed else {}
 
 
-def _message_added(state: RunState, event: MessageAddedEvent) -> dict[str, Any]:
+def _fold_message_added(state: RunState, event: MessageAddedEvent) -> dict[str, Any]:
     message_id = event.message_id or f"{event.task_id}:added:{event.seq}"
     message = Message(role=event.role, content=event.content, message_id=message_id)
     changes: dict[str, Any] = {"retries": state.retries + 1} if event.cause == "retry" else {}
@@ -241,40 +253,40 @@ def _message_added(state: RunState, event: MessageAddedEvent) -> dict[str, Any]:
     return {**changes, "messages": state.messages.append(message)}
 
 
-def _usage(state: RunState, event: UsageEvent) -> dict[str, Any]:
+def _fold_usage(state: RunState, event: UsageEvent) -> dict[str, Any]:
     measured = RequestSize(event.step, event.input_tokens) if event.input_tokens else state.measured
     return {"usage": state.usage + event.usage, "measured": measured}
 
 
-def _compressed(state: RunState, event: ContextCompressedEvent) -> dict[str, Any]:
+def _fold_compressed(state: RunState, event: ContextCompressedEvent) -> dict[str, Any]:
     return {"compressed": event, "compression": state.compression.add(event)}
 
 
-def _thinking_failed(state: RunState, event: ThinkingFailedEvent) -> dict[str, Any]:
+def _fold_thinking_failed(state: RunState, event: ThinkingFailedEvent) -> dict[str, Any]:
     return {"thinking_failures": state.thinking_failures + 1}
 
 
-def _thought(state: RunState, event: ThoughtStreamEvent) -> dict[str, Any]:
+def _fold_thought(state: RunState, event: ThoughtStreamEvent) -> dict[str, Any]:
     return {"thoughts": state.thoughts.add(event.thought_id, event), "thought_count": state.thought_count + 1}
 
 
 _HANDLERS = EventTable[Handler](
     {
-        TaskEvent: _task,
-        StatusUpdateEvent: _status,
-        LLMCallEvent: _llm_call,
-        LLMFailedEvent: _llm_failed,
-        ContentCompleteEvent: _content_complete,
-        ToolStartEvent: _tool_start,
-        ToolCompleteEvent: _tool_complete,
-        MessageAddedEvent: _message_added,
-        UsageEvent: _usage,
-        ThoughtStreamEvent: _thought,
+        TaskEvent: _fold_task,
+        StatusUpdateEvent: _fold_status,
+        LLMCallEvent: _fold_llm_call,
+        LLMFailedEvent: _fold_llm_failed,
+        ContentCompleteEvent: _fold_content_complete,
+        ToolStartEvent: _fold_tool_start,
+        ToolCompleteEvent: _fold_tool_complete,
+        MessageAddedEvent: _fold_message_added,
+        UsageEvent: _fold_usage,
+        ThoughtStreamEvent: _fold_thought,
         InputRequiredEvent: add_question,
         AuthRequiredEvent: add_question,
         InputReceivedEvent: add_answer,
         SubtaskEvent: add_subtask,
-        ContextCompressedEvent: _compressed,
-        ThinkingFailedEvent: _thinking_failed,
+        ContextCompressedEvent: _fold_compressed,
+        ThinkingFailedEvent: _fold_thinking_failed,
     }
 )

@@ -200,12 +200,13 @@ def _is_final(event: Event) -> bool:
 
 
 def _is_unrecorded(event: StatusUpdateEvent) -> bool:
-    """True if the attempt has ended for readers without being recorded, so the run may continue."""
-    return event.state == "working" and event.error is not None and event.error.code in ("log", "conflict")
+    """Return True if the attempt has ended for readers without being recorded, so the run may continue."""
+    codes = ("log", "conflict", "fenced", "released")
+    return event.state == "working" and event.error is not None and event.error.code in codes
 
 
 def _is_lost(start: Event, end: Event) -> bool:
-    """True if a crash interrupted work on another branch. The next attempt may skip it."""
+    """Return True if a crash interrupted work on another branch. The next attempt may skip it."""
     return start.branch is not None and start.attempt < end.attempt
 
 
@@ -244,15 +245,15 @@ class _Run:
         elif self.final is not None and not self._is_late_answer(event):
             raise_violation("final-last", "the final event must be the last", event, self.final)
         else:
-            self._check_other(event)
+            self._check_event(event)
         self.last = event
 
     def _is_late_answer(self, event: Event) -> bool:
-        """True if the event answers a question of a waiting nested run, which precedes its resumption."""
+        """Return True if the event answers a question of a waiting nested run, which precedes its resumption."""
         waits = self.final is not None and self.final.state in WAITING
         return self.parent is not None and waits and isinstance(event, InputReceivedEvent)
 
-    def _check_other(self, event: Event) -> None:
+    def _check_event(self, event: Event) -> None:
         match event:
             case LLMCallEvent():
                 self._check_request(event)
@@ -280,6 +281,8 @@ class _Run:
                 raise_violation("final-last", "the final event must be the last", event, before)
             # The next attempt continues or closes what an interrupted attempt left open on the main branch.
             self.final = None
+            for input_id in event.discarded:
+                self.questions.pop(input_id, None)
             return
         if before is not None:
             raise_violation("final-once", "an attempt must have only one final event", event, before)

@@ -102,7 +102,7 @@ class History(Sequence[Message]):
         return item
 
     def extends(self, other: object) -> bool:
-        """True if this is `other` or a later version of it. The messages are not compared."""
+        """Return True if this is `other` or a later version of it. The messages are not compared."""
         return isinstance(other, History) and other._items is self._items and other._length <= self._length
 
     def _add_metadata(self, messages: Sequence[Message], first: int) -> None:
@@ -147,7 +147,7 @@ class History(Sequence[Message]):
             # Do not slice a copy of the list, because that would cost time for all messages.
             return [self._item(position) for position in range(self._length)[index]]
         if not -self._length <= index < self._length:
-            raise IndexError(f"message {index} of {self._length}")
+            raise IndexError(f"message index {index} is out of range, the history has length {self._length}")
         return self._item(index if index >= 0 else self._length + index)
 
     def __iter__(self) -> Iterator[Message]:
@@ -276,7 +276,7 @@ class Batch:
         return [index for index in range(len(self.calls)) if index not in self.answers]
 
     def is_open(self, index: int) -> bool:
-        """True if a call is unanswered."""
+        """Return True if a call is unanswered."""
         return 0 <= index < len(self.message.tool_calls) and index not in self.answers
 
     def find_index(self, position: int) -> int:
@@ -297,12 +297,12 @@ class Batch:
 
     def messages(self, pending: Iterable[PendingInput] = ()) -> list[Message]:
         """Return the assistant message, one result per call in order, and additional messages from the tools."""
-        asking = self.find_asking(pending)
+        waiting = self.find_waiting_calls(pending)
         results = [
             _message(
                 role="tool",
                 tool_call_id=call.id,
-                content=self._answer(index, asking),
+                content=self._answer(index, waiting),
                 message_id=f"{self.message.message_id}:{position}",
             )
             for index, (position, call) in enumerate(zip(self._positions(), self.calls, strict=False))
@@ -316,27 +316,27 @@ class Batch:
                 name = message.message_id or f"{self.message.message_id}:{position}:{number}"
                 yield message.model_copy(update={"message_id": name})
 
-    def _answer(self, index: int, asking: int) -> Content:
+    def _answer(self, index: int, waiting: int) -> Content:
         if index not in self.answers:
-            return self.explain_missing(index, asking)
+            return self.explain_missing(index, waiting)
         answer = self.answers[index]
         return make_content(answer.content, answer.parts) if answer.parts else answer.content
 
-    def explain_missing(self, index: int, asking: int, *, idempotent: bool = False) -> str:
-        """Return a text to replace a missing result.
+    def explain_missing(self, index: int, waiting: int, *, idempotent: bool = False) -> str:
+        """Return the message that replaces a missing result.
 
         Args:
             index: Index of the call.
-            asking: Bit mask of calls that wait for an answer, by index.
+            waiting: Bit mask of calls that wait for an answer, by index.
             idempotent: Whether the call can be repeated safely.
         """
-        if asking >> index & 1:
+        if waiting >> index & 1:
             return CANCELED_CALL
         if not self.started >> index & 1:
             return NEVER_BEGAN
         return CANCELED_CALL if idempotent else INTERRUPTED
 
-    def find_asking(self, pending: Iterable[PendingInput]) -> int:
+    def find_waiting_calls(self, pending: Iterable[PendingInput]) -> int:
         """Return a bit mask of calls waiting for an answer."""
         mask = 0
         for question in pending:

@@ -1,4 +1,4 @@
-"""Remember refused images and files, and omit them from requests."""
+"""Images and files that a vendor refused. Later requests omit them."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class RefusedMedia:
         return RefusedMedia({**self.reasons, **reasons}) if reasons else self
 
     def omit(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Replace refused parts with text.
+        """Replace parts that a vendor refused with text.
 
         Returns:
-            The messages, or the same object if it has no refused part.
+            The messages, or the same object if it contains no such part.
         """
         if not isinstance(messages, History):
-            omitted = [self._without(message) for message in messages]
+            omitted = [self._omit_from_message(message) for message in messages]
             same = all(new is old for new, old in zip(omitted, messages, strict=True))
             return messages if same else omitted
         source, view = self._view or (None, messages)
@@ -59,7 +59,7 @@ class RefusedMedia:
         else:
             view = messages
         added = messages[start:]
-        omitted = [self._without(message) for message in added]
+        omitted = [self._omit_from_message(message) for message in added]
         if all(new is old for new, old in zip(omitted, added, strict=True)) and (not start or view is source):
             view = messages
         elif not start or view is source:
@@ -69,13 +69,13 @@ class RefusedMedia:
         self._view = messages, view
         return view
 
-    def _without(self, message: Message) -> Message:
+    def _omit_from_message(self, message: Message) -> Message:
         if isinstance(message.content, str):
             return message
         known = self._changed.get(id(message))
         if known is not None:
             return known[1]
-        parts = [self._text_for(part) for part in message.content]
+        parts = [self._replace_refused(part) for part in message.content]
         if all(new is old for new, old in zip(parts, message.content, strict=True)):
             return message
         texts = [part.text for part in parts if isinstance(part, TextPart)]
@@ -85,7 +85,7 @@ class RefusedMedia:
         self._changed[id(message)] = message, changed
         return changed
 
-    def _text_for(self, part: TextPart | ImagePart | FilePart) -> TextPart | ImagePart | FilePart:
+    def _replace_refused(self, part: TextPart | ImagePart | FilePart) -> TextPart | ImagePart | FilePart:
         if isinstance(part, TextPart):
             return part
         # Most runs have no refused media, so import the module only here.

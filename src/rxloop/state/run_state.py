@@ -60,9 +60,6 @@ class CompressionTotals:
         )
 
 
-COMMAND_ID = "mail_id"
-"""Metadata key used for the number of the causing command."""
-
 MAX_EARLIER_IDS = 1_000
 """Minimum number of retained ids from earlier runs. If twice as many accumulate, the oldest are dropped."""
 
@@ -92,7 +89,13 @@ class RunState:
     """Last durable `seq`."""
     attempt: int = 0
     tries: int = 0
-    """Number of attempts since the last pause or cancellation."""
+    """Number of attempts since the last progress, pause or cancellation, excluding released attempts."""
+    starts: int = 0
+    """Number of attempts since the last one that ended itself, excluding released attempts. Before the next attempt,
+    this is the number of attempts in a row that ended with their process. An attempt that makes progress after a minute
+    resets the count."""
+    attempt_began: int = 0
+    """Time of the first event of the attempt in milliseconds since 1970."""
     state: State = "submitted"
     reason: str | None = None
     error: ErrorInfo | None = None
@@ -205,7 +208,7 @@ class RunState:
         ids = (f"t{number}" for number in itertools.count(len(self.thoughts) + 1))
         return next(free for free in ids if free not in self.thoughts and free not in self.calls)
 
-    def merge_main(self, main: RunState) -> RunState:
+    def with_run_values(self, main: RunState) -> RunState:
         """Return this branch's state, with values that belong to the whole run taken from the main branch."""
         return self.replace(
             seq=main.seq,
@@ -297,22 +300,15 @@ def check_limits(state: RunState, limits: Limits, thought_limit: int) -> LimitHi
             f"the model only thought aloud in {state.thought_streak} iterations in a row (Thoughts.limit)",
         )
     if limits.tokens is not None and state.usage.total_tokens >= limits.tokens:
-        return LimitHit("tokens", f"{state.usage.total_tokens} of {limits.tokens} tokens are spent (limits.tokens)")
+        return make_token_limit(state.usage.total_tokens, limits.tokens)
     if limits.iterations is not None and state.iteration >= limits.iterations:
         return LimitHit("max_iterations", f"no answer after {state.iteration} iterations (limits.iterations)")
     return None
 
 
-def check_attempts(state: RunState, limits: Limits) -> LimitHit | None:
-    """Check whether another attempt is allowed. Return the exceeded limit, if any.
-
-    Args:
-        state: State after the last attempt.
-        limits: Limits of the run.
-    """
-    if limits.attempts is None or state.tries < limits.attempts:
-        return None
-    return LimitHit("attempts", f"{state.tries} attempts in a row came to no end (limits.attempts)")
+def make_token_limit(used: int, limit: int) -> LimitHit:
+    """Create the error for a reached token limit."""
+    return LimitHit("tokens", f"{used} of {limit} tokens are spent (limits.tokens)")
 
 
 @dataclass(frozen=True, slots=True)

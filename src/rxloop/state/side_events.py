@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+from rxloop.protocol.envelope import COMMAND_ID
 from rxloop.protocol.events import (
     WAITING,
     AuthRequiredEvent,
@@ -25,7 +26,7 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import ToolCall
 from rxloop.protocol.visibility import HIDDEN
 from rxloop.state.history import Ledger
-from rxloop.state.run_state import COMMAND_ID, CallPosition, RunState
+from rxloop.state.run_state import CallPosition, RunState
 
 Handler = Callable[[RunState, Any], dict[str, Any]]
 """Function that returns the changed fields of a state."""
@@ -87,6 +88,14 @@ def add_answer(state: RunState, event: InputReceivedEvent) -> dict[str, Any]:
     if question is not None and question.secret:
         return {"pending": pending}
     return {"pending": pending, "answers": {**state.answers, event.input_id: event.value}}
+
+
+def discard_questions(state: RunState, input_ids: Collection[str]) -> dict[str, Any]:
+    """Remove questions of copied events and their answers, because a fork asks them again."""
+    return {
+        "pending": {key: value for key, value in state.pending.items() if key not in input_ids},
+        "answers": {key: value for key, value in state.answers.items() if key not in input_ids},
+    }
 
 
 def remove_questions(

@@ -23,21 +23,21 @@ from rxloop.pipeline.artifact_rules import (
     ArtifactRecord,
     check_open,
     check_range,
-    exists,
-    other_write,
-    safe_id,
-    unknown,
-    version_of,
+    find_version,
+    make_artifact_exists_error,
+    make_key_conflict_error,
+    make_unknown_artifact_error,
+    normalize_id,
 )
 from rxloop.support.safe_files import HAS_DIR_FD, open_file, open_folder, read_range, remove_file, write_range
 from rxloop.support.threads import run_in_thread
 
 FOLDER = ".journal"
 LOCK_SECONDS = 5.0
-_AGAIN_SECONDS = 0.002
-_BLOCK = 1 << 20
+_RETRY_SECONDS = 0.002
+_BLOCK_BYTES = 1 << 20
 
-_START = 40
+_PREFIX_BYTES = 40
 """Length of the journal prefix in bytes. The prefix contains a nonce that identifies the journal."""
 
 
@@ -46,7 +46,7 @@ class Journal:
 
     Attributes:
         versions: Artifact versions, oldest first.
-        begun: Index in `versions` by creation key.
+        version_indexes: Index in `versions` by creation key.
         chunks: Version, chunk index, start offset and size by append key.
     """
 
@@ -54,38 +54,38 @@ class Journal:
         self._artifact_id = artifact_id
         self._lock = Lock()
         self._handle = -1
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._end = 0
-        self._start = b""
+        self._prefix = b""
         self.versions: list[ArtifactRecord] = []
-        self.begun: dict[str, int] = {}
+        self.version_indexes: dict[str, int] = {}
         self.chunks: dict[str, tuple[int, int, int, int]] = {}
 
-    def seen(self, place: int) -> list[ArtifactRecord]:
+    def read_versions(self, folder: int) -> list[ArtifactRecord]:
         """Read new journal lines and return the versions. A missing journal has no versions.
 
         Args:
-            place: File descriptor of the conversation folder.
+            folder: File descriptor of the conversation folder.
 
         Raises:
             ArtifactError: If the journal is corrupt.
         """
         with self._lock:
             try:
-                with open_file(place, FOLDER, self._artifact_id, os.O_RDONLY) as handle:
-                    self._catch_up(handle)
+                with open_file(folder, FOLDER, self._artifact_id, os.O_RDONLY) as handle:
+                    self._read_new_lines(handle)
             except FileNotFoundError:
-                self._forget()
+                self._reset()
             return [*self.versions]
 
     @contextmanager
-    def held(self, place: int, flags: int) -> Generator[None]:
+    def lock(self, folder: int, flags: int) -> Generator[None]:
         """Lock the journal for writing and read new lines.
 
         Args:
-            place: File descriptor of the conversation folder.
+            folder: File descriptor of the conversation folder.
             flags: Flags for `os.open`.
 
         Raises:
@@ -94,12 +94,12 @@ class Journal:
         """
         with self._lock:
             while True:
-                with open_file(place, FOLDER, self._artifact_id, flags) as handle:
+                with open_file(folder, FOLDER, self._artifact_id, flags) as handle:
                     _lock(handle, self._artifact_id)
                     # Another process may have deleted the journal while this one waited for the lock. Open the new
                     # journal.
                     if os.fstat(handle).st_nlink:
-                        self._catch_up(handle)
+                        self._read_new_lines(handle)
                         self._handle = handle
                         yield
                         return
@@ -109,39 +109,39 @@ class Journal:
         data = orjson.dumps(line) + b"\n"
         # Overwrite an incomplete line left by a crash.
         write_range(self._handle, data, self._end)
-        self._take(line)
-        self._start = self._start or data[:_START]
+        self._apply(line)
+        self._prefix = self._prefix or data[:_PREFIX_BYTES]
         self._end += len(data)
 
-    def delete(self, place: int) -> None:
+    def delete(self, folder: int) -> None:
         """Delete all content and the journal. The journal must be locked."""
         # Written first, so that no listed version lacks its content after a crash.
         self.write(deleted=True)
-        for folder in [*(name for name in os.listdir(place) if name.startswith("v")), FOLDER]:
-            remove_file(place, folder, self._artifact_id)
-        self._forget()
+        for subfolder in [*(name for name in os.listdir(folder) if name.startswith("v")), FOLDER]:
+            remove_file(folder, subfolder, self._artifact_id)
+        self._reset()
 
-    def _catch_up(self, handle: int) -> None:
+    def _read_new_lines(self, handle: int) -> None:
         """Read the complete lines that other processes have appended."""
         # A new journal may reuse the inode of a deleted one, so compare the prefix.
-        if os.fstat(handle).st_size < self._end or read_range(handle, 0, len(self._start)) != self._start:
-            self._forget()
+        if os.fstat(handle).st_size < self._end or read_range(handle, 0, len(self._prefix)) != self._prefix:
+            self._reset()
         rest = b""
-        while block := read_range(handle, self._end + len(rest), self._end + len(rest) + _BLOCK):
+        while block := read_range(handle, self._end + len(rest), self._end + len(rest) + _BLOCK_BYTES):
             *lines, rest = (rest + block).split(b"\n")
             for line in lines:
                 try:
-                    self._take(orjson.loads(line))
+                    self._apply(orjson.loads(line))
                 except (ValueError, KeyError, TypeError, IndexError) as error:
                     raise ArtifactError(
-                        f"the journal of the artifact {self._artifact_id!r} is damaged at byte {self._end}: {error}"
+                        f"Cannot parse the journal of artifact {self._artifact_id!r} at byte {self._end}: {error}"
                     ) from error
-                self._start = self._start or line[:_START]
+                self._prefix = self._prefix or line[:_PREFIX_BYTES]
                 self._end += len(line) + 1
 
-    def _take(self, line: dict[str, Any]) -> None:
+    def _apply(self, line: dict[str, Any]) -> None:
         if "deleted" in line:
-            self.versions, self.begun, self.chunks = [], {}, {}
+            self.versions, self.version_indexes, self.chunks = [], {}, {}
             return
         key, now = line["key"], line["at"]
         if "id" not in line:
@@ -157,12 +157,12 @@ class Journal:
             return
         if line["id"] != self._artifact_id:
             raise ArtifactError(
-                f"the artifact {self._artifact_id!r} cannot be told from {line['id']!r} on this file system: "
-                "take another id"
+                f"The artifact IDs {self._artifact_id!r} and {line['id']!r} are the same file on this file system. "
+                "Choose another ID."
             )
         created = self.versions[0].created if self.versions else now
         number = len(self.versions)
-        self.begun[key] = number
+        self.version_indexes[key] = number
         self.versions.append(ArtifactRecord(self._artifact_id, number + 1, line["name"], line["type"], created, now))
 
 
@@ -177,17 +177,17 @@ def _lock(handle: int, artifact_id: str) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise ArtifactError(
-                    f"another process has held the artifact {artifact_id!r} for more than {LOCK_SECONDS:g} s"
+                    f"Another process has locked artifact {artifact_id!r} for more than {LOCK_SECONDS:g} s."
                 ) from None
-            time.sleep(_AGAIN_SECONDS)
+            time.sleep(_RETRY_SECONDS)
 
 
 T = TypeVar("T")
 
-_PLAIN = regex(r"[a-z0-9_-][a-z0-9._-]{0,99}")
+_FOLDER_NAME = regex(r"[a-z0-9_-][a-z0-9._-]{0,99}")
 """Conversation IDs that are valid folder names. Uppercase is excluded because some file systems ignore case."""
 
-_KEPT = 256
+_MAX_JOURNALS = 256
 """Maximum number of cached journals."""
 
 
@@ -211,9 +211,9 @@ class FolderArtifacts:
         """
         self.path = Path(path).absolute()
         if self.path.exists() and not self.path.is_dir():
-            raise ConfigurationError(f"{self.path} is not a folder")
+            raise ConfigurationError(f"path must be a folder, got the file {self.path}.")
         if not HAS_DIR_FD:
-            raise ConfigurationError("FolderArtifacts needs a POSIX system: use SqliteArtifacts")
+            raise ConfigurationError("FolderArtifacts requires a POSIX system. Use SqliteArtifacts instead.")
         self._journals: OrderedDict[tuple[str, str], Journal] = OrderedDict()
         self._lock = Lock()
 
@@ -229,21 +229,21 @@ class FolderArtifacts:
             ArtifactExists: If the artifact exists and `override` is False.
             ArtifactError: If the ID is not a plain name, or the folder is not writable.
         """
-        artifact_id = safe_id(artifact_id)
+        artifact_id = normalize_id(artifact_id)
 
-        def work(place: int) -> ArtifactRecord:
-            journal = self._journal(context_id, artifact_id)
-            with journal.held(place, os.O_RDWR | os.O_CREAT):
-                if key in journal.begun:
-                    return journal.versions[journal.begun[key]]
+        def work(folder: int) -> ArtifactRecord:
+            journal = self._get_journal(context_id, artifact_id)
+            with journal.lock(folder, os.O_RDWR | os.O_CREAT):
+                if key in journal.version_indexes:
+                    return journal.versions[journal.version_indexes[key]]
                 if journal.versions and not override:
-                    raise exists(artifact_id)
-                with open_file(place, f"v{len(journal.versions) + 1}", artifact_id, os.O_RDWR | os.O_CREAT) as content:
-                    os.ftruncate(content, 0)
+                    raise make_artifact_exists_error(artifact_id)
+                with open_file(folder, f"v{len(journal.versions) + 1}", artifact_id, os.O_RDWR | os.O_CREAT) as handle:
+                    os.ftruncate(handle, 0)
                 journal.write(nonce=os.urandom(8).hex(), id=artifact_id, name=name, type=media_type, at=now, key=key)
                 return journal.versions[-1]
 
-        record = await self._do(context_id, work, make=True)
+        record = await self._do(context_id, work, create=True)
         assert record is not None
         return record
 
@@ -256,29 +256,29 @@ class FolderArtifacts:
             UnknownArtifact: If the artifact does not exist.
             ArtifactError: If the version is closed, the key belongs to another chunk, or the folder is not writable.
         """
-        artifact_id = safe_id(artifact_id)
+        artifact_id = normalize_id(artifact_id)
 
-        def work(place: int) -> ArtifactChunk:
-            journal = self._journal(context_id, artifact_id)
-            with journal.held(place, os.O_RDWR):
-                if (found := journal.chunks.get(key)) is not None:
-                    number, index, start, size = found
-                    if size != len(data) or _content(place, number, artifact_id, start, start + size) != data:
-                        raise other_write(artifact_id)
+        def work(folder: int) -> ArtifactChunk:
+            journal = self._get_journal(context_id, artifact_id)
+            with journal.lock(folder, os.O_RDWR):
+                if (stored := journal.chunks.get(key)) is not None:
+                    number, index, start, size = stored
+                    if size != len(data) or _read_content(folder, number, artifact_id, start, start + size) != data:
+                        raise make_key_conflict_error(artifact_id)
                     return ArtifactChunk(journal.versions[number - 1], index, start)
                 if not journal.versions:
-                    raise unknown(artifact_id)
+                    raise make_unknown_artifact_error(artifact_id)
                 before = journal.versions[-1]
                 check_open(before, version)
-                with open_file(place, f"v{before.version}", artifact_id, os.O_RDWR) as content:
+                with open_file(folder, f"v{before.version}", artifact_id, os.O_RDWR) as content:
                     write_range(content, data, before.size)
                 journal.write(size=len(data), last=last, at=now, key=key)
                 return ArtifactChunk(journal.versions[-1], before.chunks, before.size)
 
-        found = await self._do(context_id, work)
-        if found is None:
-            raise unknown(artifact_id)
-        return found
+        chunk = await self._do(context_id, work)
+        if chunk is None:
+            raise make_unknown_artifact_error(artifact_id)
+        return chunk
 
     async def read(
         self,
@@ -295,19 +295,19 @@ class FolderArtifacts:
             UnknownArtifact: If the artifact does not exist.
             ArtifactError: If the range is invalid, or the folder is not readable.
         """
-        artifact_id = safe_id(artifact_id)
+        artifact_id = normalize_id(artifact_id)
         check_range(offset, limit)
 
-        def work(place: int) -> bytes:
-            versions = self._journal(context_id, artifact_id).seen(place)
-            record = version_of(versions, artifact_id, version)
+        def work(folder: int) -> bytes:
+            versions = self._get_journal(context_id, artifact_id).read_versions(folder)
+            record = find_version(versions, artifact_id, version)
             end = record.size if limit is None else min(record.size, offset + limit)
-            return _content(place, record.version, artifact_id, offset, end)
+            return _read_content(folder, record.version, artifact_id, offset, end)
 
-        found = await self._do(context_id, work)
-        if found is None:
-            raise unknown(artifact_id)
-        return found
+        data = await self._do(context_id, work)
+        if data is None:
+            raise make_unknown_artifact_error(artifact_id)
+        return data
 
     async def versions(self, context_id: str, artifact_id: str) -> Sequence[ArtifactRecord]:
         """List artifact versions, from oldest to newest.
@@ -315,8 +315,8 @@ class FolderArtifacts:
         Raises:
             ArtifactError: If the folder is not readable.
         """
-        journal = self._journal(context_id, safe_id(artifact_id))
-        return await self._do(context_id, journal.seen) or ()
+        journal = self._get_journal(context_id, normalize_id(artifact_id))
+        return await self._do(context_id, journal.read_versions) or ()
 
     async def list(self, context_id: str) -> Sequence[ArtifactRecord]:
         """List the latest version of each artifact in a conversation, sorted by ID.
@@ -325,12 +325,12 @@ class FolderArtifacts:
             ArtifactError: If the folder is not readable.
         """
 
-        def work(place: int) -> Sequence[ArtifactRecord]:
-            with open_folder(place, FOLDER) as journals, os.scandir(journals) as entries:
+        def work(folder: int) -> Sequence[ArtifactRecord]:
+            with open_folder(folder, FOLDER) as journals, os.scandir(journals) as entries:
                 # Hidden files are created by file managers; artifact IDs never start with a dot.
                 names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
-            found = [self._journal(context_id, name).seen(place) for name in names]
-            return [versions[-1] for versions in found if versions]
+            listed = [self._get_journal(context_id, name).read_versions(folder) for name in names]
+            return [versions[-1] for versions in listed if versions]
 
         return await self._do(context_id, work) or ()
 
@@ -340,61 +340,61 @@ class FolderArtifacts:
         Raises:
             ArtifactError: If the folder is not writable.
         """
-        artifact_id = safe_id(artifact_id)
+        artifact_id = normalize_id(artifact_id)
 
-        def work(place: int) -> bool:
-            journal = self._journal(context_id, artifact_id)
-            with journal.held(place, os.O_RDWR):
-                found = bool(journal.versions)
-                if found and expected not in (None, journal.versions[-1]):
+        def work(folder: int) -> bool:
+            journal = self._get_journal(context_id, artifact_id)
+            with journal.lock(folder, os.O_RDWR):
+                is_stored = bool(journal.versions)
+                if is_stored and expected not in (None, journal.versions[-1]):
                     return False
                 # Delete even without listed versions, because a crashed process may have left content.
-                journal.delete(place)
-                return found
+                journal.delete(folder)
+                return is_stored
 
         return await self._do(context_id, work) or False
 
     async def aclose(self) -> None:
-        """Do nothing, as files are closed after each call."""
+        """Do nothing. Files are closed after each call."""
 
-    def _journal(self, context_id: str, artifact_id: str) -> Journal:
+    def _get_journal(self, context_id: str, artifact_id: str) -> Journal:
         key = (context_id, artifact_id)
         with self._lock:
             journal = self._journals.setdefault(key, Journal(artifact_id))
             self._journals.move_to_end(key)
-            if len(self._journals) > _KEPT:
+            if len(self._journals) > _MAX_JOURNALS:
                 self._journals.popitem(last=False)
             return journal
 
-    async def _do(self, context_id: str, work: Callable[[int], T], *, make: bool = False) -> T | None:
+    async def _do(self, context_id: str, work: Callable[[int], T], *, create: bool = False) -> T | None:
         """Call `work` with an open conversation folder in a thread. Return None if the folder does not exist."""
-        name = context_id if _PLAIN.fullmatch(context_id) else "~" + sha256(context_id.encode()).hexdigest()
+        name = context_id if _FOLDER_NAME.fullmatch(context_id) else "~" + sha256(context_id.encode()).hexdigest()
 
-        def done() -> T | None:
+        def run() -> T | None:
             try:
-                if make:
+                if create:
                     with suppress(FileExistsError):
                         self.path.mkdir(mode=0o700)
                 # The root folder may be a symbolic link, because its owner configured the path.
                 root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
                 try:
-                    with open_folder(root, name, create=make) as place:
-                        return work(place)
+                    with open_folder(root, name, create=create) as folder:
+                        return work(folder)
                 finally:
                     os.close(root)
             except FileNotFoundError as error:
-                if not make:
+                if not create:
                     return None
-                raise ArtifactError(f"the folder {self.path}: {error}; check that the one above it exists") from error
+                raise ArtifactError(f"the folder {self.path}: {error}. Check that its parent folder exists.") from error
             except OSError as error:
                 raise ArtifactError(f"the folder {self.path}: {error}") from error
 
-        return await run_in_thread(done)
+        return await run_in_thread(run)
 
 
-def _content(place: int, version: int, artifact_id: str, start: int, end: int) -> bytes:
-    with open_file(place, f"v{version}", artifact_id, os.O_RDONLY) as content:
+def _read_content(folder: int, version: int, artifact_id: str, start: int, end: int) -> bytes:
+    with open_file(folder, f"v{version}", artifact_id, os.O_RDONLY) as content:
         data = read_range(content, start, end)
     if len(data) < end - start:
-        raise ArtifactError(f"the artifact {artifact_id!r} was cut off: its file is shorter than its journal says")
+        raise ArtifactError(f"Artifact {artifact_id!r} is truncated. Its file is shorter than its journal states.")
     return data

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Seque
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice, takewhile
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from typing_extensions import Unpack
@@ -25,13 +26,16 @@ from rxloop.pipeline.records import (
     RunQuery,
     RunRecord,
     Until,
+    compute_state,
+    find_last_end,
     finishes,
-    last_end,
-    state_after,
+    get_conversation,
 )
 from rxloop.protocol.commands import Command
+from rxloop.protocol.envelope import COMMAND_ID
 from rxloop.protocol.events import WAITING, Event, State, StatusUpdateEvent, TaskEvent, ends_attempt
-from rxloop.storage.rules import check_batch, check_finished, conflict, repeated, unknown_run
+from rxloop.protocol.ids import make_conversation_key, split_conversation_key
+from rxloop.storage.rules import check_batch, check_finished, count_repeats, make_conflict_error, make_unknown_run_error
 from rxloop.support.tasks import CLOCK
 
 if TYPE_CHECKING:
@@ -57,10 +61,11 @@ class MemoryEventLog(EventLog):
         Args:
             keep_deltas: Store transient events with their timestamps for exact replays.
         """
+        self.accepts_empty_owner = True
         self.keeps_deltas = keep_deltas
         self._runs: dict[str, _Run] = {}
-        # Indexed by conversation, so that the cost of a run does not depend on the total number of runs.
-        self._by_context: dict[str, dict[str, _Run]] = {}
+        # Indexed by conversation ID and key, so that the cost of a run does not depend on the total number of runs.
+        self._by_context: dict[str, dict[str, dict[str, _Run]]] = {}
         self._count = 0
         self._artifacts: ArtifactStore | None = None
 
@@ -72,20 +77,21 @@ class MemoryEventLog(EventLog):
             EventLogError: If an event has the wrong number, or is transient and `keep_deltas` is False.
         """
         run = self._runs.get(task_id)
-        held = len(run.events) if run is not None else 0
+        last_seq = len(run.events) if run is not None else 0
         check_batch(task_id, events, expected_seq, self.keeps_deltas)
         if not events:
             return
-        if held != expected_seq:
-            new = repeated(events, held) if run is not None and writer and writer == run.writer else None
-            if run is None or new is None or not run.holds(events[:new]):
-                raise conflict(task_id, expected_seq, held)
-            events = [event for event in events[new:] if event.durable or not run.holds([event])]
+        if last_seq != expected_seq:
+            new = count_repeats(events, last_seq) if run is not None and writer and writer == run.writer else None
+            if run is None or new is None or not run.contains(events[:new]):
+                raise make_conflict_error(task_id, expected_seq, last_seq)
+            events = [event for event in events[new:] if event.durable or not run.contains([event])]
         if run is None:
-            context_id = events[0].context_id
+            first = events[0]
             self._count += 1
-            run = self._runs[task_id] = _Run(task_id, context_id, self._count, CLOCK.get().monotonic())
-            self._by_context.setdefault(context_id, {})[task_id] = run
+            run = _Run(task_id, first.context_id, get_conversation(first), self._count, CLOCK.get().monotonic())
+            conversations = self._by_context.setdefault(run.context_id, {})
+            self._runs[task_id] = conversations.setdefault(run.conversation, {})[task_id] = run
         run.extend(events, writer)
 
     async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
@@ -95,7 +101,7 @@ class MemoryEventLog(EventLog):
             UnknownRun: If the run does not exist.
         """
         run = self._run(task_id)
-        return tuple(run.events_after((after_seq, _ALL_SUBS), deltas))
+        return tuple(run.get_events((after_seq, _ALL_SUBS), deltas))
 
     async def follow(
         self, task_id: str, *, after_seq: int = 0, deltas: bool = False, until: Until = "attempt"
@@ -107,16 +113,16 @@ class MemoryEventLog(EventLog):
         Raises:
             UnknownRun: If the run does not exist.
         """
-        run, place = self._run(task_id), (after_seq, 0)
+        run, position = self._run(task_id), (after_seq, 0)
         while True:
-            for event in run.events_after(place, deltas):
-                place = (event.seq, event.sub)
+            for event in run.get_events(position, deltas):
+                position = (event.seq, event.sub)
                 yield event
-            if run.events_after(place, deltas):
+            if run.get_events(position, deltas):
                 continue
-            if run.at_rest and (until == "attempt" or finishes(run.events[-1])):
+            if run.idle and (until == "attempt" or finishes(run.events[-1])):
                 return
-            await run.grown()
+            await run.wait_for_events()
 
     async def snapshot(
         self, task_id: str, *, since: Snapshot | None = None, history: HistoryQuery | None = None
@@ -131,18 +137,24 @@ class MemoryEventLog(EventLog):
 
         run = self._run(task_id)
         commands = self.local.get(LocalInbox).read(task_id, since.state.last_command if since is not None else 0)
-        records = [each.record() for each in self._by_context[run.context_id].values()]
+        records = [each.record() for each in self._get_conversation(run.conversation).values()]
         waiting, later = find_neighbours(task_id, records)
-        page = None if history is None else self._page(records, task_id, history.after)
+        page = None if history is None else self._make_page(records, task_id, history.after)
         return Snapshot(run.record(), tuple(run.events), commands, waiting, later, page)
 
-    def _page(self, listed: Sequence[RunRecord], before: str, after: Mark | None) -> ConversationPage:
+    async def read_conversation(
+        self, conversation: str, *, before: str, after: Mark | None = None, version: int
+    ) -> ConversationPage:
+        """Return earlier runs of a conversation, implementing `EventLog.read_conversation`."""
+        return self._make_page([run.record() for run in self._get_conversation(conversation).values()], before, after)
+
+    def _make_page(self, listed: Sequence[RunRecord], before: str, after: Mark | None) -> ConversationPage:
         """Return events of earlier runs in the conversation, after the mark if it is still valid."""
         records = list(takewhile(lambda record: record.task_id != before, listed))
         known = after.runs if after is not None and Mark.after(records[: after.runs]) == after else 0
         runs = [self._runs[record.task_id] for record in records[known:]]
-        parts = [RunEvents(run.task_id, complete=run.at_rest, events=tuple(run.events)) for run in runs]
-        return ConversationPage(parts, Mark.after(records), whole=not known)
+        parts = [RunEvents(run.task_id, complete=run.idle, events=tuple(run.events)) for run in runs]
+        return ConversationPage(parts, Mark.after(records), from_start=not known)
 
     async def get_record(self, task_id: str) -> RunRecord:
         """Return the run record.
@@ -159,35 +171,42 @@ class MemoryEventLog(EventLog):
             UnknownRun: If the run `after` does not exist.
             ConfigurationError: If `limit` is less than one.
         """
-        wanted = RunFilter(**query)
-        kept = (self._runs if wanted.context_id is None else self._by_context.get(wanted.context_id, {})).values()
-        ordered = reversed(kept) if wanted.newest_first or wanted.latest_only else kept
-        found = ((run, record) for run in ordered if wanted.matches(record := run.record()))
-        if wanted.latest_only:
-            latest = list(_one_of_each(found))
-            found = iter(latest if wanted.newest_first else latest[::-1])
-        if wanted.after is not None:
-            place = self._run(wanted.after).number
-            down = wanted.newest_first
-            found = (each for each in found if (each[0].number < place if down else each[0].number > place))
-        return [record for _, record in islice(found, wanted.limit)]
+        criteria = RunFilter(**query)
+        context_id, owner = criteria.context_id, criteria.owner
+        if context_id is None:
+            runs = self._runs
+        elif owner is None:
+            parts = (each.values() for each in self._by_context.get(context_id, {}).values())
+            runs = {run.task_id: run for run in merge(*parts, key=attrgetter("number"))}
+        else:
+            runs = self._get_conversation(make_conversation_key(context_id, owner))
+        ordered = reversed(runs.values()) if criteria.newest_first or criteria.latest_only else runs.values()
+        pairs = ((run, record) for run in ordered if criteria.matches(record := run.record()))
+        if criteria.latest_only:
+            latest = list(_select_first_runs(pairs))
+            pairs = iter(latest if criteria.newest_first else latest[::-1])
+        if criteria.after is not None:
+            position = self._run(criteria.after).number
+            descending = criteria.newest_first
+            pairs = (each for each in pairs if (each[0].number < position if descending else each[0].number > position))
+        return [record for _, record in islice(pairs, criteria.limit)]
 
     async def list_orphaned(
         self, *, submitted_before: float = 30, submitted_limit: int | None = None, submitted_after: str | None = None
     ) -> Sequence[RunRecord]:
         """Return resumable runs without a live owner, implementing `EventLog.list_orphaned`."""
         before, leases = CLOCK.get().monotonic() - submitted_before, self.local.get(LeaseTable)
-        found = [
+        selected = [
             run
             for run in self._runs.values()
-            if (not run.at_rest or self._has_answer(run))
-            and not leases.has(run.context_id, run.task_id)
-            and (run.state != "submitted" or run.arrived <= before)
+            if (not run.idle or self._has_answer(run))
+            and not leases.has(run.conversation, run.task_id)
+            and (run.state != "submitted" or run.inserted_at <= before)
         ]
         last = self._runs.get(submitted_after or "")
-        submitted = [run for run in found if run.state == "submitted" and (last is None or run.number > last.number)]
+        submitted = [run for run in selected if run.state == "submitted" and (last is None or run.number > last.number)]
         listed = {run.number for run in submitted[:submitted_limit]}
-        return [run.record() for run in found if run.state != "submitted" or run.number in listed]
+        return [run.record() for run in selected if run.state != "submitted" or run.number in listed]
 
     async def send_command(self, task_id: str, command: Command) -> int:
         """Store a command for a run, implementing `EventLog.send_command`.
@@ -223,18 +242,18 @@ class MemoryEventLog(EventLog):
     ) -> list[str]:
         """Delete old finished runs, implementing `EventLog.trim`."""
         before = round((time.time() - older_than) * 1000)
-        found = [
+        selected = [
             run
             for run in self._runs.values()
             if run.state in FINISHED and run.state in states and run.events[-1].timestamp < before
         ]
         if deltas_only:
-            found = [run for run in found if run.deltas]
-        for run in found:
+            selected = [run for run in selected if run.deltas]
+        for run in selected:
             run.deltas.clear()
             if not deltas_only:
                 self._remove(run)
-        return [run.task_id for run in found]
+        return [run.task_id for run in selected]
 
     @property
     def artifacts(self) -> ArtifactStore:
@@ -253,7 +272,10 @@ class MemoryEventLog(EventLog):
         try:
             return self._runs[task_id]
         except KeyError:
-            raise unknown_run(task_id) from None
+            raise make_unknown_run_error(task_id) from None
+
+    def _get_conversation(self, key: str) -> dict[str, _Run]:
+        return self._by_context.get(split_conversation_key(key)[0], {}).get(key, {})
 
     def _has_answer(self, run: _Run) -> bool:
         """Return True if the run waits for input and has an unapplied answer or cancel command."""
@@ -261,15 +283,18 @@ class MemoryEventLog(EventLog):
         if not commands or run.state not in WAITING:
             return False
         own = (event for event in run.events if event.metadata and event.parent_task_id is None)
-        applied = max((event.metadata.get("mail_id", 0) for event in own), default=0)
-        return any(number > applied and command.kind != "say" for number, command in commands)
+        applied = max((event.metadata.get(COMMAND_ID, 0) for event in own), default=0)
+        return any(number > applied and command.kind != "message" for number, command in commands)
 
     def _remove(self, run: _Run) -> None:
         self.local.get(LocalInbox).remove(run.task_id)
         del self._runs[run.task_id]
-        rest = self._by_context[run.context_id]
+        conversations = self._by_context[run.context_id]
+        rest = conversations[run.conversation]
         del rest[run.task_id]
         if not rest:
+            del conversations[run.conversation]
+        if not conversations:
             del self._by_context[run.context_id]
 
 
@@ -279,51 +304,55 @@ class _Run:
 
     task_id: str
     context_id: str
+    conversation: str
+    """Conversation key."""
     number: int
     """Position of the run in order of arrival."""
-    arrived: float
+    inserted_at: float
     """Monotonic arrival time in seconds."""
     events: list[Event] = field(default_factory=list[Event])
     deltas: list[Event] = field(default_factory=list[Event])
     state: State = "submitted"
     end: StatusUpdateEvent | None = None
     writer: str = ""
+    cached_record: RunRecord | None = None
     # One future per waiting follower, created in the follower's event loop.
     waiters: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
 
     def extend(self, events: Sequence[Event], writer: str) -> None:
         durable = [event for event in events if event.durable]
         if durable:
-            self.writer = writer
+            self.writer, self.cached_record = writer, None
         self.events.extend(durable)
         self.deltas.extend(event for event in events if not event.durable)
-        self.state = state_after(self.state, durable)
-        self.end = last_end(durable) or self.end
+        self.state = compute_state(self.state, durable)
+        self.end = find_last_end(durable) or self.end
         for waiter in self.waiters:
             # Setting a result on a closed loop would raise an exception.
             if not waiter.done() and not waiter.get_loop().is_closed():
                 waiter.set_result(None)
         self.waiters.clear()
 
-    def holds(self, events: Sequence[Event]) -> bool:
+    def contains(self, events: Sequence[Event]) -> bool:
         """Return True if identical events are already stored."""
-        held = {_place(event): event for event in (*self.events, *self.deltas)}
-        return all(_place(event) in held and held[_place(event)].to_json() == event.to_json() for event in events)
+        stored = {_sort_key(event): event for event in (*self.events, *self.deltas)}
+        pairs = ((stored.get(_sort_key(event)), event) for event in events)
+        return all(one is not None and one.to_json() == event.to_json() for one, event in pairs)
 
-    def events_after(self, place: tuple[int, int], deltas: bool) -> list[Event]:
+    def get_events(self, position: tuple[int, int], deltas: bool) -> list[Event]:
         """Return sorted events after a position."""
-        durable = self.events[place[0] :]
+        durable = self.events[position[0] :]
         if not (deltas and self.deltas):
             return durable
-        return list(merge(durable, self.deltas[bisect_right(self.deltas, place, key=_place) :], key=_place))
+        return list(merge(durable, self.deltas[bisect_right(self.deltas, position, key=_sort_key) :], key=_sort_key))
 
     @property
-    def at_rest(self) -> bool:
+    def idle(self) -> bool:
         """True if the last attempt has ended. The end of a nested run does not count."""
         last = self.events[-1]
         return ends_attempt(last)
 
-    async def grown(self) -> None:
+    async def wait_for_events(self) -> None:
         """Wait for the next batch."""
         waiter = asyncio.get_running_loop().create_future()
         self.waiters.add(waiter)
@@ -333,6 +362,12 @@ class _Run:
             self.waiters.discard(waiter)
 
     def record(self) -> RunRecord:
+        # Cached, because each turn of a conversation reads the records of all earlier turns.
+        if self.cached_record is None:
+            self.cached_record = self._make_record()
+        return self.cached_record
+
+    def _make_record(self) -> RunRecord:
         first, last = self.events[0], self.events[-1]
         task = first if isinstance(first, TaskEvent) else None
         return RunRecord(
@@ -352,14 +387,14 @@ class _Run:
         )
 
 
-def _one_of_each(found: Iterable[tuple[_Run, RunRecord]]) -> Iterator[tuple[_Run, RunRecord]]:
+def _select_first_runs(runs: Iterable[tuple[_Run, RunRecord]]) -> Iterator[tuple[_Run, RunRecord]]:
     """Yield each conversation's first run."""
     seen = set[str]()
-    for run, record in found:
-        if run.context_id not in seen:
-            seen.add(run.context_id)
+    for run, record in runs:
+        if run.conversation not in seen:
+            seen.add(run.conversation)
             yield run, record
 
 
-def _place(event: Event) -> tuple[int, int]:
+def _sort_key(event: Event) -> tuple[int, int]:
     return event.seq, event.sub

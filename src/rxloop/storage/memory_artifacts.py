@@ -11,11 +11,11 @@ from rxloop.pipeline.artifact_rules import (
     ArtifactRecord,
     check_open,
     check_range,
+    find_version,
+    make_key_conflict_error,
+    make_unknown_artifact_error,
     next_version,
-    other_write,
-    safe_id,
-    unknown,
-    version_of,
+    normalize_id,
 )
 
 
@@ -47,7 +47,7 @@ class MemoryArtifacts:
             ArtifactExists: If the artifact exists and `override` is False.
             ArtifactError: If the ID is not a plain name.
         """
-        artifact_id = safe_id(artifact_id)
+        artifact_id = normalize_id(artifact_id)
         with self._lock:
             versions = self._contexts.setdefault(context_id, {}).setdefault(artifact_id, [])
             for version in versions:
@@ -69,21 +69,21 @@ class MemoryArtifacts:
         """
         with self._lock:
             versions = self._versions(context_id, artifact_id)
-            for kept in versions:
-                if (found := kept.chunks.get(key)) is not None:
-                    index, start, end = found
-                    if bytes(kept.content[start:end]) != data:
-                        raise other_write(artifact_id)
-                    return ArtifactChunk(kept.record, index, start)
+            for entry in versions:
+                if (artifacts := entry.chunks.get(key)) is not None:
+                    index, start, end = artifacts
+                    if bytes(entry.content[start:end]) != data:
+                        raise make_key_conflict_error(artifact_id)
+                    return ArtifactChunk(entry.record, index, start)
             if not versions:
-                raise unknown(artifact_id)
-            kept = versions[-1]
-            check_open(kept.record, version)
-            index, start = kept.record.chunks, kept.record.size
-            kept.content += data
-            kept.chunks[key] = (index, start, len(kept.content))
-            kept.record = replace(kept.record, updated=now, size=len(kept.content), chunks=index + 1, complete=last)
-            return ArtifactChunk(kept.record, index, start)
+                raise make_unknown_artifact_error(artifact_id)
+            entry = versions[-1]
+            check_open(entry.record, version)
+            index, start = entry.record.chunks, entry.record.size
+            entry.content += data
+            entry.chunks[key] = (index, start, len(entry.content))
+            entry.record = replace(entry.record, updated=now, size=len(entry.content), chunks=index + 1, complete=last)
+            return ArtifactChunk(entry.record, index, start)
 
     async def read(
         self,
@@ -103,7 +103,7 @@ class MemoryArtifacts:
         check_range(offset, limit)
         with self._lock:
             versions = self._versions(context_id, artifact_id)
-            record = version_of([kept.record for kept in versions], artifact_id, version)
+            record = find_version([entry.record for entry in versions], artifact_id, version)
             content = memoryview(versions[record.version - 1].content)
             try:
                 return bytes(content[offset : None if limit is None else offset + limit])
@@ -113,13 +113,13 @@ class MemoryArtifacts:
     async def versions(self, context_id: str, artifact_id: str) -> Sequence[ArtifactRecord]:
         """List artifact versions, from oldest to newest."""
         with self._lock:
-            return [kept.record for kept in self._versions(context_id, artifact_id)]
+            return [entry.record for entry in self._versions(context_id, artifact_id)]
 
     async def list(self, context_id: str) -> Sequence[ArtifactRecord]:
         """List the latest version of each artifact in a conversation, sorted by ID."""
         with self._lock:
-            found = self._contexts.get(context_id, {})
-            return [found[artifact_id][-1].record for artifact_id in sorted(found)]
+            artifacts = self._contexts.get(context_id, {})
+            return [artifacts[artifact_id][-1].record for artifact_id in sorted(artifacts)]
 
     async def delete(self, context_id: str, artifact_id: str, *, expected: ArtifactRecord | None = None) -> bool:
         """Delete an artifact and its versions, implementing `ArtifactStore.delete`."""
@@ -128,7 +128,7 @@ class MemoryArtifacts:
             if not versions or expected not in (None, versions[-1].record):
                 return False
             artifacts = self._contexts[context_id]
-            del artifacts[safe_id(artifact_id)]
+            del artifacts[normalize_id(artifact_id)]
             if not artifacts:
                 del self._contexts[context_id]
             return True
@@ -137,4 +137,4 @@ class MemoryArtifacts:
         """Do nothing, because the store holds no resources."""
 
     def _versions(self, context_id: str, artifact_id: str) -> list[_Version]:
-        return self._contexts.get(context_id, {}).get(safe_id(artifact_id), [])
+        return self._contexts.get(context_id, {}).get(normalize_id(artifact_id), [])

@@ -10,11 +10,11 @@ from rxloop.pipeline.artifact_rules import (
     ArtifactRecord,
     check_open,
     check_range,
+    find_version,
+    make_key_conflict_error,
+    make_unknown_artifact_error,
     next_version,
-    other_write,
-    safe_id,
-    unknown,
-    version_of,
+    normalize_id,
 )
 from rxloop.storage.postgres.address import Address, Connection, Row
 from rxloop.storage.postgres.engine import Engines
@@ -26,7 +26,7 @@ _RECORD = "artifact_id, version, name, media_type, created, updated, size, chunk
 _VERSIONS = f"SELECT {_RECORD} FROM $s.artifacts WHERE context_id = %s AND artifact_id = %s ORDER BY version"
 
 _WRITTEN = """
-SELECT artifact, place, start, data FROM $s.artifact_chunks AS c JOIN $s.artifacts ON artifact = number
+SELECT artifact, position, start, data FROM $s.artifact_chunks AS c JOIN $s.artifacts ON artifact = number
 WHERE context_id = %s AND artifact_id = %s AND c.key = %s
 """
 
@@ -35,7 +35,7 @@ _RANGE = """
 SELECT start, data FROM $s.artifact_chunks JOIN $s.artifacts ON artifact = number
 WHERE context_id = %s AND artifact_id = %s AND version = %s AND start < %s AND start >= (
     SELECT coalesce(max(start), 0) FROM $s.artifact_chunks WHERE artifact = number AND start <= %s
-) ORDER BY place
+) ORDER BY position
 """
 
 _DELETE = """
@@ -55,7 +55,7 @@ class PostgresArtifacts:
     """
 
     def __init__(
-        self, dsn: str, *, session_dsn: str | None = None, schema: str = "rxloop", patience: float = 10
+        self, dsn: str, *, session_dsn: str | None = None, schema: str = "rxloop", timeout: float = 10
     ) -> None:
         """Create a store without connecting.
 
@@ -63,15 +63,15 @@ class PostgresArtifacts:
             dsn: Database URL, as in `PostgresEventLog`.
             session_dsn: Database URL that bypasses PgBouncer, as in `PostgresEventLog`.
             schema: Schema of the tables.
-            patience: Maximum time in seconds to retry while the server is unreachable.
+            timeout: Maximum time in seconds to retry while the server is unreachable.
 
         Raises:
             ConfigurationError: If an argument is invalid.
         """
-        self._use(Engines(Address(dsn, session_dsn or dsn, schema), patience=patience), own=True)
+        self._use(Engines(Address(dsn, session_dsn or dsn, schema), retry_seconds=timeout), own=True)
 
     @classmethod
-    def over(cls, engines: Engines) -> PostgresArtifacts:
+    def from_engines(cls, engines: Engines) -> PostgresArtifacts:
         """Create a store using existing connections."""
         store = cls.__new__(cls)
         store._use(engines, own=False)
@@ -93,16 +93,16 @@ class PostgresArtifacts:
             ArtifactError: If the ID is not a plain name.
             EventLogError: If the database write failed.
         """
-        artifact_id = safe_id(artifact_id)
+        artifact_id = normalize_id(artifact_id)
         query = f"SELECT {_RECORD}, key FROM $s.artifacts WHERE context_id = %s AND artifact_id = %s ORDER BY version"
 
         async def work(connection: Connection) -> ArtifactRecord:
-            rows = await self._rows(connection, query, context_id, artifact_id)
-            begun = {row[-1]: ArtifactRecord(*row[:-1]) for row in rows}
-            if key in begun:
-                return begun[key]
+            rows = await self._fetch(connection, query, context_id, artifact_id)
+            records = {row[-1]: ArtifactRecord(*row[:-1]) for row in rows}
+            if key in records:
+                return records[key]
             first = ArtifactRecord(artifact_id, 1, name, media_type, now, now)
-            record = next_version([*begun.values()], first, override)
+            record = next_version([*records.values()], first, override)
             await connection.execute(
                 self._address.sql(
                     "INSERT INTO $s.artifacts (context_id, artifact_id, version, name, media_type, created, updated,"
@@ -112,7 +112,7 @@ class PostgresArtifacts:
             )
             return record
 
-        return await self._alone(context_id, artifact_id, work)
+        return await self._lock_and_run(context_id, artifact_id, work)
 
     async def append(
         self, context_id: str, artifact_id: str, data: bytes, *, version: int | None, last: bool, key: str, now: int
@@ -124,27 +124,27 @@ class PostgresArtifacts:
             ArtifactError: If the artifact is complete or has a newer version, or if the key was used for another chunk.
             EventLogError: If the database write failed.
         """
-        artifact_id = safe_id(artifact_id)
+        artifact_id = normalize_id(artifact_id)
 
         async def work(connection: Connection) -> ArtifactChunk:
-            for number, place, start, written in await self._rows(connection, _WRITTEN, context_id, artifact_id, key):
-                if written != data:
-                    raise other_write(artifact_id)
-                return ArtifactChunk(await self._numbered(connection, number), place, start)
-            newest = await self._rows(
+            for number, index, start, stored in await self._fetch(connection, _WRITTEN, context_id, artifact_id, key):
+                if stored != data:
+                    raise make_key_conflict_error(artifact_id)
+                return ArtifactChunk(await self._read_record(connection, number), index, start)
+            newest_rows = await self._fetch(
                 connection,
                 "SELECT number FROM $s.artifacts WHERE context_id = %s AND artifact_id = %s"
                 " ORDER BY version DESC LIMIT 1",
                 *(context_id, artifact_id),
             )
-            if not newest:
-                raise unknown(artifact_id)
-            [[number]] = newest
-            before = await self._numbered(connection, number)
+            if not newest_rows:
+                raise make_unknown_artifact_error(artifact_id)
+            [[number]] = newest_rows
+            before = await self._read_record(connection, number)
             check_open(before, version)
             await connection.execute(
                 self._address.sql(
-                    "INSERT INTO $s.artifact_chunks (artifact, place, start, key, data) VALUES (%s, %s, %s, %s, %b)"
+                    "INSERT INTO $s.artifact_chunks (artifact, position, start, key, data) VALUES (%s, %s, %s, %s, %b)"
                 ),
                 (number, before.chunks, before.size, key, data),
             )
@@ -155,9 +155,9 @@ class PostgresArtifacts:
                 ),
                 (now, len(data), last, number),
             )
-            return ArtifactChunk(await self._numbered(connection, number), before.chunks, before.size)
+            return ArtifactChunk(await self._read_record(connection, number), before.chunks, before.size)
 
-        return await self._alone(context_id, artifact_id, work)
+        return await self._lock_and_run(context_id, artifact_id, work)
 
     async def read(
         self,
@@ -175,19 +175,19 @@ class PostgresArtifacts:
             ArtifactError: If the range is invalid.
             EventLogError: If the database read failed.
         """
-        artifact_id = safe_id(artifact_id)
+        artifact_id = normalize_id(artifact_id)
         check_range(offset, limit)
 
         async def work(connection: Connection) -> bytes:
-            rows = await self._rows(connection, _VERSIONS, context_id, artifact_id)
-            record = version_of([ArtifactRecord(*row) for row in rows], artifact_id, version)
+            rows = await self._fetch(connection, _VERSIONS, context_id, artifact_id)
+            record = find_version([ArtifactRecord(*row) for row in rows], artifact_id, version)
             end = record.size if limit is None else min(record.size, offset + limit)
             # Postgres cannot bind integers above 64 bits.
             values = (context_id, artifact_id, record.version, end, min(offset, end))
-            found = await self._rows(connection, _RANGE, *values)
-            return b"".join(data[max(0, offset - start) : end - start] for start, data in found)
+            chunks = await self._fetch(connection, _RANGE, *values)
+            return b"".join(data[max(0, offset - start) : end - start] for start, data in chunks)
 
-        return await self._engines.here().reading(work)
+        return await self._engines.get().run_read(work)
 
     async def versions(self, context_id: str, artifact_id: str) -> Sequence[ArtifactRecord]:
         """List artifact versions, from oldest to newest.
@@ -195,9 +195,9 @@ class PostgresArtifacts:
         Raises:
             EventLogError: If the database read failed.
         """
-        artifact_id = safe_id(artifact_id)
-        rows = await self._engines.here().reading(
-            lambda connection: self._rows(connection, _VERSIONS, context_id, artifact_id)
+        artifact_id = normalize_id(artifact_id)
+        rows = await self._engines.get().run_read(
+            lambda connection: self._fetch(connection, _VERSIONS, context_id, artifact_id)
         )
         return [ArtifactRecord(*row) for row in rows]
 
@@ -211,7 +211,7 @@ class PostgresArtifacts:
             f"SELECT DISTINCT ON (artifact_id) {_RECORD} FROM $s.artifacts WHERE context_id = %s"
             " ORDER BY artifact_id, version DESC"
         )
-        rows = await self._engines.here().reading(lambda connection: self._rows(connection, query, context_id))
+        rows = await self._engines.get().run_read(lambda connection: self._fetch(connection, query, context_id))
         # Sort in Python, so that the order does not depend on the database collation.
         return sorted((ArtifactRecord(*row) for row in rows), key=lambda record: record.artifact_id)
 
@@ -221,23 +221,23 @@ class PostgresArtifacts:
         Raises:
             EventLogError: If the database write failed.
         """
-        artifact_id = safe_id(artifact_id)
+        artifact_id = normalize_id(artifact_id)
 
         async def work(connection: Connection) -> bool:
-            rows = await self._rows(connection, _VERSIONS, context_id, artifact_id)
+            rows = await self._fetch(connection, _VERSIONS, context_id, artifact_id)
             if not rows or expected not in (None, ArtifactRecord(*rows[-1])):
                 return False
             await connection.execute(self._address.sql(_DELETE), (context_id, artifact_id))
             return True
 
-        return await self._alone(context_id, artifact_id, work)
+        return await self._lock_and_run(context_id, artifact_id, work)
 
     async def aclose(self) -> None:
         """Close the connections. This method is idempotent, and later calls reconnect."""
         if self._own:
             await self._engines.aclose()
 
-    async def _alone(self, context_id: str, artifact_id: str, work: Callable[[Connection], Awaitable[T]]) -> T:
+    async def _lock_and_run(self, context_id: str, artifact_id: str, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Call `work` in a transaction with an exclusive lock on the artifact."""
 
         async def write(connection: Connection) -> T:
@@ -246,11 +246,11 @@ class PostgresArtifacts:
                 await connection.execute(b"SELECT pg_advisory_xact_lock(hashtextextended(%s, 1))", (name,))
                 return await work(connection)
 
-        return await self._engines.here().writing(write)
+        return await self._engines.get().run_write(write)
 
-    async def _numbered(self, connection: Connection, number: int) -> ArtifactRecord:
-        [row] = await self._rows(connection, f"SELECT {_RECORD} FROM $s.artifacts WHERE number = %s", number)
+    async def _read_record(self, connection: Connection, number: int) -> ArtifactRecord:
+        [row] = await self._fetch(connection, f"SELECT {_RECORD} FROM $s.artifacts WHERE number = %s", number)
         return ArtifactRecord(*row)
 
-    async def _rows(self, connection: Connection, query: str, *values: object) -> Sequence[Row]:
+    async def _fetch(self, connection: Connection, query: str, *values: object) -> Sequence[Row]:
         return await (await connection.execute(self._address.sql(query), values, binary=True)).fetchall()

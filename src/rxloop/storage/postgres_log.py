@@ -40,16 +40,16 @@ from rxloop.storage.postgres.reads import (
     read_snapshot,
     store_folds,
 )
-from rxloop.storage.postgres.rows import AT_ONCE, Batch, put_command, remove_run, trim
+from rxloop.storage.postgres.rows import RUNS_PER_TRANSACTION, Batch, insert_command, remove_run, trim
 from rxloop.storage.postgres.schema import migrate
 from rxloop.storage.rules import check_batch
-from rxloop.storage.tail import PAGE, Page, Place, followed
+from rxloop.storage.tail import Page, Position, follow_events
 
 log = logging.getLogger("rxloop")
 
 Deltas = Literal["drop", "live", "keep"]
 
-_SETTLING = 5.0
+_GRACE_PERIOD = 5.0
 """Grace period in seconds after a server start or connection failure, in which runs are not reported as orphaned,
 because their owners may still be reconnecting."""
 
@@ -75,7 +75,7 @@ class PostgresEventLog(EventLog):
         schema: str = "rxloop",
         deltas: Deltas = "live",
         lease: float = 10,
-        patience: float = 10,
+        timeout: float = 10,
     ) -> None:
         """Create a log without connecting.
 
@@ -90,19 +90,20 @@ class PostgresEventLog(EventLog):
                 `"drop"` discards them.
             lease: Lease duration in seconds. The process sends four heartbeats per period. A killed process loses its
                 leases immediately, and a frozen process after this time.
-            patience: Maximum time in seconds to retry while the server is unreachable.
+            timeout: Maximum time in seconds to retry while the server is unreachable.
 
         Raises:
             ConfigurationError: If an argument is invalid.
         """
         if deltas not in ("drop", "live", "keep"):
-            raise ConfigurationError(f"deltas is 'drop', 'live' or 'keep', not {deltas!r}")
+            raise ConfigurationError(f"deltas must be 'drop', 'live' or 'keep', got {deltas!r}.")
         self._address = Address(dsn, session_dsn or dsn, schema)
         self._artifacts: ArtifactStore | None = None
+        self.accepts_empty_owner = True
         self.keeps_deltas = deltas == "keep"
         self.passes_deltas = deltas != "drop"
         self.lease_seconds = lease
-        self._engines = Engines(self._address, patience=patience, lease=lease)
+        self._engines = Engines(self._address, retry_seconds=timeout, lease=lease)
 
     def __repr__(self) -> str:
         return f"<PostgresEventLog {self._address}>"
@@ -115,15 +116,15 @@ class PostgresEventLog(EventLog):
         Raises:
             ConflictError: If the last stored `seq` is different, because another writer appends to the run.
             Fenced: If another holder has the conversation lease.
-            LogUnreachable: If the server did not respond within `patience`. The batch may have been stored.
+            LogUnreachable: If the server did not respond within `timeout`. The batch may have been stored.
             EventLogError: If an event has the wrong number, or the server rejects the batch.
         """
         check_batch(task_id, events, expected_seq, self.passes_deltas)
         if not events:
             return
         engine = self._engine()
-        mine = engine.turns.has(events[0].context_id, task_id)
-        batch = Batch(task_id, events, expected_seq, writer, mine=mine, live=not self.keeps_deltas)
+        has_lease = engine.leases.has(task_id)
+        batch = Batch(task_id, events, expected_seq, writer, has_lease=has_lease, live=not self.keeps_deltas)
         await engine.writer.append(batch)
 
     async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
@@ -133,7 +134,7 @@ class PostgresEventLog(EventLog):
             UnknownRun: If the run does not exist.
             EventLogError: If the database read fails.
         """
-        return tuple((await self._page(task_id, deltas, None, (after_seq + 1, 0))).events)
+        return tuple((await self._read_page(task_id, deltas, False, (after_seq + 1, 0))).events)
 
     async def follow(
         self, task_id: str, *, after_seq: int = 0, deltas: bool = False, until: Until = "attempt"
@@ -149,9 +150,9 @@ class PostgresEventLog(EventLog):
             EventLogError: If the database read fails, or the log is closed.
         """
         engine = self._engine()
-        page = partial(self._page, task_id, deltas, PAGE, engine=engine)
-        joined = partial(engine.hearing.tails.joined, task_id)
-        async for event in followed(task_id, page, joined, after_seq, deltas, until):
+        page = partial(self._read_page, task_id, deltas, True, engine=engine)
+        join = partial(engine.listener.tails.join, task_id)
+        async for event in follow_events(task_id, page, join, after_seq, deltas, until):
             yield event
 
     async def snapshot(
@@ -163,28 +164,28 @@ class PostgresEventLog(EventLog):
             UnknownRun: If the run does not exist.
             EventLogError: If the database read fails.
         """
-        return await self._engine().reading(
+        return await self._engine().run_read(
             lambda connection: read_snapshot(connection, self._address, task_id, since, history)
         )
 
     async def read_conversation(
-        self, context_id: str, *, before: str, after: Mark | None = None, version: int
+        self, conversation: str, *, before: str, after: Mark | None = None, version: int
     ) -> ConversationPage:
         """Return earlier runs of a conversation, implementing `EventLog.read_conversation`.
 
         Raises:
             EventLogError: If the database read fails.
         """
-        return await self._engine().reading(
-            lambda connection: read_conversation(connection, self._address, context_id, before, after, version)
+        return await self._engine().run_read(
+            lambda connection: read_conversation(connection, self._address, conversation, before, after, version)
         )
 
-    def store_folds(self, context_id: str, folds: Sequence[RunFold], *, version: int) -> None:
+    def store_folds(self, conversation: str, folds: Sequence[RunFold], *, version: int) -> None:
         """Store conversation folds in the background, implementing `EventLog.store_folds`."""
         engine = self._engine()
-        engine.when_there_is_time(
-            lambda connection: store_folds(connection, self._address, context_id, folds, version),
-            lambda error: log.debug("no folds are kept in %s: %s", self._address, error),
+        engine.run_in_background(
+            lambda connection: store_folds(connection, self._address, conversation, folds, version),
+            lambda error: log.debug("Cannot store folds in %s: %s", self._address, error),
         )
 
     async def get_record(self, task_id: str) -> RunRecord:
@@ -194,7 +195,7 @@ class PostgresEventLog(EventLog):
             UnknownRun: If the run does not exist.
             EventLogError: If the database read fails.
         """
-        return await self._engine().reading(lambda connection: read_record(connection, self._address, task_id))
+        return await self._engine().run_read(lambda connection: read_record(connection, self._address, task_id))
 
     async def list_runs(self, **query: Unpack[RunQuery]) -> Sequence[RunRecord]:
         """Return the records of matching runs, implementing `EventLog.list_runs`.
@@ -207,32 +208,32 @@ class PostgresEventLog(EventLog):
             ConfigurationError: If `limit` is less than one.
             EventLogError: If the database read fails.
         """
-        wanted = RunFilter(**query)
-        return await self._engine().reading(lambda connection: read_records(connection, self._address, wanted))
+        criteria = RunFilter(**query)
+        return await self._engine().run_read(lambda connection: read_records(connection, self._address, criteria))
 
-    async def acquire_lease(self, context_id: str, task_id: str, on_lost: Callable[[], None]) -> bool:
+    async def acquire_lease(self, conversation: str, task_id: str, on_lost: Callable[[], None]) -> bool:
         """Acquire the conversation lease for a run, implementing `EventLog.acquire_lease`.
 
         Raises:
             EventLogError: If the server is unavailable.
         """
-        return await self._engine().turns.take(context_id, task_id, on_lost)
+        return await self._engine().leases.acquire(conversation, task_id, on_lost)
 
-    async def has_lease(self, context_id: str, task_id: str) -> bool:
+    async def has_lease(self, conversation: str, task_id: str) -> bool:
         """Return True if this log object still holds the lease, implementing `EventLog.has_lease`.
 
         Raises:
             EventLogError: If the server is unavailable.
         """
-        return await self._engine().turns.ask(context_id, task_id)
+        return await self._engine().leases.verify(conversation, task_id)
 
-    async def release_lease(self, context_id: str, task_id: str) -> None:
+    async def release_lease(self, conversation: str, task_id: str) -> None:
         """Release the lease, implementing `EventLog.release_lease`.
 
         Raises:
             EventLogError: If the server is unavailable.
         """
-        await self._engine().turns.give_back(context_id, task_id)
+        await self._engine().leases.release(conversation, task_id)
 
     async def list_orphaned(
         self, *, submitted_before: float = 30, submitted_limit: int | None = None, submitted_after: str | None = None
@@ -246,15 +247,15 @@ class PostgresEventLog(EventLog):
             EventLogError: If the database read fails.
         """
         engine = self._engine()
-        if engine.came_back_within(_SETTLING):
+        if engine.has_reconnected(_GRACE_PERIOD):
             return []
-        found = await engine.reading(
+        records = await engine.run_read(
             lambda connection: list_orphaned(
-                connection, self._address, (submitted_before, submitted_limit, submitted_after), _SETTLING
+                connection, self._address, (submitted_before, submitted_limit, submitted_after), _GRACE_PERIOD
             )
         )
         # Check again, because the query itself may have reconnected.
-        return [] if engine.came_back_within(_SETTLING) else found
+        return [] if engine.has_reconnected(_GRACE_PERIOD) else records
 
     async def send_command(self, task_id: str, command: Command) -> int:
         """Store a command for a run and commit it, implementing `EventLog.send_command`.
@@ -264,7 +265,7 @@ class PostgresEventLog(EventLog):
             EventLogError: If the database write fails.
         """
         engine, key = self._engine(), secrets.token_hex(16)
-        return await engine.writing(lambda connection: put_command(connection, self._address, task_id, key, command))
+        return await engine.run_write(lambda each: insert_command(each, self._address, task_id, key, command))
 
     async def read_commands(self, task_id: str, *, after: int = 0) -> Sequence[tuple[int, Command]]:
         """Return commands sent to a run, implementing `EventLog.read_commands`.
@@ -273,11 +274,11 @@ class PostgresEventLog(EventLog):
             UnknownRun: If the run does not exist.
             EventLogError: If the database read fails.
         """
-        return await self._engine().reading(lambda connection: read_commands(connection, self._address, task_id, after))
+        return await self._engine().run_read(lambda each: read_commands(each, self._address, task_id, after))
 
     def watch_commands(self, task_id: str, notify: Callable[[], None]) -> Callable[[], None]:
         """Call `notify` when new commands may be available, implementing `EventLog.watch_commands`."""
-        return self._engine().hearing.watch(task_id, notify)
+        return self._engine().listener.watch(task_id, notify)
 
     async def delete(self, task_id: str) -> None:
         """Delete a finished run.
@@ -286,7 +287,7 @@ class PostgresEventLog(EventLog):
             UnknownRun: If the run does not exist.
             EventLogError: If the run is not finished, or the database write fails.
         """
-        await self._engine().writing(lambda connection: remove_run(connection, self._address, task_id))
+        await self._engine().run_write(lambda connection: remove_run(connection, self._address, task_id))
 
     async def trim(
         self, older_than: float, *, states: Collection[State] = FINISHED, deltas_only: bool = False
@@ -297,19 +298,19 @@ class PostgresEventLog(EventLog):
             EventLogError: If the database write fails.
         """
         before = round((time.time() - older_than) * 1000)
-        wanted = [state for state in states if state in FINISHED]
+        criteria = [state for state in states if state in FINISHED]
         removed: list[str] = []
         after = 0
         while True:
             # Use small transactions, so that other writers are not blocked.
             work = partial(
-                trim, address=self._address, before=before, states=wanted, deltas_only=deltas_only, after=after
+                trim, address=self._address, before=before, states=criteria, deltas_only=deltas_only, after=after
             )
-            found = await self._engine().writing(work)
-            removed += [task_id for _, task_id in found]
-            if len(found) < AT_ONCE:
+            rows = await self._engine().run_write(work)
+            removed += [task_id for _, task_id in rows]
+            if len(rows) < RUNS_PER_TRANSACTION:
                 return removed
-            after = found[-1][0]
+            after = rows[-1][0]
 
     async def migrate(self, *, grant: str | None = None) -> None:
         """Create the tables, or migrate them to the current version.
@@ -326,7 +327,7 @@ class PostgresEventLog(EventLog):
         async def work(connection: Connection) -> None:
             await migrate(connection, self._address, grant)
 
-        await self._engine().as_owner(work)
+        await self._engine().run_unchecked(work)
 
     @property
     def artifacts(self) -> ArtifactStore:
@@ -335,7 +336,7 @@ class PostgresEventLog(EventLog):
             # Created lazily, because few runs write artifacts.
             from rxloop.storage.postgres_artifacts import PostgresArtifacts
 
-            self._artifacts = PostgresArtifacts.over(self._engines)
+            self._artifacts = PostgresArtifacts.from_engines(self._engines)
         return self._artifacts
 
     async def aclose(self) -> None:
@@ -343,12 +344,12 @@ class PostgresEventLog(EventLog):
         await self._engines.aclose()
 
     def _engine(self) -> Engine:
-        return self._engines.here()
+        return self._engines.get()
 
-    async def _page(
-        self, task_id: str, deltas: bool, limit: int | None, after: Place, *, engine: Engine | None = None
+    async def _read_page(
+        self, task_id: str, deltas: bool, paged: bool, after: Position, *, engine: Engine | None = None
     ) -> Page:
-        """Read a page of events."""
-        return await (engine or self._engine()).reading(
-            lambda connection: read_page(connection, self._address, task_id, after, deltas, limit)
+        """Read a page of events, or all events."""
+        return await (engine or self._engine()).run_read(
+            lambda connection: read_page(connection, self._address, task_id, after, deltas, paged)
         )

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 
 from rxloop.errors import ConflictError, EventLogError, LogRolledBack, UnknownRun
 from rxloop.pipeline.event_log import EventLog
-from rxloop.pipeline.records import FINISHED, Until, finishes
+from rxloop.pipeline.records import FINISHED, RunFilter, Until, finishes
 from rxloop.protocol.events import Event, State, ends_attempt
+from rxloop.protocol.ids import make_conversation_key
 
 
 def check_batch(task_id: str, events: Sequence[Event], expected_seq: int, keeps_deltas: bool) -> None:
@@ -30,19 +31,17 @@ def check_batch(task_id: str, events: Sequence[Event], expected_seq: int, keeps_
             sub = 0
             if event.seq != seq:
                 raise EventLogError(
-                    f"run {task_id}: {event.kind} has seq {event.seq}, but {seq} comes next", retryable=False
+                    f"run {task_id}: the seq of {event.kind} must be {seq}, got {event.seq}.", retryable=False
                 )
         elif not keeps_deltas:
             raise EventLogError(
-                f"run {task_id}: {event.kind} is transient and does not belong in this log", retryable=False
+                f"run {task_id}: this log does not store transient events such as {event.kind}.", retryable=False
             )
         elif not seq:
-            raise EventLogError(
-                f"run {task_id}: {event.kind} is transient, and a run begins with a durable event", retryable=False
-            )
+            raise EventLogError(f"run {task_id}: the first event must be durable, got {event.kind}.", retryable=False)
         elif event.seq != seq or event.sub <= sub:
             raise EventLogError(
-                f"run {task_id}: {event.kind} has the number {event.seq}.{event.sub}, after {seq}.{sub}",
+                f"run {task_id}: the number of {event.kind} must follow {seq}.{sub}, got {event.seq}.{event.sub}.",
                 retryable=False,
             )
         else:
@@ -69,12 +68,12 @@ def check_append(
         EventLogError: If an event has the wrong number, or is transient.
     """
     check_batch(task_id, events, expected_seq, keeps_deltas=False)
-    held = stored[-1].seq if stored else 0
-    if held == expected_seq or not events:
+    last_seq = stored[-1].seq if stored else 0
+    if last_seq == expected_seq or not events:
         return events
-    count = repeated(events, held) if writer and writer == last_writer else None
-    if count is None or not all(same(*pair) for pair in zip(events[:count], stored[expected_seq:], strict=True)):
-        raise conflict(task_id, expected_seq, held)
+    count = count_repeats(events, last_seq) if writer and writer == last_writer else None
+    if count is None or not all(is_same(*pair) for pair in zip(events[:count], stored[expected_seq:], strict=True)):
+        raise make_conflict_error(task_id, expected_seq, last_seq)
     return events[count:]
 
 
@@ -100,8 +99,8 @@ async def poll_events(
         # Read the last event again to detect a rollback.
         events = await log.read(task_id, after_seq=after_seq if last is None else last.seq - 1)
         if last is not None:
-            if not events or not same(events[0], last):
-                raise went_back(task_id, last.seq)
+            if not events or not is_same(events[0], last):
+                raise make_rollback_error(task_id, last.seq)
             events = events[1:]
         for event in events:
             newest = last = event
@@ -113,7 +112,7 @@ async def poll_events(
             newest = last or (await log.read(task_id))[-1]
 
 
-def repeated(events: Sequence[Event], held: int) -> int | None:
+def count_repeats(events: Sequence[Event], last_seq: int) -> int | None:
     """Return the number of leading batch events that may already be stored, given the last stored `seq`.
 
     A writer that does not know if a batch was stored appends the batch again, followed by newer events. Compare the
@@ -123,37 +122,37 @@ def repeated(events: Sequence[Event], held: int) -> int | None:
     Returns:
         None if no event of the batch can be stored already.
     """
-    return next((place + 1 for place, event in enumerate(events) if event.durable and event.seq == held), None)
+    return next((index + 1 for index, event in enumerate(events) if event.durable and event.seq == last_seq), None)
 
 
-def conflict(task_id: str, expected_seq: int, held: int) -> ConflictError:
+def make_conflict_error(task_id: str, expected_seq: int, last_seq: int) -> ConflictError:
     """Create an error for a conflict between two writers.
 
     Args:
         task_id: Run ID.
         expected_seq: Last `seq` expected by the writer.
-        held: Last stored `seq`.
+        last_seq: Last stored `seq`.
     """
     return ConflictError(
-        f"run {task_id}: the writer expected seq {expected_seq} to be the last, but the log holds {held}; "
-        "somebody else writes this run"
+        f"run {task_id}: the writer expected {expected_seq} as the last seq, got {last_seq}. Another writer appends to "
+        "this run."
     )
 
 
-def unknown_run(task_id: str) -> UnknownRun:
+def make_unknown_run_error(task_id: str) -> UnknownRun:
     """Create an error for a missing run."""
-    return UnknownRun(f"the log holds no run {task_id}")
+    return UnknownRun(f"the log has no run {task_id}")
 
 
-def went_back(task_id: str, seq: int) -> LogRolledBack:
+def make_rollback_error(task_id: str, seq: int) -> LogRolledBack:
     """Create an error for a rolled-back log, which lacks an event that was already read."""
     return LogRolledBack(
-        f"the log has gone back: the event {seq} of the run {task_id} is not there any more, or another one is in its "
-        "place, as after a restore or a failover; what was read of the run is void, so read it from its beginning"
+        f"The log was rolled back: event {seq} of run {task_id} is missing or different, for example after a restore "
+        "or a failover. Discard the events that were read, and read the run from the beginning."
     )
 
 
-def same(one: Event, other: Event) -> bool:
+def is_same(one: Event, other: Event) -> bool:
     """Return True if two events with equal numbers are identical."""
     return one is other or one.to_json() == other.to_json()
 
@@ -166,6 +165,20 @@ def check_finished(task_id: str, state: State) -> None:
     """
     if state not in FINISHED:
         raise EventLogError(
-            f"run {task_id} is {state} and can still go on: only completed and failed runs are deleted",
+            f"run {task_id} is {state} and may continue. Only completed and failed runs can be deleted.",
             retryable=False,
         )
+
+
+def find_owner_conditions(criteria: RunFilter, mark: str) -> list[tuple[str, str | None]]:
+    """Return the SQL conditions for the conversation and the owner, with their values. None means no condition.
+
+    Args:
+        criteria: Filter.
+        mark: Parameter mark of the SQL dialect.
+    """
+    context_id, owner = criteria.context_id, criteria.owner
+    if context_id is not None and owner is not None:
+        return [(f"conversation = {mark}", make_conversation_key(context_id, owner))]
+    has_owner = f"owner = {mark}" if owner else f"coalesce(owner, '') = {mark}"
+    return [(f"context_id = {mark}", context_id), (has_owner, owner)]

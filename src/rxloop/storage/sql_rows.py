@@ -30,7 +30,7 @@ class RunRow(NamedTuple):
     task_id: str
     seq: int
     updated: int
-    at_rest: bool
+    idle: bool
 
 
 def to_record(row: Sequence[Any]) -> RunRecord:
@@ -55,9 +55,7 @@ def to_commands(task_id: str, rows: Iterable[tuple[int, bytes]]) -> list[tuple[i
         try:
             command = read_command(json)
         except ConfigurationError as error:
-            raise EventLogError(
-                f"the letter {number} to the run {task_id} cannot be read: {error}", retryable=False
-            ) from error
+            raise EventLogError(f"Cannot read command {number} of run {task_id}: {error}", retryable=False) from error
         if command is not None:
             commands.append((number, command))
     return commands

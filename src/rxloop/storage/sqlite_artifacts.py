@@ -12,14 +12,14 @@ from rxloop.pipeline.artifact_rules import (
     ArtifactRecord,
     check_open,
     check_range,
+    find_version,
+    make_key_conflict_error,
+    make_unknown_artifact_error,
     next_version,
-    other_write,
-    safe_id,
-    unknown,
-    version_of,
+    normalize_id,
 )
-from rxloop.storage.sqlite.database import Fsync, errors_of, transaction
-from rxloop.storage.sqlite.file import OpenFile, checked_place
+from rxloop.storage.sqlite.database import Fsync, convert_errors, transaction
+from rxloop.storage.sqlite.file import OpenFile, check_path
 from rxloop.storage.sqlite.worker import Worker
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class SqliteArtifacts:
         Raises:
             ConfigurationError: If `path` or `fsync` is invalid.
         """
-        self.path = checked_place(path, fsync, "MemoryArtifacts for artifacts in memory")
+        self.path = check_path(path, fsync, "MemoryArtifacts for artifacts in memory")
         self._file = OpenFile(self.path, fsync)
         self._worker = Worker(self._file.open, "rxloop-artifacts")
 
@@ -64,15 +64,15 @@ class SqliteArtifacts:
             ArtifactError: If the ID is not a plain name.
             EventLogError: If the file is not writable.
         """
-        artifact_id = safe_id(artifact_id)
+        artifact_id = normalize_id(artifact_id)
         query = f"SELECT {_RECORD}, key FROM artifacts WHERE context_id = ? AND artifact_id = ? ORDER BY version"
 
         def work(connection: sqlite3.Connection) -> ArtifactRecord:
-            begun = {row[-1]: _record(row[:-1]) for row in connection.execute(query, (context_id, artifact_id))}
-            if key in begun:
-                return begun[key]
+            records = {row[-1]: _record(row[:-1]) for row in connection.execute(query, (context_id, artifact_id))}
+            if key in records:
+                return records[key]
             first = ArtifactRecord(artifact_id, 1, name, media_type, now, now)
-            record = next_version([*begun.values()], first, override)
+            record = next_version([*records.values()], first, override)
             connection.execute(
                 "INSERT INTO artifacts (context_id, artifact_id, version, name, media_type, created, updated, size,"
                 " chunks, complete, key) VALUES (?, ?, ?, ?, ?, ?, ?, 0, 0, 0, ?)",
@@ -80,7 +80,7 @@ class SqliteArtifacts:
             )
             return record
 
-        return await self._writing(work)
+        return await self._run_write(work)
 
     async def append(
         self, context_id: str, artifact_id: str, data: bytes, *, version: int | None, last: bool, key: str, now: int
@@ -92,31 +92,31 @@ class SqliteArtifacts:
             ArtifactError: If the artifact is complete or has a newer version, or if the key was used for another chunk.
             EventLogError: If the file is not writable.
         """
-        artifact_id = safe_id(artifact_id)
+        artifact_id = normalize_id(artifact_id)
 
         def work(connection: sqlite3.Connection) -> ArtifactChunk:
-            written = _written(connection, context_id, artifact_id, data, key)
+            written = _find_written(connection, context_id, artifact_id, data, key)
             if written is not None:
                 return written
             newest = (
                 "SELECT number FROM artifacts WHERE context_id = ? AND artifact_id = ? ORDER BY version DESC LIMIT 1"
             )
-            found = connection.execute(newest, (context_id, artifact_id)).fetchone()
-            if found is None:
-                raise unknown(artifact_id)
-            before = _record(_row(connection, found[0]))
+            row = connection.execute(newest, (context_id, artifact_id)).fetchone()
+            if row is None:
+                raise make_unknown_artifact_error(artifact_id)
+            before = _record(_read_row(connection, row[0]))
             check_open(before, version)
             connection.execute(
-                "INSERT INTO artifact_chunks (artifact, place, start, key, data) VALUES (?, ?, ?, ?, ?)",
-                (found[0], before.chunks, before.size, key, data),
+                "INSERT INTO artifact_chunks (artifact, position, start, key, data) VALUES (?, ?, ?, ?, ?)",
+                (row[0], before.chunks, before.size, key, data),
             )
             connection.execute(
                 "UPDATE artifacts SET updated = ?, size = size + ?, chunks = chunks + 1, complete = ? WHERE number = ?",
-                (now, len(data), last, found[0]),
+                (now, len(data), last, row[0]),
             )
-            return ArtifactChunk(_record(_row(connection, found[0])), before.chunks, before.size)
+            return ArtifactChunk(_record(_read_row(connection, row[0])), before.chunks, before.size)
 
-        return await self._writing(work)
+        return await self._run_write(work)
 
     async def read(
         self,
@@ -134,17 +134,18 @@ class SqliteArtifacts:
             ArtifactError: If the range is invalid.
             EventLogError: If the file is not readable.
         """
-        artifact_id = safe_id(artifact_id)
+        artifact_id = normalize_id(artifact_id)
         check_range(offset, limit)
         # The range starts in the last chunk that begins at or before the offset.
         query = (
             "SELECT start, data FROM artifact_chunks JOIN artifacts ON artifact = number"
             " WHERE context_id = ? AND artifact_id = ? AND version = ? AND start < ? AND start >= ("
-            "SELECT ifnull(max(start), 0) FROM artifact_chunks WHERE artifact = number AND start <= ?) ORDER BY place"
+            "SELECT ifnull(max(start), 0) FROM artifact_chunks WHERE artifact = number AND start <= ?)"
+            " ORDER BY position"
         )
 
         def work(connection: sqlite3.Connection) -> bytes:
-            record = version_of(_versions(connection, context_id, artifact_id), artifact_id, version)
+            record = find_version(_read_versions(connection, context_id, artifact_id), artifact_id, version)
             end = record.size if limit is None else min(record.size, offset + limit)
             # SQLite cannot bind integers above 64 bits.
             values = (context_id, artifact_id, record.version, end, min(offset, end))
@@ -152,7 +153,7 @@ class SqliteArtifacts:
                 data[max(0, offset - start) : end - start] for start, data in connection.execute(query, values)
             )
 
-        return await self._do(work)
+        return await self._run(work)
 
     async def versions(self, context_id: str, artifact_id: str) -> Sequence[ArtifactRecord]:
         """List artifact versions, from oldest to newest.
@@ -160,8 +161,8 @@ class SqliteArtifacts:
         Raises:
             EventLogError: If the file is not readable.
         """
-        artifact_id = safe_id(artifact_id)
-        return await self._do(lambda connection: _versions(connection, context_id, artifact_id))
+        artifact_id = normalize_id(artifact_id)
+        return await self._run(lambda connection: _read_versions(connection, context_id, artifact_id))
 
     async def list(self, context_id: str) -> Sequence[ArtifactRecord]:
         """List the latest version of each artifact in a conversation, sorted by ID.
@@ -176,7 +177,7 @@ class SqliteArtifacts:
             # Sort in Python, so that the order does not depend on SQLite collation.
             return [newest[artifact_id] for artifact_id in sorted(newest)]
 
-        return await self._do(work)
+        return await self._run(work)
 
     async def delete(self, context_id: str, artifact_id: str, *, expected: ArtifactRecord | None = None) -> bool:
         """Delete an artifact and its versions, implementing `ArtifactStore.delete`.
@@ -184,11 +185,11 @@ class SqliteArtifacts:
         Raises:
             EventLogError: If the file is not writable.
         """
-        artifact_id = safe_id(artifact_id)
+        artifact_id = normalize_id(artifact_id)
         own = (context_id, artifact_id)
 
         def work(connection: sqlite3.Connection) -> bool:
-            versions = _versions(connection, context_id, artifact_id)
+            versions = _read_versions(connection, context_id, artifact_id)
             if not versions or expected not in (None, versions[-1]):
                 return False
             numbers = "SELECT number FROM artifacts WHERE context_id = ? AND artifact_id = ?"
@@ -196,45 +197,45 @@ class SqliteArtifacts:
             connection.execute("DELETE FROM artifacts WHERE context_id = ? AND artifact_id = ?", own)
             return True
 
-        return await self._writing(work)
+        return await self._run_write(work)
 
     async def aclose(self) -> None:
         """Close the file. This method is idempotent, and later calls reopen the file."""
-        await self._worker.aclose(last=self._file.close)
+        await self._worker.aclose(final_work=self._file.close)
 
-    async def _writing(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def _run_write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         def write(connection: sqlite3.Connection) -> T:
             with transaction(connection):
-                done = work(connection)
-            if self._file.written(1):
-                self._file.move(connection)
-            return done
+                result = work(connection)
+            if self._file.needs_checkpoint(1):
+                self._file.checkpoint_wal(connection)
+            return result
 
-        return await self._do(write)
+        return await self._run(write)
 
-    async def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         def checked(connection: sqlite3.Connection) -> T:
             self._file.check()
-            with errors_of(self.path):
+            with convert_errors(self.path):
                 return work(connection)
 
-        return await self._worker.do(checked)
+        return await self._worker.run(checked)
 
 
 def _record(row: Sequence[Any]) -> ArtifactRecord:
     return ArtifactRecord(*row[:-1], complete=bool(row[-1]))
 
 
-def _row(connection: sqlite3.Connection, number: int) -> Sequence[Any]:
+def _read_row(connection: sqlite3.Connection, number: int) -> Sequence[Any]:
     return connection.execute(f"SELECT {_RECORD} FROM artifacts WHERE number = ?", (number,)).fetchone()
 
 
-def _versions(connection: sqlite3.Connection, context_id: str, artifact_id: str) -> list[ArtifactRecord]:
+def _read_versions(connection: sqlite3.Connection, context_id: str, artifact_id: str) -> list[ArtifactRecord]:
     query = f"SELECT {_RECORD} FROM artifacts WHERE context_id = ? AND artifact_id = ? ORDER BY version"
     return [_record(row) for row in connection.execute(query, (context_id, artifact_id))]
 
 
-def _written(
+def _find_written(
     connection: sqlite3.Connection, context_id: str, artifact_id: str, data: bytes, key: str
 ) -> ArtifactChunk | None:
     """Return the chunk stored by an earlier attempt of the same write, or None.
@@ -243,12 +244,12 @@ def _written(
         ArtifactError: If the stored chunk has different content.
     """
     query = (
-        "SELECT artifact, place, start, data FROM artifact_chunks AS c JOIN artifacts ON artifact = number"
+        "SELECT artifact, position, start, data FROM artifact_chunks AS c JOIN artifacts ON artifact = number"
         " WHERE context_id = ? AND artifact_id = ? AND c.key = ?"
     )
-    found = connection.execute(query, (context_id, artifact_id, key)).fetchone()
-    if found is None:
+    row = connection.execute(query, (context_id, artifact_id, key)).fetchone()
+    if row is None:
         return None
-    if found[3] != data:
-        raise other_write(artifact_id)
-    return ArtifactChunk(_record(_row(connection, found[0])), found[1], found[2])
+    if row[3] != data:
+        raise make_key_conflict_error(artifact_id)
+    return ArtifactChunk(_record(_read_row(connection, row[0])), row[1], row[2])

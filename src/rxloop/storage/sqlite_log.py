@@ -31,14 +31,14 @@ from rxloop.pipeline.records import (
 from rxloop.protocol.commands import Command
 from rxloop.protocol.events import Event, State
 from rxloop.state.run_state import RunFold
-from rxloop.storage.rules import check_batch, unknown_run
-from rxloop.storage.sqlite.database import Fsync, errors_of, transaction
-from rxloop.storage.sqlite.file import OpenFile, checked_place
+from rxloop.storage.rules import check_batch, make_unknown_run_error
+from rxloop.storage.sqlite.database import Fsync, convert_errors, transaction
+from rxloop.storage.sqlite.file import OpenFile, check_path
 from rxloop.storage.sqlite.followers import Followers
-from rxloop.storage.sqlite.leases import Turn, list_orphaned
+from rxloop.storage.sqlite.leases import Lease, list_orphaned
 from rxloop.storage.sqlite.reads import (
     Corrupt,
-    SeenPage,
+    StatusPage,
     read_commands,
     read_conversation,
     read_page,
@@ -48,8 +48,8 @@ from rxloop.storage.sqlite.reads import (
     store_folds,
 )
 from rxloop.storage.sqlite.worker import Worker
-from rxloop.storage.sqlite.writer import Writer, put_command, remove_run, trim
-from rxloop.storage.tail import PAGE, Place, Tail, Tails, followed
+from rxloop.storage.sqlite.writer import Writer, insert_command, remove_run, trim
+from rxloop.storage.tail import Position, Tail, Tails, follow_events
 
 T = TypeVar("T")
 
@@ -95,11 +95,12 @@ class SqliteEventLog(EventLog):
             ConfigurationError: If `path`, `fsync`, `corrupt` or `lease` is invalid.
         """
         # Use an absolute path, because the working directory may change before a connection is opened.
-        self.path = checked_place(path, fsync, "MemoryEventLog for a log in memory")
+        self.path = check_path(path, fsync, "MemoryEventLog for a log in memory")
         if corrupt not in ("refuse", "skip"):
-            raise ConfigurationError(f"corrupt is 'refuse' or 'skip', not {corrupt!r}")
+            raise ConfigurationError(f"corrupt must be 'refuse' or 'skip', got {corrupt!r}.")
         if not 0 < lease < inf:
-            raise ConfigurationError(f"lease is a number of seconds, more than 0, not {lease!r}")
+            raise ConfigurationError(f"lease must be a positive number of seconds, got {lease!r}.")
+        self.accepts_empty_owner = True
         self.keeps_deltas = keep_deltas
         self._fsync: Fsync = fsync
         self._corrupt: Corrupt = corrupt
@@ -109,7 +110,7 @@ class SqliteEventLog(EventLog):
         self._file = OpenFile(self.path, fsync)
         self._followers = Followers(self._file.check)
         self._followed: dict[asyncio.AbstractEventLoop, Tails] = {}
-        self._reader = Worker(self._file.open, "rxloop-log-reader", self._followers.look)
+        self._reader = Worker(self._file.open, "rxloop-log-reader", self._followers.poll)
 
     def __repr__(self) -> str:
         return f"<SqliteEventLog {self.path}>"
@@ -123,7 +124,7 @@ class SqliteEventLog(EventLog):
         """
         if not self.append_now(task_id, events, expected_seq=expected_seq, writer=writer):
             await self._writer.append(task_id, events, expected_seq, writer)
-            self._followers.wrote(task_id)
+            self._followers.wake_followers(task_id)
 
     def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> bool:
         """Append a small batch on the calling thread, or return False if this could block.
@@ -140,7 +141,7 @@ class SqliteEventLog(EventLog):
             return True
         if not self._writer.append_now(task_id, events, expected_seq, writer):
             return False
-        self._followers.wrote(task_id)
+        self._followers.wake_followers(task_id)
         return True
 
     async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
@@ -150,7 +151,7 @@ class SqliteEventLog(EventLog):
             UnknownRun: If the run does not exist.
             EventLogError: If reading the file fails.
         """
-        return tuple((await self._page(task_id, deltas, -1, (after_seq + 1, 0))).events)
+        return tuple((await self._read_page(task_id, deltas, False, (after_seq + 1, 0))).events)
 
     async def follow(
         self, task_id: str, *, after_seq: int = 0, deltas: bool = False, until: Until = "attempt"
@@ -165,46 +166,46 @@ class SqliteEventLog(EventLog):
             LogRolledBack: If an event that was already yielded is missing, because the file was restored.
             EventLogError: If reading the file fails.
         """
-        page = partial(self._page, task_id, deltas, PAGE)
-        joined = partial(self._tails().joined, task_id)
-        async for event in followed(task_id, page, joined, after_seq, deltas, until):
+        page = partial(self._read_page, task_id, deltas, True)
+        join = partial(self._get_tails().join, task_id)
+        async for event in follow_events(task_id, page, join, after_seq, deltas, until):
             yield event
 
-    def _tails(self) -> Tails:
+    def _get_tails(self) -> Tails:
         """Return the shared tails of the current event loop."""
         loop = asyncio.get_running_loop()
         for other in [other for other in self._followed if other.is_closed()]:
             del self._followed[other]
         if loop not in self._followed:
-            feeding = dict[Tail, asyncio.Task[None]]()
+            feeds = dict[Tail, asyncio.Task[None]]()
 
-            def begun(tail: Tail) -> None:
-                feeding[tail] = loop.create_task(self._feed(tail), name=f"rxloop-log-tail-{tail.task_id}")
+            def start_feed(tail: Tail) -> None:
+                feeds[tail] = loop.create_task(self._feed_tail(tail), name=f"rxloop-log-tail-{tail.task_id}")
 
-            def ended(tail: Tail) -> None:
-                feeding.pop(tail).cancel()
+            def stop_feed(tail: Tail) -> None:
+                feeds.pop(tail).cancel()
 
-            self._followed[loop] = Tails(begun, ended)
+            self._followed[loop] = Tails(start_feed, stop_feed)
         return self._followed[loop]
 
-    async def _feed(self, tail: Tail) -> None:
+    async def _feed_tail(self, tail: Tail) -> None:
         """Read new events for all followers of a run."""
-        place = tail.place
-        with self._followers.follower(tail.task_id, self._reader.keep_looking, deltas=True) as follower:
+        position = tail.position
+        with self._followers.follower(tail.task_id, self._reader.set_polling, deltas=True) as follower:
             try:
                 while True:
-                    follower.reads()
-                    found = await self._page(tail.task_id, True, PAGE, place)
-                    tail.grow(found.events, place)
-                    more, place = found.end > place, found.end
+                    follower.start_read()
+                    page = await self._read_page(tail.task_id, True, True, position)
+                    tail.add_page(page.events, position)
+                    more, position = page.end > position, page.end
                     if not more:
-                        tail.stand(found)
+                        tail.set_status(page)
                         # Start polling again, because the log may have been closed and reopened.
-                        self._reader.keep_looking(True)
-                        await follower.more(found.standing)
+                        self._reader.set_polling(True)
+                        await follower.wait(page.status)
             except EventLogError as error:
                 # Later followers must start with a new tail.
-                self._tails().forget(tail)
+                self._get_tails().forget(tail)
                 tail.fail(error)
 
     async def snapshot(
@@ -217,29 +218,29 @@ class SqliteEventLog(EventLog):
             EventLogError: If reading the file fails.
         """
         corrupt = self._corrupt
-        return await self._reading_run(task_id, lambda each: read_snapshot(each, task_id, since, history, corrupt))
+        return await self._query_run(task_id, lambda each: read_snapshot(each, task_id, since, history, corrupt))
 
     async def read_conversation(
-        self, context_id: str, *, before: str, after: Mark | None = None, version: int
+        self, conversation: str, *, before: str, after: Mark | None = None, version: int
     ) -> ConversationPage:
         """Return earlier runs of a conversation, implementing `EventLog.read_conversation`.
 
         Raises:
             EventLogError: If reading the file fails.
         """
-        empty = ConversationPage((), Mark(0, 0, 0, ""), whole=True)
-        return await self._reading(
-            lambda connection: read_conversation(connection, context_id, before, after, version, self._corrupt), empty
+        empty = ConversationPage((), Mark(0, 0, 0, ""), from_start=True)
+        return await self._query(
+            lambda connection: read_conversation(connection, conversation, before, after, version, self._corrupt), empty
         )
 
-    def store_folds(self, context_id: str, folds: Sequence[RunFold], *, version: int) -> None:
+    def store_folds(self, conversation: str, folds: Sequence[RunFold], *, version: int) -> None:
         """Store conversation folds in the background, implementing `EventLog.store_folds`."""
 
         def work(connection: sqlite3.Connection) -> None:
             with transaction(connection):
-                store_folds(connection, context_id, folds, version)
+                store_folds(connection, conversation, folds, version)
 
-        self._writer.when_there_is_time(work, lambda error: log.debug("no folds are kept in %s: %s", self.path, error))
+        self._writer.run_in_background(work, lambda error: log.debug("Cannot store folds in %s: %s", self.path, error))
 
     async def get_record(self, task_id: str) -> RunRecord:
         """Return the run record.
@@ -248,7 +249,7 @@ class SqliteEventLog(EventLog):
             UnknownRun: If the run does not exist.
             EventLogError: If reading the file fails.
         """
-        return await self._reading_run(task_id, lambda connection: read_record(connection, task_id))
+        return await self._query_run(task_id, lambda connection: read_record(connection, task_id))
 
     async def list_runs(self, **query: Unpack[RunQuery]) -> Sequence[RunRecord]:
         """Return the records of matching runs, implementing `EventLog.list_runs`.
@@ -258,34 +259,34 @@ class SqliteEventLog(EventLog):
             ConfigurationError: If `limit` is less than one.
             EventLogError: If reading the file fails.
         """
-        wanted = RunFilter(**query)
-        if wanted.after is not None:
-            await self.get_record(wanted.after)
-        return await self._reading(lambda connection: read_records(connection, wanted), [])
+        criteria = RunFilter(**query)
+        if criteria.after is not None:
+            await self.get_record(criteria.after)
+        return await self._query(lambda connection: read_records(connection, criteria), [])
 
-    async def acquire_lease(self, context_id: str, task_id: str, on_lost: Callable[[], None]) -> bool:
+    async def acquire_lease(self, conversation: str, task_id: str, on_lost: Callable[[], None]) -> bool:
         """Acquire the conversation lease for a run, implementing `EventLog.acquire_lease`.
 
         Raises:
             EventLogError: If writing the file fails.
         """
-        return await self._writer.take_turn(Turn(context_id, task_id, on_lost))
+        return await self._writer.acquire_lease(Lease(conversation, task_id, on_lost))
 
-    async def has_lease(self, context_id: str, task_id: str) -> bool:
+    async def has_lease(self, conversation: str, task_id: str) -> bool:
         """Return True if this log object still holds the lease, implementing `EventLog.has_lease`.
 
         Raises:
             EventLogError: If writing the file fails.
         """
-        return await self._writer.has_turn(context_id, task_id)
+        return await self._writer.has_lease(conversation, task_id)
 
-    async def release_lease(self, context_id: str, task_id: str) -> None:
+    async def release_lease(self, conversation: str, task_id: str) -> None:
         """Release the lease, implementing `EventLog.release_lease`.
 
         Raises:
             EventLogError: If writing the file fails.
         """
-        await self._writer.give_turn_back(context_id, task_id)
+        await self._writer.release_lease(conversation, task_id)
 
     async def list_orphaned(
         self, *, submitted_before: float = 30, submitted_limit: int | None = None, submitted_after: str | None = None
@@ -295,7 +296,7 @@ class SqliteEventLog(EventLog):
         Raises:
             EventLogError: If reading the file fails.
         """
-        return await self._reading(
+        return await self._query(
             lambda connection: list_orphaned(connection, submitted_before, submitted_limit, submitted_after), []
         )
 
@@ -310,10 +311,10 @@ class SqliteEventLog(EventLog):
 
         def work(connection: sqlite3.Connection) -> int:
             with transaction(connection):
-                return put_command(connection, task_id, data)
+                return insert_command(connection, task_id, data)
 
-        number = await self._writer.do(work)
-        self._followers.sent(task_id)
+        number = await self._writer.run(work)
+        self._followers.wake_watchers(task_id)
         return number
 
     async def read_commands(self, task_id: str, *, after: int = 0) -> Sequence[tuple[int, Command]]:
@@ -323,12 +324,12 @@ class SqliteEventLog(EventLog):
             UnknownRun: If the run does not exist.
             EventLogError: If reading the file fails.
         """
-        return await self._reading_run(task_id, lambda connection: read_commands(connection, task_id, after))
+        return await self._query_run(task_id, lambda connection: read_commands(connection, task_id, after))
 
     def watch_commands(self, task_id: str, notify: Callable[[], None]) -> Callable[[], None]:
         """Call `notify` within 20 ms after a new command, implementing `EventLog.watch_commands`."""
-        stop = self._followers.watch(task_id, notify, self._reader.keep_looking)
-        if not self._reader.open:
+        stop = self._followers.watch(task_id, notify, self._reader.set_polling)
+        if not self._reader.is_open:
             # If the file cannot be opened, wake the watchers, so that their next read raises the error.
             self._reader.submit(lambda connection: None, lambda error: self._followers.wake_all())
         return stop
@@ -351,8 +352,8 @@ class SqliteEventLog(EventLog):
             EventLogError: If writing the file fails.
         """
         before = round((time.time() - older_than) * 1000)
-        wanted = [state for state in states if state in FINISHED]
-        return await self._writer.remove(lambda connection: trim(connection, before, wanted, deltas_only))
+        criteria = [state for state in states if state in FINISHED]
+        return await self._writer.remove(lambda connection: trim(connection, before, criteria, deltas_only))
 
     @property
     def artifacts(self) -> ArtifactStore:
@@ -372,26 +373,26 @@ class SqliteEventLog(EventLog):
         await self._reader.aclose()
         self._followers.wake_all()
 
-    async def _reading(self, work: Callable[[sqlite3.Connection], T], empty: T) -> T:
+    async def _query(self, work: Callable[[sqlite3.Connection], T], empty: T) -> T:
         """Return a query result. If the file does not exist yet, return `empty`."""
 
         def read(connection: sqlite3.Connection) -> T:
             self._file.check()
-            with errors_of(self.path):
+            with convert_errors(self.path):
                 return work(connection)
 
-        if not self._reader.open and not self.path.exists():
+        if not self._reader.is_open and not self.path.exists():
             return empty
-        return await self._reader.do(read)
+        return await self._reader.run(read)
 
-    async def _reading_run(self, task_id: str, work: Callable[[sqlite3.Connection], T | None]) -> T:
+    async def _query_run(self, task_id: str, work: Callable[[sqlite3.Connection], T | None]) -> T:
         """Return a query result for a run. A result of None raises `UnknownRun`."""
-        found = await self._reading(work, None)
-        if found is None:
-            raise unknown_run(task_id)
-        return found
+        page = await self._query(work, None)
+        if page is None:
+            raise make_unknown_run_error(task_id)
+        return page
 
-    async def _page(self, task_id: str, deltas: bool, limit: int, after: Place) -> SeenPage:
-        """Read a page of events."""
+    async def _read_page(self, task_id: str, deltas: bool, paged: bool, after: Position) -> StatusPage:
+        """Read a page of events, or all events."""
         corrupt = self._corrupt
-        return await self._reading_run(task_id, lambda each: read_page(each, task_id, after, deltas, limit, corrupt))
+        return await self._query_run(task_id, lambda each: read_page(each, task_id, after, deltas, paged, corrupt))

@@ -6,20 +6,26 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rxloop.errors import EventLogError
 from rxloop.pipeline.records import Until, finishes
 from rxloop.protocol.events import Event, ends_attempt
-from rxloop.storage.rules import same, went_back
+from rxloop.storage.rules import is_same, make_rollback_error
 
-_MOST = 256
+_MAX_EVENTS = 256
 """Maximum number of buffered events per run. Slower readers read from the log."""
 
-PAGE = 500
-"""Page size for log reads, so that long runs are never loaded at once."""
+_MAX_BYTES = 1 << 20
+"""Maximum size of the buffered events per run, unless a single event is larger."""
 
-Place = tuple[int, int]
+PAGE_SIZE = 500
+"""Maximum number of events per page for log reads, so that long runs are never loaded at once."""
+
+PAGE_BYTES = 1 << 18
+"""Size in bytes after which a page ends. A page has at least one event."""
+
+Position = tuple[int, int]
 """`seq` and `sub` of an event."""
 
 
@@ -28,38 +34,38 @@ class Page:
     """Events read from a position, including the durable event at that position, with the status of the run."""
 
     events: Sequence[Event]
-    rows: int
-    """Number of rows, including skipped events."""
-    end: Place
+    is_full: bool
+    """True if the page has ended because of its size, so that further events may exist."""
+    end: Position
     """Position of the last row, or the start position."""
     seq: int
     """`seq` of the last durable event."""
-    at_rest: bool
+    idle: bool
     finished: bool
     """True if the run cannot produce further events."""
     number: int
     """Run number in the log."""
 
-    def over(self, until: Until) -> bool:
+    def is_over(self, until: Until) -> bool:
         """Return True if a follower can stop after this page, assuming it is the last page."""
-        return self.at_rest and (until == "attempt" or self.finished)
+        return self.idle and (until == "attempt" or self.finished)
 
 
-def unread(events: Sequence[Event], place: Place, last: Event | None, task_id: str) -> list[Event]:
+def select_unread(events: Sequence[Event], position: Position, last: Event | None, task_id: str) -> list[Event]:
     """Return the events after a position.
 
     Args:
         events: Events of the page.
-        place: Start position of the page.
+        position: Start position of the page.
         last: Last durable event received by the reader, or None if unknown.
         task_id: Run ID.
 
     Raises:
         LogRolledBack: If the log no longer contains `last`.
     """
-    if last is not None and last.seq == place[0] and not (events and same(events[0], last)):
-        raise went_back(task_id, last.seq)
-    return [event for event in events if place_of(event) > place]
+    if last is not None and last.seq == position[0] and not (events and is_same(events[0], last)):
+        raise make_rollback_error(task_id, last.seq)
+    return [event for event in events if get_position(event) > position]
 
 
 class Tail:
@@ -68,57 +74,66 @@ class Tail:
     def __init__(self, task_id: str, page: Page) -> None:
         """Start an empty buffer after a page."""
         self.task_id, self.number = task_id, page.number
-        self.place: Place = (page.seq, 0)
+        self.position: Position = (page.seq, 0)
         """Position of the last event."""
         self.readers = 0
         self._since = page.seq
         """All durable events after this `seq` are buffered."""
-        self._at_rest = page.at_rest
+        self._idle = page.idle
         self._finished = page.finished
-        self._before = self._last = last_of(page.events, None)
+        self._last_dropped = self._last = find_last_durable(page.events, None)
         """Last durable event before the buffer, and last durable event."""
         self._events = deque[Event]()
+        self._size = 0
+        """Size of the buffered events."""
         self._early: list[Event] = []
         """Transient events that arrived before their durable event."""
         self._waiting: tuple[set[asyncio.Future[None]], set[asyncio.Future[None]]] = (set(), set())
         """Readers waiting for durable events, and readers waiting for any event."""
         self._error: EventLogError | None = None
 
-    def grow(self, events: Sequence[Event], place: Place) -> None:
-        """Add a page of events, starting at `place`.
+    def add_page(self, events: Sequence[Event], position: Position) -> None:
+        """Add a page of events, starting at `position`.
 
         Raises:
             LogRolledBack: If the page does not match the buffered events.
         """
-        self._take(unread(events, place, self._last, self.task_id), [])
+        self._add(select_unread(events, position, self._last, self.task_id), [])
 
-    def told(self, event: Event) -> None:
+    def add_transient(self, event: Event) -> None:
         """Add a transient event that was delivered separately, in any order. Duplicates are ignored."""
-        self._take([], [event])
+        self._add([], [event])
 
-    def _take(self, found: Sequence[Event], told: Sequence[Event]) -> None:
-        told, self._early = [*self._early, *told], []
-        doubtful = {*map(id, told)}
-        durable = new = False
-        for event in sorted([*found, *told], key=place_of):
-            if place_of(event) <= self.place:
+    def _add(self, stored: Sequence[Event], transient: Sequence[Event]) -> None:
+        transient, self._early = [*self._early, *transient], []
+        transient_ids = {*map(id, transient)}
+        durable = has_new = False
+        for event in sorted([*stored, *transient], key=get_position):
+            if get_position(event) <= self.position:
                 continue
             if event.durable:
                 durable = True
                 self._last = event
-                self._at_rest, self._finished = ends_attempt(event), finishes(event)
-            elif event.seq > self.place[0]:
-                self._early = [*self._early[1 - _MOST :], event]
+                self._idle, self._finished = ends_attempt(event), finishes(event)
+            elif event.seq > self.position[0]:
+                self._early = [*self._early[1 - _MAX_EVENTS :], event]
                 continue
-            elif id(event) in doubtful and not self._belongs(event):
+            elif id(event) in transient_ids and not self._belongs(event):
                 continue
-            new = True
-            self.place = place_of(event)
+            has_new = True
+            self.position = get_position(event)
             self._events.append(event)
-            if len(self._events) > _MOST and (oldest := self._events.popleft()).durable:
-                self._before, self._since = oldest, oldest.seq
-        if new:
+            self._size += event.decoded_size
+            while len(self._events) > _MAX_EVENTS or (self._size > _MAX_BYTES and len(self._events) > 1):
+                self._drop_oldest()
+        if has_new:
             self._wake(durable=durable)
+
+    def _drop_oldest(self) -> None:
+        oldest = self._events.popleft()
+        self._size -= oldest.decoded_size
+        if oldest.durable:
+            self._last_dropped, self._since = oldest, oldest.seq
 
     def _belongs(self, event: Event) -> bool:
         """Return True if a notified transient event follows the last durable event of the same run and attempt.
@@ -129,13 +144,13 @@ class Tail:
         if last is None:
             return True
         # Events created outside a run have no root run ID.
-        of = {event.root_task_id, last.root_task_id} - {""}
-        return len(of) < 2 and event.attempt == last.attempt
+        root_ids = {event.root_task_id, last.root_task_id} - {""}
+        return len(root_ids) < 2 and event.attempt == last.attempt
 
-    def stand(self, page: Page) -> None:
+    def set_status(self, page: Page) -> None:
         """Update the run status after its last page. The last event itself may have been skipped."""
-        changed = (self._at_rest, self._finished) != (page.at_rest, page.finished)
-        self._at_rest, self._finished = page.at_rest, page.finished
+        changed = (self._idle, self._finished) != (page.idle, page.finished)
+        self._idle, self._finished = page.idle, page.finished
         if changed:
             self._wake(durable=True)
 
@@ -151,33 +166,33 @@ class Tail:
                     waiter.set_result(None)
             waiting.clear()
 
-    def after(self, place: Place, deltas: bool) -> list[Event] | None:
+    def get_events(self, position: Position, deltas: bool) -> list[Event] | None:
         """Return the buffered events after a position, or None if some of them were dropped."""
-        if place[0] < self._since:
+        if position[0] < self._since:
             return None
-        found: list[Event] = []
+        events: list[Event] = []
         for event in reversed(self._events):
-            if place_of(event) <= place:
+            if get_position(event) <= position:
                 break
             if deltas or event.durable:
-                found.append(event)
-        found.reverse()
-        return found
+                events.append(event)
+        events.reverse()
+        return events
 
-    def knows(self, last: Event) -> bool:
+    def contains(self, last: Event) -> bool:
         """Return True if the buffer contains the last durable event of a reader.
 
         Raises:
             LogRolledBack: If the buffer contains a different event with this `seq`.
         """
-        for event in (*reversed(self._events), self._before):
+        for event in (*reversed(self._events), self._last_dropped):
             if event is not None and event.durable and event.seq <= last.seq:
-                if event.seq == last.seq and not same(event, last):
-                    raise went_back(self.task_id, last.seq)
+                if event.seq == last.seq and not is_same(event, last):
+                    raise make_rollback_error(self.task_id, last.seq)
                 return event.seq == last.seq
         return False
 
-    def over(self, until: Until) -> bool:
+    def is_over(self, until: Until) -> bool:
         """Return True if a follower can stop.
 
         Raises:
@@ -185,9 +200,9 @@ class Tail:
         """
         if self._error is not None:
             raise self._error
-        return self._at_rest and (until == "attempt" or self._finished)
+        return self._idle and (until == "attempt" or self._finished)
 
-    async def more(self, deltas: bool) -> None:
+    async def wait(self, deltas: bool) -> None:
         """Wait for the next event."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = self._waiting[deltas]
@@ -198,10 +213,10 @@ class Tail:
             waiting.discard(waiter)
 
 
-async def followed(
+async def follow_events(
     task_id: str,
-    page: Callable[[Place], Awaitable[Page]],
-    joined: Callable[[Page], AbstractContextManager[Tail]],
+    read_page: Callable[[Position], Awaitable[Page]],
+    join: Callable[[Page], AbstractContextManager[Tail]],
     after_seq: int,
     deltas: bool,
     until: Until,
@@ -210,8 +225,8 @@ async def followed(
 
     Args:
         task_id: Run ID.
-        page: Function that reads up to `PAGE` events after a position.
-        joined: Context manager for the shared tail, which continues no later than the given page.
+        read_page: Function that reads a page of events after a position.
+        join: Context manager for the shared tail, which continues no later than the given page.
         after_seq: Skip events up to this `seq`.
         deltas: Include transient events.
         until: When to stop.
@@ -219,44 +234,52 @@ async def followed(
     Raises:
         LogRolledBack: If an event that was already yielded is missing from the log.
     """
-    place: Place = (after_seq, 0)
+    position: Position = (after_seq, 0)
     last: Event | None = None
     while True:
-        found = await page(place)
-        events, more, place = unread(found.events, place, last, task_id), found.end > place, found.end
-        last = last_of(found.events, last)
+        page = await read_page(position)
+        events, has_more, position = select_unread(page.events, position, last, task_id), page.end > position, page.end
+        last = find_last_durable(page.events, last)
+        is_over, is_last = page.is_over(until), not has_more or not (page.is_full or page.idle)
+        if not is_last:
+            # Do not keep large events while the reader is waiting.
+            page = replace(page, events=())
         for event in events:
             yield event
-        if not more and found.over(until):
+        if not has_more and is_over:
             return
-        if not more or (found.rows < PAGE and not found.at_rest):
+        if is_last:
             break
-    if found.seq < place[0]:
+    if page.seq < position[0]:
         # The reader is ahead of the log, but the tail must start at the end of the log.
-        found = await page((found.seq, 0))
-    with joined(found) as tail:
-        known = False
+        page = await read_page((page.seq, 0))
+    with join(page) as tail:
+        is_verified = False
         while True:
-            events = tail.after(place, deltas)
-            if events is None or (not events and not known and last is not None and tail.over(until)):
+            events = tail.get_events(position, deltas)
+            if events is None or (not events and not is_verified and last is not None and tail.is_over(until)):
                 # Read the log if the buffer has dropped events, or to verify the last event of the reader before
                 # stopping.
-                found = await page(place)
-                events = unread(found.events, place, last, task_id)
-                if found.end == place:
-                    if found.over(until):
+                is_behind = tail.position < position
+                page = await read_page(position)
+                events = select_unread(page.events, position, last, task_id)
+                is_verified = page.end == position
+                if page.end == position:
+                    if page.is_over(until):
                         return
-                    # The buffer had later events, so the log was rolled back.
-                    raise went_back(task_id, place[0])
-                known, place = False, found.end
+                    if page.seq < position[0] or not is_behind:
+                        # The buffer had later events, so the log was rolled back.
+                        raise make_rollback_error(task_id, position[0])
+                    # The reader has read the log before the tail received the events of a new attempt.
+                position = page.end
             elif events:
-                known = known or last is None or tail.knows(last)
-                place = place_of(events[-1])
-            elif tail.over(until):
+                is_verified = is_verified or last is None or tail.contains(last)
+                position = get_position(events[-1])
+            elif tail.is_over(until) and not (is_verified and tail.position < position):
                 return
             else:
-                await tail.more(deltas)
-            last = last_of(events, last)
+                await tail.wait(deltas)
+            last = find_last_durable(events, last)
             for event in events:
                 yield event
 
@@ -264,29 +287,29 @@ async def followed(
 class Tails:
     """Shared tails of the runs followed in one event loop."""
 
-    def __init__(self, begun: Callable[[Tail], None], ended: Callable[[Tail], None] | None = None) -> None:
-        """Create an empty collection.
+    def __init__(self, on_start: Callable[[Tail], None], on_end: Callable[[Tail], None] | None = None) -> None:
+        """Create the collection without any tails.
 
         Args:
-            begun: Called with each new tail. The callback must feed all events after the tail's position.
-            ended: Called when the last reader of a tail has left.
+            on_start: Called with each new tail. The callback must feed all events after the tail's position.
+            on_end: Called when the last reader of a tail has left.
         """
-        self._begun, self._ended = begun, ended
-        self.of_task: dict[str, Tail] = {}
-        self.of_number: dict[int, Tail] = {}
+        self._on_start, self._on_end = on_start, on_end
+        self.by_task: dict[str, Tail] = {}
+        self.by_number: dict[int, Tail] = {}
 
     @contextmanager
-    def joined(self, task_id: str, page: Page) -> Generator[Tail]:
+    def join(self, task_id: str, page: Page) -> Generator[Tail]:
         """Join the tail of a run for the duration of the block. A new tail starts after the page."""
-        tail = self.of_task.get(task_id)
+        tail = self.by_task.get(task_id)
         if tail is None or tail.number != page.number:
             # After a log rollback, runs have new numbers, and old numbers may belong to other runs.
-            for other in (tail, self.of_number.get(page.number)):
+            for other in (tail, self.by_number.get(page.number)):
                 if other is not None:
                     self.forget(other)
-                    other.fail(went_back(other.task_id, other.place[0]))
-            tail = self.of_task[task_id] = self.of_number[page.number] = Tail(task_id, page)
-            self._begun(tail)
+                    other.fail(make_rollback_error(other.task_id, other.position[0]))
+            tail = self.by_task[task_id] = self.by_number[page.number] = Tail(task_id, page)
+            self._on_start(tail)
         tail.readers += 1
         try:
             yield tail
@@ -297,25 +320,25 @@ class Tails:
 
     def forget(self, tail: Tail) -> None:
         """Stop feeding a tail."""
-        if self.of_task.get(tail.task_id) is tail:
-            del self.of_task[tail.task_id]
-        if self.of_number.get(tail.number) is tail:
-            del self.of_number[tail.number]
-            if self._ended is not None:
-                self._ended(tail)
+        if self.by_task.get(tail.task_id) is tail:
+            del self.by_task[tail.task_id]
+        if self.by_number.get(tail.number) is tail:
+            del self.by_number[tail.number]
+            if self._on_end is not None:
+                self._on_end(tail)
 
     def fail(self, error: EventLogError) -> None:
         """Raise an error in all readers."""
-        for tail in list(self.of_task.values()):
+        for tail in list(self.by_task.values()):
             self.forget(tail)
             tail.fail(error)
 
 
-def place_of(event: Event) -> Place:
+def get_position(event: Event) -> Position:
     """Return an event's position."""
     return event.seq, event.sub
 
 
-def last_of(events: Sequence[Event], last: Event | None) -> Event | None:
+def find_last_durable(events: Sequence[Event], last: Event | None) -> Event | None:
     """Return the last durable event, or `last` if there is none."""
     return next((event for event in reversed(events) if event.durable), last)

@@ -1,4 +1,4 @@
-"""The reasoning strategies, each whole in one file, and the tool that lets a model walk through their stages.
+"""Reasoning strategies, and a tool that guides the model through their stages.
 
     result = await agent.run("Make 24 from 4 9 10 13.", strategy=tree_of_thoughts(keep=2, depth=3))
 

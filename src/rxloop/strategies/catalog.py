@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
-from typing import cast
+from typing import Literal, cast, get_args
 
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.requests import Strategy
 from rxloop.thinking.stages import StrategyDefinition
 
-_NAMES = (
+StrategyName = Literal[
     "linear",
     "chain_of_thought",
     "react",
@@ -24,7 +24,10 @@ _NAMES = (
     "self_consistency",
     "step_back",
     "tree_of_thoughts",
-)
+]
+"""Name of a strategy. At runtime, names are case-insensitive, and aliases are accepted too."""
+
+_NAMES: tuple[StrategyName, ...] = get_args(StrategyName)
 
 
 class _Definitions(Mapping[str, StrategyDefinition]):
@@ -63,7 +66,12 @@ def get_stages(name: str) -> StrategyDefinition:
     for definition in STRATEGIES.values():
         if normal_name in definition.aliases:
             return definition
-    raise ConfigurationError(f"there is no strategy {name!r}; there are {', '.join(_NAMES)}")
+    # Imported lazily, because correct programs do not need it.
+    from rxloop._names import find_nearest
+
+    nearest = find_nearest(normal_name, _NAMES)
+    hint = "" if nearest is None else f" did you mean {nearest!r}?"
+    raise ConfigurationError(f"unknown strategy {name!r};{hint} expected one of {', '.join(_NAMES)}")
 
 
 def load_strategy(name: str) -> Strategy:

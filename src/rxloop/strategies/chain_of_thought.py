@@ -16,7 +16,7 @@ STAGES = StrategyDefinition(
     title="Chain of Thought",
     when="For problems that fall into a few steps in a fixed order, such as arithmetic and logic; the cheapest of all.",
     pattern="linear",
-    traits={"verification"},
+    features={"verification"},
     stages=(
         replace(PROBLEM_RECEPTION, next="step_decomposition"),
         Stage(

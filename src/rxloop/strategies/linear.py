@@ -17,7 +17,7 @@ STAGES = StrategyDefinition(
     aliases="base_sequential",
     when="For open problems whose length cannot be foreseen: it thinks, revises, branches off, and tests a hypothesis.",
     pattern="adaptive",
-    traits={"backtracking", "revision", "verification", "dynamic_thought_count"},
+    features={"backtracking", "revision", "verification", "dynamic_thought_count"},
     stages=(
         replace(PROBLEM_RECEPTION, next="initial_thought_planning"),
         Stage(
@@ -87,7 +87,7 @@ _FORM = (
     "`Next: branch` to try something else, or `Next: conclude`."
 )
 _HYPOTHESIS = "End with one line: `Holds: yes` or `Holds: no`."
-_AGAIN = {"continue": "thought_adjustment", "revise": "thought_adjustment", "branch": "branch_creation"}
+_NEXT_STAGES = {"continue": "thought_adjustment", "revise": "thought_adjustment", "branch": "branch_creation"}
 
 
 def linear(max_thoughts: int = 8) -> Strategy:
@@ -119,7 +119,7 @@ def linear(max_thoughts: int = 8) -> Strategy:
                 thoughts += 1
                 previous_id = run.thought(reply.text, type="reflection", related_to=previous_id, reply=reply)
             run.stage("continuation_decision")
-            next_stage = _AGAIN.get(find_word(reply.text, "next"))
+            next_stage = _NEXT_STAGES.get(find_word(reply.text, "next"))
             if next_stage is None or thoughts >= max_thoughts:
                 candidate = await run.ask(
                     f"{run.stage('hypothesis_generation')} Test it against what you know. {_HYPOTHESIS}"

@@ -19,7 +19,7 @@ _LABEL = re.compile(r"#E([0-9]{1,9})")
 
 _STEP = re.compile(r"#E([0-9]{1,9})\**\s*=\s*([\w.-]+)\s*\[")
 
-_WHY = re.compile(r"\bplan\b[ 0-9]*:", re.IGNORECASE)
+_REASON_LABEL = re.compile(r"\bplan\b[ 0-9]*:", re.IGNORECASE)
 
 _FENCE = re.compile(r"```(?:json)?(.*?)```", re.DOTALL)
 
@@ -57,17 +57,16 @@ class Plan:
         steps = tuple(sorted(self.steps, key=lambda step: _number(step.id)))
         object.__setattr__(self, "steps", steps)
         if not steps:
-            raise PlanRefused(f"the plan has no step; {_FORM}")
+            raise PlanRefused(f"the plan must have at least one step; {_FORM}")
         ids = [step.id for step in steps]
         if twice := [each for each, count in Counter(ids).items() if count > 1]:
-            raise PlanRefused(f"the plan has two steps #{twice[0]}; give each a number of its own")
+            raise PlanRefused(f"step numbers must be unique, got #{twice[0]} twice")
         for step in steps:
             if unknown := step.needs - set(ids):
-                raise PlanRefused(f"step #{step.id} refers to {_join(unknown)}; the plan has only {_join(ids)}")
+                raise PlanRefused(f"step #{step.id} uses unknown steps {_join(unknown)}, expected {_join(ids)}")
         if cycle := self._find_cycle():
             raise PlanRefused(
-                f"the steps #{' -> #'.join(cycle)} wait for each other; "
-                "a step may refer only to results that do not depend on its own"
+                f"circular dependency between steps: #{' -> #'.join(cycle)}. Remove one of the references."
             )
 
     def __iter__(self) -> Iterator[PlanStep]:
@@ -103,7 +102,7 @@ class Plan:
         """
         step = self[id]
         if missing := step.needs - set(evidence):
-            raise PlanRefused(f"step #{step.id} needs the result of {_join(missing)}, which is not there")
+            raise PlanRefused(f"step #{step.id} needs the missing result of {_join(missing)}")
         return _substitute(step.arguments, evidence)
 
     def format_with_evidence(self, evidence: Mapping[str, Any]) -> str:
@@ -159,10 +158,10 @@ def parse_plan(text: str, tools: Collection[str] | None = None) -> Plan:
         json_steps = _parse_json_steps(text)
         plan = Plan(tuple(_steps_from_json(json_steps) if json_steps is not None else _steps_from_text(text)))
     except RecursionError:
-        raise PlanRefused(f"the arguments of the plan are nested too deeply; {_FORM}") from None
+        raise PlanRefused(f"the plan must not be nested too deeply; {_FORM}") from None
     for step in plan:
         if tools is not None and step.tool not in tools:
-            raise PlanRefused(f"step #{step.id} calls {step.tool!r}; there are only the tools {', '.join(tools)}")
+            raise PlanRefused(f"step #{step.id} uses unknown tool {step.tool!r}, expected one of {', '.join(tools)}")
     return plan
 
 
@@ -171,7 +170,7 @@ def _steps_from_text(text: str) -> Iterator[PlanStep]:
     while match := _STEP.search(text, position):
         arguments, end = _parse_input(text, match)
         before = text[position : match.start()]
-        why = _WHY.search(before)
+        why = _REASON_LABEL.search(before)
         yield PlanStep(_id(match[1]), match[2], arguments, _one_line(before[why.end() :]) if why else "")
         position = end
 
@@ -187,7 +186,7 @@ def _parse_input(text: str, match: re.Match[str]) -> tuple[Arguments, int]:
         depth += {"[": 1, "]": -1}.get(text[index], 0)
         if depth == 0:
             return text[start:index].strip(), index + 1
-    raise PlanRefused(f"the input of step #E{match[1]} has no closing bracket; {_FORM}")
+    raise PlanRefused(f"missing closing bracket in step #E{match[1]}; {_FORM}")
 
 
 def _parse_json_input(text: str, begin: int, number: str) -> tuple[Arguments, int]:
@@ -195,10 +194,10 @@ def _parse_json_input(text: str, begin: int, number: str) -> tuple[Arguments, in
         arguments, end = json.JSONDecoder(strict=False).raw_decode(text, begin)
     except json.JSONDecodeError as error:
         excerpt = text[error.pos : error.pos + 20].split("\n")[0]
-        raise PlanRefused(f"the arguments of step #E{number} are not JSON: {error.msg} at {excerpt!r}") from None
+        raise PlanRefused(f"invalid JSON in step #E{number}: {error.msg} at {excerpt!r}") from None
     remainder = text[end:].lstrip()
     if not remainder.startswith("]"):
-        raise PlanRefused(f"the arguments of step #E{number} are not followed by a closing bracket; {_FORM}")
+        raise PlanRefused(f"missing closing bracket after the arguments of step #E{number}; {_FORM}")
     return arguments, len(text) - len(remainder) + 1
 
 
@@ -222,14 +221,14 @@ def _parse_json_steps(text: str) -> list[Any] | None:
 def _steps_from_json(steps: Sequence[Any]) -> Iterator[PlanStep]:
     for index, step in enumerate(steps, 1):
         if not isinstance(step, Mapping) or not isinstance(tool := cast("Mapping[str, Any]", step).get("tool"), str):
-            raise PlanRefused(f"step {index} of the plan is not an object with a tool; it is {_json(step)}")
+            raise PlanRefused(f'step {index} must be an object with the key "tool", got {_json(step)}')
         step = cast("Mapping[str, Any]", step)
         label = re.fullmatch(r"#?E?([0-9]{1,9})", str(step.get("id", index)))
         if label is None:
-            raise PlanRefused(f"step {index} of the plan has the id {step['id']!r}; ids are E1, E2 and so on")
+            raise PlanRefused(f"invalid id {step['id']!r} in step {index}, expected E1, E2 and so on")
         arguments = step.get("arguments", {})
         if not isinstance(arguments, (dict, str)):
-            raise PlanRefused(f"the arguments of step #E{label[1]} are {_json(arguments)}; they have to be an object")
+            raise PlanRefused(f"the arguments of step #E{label[1]} must be an object, got {_json(arguments)}")
         why = step.get("plan") or step.get("why") or ""
         yield PlanStep(_id(label[1]), tool, cast("Arguments", arguments), _one_line(str(why)))
 

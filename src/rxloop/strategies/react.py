@@ -16,7 +16,7 @@ STAGES = StrategyDefinition(
     title="ReAct",
     when="For questions that need tools, where each result decides what to do next.",
     pattern="cyclic",
-    traits={"external_tools", "backtracking", "revision", "verification", "dynamic_thought_count"},
+    features={"external_tools", "backtracking", "revision", "verification", "dynamic_thought_count"},
     stages=(
         replace(PROBLEM_RECEPTION, next="initial_reasoning"),
         Stage(
@@ -102,7 +102,7 @@ def react(max_cycles: int = 8) -> Strategy:
         run.stage("problem_reception", "initial_reasoning")
         prompt: str | None = _CYCLE
         for _ in range(max_cycles):
-            reply = await run.ask(prompt, tools=True, times=1, on_message=plan)
+            reply = await run.ask(prompt, tools=True, max_calls=1, on_message=plan)
             if not reply.calls:
                 break
             prompt = None

@@ -9,6 +9,12 @@ from rxloop.errors import ConfigurationError
 
 _MARK = re.compile(r"^[\s>*#_`]*(?:(?:step|thought|option|proposal)\s*)?(?:\(?\d+[.):]+|[-*•])\s*", re.IGNORECASE)
 
+_MAX_MARK = 100
+"""Maximum number of characters before the text of a list item."""
+
+_WHITESPACE = re.compile(r"[^\S\n]{20,}")
+"""Long whitespace, which would be searched again for each of its characters."""
+
 _NUMBER = re.compile(r"(-?\d{1,15}(?:\.\d+)?|-?\.\d+)\s*(?:(%)|(?:/|out\s+of\s)\s*(\d{1,15}(?:\.\d+)?))?")
 
 _INLINE_ANSWERS = (
@@ -29,9 +35,14 @@ def split_paragraphs(text: str) -> list[str]:
 def parse_list(text: str) -> list[str]:
     """Parse list items without bullets or numbering. If no line has a marker, every line counts as an item."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    list_items = [line for line in lines if _MARK.match(line)]
-    items = [_MARK.sub("", line).strip(" *_`") for line in list_items or lines]
+    list_items = [line for line in lines if _MARK.match(line, 0, _MAX_MARK)]
+    items = [_strip_mark(line).strip(" *_`") for line in list_items or lines]
     return list(dict.fromkeys(item for item in items if item))
+
+
+def _strip_mark(line: str) -> str:
+    match = _MARK.match(line, 0, _MAX_MARK)
+    return line if match is None else line[match.end() :].lstrip()
 
 
 def find_labelled(text: str, *labels: str) -> str | None:
@@ -40,7 +51,9 @@ def find_labelled(text: str, *labels: str) -> str | None:
     Ignores case, and Markdown around the label.
     """
     names = "|".join(re.escape(label).replace(r"\ ", r"[\s_-]*") for label in labels)
-    match = list(re.finditer(rf"(?im)^[\s>*#_`-]*(?:{names})[\s*_`]*[:=][\s*_`]*(?P<rest>.*)$", text))
+    # Possessive repetitions and whitespace within a line keep the search linear.
+    mark = r"(?:[^\S\n]|[>*#_`-])*+"
+    match = list(re.finditer(rf"(?im)^{mark}(?:{names})[\s*_`]*+[:=][\s*_`]*+(?P<rest>.*)$", text))
     if not match:
         return None
     remainder = match[-1]["rest"].strip(" *_`\t")
@@ -73,7 +86,8 @@ def find_final_answer(text: str) -> str | None:
     lines = _split_lines(find_labelled(text, "answer", "final answer", "the answer", "the final answer") or "")
     if lines:
         return lines[0]
-    answers = [match[-1] for pattern in _INLINE_ANSWERS if (match := pattern.findall(text))]
+    plain = _WHITESPACE.sub(" ", text)
+    answers = [match[-1] for pattern in _INLINE_ANSWERS if (match := pattern.findall(plain))]
     lines = _split_lines(answers[0] if answers else text)
     return lines[-1] if lines else None
 

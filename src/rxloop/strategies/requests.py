@@ -25,6 +25,8 @@ from rxloop.stream.sources import emit
 
 OnEvent = Callable[[Event], None]
 
+_MAX_SYNC_SENDS = 20
+
 
 class Sender:
     """Request sender with immediate event publishing."""
@@ -45,6 +47,8 @@ class Sender:
         self._observer = observer
         self._scheduler = scheduler
         self._steps: set[str] = set()
+        self._sync_sends = 0
+        """Number of consecutive requests that were answered immediately."""
 
     @property
     def calls(self) -> int:
@@ -60,15 +64,15 @@ class Sender:
         ctx: RunContext[Any],
         transform: Callable[[ModelRequest], ModelRequest],
         on_event: OnEvent | None = None,
-        times: int | None = None,
+        max_calls: int | None = None,
     ) -> None:
-        """Call the model on the branch of `ctx`, in a loop like that of the main branch.
+        """Run the default loop on the branch of `ctx` until the model has answered.
 
         Args:
-            ctx: Context with the branch.
-            transform: Transforms each request before it is sent.
-            on_event: Called with each published event.
-            times: Maximum number of model calls.
+            ctx: Context of the branch.
+            transform: Transforms each model request before it is sent.
+            on_event: Called with each event after it was published.
+            max_calls: Maximum number of model calls.
         """
 
         def answer(request: ModelRequest) -> Observable[Signal]:
@@ -81,7 +85,7 @@ class Sender:
                 self._steps.add(request.step)
             return emit(transform(request))
 
-        loop = iterate(compose(answer_requests(ModelRequest, answer), self.pipeline), times)
+        loop = iterate(compose(answer_requests(ModelRequest, answer), self.pipeline), max_calls)
         await self.send(loop, emit(RunRequest(ctx)), ctx, on_event)
 
     async def send(
@@ -114,6 +118,11 @@ class Sender:
         registration = CompositeDisposable(subscription, Disposable(stop_waiting))
         self.pending.add(registration)
         try:
+            self._sync_sends = self._sync_sends + 1 if ended.done() else 0
+            if self._sync_sends > _MAX_SYNC_SENDS:
+                # Awaiting a completed future does not give the event loop a turn.
+                self._sync_sends = 0
+                await asyncio.sleep(0)
             # Neither the strategy nor this task can advance the pending requests.
             with self._ctx.info.scope.mark_waiting(self.owner, asyncio.current_task()):
                 error = await ended
@@ -122,12 +131,12 @@ class Sender:
         if error is not None:
             _close(ctx)
             raise error
-        if ctx.state.pending:
+        if get_host(ctx).is_waiting(ctx.state):
             raise Paused
 
 
 def _close(ctx: RunContext[Any]) -> None:
-    """Close abandoned operations on a branch, because the strategy may continue after a failure."""
+    """Close the model and tool calls that a failure left open on a branch, because the strategy may continue."""
     state = ctx.state
     if state.open_step is not None:
         get_host(ctx).close_abandoned(ctx.bind(step=state.open_step, call=None))

@@ -24,7 +24,7 @@ STAGES = StrategyDefinition(
     title="ReWOO",
     when="For several tool calls that can be planned ahead: two model calls in all, and the tools run side by side.",
     pattern="modular",
-    traits={"external_tools"},
+    features={"external_tools"},
     stages=(
         replace(PROBLEM_RECEPTION, next="planning_phase"),
         Stage(

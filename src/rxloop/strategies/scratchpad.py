@@ -16,7 +16,7 @@ STAGES = StrategyDefinition(
     title="Scratchpad",
     when="For calculations and simulations in which intermediate values must not get lost.",
     pattern="iterative",
-    traits={"backtracking", "revision", "dynamic_thought_count"},
+    features={"backtracking", "revision", "dynamic_thought_count"},
     stages=(
         replace(PROBLEM_RECEPTION, next="scratchpad_initialization"),
         Stage(

@@ -16,7 +16,7 @@ STAGES = StrategyDefinition(
     title="Self-Ask",
     when="For questions with several hops, whose answer rests on the answers to simpler questions.",
     pattern="hierarchical",
-    traits={"backtracking", "dynamic_thought_count"},
+    features={"backtracking", "dynamic_thought_count"},
     stages=(
         replace(PROBLEM_RECEPTION, next="problem_decomposition"),
         Stage(

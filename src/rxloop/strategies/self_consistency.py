@@ -28,7 +28,7 @@ STAGES = StrategyDefinition(
     title="Self-Consistency",
     when="For problems with one short answer, where a single line of reasoning often goes wrong: several lines vote.",
     pattern="parallel",
-    traits={"multiple_paths", "verification", "consensus"},
+    features={"multiple_paths", "verification", "consensus"},
     stages=(
         replace(PROBLEM_RECEPTION, next="multiple_path_sampling"),
         Stage(
@@ -117,7 +117,7 @@ def self_consistency(samples: int = 5, temperature: float | None = 0.7, concurre
         run.stage("consistency_analysis")
         answers = _answers(ended)
         if not answers and failures:
-            failures[0].add_note(f"None of the {samples} lines came to an answer, so there is no vote.")
+            failures[0].add_note(f"None of the {samples} samples has an answer, so there is no vote.")
             raise failures[0]
         vote = find_majority(answers, failed=len(ended) - len(answers))
         run.thought(str(vote), type="decision", confidence=vote.ratio)
@@ -186,7 +186,7 @@ class Vote:
     """Voting result. `str` returns a one-sentence summary."""
 
     answer: Any
-    """Winning answer, as first given."""
+    """Winning answer in the form of its first vote."""
     winner: str
     """The winning answer in its normal form."""
     count: int
@@ -194,7 +194,7 @@ class Vote:
     total: int
     """Number of answers."""
     failed: int
-    """Number of samples that produced no answer."""
+    """Number of samples without an answer."""
     counts: tuple[tuple[str, int], ...]
     """Vote counts by normalised answer, ordered by first vote."""
 
@@ -226,7 +226,7 @@ def find_majority(answers: Sequence[Any], *, failed: int = 0) -> Vote:
         NoAnswers: If `answers` is empty.
     """
     if not answers:
-        raise NoAnswers(f"there is nothing to vote on: {failed} of {failed} paths failed")
+        raise NoAnswers(f"no answers to vote on: {failed} of {failed} samples failed")
     forms = [normalise(answer) for answer in answers]
     counts = Counter(forms)
     # `max` returns the first maximum, because Counter preserves insertion order.
@@ -242,7 +242,7 @@ def find_majority(answers: Sequence[Any], *, failed: int = 0) -> Vote:
 
 
 def is_decided(answers: Sequence[Any], remaining: int) -> bool:
-    """True if the remaining answers cannot change the outcome, even if some of them fail.
+    """Return True if the remaining answers cannot change the outcome, even if some of them fail.
 
     Args:
         answers: Answers so far, in the order of the vote.
@@ -253,8 +253,8 @@ def is_decided(answers: Sequence[Any], remaining: int) -> bool:
     counts = list(Counter(map(normalise, answers)).values())
     if not counts:
         return False
-    most = max(counts)
-    first = counts.index(most)
+    highest = max(counts)
+    first = counts.index(highest)
     # Earlier answers win ties, so later answers need an additional vote to win.
-    previous = all(count + remaining < most for count in counts[:first])
-    return previous and all(count + remaining <= most for count in [*counts[first + 1 :], 0])
+    previous = all(count + remaining < highest for count in counts[:first])
+    return previous and all(count + remaining <= highest for count in [*counts[first + 1 :], 0])

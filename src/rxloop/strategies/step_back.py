@@ -15,7 +15,7 @@ STAGES = StrategyDefinition(
     title="Step-Back",
     when="For questions full of detail that a general law or principle decides, as in science and engineering.",
     pattern="hierarchical",
-    traits={"backtracking", "revision", "verification"},
+    features={"backtracking", "revision", "verification"},
     stages=(
         replace(PROBLEM_RECEPTION, next="abstraction"),
         Stage(

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from typing import Any
 
 import orjson
+from typing_extensions import override
 
 from rxloop.errors import ConfigurationError, InvalidThought
 from rxloop.pipeline.requests import ToolDefinition
@@ -13,7 +14,7 @@ from rxloop.strategies.catalog import STRATEGIES, get_stages
 from rxloop.thinking.sessions import ThinkingSessions
 from rxloop.thinking.sessions.result import ThoughtResult
 from rxloop.thinking.sessions.session import Session
-from rxloop.thinking.sessions.thought import ThoughtInput, parameters
+from rxloop.thinking.sessions.thought import ThoughtInput, make_parameters
 from rxloop.thinking.stages import StrategyDefinition
 from rxloop.thinking.stages.stage_manager import LOOP_CAP
 from rxloop.thinking.stages.staged_session import Flow, StagedInput, index_definitions
@@ -51,7 +52,7 @@ _PROPERTIES: dict[str, dict[str, Any]] = {
 
 
 class StrategicThinking(SessionTool):
-    """The tool `strategic_thinking`: each call is a thought in a stage of a strategy."""
+    """Tool `strategic_thinking`. Each call adds a thought to a stage of a strategy."""
 
     def __init__(
         self,
@@ -65,14 +66,14 @@ class StrategicThinking(SessionTool):
         text_tokens: int = 600,
         hidden: bool = False,
     ) -> None:
-        """See `strategic_thinking`."""
+        """Create the tool. The arguments are described in `strategic_thinking`."""
         definitions = tuple(
             get_stages(item) if isinstance(item, str) else item for item in strategies or STRATEGIES.values()
         )
         definition = ToolDefinition(
             name=NAME,
             description=_description(definitions),
-            parameters=_parameters(definitions, bound=session_id is not None),
+            parameters=_make_parameters(definitions, has_session=session_id is not None),
             hidden=hidden,
         )
         super().__init__(definition, session_id, sessions, owner, text_tokens)
@@ -84,18 +85,37 @@ class StrategicThinking(SessionTool):
         for table in definitions:
             if budget is not None and budget <= (steps := table.steps_to_end(table.initial)):
                 raise ConfigurationError(
-                    f"budget={budget!r} is too small for the strategy {table.name!r}, whose shortest way has "
-                    f"{steps + 1} thoughts"
+                    f"budget must be at least {steps + 1} for the strategy {table.name!r}, got {budget!r}"
                 )
 
     async def _think(self, arguments: dict[str, Any], owner: str | None, call_id: str | None) -> ThoughtResult:
+        return await self.think(arguments, owner=owner, session_id=self._bound, call_id=call_id)
+
+    async def think(
+        self,
+        arguments: dict[str, Any],
+        *,
+        owner: str | None = None,
+        session_id: str | None = None,
+        call_id: str | None = None,
+    ) -> ThoughtResult:
+        """Add a thought to its stage without a run, for example for another protocol.
+
+        Args:
+            arguments: Arguments of the tool.
+            owner: Owner of the session; see `ThinkingSessions.think`.
+            session_id: Id of the session, which is created if it does not exist. Overrides the id in the arguments.
+            call_id: Id of the tool call. A repeated call adds no second thought.
+
+        Raises:
+            SessionError: If the thought is invalid, or its session unknown or full.
+            StrategyError: If the stage may not follow, or the strategy is unknown.
+        """
         staged = StagedInput.of(arguments)
         assert isinstance(staged, StagedInput)
         size, max_length = len(orjson.dumps(staged.fields, default=str)), self.sessions.rules.max_length
         if size > max_length:
-            raise InvalidThought(
-                f"the fields of the stage take {size} bytes, and {max_length} are allowed. Say it in less"
-            )
+            raise InvalidThought(f"the stage fields must take at most {max_length} bytes, got {size}; shorten them")
         admitted: list[Flow] = []
 
         def admit(session: Session, thought: ThoughtInput) -> dict[str, Any]:
@@ -106,7 +126,7 @@ class StrategicThinking(SessionTool):
             admitted.append(flow)
             return fields
 
-        result = await self.sessions.think(staged, owner=owner, session_id=self._bound, call_id=call_id, admit=admit)
+        result = await self.sessions.think(staged, owner=owner, session_id=session_id, call_id=call_id, admit=admit)
         if admitted:
             session = result.session
             self._flows[session.owner, session.session_id] = (_get_start(session), len(session), admitted[-1])
@@ -119,11 +139,12 @@ class StrategicThinking(SessionTool):
         start, length, flow = self._flows.pop((session.owner, session.session_id), ((0, 0), 0, None))
         if flow is None or start != _get_start(session) or length > len(session):
             length, flow = 0, Flow(self._definitions, loop_cap=self._loop_cap, budget=self._budget)
-        for placed in session.placed(length + 1):
+        for placed in session.list_placed(length + 1):
             flow.follow(session, placed)
         return flow
 
-    def _text(self, result: ThoughtResult) -> str:
+    @override
+    def to_text(self, result: ThoughtResult) -> str:
         flow = result.thought.flow or {}
         table = self._definitions.get(flow.get("strategy", ""))
         guidance = {name: table.stage(name).prompt for name in flow.get("nextStages", ())} if table is not None else {}
@@ -197,8 +218,8 @@ def _describe(table: StrategyDefinition) -> str:
     return f"{table.name}: {table.when} It begins with {table.initial}."
 
 
-def _parameters(strategies: tuple[StrategyDefinition, ...], *, bound: bool) -> dict[str, Any]:
-    schema = parameters(bound=bound)
+def _make_parameters(strategies: tuple[StrategyDefinition, ...], *, has_session: bool) -> dict[str, Any]:
+    schema = make_parameters(has_session=has_session)
     choice: dict[str, Any] = {}
     if len(strategies) > 1:
         choice["strategy"] = {

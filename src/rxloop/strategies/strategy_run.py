@@ -50,10 +50,10 @@ class Reply:
 
     text: str
     step: str
-    """Step name of the model call."""
+    """Step of the model call that returned the message."""
     branch: str
     calls: tuple[ToolCall, ...] = ()
-    """Tool calls requested by the message."""
+    """Tool calls in the message."""
     results: tuple[ToolCompleteEvent, ...] = ()
     """Tool results received during this `ask`, in completion order."""
     finish_reason: str = "stop"
@@ -109,7 +109,7 @@ class StrategyRun:
             event = StageEvent(strategy=self.name, from_stage=self._stage, to_stage=name, thought_id=self._last_id)
             if self._flow is not None and not (self._stage is None and name == self._flow.stage):
                 try:
-                    self._flow.transition_to(name)
+                    self._flow.enter(name)
                 except StageRefused as error:
                     self._sender.publish(event.model_copy(update={"accepted": False, "reason": str(error)}))
                     raise
@@ -169,20 +169,21 @@ class StrategyRun:
         *,
         branch: str | None = None,
         tools: bool = False,
-        times: int | None = None,
+        max_calls: int | None = None,
         settings: ModelSettings | None = None,
         on_message: Callable[[Reply], None] | None = None,
     ) -> Reply:
-        """Call the model on a branch, and return its message.
+        """Call the model on a branch and return its message.
 
-        A branch starts with the history of the run. Each `ask` continues it.
+        A branch starts with the history of the run and is extended by each `ask`.
 
         Args:
             prompt: Message to add before the call. None continues without one.
             branch: Name of the branch. Concurrent calls need different branches. Defaults to the name of the strategy.
-                The model calls of a branch are its steps 1, 2 and so on: the steps of `tot/1` are `tot/1/1` ...
-            tools: True if the model may call the agent's tools. It is then called until it makes no more tool calls.
-            times: Maximum number of model calls if tools are allowed.
+                Model calls are numbered: the first step of the branch `tot/1` is `tot/1/1`.
+            tools: Whether the model may call the agent's tools. If so, the model is called again until its message
+                contains no tool calls.
+            max_calls: Maximum number of model calls if tools are allowed.
             settings: Override the settings of the run. A forced `tool_choice` applies to the first request of this
                 `ask`.
             on_message: Called with each complete message, before its tools are called.
@@ -215,7 +216,7 @@ class StrategyRun:
                 response_schema=None,
             )
 
-        await self._sender.iterate(ctx, transform, on_event, times)
+        await self._sender.iterate(ctx, transform, on_event, max_calls)
         state = ctx.state
         last = state.last
         assert last is not None
@@ -264,9 +265,9 @@ class StrategyRun:
 
     async def _call_on(self, tool: str, arguments: Mapping[str, Any], ctx: RunContext[Any]) -> ToolCompleteEvent:
         branch = ctx.step or ""
-        given = dict(arguments)
+        fields = dict(arguments)
         call = mark_hidden(
-            ToolCall(id=branch, name=tool, arguments=given, raw=orjson.dumps(given).decode()), get_host(ctx).tools
+            ToolCall(id=branch, name=tool, arguments=fields, raw=orjson.dumps(fields).decode()), get_host(ctx).tools
         )
         tools = await self.tools()
         request = ToolRequest(call, ctx.bind(call=call), get_host(ctx).tools.narrow(branch, tools))

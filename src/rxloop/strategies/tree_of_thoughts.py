@@ -28,7 +28,7 @@ STAGES = StrategyDefinition(
     title="Tree of Thoughts",
     when="For puzzles and designs with many beginnings of which few succeed, and where a partial answer can be judged.",
     pattern="branching",
-    traits={"multiple_paths", "backtracking", "revision", "verification", "dynamic_thought_count"},
+    features={"multiple_paths", "backtracking", "revision", "verification", "dynamic_thought_count"},
     stages=(
         replace(PROBLEM_RECEPTION, next="approach_exploration"),
         Stage(
@@ -130,7 +130,7 @@ def tree_of_thoughts(
             run.stage("branch_evaluation")
             evaluated = await tree.evaluate_nodes(children)
             run.stage("branch_selection")
-            frontier = _best([*others, *evaluated], keep)
+            frontier = _select_best([*others, *evaluated], keep)
             best = frontier[0] if frontier else best
             tree.publish_round(evaluated, frontier)
             run.stage("continuation_decision")
@@ -235,7 +235,7 @@ class _Tree:
         self.run.thought(f"Kept: {names}.", type="decision", related_to=kept[0].id if kept else None)
 
 
-def _best(nodes: Sequence[_Node], keep: int) -> list[_Node]:
+def _select_best(nodes: Sequence[_Node], keep: int) -> list[_Node]:
     """Return the best thoughts. Equal thoughts keep their order."""
     return sorted((node for node in nodes if node.score > 0), key=lambda node: -node.score)[:keep]
 
@@ -255,7 +255,7 @@ def _score(text: str) -> float:
     """Extract a score from a judgement, defaulting to 0.5."""
     score = find_number(text, "score")
     if score is None:
-        words = [_WORDS[found] for found in re.findall(r"\w+", text.lower()) if found in _WORDS]
+        words = [_WORDS[word] for word in re.findall(r"\w+", text.lower()) if word in _WORDS]
         return words[-1] if words else 0.5
     # Some models use a scale up to 10 or 100 despite the prompt.
     return max(0.0, score if score <= 1 else score / 10 if score <= 10 else min(score / 100, 1.0))

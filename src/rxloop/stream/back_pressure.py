@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 from reactivex import abc
@@ -12,6 +12,9 @@ from reactivex import abc
 from rxloop.errors import SlowReader
 from rxloop.protocol.events import Event, GapEvent
 from rxloop.stream.deltas import are_mergeable, delta_text, merge_deltas
+
+WINDOW_BYTES = 1 << 18
+"""Size of the events that a source of decoded events delivers before they are read."""
 
 
 class Gate:
@@ -24,6 +27,8 @@ class Gate:
         self.closed = False
         self._close_count = 0
         self._opened: asyncio.Event | None = None
+        self.buffers: set[ReadBuffer] | None = None
+        """Receives the buffers that store an item, while a source delivers it."""
 
     def close(self) -> None:
         """Pause the sources. Call `open` once for each `close`."""
@@ -45,6 +50,31 @@ class Gate:
             if self._opened is None:
                 self._opened = asyncio.Event()
             await self._opened.wait()
+
+
+class WindowedPush:
+    """Function that delivers decoded events in windows. Each window must be read before the next one is delivered."""
+
+    def __init__(self, push: Callable[[Any], None], gate: Gate) -> None:
+        self._push, self._gate = push, gate
+        self._size = 0
+        self._buffers: set[ReadBuffer] = set()
+
+    async def __call__(self, event: Event) -> None:
+        """Deliver an event, and wait for slow readers with overflow="block"."""
+        # Other sources may share the gate, so only wait for the buffers that receive these events.
+        self._gate.buffers = self._buffers
+        try:
+            self._push(event)
+        finally:
+            self._gate.buffers = None
+        self._size += event.decoded_size
+        if self._size >= WINDOW_BYTES:
+            self._size = 0
+            while self._buffers:
+                await self._buffers.pop().wait_until_read()
+        if self._gate.closed:
+            await self._gate.wait()
 
 
 class Gates(Gate):
@@ -129,6 +159,9 @@ class ReadBuffer:
         self._gate = gate
         self._join_text = join_text
         self._gate_closed = False
+        self._blocks = gate if overflow == "block" else None
+        """Gate of a source that waits for this buffer."""
+        self._processed: asyncio.Event | None = None
         self._items: deque[Any] = deque()
         self._ended = False
         self._error: Exception | None = None
@@ -150,6 +183,8 @@ class ReadBuffer:
         """Add an item without blocking."""
         if self._ended:
             return
+        if self._blocks is not None and self._blocks.buffers is not None:
+            self._blocks.buffers.add(self)
         if len(self._items) < self._size or not self._handle_overflow(item):
             self._items.append(item)
         if self._reader is not None:
@@ -168,6 +203,7 @@ class ReadBuffer:
         """Discard all items and end the subscription."""
         self._ended = True
         self._items.clear()
+        self._set_processed()
         self._release()
         self._wake()
         if self.subscription is not None:
@@ -204,6 +240,7 @@ class ReadBuffer:
         """Wait for the next item."""
         loop = asyncio.get_running_loop()
         self._reader = loop.create_future()
+        self._set_processed()
         timer = None if time_limit is None else loop.call_later(time_limit, self._wake)
         try:
             await self._reader
@@ -211,6 +248,17 @@ class ReadBuffer:
             self._reader = None
             if timer is not None:
                 timer.cancel()
+
+    async def wait_until_read(self) -> None:
+        """Wait until the reader has processed all items and waits for the next one, or has closed the buffer."""
+        if not self._ended and (self._items or self._reader is None):
+            self._processed = self._processed or asyncio.Event()
+            await self._processed.wait()
+
+    def _set_processed(self) -> None:
+        if self._processed is not None:
+            self._processed.set()
+            self._processed = None
 
     def drain(self) -> Iterator[Any]:
         """Yield available items without waiting."""

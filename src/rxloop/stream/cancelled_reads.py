@@ -101,7 +101,7 @@ def _frames(traceback: TracebackType | None) -> Iterator[FrameType]:
 
 
 def _is_finished(frame: FrameType) -> bool:
-    """True if the call of a frame has ended.
+    """Return True if the call of a frame has ended.
 
     `FrameType.clear` rejects executing frames, but before Python 3.13 it closes suspended generators. A frame only owns
     its code once the call has ended.
@@ -207,5 +207,5 @@ def _collect_all(loop: AbstractEventLoop, readers: WeakSet[Abandonable], delays:
 
 
 def _is_abandoned(readers: WeakSet[Abandonable]) -> bool:
-    """True if a reader is unfinished and no task has used it since."""
+    """Return True if a reader is unfinished and no task has used it since."""
     return any(not reader.is_over and not reader.observed for reader in readers)

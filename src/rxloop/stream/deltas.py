@@ -35,7 +35,7 @@ def delta_text(event: object) -> str | None:
 
 
 def are_mergeable(first: Event, second: Event) -> bool:
-    """True if two adjacent deltas belong to the same text."""
+    """Return True if two adjacent deltas belong to the same text."""
     return (
         type(first) is type(second)
         and first.step == second.step
@@ -84,7 +84,7 @@ class PackedDeltas:
             count < _MAX_PACKED
             and type(others.first) is type(first)
             and (others.first.index, others.first.sub) == (first.index + count, first.sub + count)
-            and _COMMON[type(first)](vars(others.first)) == _COMMON[type(first)](vars(first))
+            and _GETTERS[type(first)](vars(others.first)) == _GETTERS[type(first)](vars(first))
         )
         if fits:
             self.lengths.extend(others.lengths)
@@ -194,9 +194,9 @@ def _position(event: Event) -> int:
 
 _MAX_PACKED = 256
 """Maximum number of packed deltas, because appending copies them."""
-_COUNTED = {"delta", "index", "sub", "timestamp"}
+_VARYING = {"delta", "index", "sub", "timestamp"}
 # Fields that are equal in all packed deltas.
-_COMMON = {cls: itemgetter(*cls.model_fields.keys() - _COUNTED) for cls in (ContentDeltaEvent, ThoughtDeltaEvent)}
+_GETTERS = {cls: itemgetter(*cls.model_fields.keys() - _VARYING) for cls in (ContentDeltaEvent, ThoughtDeltaEvent)}
 
 
 def pack_deltas(events: Iterable[Event]) -> list[Event | PackedDeltas]:
@@ -211,7 +211,7 @@ def pack_deltas(events: Iterable[Event]) -> list[Event | PackedDeltas]:
         run.clear()
 
     for event in events:
-        getter = _COMMON.get(type(event))  # pyright: ignore[reportArgumentType]
+        getter = _GETTERS.get(type(event))  # pyright: ignore[reportArgumentType]
         if getter is None:
             close()
             out.append(event)

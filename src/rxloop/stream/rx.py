@@ -26,6 +26,13 @@ T = TypeVar("T")
 log = logging.getLogger("rxloop")
 
 
+class PipelineStopped(BaseException):
+    """Raised to stop an operator that sends requests without end and without returning to the event loop.
+
+    It does not derive from `Exception`, so that operators of reactivex do not handle it. The run is already ending.
+    """
+
+
 def connect(
     source: Observable[T],
     on_next: Callable[[T], None],
@@ -57,7 +64,7 @@ def connect(
         # `subscribe` would wrap the observer.
         subscription = source._subscribe_core(connection, scheduler)  # pyright: ignore[reportPrivateUsage]
     except BaseException as error:
-        if connection.stopped:
+        if connection.stopped or isinstance(error, PipelineStopped):
             raise
         # Always deliver the error. Otherwise, reactivex operators would not release their resources.
         connection.on_error(error if isinstance(error, Exception) else to_error(error))
@@ -82,6 +89,16 @@ class ColdObservable(Observable[T]):
     def lock(self) -> RLock:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Lock used by reactivex operators during delivery."""
         return RLock()
+
+
+def choose(select: Callable[[], Observable[T]]) -> Observable[T]:
+    """Create a cold Observable that selects its source when it is subscribed.
+
+    Like `reactivex.defer`, but without wrapping the observer.
+    """
+    return ColdObservable(
+        lambda observer, scheduler=None: select()._subscribe_core(observer, scheduler)  # pyright: ignore[reportPrivateUsage]
+    )
 
 
 class Connections(abc.DisposableBase):

@@ -108,11 +108,11 @@ class Scope:
                         del self._waiting[task]
 
     def is_waiting(self, task: asyncio.Task[Any]) -> bool:
-        """True if a task waits for the pipeline."""
+        """Return True if a task waits for the pipeline."""
         return task in self._waiting
 
     def owns(self, task: asyncio.Task[Any] | None) -> bool:
-        """True if the run owns a task."""
+        """Return True if the run owns a task."""
         return task in self._tasks
 
     @property
@@ -121,7 +121,7 @@ class Scope:
         return list(self._tasks)
 
     def contains(self, context: Context | None = None) -> bool:
-        """True if a context (by default, the caller's) was created by the run."""
+        """Return True if a context (by default, the caller's) was created by the run."""
         return self._mark in (_MARKS.get() if context is None else context.get(_MARKS, ()))
 
     def stop(self) -> None:

@@ -13,7 +13,7 @@ from reactivex.disposable import Disposable
 from rxloop.errors import InvalidEvent, Paused, RxloopError
 from rxloop.protocol.events import ContentCompleteEvent, Event, UsageEvent
 from rxloop.protocol.messages import Usage
-from rxloop.stream.rx import ColdObservable, RunScheduler
+from rxloop.stream.rx import ColdObservable, PipelineStopped, RunScheduler
 from rxloop.stream.scope import ScopeOwner, log_failure
 from rxloop.support.foreign_errors import leave_to_loop, to_error
 from rxloop.support.tasks import close_iterator
@@ -169,6 +169,9 @@ class _TaskSubscription:
                 self._observer.on_next(value)
             except (InvalidEvent, Paused):
                 raise
+            except PipelineStopped:
+                self._stopped = True
+                raise
             except BaseException as error:
                 # Deliver the error directly, because the work might handle it as its own failure.
                 self._deliver_end(error if isinstance(error, Exception) else to_error(error))
@@ -212,7 +215,7 @@ class _TaskSubscription:
 
 
 def _contains_pause(error: BaseException) -> bool:
-    """True if an exception group contains `Paused`, because a question was asked in a task group."""
+    """Return True if an exception group contains `Paused`, because a question was asked in a task group."""
     return isinstance(error, BaseExceptionGroup) and cast("Any", error).subgroup(Paused) is not None
 
 
@@ -264,6 +267,14 @@ def emit(*values: T) -> Observable[T]:
         return _NOTHING
 
     return ColdObservable(subscribe)
+
+
+def never() -> Observable[Any]:
+    """Return an Observable that neither emits nor ends."""
+    return _NEVER
+
+
+_NEVER = ColdObservable[Any](lambda observer, scheduler=None: _NOTHING)
 
 
 async def collect_answer(events: Observable[Event]) -> tuple[ContentCompleteEvent, Usage]:

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, cast, overload
 
 from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, Disposable
@@ -21,7 +21,7 @@ class Readable(Protocol):
     """Type of stream items. Requests are excluded, because they stay in the loop. This only affects type checkers."""
 
     def __sizeof__(self) -> int:
-        """Defined by all objects. For type checkers, `Request` declares it with an incompatible type."""
+        """Match all objects except `Request`, which declares an incompatible type for type checkers."""
         ...
 
 
@@ -43,6 +43,9 @@ G = TypeVar("G", bound=Readable)
 
 V = Callable[[Observable[A]], Observable[B]]
 """Type of views."""
+
+VIEW = "rxloop_view"
+"""View attribute with its name for messages, for example `op.text`."""
 
 JOINS = "rxloop_joins"
 """View attribute, set if items can be joined."""
@@ -131,6 +134,16 @@ class Pipeable(Generic[T]):
     def _pipe(self, operators: Sequence[Callable[[Any], Any]]) -> Any:
         raise NotImplementedError
 
+    if TYPE_CHECKING:
+        # Type checkers report `for` loops, which the base class of streams would allow by its `__getitem__`.
+        __iter__: None
+    else:
+
+        def __iter__(self) -> NoReturn:
+            raise TypeError(
+                "a run or stream must be iterated with `async for event in run`; in Rx pipelines use `run.events`"
+            )
+
 
 # The base class returns the result of the last operator. Here, an Observable is returned as a Stream.
 class Stream(Pipeable[T], Observable[T]):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -211,12 +224,10 @@ class Stream(Pipeable[T], Observable[T]):  # pyright: ignore[reportIncompatibleM
         # Operators subscribe to the source. A subscription to the stream would let iterators keep the run alive.
         result: Any = _StartingSource(self._source, self._hold)
         for operator in operators:
-            if hasattr(operator, HANDLING) or hasattr(operator, PARTS):
-                raise ConfigurationError(
-                    f"a stream must be piped through views, got the loop operator {operator.__qualname__}. "
-                    "Pass it to the agent, as in Agent(..., loop=op.standard(before_tools=[...]))."
-                )
+            _check_view(operator)
             result = operator(result)
+            if not isinstance(result, Observable) and inspect.isfunction(result):
+                raise _make_factory_error(operator)
         if not isinstance(result, Observable):
             return result
         return Stream(
@@ -226,6 +237,16 @@ class Stream(Pipeable[T], Observable[T]):  # pyright: ignore[reportIncompatibleM
             buffer=self._buffer,
             join_text=getattr(operators[-1], JOINS, False) if operators else self._join_text,
             piped=True,
+        )
+
+    def run(self, scheduler: abc.SchedulerBase | None = None) -> NoReturn:
+        """Raise an error, because the method of the base class would block the event loop forever.
+
+        Raises:
+            ConfigurationError: Always.
+        """
+        raise ConfigurationError(
+            "a stream has no run(), which would block the event loop; use `await stream` for its last item"
         )
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -246,6 +267,33 @@ class Stream(Pipeable[T], Observable[T]):  # pyright: ignore[reportIncompatibleM
     def __aiter__(self) -> Reader[T]:
         buffer = ReadBuffer(self._overflow, self._buffer, self._hold.gate, self._join_text)
         return Reader(self._source, self._hold, buffer)
+
+
+def _check_view(operator: Any) -> None:
+    """Check that a stream can be piped through an operator.
+
+    Raises:
+        ConfigurationError: The operator works in the loop, is not callable, or was not created by calling its factory.
+    """
+    if hasattr(operator, HANDLING) or hasattr(operator, PARTS):
+        combine = " To combine views, use reactivex.compose(...)." if hasattr(operator, PARTS) else ""
+        raise ConfigurationError(
+            f"a stream must be piped through views, got the loop operator {operator.__qualname__}. "
+            f"Pass it to the agent, as in Agent(..., loop=op.standard(before_tools=[...])).{combine}"
+        )
+    if not callable(operator):
+        raise ConfigurationError(
+            f"a stream must be piped through views, as in run.pipe(op.public(), op.text()), got {operator!r}"
+        )
+    # Factories are functions of these modules, and the views that they return have a name for messages.
+    module = getattr(operator, "__module__", None) or ""
+    if module.startswith("rxloop.operators.") and not hasattr(operator, VIEW) and "<locals>" not in str(operator):
+        raise _make_factory_error(operator)
+
+
+def _make_factory_error(operator: Callable[..., Any]) -> ConfigurationError:
+    name = getattr(operator, "__name__", repr(operator))
+    return ConfigurationError(f"a stream must be piped through views, got the function {name}; call it: {name}(...)")
 
 
 def _has_loop() -> bool:

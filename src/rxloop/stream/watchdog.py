@@ -81,7 +81,7 @@ class Watchdog:
         call_outside(self._loop.call_soon, self.check, turns, again)
 
     def _has_ready_callback(self) -> bool:
-        """True if the event loop is about to call a function of the run, if the loop exposes this."""
+        """Return True if the event loop is about to call a function of the run, if the loop exposes this."""
         ready: Any = getattr(self._loop, "_ready", ())
         return any(self._is_of_run(handle) for handle in ready)
 
@@ -127,7 +127,7 @@ class Watchdog:
                 yield candidate
 
     def _resumes_run(self, future: asyncio.Future[Any]) -> bool:
-        """True if a callback of the future belongs to the run, no matter who created the future."""
+        """Return True if a callback of the future belongs to the run, no matter who created the future."""
         if isinstance(future, asyncio.Task) and (self._scope.is_waiting(future) or self._scope.owns(future)):
             return False
         callbacks: Any = getattr(future, "_callbacks", None) or ()
@@ -136,7 +136,7 @@ class Watchdog:
         )
 
     def _is_thread_future(self, future: asyncio.Future[Any]) -> bool:
-        """True if a future is completed by a thread. Its callbacks refer to a thread future."""
+        """Return True if a future is completed by a thread. Its callbacks refer to a thread future."""
         callbacks: Any = getattr(future, "_callbacks", None) or ()
         cells = (cell for callback, _ in callbacks for cell in getattr(callback, "__closure__", None) or ())
         return any(isinstance(cell.cell_contents, ThreadFuture) for cell in cells) and self._is_of_run(future)
@@ -146,7 +146,7 @@ class Watchdog:
 
 
 def _is_asyncio_callback(callback: object) -> bool:
-    """True if a callback wakes a task or notifies another future. Those are checked separately."""
+    """Return True if a callback wakes a task or notifies another future. Those are checked separately."""
     if isinstance(callback, partial):
         callback = cast("partial[Any]", callback).func
     if isinstance(getattr(callback, "__self__", None), asyncio.Task):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import gc
 import os
 import sys
 import traceback
@@ -15,12 +17,16 @@ from rxloop.errors import PipelineError, RxloopError
 
 _ROOTS = (Path(__file__).parents[1], Path(reactivex.__file__).parent, Path(asyncio.__file__).parent)
 
-_OWN = tuple(f"{root}{os.sep}" for root in _ROOTS)
+_IGNORED_FOLDERS = tuple(f"{root}{os.sep}" for root in _ROOTS)
 """Folders to ignore when searching for the raising function."""
 
-_PLUMBING = frozenset(
+_INTERNAL_FUNCTIONS = frozenset(
     ("operator", "subscribe", "on_next", "on_error", "on_completed", "dispose", "action", "<lambda>", "__call__")
 )
+
+
+_UNWIND_SECONDS = 0.1
+"""Seconds after which all callers have handled an error."""
 
 
 def to_error(raised: BaseException, source: str | None = None) -> Exception:
@@ -46,7 +52,7 @@ def find_raiser(raised: BaseException) -> str:
     name = None
     for frame, line in traceback.walk_tb(raised.__traceback__):
         code = frame.f_code
-        if name is None or not code.co_filename.startswith(_OWN):
+        if name is None or not code.co_filename.startswith(_IGNORED_FOLDERS):
             name = f"{to_plain_name(code.co_qualname)} ({Path(code.co_filename).name}:{line})"
     return name or "something in the pipeline"
 
@@ -54,12 +60,15 @@ def find_raiser(raised: BaseException) -> str:
 def to_plain_name(qualified: str) -> str:
     """Return the user-facing part of a qualified name, such as `at_most` for `at_most.<locals>.subscribe`."""
     names = qualified.split(".<locals>.")
-    own = [name for name in names if name not in _PLUMBING]
-    return (own or names)[-1]
+    own_names = [name for name in names if name not in _INTERNAL_FUNCTIONS]
+    return (own_names or names)[-1]
 
 
 def find_sender(value: object) -> str:
-    """Return the name of the operator that sent a value, ignoring callers that only received it."""
+    """Return the name of the operator that emitted a value.
+
+    The operator is the first caller on the stack that did not receive the value as its first argument.
+    """
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     has_receiver = False
     while frame is not None:
@@ -72,10 +81,26 @@ def find_sender(value: object) -> str:
     return "something"
 
 
-def leave_to_loop(raised: BaseException) -> None:
-    """Schedule exceptions that should end the process, so that the event loop raises them.
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return True if the process, rather than the code that raised the error, lacks memory."""
+    while error is not None:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+            return True
+        if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+            return True
+        error = error.__cause__
+    return False
 
-    Raising them here would end a run's task or interrupt a delivery.
+
+def free_memory() -> None:
+    """Free the memory of a failed call soon. Its error and its frames usually refer to each other."""
+    asyncio.get_running_loop().call_later(_UNWIND_SECONDS, gc.collect)
+
+
+def leave_to_loop(raised: BaseException) -> None:
+    """Raise KeyboardInterrupt and SystemExit from the event loop, which ends the process. Ignore other exceptions.
+
+    Raised here, they would only end a run's task or interrupt a delivery.
     """
     if isinstance(raised, KeyboardInterrupt | SystemExit):
         with suppress(RuntimeError):  # no event loop is running

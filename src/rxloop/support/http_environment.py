@@ -37,7 +37,7 @@ def name_variables() -> Generator[None]:
         if reason is None:
             raise
         # Do not chain the library's error, because it may contain a proxy password.
-        raise ConfigurationError(f"the HTTP client cannot be created: {reason}") from None
+        raise ConfigurationError(f"cannot create the HTTP client: {reason}") from None
 
 
 def has_proxy() -> bool:
@@ -45,7 +45,7 @@ def has_proxy() -> bool:
     return bool(getproxies().keys() - {"no"})
 
 
-def tls_variables() -> str:
+def format_tls_variables() -> str:
     """Return the variables for trusted certificates with their values, or an empty string if none is set."""
     names = ("SSL_CERT_FILE", "SSL_CERT_DIR")
     return ", ".join(f"{name}={_quote(value)}" for name in names if (value := os.environ.get(name)))
@@ -87,7 +87,7 @@ def _find_proxy_reason() -> str | None:
     import httpx
 
     for variable in _PROXIES:
-        name, value = _variable(variable)
+        name, value = _read_variable(variable)
         if not value:
             continue
         url = value if "://" in value else f"http://{value}"
@@ -111,12 +111,12 @@ def _find_exception_reason() -> str | None:
     """Return the reason if `NO_PROXY` contains an invalid host, otherwise None."""
     import httpx
 
-    name, value = _variable("no_proxy")
+    name, value = _read_variable("no_proxy")
     for entry in (value or "").split(","):
         host = entry.strip()
         try:
             if host and host != "*":
-                httpx.AsyncClient(mounts={_pattern(host): None}, trust_env=False, verify=False)
+                httpx.AsyncClient(mounts={_make_pattern(host): None}, trust_env=False, verify=False)
         except Exception:
             return (
                 f"{name} must be a comma-separated list of host names and IP addresses, got {_quote(value or '')} with "
@@ -126,7 +126,7 @@ def _find_exception_reason() -> str | None:
     return None
 
 
-def _pattern(host: str) -> str:
+def _make_pattern(host: str) -> str:
     """Return the URL pattern that httpx creates for a `NO_PROXY` entry."""
     from ipaddress import ip_address
 
@@ -139,7 +139,7 @@ def _pattern(host: str) -> str:
     return f"all://{host}" if address.version == 4 else f"all://[{host}]"
 
 
-def _variable(name: str) -> tuple[str, str | None]:
+def _read_variable(name: str) -> tuple[str, str | None]:
     """Return the name and value of a variable. The lower-case name takes precedence."""
     upper = name.upper()
     return (name, os.environ[name]) if name in os.environ else (upper, os.environ.get(upper))

@@ -17,12 +17,12 @@ REDACTED = "[redacted]"
 MIN_LENGTH = 4
 """Minimum length of a secret in characters. Shorter strings would match too much text."""
 
-_MIN_EMBEDDED = 8
+_MIN_EMBEDDED_LENGTH = 8
 """Minimum length of secrets that are also redacted inside of other words."""
 
 _SECRET_NAME = re.compile(r"auth|key|token|secret|password|cookie|credential|signature", re.IGNORECASE)
 
-# Harmless values, such as API versions.
+# Matches query values that are not secrets, such as API versions.
 _HARMLESS = re.compile(r"[\d.-]*(?:preview)?", re.IGNORECASE)
 
 _LOOKS_SECRET = re.compile(
@@ -34,8 +34,8 @@ _LOOKS_SECRET = re.compile(
 
 _BEARER = re.compile(r"(\bBearer\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
 
-_NAMED = re.compile(
-    r"((?:api[_-]?key|token|secret|password|[?&]key|[?&]sig)[\"']?\s*[:=]\s*[\"']?)(?=[^\s\"'&,;}]*\d)[^\s\"'&,;}]{8,}",
+_NAMED_SECRET = re.compile(
+    r"((?:api[_-]?key|token|secret|password|[?&]key|[?&]sig)[\"']?\s*[:=]\s*[\"']?)(?=[^\s\"'&,;}]{0,200}\d)[^\s\"'&,;}]{8,}",
     re.IGNORECASE,
 )
 
@@ -79,7 +79,7 @@ def redact_secrets(text: str, secrets: Iterable[str] = ()) -> str:
     text = _USERINFO.sub(r"\1", text)
     text = _BEARER.sub(rf"\1{REDACTED}", text)
     text = _LOOKS_SECRET.sub(REDACTED, text)
-    return _NAMED.sub(rf"\1{REDACTED}", text)
+    return _NAMED_SECRET.sub(rf"\1{REDACTED}", text)
 
 
 def redact_each(text: str, secrets: Iterable[str]) -> str:
@@ -101,7 +101,7 @@ def _compile_pattern(secrets: tuple[str, ...]) -> re.Pattern[str] | None:
 
 def _to_pattern(form: str) -> str:
     escaped = re.escape(form)
-    return escaped if len(form) >= _MIN_EMBEDDED else rf"(?<![^\W_]){escaped}(?![^\W_])"
+    return escaped if len(form) >= _MIN_EMBEDDED_LENGTH else rf"(?<![^\W_]){escaped}(?![^\W_])"
 
 
 def _encode_forms(secret: str) -> set[str]:
@@ -120,10 +120,10 @@ def _encode_forms(secret: str) -> set[str]:
 
 
 def check_url(url: str) -> str:
-    """Validate an endpoint URL and remove trailing slashes.
+    """Validate an endpoint URL and return it without trailing slashes.
 
     Raises:
-        ConfigurationError: The value is not an HTTP URL.
+        ConfigurationError: The string is not a valid HTTP or HTTPS URL.
     """
     try:
         parts = urlsplit(url)

@@ -59,7 +59,11 @@ def _open_relative(root: Path, name: str, folder: bool) -> int:
 
 
 def _open_by_path(root: Path, name: str) -> int:
-    """Open a path without folder handles, and check that it was not replaced."""
+    """Open a file on a platform without folder handles. Return -1 for a folder.
+
+    Raises:
+        OSError: The path contains a symbolic link, or the file was replaced while it was being opened.
+    """
     path = root / name
     if path.resolve() != root.resolve().joinpath(*name.split("/")) or path.is_symlink():
         raise OSError(f"{name} must not contain a symbolic link")
@@ -107,7 +111,7 @@ def open_file(root: int, folder: str, name: str, flags: int) -> Generator[int]:
 
 
 def remove_file(root: int, folder: str, name: str) -> None:
-    """Remove a file or symbolic link using a folder handle, if it exists.
+    """Remove a file or symbolic link from a subfolder, if it exists.
 
     Raises:
         OSError: The path is a folder, or it cannot be removed.

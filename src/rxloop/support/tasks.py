@@ -26,7 +26,7 @@ async def wait_all(tasks: Collection[asyncio.Task[Any]]) -> None:
 
 
 async def close_all(closers: Iterable[Callable[[], Awaitable[None]]]) -> None:
-    """Call all functions in order, ignoring failures until the end.
+    """Call all functions, then raise the first error if any failed.
 
     Raises:
         Exception: The first error. Other errors are added as notes.

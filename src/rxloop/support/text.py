@@ -17,23 +17,22 @@ class _ShortRepr(Repr):
         self.maxdict = self.maxlist = self.maxtuple = self.maxset = 10
 
 
-_SHORT = _ShortRepr()
+_SHORT_REPR = _ShortRepr()
 
 
 def to_short_repr(value: object) -> str:
     """Return a shortened `repr`. It is fast even if a value contains itself many times."""
-    text = _SHORT.repr(value)
+    text = _SHORT_REPR.repr(value)
     return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
 
 
-# Mermaid interprets Markdown, directives and comments even inside of quotes, and parses entities wrongly after a colon.
-# Therefore, escape all other characters as numbers.
-_SAFE = frozenset(" ,'()/?!")
+# Mermaid interprets Markdown, directives and comments even inside quotes, and misparses entities after a colon. All
+# characters except letters, digits and these are therefore escaped as numbers.
+_SAFE_CHARACTERS = frozenset(" ,'()/?!")
 
-# Some sequences have a meaning even as numbers: two `$` are mathematics, which may break the drawing, `fa:fa-x` is an
-# icon, and a backslash with an n is a line break. Two letters are part of Mermaid's own entities. Separate all of these
-# with a zero-width space.
-_SPECIAL = r"\$(?=\$)|:(?=\w)|\\(?=n)|¶(?=ß)|ﬂ(?=°)"
+# Mermaid interprets these sequences even if they are escaped: `$$` starts a formula, `fa:fa-x` is an icon, a backslash
+# and `n` are a line break, and two pairs of letters belong to its own entities. A zero-width space separates them.
+_SPECIAL_SEQUENCES = r"\$(?=\$)|:(?=\w)|\\(?=n)|¶(?=ß)|ﬂ(?=°)"
 
 _ZERO_WIDTH_SPACE = "\u200b"
 
@@ -43,21 +42,25 @@ INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 
 
 def to_visible(text: str) -> str:
-    r"""Escape characters that a terminal would interpret, for example as `\u001b`.
+    r"""Replace control and invisible characters by escapes such as `\u001b`, for output in a terminal.
 
-    JSON remains valid and keeps its meaning, because it uses the same escapes.
+    JSON uses the same escapes, so escaped JSON text still has the same content.
     """
     return INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text.replace("\r\n", "\n"))
 
 
 def to_one_line(text: str, width: int = 40) -> str:
-    """Return the text on a single line without control characters, truncated to a width."""
-    visible = "".join(" " if unicodedata.category(char) in ("Cc", "Zl", "Zp", "Cs") else char for char in text)
+    """Return the text on a single line without control or invisible characters, truncated to a width.
+
+    Use it for all text from outside in log messages and in lines of a terminal.
+    """
+    spaced = "".join(" " if unicodedata.category(char) in ("Cc", "Zl", "Zp", "Cs") else char for char in text)
+    visible = INVISIBLE.sub(" ", spaced)
     line = " ".join(visible.split())
     return line if len(line) <= width else line[: max(width - 1, 0)].rstrip() + "…"
 
 
 def to_mermaid_text(text: str) -> str:
     """Escape text for a Mermaid label in double quotes."""
-    text = re.sub(_SPECIAL, rf"\g<0>{_ZERO_WIDTH_SPACE}", text)
-    return "".join(char if char.isalnum() or char in _SAFE else f"#{ord(char)};" for char in text)
+    text = re.sub(_SPECIAL_SEQUENCES, rf"\g<0>{_ZERO_WIDTH_SPACE}", text)
+    return "".join(char if char.isalnum() or char in _SAFE_CHARACTERS else f"#{ord(char)};" for char in text)

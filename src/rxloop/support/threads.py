@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar, cast
-from weakref import ref
+from weakref import WeakSet, ref
 
 from typing_extensions import override
 
@@ -29,7 +29,7 @@ THREAD_NAME = "rxloop-work-"
 
 _MAX_RUNNING = 128
 
-_MAX_STUCK = 1_000
+_MAX_STUCK_CALLS = 1_000
 
 _IDLE_SECONDS = 10.0
 
@@ -52,10 +52,10 @@ class Work(Generic[T]):
         """True if no caller waits for the result."""
 
     def __call__(self) -> T:
-        """Call the function.
+        """Run the function in the copied context.
 
         Raises:
-            RuntimeError: The function raised an error that a future cannot hold, or tried to exit the process.
+            RuntimeError: The function raised StopIteration or SystemExit.
         """
         self.started = True
         try:
@@ -64,8 +64,12 @@ class Work(Generic[T]):
             # A future cannot hold a StopIteration, so its caller would wait forever.
             raise RuntimeError("the function raised StopIteration") from error
         except SystemExit as error:
-            # Otherwise, the exception would end the process when re-raised in the caller.
+            # Re-raising SystemExit in the caller would end the process.
             raise RuntimeError(f"the function called exit({error.code!r})") from error
+
+
+_POOLS: WeakSet[Threads] = WeakSet()
+"""All thread pools of this process."""
 
 
 class Threads(Executor):
@@ -80,13 +84,14 @@ class Threads(Executor):
     """
 
     def __init__(
-        self, max_running: int = _MAX_RUNNING, max_stuck: int = _MAX_STUCK, idle_seconds: float = _IDLE_SECONDS
+        self, max_running: int = _MAX_RUNNING, max_stuck: int = _MAX_STUCK_CALLS, idle_seconds: float = _IDLE_SECONDS
     ) -> None:
         self._max_running = max_running
         self._max_stuck = max_stuck
         self._idle_seconds = idle_seconds
         self._numbers = count(1)
         self.reset()
+        _POOLS.add(self)
 
     def reset(self) -> None:
         """Forget all threads, because a forked process has none."""
@@ -99,10 +104,10 @@ class Threads(Executor):
 
     @override
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Schedule a function or `Work`.
+        """Run a function or a `Work` object in a thread, or queue it if all threads are busy.
 
         Raises:
-            RxloopError: Too many threads are stuck.
+            RxloopError: The limit of stuck threads is reached.
         """
         job = _Job(cast("Work[T]", fn) if isinstance(fn, Work) else Work(partial(fn, *args, **kwargs)))
         with self._lock:
@@ -217,33 +222,50 @@ def _wait_for_job(threads: ref[Threads], inbox: SimpleQueue[_Job], idle_seconds:
 THREADS = Threads()
 """Thread pool of this process."""
 
+
+def _reset_pools() -> None:
+    for pool in _POOLS:
+        pool.reset()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=THREADS.reset)
+    os.register_at_fork(after_in_child=_reset_pools)
 
 
-async def run_in_thread(function: Callable[[], T], *, on_abandoned: Callable[[], None] | None = None) -> T:
+async def run_in_thread(
+    function: Callable[[], T], *, threads: Threads | None = None, on_abandoned: Callable[[], None] | None = None
+) -> T:
     """Run a function in a thread, with a copy of the context variables.
 
     Threads cannot be canceled. If this coroutine is canceled, the function continues, and its result is discarded.
 
     Args:
         function: Blocking function.
+        threads: Thread pool. The default is `THREADS`.
         on_abandoned: Called if this coroutine is canceled while the function is running.
     """
-    work = Work(function)
+    work, threads = Work(function), threads or THREADS
     try:
-        return await asyncio.get_running_loop().run_in_executor(THREADS, work)
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
     except asyncio.CancelledError:
-        if THREADS.abandon(work) and on_abandoned is not None:
+        if threads.abandon(work) and on_abandoned is not None:
             on_abandoned()
         raise
 
 
-async def call_user_function(function: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:
-    """Call a sync or async user function.
+_COMPUTING = Threads(max_running=1)
+"""Thread for computations. Several threads would not be faster, because Python code holds a lock."""
 
-    Sync functions run in a thread. On the event loop, a blocking function would stop all runs of the process, and no
-    time limit could end it.
+
+async def compute(function: Callable[[], T]) -> T:
+    """Run a long computation in a thread, so that the event loop can run other tasks in between."""
+    return await run_in_thread(function, threads=_COMPUTING)
+
+
+async def call_user_function(function: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:
+    """Call a user function. Sync functions run in a thread.
+
+    On the event loop, a blocking function would stop all runs of the process, including their timeouts.
     """
     result: Any
     if inspect.iscoroutinefunction(function):

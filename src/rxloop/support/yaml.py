@@ -25,7 +25,7 @@ def import_yaml(purpose: str) -> Any:
         import yaml
     except ModuleNotFoundError:
         raise ConfigurationError(
-            f'{purpose} needs pyyaml, which is not installed: pip install "rxloop[yaml]"'
+            f'{purpose} requires pyyaml, which is not installed; pip install "rxloop[yaml]"'
         ) from None
     return yaml
 

@@ -1,4 +1,4 @@
-"""Help for tests: virtual time, marble diagrams, recorded runs, workers that are killed (`chaos/`)."""
+"""Test tools: virtual time, marble diagrams, recorded runs and fault injection (`chaos/`)."""
 
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rxloop.demo.conversation import Rule as Rule
     from rxloop.providers.script import ScriptedCall as ScriptedCall
     from rxloop.providers.script import ScriptedModel as ScriptedModel
+    from rxloop.providers.script import ScriptedTurn as ScriptedTurn
     from rxloop.providers.script import ScriptExhausted as ScriptExhausted
     from rxloop.providers.script import call as call
     from rxloop.providers.script import frames as frames

@@ -1,7 +1,7 @@
 """Contract tests for artifact stores.
 
     @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-    async def test_my_store_keeps_the_contract(check):
+    async def test_my_store_passes_the_contract(check):
         await check(MyStore)
 
 Each check is an async function that accepts a factory for new, empty stores, and raises `AssertionError` on failure.
@@ -35,7 +35,7 @@ SharedCheck = Callable[[MakeTwoStores], Awaitable[None]]
 async def _create(
     store: ArtifactStore, artifact_id: str = "a.txt", context: str = "c", **fields: Any
 ) -> ArtifactRecord:
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "name": artifact_id,
         "media_type": "text/plain",
         "override": False,
@@ -43,23 +43,23 @@ async def _create(
         "now": 1,
         **fields,
     }
-    return await store.create(context, artifact_id, **given)
+    return await store.create(context, artifact_id, **options)
 
 
 async def _append(
     store: ArtifactStore, data: bytes, key: str, artifact_id: str = "a.txt", **fields: Any
 ) -> ArtifactChunk:
-    given: dict[str, Any] = {"version": None, "last": False, "now": 2, **fields}
-    return await store.append(given.pop("context", "c"), artifact_id, data, key=key, **given)
+    options: dict[str, Any] = {"version": None, "last": False, "now": 2, **fields}
+    return await store.append(options.pop("context", "c"), artifact_id, data, key=key, **options)
 
 
 @contextmanager
-def _refused(kind: type[ArtifactError], what: str) -> Generator[None]:
+def _raises(kind: type[ArtifactError], description: str) -> Generator[None]:
     try:
         yield
     except kind:
         return
-    raise AssertionError(f"{what} has to raise {kind.__name__}")
+    raise AssertionError(f"{description} did not raise {kind.__name__}")
 
 
 @asynccontextmanager
@@ -71,9 +71,9 @@ async def _open(*stores: ArtifactStore) -> AsyncGenerator[None]:
             await store.aclose()
 
 
-async def an_artifact_is_begun_without_content(make: MakeStore) -> None:
-    """The first version is empty and has the given metadata."""
-    store = make()
+async def create_stores_an_empty_artifact(make_store: MakeStore) -> None:
+    """Check that the first version is empty and has the given metadata."""
+    store = make_store()
     async with _open(store):
         record = await _create(store, name="A", media_type="text/markdown", now=7)
         assert record == ArtifactRecord("a.txt", 1, "A", "text/markdown", 7, 7), record
@@ -81,20 +81,20 @@ async def an_artifact_is_begun_without_content(make: MakeStore) -> None:
         assert [*await store.versions("c", "a.txt")] == [*await store.list("c")] == [record]
 
 
-async def a_second_one_of_the_same_id_is_refused(make: MakeStore) -> None:
-    """The existing artifact is unchanged."""
-    store = make()
+async def create_rejects_an_existing_id(make_store: MakeStore) -> None:
+    """Check that the existing artifact is unchanged."""
+    store = make_store()
     async with _open(store):
         await _create(store)
         await _append(store, b"one", "1")
-        with _refused(ArtifactExists, "an id that is taken"):
+        with _raises(ArtifactExists, "an existing id"):
             await _create(store, key="again", now=9)
         assert await store.read("c", "a.txt") == b"one"
 
 
-async def override_begins_the_next_version(make: MakeStore) -> None:
-    """The new version is empty and keeps the creation time. Old versions remain readable."""
-    store = make()
+async def create_with_override_adds_a_version(make_store: MakeStore) -> None:
+    """Check that the new version is empty and keeps the creation time, and that old versions remain readable."""
+    store = make_store()
     async with _open(store):
         await _create(store, now=5)
         await _append(store, b"one", "1", last=True)
@@ -104,15 +104,15 @@ async def override_begins_the_next_version(make: MakeStore) -> None:
         assert await store.read("c", "a.txt", version=1) == b"one"
         assert [record.version for record in await store.versions("c", "a.txt")] == [1, 2]
         assert [*await store.list("c")] == [second]
-        with _refused(ArtifactError, "a chunk for an older version"):
+        with _raises(ArtifactError, "a chunk for an older version"):
             await _append(store, b"late", "2", version=1)
-        with _refused(UnknownArtifact, "a version that there is not"):
+        with _raises(UnknownArtifact, "an unknown version"):
             await store.read("c", "a.txt", version=3)
 
 
-async def chunks_follow_each_other(make: MakeStore) -> None:
+async def append_returns_consecutive_chunks(make_store: MakeStore) -> None:
     """Indexes are consecutive, and each offset equals the previous size."""
-    store = make()
+    store = make_store()
     async with _open(store):
         await _create(store)
         chunks = [await _append(store, data, data.decode(), now=3) for data in (b"one", b"three", b"five")]
@@ -122,22 +122,22 @@ async def chunks_follow_each_other(make: MakeStore) -> None:
         assert await store.read("c", "a.txt") == b"onethreefive"
 
 
-async def the_last_chunk_completes_it(make: MakeStore) -> None:
-    """The last chunk may be empty. Further chunks are refused."""
-    store = make()
+async def last_chunk_completes_the_artifact(make_store: MakeStore) -> None:
+    """Append an empty last chunk. Further chunks are refused."""
+    store = make_store()
     async with _open(store):
         await _create(store)
         await _append(store, b"all", "1")
         chunk = await _append(store, b"", "2", last=True)
         assert (chunk.index, chunk.record.complete, chunk.record.size) == (1, True, 3), chunk
-        with _refused(ArtifactError, "a chunk after the last one"):
+        with _raises(ArtifactError, "a chunk after the last one"):
             await _append(store, b"more", "3")
         assert await store.read("c", "a.txt") == b"all"
 
 
-async def a_write_of_a_known_key_is_not_made_again(make: MakeStore) -> None:
+async def writes_with_a_known_key_are_not_repeated(make_store: MakeStore) -> None:
     """Retries return the original result. Reusing a key for different data is an error."""
-    store = make()
+    store = make_store()
     async with _open(store):
         first = await _create(store)
         chunk = await _append(store, b"one", "1")
@@ -146,7 +146,7 @@ async def a_write_of_a_known_key_is_not_made_again(make: MakeStore) -> None:
         assert (again.version, again.created) == (first.version, first.created), again
         repeated = await _append(store, b"one", "1", now=99)
         assert (repeated.index, repeated.offset) == (chunk.index, chunk.offset), repeated
-        with _refused(ArtifactError, "a key with other data"):
+        with _raises(ArtifactError, "a key with other data"):
             await _append(store, b"other", "1")
         await _create(store, override=True, key="next")
         assert (await _append(store, b"one", "1")).record.version == 1
@@ -154,15 +154,15 @@ async def a_write_of_a_known_key_is_not_made_again(make: MakeStore) -> None:
         assert await store.read("c", "a.txt", version=1) == b"onetwo"
 
 
-async def conversations_do_not_see_each_other(make: MakeStore) -> None:
-    """The same id refers to different artifacts in different conversations, for any context id."""
-    store = make()
+async def conversations_have_separate_artifacts(make_store: MakeStore) -> None:
+    """Check that conversations can use the same artifact id, for any context id."""
+    store = make_store()
     contexts = ["c", "C", "c/d", "../c", "..", "", "c\u00e9", "c" * 500]
     async with _open(store):
         for context in contexts:
-            with _refused(UnknownArtifact, "an artifact of another conversation"):
+            with _raises(UnknownArtifact, "an artifact of another conversation"):
                 await store.read(context, "a.txt")
-            with _refused(UnknownArtifact, "a chunk for an artifact of another conversation"):
+            with _raises(UnknownArtifact, "a chunk for an artifact of another conversation"):
                 await _append(store, b"x", "0", context=context)
             assert not await store.list(context)
             assert not await store.versions(context, "a.txt")
@@ -171,9 +171,9 @@ async def conversations_do_not_see_each_other(make: MakeStore) -> None:
         assert [await store.read(context, "a.txt") for context in contexts] == [name.encode() for name in contexts]
 
 
-async def any_range_can_be_read(make: MakeStore) -> None:
+async def read_returns_any_range(make_store: MakeStore) -> None:
     """Ranges can include multiple chunks and are limited by the artifact's size."""
-    store = make()
+    store = make_store()
     async with _open(store):
         await _create(store)
         data = bytes(range(100))
@@ -183,22 +183,22 @@ async def any_range_can_be_read(make: MakeStore) -> None:
             for limit in (0, 1, 7, 20, 1_000, 10**30, None):
                 end = None if limit is None else offset + limit
                 assert await store.read("c", "a.txt", offset=offset, limit=limit) == data[offset:end], (offset, limit)
-        with _refused(ArtifactError, "a negative offset"):
+        with _raises(ArtifactError, "a negative offset"):
             await store.read("c", "a.txt", offset=-1)
 
 
-async def artifacts_are_listed_by_id(make: MakeStore) -> None:
+async def list_returns_latest_versions_by_id(make_store: MakeStore) -> None:
     """Only the latest versions are listed."""
-    store = make()
+    store = make_store()
     async with _open(store):
         for artifact_id in ("b.txt", "a.txt", "\u00e9.txt", "A.txt"):
             await _create(store, artifact_id)
         assert [record.artifact_id for record in await store.list("c")] == ["A.txt", "a.txt", "b.txt", "\u00e9.txt"]
 
 
-async def an_id_that_is_no_plain_name_is_refused(make: MakeStore) -> None:
+async def create_and_read_reject_invalid_ids(make_store: MakeStore) -> None:
     """Such ids could escape a folder or may be impossible to store."""
-    store = make()
+    store = make_store()
     async with _open(store):
         for artifact_id in (
             "",
@@ -215,17 +215,17 @@ async def an_id_that_is_no_plain_name_is_refused(make: MakeStore) -> None:
             "a" * 300,
             "\ud800",
         ):
-            with _refused(ArtifactError, f"the id {artifact_id!r}"):
+            with _raises(ArtifactError, f"the id {artifact_id!r}"):
                 await _create(store, artifact_id)
-            with _refused(ArtifactError, f"the id {artifact_id!r}"):
+            with _raises(ArtifactError, f"the id {artifact_id!r}"):
                 await store.read("c", artifact_id)
         await _create(store, "e\u0301.txt")
         assert (await store.versions("c", "\u00e9.txt"))[0].artifact_id == "\u00e9.txt"
 
 
-async def chunks_that_are_written_at_once_are_all_there(make: MakeStore) -> None:
+async def concurrent_chunks_are_all_stored(make_store: MakeStore) -> None:
     """Concurrent chunks are stored completely and have unique indexes."""
-    store = make()
+    store = make_store()
     async with _open(store):
         await asyncio.gather(*(_create(store, f"{n}") for n in range(3)))
         pieces = [f"<{n:03}>".encode() * 20 for n in range(40)]
@@ -239,9 +239,9 @@ async def chunks_that_are_written_at_once_are_all_there(make: MakeStore) -> None
             assert await store.read("c", f"{artifact}") == b"".join(data for _, data in own)
 
 
-async def a_deleted_artifact_is_gone(make: MakeStore) -> None:
+async def delete_removes_all_versions(make_store: MakeStore) -> None:
     """All versions are deleted, other artifacts are unaffected, and the id and keys can be reused."""
-    store = make()
+    store = make_store()
     async with _open(store):
         for context, artifact_id in (("c", "a.txt"), ("c", "b.txt"), ("d", "a.txt")):
             await _create(store, artifact_id, context)
@@ -251,9 +251,9 @@ async def a_deleted_artifact_is_gone(make: MakeStore) -> None:
         assert await store.delete("c", "a.txt")
         assert not await store.delete("c", "a.txt")
         assert not await store.delete("e", "a.txt")
-        with _refused(UnknownArtifact, "a deleted artifact"):
+        with _raises(UnknownArtifact, "a deleted artifact"):
             await store.read("c", "a.txt")
-        with _refused(UnknownArtifact, "a chunk for a deleted artifact"):
+        with _raises(UnknownArtifact, "a chunk for a deleted artifact"):
             await _append(store, b"late", "3")
         assert not await store.versions("c", "a.txt")
         assert [record.artifact_id for record in await store.list("c")] == ["b.txt"]
@@ -264,9 +264,9 @@ async def a_deleted_artifact_is_gone(make: MakeStore) -> None:
         assert await store.read("c", "a.txt") == b"new"
 
 
-async def an_artifact_that_changed_is_not_deleted(make: MakeStore) -> None:
+async def delete_keeps_a_changed_artifact(make_store: MakeStore) -> None:
     """If an expected record is passed, it must equal the latest version."""
-    store = make()
+    store = make_store()
     async with _open(store):
         first = await _create(store)
         second = (await _append(store, b"one", "1")).record
@@ -278,9 +278,9 @@ async def an_artifact_that_changed_is_not_deleted(make: MakeStore) -> None:
         assert not await store.list("c")
 
 
-async def what_one_writes_the_other_reads(make: MakeTwoStores) -> None:
-    """Stores can access artifacts created by other stores."""
-    one, two = make()
+async def stores_share_artifacts(make_stores: MakeTwoStores) -> None:
+    """Read and update artifacts created by another store."""
+    one, two = make_stores()
     async with _open(one, two):
         await _create(one)
         await _append(two, b"two", "1")
@@ -292,9 +292,9 @@ async def what_one_writes_the_other_reads(make: MakeTwoStores) -> None:
         assert (await _append(one, b"two", "1")).record.version == 1
 
 
-async def both_may_write_at_once(make: MakeTwoStores) -> None:
+async def concurrent_writes_of_two_stores_are_all_stored(make_stores: MakeTwoStores) -> None:
     """Concurrent writes are neither lost nor duplicated."""
-    one, two = make()
+    one, two = make_stores()
     async with _open(one, two):
         await asyncio.gather(_create(one), _create(two))
         writes = [_append(store, f"<{n}>".encode(), str(n)) for n in range(30) for store in (one, two)]
@@ -304,9 +304,9 @@ async def both_may_write_at_once(make: MakeTwoStores) -> None:
         assert sorted(content.strip("<>").split("><"), key=int) == [f"{n}" for n in range(30)], content
 
 
-async def what_one_deletes_is_gone_for_the_other(make: MakeTwoStores) -> None:
-    """The other store only sees the new artifact, even if it has the same id, keys and sizes."""
-    one, two = make()
+async def deleted_artifact_is_unknown_to_the_other_store(make_stores: MakeTwoStores) -> None:
+    """Check that the other store only sees the new artifact, even if it has the same id, keys and sizes."""
+    one, two = make_stores()
     async with _open(one, two):
         for data in (b"one", b"two", b"six"):
             await _create(one)
@@ -315,13 +315,13 @@ async def what_one_deletes_is_gone_for_the_other(make: MakeTwoStores) -> None:
             assert (await _append(two, data, "1")).record == chunk.record
             assert await one.delete("c", "a.txt", expected=(await two.versions("c", "a.txt"))[-1])
             assert not await two.versions("c", "a.txt")
-            with _refused(UnknownArtifact, "a chunk for an artifact that another store has deleted"):
+            with _raises(UnknownArtifact, "a chunk for an artifact that another store has deleted"):
                 await _append(two, data, "2")
 
 
-async def one_may_delete_while_the_other_writes(make: MakeTwoStores) -> None:
-    """A concurrent chunk is either deleted with the artifact or remains readable."""
-    one, two = make()
+async def delete_during_a_write_leaves_complete_artifacts(make_stores: MakeTwoStores) -> None:
+    """Check that a concurrent chunk is either deleted with the artifact or remains readable."""
+    one, two = make_stores()
 
     async def write(number: int) -> None:
         await _create(one)
@@ -341,25 +341,25 @@ async def one_may_delete_while_the_other_writes(make: MakeTwoStores) -> None:
 
 
 CHECKS: tuple[Check, ...] = (
-    an_artifact_is_begun_without_content,
-    a_second_one_of_the_same_id_is_refused,
-    override_begins_the_next_version,
-    chunks_follow_each_other,
-    the_last_chunk_completes_it,
-    a_write_of_a_known_key_is_not_made_again,
-    conversations_do_not_see_each_other,
-    any_range_can_be_read,
-    artifacts_are_listed_by_id,
-    an_id_that_is_no_plain_name_is_refused,
-    chunks_that_are_written_at_once_are_all_there,
-    a_deleted_artifact_is_gone,
-    an_artifact_that_changed_is_not_deleted,
+    create_stores_an_empty_artifact,
+    create_rejects_an_existing_id,
+    create_with_override_adds_a_version,
+    append_returns_consecutive_chunks,
+    last_chunk_completes_the_artifact,
+    writes_with_a_known_key_are_not_repeated,
+    conversations_have_separate_artifacts,
+    read_returns_any_range,
+    list_returns_latest_versions_by_id,
+    create_and_read_reject_invalid_ids,
+    concurrent_chunks_are_all_stored,
+    delete_removes_all_versions,
+    delete_keeps_a_changed_artifact,
 )
 """All contract checks for a single store."""
 SHARED_CHECKS: tuple[SharedCheck, ...] = (
-    what_one_writes_the_other_reads,
-    both_may_write_at_once,
-    what_one_deletes_is_gone_for_the_other,
-    one_may_delete_while_the_other_writes,
+    stores_share_artifacts,
+    concurrent_writes_of_two_stores_are_all_stored,
+    deleted_artifact_is_unknown_to_the_other_store,
+    delete_during_a_write_leaves_complete_artifacts,
 )
 """All contract checks for two store objects with shared storage."""

@@ -48,10 +48,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """Event loop with a virtual clock. When idle, the clock jumps to the next timer.
 
     Args:
-        patience: Timeout in real seconds for threads and sockets before the clock advances.
+        real_timeout: Timeout in real seconds for threads and sockets before the clock advances.
     """
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, real_timeout: float) -> None:
         self.now = 0
         """Nanoseconds since the start."""
         self.horizon: int | None = None
@@ -61,7 +61,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._timers: list[tuple[int, int, asyncio.TimerHandle, Callable[[], None], Context]] = []
         self._timer_count = 0
         self._jobs = 0
-        self._patience = patience
+        self._real_timeout = real_timeout
         self._deadline: float | None = None
         self._older_threads = frozenset(threading.enumerate())
         self._poll = _Selector(self._wait)
@@ -81,16 +81,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if self.is_closed():
             raise RuntimeError("Event loop is closed")
         context = context or copy_context()
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
         if math.isinf(when):
-            return timer
+            return asyncio.TimerHandle(when, callback, args, self, context)
+        due = max(round(when * SECOND), self.now)
+        # Rounded, so that a timer which has fired is not later than the clock.
+        timer = asyncio.TimerHandle(due / SECOND, callback, args, self, context)
 
         def fire() -> None:
             if not timer.cancelled():
                 callback(*args)
 
         self._timer_count += 1
-        due = max(round(when * SECOND), self.now)
         heapq.heappush(self._timers, (due, self._timer_count, timer, fire, context))
         return timer
 
@@ -105,10 +106,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._jobs -= 1
 
     def _wait(self, poll: _Poll, timeout: float | None) -> list[Any]:
-        """Replacement for the selector's `select`. asyncio calls it when idle and between iterations."""
+        """Replace the selector's `select`. asyncio calls it when idle and between iterations."""
         ready = poll(0)
         if timeout is None and not ready:
-            ready = self._wait_really(poll)
+            ready = self._wait_in_real_time(poll)
             if not ready:
                 self._jump()
         if ready:
@@ -116,32 +117,32 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._fire_due()
         return ready
 
-    def _wait_really(self, poll: _Poll) -> list[Any]:
+    def _wait_in_real_time(self, poll: _Poll) -> list[Any]:
         """Wait in real time for threads and sockets."""
-        busy = self._busy()
-        if not busy:
-            if not self._may_be_called():
+        has_jobs = self._has_jobs()
+        if not has_jobs:
+            if not self._has_external_sources():
                 return []
-            busy = self._log_is_written()
+            has_jobs = self._is_writing_log()
         if self._next_timer() is None and self.horizon is None:
-            return poll(self._patience)
-        if not busy:
+            return poll(self._real_timeout)
+        if not has_jobs:
             return poll(_SHORT_WAIT)
         # Share the deadline between calls, so that a blocked thread does not delay each timer by the full timeout.
         if self._deadline is None:
-            self._deadline = time.monotonic() + self._patience
+            self._deadline = time.monotonic() + self._real_timeout
         return poll(max(_SHORT_WAIT, self._deadline - time.monotonic()))
 
-    def _busy(self) -> bool:
-        """True if a thread pool is running jobs for this loop."""
+    def _has_jobs(self) -> bool:
+        """Return True if a thread pool is running jobs for this loop."""
         return self._jobs > 0 or (self.limiter is not None and self.limiter.borrowed_tokens > 0)
 
-    def _log_is_written(self) -> bool:
-        """True if a run is waiting for its log. There is no timeout for log writes."""
+    def _is_writing_log(self) -> bool:
+        """Return True if a run is waiting for its log. There is no timeout for log writes."""
         return any(task.get_name().startswith(LOG_TASK) for task in asyncio.all_tasks(self))
 
-    def _may_be_called(self) -> bool:
-        """True if a socket or a foreign thread can wake up the loop."""
+    def _has_external_sources(self) -> bool:
+        """Return True if a socket or a foreign thread can wake up the loop."""
         if self._poll.sockets:
             return True
         return any(
@@ -159,7 +160,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self.now = self.horizon
             self.stop()
         elif due is None:
-            raise NothingLeft(f"nothing left to happen at t={self.time():g} s; waiting: {self.waiting()}")
+            raise NothingLeft(
+                f"no timer, thread or socket can wake up a task at t={self.time():g} s; waiting: {self.list_tasks()}"
+            )
         else:
             self.now = due
 
@@ -168,7 +171,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             _, _, _, fire, context = heapq.heappop(self._timers)
             self.call_soon(fire, context=context)
 
-    def waiting(self) -> str:
+    def list_tasks(self) -> str:
         """Return the names of all unfinished tasks."""
         return ", ".join(sorted(task.get_name() for task in asyncio.all_tasks(self))) or "no task"
 
@@ -197,7 +200,7 @@ T = TypeVar("T")
 EPOCH = 1_767_225_600_000
 """Start of virtual time, in milliseconds since 1970 (2026-01-01)."""
 
-_around: list[VirtualTime] = []
+_active: list[VirtualTime] = []
 
 
 class VirtualTime:
@@ -221,7 +224,7 @@ class VirtualTime:
                 raised by `run` or `advance`.
         """
         if round(seconds * SECOND) < self._loop.now:
-            raise ConfigurationError(f"at({seconds:g}) lies in the past: it is t={self.now:g} s")
+            raise ConfigurationError(f"at() must not be in the past, got {seconds:g} s at t={self.now:g} s")
         self._loop.call_at(seconds, self._guard, callback)
 
     def _guard(self, callback: Callable[[], object]) -> None:
@@ -256,12 +259,12 @@ class VirtualTime:
             RxloopError: The awaitable can never finish.
         """
 
-        async def waits() -> T:
+        async def wait() -> T:
             async with asyncio.timeout(timeout):
                 return await awaitable
 
         name = getattr(awaitable, "__qualname__", type(awaitable).__qualname__)
-        task = self._loop.create_task(waits(), name=name)
+        task = self._loop.create_task(wait(), name=name)
         try:
             answer = self._loop.run_until_complete(task)
         except BaseException:
@@ -279,7 +282,7 @@ class VirtualTime:
     def advance(self, seconds: float) -> None:
         """Advance the clock and run all callbacks that are due."""
         if seconds < 0:
-            raise ConfigurationError(f"time does not run backwards: advance({seconds:g})")
+            raise ConfigurationError(f"seconds must not be negative, got {seconds:g}")
         self._loop.horizon = self._loop.now + round(seconds * SECOND)
         try:
             self._loop.run_forever()
@@ -307,43 +310,43 @@ def current_time() -> VirtualTime:
     Raises:
         RxloopError: `virtual_time()` is not active.
     """
-    if not _around:
-        raise RxloopError("this needs virtual time around it: with virtual_time(): ...")
-    return _around[-1]
+    if not _active:
+        raise RxloopError("virtual time is not active; use `with virtual_time():`")
+    return _active[-1]
 
 
 @contextmanager
-def virtual_time(*, patience: float = 5.0) -> Generator[VirtualTime]:
+def virtual_time(*, real_timeout: float = 5.0) -> Generator[VirtualTime]:
     """Run the block with an event loop whose clock jumps to the next timer when idle.
 
     The block creates a new event loop, so use it in sync tests. The clock is paused while a thread is working for the
     loop. Remaining tasks are cancelled on exit.
 
     Args:
-        patience: Timeout in real seconds for threads and sockets before the clock advances.
+        real_timeout: Timeout in real seconds for threads and sockets before the clock advances.
 
     Example:
         >>> with virtual_time() as time:
         ...     time.run(asyncio.sleep(60))
         ...     assert time.now == 60
     """
-    if _around:
-        raise RxloopError("virtual_time() is open already: do not nest it")
+    if _active:
+        raise RxloopError("virtual_time() must not be nested")
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         pass
     else:
-        raise RxloopError("virtual_time() makes an event loop of its own: use it in a plain `def`, not in `async def`")
-    loop = VirtualLoop(patience)
+        raise RxloopError("virtual_time() creates an event loop; use it in a plain `def`, not in `async def`")
+    loop = VirtualLoop(real_timeout)
     time = VirtualTime(loop)
     token = CLOCK.set(_VirtualClock(loop))
-    _around.append(time)
+    _active.append(time)
     try:
-        loop.limiter = loop.run_until_complete(_limiter())
+        loop.limiter = loop.run_until_complete(_get_limiter())
         yield time
     finally:
-        _around.pop()
+        _active.pop()
         CLOCK.reset(token)
         try:
             _cancel_all(loop)
@@ -351,7 +354,7 @@ def virtual_time(*, patience: float = 5.0) -> Generator[VirtualTime]:
             loop.close()
 
 
-async def _limiter() -> CapacityLimiter:
+async def _get_limiter() -> CapacityLimiter:
     return anyio.to_thread.current_default_thread_limiter()
 
 

@@ -1,4 +1,4 @@
-"""Data structures of thoughts: use them for sequential thinking and staged strategies without a model.
+"""Data structures for sequential thinking and staged strategies, usable without a model.
 
 `ThinkingSessions` holds sessions of sequential thoughts; `StageManager` walks through the stages of a strategy.
 """

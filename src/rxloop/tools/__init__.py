@@ -13,3 +13,4 @@ if TYPE_CHECKING:
     from rxloop.tools.client_tool import ClientTool as ClientTool
     from rxloop.tools.function import FunctionTool as FunctionTool
     from rxloop.tools.function import ToolOptions as ToolOptions
+    from rxloop.tools.redaction import redact as redact

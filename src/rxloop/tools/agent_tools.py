@@ -15,6 +15,7 @@ from rxloop.pipeline.interfaces import Tool, Toolset
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.tools.function import Function, FunctionTool, as_tool, check_name, is_tool
+from rxloop.tools.redaction import RedactedTool
 from rxloop.tools.toolsets import MissingToolset, Toolsets, toolset_name
 
 ToolDeps = TypeVar("ToolDeps", default=Any)
@@ -116,7 +117,7 @@ class AgentTools:
         return copy_
 
     def hides(self, name: str) -> bool:
-        """True if a tool of that name is hidden from clients. Includes disabled tools and tools offered earlier."""
+        """Return True if clients must not see the tool, even if it is disabled or was offered earlier."""
         return name in self._hidden_names
 
     def resolve_now(self, ctx: RunContext[Any]) -> OfferedTools | None:
@@ -131,22 +132,31 @@ class AgentTools:
             return None if results is None else self._merge(results).select_now(ctx)
         return OfferedTools({name: tool for name, tool in self._plain_tools.items() if tool.enabled(ctx)})
 
-    def is_swapped(self, name: str, tool: Tool, asked: str | None) -> bool:
-        """True if an earlier attempt may have called a different tool of the same name.
+    def is_swapped(self, name: str, tool: Tool, question_kind: str | None) -> bool:
+        """Return True if an earlier attempt may have called a different tool of the same name.
 
         A client tool may have replaced this tool since then, or vice versa.
 
         Args:
             name: Requested tool name.
             tool: Current tool with this name.
-            asked: Kind of the call's last question. Only client tools use the kind `tool`.
+            question_kind: Kind of the call's last question. Only client tools use the kind `tool`.
         """
-        return name in self._client_tools and (tool is self._client_tools[name]) != (asked in (None, "tool"))
+        return name in self._client_tools and (tool is self._client_tools[name]) != (question_kind in (None, "tool"))
 
     @property
     def plain_tools(self) -> Mapping[str, Tool]:
         """Tools that do not belong to a toolset, by name. Includes disabled tools."""
         return self._plain_tools
+
+    @property
+    def toolset_tools(self) -> dict[str, list[str]]:
+        """Names of the tools that each toolset has offered so far, by toolset name. Hidden tools are omitted."""
+        names = [toolset_name(part) for part in self._toolset_parts]
+        return {
+            name: [tool for tool, owner in self._owners.items() if owner == name and not self.hides(tool)]
+            for name in names
+        }
 
     async def resolve(self, ctx: RunContext[Any]) -> OfferedTools:
         """Return the tools offered now.
@@ -217,6 +227,9 @@ class AgentTools:
                 text += f" The tools of {', '.join(missing)} are not available now."
         if not names:
             return f"{text} No tools are available: answer without them."
+        # Imported lazily, because correct programs do not need it.
+        from rxloop._names import find_nearest
+
         closest = find_nearest(name, names)
         hint = f" Did you mean {closest!r}?" if closest is not None else ""
         return f"{text}{hint} The available tools are: {', '.join(names)}."
@@ -251,7 +264,9 @@ class AgentTools:
 
 
 def _is_decided_by_user(tool: Tool) -> bool:
-    """True if code of the user decides whether a tool is offered. Such code may block."""
+    """Return True if code of the user decides whether a tool is offered. Such code may block."""
+    if isinstance(tool, RedactedTool):
+        tool = tool.inner
     return tool.is_conditional if isinstance(tool, FunctionTool) else not type(tool).__module__.startswith("rxloop.")
 
 
@@ -280,21 +295,6 @@ async def _check_enabled(tools: Sequence[Tool], ctx: RunContext[Any]) -> list[bo
     from rxloop.support.threads import run_in_thread
 
     return await limit_time(ctx, lambda: run_in_thread(ask), lambda: f"enabled= of the tool {current}")
-
-
-def find_nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the most similar name, or None. Ignores case, `-`, `_` and prefixes such as `functions.`."""
-    from difflib import get_close_matches
-
-    normalized = {_normalize_name(each): each for each in names}
-    matches = get_close_matches(_normalize_name(name), normalized, n=1)
-    return normalized[matches[0]] if matches else None
-
-
-def _normalize_name(name: str) -> str:
-    for mark in ".:/":
-        name = name.rpartition(mark)[2] or name
-    return name.casefold().replace("-", "").replace("_", "")
 
 
 def _to_tool_or_toolset(value: AnyTool) -> Tool | Toolset:

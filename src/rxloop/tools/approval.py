@@ -31,7 +31,7 @@ def check_approve(name: str, approve: object, parameters: Collection[str]) -> No
         if field not in parameters:
             known = ", ".join(f"{{{parameter}}}" for parameter in parameters) or "none"
             raise ConfigurationError(
-                f"tool {name!r}: approve={approve!r} has the unknown parameter {{{field}}}; there are: {known}"
+                f"tool {name!r}: approve={approve!r} uses the unknown parameter {{{field}}}; expected: {known}"
             )
 
 
@@ -44,7 +44,7 @@ def approval_question(approve: bool | str, call: ToolCall) -> str:
     """
     if isinstance(approve, str):
         try:
-            return Formatter().vformat(approve, (), {key: _plain(value) for key, value in call.arguments.items()})
+            return Formatter().vformat(approve, (), {key: _prepare(value) for key, value in call.arguments.items()})
         except (KeyError, ValueError, TypeError):
             # Models may omit parameters or send values that are incompatible with the format string.
             pass
@@ -57,7 +57,7 @@ def describe_call(call: ToolCall) -> str:
     return f"{call.name} with {arguments}" if arguments else call.name
 
 
-def _plain(value: Any) -> Any:
+def _prepare(value: Any) -> Any:
     """Prepare a value for a template. Numbers are not converted, so that the template can format them."""
     if isinstance(value, str):
         return _truncate(value)

@@ -32,14 +32,14 @@ _Id = Annotated[str, Field(description="The name of the file, such as report.md.
 async def create_artifact(
     ctx: RunContext[Any],
     artifact_id: _Id,
-    content: Annotated[str, Field(description="What it begins with; append the rest.")] = "",
+    content: Annotated[str, Field(description="First part of the content; append the rest.")] = "",
     media_type: Annotated[str, Field(description="Such as text/markdown.")] = "text/plain",
-    override: Annotated[bool, Field(description="Begin it anew if it is there; the old version is kept.")] = False,
-    last: Annotated[bool, Field(description="It is complete: nothing will be appended.")] = False,
+    override: Annotated[bool, Field(description="Replace an existing file; its version is kept.")] = False,
+    last: Annotated[bool, Field(description="The file is complete.")] = False,
 ) -> str:
-    """Creates a file that the user gets, such as a report, a table or a program.
+    """Create a file for the user, such as a report, a table or a program.
 
-    Write a long file in parts of a few thousand words: create it with the first one, and append the others.
+    Write a long file in parts of a few thousand words: create it with the first part, and append the others.
     """
     draft = await _raise_tool_error(ctx.artifacts.create(artifact_id, media_type=media_type, override=override))
     await _raise_tool_error(draft.append(content, last=last))
@@ -50,10 +50,10 @@ async def create_artifact(
 async def append_to_artifact(
     ctx: RunContext[Any],
     artifact_id: _Id,
-    content: Annotated[str, Field(description="What is appended, word for word: begin with a line end if needed.")],
-    last: Annotated[bool, Field(description="It is complete: nothing else will be appended.")] = False,
+    content: Annotated[str, Field(description="Text to append exactly; start with a line end if needed.")],
+    last: Annotated[bool, Field(description="The file is complete.")] = False,
 ) -> str:
-    """Appends to a file that was created before."""
+    """Append to a file."""
     await _raise_tool_error(ctx.artifacts.append(artifact_id, content, last=last))
     record = await _raise_tool_error(ctx.artifacts.record(artifact_id))
     return f"Appended; {record.artifact_id} has {record.size} bytes now{' and is complete' if last else ''}."
@@ -63,14 +63,14 @@ async def append_to_artifact(
 async def read_artifact(
     ctx: RunContext[Any],
     artifact_id: _Id,
-    offset: Annotated[int, Field(description="The first byte to read.", ge=0)] = 0,
-    limit: Annotated[int, Field(description="How many bytes to read at most.", ge=1, le=MAX_READ_BYTES)] = 20_000,
-    version: Annotated[int | None, Field(description="An older version than the newest.")] = None,
+    offset: Annotated[int, Field(description="Position of the first byte.", ge=0)] = 0,
+    limit: Annotated[int, Field(description="Maximum number of bytes.", ge=1, le=MAX_READ_BYTES)] = 20_000,
+    version: Annotated[int | None, Field(description="Version to read. Default: the newest.")] = None,
 ) -> str:
-    """Reads a file of this conversation, or a part of it."""
+    """Read a file of this conversation, or a part of it."""
     record = await _raise_tool_error(ctx.artifacts.record(artifact_id, version=version))
     data = await _raise_tool_error(ctx.artifacts.read(artifact_id, offset=offset, limit=limit, version=record.version))
-    decoded = decode_range(data, first=offset == 0, whole=offset + len(data) >= record.size)
+    decoded = decode_range(data, first=offset == 0, last=offset + len(data) >= record.size)
     if decoded is None:
         raise ToolError(f"{record.artifact_id} is not text but {record.media_type}, of {record.size} bytes.")
     begin, shown = decoded
@@ -84,7 +84,7 @@ async def read_artifact(
 
 @tool(idempotent=True, read_only=True)
 async def list_artifacts(ctx: RunContext[Any]) -> list[dict[str, Any]]:
-    """Lists the files of this conversation."""
+    """List the files of this conversation."""
     records = await _raise_tool_error(ctx.artifacts.list())
     entries: list[dict[str, Any]] = [
         {
@@ -133,10 +133,10 @@ async def store_long_result(content: str, ctx: RunContext[Any]) -> str | None:
     """
     readable = get_host(ctx).tools.offers(READ_ARTIFACT)
     # Results of hidden calls must not become readable artifacts.
-    if ctx.call is None or ctx.hidden or not (readable or ctx.port.artifact_writes().given):
+    if ctx.call is None or ctx.hidden or not (readable or ctx.port.artifact_writes().is_configured):
         return None
-    if ctx.asked_for is not None:
-        await ctx.asked_for()
+    if ctx.until_requested is not None:
+        await ctx.until_requested()
     slot = re.sub(r"[^a-zA-Z0-9]", "-", f"{ctx.step}-{ctx.index}")[:32]
     artifact_id = f"{ctx.call.name}-{ctx.task_id[-12:]}-{slot}.txt"
     try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal, cast
 
 import orjson
@@ -15,7 +16,16 @@ from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.json_data import freeze_json
 from rxloop.protocol.messages import PendingInput, get_tool_error
-from rxloop.support.json_schema import explain_schema_error, find_mismatch, find_schema_error, quote_value
+from rxloop.support.json_limits import count_values
+from rxloop.support.json_schema import (
+    MAX_SCHEMA_STEPS,
+    MAX_STEPS,
+    StepBudget,
+    explain_schema_error,
+    find_mismatch_off_loop,
+    find_schema_error,
+    quote_value,
+)
 from rxloop.tools.approval import describe_call
 from rxloop.tools.function import check_name, tool
 from rxloop.tools.signature import json_schema, validate
@@ -25,6 +35,9 @@ MAX_TOOLS = 128
 
 MAX_CHARACTERS = 200_000
 """Maximum JSON length of all definitions, because every model request includes them."""
+
+MAX_VALUES = 10_000
+"""Maximum number of JSON values in all definitions, because each value of a schema is converted for the vendor."""
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
@@ -39,8 +52,10 @@ class ClientTool:
     timeout: float | None
     """Time limit in seconds if `on_input` answers. None for no limit."""
     idempotent = True
-    """Safe to repeat after a crash, because the client receives the same question id again."""
+    """Calls can be repeated after a crash, because the question id stays the same."""
     approve = False
+    can_redact = False
+    """The log records the answer of the client before the call returns."""
 
     def __init__(
         self,
@@ -51,8 +66,12 @@ class ClientTool:
         result: Mapping[str, Any] | type[Any] | None = None,
         strict: bool = False,
         timeout: float | None = None,
+        _budget: StepBudget | None = None,
     ) -> None:
-        """Initialize the tool. See `client_tool` for argument documentation."""
+        """Initialize the tool. See `client_tool` for argument documentation.
+
+        `_budget` limits the validation of several definitions.
+        """
         _check_strings(name, description)
         seconds: Any = timeout
         if seconds is not None and (
@@ -62,26 +81,26 @@ class ClientTool:
         if not isinstance(cast("Any", strict), bool):
             raise ConfigurationError(f"tool {name!r}: strict must be a bool, got {strict!r}")
         self._model = parameters if isinstance(parameters, type) else None
-        self._result, self._validate = _make_result(name, result)
-        self.definition = ToolDefinition(name, description, _make_parameters(name, parameters), strict=strict)
+        self._result, self._validate = _make_result(name, result, _budget)
+        self.definition = ToolDefinition(name, description, _make_parameters(name, parameters, _budget), strict=strict)
         self.timeout = timeout
 
     def __repr__(self) -> str:
         return f"<client tool {self.definition.name}>"
 
     def enabled(self, ctx: RunContext[Any]) -> bool:
-        """Always True for client tools."""
+        """Return True for client tools."""
         return True
 
     async def call(self, arguments: dict[str, Any], ctx: RunContext[Any]) -> Any:
-        """Request execution by the client and return the result.
+        """Ask the client to execute the call, and return its result.
 
         Raises:
             ToolError: Invalid arguments or error reported by the client.
         """
         call = ctx.call
         assert call is not None
-        arguments = freeze_json(self._check_arguments(arguments), "the arguments")
+        arguments = freeze_json(await self._check_arguments(arguments, ctx), "the arguments")
         question = PendingInput(
             input_id="",
             # Built from the arguments of the model, so that all attempts ask the same question even if the schema
@@ -104,12 +123,15 @@ class ClientTool:
         optional = {"result": self._result, "strict": definition.strict, "timeout": self.timeout}
         return data | {name: value for name, value in optional.items() if value}
 
-    def _check_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    async def _check_arguments(self, arguments: dict[str, Any], ctx: RunContext[Any]) -> dict[str, Any]:
         name, schema = self.definition.name, self.definition.parameters
         if self._model is not None:
             values = validate(self._model, arguments, name, schema.get("properties", {}))
             return values.model_dump(mode="json", by_alias=True)
-        problem = find_mismatch(arguments, schema)
+        # The calls of a message have equal parts of its steps, so that the result does not depend on their order.
+        batch = ctx.state.batch
+        budget = StepBudget(MAX_STEPS // max(1, 0 if batch is None else len(batch.calls)))
+        problem = await find_mismatch_off_loop(arguments, schema, budget)
         if problem is not None:
             raise ToolError(f"The arguments of {name} do not fit, and it was not called: {problem}.")
         return arguments
@@ -124,11 +146,11 @@ def client_tool(
     strict: bool = False,
     timeout: float | None = None,
 ) -> ClientTool:
-    """Create a tool that the client of a run executes, such as showing a map in a browser.
+    """Create a tool that is executed by the client of a run, for example to show a map in a browser.
 
-    A call pauses the run as `input-required`, with a question of the kind `tool`. The `call` of the question has the
-    arguments, and the answer is the result of the call. `{"error": "..."}` reports a failure. With
-    `agent.run(on_input=...)` the run waits while that function answers.
+    Each call pauses the run with the state `input-required` and a question of the kind `tool`. The client finds the
+    arguments in the question's `call`, and answers with the result, or with `{"error": "..."}` after a failure. If
+    `agent.run(on_input=...)` is used, the function answers instead and the run is not paused.
 
     Example::
 
@@ -165,23 +187,37 @@ def client_tools(definitions: Sequence[ClientTool | Mapping[str, Any]]) -> tuple
     """
     if len(definitions) > MAX_TOOLS:
         raise ConfigurationError(f"client_tools must have at most {MAX_TOOLS} definitions, got {len(definitions)}")
+    _check_size(definitions)
+    budget = StepBudget(MAX_SCHEMA_STEPS)
     tools: dict[str, ClientTool] = {}
     for index, item in enumerate(definitions):
         try:
-            tool = item if isinstance(item, ClientTool) else _parse_definition(item)
+            tool = item if isinstance(item, ClientTool) else _parse_definition(item, budget)
         except ConfigurationError as error:
             raise ConfigurationError(f"client_tools[{index}]: {error}") from error
         name = tool.definition.name
         if name in tools:
             raise ConfigurationError(f"client_tools[{index}]: an earlier tool is also named {name!r}")
         tools[name] = tool
-    size = sum(len(orjson.dumps(tool.to_definition())) for tool in tools.values())
-    if size > MAX_CHARACTERS:
-        raise ConfigurationError(f"client_tools must have at most {MAX_CHARACTERS:,} characters as JSON, got {size:,}")
+    _check_size([tool.to_definition() for tool in tools.values()])
     return tuple(tools.values())
 
 
-def _parse_definition(definition: Any) -> ClientTool:
+def _check_size(definitions: Sequence[ClientTool | Mapping[str, Any]]) -> None:
+    """Check the size of definitions. Before they are parsed, only the sizes of JSON data are known."""
+    size = values = 0
+    for definition in definitions:
+        with suppress(TypeError):
+            data = orjson.dumps(definition)
+            size += len(data)
+            values += count_values(data)
+    if size > MAX_CHARACTERS:
+        raise ConfigurationError(f"client_tools must have at most {MAX_CHARACTERS:,} characters as JSON, got {size:,}")
+    if values > MAX_VALUES:
+        raise ConfigurationError(f"client_tools must have at most {MAX_VALUES:,} JSON values, got {values:,}")
+
+
+def _parse_definition(definition: Any, budget: StepBudget) -> ClientTool:
     if not isinstance(definition, Mapping):
         raise ConfigurationError(f"a definition must be a dict with name and parameters, got {quote_value(definition)}")
     fields: dict[Any, Any] = dict(cast("Mapping[Any, Any]", definition))
@@ -202,7 +238,7 @@ def _parse_definition(definition: Any) -> ClientTool:
     # Types are only accepted from the program, because pydantic evaluates strings as names of types.
     if not isinstance(options.get("result", {}), Mapping):
         raise ConfigurationError(f"result must be a JSON Schema, got {quote_value(options['result'])}")
-    return ClientTool(options.pop("name", ""), options.pop("parameters", None), **options)
+    return ClientTool(options.pop("name", ""), options.pop("parameters", None), **options, _budget=budget)
 
 
 def _check_strings(name: Any, description: Any) -> None:
@@ -213,19 +249,21 @@ def _check_strings(name: Any, description: Any) -> None:
         raise ConfigurationError(f"tool {name!r}: description must be a string, got {quote_value(description)}")
 
 
-def _make_parameters(name: str, parameters: Any) -> dict[str, Any]:
+def _make_parameters(name: str, parameters: Any, budget: StepBudget | None) -> dict[str, Any]:
     if parameters is None or parameters == {}:
         return _NO_PARAMETERS
     if isinstance(parameters, type) and issubclass(parameters, BaseModel):
         return json_schema(parameters)
-    return _check_schema(name, "parameters", parameters, "object")
+    return _check_schema(name, "parameters", parameters, "object", budget)
 
 
-def _make_result(name: str, result: Any) -> tuple[dict[str, Any], Callable[[Any], Any]]:
+def _make_result(
+    name: str, result: Any, budget: StepBudget | None
+) -> tuple[dict[str, Any], Callable[[Any], Awaitable[Any]]]:
     """Create the result schema and a validation function."""
     adapter: TypeAdapter[Any] | None = None
     if result is None or isinstance(result, Mapping):
-        schema = {} if result is None else _check_schema(name, "result", result, None)
+        schema = {} if result is None else _check_schema(name, "result", result, None, budget)
     elif isinstance(result, str):
         raise ConfigurationError(f"tool {name!r}: result must be a type or a JSON Schema, got the string {result!r}")
     else:
@@ -241,9 +279,9 @@ def _make_result(name: str, result: Any) -> tuple[dict[str, Any], Callable[[Any]
                 f"tool {name!r}: result={result!r} cannot be validated: {explain_schema_error(error)}"
             ) from error
 
-    def check_result(value: Any) -> Any:
+    async def check_result(value: Any) -> Any:
         if get_tool_error(value) is None:
-            problem = find_mismatch(value, schema)
+            problem = await find_mismatch_off_loop(value, schema)
             if problem is not None:
                 raise ValueError(problem)
             if adapter is not None:
@@ -253,16 +291,18 @@ def _make_result(name: str, result: Any) -> tuple[dict[str, Any], Callable[[Any]
     return schema, check_result
 
 
-def _check_schema(name: str, field: str, schema: Any, root_type: str | None) -> dict[str, Any]:
-    problem = find_schema_error(schema, root_type)
+def _check_schema(
+    name: str, field: str, schema: Any, root_type: str | None, budget: StepBudget | None
+) -> dict[str, Any]:
+    problem = find_schema_error(schema, root_type, budget)
     if problem is not None:
         raise ConfigurationError(f"tool {name!r}: {field} must be a JSON Schema: {problem}")
     try:
         frozen = freeze_json(schema, field)
     except InvalidEvent as error:
         raise ConfigurationError(f"tool {name!r}: {error}") from error
-    # Check the frozen schema as well, because numbers that JSON cannot represent were converted to strings.
-    problem = find_schema_error(frozen, root_type)
+    # Numbers that JSON cannot represent were converted to strings.
+    problem = None if frozen == schema else find_schema_error(frozen, root_type, budget)
     if problem is not None:
         raise ConfigurationError(f"tool {name!r}: {field} cannot be stored as JSON: {problem}")
     return frozen
@@ -276,22 +316,20 @@ _TYPES: dict[FieldType, Any] = {"string": str, "number": float, "integer": int, 
 @tool(idempotent=True)
 async def request_input(
     ctx: RunContext[Any],
-    prompt: Annotated[str, Field(description="The question, complete in itself.", min_length=1)],
-    kind: Annotated[
-        Literal["text", "confirmation"], Field(description="Whether the answer is free text, or yes or no.")
-    ] = "text",
-    options: Annotated[list[str], Field(description="The answers to choose from, where there are only these.")] = [],  # noqa: B006
+    prompt: Annotated[str, Field(description="Complete question.", min_length=1)],
+    kind: Annotated[Literal["text", "confirmation"], Field(description="Free text, or yes or no.")] = "text",
+    options: Annotated[list[str], Field(description="Allowed answers, if there is a fixed set.")] = [],  # noqa: B006
     fields: Annotated[
-        dict[str, FieldType], Field(description="The values to fill in, by name, where several are needed.")
+        dict[str, FieldType], Field(description="Names and types of the requested values, if there are several.")
     ] = {},  # noqa: B006
 ) -> Any:
-    """Asks the user, and gives the answer.
+    """Ask the user a question and return the answer.
 
-    Use it when you cannot go on without something that only the user knows or may decide: a missing detail, a choice, a
-    permission. Do not ask for what you can find out with another tool.
+    Use it if you cannot continue without information or a decision from the user, such as a missing detail, a choice or
+    a permission. Do not ask for information that another tool provides.
     """
     if options and fields:
-        raise ToolError("Give options or fields, not both: a choice and a form are two questions.")
+        raise ToolError("options and fields cannot be used together. Ask two questions instead.")
     if options:
         return await ctx.ask(prompt, answer=str, options=options)
     if not fields:
@@ -303,8 +341,6 @@ async def request_input(
 def _form(fields: dict[str, FieldType]) -> type[BaseModel]:
     invalid = [name for name in fields if not name.isidentifier() or name.startswith("_") or name in dir(BaseModel)]
     if invalid:
-        raise ToolError(
-            f"{', '.join(map(repr, invalid))} cannot be the name of a field: use plain words in snake_case."
-        )
+        raise ToolError(f"{', '.join(map(repr, invalid))} must not be used as field names. Use words in snake_case.")
     definitions: dict[str, Any] = {name: (_TYPES[kind], ...) for name, kind in fields.items()}
     return create_model("Answer", __config__=ConfigDict(extra="forbid"), **definitions)

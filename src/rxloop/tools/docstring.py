@@ -63,16 +63,16 @@ class _Names(NamedTuple):
     hidden: Collection[str]
 
     def accepts(self, names: Iterable[str]) -> bool:
-        """True if one of the names is a parameter."""
+        """Return True if one of the names is a parameter."""
         return self.shown is None or any(name in self.shown or name in self.hidden for name in names)
 
     def shows(self, name: str) -> bool:
-        """True if the parameter is visible to the model."""
+        """Return True if the parameter is visible to the model."""
         return name not in self.hidden and (self.shown is None or name in self.shown)
 
 
 class _Collector:
-    """Parser state with parameter texts and remaining lines."""
+    """Parser state with parameter descriptions and remaining lines."""
 
     def __init__(self, names: _Names) -> None:
         self.names = names
@@ -246,12 +246,12 @@ def _split_names(text: str) -> list[str]:
 
 
 def _is_unknown_entry(line: str, names: _Names) -> bool:
-    """True if a line resembles an entry for an unknown parameter."""
+    """Return True if a line resembles an entry for an unknown parameter."""
     return names.shown is not None and _match_entry(line.strip(), _Names(None, ())) is not None
 
 
 def _is_open(line: str) -> bool:
-    """True if a bracket of the line is not closed."""
+    """Return True if a bracket of the line is not closed."""
     return any(line.count(opening) > line.count(closing) for opening, closing in _CLOSING.items())
 
 

@@ -21,7 +21,7 @@ from rxloop.protocol.json_data import replace_surrogates
 from rxloop.protocol.model import thaw
 from rxloop.state.history import FIND_OUT, UNKNOWN_EFFECT
 from rxloop.stream.scope import TimeScope
-from rxloop.tools.result import MAX_RESULT, encode_result, explain_error, failure_fields, make_failure
+from rxloop.tools.result import MAX_RESULT_CHARS, encode_result, explain_error, failure_fields, make_failure
 from rxloop.tools.result_parts import TooLarge
 
 _PARTIAL_DOC = functools.partial.__doc__
@@ -60,15 +60,15 @@ def read_signature(function: Callable[..., Any]) -> inspect.Signature:
             # The original message contains the bound values.
             raise ValueError("its bound arguments do not match the function") from None
         raise error
-    bound, explicit = _collect_bound_keywords(function)
+    bound_values, explicit = _collect_bound_keywords(function)
     parameters = [
         parameter
         for parameter in full_signature.parameters.values()
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY
         or not (
-            parameter.name in bound
+            parameter.name in bound_values
             # Explicit signatures may reuse a bound argument name.
-            and (not explicit or any(parameter.default is value for value in bound[parameter.name]))
+            and (not explicit or any(parameter.default is value for value in bound_values[parameter.name]))
         )
     ]
     return full_signature.replace(parameters=parameters)
@@ -123,7 +123,7 @@ def _get_inner(function: Any) -> Callable[..., Any] | None:
 
 
 def _unwrap(function: Any) -> Callable[..., Any]:
-    """Return an equivalent callable in which no `__wrapped__` hides a partial."""
+    """Return an equivalent callable without `__wrapped__`, which would make `inspect` ignore partials."""
     if hasattr(function, "__signature__"):
         return function
     if isinstance(function, functools.partial):
@@ -136,15 +136,15 @@ def _unwrap(function: Any) -> Callable[..., Any]:
 
 def _collect_bound_keywords(function: Callable[..., Any]) -> tuple[dict[str, list[Any]], bool]:
     """Collect keyword values bound by partials, and detect explicit signatures outside the partials."""
-    bound: dict[str, list[Any]] = {}
+    bound_values: dict[str, list[Any]] = {}
     explicit = False
     for layer in iterate_layers(function):
-        explicit = explicit or (hasattr(layer, "__signature__") and not bound)
+        explicit = explicit or (hasattr(layer, "__signature__") and not bound_values)
         partial = _get_partial(layer)
         keywords: dict[str, Any] = {} if partial is None else partial.keywords
         for name, value in keywords.items():
-            bound.setdefault(name, []).append(value)
-    return bound, explicit
+            bound_values.setdefault(name, []).append(value)
+    return bound_values, explicit
 
 
 def _get_partial(function: Any) -> functools.partial[Any] | functools.partialmethod[Any] | None:
@@ -309,7 +309,7 @@ def to_failure(error: BaseException, tool: Tool, ctx: RunContext[Any], *, timed_
     """
     name = tool.definition.name if ctx.call is None else ctx.call.name
     if isinstance(error, ToolError):
-        return failure_fields(error, getattr(tool, "max_result", MAX_RESULT))
+        return failure_fields(error, getattr(tool, "max_result", MAX_RESULT_CHARS))
     if isinstance(error, InvalidEvent):
         return make_failure(str(error))
     if isinstance(error, TimeoutError):

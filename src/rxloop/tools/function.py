@@ -16,7 +16,7 @@ from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.tools.execution import describe, make_caller
-from rxloop.tools.result import MAX_RESULT
+from rxloop.tools.result import MAX_RESULT_CHARS
 
 P = ParamSpec("P")
 
@@ -122,6 +122,10 @@ class FunctionTool(Generic[C, P, R]):
         from rxloop.tools.signature import Parameters
 
         _check_names("FunctionTool.__init__", options)
+        if isinstance(function, type):
+            raise ConfigurationError(
+                f"a tool must be a function, got class {function.__qualname__}; pass a method of an instance"
+            )
         # Called first, because it copies function attributes.
         functools.update_wrapper(self, function)
         name = options.get("name")
@@ -150,7 +154,7 @@ class FunctionTool(Generic[C, P, R]):
         self.timeout = options.get("timeout")
         self.read_only = options.get("read_only", False)
         self.idempotent = options.get("idempotent", False) or self.read_only
-        self.max_result = options.get("max_result", MAX_RESULT)
+        self.max_result = options.get("max_result", MAX_RESULT_CHARS)
         self.takes_context = self._parameters.takes_context
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -166,7 +170,7 @@ class FunctionTool(Generic[C, P, R]):
         return self._enabled is not None
 
     def enabled(self, ctx: RunContext[C]) -> bool:
-        """True if the tool is currently offered in this run.
+        """Return True if the tool is currently offered in this run.
 
         Raises:
             RxloopError: If the function of the user fails or does not return a bool.
@@ -253,7 +257,7 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOp
 
 
 def is_tool(value: object) -> bool:
-    """True if a value implements the `Tool` protocol."""
+    """Return True if a value implements the `Tool` protocol."""
     return not isinstance(value, type) and hasattr(value, "definition") and callable(getattr(value, "call", None))
 
 
@@ -272,7 +276,9 @@ def as_tool(value: Callable[..., Any] | Tool) -> Tool:
     if callable(value):
         return FunctionTool(value)
     hint = ""
-    if isinstance(value, list | tuple):
+    if isinstance(value, dict):
+        hint = "; write a function, or use client_tool(name, parameters) for a tool of the client"
+    elif isinstance(value, list | tuple):
         hint = "; unpack it with tools=[*...]"
     elif hasattr(value, "as_tool"):
         hint = "; pass its as_tool()"
@@ -297,7 +303,12 @@ def _check_names(callee: str, options: ToolOptions) -> None:
     """
     for name in options:
         if name not in ToolOptions.__annotations__:
-            raise TypeError(f"{callee}() got an unexpected keyword argument {name!r}")
+            # Imported lazily, because correct programs do not need it.
+            from rxloop._names import explain_name
+
+            names = ToolOptions.__annotations__
+            remedy = explain_name(["tool"], name, names) or f"expected {', '.join(names)}"
+            raise TypeError(f"{callee}() got an unknown argument {name!r}; {remedy}")
 
 
 def _check_options(name: str, options: ToolOptions) -> None:
@@ -306,6 +317,9 @@ def _check_options(name: str, options: ToolOptions) -> None:
     Raises:
         ConfigurationError: Invalid option value.
     """
+    description: Any = options.get("description")
+    if description is not None and not isinstance(description, str):
+        raise ConfigurationError(f"tool {name!r}: description must be a string, got {description!r}")
     timeout: Any = options.get("timeout")
     if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
         raise ConfigurationError(f"tool {name!r}: timeout must be greater than 0 seconds, got {timeout!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -13,6 +14,7 @@ from rxloop.errors import ConfigurationError, ToolError
 from rxloop.pipeline.interfaces import Provider
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
+from rxloop.support.json_schema import VALUE_ERROR
 
 FINAL_ANSWER = "final_answer"
 
@@ -40,7 +42,7 @@ class FinalAnswer:
         self._check = check
 
     def enabled(self, ctx: RunContext[Any]) -> bool:
-        """Always True, because models may answer at any time."""
+        """Return True, because models may answer at any time."""
         return True
 
     async def call(self, arguments: dict[str, Any], ctx: RunContext[Any]) -> str:
@@ -81,10 +83,9 @@ class Output(NamedTuple):
     """Validator of the answer. None if the answer is plain text."""
 
     def prompt(self, model: Provider) -> str | None:
-        """Return the instructions on the answer for the system prompt, or None if the model needs none.
+        """Return system prompt instructions for the answer, or None if the schema is sufficient.
 
-        A model that enforces the schema needs none. If it is not known whether the model enforces the schema, it gets
-        schema and instructions, unless the mode is `native`.
+        If it is unknown whether the model enforces the schema, the instructions are added, unless the mode is `native`.
         """
         enforces_schema = getattr(model, "enforces_schema", None)
         if self.schema is not None and (enforces_schema or (self.mode == "native" and enforces_schema is None)):
@@ -121,6 +122,10 @@ def make_output(output_type: Any, mode: OutputMode = "auto") -> Output:
         raise ConfigurationError(f"output_mode must be one of {', '.join(get_args(OutputMode))}, got {mode!r}")
     if output_type is str:
         return Output(parse=str)
+    if output_type is None or inspect.isroutine(output_type):
+        raise ConfigurationError(
+            f"output_type must be a type, such as str, list[str] or a pydantic model, got {output_type!r}"
+        )
     adapter, schema = make_adapter(output_type)
 
     def parse(text: str) -> Any:
@@ -146,7 +151,7 @@ def _find_json(text: str) -> str:
 
 
 def is_read_leniently(text: str) -> bool:
-    """True if only a part of the text is JSON. A plain code fence around the JSON does not count."""
+    """Return True if only a part of the text is JSON. A plain code fence around the JSON does not count."""
     from rxloop.protocol.lenient import find_json, unfence
 
     return not _is_json(unfence(text)) and find_json(text) is not None
@@ -177,7 +182,7 @@ def make_adapter(output_type: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
 
 
 def is_object(schema: dict[str, Any]) -> bool:
-    """True if the root of the schema accepts only JSON objects."""
+    """Return True if the root of the schema accepts only JSON objects."""
     # Imported lazily to speed up the import of rxloop.
     from rxloop.support.json_schema import resolve_reference
 
@@ -187,14 +192,14 @@ def is_object(schema: dict[str, Any]) -> bool:
 
 
 def _make_tool(adapter: TypeAdapter[Any], schema: dict[str, Any]) -> FinalAnswer:
-    whole = is_object(schema)
-    parameters = schema if whole else _wrap_schema(schema)
+    is_bare = is_object(schema)
+    parameters = schema if is_bare else _wrap_schema(schema)
 
     def check(arguments: dict[str, Any]) -> str:
-        if not whole and VALUE not in arguments:
+        if not is_bare and VALUE not in arguments:
             raise ValueError(f"{VALUE}: Field required")
         # Validate the JSON text, because the answer is parsed from this text at the end of the run.
-        text = to_json(arguments if whole else arguments[VALUE])
+        text = to_json(arguments if is_bare else arguments[VALUE])
         try:
             adapter.validate_json(text)
         except ValidationError as error:
@@ -212,6 +217,6 @@ def _wrap_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _describe_errors(error: ValidationError) -> str:
     return "; ".join(
-        f"{'.'.join(map(str, problem['loc'])) or 'the answer'}: {problem['msg']}"
+        f"{'.'.join(map(str, problem['loc'])) or 'the answer'}: {problem['msg'].removeprefix(VALUE_ERROR)}"
         for problem in error.errors(include_url=False)
     )

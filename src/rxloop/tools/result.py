@@ -29,14 +29,14 @@ from rxloop.tools.result_parts import (
 )
 
 if TYPE_CHECKING:
-    from rxloop.pipeline.ask import Asked
+    from rxloop.pipeline.ask import Question
 
 log = logging.getLogger("rxloop")
 
-MAX_RESULT = 100_000
+MAX_RESULT_CHARS = 100_000
 """Default maximum result length for models, in characters."""
 
-_OMISSION = "\n[... {n} characters of this result are left out here: {where} ...]\n"
+_OMISSION = "\n[... {n} characters of this result are left out here: {hint} ...]\n"
 
 _DEFAULT_HINT = "ask for less at once, or for a part of it"
 
@@ -67,17 +67,17 @@ class Encoded(NamedTuple):
 
 
 def encode_result(value: Any) -> tuple[Any, str]:
-    """Return the value as JSON data and the text for the model.
+    """Encode a value as JSON data, and as text for the model.
 
-    The text of a `ToolResult` is its content, and the text of a string is the string. All other values are written as
-    JSON, so that the model can tell 0, false, [] and null apart. The data is the parsed JSON: it contains no tuples or
-    models, and "NaN" for a float that is not a number.
+    The text of a `ToolResult` is its content. Strings are used as they are. Other values are formatted as JSON, so that
+    the model can distinguish 0, false, [] and null. In the data, tuples are lists, models are dicts, and NaN is the
+    string "NaN".
 
-    Images and files at any depth are described in the data and replaced by a placeholder in the text.
-    `encode_with_parts` also returns the images and files.
+    Images and files at any depth are described in the data and replaced by placeholders in the text. Use
+    `encode_with_parts` to get them as well.
 
     Raises:
-        ToolError: If the value is too large or cannot be written as JSON.
+        ToolError: The value is too large, or cannot be converted to JSON.
     """
     encoded = encode_with_parts(value)
     return encoded.data, encoded.text
@@ -94,7 +94,7 @@ def encode_with_parts(value: Any) -> Encoded:
     if isinstance(value, ToolResult):
         content: Any = value.content
         if not isinstance(content, str):
-            raise ToolError(f"The tool ran, but the content of its ToolResult is not a text: {content!r}")
+            raise ToolError(f"The tool ran, but the content of its ToolResult is not a string: {content!r}")
         if len(content) > MAX_BYTES:
             raise make_size_error()
         inner = encode_with_parts(value.value)
@@ -124,7 +124,7 @@ def collect_iterator(value: Any) -> Any:
 
 
 def _encode_parts(value: Any) -> Encoded:
-    """Encode a value with images or files. List items are encoded one by one to keep the order of texts and parts."""
+    """Encode a value with images or files. List items are encoded one by one to keep the order of strings and parts."""
     if isinstance(value, ImagePart | FilePart):
         return Encoded(describe_part(value), value.placeholder, [value])
     if isinstance(value, list | tuple) and any(
@@ -144,17 +144,17 @@ def _encode_parts(value: Any) -> Encoded:
     return Encoded(extractor.describe(data), add_placeholders(text, extractor.parts), extractor.parts)
 
 
-def _check_parts(given: Any) -> Sequence[ImagePart | FilePart]:
-    """Validate the parts of a `ToolResult` or `ToolError`.
+def _check_parts(value: Any) -> Sequence[ImagePart | FilePart]:
+    """List the parts of a `ToolResult` or `ToolError`.
 
     Raises:
-        ToolError: If an item is not an image or file.
+        ToolError: An item is neither an image nor a file.
     """
     # Read one extra part to detect excess items, because generators may be infinite.
-    parts: list[Any] = list(islice(given, MAX_PARTS + 1))
+    parts: list[Any] = list(islice(value, MAX_PARTS + 1))
     for part in parts:
         if not isinstance(part, ImagePart | FilePart):
-            raise ToolError(f"The tool ran, but {part!r} among the parts of its result is no image or file.")
+            raise ToolError(f"The tool ran, but {part!r} among the parts of its result is not an image or a file.")
     return parts
 
 
@@ -180,7 +180,7 @@ def _check_part_limits(parts: Sequence[ImagePart | FilePart]) -> None:
         )
 
 
-def failure_fields(error: ToolError, limit: int | None = MAX_RESULT) -> dict[str, Any]:
+def failure_fields(error: ToolError, limit: int | None = MAX_RESULT_CHARS) -> dict[str, Any]:
     """Return the event fields of a failed call, with the value and the parts of the error.
 
     If the value or the parts cannot be encoded, the text of the failure is still returned.
@@ -189,7 +189,7 @@ def failure_fields(error: ToolError, limit: int | None = MAX_RESULT) -> dict[str
         error: The failure.
         limit: Maximum number of characters of the value that the model reads. None for no limit.
     """
-    text = truncate_text(replace_surrogates(str(error)), MAX_RESULT)
+    text = truncate_text(replace_surrogates(str(error)), MAX_RESULT_CHARS)
     fields: dict[str, Any] = {"success": False, "error": text}
     content = text
     try:
@@ -212,7 +212,7 @@ def failure_fields(error: ToolError, limit: int | None = MAX_RESULT) -> dict[str
 
 def make_failure(text: str) -> dict[str, Any]:
     """Create event fields for a failed result."""
-    text = truncate_text(replace_surrogates(text), MAX_RESULT)
+    text = truncate_text(replace_surrogates(text), MAX_RESULT_CHARS)
     return {"success": False, "error": text, "content": text}
 
 
@@ -221,7 +221,7 @@ def explain_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def report_unawaited(questions: Sequence[Asked[Any]], name: str, public_name: str) -> str:
+def report_unawaited(questions: Sequence[Question[Any]], name: str, public_name: str) -> str:
     """Log unawaited questions and return the failure text.
 
     Args:
@@ -235,12 +235,12 @@ def report_unawaited(questions: Sequence[Asked[Any]], name: str, public_name: st
     log.error("Tool %s did not await an answer; use `await %s(...)`", public_name, method)
     return (
         f"{name} asked {questions[0].prompt!r} and did not wait for the answer (`{method}` without `await`), so that "
-        "nobody was asked. What it did, it did without an answer."
+        "the question was not asked. The tool continued without an answer."
     )
 
 
 def _contains(encoded_value: str, value: Any, text: str) -> bool:
-    """True if a text contains a value, possibly with different formatting."""
+    """Return True if the string contains a value, possibly with different formatting."""
     if encoded_value in text:
         return True
     try:
@@ -257,20 +257,20 @@ def make_messages_field(value: Any) -> dict[str, Any]:
     """
     if not isinstance(value, ToolResult) or not value.messages:
         return {}
-    given: Any = value.messages
-    made: list[Message] = []
+    messages: Any = value.messages
+    frozen: list[Message] = []
     size = 0
-    for each in [given] if isinstance(given, str) else given:
+    for each in [messages] if isinstance(messages, str) else messages:
         message = Message.system(each) if isinstance(each, str) else each
         if not isinstance(message, Message) or message.role != "system":
             raise ToolError(f"The tool ran, but {each!r} among the messages of its ToolResult is not a system message.")
         # Count empty messages as well, because generators may be infinite.
         size += max(1, len(message.text))
-        if size > MAX_RESULT:
-            words = f"The tool ran, but the messages of its ToolResult are longer than {MAX_RESULT:,} characters."
+        if size > MAX_RESULT_CHARS:
+            words = f"The tool ran, but the messages of its ToolResult are longer than {MAX_RESULT_CHARS:,} characters."
             raise ToolError(words)
-        made.append(freeze_model(message, "the messages of the ToolResult"))
-    return {"messages": FrozenList(made)}
+        frozen.append(freeze_model(message, "the messages of the ToolResult"))
+    return {"messages": FrozenList(frozen)}
 
 
 def _encode_checked(value: Any, limit: int = MAX_BYTES) -> bytes:
@@ -300,30 +300,30 @@ def _readable_parts(data: Any) -> Any:
     return data
 
 
-def truncate_text(text: str, limit: int | None, where: str | None = None) -> str:
-    """Truncate a text in the middle and insert a note with the number of removed characters.
+def truncate_text(text: str, limit: int | None, hint: str | None = None) -> str:
+    """Truncate the middle of a string and insert a note with the number of removed characters.
 
     Args:
         text: Text of a result.
         limit: Maximum number of characters to keep. None for no limit.
-        where: Hint in the note on how to read the full text. By default the note asks for a smaller result.
+        hint: Hint in the note on how to read the full text. By default the note asks for a smaller result.
     """
     if limit is None or len(text) <= limit:
         return text
     front = limit * 2 // 3
     back = limit - front
     return (
-        f"{text[:front]}{_OMISSION.format(n=len(text) - limit, where=where or _DEFAULT_HINT)}{text[len(text) - back :]}"
+        f"{text[:front]}{_OMISSION.format(n=len(text) - limit, hint=hint or _DEFAULT_HINT)}{text[len(text) - back :]}"
     )
 
 
-def decode_range(data: bytes, *, first: bool, whole: bool) -> tuple[int, str] | None:
+def decode_range(data: bytes, *, first: bool, last: bool) -> tuple[int, str] | None:
     """Decode a range of a UTF-8 text. Incomplete characters at both ends are dropped.
 
     Args:
         data: Bytes of the range.
         first: True if the range starts at the start of the text.
-        whole: True if the range ends at the end of the text.
+        last: True if the range ends at the end of the text.
 
     Returns:
         Number of bytes dropped at the start, and the decoded text. None if the data is not text.
@@ -336,7 +336,7 @@ def decode_range(data: bytes, *, first: bool, whole: bool) -> tuple[int, str] | 
         try:
             text = data[begin:end].decode()
         except UnicodeDecodeError:
-            if whole:
+            if last:
                 break
             continue
         return None if "\0" in text else (begin, text)

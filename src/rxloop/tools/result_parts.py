@@ -201,7 +201,7 @@ def _list_items(part: Any) -> Collection[Any]:
         return (part.value,)
     if isinstance(part, Iterator):
         kind = type(cast("Any", part)).__qualname__
-        raise ValueError(f"it holds a {kind}, which can be read only once: make a list of it")
+        raise ValueError(f"an iterator ({kind}) can be read only once; return a list")
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
         return [getattr(part, field.name, None) for field in dataclasses.fields(part)]
     return (str.__str__(part),) if isinstance(part, str) else ()

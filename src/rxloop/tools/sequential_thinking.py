@@ -26,7 +26,7 @@ from rxloop.thinking.sessions import ThinkingSessions
 from rxloop.thinking.sessions.result import ThoughtResult
 from rxloop.thinking.sessions.session import Session
 from rxloop.thinking.sessions.session_artifacts import is_generated
-from rxloop.thinking.sessions.thought import DESCRIPTION, ThoughtInput, find_name_problem, parameters
+from rxloop.thinking.sessions.thought import DESCRIPTION, ThoughtInput, find_name_problem, make_parameters
 from rxloop.tools.result import ToolResult
 
 Owner = str | Callable[[RunContext[Any]], str]
@@ -63,7 +63,7 @@ class SessionTool(ABC):
         return f"<tool {self.definition.name}{'' if self._bound is None else f' {self._bound}'}>"
 
     def enabled(self, ctx: RunContext[Any]) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     async def session(self, *, owner: str | None = None) -> Session:
@@ -97,13 +97,14 @@ class SessionTool(ABC):
             raise ToolError(_describe_refusal(error)) from error
         if ctx.run is not None and result.thought_id not in ctx.state.thoughts:
             _publish_thought(result, ctx)
-        return ToolResult(result.to_published(self._text_tokens), self._text(result))
+        return ToolResult(result.to_published(self._text_tokens), self.to_text(result))
 
     @abstractmethod
     async def _think(self, arguments: dict[str, Any], owner: str | None, call_id: str | None) -> ThoughtResult:
         """Add the call's thought to its session."""
 
-    def _text(self, result: ThoughtResult) -> str:
+    def to_text(self, result: ThoughtResult) -> str:
+        """Return the JSON that a model reads as the result of its call."""
         return result.to_text(self._text_tokens)
 
     def _get_owner(self, ctx: RunContext[Any]) -> str | None:
@@ -113,7 +114,7 @@ class SessionTool(ABC):
         # conversation.
         if self._bound is not None:
             return None
-        return "" if ctx.run is None else ctx.context_id
+        return "" if ctx.run is None else ctx.info.conversation
 
 
 def _choose_sessions(session_id: str | None) -> ThinkingSessions:
@@ -223,8 +224,8 @@ def sequential_thinking(
     session. `result.thoughts` contains it, like the thoughts of `think_aloud`.
 
     Args:
-        session_id: Binds the tool to a session, which is created with the first thought. The model need not know the
-            id. Without it, a call that names no session creates one.
+        session_id: Binds the tool to a session, which is created with the first thought. The model does not pass the
+            id. By default, a call without a session id creates a new session.
         sessions: Storage and limits of the sessions. By default they are kept in memory. Sessions with a generated id
             are shared by all tools of the process. A session with a name belongs to this tool alone.
         owner: Owner of the sessions, or a function that returns it for the context of a run. By default, a bound
@@ -239,6 +240,6 @@ def sequential_thinking(
         >>> await agent.run("Plan the move of a database without downtime.")
         >>> session = await planner.session()
     """
-    schema = parameters(bound=session_id is not None)
+    schema = make_parameters(has_session=session_id is not None)
     definition = ToolDefinition(name=NAME, description=DESCRIPTION, parameters=schema, hidden=hidden)
     return SequentialThinking(definition, session_id, sessions, owner, text_tokens)

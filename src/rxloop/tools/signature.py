@@ -19,7 +19,7 @@ from pydantic_core import PydanticSerializationError, SchemaError
 
 from rxloop.errors import ConfigurationError, ToolError
 from rxloop.pipeline.run_context import RunContext
-from rxloop.support.json_schema import close_objects, explain_schema_error, map_subschemas
+from rxloop.support.json_schema import VALUE_ERROR, close_objects, explain_schema_error, map_subschemas
 from rxloop.tools.docstring import parse
 from rxloop.tools.execution import describe, find_function, list_parameters, read_docstring, read_signature
 
@@ -133,14 +133,16 @@ def validate(model: type[Any], arguments: Any, name: str, parameters: Mapping[st
     except ValidationError as error:
         lines = [f"The arguments of {name} do not fit, and it was not called:"]
         for problem in error.errors(include_url=False):
-            where = _format_path(problem["loc"])
+            path = _format_path(problem["loc"])
             if problem["type"] == "extra_forbidden":
                 names = ", ".join(parameters) or "none"
-                lines.append(f"- {where}: there is no such parameter (there are: {names})")
+                lines.append(f"- {path}: there is no such parameter (there are: {names})")
             elif problem["type"] == "missing":
-                lines.append(f"- {where}: required, but missing")
+                lines.append(f"- {path}: required, but missing")
             else:
-                lines.append(f"- {where}: {problem['msg']} (got {_abbreviate(problem['input'])})")
+                lines.append(
+                    f"- {path}: {problem['msg'].removeprefix(VALUE_ERROR)} (got {_abbreviate(problem['input'])})"
+                )
         raise ToolError("\n".join(lines)) from error
 
 
@@ -157,23 +159,26 @@ def _resolve_annotations(
         function_signature = read_signature(function)
     except (TypeError, ValueError, NameError) as error:
         raise ConfigurationError(
-            f"tool {name!r}: the signature of {describe(function)} cannot be read: {error}"
+            f"tool {name!r}: cannot read the signature of {describe(function)}: {error}"
         ) from error
     plain = find_function(function)
     module = vars(sys.modules.get(getattr(plain, "__module__", None) or "", types.ModuleType("")))
     names = getattr(plain, "__globals__", module)
     for parameter in function_signature.parameters.values():
-        where = f"tool {name!r}: parameter {parameter.name!r}"
+        subject = f"tool {name!r}: parameter {parameter.name!r}"
         if parameter.kind in _VARIADIC:
             stars = "*" if parameter.kind is inspect.Parameter.VAR_POSITIONAL else "**"
             raise ConfigurationError(
-                f"{where} is {stars}{parameter.name}, which cannot be described to a model; declare each parameter"
+                f"{subject} is {stars}{parameter.name}, which cannot be described to a model; declare each parameter"
             )
         annotation: Any = parameter.annotation
         if annotation is _NO_ANNOTATION:
-            method = " (pass a bound method: tool(instance.method))"
-            hint = method if parameter.name in ("self", "cls") else ""
-            raise ConfigurationError(f"{where} has no annotation{hint}")
+            hint = f"; declare its type, as in `{parameter.name}: str`"
+            if parameter.name in ("self", "cls"):
+                hint = " (pass a bound method: tool(instance.method))"
+            elif parameter.name in ("ctx", "context", "run_context"):
+                hint = f"; write `{parameter.name}: RunContext`, or RunContext[Deps] to use the deps"
+            raise ConfigurationError(f"{subject} has no annotation{hint}")
         if isinstance(annotation, str) and _CONTEXT.match(annotation.strip()):
             # Not evaluated, because RunContext and the type of the deps may only be imported for type checking.
             annotation = RunContext
@@ -181,7 +186,7 @@ def _resolve_annotations(
             namespace = types.SimpleNamespace(__annotations__={"it": annotation})
             yield parameter, get_type_hints(namespace, names, _to_dict(local_names), include_extras=True)["it"]
         except (NameError, SyntaxError, TypeError, AttributeError) as error:
-            raise ConfigurationError(f"{where}: its annotation {annotation!r} cannot be resolved: {error}") from error
+            raise ConfigurationError(f"{subject}: its annotation {annotation!r} cannot be resolved: {error}") from error
 
 
 def _to_dict(names: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -281,7 +286,7 @@ def strict_schema(schema: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _has_secret(value: Any) -> bool:
-    """True if a value is or contains a pydantic secret."""
+    """Return True if a value is or contains a pydantic secret."""
     if isinstance(value, Mapping):
         return any(map(_has_secret, cast("Mapping[Any, Any]", value).values()))
     if isinstance(value, list | tuple | set | frozenset):

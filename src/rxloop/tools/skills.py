@@ -17,6 +17,7 @@ from unicodedata import normalize
 
 from pydantic import Field
 
+from rxloop._names import find_nearest
 from rxloop.errors import ConfigurationError, ToolError
 from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.run_context import RunContext
@@ -24,7 +25,6 @@ from rxloop.protocol.json_data import replace_surrogates
 from rxloop.support.safe_files import list_paths, open_path, read_range
 from rxloop.support.threads import run_in_thread
 from rxloop.support.yaml import InvalidYAML, import_yaml, load_yaml
-from rxloop.tools.agent_tools import find_nearest
 from rxloop.tools.function import tool
 from rxloop.tools.result import decode_range
 
@@ -35,7 +35,7 @@ MAX_SKILLS = 200
 MAX_SKILL_BYTES = 256_000
 """Maximum `SKILL.md` size in bytes. The format recommends at most 500 lines."""
 
-_MAX_FRONT_MATTER = 16_000
+_MAX_FRONT_MATTER_CHARS = 16_000
 
 _MAX_NAME, _MAX_DESCRIPTION = 64, 1024
 
@@ -184,8 +184,8 @@ def split_front_matter(text: str) -> tuple[str, str]:
 
 
 def _parse_front_matter(front: str) -> Mapping[str, Any]:
-    if len(front) > _MAX_FRONT_MATTER:
-        raise InvalidSkill(f"the front matter must have at most {_MAX_FRONT_MATTER} characters")
+    if len(front) > _MAX_FRONT_MATTER_CHARS:
+        raise InvalidSkill(f"the front matter must have at most {_MAX_FRONT_MATTER_CHARS} characters, got {len(front)}")
     quoted = _UNQUOTED.sub(lambda line: f"{line[1]}: {json.dumps(line[2].rstrip(), ensure_ascii=False)}", front)
     try:
         try:
@@ -259,7 +259,7 @@ class Skills:
             for problem in folder.problems:
                 if problem not in self._warned:
                     self._warned.add(problem)
-                    log.warning("Skill %s", problem)
+                    log.warning("Problem with a skill: %s", problem)
         self._skills = by_name
         # Sorted by name, so that the list stays in the prompt cache of the provider.
         entries = [(name, by_name[name][1].description) for name in sorted(by_name)]
@@ -287,7 +287,7 @@ class Skills:
 
         @tool(
             name=READ,
-            description="Reads a file of a skill that you have learned, or a part of it.",
+            description="Read a file of a skill, or a part of it.",
             idempotent=True,
             read_only=True,
             max_result=None,
@@ -296,7 +296,7 @@ class Skills:
             skill: Annotated[str, Field(description="The name of the skill.")],
             path: Annotated[str, Field(description="The path of the file in the skill, such as references/api.md.")],
             offset: Annotated[int, Field(description="The first byte to read.", ge=0)] = 0,
-            limit: Annotated[int, Field(description="How many bytes to read at most.", ge=1, le=_MAX_READ)] = 20_000,
+            limit: Annotated[int, Field(description="Maximum number of bytes.", ge=1, le=_MAX_READ)] = 20_000,
         ) -> str:
             return await run_in_thread(lambda: self._read(skill, path, offset, limit))
 
@@ -327,17 +327,17 @@ class Skills:
                 data = read_range(handle, offset, offset + limit + 1)
         except (OSError, ValueError) as error:
             raise ToolError(_describe_missing_file(folder, skill, path)) from error
-        whole = len(data) <= limit
+        reaches_end = len(data) <= limit
         data = data[:limit]
-        text = decode_range(data, first=offset == 0, whole=whole)
+        text = decode_range(data, first=offset == 0, last=reaches_end)
         if text is None:
             raise ToolError(f"{path!r} is not text.")
-        begin, shown = text
-        if whole and offset == 0:
-            return shown
-        end = offset + begin + len(shown.encode())
-        suffix = "the end of it" if whole else f"read on with offset={end}"
-        return f"[bytes {offset + begin} to {end} of {path}; {suffix}]\n{shown}"
+        begin, content = text
+        if reaches_end and offset == 0:
+            return content
+        end = offset + begin + len(content.encode())
+        suffix = "the end of it" if reaches_end else f"read on with offset={end}"
+        return f"[bytes {offset + begin} to {end} of {path}; {suffix}]\n{content}"
 
     def _skill(self, name: str) -> tuple[SkillFolder, Skill]:
         entry = self._skills.get(name.strip())

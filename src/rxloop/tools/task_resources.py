@@ -147,7 +147,7 @@ class _Resource(Generic[T]):
         self.task.add_done_callback(_RUNNING.discard)
         self.is_usable = False
         """True if the resource is entered and not being left."""
-        self._timer = None if seconds is None else self._loop.call_later(seconds, self._time_out, seconds)
+        self._timer = None if seconds is None else self._loop.call_later(seconds, self._expire, seconds)
 
     @property
     def is_over(self) -> bool:
@@ -214,7 +214,7 @@ class _Resource(Generic[T]):
             self._retry_at = now + (now - self._started_at)
             self.entered.set_result(failure)
 
-    def _time_out(self, seconds: float) -> None:
+    def _expire(self, seconds: float) -> None:
         self._fail(RxloopError(f"entering it took more than {seconds:g} s"))
         self._leaving.set()
         self.task.cancel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -28,15 +28,9 @@ _MAX_SHOWN = 100
 
 _MAX_ALTERNATIVES = 50
 
-_DESCRIPTION = """\
-Think aloud: say what you plan, observe, conclude or doubt while you work. Others can follow your thoughts as they come.
-
-- Call it beside other tools, in the same message: there it costs no time. Do not call it alone again and again, and \
-never instead of the answer.
-- Choose a short thought_id, such as "plan" or "check-units", so that later thoughts can refer to it.
-- Give related_to where a thought follows from an earlier one, or from the result of a tool: the thought_id of that \
-thought, or the id of that tool call.
-- One thought a call, in a few sentences."""
+_DESCRIPTION = (
+    "Publish a short thought while you work. Call it in the same message as other tools, never instead of the answer."
+)
 
 DuplicatePolicy = Literal["suffix", "keep", "refuse"]
 
@@ -74,33 +68,20 @@ class Thoughts:
 class _Arguments(BaseModel):
     # Some models number their thoughts, so accept numbers as ids. They also send null for omitted arguments. Unknown
     # arguments are ignored rather than rejecting the thought.
-    model_config = ConfigDict(
-        extra="ignore",
-        coerce_numbers_to_str=True,
-        defer_build=True,
-        json_schema_extra={"additionalProperties": False},
-    )
+    model_config = ConfigDict(extra="ignore", coerce_numbers_to_str=True, defer_build=True)
 
     thought: str
     thought_type: ThoughtType
-    thought_id: Annotated[
-        str | None, Field(max_length=200, description="A short name for this thought; one is made if it is left out.")
-    ] = None
-    related_to: Annotated[
-        str | None, Field(description="The thought_id or tool call id that this thought follows from.")
-    ] = None
-    confidence: Annotated[
-        float | None, Field(ge=0, le=1, allow_inf_nan=False, description="How sure you are, from 0 to 1.")
-    ] = None
-    alternatives: Annotated[
-        list[str] | None, Field(max_length=_MAX_ALTERNATIVES, description="What else you considered.")
-    ] = None
+    thought_id: Annotated[str | None, Field(max_length=200)] = None
+    related_to: str | None = None
+    confidence: Annotated[float | None, Field(ge=0, le=1, allow_inf_nan=False)] = None
+    alternatives: Annotated[list[str] | None, Field(max_length=_MAX_ALTERNATIVES)] = None
     verbosity: Verbosity | None = None
-    metadata: Annotated[dict[str, Any] | None, Field(description="Anything else, as an object.")] = None
+    metadata: dict[str, Any] | None = None
 
     @field_validator("thought_type", "verbosity", mode="before")
     @classmethod
-    def _in_small_letters(cls, value: Any) -> Any:
+    def _to_lowercase(cls, value: Any) -> Any:
         return value.strip().lower() if isinstance(value, str) else value
 
 
@@ -108,30 +89,29 @@ class ThinkAloud:
     """The `think_aloud` tool. Each call publishes a thought and returns its id to the model."""
 
     timeout: float | None = None
-    idempotent = True  # A call that is repeated does not publish its thought again.
+    idempotent = True  # Repeated calls are detected, see `_find_published`.
     approve = False
 
     def __init__(self, config: Thoughts | None = None) -> None:
         # Imported lazily to speed up the import of rxloop.
-        from rxloop.tools.signature import json_schema, validate
+        from rxloop.tools.signature import validate
 
         self.config = config or Thoughts()
         self._validate = validate
-        thought = Field(min_length=1, max_length=self.config.max_length, description="The thought, in plain words.")
         fields: dict[str, Any] = {
-            "thought": (str, thought),
-            "thought_type": (Literal[self.config.types], Field(description="What kind of thought it is.")),
+            "thought": (str, Field(min_length=1, max_length=self.config.max_length)),
+            "thought_type": (Literal[self.config.types], ...),
         }
         self._arguments: type[_Arguments] = create_model(NAME, __base__=_Arguments, **fields)
         self.definition = ToolDefinition(
             name=NAME,
             description=_DESCRIPTION,
-            parameters=json_schema(self._arguments),
+            parameters=_make_schema(self.config.types),
             hidden=self.config.hidden,
         )
 
     def enabled(self, ctx: RunContext[Any]) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     async def call(self, arguments: dict[str, Any], ctx: RunContext[Any]) -> dict[str, Any]:
@@ -174,15 +154,15 @@ class ThinkAloud:
         )
         return _make_answer(thought_id, values, warning)
 
-    def _choose_id(self, wanted: str | None, state: RunState) -> str:
+    def _choose_id(self, requested: str | None, state: RunState) -> str:
         """Choose the id of a new thought. Deterministic, so that a resumed run chooses the same id."""
-        if wanted is None:
+        if requested is None:
             return state.make_thought_id()
-        if self.config.duplicates == "keep" or not _is_known(wanted, state):
-            return wanted
+        if self.config.duplicates == "keep" or not _is_known(requested, state):
+            return requested
         if self.config.duplicates == "refuse":
-            raise ToolError(f"thought_id: {wanted!r} is taken. Choose another one, or leave it out.")
-        return _find_free_id((f"{wanted}-{n}" for n in itertools.count(2)), state)
+            raise ToolError(f"thought_id: {requested!r} is taken. Choose another one, or leave it out.")
+        return _find_free_id((f"{requested}-{n}" for n in itertools.count(2)), state)
 
     def _find_published(self, values: _Arguments, ctx: RunContext[Any]) -> ThoughtStreamEvent | None:
         """Find the thought published by the same call in an earlier attempt."""
@@ -192,6 +172,27 @@ class ThinkAloud:
             if (thought.step, thought.tool_call_id, thought.content) == (ctx.step, ctx.call.id, values.thought):
                 return thought
         return None
+
+
+def _make_schema(types: Sequence[str]) -> dict[str, Any]:
+    """Return the JSON Schema of the arguments.
+
+    Every request contains it, so it is shorter than the schema of `_Arguments`: it omits `metadata`, null and limits.
+    """
+    related_to = "thought_id or tool call id this thought follows from"
+    return {
+        "type": "object",
+        "properties": {
+            "thought": {"type": "string"},
+            "thought_type": {"type": "string", "enum": list(types)},
+            "thought_id": {"type": "string", "description": "Short name, for related_to"},
+            "related_to": {"type": "string", "description": related_to},
+            "confidence": {"type": "number", "description": "0 to 1"},
+            "alternatives": {"type": "array", "items": {"type": "string"}},
+            "verbosity": {"type": "string", "enum": list(get_args(Verbosity))},
+        },
+        "required": ["thought", "thought_type"],
+    }
 
 
 def think_aloud(config: Thoughts | None = None) -> ThinkAloud:
@@ -231,10 +232,10 @@ def _quote(text: str) -> str:
 
 
 def _make_answer(thought_id: str, values: _Arguments, warning: str | None) -> dict[str, Any]:
-    wanted = _clean_id(values.thought_id)
-    if wanted is None or wanted == thought_id:
+    requested = _clean_id(values.thought_id)
+    if requested is None or requested == thought_id:
         message = f"Noted as {thought_id!r}."
     else:
-        message = f"Noted as {thought_id!r}, because {wanted!r} was taken: refer to it by {thought_id!r}."
+        message = f"Noted as {thought_id!r}, because {requested!r} was taken: refer to it by {thought_id!r}."
     answer = {"acknowledged": True, "thoughtId": thought_id, "message": message}
     return answer | {"warning": warning} if warning is not None else answer

@@ -150,10 +150,10 @@ def _check_tools(toolset: Toolset, results: object) -> Sequence[Tool]:
         checked = cast("Tool", as_tool(each) if callable(each) and not hasattr(each, "definition") else each)
         tool_name = checked.definition.name
         if tool_name in tools:
-            raise ConfigurationError(f"{name} has two tools called {tool_name!r}")
+            raise ConfigurationError(f"tool names of {name} must be unique, got {tool_name!r} twice")
         tools[tool_name] = checked
     if len(tools) > _MAX_TOOLS:
-        raise ConfigurationError(f"{name} has more than {_MAX_TOOLS} tools")
+        raise ConfigurationError(f"{name} must have at most {_MAX_TOOLS} tools")
     return list(tools.values())
 
 

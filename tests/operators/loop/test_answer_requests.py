@@ -36,7 +36,7 @@ def run(
     concurrency: int | None = None,
     end: int = 1000,
 ) -> tuple[list[Any], Any, dict[str, Any]]:
-    """Return the messages, the subscription times of the source, and those of each answer."""
+    """Return messages, source subscriptions, and answer subscriptions."""
     scheduler = TestScheduler()
     xs = scheduler.create_hot_observable(*source)
     inner = {name: scheduler.create_cold_observable(*messages) for name, messages in answers.items()}
@@ -165,7 +165,7 @@ def test_queued_request_whose_handler_raises_ends_the_stream_once() -> None:
     notifications: list[str] = []
 
     class Plain(abc.ObserverBase[Any]):
-        """Observer that does not itself ignore events after the end."""
+        """Observer that also accepts events after the end."""
 
         def on_next(self, value: Any) -> None:
             notifications.append(value)

@@ -1,4 +1,4 @@
-"""Compressors that fail, break conversations apart or hang."""
+"""Compressors that fail, separate calls from results, or hang."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from support.long_runs import collect_run, compressions, look, look_calls, reque
 
 
 class BrokenCompressor:
-    """Compressor that raises its result or returns the value of its result."""
+    """Compressor that raises an exception, or returns the result of a function."""
 
     max_tokens = 1_000
 
@@ -70,7 +70,7 @@ async def test_broken_compression_is_repaired_and_reported() -> None:
 
 
 class CallbackCompressor:
-    """Compressor that calls a function before each model call."""
+    """Compressor with a callback before each model call."""
 
     max_tokens = 1
 
@@ -153,7 +153,7 @@ def test_run_continues_without_a_compressor_that_exceeds_its_timeout(kind: str) 
     hanging = AsyncHang() if kind == "async" else SyncHang()
     model = ScriptedModel(*look_calls(4), "Done.")
     try:
-        with virtual_time(patience=0.05) as time:
+        with virtual_time(real_timeout=0.05) as time:
             events = time.run(collect_run(model, op.compress(hanging, timeout=2)))
             # After three failures the run stops calling the compressor.
             assert 6 <= time.now < 7

@@ -1,4 +1,4 @@
-"""Errors of pipelines that lack an operator, swallow requests or raise."""
+"""Pipelines with missing, failing or request-swallowing operators."""
 
 from collections.abc import AsyncIterator
 from typing import Any

@@ -159,6 +159,7 @@ def test_context_overflow_becomes_an_event() -> None:
 
     failed: LLMFailedEvent = messages[2].value.value
     assert failed.kind == "llm-failed"
+    assert failed.describe() == f"{failed.error.code}: {failed.error.message}"
     assert failed.step == "1"
     assert failed.error.code == "context_length"
     assert failed.retryable is True

@@ -8,7 +8,7 @@ from reactivex import operators as ops
 from rxloop import Agent, CheckpointEvent, CustomEvent, Event, MemoryEventLog, RunContext, Signal, Usage, op, tool
 from rxloop.operators.loop.checkpoint import checkpoint
 from rxloop.testing import ScriptedModel, assert_marbles, call, frames, turn, virtual_time
-from support.runs import collect, marble_letters, repeat_turn
+from support.runs import collect, format_marbles, repeat_turn
 from support.step_tools import step
 
 
@@ -30,8 +30,6 @@ async def test_checkpoint_is_written_every_n_iterations_and_after_the_last(
 
 
 class SlowLog(MemoryEventLog):
-    """Event log whose `append` takes a second."""
-
     async def append(self, task_id: str, events: Any, *, expected_seq: int, writer: str = "") -> None:
         await asyncio.sleep(1)
         await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
@@ -59,7 +57,7 @@ def test_next_iteration_waits_until_the_log_is_durable() -> None:  # L86
     with virtual_time():
         model = ScriptedModel(call("step"), "done")
         run = Agent(model, tools=[step], log=SlowLog()).run("Hi")
-        # The log starts to write after 50 ms by itself. Each write takes a second.
+        # The log starts writing after 50 ms, and each write takes a second.
         assert_marbles(run, "(twlcsx) 1s (kl) 1s (ck) 1s (F|)".replace("(kl) 1s (ck)", "(klc) 1s k"))
 
 
@@ -69,7 +67,7 @@ async def test_checkpoint_without_a_log_has_no_durable_seq() -> None:
     (point,) = [event for event in events if isinstance(event, CheckpointEvent)]
     assert point.durable_seq is None
     assert point.message_count == 2
-    assert marble_letters(events) == "twlckF"
+    assert format_marbles(events) == "twlckF"
 
 
 async def test_checkpoint_counts_messages_and_tokens_of_the_run() -> None:
@@ -92,7 +90,7 @@ async def test_checkpoint_is_written_when_the_run_pauses() -> None:  # L86
 
     agent = Agent(ScriptedModel(call("asks")), tools=[asks], loop=make_loop(100), log=MemoryEventLog())
 
-    assert marble_letters(await collect(agent.run("Hi"))) == "twlcsikF"
+    assert format_marbles(await collect(agent.run("Hi"))) == "twlcsikF"
 
 
 @pytest.mark.parametrize("every", [0, -1])

@@ -56,18 +56,18 @@ async def test_uncompressed_history_is_the_same_object() -> None:
 async def test_history_over_the_limit_is_compressed_and_reported() -> None:
     # T100, T109, T113
     model = ScriptedModel(*look_calls(20), "Done.")
-    events = await collect_run(model, op.compress(SlidingWindowCompressor(3_000)))
+    events = await collect_run(model, op.compress(SlidingWindowCompressor(2_700)))
     reported = compressions(events)
     assert len(reported) >= 2
     for event in reported:
-        assert event.tokens_after <= 0.6 * 3_000 < event.tokens_before
+        assert event.tokens_after <= 0.6 * 2_700 < event.tokens_before
         assert event.folded
         assert event.dropped
         assert event.reason == "overflow"
         assert "CR-1000-X" in event.summary
     counter = TokenEstimator()
     for request in model.requests:
-        assert counter.count(request_messages(request), request.tools) <= 3_000
+        assert counter.count(request_messages(request), request.tools) <= 2_700
         assert find_problems(request.messages) == []
         assert request.messages[0].text == "Find the crate."
 
@@ -75,7 +75,7 @@ async def test_history_over_the_limit_is_compressed_and_reported() -> None:
 async def test_request_only_grows_at_its_end_between_compressions() -> None:
     # T101
     model = ScriptedModel(*look_calls(20), "Done.")
-    events = await collect_run(model, op.compress(SlidingWindowCompressor(3_000)))
+    events = await collect_run(model, op.compress(SlidingWindowCompressor(2_700)))
     cuts = {event.step for event in compressions(events)}
     for before, request in zip(model.requests, model.requests[1:], strict=False):
         if request.step not in cuts:
@@ -89,7 +89,7 @@ async def test_log_keeps_every_message_and_result_sums_the_compressions() -> Non
         model,
         tools=[look],
         limits=UNLIMITED,
-        loop=op.standard(before_model=[op.compress(SlidingWindowCompressor(3_000))]),
+        loop=op.standard(before_model=[op.compress(SlidingWindowCompressor(2_700))]),
     )
     run = agent.run("Find the crate.")
     reported = compressions([event async for event in run])
@@ -106,7 +106,7 @@ async def test_log_keeps_every_message_and_result_sums_the_compressions() -> Non
 async def test_resumed_run_sends_the_same_requests() -> None:
     # T109
     log = MemoryEventLog()
-    loop = op.standard(before_model=[op.compress(SlidingWindowCompressor(3_000))])
+    loop = op.standard(before_model=[op.compress(SlidingWindowCompressor(2_700))])
     whole = ScriptedModel(*look_calls(12), "Done.")
     first = await Agent(whole, tools=[look], limits=UNLIMITED, loop=loop, log=log).run("Find the crate.")
     events = list(await log.read(first.task_id))
@@ -125,7 +125,7 @@ async def test_resumed_run_sends_the_same_requests() -> None:
 async def test_conversation_continues_with_the_compressed_history() -> None:
     log = MemoryEventLog()
     model = ScriptedModel(*look_calls(12), "Done.", "Again.")
-    loop = op.standard(before_model=[op.compress(SlidingWindowCompressor(3_000))])
+    loop = op.standard(before_model=[op.compress(SlidingWindowCompressor(2_700))])
     agent = Agent(model, tools=[look], limits=UNLIMITED, loop=loop, log=log)
     await agent.run("Find the crate.", context_id="c")
     last = request_messages(model.requests[-1])
@@ -159,7 +159,7 @@ async def test_pinned_messages_and_the_task_are_kept() -> None:
     # T98
     model = ScriptedModel(*look_calls(20), "Done.")
     prompt = [Message.user("Find the crate."), Message.user("Never open it.", pinned=True), Message.user("Begin.")]
-    await collect_run(model, op.compress(SlidingWindowCompressor(3_000)), prompt=prompt, instructions="Be brief.")
+    await collect_run(model, op.compress(SlidingWindowCompressor(2_700)), prompt=prompt, instructions="Be brief.")
     for request in model.requests:
         texts = [message.text for message in request_messages(request)]
         assert texts[:2] == ["Be brief.", "Find the crate."]
@@ -175,13 +175,13 @@ async def test_compressor_may_be_asynchronous() -> None:
             return compress_later()
 
     model = ScriptedModel(*look_calls(12), "Done.")
-    assert compressions(await collect_run(model, op.compress(Later(3_000))))
+    assert compressions(await collect_run(model, op.compress(Later(2_700))))
 
 
 async def test_recorded_view_is_the_view_that_is_sent() -> None:
     # T109
     model = ScriptedModel(*look_calls(12), "Done.")
-    events = await collect_run(model, op.compress(SlidingWindowCompressor(3_000)))
+    events = await collect_run(model, op.compress(SlidingWindowCompressor(2_700)))
     event = compressions(events)[-1]
     request = next(each for each in model.requests if each.step == event.step)
     history = list(model.requests[0].messages)

@@ -33,7 +33,7 @@ from rxloop.protocol.events import LLMFailedEvent
 from rxloop.protocol.messages import ErrorInfo
 from rxloop.stream.sources import Push, from_task
 from rxloop.testing import virtual_time
-from support.runs import collect, copy_first_events, marble_letters, outcome
+from support.runs import collect, copy_first_events, format_marbles, outcome
 
 Piece = float | Event | Exception
 
@@ -134,7 +134,7 @@ def test_call_starts_before_the_message_is_complete() -> None:
     assert sooner_end == 4.0
     # Order and numbers are the same as without early calls.
     assert describe_events(sooner) == describe_events(events)
-    assert marble_letters(sooner) == marble_letters(events) == "twlcsxklckF"
+    assert format_marbles(sooner) == format_marbles(events) == "twlcsxklckF"
     assert [event.seq for event in sooner if event.durable] == [event.seq for event in events if event.durable]
     progress = [event.kind for event in sooner].index("tool-progress")
     assert sooner[progress - 1].kind == "tool-start"
@@ -147,7 +147,7 @@ def test_early_call_continues_as_a_normal_call_when_its_message_arrives() -> Non
     events, end = run_agent(looks, [1.0, delta(0, SEA), 0.5, message(SEA)], ANSWER)
     assert looks.starts == [("sea", 1.0)]
     assert end == 3.0
-    assert marble_letters(events) == "twlcsxklckF"
+    assert format_marbles(events) == "twlcsxklckF"
 
 
 def test_call_does_not_start_early_by_default() -> None:
@@ -193,7 +193,7 @@ def test_tool_that_was_not_offered_does_not_start() -> None:
     looks = LookTool()
     events, _ = run_agent(looks, LONG, ANSWER, operators={"before_model": [no_tools]})
     assert looks.starts == []
-    assert marble_letters(events) == "twlcxklckF"
+    assert format_marbles(events) == "twlcxklckF"
 
 
 DISCARDED = "tool-voided: look(at='sea')"
@@ -208,7 +208,7 @@ def test_early_call_is_cancelled_and_discarded_when_its_message_fails() -> None:
         events = time.run(collect(run))
     assert result.state == "failed"
     assert looks.cancellations == [("sea", 2.0)]
-    assert marble_letters(events) == "twleVcF"
+    assert format_marbles(events) == "twleVcF"
     assert [event.to_public() for event in events if isinstance(event, ToolVoidedEvent)] == [None]
 
 
@@ -219,7 +219,7 @@ def test_early_call_of_a_failed_request_is_not_reused_by_the_next_request() -> N
     events, _ = run_agent(looks, again, ANSWER)
     assert looks.starts == [("sea", 1.0), ("sea", 2.5)]
     assert looks.cancellations == [("sea", 1.5)]
-    assert marble_letters(events) == "twleVcsxklckF"
+    assert format_marbles(events) == "twleVcsxklckF"
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_early_call_is_discarded_when_a_guard_refuses_it() -> None:
     looks = LookTool()
     events, _ = run_agent(looks, [1.0, delta(0, SEA), 1.0, message(SEA)], ANSWER, operators={"before_tools": [refuse]})
     assert looks.cancellations == [("sea", 2.0)]
-    assert marble_letters(events) == "twlcxVklckF"
+    assert format_marbles(events) == "twlcxVklckF"
     assert "blue" not in str([event.to_json() for event in events[:-3]])
 
 
@@ -263,7 +263,7 @@ def test_early_call_is_replaced_when_a_guard_changes_its_arguments() -> None:
     events, _ = run_agent(looks, [1.0, delta(0, SEA), 1.0, message(SEA)], ANSWER, operators={"before_tools": [change]})
     assert looks.starts == [("sea", 1.0), ("sky", 2.0)]
     assert looks.cancellations == [("sea", 2.0)]
-    assert marble_letters(events) == "twlcVsxklckF"
+    assert format_marbles(events) == "twlcVsxklckF"
 
 
 def test_guard_that_delays_a_request_delays_all_events_of_its_call() -> None:
@@ -297,7 +297,7 @@ def test_cancelled_run_records_nothing_of_an_early_call() -> None:
         events = time.run(collect(run))
         assert time.now == 2.0
     assert looks.cancellations == [("sea", 2.0)]
-    assert marble_letters(events) == "twlcF"
+    assert format_marbles(events) == "twlcF"
 
 
 def test_cancelled_run_closes_the_call_when_its_message_is_complete() -> None:
@@ -308,7 +308,7 @@ def test_cancelled_run_closes_the_call_when_its_message_is_complete() -> None:
         time.run(outcome(run))
         events = time.run(collect(run))
     assert looks.cancellations == [("sea", 2.0)]
-    assert marble_letters(events) == "twlcsxF"
+    assert format_marbles(events) == "twlcsxF"
 
 
 def test_early_call_is_discarded_when_its_message_is_interrupted() -> None:
@@ -343,8 +343,8 @@ def test_question_of_an_early_call_waits_until_the_call_is_recorded() -> None:
         )
         events = time.run(collect(run))
     assert times == [4.0]
-    assert marble_letters(events) == "twlcsirxklckF".replace(
-        "i", marble_letters([e for e in events if e.kind == "input-required"])
+    assert format_marbles(events) == "twlcsirxklckF".replace(
+        "i", format_marbles([e for e in events if e.kind == "input-required"])
     )
 
 
@@ -400,7 +400,7 @@ def test_resumption_after_a_crash_is_the_same_with_early_calls() -> None:
                 model = SlowModel(ANSWER, ANSWER) if length > 3 else SlowModel(LONG, ANSWER)
                 again = Agent(model, tools=[looks.tool], loop=make_loop(early), log=cancellations, thoughts=False)
                 time.run(outcome(again.resume(run.task_id)))
-                out.append(marble_letters(time.run(cancellations.read(run.task_id))))
+                out.append(format_marbles(time.run(cancellations.read(run.task_id))))
             return out
 
     assert final_outputs(early=True) == final_outputs(early=False)
@@ -435,7 +435,7 @@ def test_call_with_ambiguous_arguments_starts_with_its_message(raw: str) -> None
     events, _ = run_agent(looks, turns, ANSWER)
     assert all(start == 2.0 for _, start in looks.starts)
     # The first object is a placeholder of some vendors that precedes the arguments.
-    assert marble_letters(events) in ("twlcVxklckF" if raw == "{}{}" else "twlcsxklckF", "twlcxklckF")
+    assert format_marbles(events) in ("twlcVxklckF" if raw == "{}{}" else "twlcsxklckF", "twlcxklckF")
 
 
 def test_invalid_event_of_an_early_call_fails_the_call_and_not_the_run() -> None:
@@ -451,7 +451,7 @@ def test_invalid_event_of_an_early_call_fails_the_call_and_not_the_run() -> None
         )
     (done,) = [event for event in events if isinstance(event, ToolCompleteEvent)]
     assert not done.success
-    assert marble_letters(events) == "twlcsxklckF"
+    assert format_marbles(events) == "twlcsxklckF"
 
 
 def test_discarded_call_is_hidden_when_its_tool_is_hidden() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from rxloop import Agent, MemoryEventLog, RunContext, ToolCompleteEvent, tool
 from rxloop.testing import ScriptedModel, call
-from support.runs import collect, marble_letters
+from support.runs import collect, format_marbles
 
 
 @tool
@@ -25,7 +25,7 @@ async def test_disabled_tool_is_neither_offered_nor_called() -> None:  # L115
     events = await collect(Agent(model, tools=[secret, look], thoughts=False).run("Go"))
 
     assert [definition.name for definition in model.requests[0].tools] == ["look"]
-    assert marble_letters(events) == "twlcxklckF"
+    assert format_marbles(events) == "twlcxklckF"
     (answer,) = [event for event in events if isinstance(event, ToolCompleteEvent)]
     assert "not available now" in answer.content
 

@@ -1,4 +1,4 @@
-"""Results that the model gets for tools that fail and calls that are invalid."""
+"""Results for failing tools and invalid calls."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ from rxloop import (
 from rxloop.protocol.messages import ToolCall
 from rxloop.providers.script import ScriptedCall
 from rxloop.testing import ScriptedModel, call
-from support.runs import collect, is_well_formed, marble_letters, outcome
+from support.runs import collect, format_marbles, is_well_formed, outcome
 from support.tool_results import echo, run_tool_calls
 
 
@@ -172,7 +172,7 @@ async def test_think_aloud_call_is_an_error_when_thoughts_are_off() -> None:  # 
     model = ScriptedModel(call("think_aloud", thought="a", thought_type="planning"), "done")
     events = await collect(Agent(model, tools=[echo], thoughts=False).run("Go"))
 
-    assert "h" not in marble_letters(events)
+    assert "h" not in format_marbles(events)
     assert [event.success for event in events if isinstance(event, ToolCompleteEvent)] == [False]
     assert [definition.name for definition in model.requests[0].tools] == ["echo"]
 
@@ -199,7 +199,7 @@ async def test_unreadable_arguments_fail_only_their_own_call(raw: str, text: str
     assert text in answers[0].content
     assert answers[1].success is True
     assert answers[1].result == 2
-    assert marble_letters(events).count("s") == 1  # A refused call has no tool-start.
+    assert format_marbles(events).count("s") == 1  # A refused call has no tool-start.
 
 
 async def test_invalid_arguments_are_named_to_the_model() -> None:  # L110

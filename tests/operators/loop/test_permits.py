@@ -1,4 +1,4 @@
-"""Permits of tool calls that wait for an answer."""
+"""Permits of tool calls with questions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.run_checks import assert_no_tasks, run_ready_tasks, wait_until
 
 
 class Desk:
-    """Tools that ask questions and tools that work until they are released, with a count of concurrent work."""
+    """Tools that ask questions or work until released, with counts of concurrent work."""
 
     def __init__(self, concurrency: int, *, early: bool = False) -> None:
         self.loop = [op.call_model(), op.run_tools(concurrency, early=early), op.checkpoint()]
@@ -47,7 +47,7 @@ class Desk:
 
         @tool(read_only=True, timeout=0.2)
         async def hurry(ctx: RunContext[Any]) -> str:
-            """Ask, with a time limit."""
+            """Ask with a time limit."""
             answer = await ctx.ask("hurry", str)
             self.done.append(answer)
             return answer
@@ -80,13 +80,13 @@ class Desk:
         return Agent(ScriptedModel(list(calls), "Done."), tools=self.tools, loop=self.loop, log=log, thoughts=False)
 
     async def on_input(self, question: Any) -> Any:
-        """Return the answer as soon as the test provides it."""
+        """Return the answer once the test provides it."""
         answer = self.questions[question.prompt] = asyncio.get_running_loop().create_future()
         return await answer
 
 
 class DeskRun:
-    """Run of a desk whose questions are answered inline or through the inbox."""
+    """Run of a desk with inline or inbox answers."""
 
     def __init__(self, desk: Desk, way: str, *calls: Any) -> None:
         self.desk, self.way = desk, way
@@ -102,12 +102,11 @@ class DeskRun:
         self.received += event.kind == "input-received"
 
     async def wait_for_questions(self, *names: str) -> None:
-        """Wait until these questions are asked."""
         questions: Any = self.desk.questions if self.way == "on_input" else self.ids
         await wait_until(lambda: set(names) <= questions.keys())
 
     async def answer(self, name: str, value: str = "yes") -> None:
-        """Answer a question, and wait until the call can make no more progress."""
+        """Answer a question, and wait until all tasks are blocked."""
         if self.way == "on_input":
             self.desk.questions[name].set_result(value)
         else:

@@ -373,7 +373,6 @@ async def test_tool_that_uses_missing_deps_is_reported_in_the_log(caplog: pytest
 
 
 def duplicate_requests(source: Observable[Signal]) -> Observable[Signal]:
-    """Send each tool request twice."""
     return source.pipe(ops.flat_map(lambda each: of(each, each) if isinstance(each, ToolRequest) else of(each)))
 
 

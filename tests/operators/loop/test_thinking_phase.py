@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -13,7 +14,10 @@ from rxloop import (
     ContextCompressedEvent,
     Event,
     Limits,
+    ModelRequest,
     RunCancelled,
+    RunContext,
+    Signal,
     SlidingWindowCompressor,
     ThinkingFailedEvent,
     Usage,
@@ -26,8 +30,11 @@ from rxloop.pipeline import ThinkingResult
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
 from support.long_runs import UNLIMITED, collect_run, compressions, look, look_calls, request_messages
 
-GOOD = '{"goal": "Find the crate", "done": ["looked at places"], "facts": ["CR-1000-X"], "openErrors": []}'
-WINDOW = SlidingWindowCompressor(3_000)
+GOOD = (
+    '{"goal": "Find the crate", "done": ["looked at places"], "next": ["look at 7"], "facts": ["CR-1000-X"], '
+    '"openErrors": []}'
+)
+WINDOW = SlidingWindowCompressor(2_700)
 
 
 def failures(events: list[Event]) -> list[str]:
@@ -84,7 +91,7 @@ async def test_usage_of_the_summarising_model_is_counted_separately() -> None:
     assert result.usage == Usage(input_tokens=100 * 20, output_tokens=20)
     assert result.compression.thinking == Usage(input_tokens=700 * len(reported), output_tokens=60 * len(reported))
     counter = TokenEstimator()
-    assert all(counter.count(request_messages(request), request.tools) <= 3_000 for request in model.requests)
+    assert all(counter.count(request_messages(request), request.tools) <= 2_700 for request in model.requests)
     kinds = [event.kind for event in reported]
     assert "llm-call" not in kinds
 
@@ -102,13 +109,30 @@ async def test_summary_is_updated_and_not_nested() -> None:
     assert max(summaries) == 1
 
 
+async def test_later_operators_read_the_facts_and_steps_of_the_summary() -> None:
+    small = thinker(*[GOOD] * 9)
+    model = ScriptedModel(*look_calls(20), "Done.")
+    results: list[ThinkingResult] = []
+
+    @op.on(ModelRequest)
+    async def read(request: ModelRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
+        if request.thinking is not None:
+            results.append(request.thinking)
+        yield request
+
+    await collect_run(model, op.compose(op.thinking_phase(WINDOW, thinking_model=small), read))
+    first = next(result for result in results if "Goal: Find the crate" in result.summary)
+    assert first.insights == ("CR-1000-X",)
+    assert first.next_actions == ("look at 7",)
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
         (ProviderTimeout("no answer"), "no answer"),
         ("I cannot do that.", "instead of a JSON object"),
         ("{}", "the summary is empty"),
-        ('{"goal": 3}', "does not fit"),
+        ('{"goal": 3}', "does not match its schema"),
         ('{"goal": " "', "instead of a JSON object"),
     ],
 )
@@ -229,7 +253,7 @@ async def test_thinking_model_named_by_a_string_is_closed_with_the_agent(monkeyp
         return models[-1]
 
     monkeypatch.setattr("rxloop.providers.factories.resolve_model", resolve)
-    phase = op.thinking_phase(SlidingWindowCompressor(3_000), thinking_model="zai:glm-4.5-air")
+    phase = op.thinking_phase(SlidingWindowCompressor(2_700), thinking_model="zai:glm-4.5-air")
     models.clear()
     model = ScriptedModel(*look_calls(20), "Done.")
     async with Agent(model, tools=[look], limits=UNLIMITED, loop=op.standard(before_model=[phase])) as agent:
@@ -243,7 +267,7 @@ async def test_thinking_model_named_by_a_string_is_closed_with_the_agent(monkeyp
 @pytest.mark.parametrize("wrong", [5, object(), ScriptedModel, "nobody:nothing", "no model", ""])
 def test_thinking_phase_rejects_an_invalid_model(wrong: Any) -> None:
     with pytest.raises(ConfigurationError):
-        op.thinking_phase(SlidingWindowCompressor(3_000), thinking_model=wrong)
+        op.thinking_phase(SlidingWindowCompressor(2_700), thinking_model=wrong)
 
 
 async def test_run_continues_when_the_thinking_model_has_no_name() -> None:
@@ -258,7 +282,7 @@ async def test_run_continues_when_the_thinking_model_has_no_name() -> None:
             raise AttributeError("no name")
 
     small = Nameless()
-    phase = op.thinking_phase(SlidingWindowCompressor(3_000), thinking_model=small)
+    phase = op.thinking_phase(SlidingWindowCompressor(2_700), thinking_model=small)
     small.good = False
     model = ScriptedModel(*look_calls(20), "Done.")
     events = await collect_run(model, phase)

@@ -90,7 +90,7 @@ def test_exception_of_the_parser_becomes_an_error_of_the_stream() -> None:
 
 
 def refused_state(*, retries: int) -> RunState:
-    """Return the state after a call of the answer tool whose arguments were invalid."""
+    """Return the state after an invalid call of the answer tool."""
     tool_call = ToolCall(id="a", name="final_answer")
     history = History(
         [Message.user("Hi"), Message.assistant(tool_calls=[tool_call]), Message.tool("a", "n: too small")]

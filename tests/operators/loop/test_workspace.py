@@ -1,4 +1,4 @@
-"""Workspaces in requests and in the history."""
+"""Workspaces in requests, which never enter the history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparison of a run with a recording."""
+"""Runs compared with recordings."""
 
 import asyncio
 from collections.abc import Callable

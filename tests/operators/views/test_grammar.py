@@ -1,4 +1,4 @@
-"""Violations that `op.grammar` reports, and valid streams that it passes."""
+"""Valid and invalid streams for `op.grammar`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +12,7 @@ from rxloop import Agent, Event, GapEvent, MemoryEventLog, RunContext, RunError,
 from rxloop.errors import GrammarError
 from rxloop.protocol.envelope import UnknownEvent
 from rxloop.protocol.events import ContentCompleteEvent, StatusUpdateEvent, TaskEvent
+from rxloop.protocol.messages import ErrorInfo
 from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, assert_marbles, call, frames, turn, virtual_time
 from support.broken_streams import (
@@ -36,7 +37,7 @@ STREAMS = {
 
 
 def check_grammar(events: Sequence[Event], **options: Any) -> list[Event]:
-    """Return the events after `op.grammar`, or raise its error."""
+    """Apply `op.grammar` to a stream, raising its error."""
     seen: list[Event] = []
     errors: list[Exception] = []
     emit(*events).pipe(op.grammar(**options)).subscribe(seen.append, errors.append)
@@ -53,6 +54,32 @@ def test_valid_stream_passes_unchanged(name: str) -> None:  # L1, L3, L4, L5
     events = list(STREAMS[name]())
     assert check_grammar(events) == events
     assert check_grammar(renumber(events)) == events
+
+
+async def test_stream_of_a_released_run_is_valid() -> None:
+    log = MemoryEventLog()
+    agent = Agent(ScriptedModel(frames("-never")), log=log)
+    run = agent.run("Go")
+    events: list[Event] = []
+    errors: list[Exception] = []
+    run.pipe(op.grammar()).subscribe(events.append, errors.append)
+    await run.begin()
+    await run.release()
+    assert errors == []
+    final = events[-1]
+    assert isinstance(final, StatusUpdateEvent)
+    assert (final.state, final.error and final.error.code) == ("working", "released")
+
+
+@pytest.mark.parametrize("code", ["log", "conflict", "fenced", "released"])
+def test_unrecorded_end_may_leave_the_run_working(code: str) -> None:
+    events = list(valid_stream())
+    start = next(i for i, event in enumerate(events) if isinstance(event, StatusUpdateEvent))
+    end = StatusUpdateEvent(state="working", final=True, error=ErrorInfo(code=code, message="The log has no end."))
+    last = events[start]
+    envelope = {name: getattr(last, name) for name in ("task_id", "context_id", "attempt", "timestamp")}
+    stream = [*events[: start + 1], end.model_copy(update={**envelope, "seq": last.seq + 1})]
+    assert check_grammar(stream) == stream
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -85,7 +112,7 @@ def test_stream_may_start_anywhere_after_a_gap(reason: Any) -> None:
     gap = GapEvent(reason=reason, context_id=events[0].context_id, task_id=events[0].task_id)
     for at in range(len(events)):
         assert check_grammar([gap, *events[at:]]) == [gap, *events[at:]]
-        # A reader may continue after the gap or start again.
+        # Readers may continue after a gap or start again.
         for again in (0, at // 2, at):
             whole = [*events[:at], gap, *events[again:]]
             assert check_grammar(whole) == whole
@@ -167,7 +194,7 @@ async def test_stream_after_a_cursor_is_valid_when_not_whole() -> None:
 
 
 def assert_refused(events: Sequence[Event], rule: str) -> None:
-    """Assert that the error replaces the invalid event and names it, the rule and another event."""
+    """Check the error, which replaces the invalid event and names the rule and both events."""
     good: list[Event] = []
     errors: list[Exception] = []
     emit(*events).pipe(op.grammar()).subscribe(good.append, errors.append)
@@ -186,7 +213,7 @@ def assert_refused(events: Sequence[Event], rule: str) -> None:
     assert error.event is events[len(good)]
     assert repr(error.event) in message
     if good:
-        # Only the first event of a stream is reported alone.
+        # Errors about the first event name only one event.
         assert any(error.other is event for event in good)
         assert f"the other event: {error.other!r}" in message
 

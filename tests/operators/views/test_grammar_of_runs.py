@@ -76,7 +76,7 @@ async def pay(amount: int) -> str:
 
 @tool
 async def delegate(ctx: RunContext[Any]) -> str:
-    """Run another agent and publish its events."""
+    """Run another agent, publishing its events."""
     child = Agent(ScriptedModel(call("work", seconds=0.1), frames("-I am-done.|")), tools=[work], name="child")
     async with child.run("And you?") as run:
         async for each in run:
@@ -122,12 +122,11 @@ def open_log(kind: str) -> Generator[Any]:
 
 
 async def read_events(log: Any, task_id: str) -> list[Event]:
-    """Return the events of a run from its log."""
     return list(await log.read(task_id, deltas=log.keeps_deltas))
 
 
 async def copy_until_crash(log: Any, task_id: str, part: float) -> Any:
-    """Return a log with the first part of a run, as a crash leaves it."""
+    """Copy the first part of a run into another log, as after a crash."""
     events = await read_events(log, task_id)
     copy = MemoryEventLog(keep_deltas=log.keeps_deltas)
     await copy.append(task_id, events[: max(1, round(part * len(events)))], expected_seq=0)
@@ -135,7 +134,7 @@ async def copy_until_crash(log: Any, task_id: str, part: float) -> Any:
 
 
 async def read_slowly(stream: Any, seconds: float, after: float = 0) -> list[Event]:
-    """Return the events for a reader that starts late and is slow."""
+    """Collect events with a slow reader that starts late."""
     await asyncio.sleep(after)
     seen: list[Event] = []
     async for each in stream:
@@ -145,7 +144,7 @@ async def read_slowly(stream: Any, seconds: float, after: float = 0) -> list[Eve
 
 
 async def watch_attempt(run: Run[Any], cancel: float | None = None) -> Result[Any]:
-    """Read an attempt in all ways until its end, and check the events of each reader."""
+    """Observe an attempt in all ways, and validate the events of each reader."""
     errors: list[Exception] = []
     run.pipe(op.grammar()).subscribe(on_error=errors.append)
     if cancel is not None:
@@ -167,7 +166,7 @@ async def watch_attempt(run: Run[Any], cancel: float | None = None) -> Result[An
 
 
 async def is_in_log(log: Any, result: Result[Any]) -> bool:
-    """Return True if the log has the run. A run that is stopped before its lease is acquired is not logged."""
+    """Return True if the run is in the log. Runs stopped before they acquire a lease are not logged."""
     if result.task_id in {record.task_id for record in await log.list_runs()}:
         return True
     assert result.state == "canceled" or result.reason == "timeout"
@@ -175,11 +174,11 @@ async def is_in_log(log: Any, result: Result[Any]) -> bool:
 
 
 async def assert_valid_in_log(log: Any, task_id: str) -> None:
-    """Check a run as it is read from its log."""
+    """Validate a run from its log."""
     events = await read_events(log, task_id)
     assert_valid(events)
     assert_valid([each for each in events if each.durable])
-    # An attempt that ended before it could read the log has written nothing.
+    # Attempts that ended before reading the log have not written anything.
     if ends_attempt(events[-1]):
         assert [each async for each in replay(log, task_id).pipe(op.grammar())] == events
 

@@ -1,4 +1,4 @@
-"""Changes of the thought graph, live and recorded."""
+"""Thought graph changes, live and recorded."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_dangling_references_are_not_searched_repeatedly() -> None:
 
 
 async def graph_from_changes(agent: Agent[None, Any]) -> ThoughtGraph:
-    """Return the graph of a run after checking that its live, late and logged changes add up to it."""
+    """Build the graph of a run from its changes. Checks that live, late and logged changes agree."""
     log = agent.log
     assert log is not None
     run = agent.run("Go.")

@@ -1,4 +1,4 @@
-"""Tests of `op.make_view`: values, completion, state and names."""
+"""Values, completion, state and names of `make_view`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of `op.make_view`: callbacks, resources and errors."""
+"""Callbacks, resources and errors of `make_view`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ on_completed, on_error, subscribed = ReactiveTest.on_completed, ReactiveTest.on_
 
 
 def emit_total(out: ViewOutput[int], *, also_on_error: bool = False) -> Callable[[int], None]:
-    """Emit the sum of all items at the end. The item 0 completes the view."""
+    """Emit the sum at the end. Zero completes the view."""
     total = 0
 
     def take(item: int) -> None:

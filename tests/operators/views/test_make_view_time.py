@@ -1,4 +1,4 @@
-"""Tests of `op.make_view`: timers and time."""
+"""Timers and timestamps of `make_view`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Counts and progress bar of a batch."""
+"""Counts and progress bars of batches."""
 
 from __future__ import annotations
 
 import io
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import reactivex as rx
@@ -88,3 +89,9 @@ def test_error_names_the_extra_when_rich_is_missing(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "rich", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'rxloop\[cli\]'"):
         op.progress()
+
+
+def test_error_names_find_price_when_the_price_is_a_model() -> None:
+    model: Any = "openai:gpt-5-mini"
+    with pytest.raises(ConfigurationError, match=r"got 'openai:gpt-5-mini'.*find_price"):
+        op.tally(model)

@@ -122,7 +122,7 @@ def test_calls_outside_the_window_are_not_counted() -> None:
     now_and_then = [make_message(each) for x in other_calls for each in (status, x)]
     assert len(repeat_counts(repeats(3), *now_and_then)) == 8
     assert repeat_counts(repeats(3, within=4), *now_and_then) == []
-    # The call is among the newest five three times, and is reported as long as that is so.
+    # The newest five calls always contain this call three times.
     assert {count for _, count in repeat_counts(repeats(3, within=5), *now_and_then)} == {3}
 
 

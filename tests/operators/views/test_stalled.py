@@ -38,7 +38,7 @@ from support.timelines import (
 
 
 def describe_stalls(stalls: list[tuple[int, Any]]) -> list[tuple[int, str]]:
-    """Return the second of each stall, the awaited thing, and the duration of the silence."""
+    """Return second, awaited thing and duration of each stall."""
     return [(second, f"{each.awaits} {each.seconds:g}") for second, each in stalls if isinstance(each, Stall)]
 
 
@@ -155,7 +155,7 @@ def test_call_with_a_nested_run_is_not_awaited_itself() -> None:
     deep = nest_event(LETTERS["l"], "grandchild", "child")
     assert describe_stalls(observe_live(stalled(4), "-s-N-D-----x|", N=inner, D=deep)) == [(9, "model 4")]
     assert describe_stalls(observe_live(stalled(4), "-s-L-E-----x|", L=child, E=end)) == [(9, "tool 4")]
-    # One of two calls works itself.
+    # One call is working, while the other waits for its nested run.
     [(_, stall)] = observe_live(stalled(4), "-sS-L----x", until=9, L=child)
     assert stall.awaits == "tool"
     assert stall.names == ("look", "search")

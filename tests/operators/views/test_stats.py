@@ -42,7 +42,7 @@ from support.timelines import (
 
 
 def changes(emissions: list[tuple[int, Any]], figure: Callable[[Stats], Any]) -> list[tuple[int, Any]]:
-    """Return one figure with the seconds at which it changed."""
+    """Return each change of a figure with its second."""
     points: list[tuple[int, Any]] = []
     for second, value in emissions:
         if isinstance(value, Stats) and (not points or points[-1][1] != figure(value)):
@@ -58,7 +58,7 @@ def test_stats_are_emitted_once_per_window_and_with_the_final_event() -> None:
 
 def test_stats_contain_events_before_the_window_ends() -> None:
     emissions = observe_live(stats(3), "--t--l--(ddd)--d--(uc)--F|")
-    # The request is sent at second 5, when the next window starts.
+    # The request is sent at second 5, the start of the next window.
     assert changes(emissions, lambda s: s.model_calls) == [(5, 0), (8, 1)]
     assert changes(emissions, lambda s: s.tokens_per_second) == [(5, 0), (11, 1), (14, 1 / 3), (17, 0)]
     assert changes(emissions, lambda s: s.usage.output_tokens) == [(5, 0), (17, 12)]
@@ -198,7 +198,7 @@ def test_gap_is_not_counted() -> None:
 
 def test_nested_runs_are_counted_and_end_with_their_call() -> None:
     request, usage, tool_start = (nest_event(LETTERS[symbol]) for symbol in "lus")
-    # The outer call is interrupted together with the nested run, whose tool never reports its end.
+    # The nested run and its outer call are interrupted, so the nested tool has no end.
     emissions = observe_live(stats(3), "-t-l-(uc)s-L--U--N---x-----F|", L=request, U=usage, N=tool_start)
     last = emissions[-2][1]
     assert last.model_calls == 2

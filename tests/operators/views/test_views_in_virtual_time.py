@@ -11,7 +11,7 @@ from rxloop.testing import VirtualTime, virtual_time
 
 
 def trickle(*seconds: float) -> rx.Observable[Event]:
-    """Emit a delta at each of these times, and never complete."""
+    """Emit deltas at given times, without completing."""
 
     def subscribe(observer: Any, _scheduler: Any = None) -> Any:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Finish reasons of vendors and gateways, in our words.  # P9"""
+"""Finish reasons of vendors and gateways, normalised.  # P9"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A message goes back in the pieces that it came in, and nothing that somebody took out of it comes back."""
+"""Messages are sent back in their original pieces, except removed content."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ WHERE = Endpoint("acme:m", "http://localhost")
 PIXEL = ImagePart(data=b"p", media_type="image/png")
 
 
-def answered(*pieces: tuple[str, Any, dict[str, Any]]) -> Message:
-    """The message of an answer that came in these pieces."""
+def make_message(*pieces: tuple[str, Any, dict[str, Any]]) -> Message:
     events: list[Event] = []
     draft = MessageDraft(events.append, "1", WHERE)
     calls = files = 0
@@ -44,7 +43,7 @@ def answered(*pieces: tuple[str, Any, dict[str, Any]]) -> Message:
     return to_message(events[-1])
 
 
-def plain(piece: Piece) -> tuple[str, Any, dict[str, Any]]:
+def simplify(piece: Piece) -> tuple[str, Any, dict[str, Any]]:
     return piece.kind, piece.value.name if isinstance(piece.value, ToolCall) else piece.value, piece.extra
 
 
@@ -59,11 +58,11 @@ PIECES = st.one_of(
 
 
 @given(st.lists(PIECES, max_size=6))
-def test_what_came_in_pieces_goes_back_in_them(pieces: list[tuple[str, Any, dict[str, Any]]]) -> None:
-    message = answered(*pieces)
-    back = [plain(piece) for piece in iter_pieces(message, "acme")]
+def test_pieces_are_sent_back_as_received(pieces: list[tuple[str, Any, dict[str, Any]]]) -> None:
+    message = make_message(*pieces)
+    back = [simplify(piece) for piece in iter_pieces(message, "acme")]
     if message.provider_state is None:
-        # Text and calls alone say it all: what stands side by side is joined.
+        # Plain text and calls need no state. Adjacent texts are joined.
         assert all(kind in ("text", "call") and not extra for kind, _, extra in pieces)
         assert [value for kind, value, _ in back if kind == "call"] == [v for kind, v, _ in pieces if kind == "call"]
         assert "".join(value for kind, value, _ in back if kind == "text") == message.text
@@ -71,43 +70,45 @@ def test_what_came_in_pieces_goes_back_in_them(pieces: list[tuple[str, Any, dict
         assert back == pieces
 
 
-def test_an_ordinary_message_keeps_no_state() -> None:
-    assert answered(("text", "Hello.", {}), ("call", "look", {}), ("call", "see", {})).provider_state is None
+def test_ordinary_message_needs_no_state() -> None:
+    assert make_message(("text", "Hello.", {}), ("call", "look", {}), ("call", "see", {})).provider_state is None
 
 
-def test_text_after_a_call_keeps_its_place() -> None:
-    message = answered(("call", "look", {}), ("text", "Wait.", {}))
+def test_text_after_a_call_keeps_its_position() -> None:
+    message = make_message(("call", "look", {}), ("text", "Wait.", {}))
     assert [piece.kind for piece in iter_pieces(message, "acme")] == ["call", "text"]
 
 
-def test_nothing_that_the_message_says_stands_in_the_state() -> None:
-    message = answered(
+def test_state_does_not_repeat_the_content_of_the_message() -> None:
+    message = make_message(
         ("reasoning", "hidden thought", {"sign": "s"}), ("text", "public words", {}), ("call", "look", {})
     )
     assert "hidden" not in str(message.provider_state)
     assert "public" not in str(message.provider_state)
 
 
-def test_what_was_taken_out_of_a_message_does_not_come_back() -> None:
-    message = answered(("reasoning", "r", {"sign": "s"}), ("text", "the password is x", {}))
+def test_redacted_text_is_not_restored() -> None:
+    message = make_message(("reasoning", "r", {"sign": "s"}), ("text", "the password is x", {}))
     redacted = message.model_copy(update={"content": "the password is [gone]"})
-    assert [plain(piece) for piece in iter_pieces(redacted, "acme")] == [("text", "the password is [gone]", {})]
+    assert [simplify(piece) for piece in iter_pieces(redacted, "acme")] == [("text", "the password is [gone]", {})]
 
 
-def test_reasoning_that_was_changed_does_not_go_back_with_its_signature() -> None:
-    message = answered(("reasoning", "abc", {"sign": "s"}), ("text", "hi", {}))
+def test_changed_reasoning_loses_its_signature() -> None:
+    message = make_message(("reasoning", "abc", {"sign": "s"}), ("text", "hi", {}))
     changed = message.model_copy(update={"reasoning": "ab"})
-    assert [plain(piece) for piece in iter_pieces(changed, "acme")] == [("text", "hi", {})]
+    assert [simplify(piece) for piece in iter_pieces(changed, "acme")] == [("text", "hi", {})]
 
 
-def test_a_call_that_was_taken_out_takes_the_pieces_with_it() -> None:
-    message = answered(("reasoning", "r", {"sign": "s"}), ("call", "look", {}), ("call", "see", {}))
+def test_removed_call_removes_its_pieces() -> None:
+    message = make_message(("reasoning", "r", {"sign": "s"}), ("call", "look", {}), ("call", "see", {}))
     fewer = message.model_copy(update={"tool_calls": message.tool_calls[:1]})
-    assert [plain(piece) for piece in iter_pieces(fewer, "acme")] == [("call", "look", {})]
+    assert [simplify(piece) for piece in iter_pieces(fewer, "acme")] == [("call", "look", {})]
 
 
-def test_another_vendor_gets_text_files_and_calls_and_knows_what_it_does_not_get() -> None:
-    message = answered(("reasoning", "r", {"sign": "s"}), ("text", "hi", {}), ("file", PIXEL, {}), ("call", "look", {}))
+def test_other_vendor_gets_text_files_and_calls() -> None:
+    message = make_message(
+        ("reasoning", "r", {"sign": "s"}), ("text", "hi", {}), ("file", PIXEL, {}), ("call", "look", {})
+    )
     assert [piece.kind for piece in iter_pieces(message, "other")] == ["text", "file", "call"]
     assert find_foreign_states(message, "other") == ["acme"]
     assert find_foreign_states(message, "acme") == []
@@ -123,6 +124,6 @@ def test_another_vendor_gets_text_files_and_calls_and_knows_what_it_does_not_get
         max_leaves=8,
     )
 )
-def test_any_state_is_read(state: Any) -> None:
+def test_any_state_can_be_read(state: Any) -> None:
     message = Message(role="assistant", content="hello", provider_state={"acme": state})
     assert "".join(str(piece.value) for piece in iter_pieces(message, "acme") if piece.kind == "text") in ("hello", "")

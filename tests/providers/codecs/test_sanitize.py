@@ -24,7 +24,7 @@ def strip(*pieces: str) -> str:
 
 
 @pytest.mark.parametrize("token", TEMPLATE_TOKENS)
-def test_a_control_token_at_the_very_end_comes_off_wherever_it_is_cut(token: str) -> None:
+def test_trailing_control_token_is_removed_at_any_read_boundaries(token: str) -> None:
     # L62
     text = f" Hello \n{token}"
     for cut in range(len(text) + 1):
@@ -33,25 +33,25 @@ def test_a_control_token_at_the_very_end_comes_off_wherever_it_is_cut(token: str
 
 
 @pytest.mark.parametrize("token", TEMPLATE_TOKENS)
-def test_a_control_token_elsewhere_stays(token: str) -> None:
+def test_control_token_elsewhere_is_kept(token: str) -> None:
     # L62
     for text in (f"{token} is a token", f"a{token}b", f"a{token}\n", f"a{token}.", f"a{token[:-1]}"):
         assert strip(text) == strip(*text) == text
 
 
-def test_several_control_tokens_at_the_end_come_off_together() -> None:
+def test_several_trailing_control_tokens_are_removed() -> None:
     # L62
     assert strip("a<|im_end|>b", "<|eot_id|><|im_", "end|>", "</s>") == "a<|im_end|>b"
 
 
-def test_whitespace_stays() -> None:
+def test_whitespace_is_kept() -> None:
     # L61
     assert strip("  \n") == "  \n"
     assert strip(" \n<|im_end|>") == " \n"
 
 
 @given(ANY_TEXT, st.lists(st.integers(0, 1000), max_size=8))
-def test_any_text_loses_the_tokens_at_its_end_and_nothing_else(text: str, cuts: list[int]) -> None:
+def test_only_trailing_tokens_are_removed_from_any_text(text: str, cuts: list[int]) -> None:
     # L62
     marks = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     expected = re.sub(rf"(?:{'|'.join(map(re.escape, TEMPLATE_TOKENS))})+\Z", "", text)
@@ -59,7 +59,7 @@ def test_any_text_loses_the_tokens_at_its_end_and_nothing_else(text: str, cuts: 
 
 
 @given(ANY_TEXT)
-def test_no_more_is_held_back_than_whole_tokens_and_the_start_of_one(text: str) -> None:
+def test_only_possible_control_tokens_are_held_back(text: str) -> None:
     stripper = TailStripper(TEMPLATE_TOKENS)
     out = ""
     for size, character in enumerate(text, 1):
@@ -77,23 +77,23 @@ def test_no_more_is_held_back_than_whole_tokens_and_the_start_of_one(text: str) 
         *("<|im_start|>search", "search\n", "search({", "<|channel|>search<|message|>{}", "sea<|call|>rch"),
     ],
 )
-def test_the_name_of_a_tool_loses_its_control_tokens_and_its_illegal_tail(name: str) -> None:
+def test_tool_name_loses_control_tokens_and_an_invalid_suffix(name: str) -> None:
     # L62, L63
     assert clean_name(name, {"search", "a.b"}, TEMPLATE_TOKENS) == "search"
 
 
 @pytest.mark.parametrize("name", ["find.it", "search_2.x", "functions.search", ".search", "a.b.c", ""])
-def test_a_name_that_leads_to_no_tool_is_left_as_it_is(name: str) -> None:
+def test_unknown_tool_name_is_unchanged(name: str) -> None:
     # L63
     assert clean_name(name, {"search", "a.b"}, TEMPLATE_TOKENS) == name
 
 
-def test_a_name_that_was_offered_is_right_whatever_it_is() -> None:
+def test_offered_tool_name_is_unchanged() -> None:
     # L63
     assert clean_name("search.v2", {"search", "search.v2"}, TEMPLATE_TOKENS) == "search.v2"
 
 
-def test_a_model_that_repeats_its_stop_token_costs_the_same_for_each() -> None:
+def test_repeated_stop_tokens_have_constant_cost() -> None:
     stripper = TailStripper(TEMPLATE_TOKENS)
     stripper.feed("a" + "<|im_end|>" * 20_000)
 
@@ -101,7 +101,7 @@ def test_a_model_that_repeats_its_stop_token_costs_the_same_for_each() -> None:
         for _ in range(100):
             assert stripper.feed("<|im_end|>") == ""
 
-    # The list of what is held back may be copied to a larger place once; what is in it never is.
+    # The list of pending text may be reallocated once, but its items are never copied.
     assert measure_peak_memory(repeat) < 10 * 20_000
     assert measure_peak_memory(lambda: stripper.feed("<|im_end|>")) < 10_000
     assert stripper.feed("b") == "<|im_end|>" * 20_101 + "b"

@@ -27,7 +27,7 @@ def iter_pieces(text: str, cuts: list[int]) -> list[str]:
 
 
 def split(*pieces: str, names: tuple[str, ...] = THOUGHT_TAGS, thinks_first: bool = False) -> list[Any]:
-    """The text and the thoughts in their order; adjacent texts joined, and each thought checked against its pieces."""
+    """Return text and thoughts in order, with adjacent texts joined. Checks each thought against its pieces."""
     splitter = TagSplitter(names, thinks_first=thinks_first)
     found: list[Any] = []
     streamed: list[str] = []
@@ -47,22 +47,22 @@ def split(*pieces: str, names: tuple[str, ...] = THOUGHT_TAGS, thinks_first: boo
     return found
 
 
-def brief(found: list[Any]) -> list[Any]:
+def simplify(found: list[Any]) -> list[Any]:
     return [(piece.content,) if isinstance(piece, Thought) else piece for piece in found]
 
 
-def test_a_thought_between_tags_is_taken_out_of_the_text() -> None:
+def test_tagged_thought_is_removed_from_the_text() -> None:
     # L40
-    assert brief(split("a <thinking>x</thinking> b")) == ["a ", ("x",), " b"]
+    assert simplify(split("a <thinking>x</thinking> b")) == ["a ", ("x",), " b"]
 
 
 @pytest.mark.parametrize("name", THOUGHT_TAGS)
-def test_each_of_the_names_opens_a_thought_in_upper_and_lower_case(name: str) -> None:
-    assert brief(split(f"a<{name}>x</{name}>b")) == ["a", ("x",), "b"]
-    assert brief(split(f"a<{name.upper()}>x</{name.title()}>b")) == ["a", ("x",), "b"]
+def test_tag_names_are_case_insensitive(name: str) -> None:
+    assert simplify(split(f"a<{name}>x</{name}>b")) == ["a", ("x",), "b"]
+    assert simplify(split(f"a<{name.upper()}>x</{name.title()}>b")) == ["a", ("x",), "b"]
 
 
-def test_a_text_cut_anywhere_is_split_the_same() -> None:
+def test_text_is_split_equally_at_any_read_boundaries() -> None:
     # L41
     text = (
         'a <think id="p" type=plan>b < c <think>d</think> `</t`</think > e <T> <thought content="f>"/>\n```\n<think>\n'
@@ -75,31 +75,29 @@ def test_a_text_cut_anywhere_is_split_the_same() -> None:
 
 
 @given(ANY_TEXT, st.lists(st.integers(0, 1000), max_size=12))
-def test_any_text_cut_anywhere_is_split_the_same(text: str, cuts: list[int]) -> None:
+def test_any_text_is_split_equally_at_any_read_boundaries(text: str, cuts: list[int]) -> None:
     # L41
     assert split(*iter_pieces(text, cuts)) == split(text) == split(*text)
 
 
 @given(ANY_TEXT, st.lists(st.integers(0, 1000), max_size=12))
-def test_nothing_is_lost_or_doubled_on_any_text(text: str, cuts: list[int]) -> None:
+def test_no_character_is_lost_or_repeated(text: str, cuts: list[int]) -> None:
     found = split(*iter_pieces(text, cuts))
     assert "".join(piece.raw if isinstance(piece, Thought) else piece for piece in found) == text
 
 
 @given(ANY_TEXT, st.lists(st.integers(0, 1000), max_size=12))
-def test_a_text_without_an_opening_tag_is_the_same_to_the_letter(text: str, cuts: list[int]) -> None:
+def test_text_without_an_opening_tag_is_unchanged(text: str, cuts: list[int]) -> None:
     # L46
     text = re.sub(rf"<({'|'.join(THOUGHT_TAGS)})(?=[\s/>])", "<b", text, flags=re.IGNORECASE)
     assert "".join(split(*iter_pieces(text, cuts))) == text
 
 
 @given(ANY_TEXT, ANY_TEXT, st.lists(st.integers(0, 1000), max_size=12))
-def test_what_stands_in_a_fenced_block_is_text_and_what_follows_it_is_not(
-    code: str, after: str, cuts: list[int]
-) -> None:
+def test_fenced_block_is_text_but_not_what_follows(code: str, after: str, cuts: list[int]) -> None:
     # L47
     block = "````md\n" + code.replace("````", "") + "\n````\n"
-    assert brief(split(*iter_pieces(f"{block}<think>x</think>{after}", cuts)))[:2] == [block, ("x",)]
+    assert simplify(split(*iter_pieces(f"{block}<think>x</think>{after}", cuts)))[:2] == [block, ("x",)]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +110,7 @@ def test_what_stands_in_a_fenced_block_is_text_and_what_follows_it_is_not(
         ("<think content='first' content='second'/>", {"content": "first"}),
     ],
 )
-def test_the_attributes_of_a_tag_are_read_in_any_quotes_or_none(tag: str, attributes: dict[str, str]) -> None:
+def test_attributes_are_read_with_or_without_quotes(tag: str, attributes: dict[str, str]) -> None:
     # L42
     before, thought, after = split(f"x{tag}y")
     assert (before, after) == ("x", "y")
@@ -121,12 +119,12 @@ def test_the_attributes_of_a_tag_are_read_in_any_quotes_or_none(tag: str, attrib
 
 
 @pytest.mark.parametrize("name", ["content", "text", "thought", "Content"])
-def test_a_tag_without_a_body_is_the_thought_that_its_attribute_says(name: str) -> None:
+def test_self_closing_tag_has_its_thought_in_an_attribute(name: str) -> None:
     # L42
-    assert brief(split(f'a<think {name}="x"/>b')) == ["a", ("x",), "b"]
+    assert simplify(split(f'a<think {name}="x"/>b')) == ["a", ("x",), "b"]
 
 
-def fields(attributes: str, name: str = "think") -> dict[str, Any]:
+def parse_fields(attributes: str, name: str = "think") -> dict[str, Any]:
     (thought,) = split(f"<{name} {attributes}>x</{name}>")
     return make_event_fields(thought)
 
@@ -139,9 +137,9 @@ def fields(attributes: str, name: str = "think") -> dict[str, Any]:
         "thoughtId=p thoughtType=planning verbosity=brief confidence=8e-1 relatedTo=q",
     ],
 )
-def test_attributes_fill_the_fields_of_a_thought_in_any_spelling(attributes: str) -> None:
+def test_attribute_names_are_accepted_in_any_spelling(attributes: str) -> None:
     # L43
-    assert fields(attributes) == {
+    assert parse_fields(attributes) == {
         "thought_id": "p",
         "thought_type": "planning",
         "verbosity": "brief",
@@ -167,46 +165,46 @@ def test_attributes_fill_the_fields_of_a_thought_in_any_spelling(attributes: str
         "content=y",
     ],
 )
-def test_what_does_not_fit_falls_back_and_is_kept_in_the_metadata(attribute: str) -> None:
+def test_invalid_attribute_is_kept_in_the_metadata(attribute: str) -> None:
     # L43
     name, _, value = attribute.partition("=")
-    assert fields(attribute) == {"metadata": {name: value.strip("'")}}
+    assert parse_fields(attribute) == {"metadata": {name: value.strip("'")}}
 
 
-def test_an_attribute_that_comes_twice_counts_once() -> None:
-    assert fields("related_to=a relatedTo=b") == {"related_to": "a", "metadata": {"relatedTo": "b"}}
+def test_repeated_attribute_counts_once() -> None:
+    assert parse_fields("related_to=a relatedTo=b") == {"related_to": "a", "metadata": {"relatedTo": "b"}}
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reflection", "thinking"])
-def test_a_tag_that_is_called_as_a_type_says_the_type(name: str) -> None:
-    assert fields("id=p", name)["thought_type"] == name
-    assert fields("type=decision", name)["thought_type"] == "decision"
+def test_tag_named_as_a_thought_type_sets_the_type(name: str) -> None:
+    assert parse_fields("id=p", name)["thought_type"] == name
+    assert parse_fields("type=decision", name)["thought_type"] == "decision"
 
 
 @pytest.mark.parametrize("text", ["b", "b</thi", "b</think", "b <think>c</think>", "b ```\n</thinking> <"])
-def test_a_text_that_ends_inside_a_thought_leaves_it_incomplete(text: str) -> None:
+def test_text_that_ends_within_a_thought_is_incomplete(text: str) -> None:
     # L44
     before, thought = split(f"a<think>{text}")
     assert (before, thought.content, thought.incomplete, thought.closing) == ("a", text, True, "")
 
 
 @pytest.mark.parametrize("text", ["<", "<thi", "<think", "<think ", "<think id", '<think id="<think', "<think id='a'/"])
-def test_a_text_that_ends_inside_an_opening_tag_keeps_it(text: str) -> None:
+def test_text_that_ends_within_an_opening_tag_keeps_the_tag(text: str) -> None:
     assert split(f"a{text}") == [f"a{text}"]
 
 
-def test_tags_of_the_same_name_inside_a_thought_belong_to_it() -> None:
+def test_nested_tags_of_the_same_name_belong_to_the_thought() -> None:
     # L45
-    assert brief(split("a<think>b<think>c</think>d<think x=y>e</think></think>f")) == [
+    assert simplify(split("a<think>b<think>c</think>d<think x=y>e</think></think>f")) == [
         "a",
         ("b<think>c</think>d<think x=y>e</think>",),
         "f",
     ]
-    assert brief(split("<think>a<think/>b</think>c")) == [("a<think/>b",), "c"]
+    assert simplify(split("<think>a<think/>b</think>c")) == [("a<think/>b",), "c"]
 
 
-def test_other_tags_inside_a_thought_mean_nothing() -> None:
-    assert brief(split("<think>a<thought>b</thinking>c</think>d</thought>")) == [
+def test_other_tags_within_a_thought_are_ignored() -> None:
+    assert simplify(split("<think>a<thought>b</thinking>c</think>d</thought>")) == [
         ("a<thought>b</thinking>c",),
         "d</thought>",
     ]
@@ -222,7 +220,7 @@ def test_other_tags_inside_a_thought_mean_nothing() -> None:
         "<think id='a'b='c'> <think id=\"a\"x>",
     ],
 )
-def test_what_is_no_tag_of_ours_stays_to_the_letter(text: str) -> None:
+def test_text_that_is_not_a_thought_tag_is_unchanged(text: str) -> None:
     # L46
     assert split(text) == split(*text) == [text]
 
@@ -243,31 +241,31 @@ def test_what_is_no_tag_of_ours_stays_to_the_letter(text: str) -> None:
 def test_tags_in_a_fenced_block_are_text(block: str) -> None:
     # L47
     for found in (split(f"{block}<think>y</think>"), split(*f"{block}<think>y</think>")):
-        assert brief(found) == [block, ("y",)]
+        assert simplify(found) == [block, ("y",)]
 
 
 @pytest.mark.parametrize("text", ["``\n", "a ```\n", "``` a ``` ", "```a`b\n", "``\n`\n", "~~\n", "`a`\n"])
-def test_backticks_that_are_no_fence_hide_nothing(text: str) -> None:
+def test_backticks_that_are_not_a_fence_hide_nothing(text: str) -> None:
     for found in (split(f"{text}<think>y</think>"), split(*f"{text}<think>y</think>")):
-        assert brief(found) == [text, ("y",)]
+        assert simplify(found) == [text, ("y",)]
 
 
-def test_a_block_that_is_not_closed_goes_on_to_the_end() -> None:
+def test_unclosed_block_extends_to_the_end() -> None:
     text = "```\n<think>x</think>\n\n<think>y</think>"
     assert split(text) == [text]
 
 
-def test_a_tag_right_behind_a_backtick_is_being_written_about() -> None:
+def test_tag_after_a_backtick_is_text() -> None:
     text = "Put it between `<think>` and `</think>`."
     assert split(text) == split(*text) == [text]
 
 
-def test_a_fence_inside_a_thought_hides_nothing_in_or_after_it() -> None:
-    assert brief(split("<think>\n```\n</think>a\n<think>b</think>")) == [("\n```\n",), "a\n", ("b",)]
+def test_fence_within_a_thought_hides_nothing() -> None:
+    assert simplify(split("<think>\n```\n</think>a\n<think>b</think>")) == [("\n```\n",), "a\n", ("b",)]
 
 
 @given(ANY_TEXT, st.lists(st.integers(0, 1000), max_size=12))
-def test_no_more_is_held_back_than_the_start_of_a_tag(text: str, cuts: list[int]) -> None:
+def test_only_the_start_of_a_tag_is_held_back(text: str, cuts: list[int]) -> None:
     # L48
     splitter = TagSplitter()
     for piece in iter_pieces(text, cuts):
@@ -277,7 +275,7 @@ def test_no_more_is_held_back_than_the_start_of_a_tag(text: str, cuts: list[int]
     assert len(held) <= LONGEST_NAME + 2 or re.match(rf"</?({'|'.join(THOUGHT_TAGS)})[\s/]", held, re.IGNORECASE)
 
 
-def test_text_flows_on_behind_a_stray_tag() -> None:
+def test_text_after_a_stray_tag_is_not_delayed() -> None:
     # L48
     for stray in ("<T> ", "<think x y ", "a < ", "<thinking! ", "</think> "):
         splitter = TagSplitter()
@@ -285,7 +283,7 @@ def test_text_flows_on_behind_a_stray_tag() -> None:
         assert [splitter.feed(f"{i} ") for i in range(500)] == [[f"{i} "] for i in range(500)]
 
 
-def test_a_tag_that_never_ends_is_given_up_as_text() -> None:
+def test_endless_tag_becomes_text() -> None:
     # L48
     for start in ('<think id="', "<think id=", "<think ", "<think id ", "<think a='b' "):
         splitter = TagSplitter()
@@ -294,40 +292,40 @@ def test_a_tag_that_never_ends_is_given_up_as_text() -> None:
         assert "".join(map(str, out)) == text
 
 
-def test_a_tag_as_long_as_may_be_counts_and_a_longer_one_does_not() -> None:
+def test_tag_length_is_limited() -> None:
     longest = "<think id='" + "x" * (MAX_TAG_LENGTH - 13) + "'>"
     assert len(longest) == MAX_TAG_LENGTH
     for found in (split(longest, "a</think>b"), split(*longest, "a</think>b")):
-        assert brief(found) == [("a",), "b"]
+        assert simplify(found) == [("a",), "b"]
     longer = longest.replace("x", "xx", 1)
     for found in (split(longer, "a</think>b"), split(*longer, "a</think>b")):
         assert found == [f"{longer}a</think>b"]
 
 
-def test_several_thoughts_in_one_piece_keep_their_order() -> None:
+def test_thoughts_in_one_piece_keep_their_order() -> None:
     # L50
     text = "a<think>1</think><think>2</think>b<thought content='3'/>c<reasoning>4</reasoning>"
-    assert brief(split(text)) == ["a", ("1",), ("2",), "b", ("3",), "c", ("4",)]
+    assert simplify(split(text)) == ["a", ("1",), ("2",), "b", ("3",), "c", ("4",)]
 
 
-def test_the_names_can_be_others() -> None:
-    assert brief(split("<plan_1>a</plan_1><think>b</think>", names=("plan_1",))) == [("a",), "<think>b</think>"]
+def test_tag_names_are_configurable() -> None:
+    assert simplify(split("<plan_1>a</plan_1><think>b</think>", names=("plan_1",))) == [("a",), "<think>b</think>"]
 
 
 @pytest.mark.parametrize("names", [("",), ("<think>",), ("a b",), ("think", "1")])
-def test_a_name_that_is_none_is_refused(names: tuple[str, ...]) -> None:
+def test_invalid_tag_name_is_rejected(names: tuple[str, ...]) -> None:
     with pytest.raises(ConfigurationError, match="a tag name must match"):
         TagSplitter(names)
 
 
-def test_a_text_that_begins_inside_a_thought_needs_no_opening_tag() -> None:
-    assert brief(split("\nHmm.\n</think>\n\nHello", thinks_first=True)) == [("\nHmm.\n",), "\n\nHello"]
-    assert brief(split("a</think>b<think>c</think>d", thinks_first=True)) == [("a",), "b", ("c",), "d"]
-    assert brief(split("a<think>b</think>c</think>d", thinks_first=True)) == [("a<think>b</think>c",), "d"]
-    assert brief(split("a</plan>b", names=("Plan",), thinks_first=True)) == [("a",), "b"]
+def test_text_that_starts_within_a_thought_needs_no_opening_tag() -> None:
+    assert simplify(split("\nHmm.\n</think>\n\nHello", thinks_first=True)) == [("\nHmm.\n",), "\n\nHello"]
+    assert simplify(split("a</think>b<think>c</think>d", thinks_first=True)) == [("a",), "b", ("c",), "d"]
+    assert simplify(split("a<think>b</think>c</think>d", thinks_first=True)) == [("a<think>b</think>c",), "d"]
+    assert simplify(split("a</plan>b", names=("Plan",), thinks_first=True)) == [("a",), "b"]
 
 
-def test_the_opening_tag_may_come_all_the_same() -> None:
+def test_opening_tag_is_accepted_when_the_text_starts_within_a_thought() -> None:
     for whole in (
         "<think>a</think>b",
         " \n<THINK id=x>a</think>b",
@@ -336,10 +334,10 @@ def test_the_opening_tag_may_come_all_the_same() -> None:
     ):
         for found in (split(whole, thinks_first=True), split(*whole, thinks_first=True)):
             assert "".join(piece for piece in found if isinstance(piece, str)).strip() == "b"
-            assert [piece for piece in brief(found) if isinstance(piece, tuple)] == [("a",)]
+            assert [piece for piece in simplify(found) if isinstance(piece, tuple)] == [("a",)]
 
 
-def test_a_text_that_ends_before_its_first_thought_does_is_that_thought() -> None:
+def test_text_that_ends_within_its_first_thought_is_incomplete() -> None:
     # L44
     (thought,) = split("Hm", "m <thi", thinks_first=True)
     assert (thought.content, thought.incomplete, thought.raw) == ("Hmm <thi", True, "Hmm <thi")
@@ -347,14 +345,14 @@ def test_a_text_that_ends_before_its_first_thought_does_is_that_thought() -> Non
     assert split(" ", "\n", thinks_first=True) == [" \n"]
 
 
-def test_the_first_words_of_a_thought_are_not_held_back() -> None:
+def test_start_of_a_thought_is_not_held_back() -> None:
     splitter = TagSplitter(thinks_first=True)
     assert splitter.feed("\n") == []
     assert splitter.feed("Hm") == [ThoughtText("\nHm")]
     assert splitter.feed("m") == [ThoughtText("m")]
 
 
-def test_a_splitter_that_is_told_that_the_answer_comes_first_takes_no_thought_for_granted() -> None:
+def test_thinks_first_can_be_revoked() -> None:
     splitter = TagSplitter(thinks_first=True)
     assert not splitter.idle
     splitter.skip_leading_thought()
@@ -363,7 +361,7 @@ def test_a_splitter_that_is_told_that_the_answer_comes_first_takes_no_thought_fo
 
 
 @given(ANY_TEXT, st.lists(st.integers(0, 1000), max_size=12))
-def test_a_text_that_begins_inside_a_thought_is_split_the_same_however_it_is_cut(text: str, cuts: list[int]) -> None:
+def test_text_that_starts_within_a_thought_is_split_equally_at_any_read_boundaries(text: str, cuts: list[int]) -> None:
     # L41
     whole = split(text, thinks_first=True)
     assert split(*iter_pieces(text, cuts), thinks_first=True) == whole == split(*text, thinks_first=True)
@@ -379,12 +377,12 @@ def test_a_text_that_begins_inside_a_thought_is_split_the_same_however_it_is_cut
         ("x\n<think>a</think> \t```\n<think>b</think>", ["x\n", ("a",), " \t```\n<think>b</think>"]),
     ],
 )
-def test_a_line_is_one_line_also_where_a_thought_was_taken_out_of_it(text: str, found: list[Any]) -> None:
+def test_line_remains_one_line_without_its_thought(text: str, found: list[Any]) -> None:
     # L47
-    assert brief(split(text)) == brief(split(*text)) == found
+    assert simplify(split(text)) == simplify(split(*text)) == found
 
 
-def test_more_blanks_than_a_tag_may_be_long_are_not_held_back() -> None:
+def test_many_spaces_are_not_held_back() -> None:
     splitter = TagSplitter(("think",), thinks_first=True)
     assert splitter.feed(" " * 4_000) == []
     assert splitter.feed(" " * 4_000) == [ThoughtText(" " * 8_000)]

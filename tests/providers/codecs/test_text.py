@@ -1,4 +1,4 @@
-"""Thoughts in the text, and control tokens, through the real provider."""
+"""Thought tags and control tokens, read by a real provider."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def ask(server: Server, *words: str, **options: Any) -> StreamResult:
     return answer
 
 
-def content(answer: StreamResult) -> str:
+def read_content(answer: StreamResult) -> str:
     message = answer.events[-1]
     assert isinstance(message, ContentCompleteEvent)
     # L49
@@ -61,12 +61,12 @@ def content(answer: StreamResult) -> str:
     return message.content
 
 
-def thoughts(answer: StreamResult) -> list[ThoughtStreamEvent]:
+def list_thoughts(answer: StreamResult) -> list[ThoughtStreamEvent]:
     return [event for event in answer.events if isinstance(event, ThoughtStreamEvent)]
 
 
-def shown(events: list[Any]) -> list[tuple[str, str]]:
-    """Kind and text of each event, adjacent deltas joined."""
+def summarize(events: list[Any]) -> list[tuple[str, str]]:
+    """Return kind and text of each event, with adjacent deltas joined."""
     rows: list[tuple[str, str]] = []
     for event in events:
         said = event.delta if isinstance(event, ContentDeltaEvent | ThoughtDeltaEvent) else event.content
@@ -77,17 +77,17 @@ def shown(events: list[Any]) -> list[tuple[str, str]]:
     return rows
 
 
-async def test_a_thought_in_one_chunk_stands_between_the_deltas_around_it(server: Server) -> None:
+async def test_thought_in_one_chunk_is_emitted_between_its_neighbouring_deltas(server: Server) -> None:
     # L40
     answer = await ask(server, "a <thinking>x</thinking> b")
-    assert shown(answer.events) == [
+    assert summarize(answer.events) == [
         ("content-delta", "a "),
         ("thought-delta", "x"),
         ("thought-stream", "x"),
         ("content-delta", " b"),
         ("content-complete", "a  b"),
     ]
-    (thought,) = thoughts(answer)
+    (thought,) = list_thoughts(answer)
     assert (thought.source, thought.thought_id, thought.thought_type, thought.step) == (
         "tag",
         "s1.t1",
@@ -97,87 +97,87 @@ async def test_a_thought_in_one_chunk_stands_between_the_deltas_around_it(server
     assert not thought.incomplete
 
 
-async def test_the_answer_is_the_same_wherever_it_is_cut(server: Server) -> None:
+async def test_answer_is_independent_of_read_boundaries(server: Server) -> None:
     # L41
     whole = "a <think id='p'>x < y</think>\n b <T> <thought content='z'/>c<|im_end|>"
-    expected = shown((await ask(server, whole)).events)
+    expected = summarize((await ask(server, whole)).events)
     assert expected[-1] == ("content-complete", "a \n b <T> c")
     for cut in range(len(whole) + 1):
-        assert shown((await ask(server, whole[:cut], whole[cut:])).events) == expected
-    assert shown((await ask(server, *whole)).events) == expected
+        assert summarize((await ask(server, whole[:cut], whole[cut:])).events) == expected
+    assert summarize((await ask(server, *whole)).events) == expected
 
 
-async def test_an_open_thought_is_live_and_its_tag_is_never_in_a_delta(server: Server) -> None:
+async def test_open_thought_is_streamed_without_its_tag(server: Server) -> None:
     answer = await ask(server, "<thi", "nk>so", " it", " is</", "think", ">", "yes")
-    assert shown(answer.events[:4]) == [("thought-delta", "so it is"), ("thought-stream", "so it is")]
+    assert summarize(answer.events[:4]) == [("thought-delta", "so it is"), ("thought-stream", "so it is")]
     deltas = [event for event in answer.events if isinstance(event, ThoughtDeltaEvent)]
     assert [(event.delta, event.index, event.step) for event in deltas] == [
         ("so", 0, "s1"),
         (" it", 1, "s1"),
         (" is", 2, "s1"),
     ]
-    assert content(answer) == "yes"
+    assert read_content(answer) == "yes"
 
 
-async def test_a_tag_without_a_body_is_a_thought(server: Server) -> None:
+async def test_self_closing_tag_is_a_thought(server: Server) -> None:
     # L42
     answer = await ask(server, 'a<thought type="planning" content="First, look."/>b')
-    (thought,) = thoughts(answer)
-    assert (thought.content, thought.thought_type, content(answer)) == ("First, look.", "planning", "ab")
+    (thought,) = list_thoughts(answer)
+    assert (thought.content, thought.thought_type, read_content(answer)) == ("First, look.", "planning", "ab")
 
 
-async def test_attributes_fill_the_fields_of_the_event(server: Server) -> None:
+async def test_attributes_set_the_fields_of_the_event(server: Server) -> None:
     # L43
     answer = await ask(
         server, '<think id="p" type="decision" verbosity="brief" confidence="0.5" related_to="q" mood="good">x</think>'
     )
-    (thought,) = thoughts(answer)
+    (thought,) = list_thoughts(answer)
     assert (thought.thought_id, thought.thought_type, thought.verbosity) == ("p", "decision", "brief")
     assert (thought.confidence, thought.related_to, thought.metadata) == (0.5, "q", {"mood": "good"})
 
 
-async def test_an_attribute_that_does_not_fit_is_kept_and_breaks_nothing(server: Server) -> None:
+async def test_invalid_attribute_is_kept_in_the_metadata(server: Server) -> None:
     # L43
-    (thought,) = thoughts(await ask(server, "<think type=musing confidence=2>x</think>"))
+    (thought,) = list_thoughts(await ask(server, "<think type=musing confidence=2>x</think>"))
     assert (thought.thought_type, thought.confidence) == ("thinking", None)
     assert thought.metadata == {"type": "musing", "confidence": "2"}
 
 
-async def test_an_answer_that_ends_inside_a_thought_has_it_marked_incomplete(server: Server) -> None:
+async def test_answer_that_ends_within_a_thought_marks_it_incomplete(server: Server) -> None:
     # L44
     answer = await ask(server, "a<think>so </thi")
-    (thought,) = thoughts(answer)
-    assert (thought.content, thought.incomplete, content(answer)) == ("so </thi", True, "a")
+    (thought,) = list_thoughts(answer)
+    assert (thought.content, thought.incomplete, read_content(answer)) == ("so </thi", True, "a")
 
 
-async def test_nested_tags_of_one_name_leak_nothing(server: Server) -> None:
+async def test_nested_tags_of_one_name_belong_to_the_thought(server: Server) -> None:
     # L45
     answer = await ask(server, "<think>a<think>b</think>c</think>d")
-    assert (thoughts(answer)[0].content, content(answer)) == ("a<think>b</think>c", "d")
+    assert (list_thoughts(answer)[0].content, read_content(answer)) == ("a<think>b</think>c", "d")
 
 
-async def test_other_markup_is_the_same_to_the_letter(server: Server) -> None:
+async def test_other_markup_is_unchanged(server: Server) -> None:
     # L46
     words = ["<b>1 < 2</b> ", "List<", "T>", " <thin", "g/> <think about", " it> <", "|im_end|> a[0", "]"]
-    assert content(await ask(server, *words)) == "".join(words)
+    assert read_content(await ask(server, *words)) == "".join(words)
 
 
-async def test_tags_in_a_fenced_block_are_left_as_text(server: Server) -> None:
+async def test_tags_in_a_fenced_block_are_text(server: Server) -> None:
     # L47
     words = ["See:\n``", "`xml\n<think>", "x</think>\n", "```\n"]
     answer = await ask(server, *words, "<think>y</think>")
-    assert content(answer) == "".join(words)
-    assert [thought.content for thought in thoughts(answer)] == ["y"]
+    assert read_content(answer) == "".join(words)
+    assert [thought.content for thought in list_thoughts(answer)] == ["y"]
 
 
-async def test_deltas_keep_flowing_behind_a_stray_tag(server: Server) -> None:
+async def test_deltas_after_a_stray_tag_are_not_delayed(server: Server) -> None:
     # L48
     words = ["x: List<T> = ", *(f"{i} " for i in range(500))]
     answer = await ask(server, *words)
     assert [event.delta for event in answer.events[:-1]] == words
 
 
-async def test_several_thoughts_in_one_chunk_keep_their_order_and_are_counted(server: Server) -> None:
+async def test_thoughts_in_one_chunk_are_numbered_in_order(server: Server) -> None:
     # L50
     server.answer(text_reply("a<think>1</think><think id='two'>2</think>b<think>3</think>"))
     provider = chat_model(server)
@@ -188,9 +188,7 @@ async def test_several_thoughts_in_one_chunk_keep_their_order_and_are_counted(se
 
 
 @pytest.mark.parametrize(("keep", "wanted"), [(False, "a b"), (True, "a <think>x</think>b")])
-async def test_tags_are_absent_from_the_history_unless_they_are_to_be_kept(
-    server: Server, keep: bool, wanted: str
-) -> None:
+async def test_tags_are_removed_from_the_history_unless_configured(server: Server, keep: bool, wanted: str) -> None:
     # L51
     server.answer(text_reply("a <thi", "nk>x</think>", "b"), text_reply("c"))
     provider = chat_model(server, keep_thoughts=keep)
@@ -203,51 +201,51 @@ async def test_tags_are_absent_from_the_history_unless_they_are_to_be_kept(
     assert server.requests[1].body["messages"][1]["content"] == wanted
 
 
-async def test_thoughts_that_are_kept_are_in_the_deltas_as_well(server: Server) -> None:
+async def test_kept_thoughts_are_also_in_the_deltas(server: Server) -> None:
     # L49
     answer = await ask(server, "a <thi", "nk>x</think> b", keep_thoughts=True)
-    assert content(answer) == "a <think>x</think> b"
-    assert [thought.content for thought in thoughts(answer)] == ["x"]
+    assert read_content(answer) == "a <think>x</think> b"
+    assert [thought.content for thought in list_thoughts(answer)] == ["x"]
 
 
 @pytest.mark.parametrize("empty", ["<think>\n\n</think>", "<think></think>", "<think/>"])
-async def test_a_thought_without_a_word_is_no_event(server: Server, empty: str) -> None:
+async def test_empty_thought_is_not_an_event(server: Server, empty: str) -> None:
     answer = await ask(server, f"{empty}\n\nHello")
-    assert (thoughts(answer), content(answer)) == ([], "\n\nHello")
+    assert (list_thoughts(answer), read_content(answer)) == ([], "\n\nHello")
 
 
-async def test_whitespace_is_never_trimmed(server: Server) -> None:
+async def test_whitespace_is_kept(server: Server) -> None:
     # L61
-    assert content(await ask(server, " \n", "<think>x</think>", "  ", "a ", "\n")) == " \n  a \n"
-    assert content(await ask(server, " ", "\n ")) == " \n "
+    assert read_content(await ask(server, " \n", "<think>x</think>", "  ", "a ", "\n")) == " \n  a \n"
+    assert read_content(await ask(server, " ", "\n ")) == " \n "
 
 
-async def test_control_tokens_at_the_very_end_come_off_across_chunks(server: Server) -> None:
+async def test_trailing_control_tokens_are_removed_across_chunks(server: Server) -> None:
     # L62
-    assert content(await ask(server, "Use <|im_end|> or [INST]", " \n<|im", "_end|", "><|endoftext|>")) == (
+    assert read_content(await ask(server, "Use <|im_end|> or [INST]", " \n<|im", "_end|", "><|endoftext|>")) == (
         "Use <|im_end|> or [INST] \n"
     )
-    assert content(await ask(server, "a[/IN", "ST]")) == "a"
-    assert content(await ask(server, "a[/IN")) == "a[/IN"
+    assert read_content(await ask(server, "a[/IN", "ST]")) == "a"
+    assert read_content(await ask(server, "a[/IN")) == "a[/IN"
 
 
-async def test_control_tokens_come_off_a_thought_that_the_answer_ends_in(server: Server) -> None:
+async def test_control_tokens_after_a_final_thought_are_removed(server: Server) -> None:
     # L62
     answer = await ask(server, "<think>so<|im_", "end|>")
-    assert (thoughts(answer)[0].content, content(answer)) == ("so", "")
+    assert (list_thoughts(answer)[0].content, read_content(answer)) == ("so", "")
 
 
-async def test_half_a_control_token_at_the_end_stays_where_it_stands(server: Server) -> None:
+async def test_partial_control_token_is_kept(server: Server) -> None:
     # L62
     answer = await ask(server, "<think>so<|im_", "end")
-    assert (thoughts(answer)[0].content, content(answer)) == ("so<|im_end", "")
+    assert (list_thoughts(answer)[0].content, read_content(answer)) == ("so<|im_end", "")
 
 
 @pytest.mark.parametrize(
     ("written", "name"),
     [("search<|channel|>commentary", "search"), ("search<|im_end|>", "search"), ("find.it", "find.it")],
 )
-async def test_the_name_of_a_tool_is_cut_to_one_that_was_offered(server: Server, written: str, name: str) -> None:
+async def test_tool_name_is_cut_to_an_offered_one(server: Server, written: str, name: str) -> None:
     # L62, L63
     call = {"index": 0, "id": "c", "function": {"name": written, "arguments": "{}"}}
     server.answer(Reply(sse(delta(tool_calls=[call]), delta("tool_calls"))))
@@ -259,14 +257,14 @@ async def test_the_name_of_a_tool_is_cut_to_one_that_was_offered(server: Server,
     assert (piece.name, piece.hidden) == (name, name == "search")
 
 
-async def test_an_answer_that_is_not_streamed_means_the_same(server: Server) -> None:
+async def test_answer_without_streaming_has_the_same_result(server: Server) -> None:
     message = {"role": "assistant", "content": "<think>x</think>\nHello<|im_end|>"}
     body = orjson.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
     server.answer(Reply([body], content_type="application/json"))
     provider = chat_model(server, stream=False)
     answer = await collect(provider.call(REQUEST))
     await provider.aclose()
-    assert shown(answer.events) == [
+    assert summarize(answer.events) == [
         ("thought-delta", "x"),
         ("thought-stream", "x"),
         ("content-delta", "\nHello"),
@@ -274,36 +272,36 @@ async def test_an_answer_that_is_not_streamed_means_the_same(server: Server) -> 
     ]
 
 
-async def test_both_can_be_switched_off(server: Server) -> None:
+async def test_tags_and_control_tokens_can_be_ignored(server: Server) -> None:
     words = ["<think>x</think>", "Hello<|im_end|>"]
     answer = await ask(server, *words, thought_tags=False, sanitize=False)
     assert [event.delta for event in answer.events[:-1]] == words
-    assert content(answer) == "".join(words)
+    assert read_content(answer) == "".join(words)
 
 
-async def test_the_names_of_the_tags_can_be_given(server: Server) -> None:
+async def test_tag_names_are_configurable(server: Server) -> None:
     answer = await ask(server, "<plan>x</plan><think>y</think>", thought_tags=["plan"])
-    assert ([thought.content for thought in thoughts(answer)], content(answer)) == (["x"], "<think>y</think>")
-    assert content(await ask(server, "<plan>x</plan>", thought_tags="plan")) == ""
+    assert ([thought.content for thought in list_thoughts(answer)], read_content(answer)) == (["x"], "<think>y</think>")
+    assert read_content(await ask(server, "<plan>x</plan>", thought_tags="plan")) == ""
 
 
-def rules(preset: str, **options: Any) -> TextRules:
+def find_rules(preset: str, **options: Any) -> TextRules:
     return vars(openai_chat("m", preset=preset, **options))["_rules"]
 
 
-def test_the_preset_says_what_is_done_and_an_argument_overrules_it() -> None:
-    assert rules("openai") == TextRules(thought_tags=THOUGHT_TAGS)
-    assert rules("openai", sanitize=True) == TextRules(thought_tags=THOUGHT_TAGS, strip=TEMPLATE_TOKENS)
-    assert rules("ollama") == TextRules(thought_tags=THOUGHT_TAGS, strip=TEMPLATE_TOKENS)
-    assert rules("ollama", thought_tags=False, sanitize=False) == TextRules()
-    # What a vendor's own protocol gives as text is text.
+def test_arguments_override_the_text_rules_of_a_preset() -> None:
+    assert find_rules("openai") == TextRules(thought_tags=THOUGHT_TAGS)
+    assert find_rules("openai", sanitize=True) == TextRules(thought_tags=THOUGHT_TAGS, strip=TEMPLATE_TOKENS)
+    assert find_rules("ollama") == TextRules(thought_tags=THOUGHT_TAGS, strip=TEMPLATE_TOKENS)
+    assert find_rules("ollama", thought_tags=False, sanitize=False) == TextRules()
+    # Text of a native protocol needs no rules.
     chat = [preset for preset in PRESETS.values() if preset.wire in ("openai", "openai_chat")]
     assert all(preset.thought_tags == THOUGHT_TAGS for preset in chat)
 
 
-def test_a_name_that_is_none_is_refused_where_it_is_given() -> None:
+def test_invalid_tag_name_is_rejected_at_creation() -> None:
     with pytest.raises(ConfigurationError, match="got '<think>'"):
-        rules("openai", thought_tags=["<think>"])
+        find_rules("openai", thought_tags=["<think>"])
 
 
 @given(
@@ -311,9 +309,7 @@ def test_a_name_that_is_none_is_refused_where_it_is_given() -> None:
     st.lists(st.integers(0, 1000), max_size=12),
     st.booleans(),
 )
-def test_the_deltas_add_up_to_the_content_whatever_comes_and_however_it_is_cut(
-    whole: str, cuts: list[int], keep: bool
-) -> None:
+def test_deltas_add_up_to_the_content_at_any_read_boundaries(whole: str, cuts: list[int], keep: bool) -> None:
     # L41, L49
     def read(*pieces: str) -> tuple[list[tuple[str, str]], str]:
         events: list[Event] = []
@@ -326,7 +322,7 @@ def test_the_deltas_add_up_to_the_content_whatever_comes_and_however_it_is_cut(
         deltas = [event for event in events if isinstance(event, ContentDeltaEvent)]
         assert [event.index for event in deltas] == list(range(len(deltas)))
         assert "".join(event.delta for event in deltas) == answer.content
-        return ([] if keep else shown(events)), answer.content
+        return ([] if keep else summarize(events)), answer.content
 
     marks = sorted({0, len(whole), *(cut % (len(whole) + 1) for cut in cuts)})
     assert read(*(whole[a:b] for a, b in pairwise(marks))) == read(whole) == read(*whole)
@@ -336,7 +332,7 @@ THINKS_FIRST = replace(PRESETS["vllm"], thinks_first=True)
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_server_that_puts_the_opening_tag_into_the_prompt(server: Server, stream: bool) -> None:
+async def test_opening_tag_in_the_prompt_is_not_required_in_the_answer(server: Server, stream: bool) -> None:
     words = ("\nThe user", " greets.\n</th", "ink>\n\nHello", " there")
     body = {"choices": [{"message": {"role": "assistant", "content": "".join(words)}, "finish_reason": "stop"}]}
     server.answer(text_reply(*words) if stream else Reply([orjson.dumps(body)], content_type="application/json"))
@@ -348,7 +344,7 @@ async def test_a_server_that_puts_the_opening_tag_into_the_prompt(server: Server
     await model.aclose()
 
 
-async def test_reasoning_in_a_field_of_its_own_is_the_thought_instead(server: Server) -> None:
+async def test_reasoning_field_takes_precedence_over_thinks_first(server: Server) -> None:
     server.answer(Reply(sse(delta(reasoning_content="Hmm."), delta("stop", content="Hello"))))
     model = openai_chat("m", preset=THINKS_FIRST, base_url=server.base_url)
     answer = await collect(model.call(REQUEST))
@@ -356,7 +352,7 @@ async def test_reasoning_in_a_field_of_its_own_is_the_thought_instead(server: Se
     await model.aclose()
 
 
-def test_a_closing_tag_alone_is_text_where_the_preset_does_not_say_otherwise() -> None:
+def test_closing_tag_without_an_opening_tag_is_text_by_default() -> None:
     assert not any(preset.thinks_first for preset in PRESETS.values())
     assert not vars(openai_chat("m", preset=THINKS_FIRST, thought_tags=False))["_rules"].thinks_first
     events: list[Event] = []

@@ -1,4 +1,4 @@
-"""Answers within every bound that no message can hold: an error of the vendor's, and none of whoever reads them."""
+"""Answers that no message can store become vendor errors."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from rxloop.providers.codecs.draft import MessageDraft
 from support.vendors import claude, gemini, responses
 
 WIDE = [[[] for _ in range(200)] for _ in range(200)]
-"""40,000 values: one event may have more, a message has no room for thirty times as many."""
+"""40,000 values. An event may have more, but a message cannot store thirty of these."""
 
 
 def deep(levels: int) -> Any:
-    """A list in a list in a list."""
+    """Return nested lists."""
     made: Any = []
     for _ in range(levels):
         made = [made]
     return made
 
 
-def server_call(number: int, **fields: Any) -> list[dict[str, Any]]:
+def make_server_call(number: int, **fields: Any) -> list[dict[str, Any]]:
     return claude.block(number, {"type": "server_tool_use", "id": f"s{number}", "name": "look", **fields})
 
 
-def item(number: int, **fields: Any) -> dict[str, Any]:
+def make_item(number: int, **fields: Any) -> dict[str, Any]:
     return responses.item_done({"type": "compaction", "id": f"i{number}", **fields}, number)
 
 
 ANSWERS: dict[str, tuple[str, list[dict[str, Any]]]] = {
-    "Claude, wide": ("claude", [event for n in range(30) for event in server_call(n, x=WIDE)] + claude.end()),
-    "Claude, deep": ("claude", [*server_call(0, x=deep(97)), *claude.end()]),
+    "Claude, wide": ("claude", [event for n in range(30) for event in make_server_call(n, x=WIDE)] + claude.end()),
+    "Claude, deep": ("claude", [*make_server_call(0, x=deep(97)), *claude.end()]),
     "Claude, deep in a text": (
         "claude",
         [
@@ -49,12 +49,12 @@ ANSWERS: dict[str, tuple[str, list[dict[str, Any]]]] = {
         ],
     ),
     "Gemini, wide": ("gemini", [*[gemini.chunk({"x": WIDE})] * 30, gemini.chunk(finish="STOP")]),
-    "Responses, wide": ("responses", [*(item(n, x=WIDE) for n in range(30)), responses.completed_event()]),
-    "Responses, deep": ("responses", [item(0, x=deep(96)), responses.completed_event()]),
+    "Responses, wide": ("responses", [*(make_item(n, x=WIDE) for n in range(30)), responses.completed_event()]),
+    "Responses, deep": ("responses", [make_item(0, x=deep(96)), responses.completed_event()]),
 }
 
 
-def reader_of(vendor: str, pushed: list[Event]) -> ResponseReader:
+def make_reader(vendor: str, pushed: list[Event]) -> ResponseReader:
     draft = MessageDraft(pushed.append, "1", gemini.WHERE)
     makers: dict[str, Any] = {
         "claude": claude.make_codec,
@@ -64,9 +64,8 @@ def reader_of(vendor: str, pushed: list[Event]) -> ResponseReader:
     return makers[vendor]().make_reader(draft)
 
 
-def failure(vendor: str, events: list[dict[str, Any]]) -> Exception | None:
-    """The error of an answer."""
-    reader = reader_of(vendor, [])
+def find_failure(vendor: str, events: list[dict[str, Any]]) -> Exception | None:
+    reader = make_reader(vendor, [])
     try:
         reader.feed([orjson.dumps(event) for event in events])
         reader.complete()
@@ -76,14 +75,14 @@ def failure(vendor: str, events: list[dict[str, Any]]) -> Exception | None:
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_an_answer_that_no_message_can_hold_is_an_error_of_the_vendor(name: str) -> None:
-    error = failure(*ANSWERS[name])
+def test_answer_that_cannot_be_stored_is_a_vendor_error(name: str) -> None:
+    error = find_failure(*ANSWERS[name])
     assert isinstance(error, ProviderProtocolError | OutOfBounds)
     assert "deep" in str(error) or "more than" in str(error)
 
 
 @pytest.mark.parametrize("place", [2**64 - 1, -1, 1.5, "0", True])
-def test_a_source_whose_place_is_none_has_none(place: Any) -> None:
+def test_citation_with_an_invalid_position_has_no_position(place: Any) -> None:
     annotation = {"type": "url_citation", "url": "https://e.org", "start_index": place, "end_index": place}
     said = responses.text("hello")
     said["content"][0]["annotations"] = [annotation]

@@ -24,7 +24,7 @@ Counts = tuple[int, int, int, int, int]
 """Input, output, cached, written into the cache, reasoning."""
 
 
-def counted(events: list[Event]) -> Counts | None:
+def read_usage(events: list[Event]) -> Counts | None:
     usage = [event for event in events if isinstance(event, UsageEvent)]
     assert len(usage) <= 1
     if not usage:
@@ -34,9 +34,9 @@ def counted(events: list[Event]) -> Counts | None:
 
 
 def chat(*reports: Any) -> Counts | None:
-    """Send each report in a chunk of its own."""
+    """Send each report in a separate chunk."""
     chunks = [{"choices": [], "usage": report} for report in reports]
-    return counted(read_chunks(delta(content="x"), delta("stop"), *chunks))
+    return read_usage(read_chunks(delta(content="x"), delta("stop"), *chunks))
 
 
 def from_reader(make: Callable[[MessageDraft], ResponseReader], *payloads: Any, streamed: bool = True) -> Counts | None:
@@ -47,7 +47,7 @@ def from_reader(make: Callable[[MessageDraft], ResponseReader], *payloads: Any, 
     else:
         reader.read_body(orjson.dumps(payloads[0]))
     reader.complete()
-    return counted(events)
+    return read_usage(events)
 
 
 def messages(start: Any, *ends: Any) -> Counts | None:
@@ -76,7 +76,7 @@ def details(cached: Any = 0, reasoning: Any = 0) -> dict[str, Any]:
     }
 
 
-def openai(prompt: Any, completion: Any, total: Any = None, **more: Any) -> dict[str, Any]:
+def make_openai_usage(prompt: Any, completion: Any, total: Any = None, **more: Any) -> dict[str, Any]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total, **more}
 
 
@@ -84,34 +84,50 @@ def openai(prompt: Any, completion: Any, total: Any = None, **more: Any) -> dict
 @pytest.mark.parametrize(
     ("report", "expected"),
     [
-        pytest.param(openai(12, 1, 399, **details(0, 386)), (12, 387, 0, 0, 386), id="xAI"),
-        pytest.param(openai(10120, 1499, 14428, **details(128, 2809)), (10120, 4308, 128, 0, 2809), id="xAI, cached"),
-        pytest.param(openai(526, 72, 670, **details(0, 72)), (526, 144, 0, 0, 72), id="reasoning as long as the text"),
+        pytest.param(make_openai_usage(12, 1, 399, **details(0, 386)), (12, 387, 0, 0, 386), id="xAI"),
         pytest.param(
-            openai(526, 90, 688, **details(0, 72)), (526, 162, 0, 0, 72), id="reasoning shorter than the text"
+            make_openai_usage(10120, 1499, 14428, **details(128, 2809)), (10120, 4308, 128, 0, 2809), id="xAI, cached"
         ),
-        pytest.param(openai(12, 1, None, **details(0, 386)), (12, 387, 0, 0, 386), id="no total"),
-        pytest.param(openai(28, 5, 33, **details(0, 48)), (28, 53, 0, 0, 48), id="wrong total of a gateway"),
-        pytest.param(openai(12, 387, 399, **details(0, 386)), (12, 387, 0, 0, 386), id="OpenAI: included"),
-        pytest.param(openai(12, 387, None, **details(0, 386)), (12, 387, 0, 0, 386), id="included, no total"),
-        pytest.param(openai(12, 5, 117), (12, 105, 0, 0, 0), id="only the total has the reasoning"),
-        pytest.param(openai(12, 5, 117, reasoning_tokens=100), (12, 105, 0, 0, 100), id="reasoning at the top"),
-        pytest.param(openai(12, None, 17), (12, 5, 0, 0, 0), id="no completion"),
-        pytest.param(openai(None, 5, 17), (12, 5, 0, 0, 0), id="no prompt"),
+        pytest.param(
+            make_openai_usage(526, 72, 670, **details(0, 72)), (526, 144, 0, 0, 72), id="reasoning as long as the text"
+        ),
+        pytest.param(
+            make_openai_usage(526, 90, 688, **details(0, 72)),
+            (526, 162, 0, 0, 72),
+            id="reasoning shorter than the text",
+        ),
+        pytest.param(make_openai_usage(12, 1, None, **details(0, 386)), (12, 387, 0, 0, 386), id="no total"),
+        pytest.param(make_openai_usage(28, 5, 33, **details(0, 48)), (28, 53, 0, 0, 48), id="wrong total of a gateway"),
+        pytest.param(make_openai_usage(12, 387, 399, **details(0, 386)), (12, 387, 0, 0, 386), id="OpenAI: included"),
+        pytest.param(
+            make_openai_usage(12, 387, None, **details(0, 386)), (12, 387, 0, 0, 386), id="included, no total"
+        ),
+        pytest.param(make_openai_usage(12, 5, 117), (12, 105, 0, 0, 0), id="only the total has the reasoning"),
+        pytest.param(
+            make_openai_usage(12, 5, 117, reasoning_tokens=100), (12, 105, 0, 0, 100), id="reasoning at the top"
+        ),
+        pytest.param(make_openai_usage(12, None, 17), (12, 5, 0, 0, 0), id="no completion"),
+        pytest.param(make_openai_usage(None, 5, 17), (12, 5, 0, 0, 0), id="no prompt"),
         pytest.param({"total_tokens": 17}, (17, 0, 0, 0, 0), id="only a total"),
-        pytest.param(openai(12, 5, 3), (12, 5, 0, 0, 0), id="total too small"),
-        pytest.param(openai(12, 5, -3), (12, 5, 0, 0, 0), id="total negative"),
-        pytest.param(openai("12", "5", "17"), (12, 5, 0, 0, 0), id="strings"),
-        pytest.param(openai(12.0, 5.0, 17.0, **details(3.0, 2.0)), (12, 5, 3, 0, 2), id="floats"),
-        pytest.param(openai("12.0", "many", "nan"), (12, 0, 0, 0, 0), id="strings that are no numbers"),
-        pytest.param(openai(-12, -5), (0, 0, 0, 0, 0), id="negative"),
-        pytest.param(openai(12, 5, None, prompt_tokens_details=None), (12, 5, 0, 0, 0), id="details null"),
-        pytest.param(openai(12, 5, None, cached_tokens=8), (12, 5, 8, 0, 0), id="Moonshot: cached at the top"),
-        pytest.param(openai(12, 5, None, prompt_cache_hit_tokens=8), (12, 5, 8, 0, 0), id="DeepSeek"),
-        pytest.param(openai(12, 5, None, **details(0), cached_tokens=8), (12, 5, 8, 0, 0), id="zero next to a count"),
+        pytest.param(make_openai_usage(12, 5, 3), (12, 5, 0, 0, 0), id="total too small"),
+        pytest.param(make_openai_usage(12, 5, -3), (12, 5, 0, 0, 0), id="total negative"),
+        pytest.param(make_openai_usage("12", "5", "17"), (12, 5, 0, 0, 0), id="strings"),
+        pytest.param(make_openai_usage(12.0, 5.0, 17.0, **details(3.0, 2.0)), (12, 5, 3, 0, 2), id="floats"),
+        pytest.param(make_openai_usage("12.0", "many", "nan"), (12, 0, 0, 0, 0), id="strings that are no numbers"),
+        pytest.param(make_openai_usage(-12, -5), (0, 0, 0, 0, 0), id="negative"),
+        pytest.param(make_openai_usage(12, 5, None, prompt_tokens_details=None), (12, 5, 0, 0, 0), id="details null"),
+        pytest.param(
+            make_openai_usage(12, 5, None, cached_tokens=8), (12, 5, 8, 0, 0), id="Moonshot: cached at the top"
+        ),
+        pytest.param(make_openai_usage(12, 5, None, prompt_cache_hit_tokens=8), (12, 5, 8, 0, 0), id="DeepSeek"),
+        pytest.param(
+            make_openai_usage(12, 5, None, **details(0), cached_tokens=8), (12, 5, 8, 0, 0), id="zero next to a count"
+        ),
         pytest.param({"input_tokens": 12, "output_tokens": 5}, (12, 5, 0, 0, 0), id="names of Responses"),
-        pytest.param(openai(2, 5, 1007, cache_read_input_tokens=1000), (1002, 5, 1000, 0, 0), id="cache apart"),
-        pytest.param(openai(12, 5, 17, cost=0.1, queue_time=0.2), (12, 5, 0, 0, 0), id="other fields"),
+        pytest.param(
+            make_openai_usage(2, 5, 1007, cache_read_input_tokens=1000), (1002, 5, 1000, 0, 0), id="cache apart"
+        ),
+        pytest.param(make_openai_usage(12, 5, 17, cost=0.1, queue_time=0.2), (12, 5, 0, 0, 0), id="other fields"),
         pytest.param({"cost": 0.1}, None, id="no count at all"),
         pytest.param(None, None, id="null"),
         pytest.param({}, None, id="empty"),
@@ -122,7 +138,7 @@ def openai(prompt: Any, completion: Any, total: Any = None, **more: Any) -> dict
 def test_chat_usage_counts_all_input_and_all_output(report: Any, expected: Counts | None) -> None:
     assert chat(report) == expected
     body = {"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}], "usage": report}
-    assert counted(read_whole(body)) == expected
+    assert read_usage(read_whole(body)) == expected
 
 
 # P33
@@ -146,7 +162,7 @@ def test_chat_usage_counts_all_input_and_all_output(report: Any, expected: Count
     ],
 )
 def test_cache_writes_of_gateways_are_counted_and_charged(more: dict[str, Any]) -> None:
-    report = openai(1000, 5, 1005, **more)
+    report = make_openai_usage(1000, 5, 1005, **more)
     assert chat(report) == (1000, 5, 50, 900, 0)
     (usage,) = [
         event for event in read_chunks(delta("stop"), {"choices": [], "usage": report}) if isinstance(event, UsageEvent)
@@ -155,9 +171,9 @@ def test_cache_writes_of_gateways_are_counted_and_charged(more: dict[str, Any]) 
 
 
 # P33
-def test_cache_writes_of_gateways_that_are_kept_for_an_hour_have_their_own_price() -> None:
+def test_cache_writes_kept_for_an_hour_have_a_separate_price() -> None:
     kept = {"cache_creation_token_details": {"ephemeral_5m_input_tokens": 100, "ephemeral_1h_input_tokens": 800}}
-    report = openai(1000, 5, None, cache_creation_input_tokens=900, prompt_tokens_details=kept)
+    report = make_openai_usage(1000, 5, None, cache_creation_input_tokens=900, prompt_tokens_details=kept)
     (usage,) = [
         event for event in read_chunks(delta("stop"), {"choices": [], "usage": report}) if isinstance(event, UsageEvent)
     ]
@@ -168,16 +184,22 @@ def test_cache_writes_of_gateways_that_are_kept_for_an_hour_have_their_own_price
 @pytest.mark.parametrize(
     ("reports", "expected"),
     [
-        ([openai(12, 1, 13), openai(12, 5, 17)], (12, 5, 0, 0, 0)),
-        ([openai(12, 5, 17, **details(8, 3)), openai(0, 0, 0, **details(0, 0))], (12, 5, 8, 0, 3)),
-        ([openai(12, 5, 17), None, {}], (12, 5, 0, 0, 0)),
-        ([openai(12, 0), openai(0, 5)], (12, 5, 0, 0, 0)),
-        ([openai(12, 0, 12), {"completion_tokens": 5}], (12, 5, 0, 0, 0)),
-        ([openai(12, 1, 999, **details(0, 386)), openai(12, 2, 400, **details(0, 386))], (12, 388, 0, 0, 386)),
-        ([openai(100, 50, 150), openai(12, 5)], (12, 5, 0, 0, 0)),
+        ([make_openai_usage(12, 1, 13), make_openai_usage(12, 5, 17)], (12, 5, 0, 0, 0)),
+        (
+            [make_openai_usage(12, 5, 17, **details(8, 3)), make_openai_usage(0, 0, 0, **details(0, 0))],
+            (12, 5, 8, 0, 3),
+        ),
+        ([make_openai_usage(12, 5, 17), None, {}], (12, 5, 0, 0, 0)),
+        ([make_openai_usage(12, 0), make_openai_usage(0, 5)], (12, 5, 0, 0, 0)),
+        ([make_openai_usage(12, 0, 12), {"completion_tokens": 5}], (12, 5, 0, 0, 0)),
+        (
+            [make_openai_usage(12, 1, 999, **details(0, 386)), make_openai_usage(12, 2, 400, **details(0, 386))],
+            (12, 388, 0, 0, 386),
+        ),
+        ([make_openai_usage(100, 50, 150), make_openai_usage(12, 5)], (12, 5, 0, 0, 0)),
     ],
 )
-def test_the_last_report_counts_but_zeros_do_not_replace_counts(reports: list[Any], expected: Counts) -> None:
+def test_last_report_replaces_earlier_ones_except_with_zeros(reports: list[Any], expected: Counts) -> None:
     assert chat(*reports) == expected
 
 
@@ -195,13 +217,13 @@ def test_the_last_report_counts_but_zeros_do_not_replace_counts(reports: list[An
         delta(tool_calls=[{"index": 0, "id": "a", "function": {"name": "see", "arguments": "{}"}}]),
     ],
 )
-def test_usage_inside_a_choice_is_read(inside: dict[str, Any]) -> None:
-    inside["choices"][0]["usage"] = openai(12, 5, 17, cached_tokens=8)
-    assert counted(read_chunks(delta(content="x"), inside, delta("stop"))) == (12, 5, 8, 0, 0)
-    choice = {"message": {"content": "x"}, "finish_reason": "stop", "usage": openai(12, 5, 17)}
-    assert counted(read_whole({"choices": [choice]})) == (12, 5, 0, 0, 0)
-    both = {"choices": [choice], "usage": openai(0, 0, 0)}
-    assert counted(read_whole(both)) == (12, 5, 0, 0, 0)
+def test_usage_in_a_choice_is_read(inside: dict[str, Any]) -> None:
+    inside["choices"][0]["usage"] = make_openai_usage(12, 5, 17, cached_tokens=8)
+    assert read_usage(read_chunks(delta(content="x"), inside, delta("stop"))) == (12, 5, 8, 0, 0)
+    choice = {"message": {"content": "x"}, "finish_reason": "stop", "usage": make_openai_usage(12, 5, 17)}
+    assert read_usage(read_whole({"choices": [choice]})) == (12, 5, 0, 0, 0)
+    both = {"choices": [choice], "usage": make_openai_usage(0, 0, 0)}
+    assert read_usage(read_whole(both)) == (12, 5, 0, 0, 0)
 
 
 # P7
@@ -249,7 +271,7 @@ def test_usage_inside_a_choice_is_read(inside: dict[str, Any]) -> None:
         pytest.param(None, [None], None, id="null"),
     ],
 )
-def test_messages_usage_keeps_counts_that_a_gateway_sends_zeros_for(start: Any, ends: list[Any], expected: Any) -> None:
+def test_zeros_of_a_gateway_do_not_replace_counts(start: Any, ends: list[Any], expected: Any) -> None:
     assert messages(start, *ends) == expected
     report = {**(start or {})}
     for end in ends:
@@ -363,7 +385,7 @@ def test_responses_usage_counts_all_input_and_all_output(report: Any, expected: 
     assert responses(report, streamed) == expected
 
 
-XAI = {**openai(32, 9, 135), "completion_tokens_details": {"reasoning_tokens": 94}}
+XAI = {**make_openai_usage(32, 9, 135), "completion_tokens_details": {"reasoning_tokens": 94}}
 FAILED: dict[str, tuple[str, list[Any], int]] = {
     "an error after the usage": ("openai_chat", [{"choices": [], "usage": XAI}, {"error": {"message": "busy"}}], 103),
     "an error with the usage": ("openai_chat", [{"choices": [], "usage": XAI, "error": {"message": "busy"}}], 103),
@@ -402,7 +424,7 @@ FAILED: dict[str, tuple[str, list[Any], int]] = {
 
 # P7
 @pytest.mark.parametrize(("wire", "chunks", "output"), FAILED.values(), ids=FAILED)
-async def test_tokens_of_an_answer_that_failed_are_counted_once(wire: str, chunks: list[Any], output: int) -> None:
+async def test_tokens_of_a_failed_answer_are_counted_once(wire: str, chunks: list[Any], output: int) -> None:
     make = {"openai_chat": openai_chat, "openai_responses": openai_responses, "google_gemini": google_gemini}[wire]
     async with start_server() as server:
         server.answer(Reply(sse(*chunks, done=False)))

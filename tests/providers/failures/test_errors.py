@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import httpx
 import pytest
 
@@ -20,7 +22,13 @@ WHERE = Endpoint("ollama:qwen3", "http://localhost:11434/v1/chat/completions", "
         (httpx.LocalProtocolError("Illegal header value"), errors.ConfigurationError, "Illegal header value"),
     ],
 )
-def test_a_failure_of_the_connection_says_what_to_do(error: Exception, kind: type[Exception], words: str) -> None:
+def test_connection_error_suggests_a_remedy(error: Exception, kind: type[Exception], words: str) -> None:
     found = error_from_httpx(error, WHERE)
     assert type(found) is kind
     assert words in str(found)
+
+
+@pytest.mark.parametrize(("hint", "end"), [("Start it.", "attempts failed. Start it."), ("", "attempts failed")])
+def test_connection_error_ends_with_the_hint_or_without_a_full_stop(hint: str, end: str) -> None:
+    found = error_from_httpx(httpx.ConnectError("All attempts failed."), replace(WHERE, hint=hint))
+    assert str(found).endswith(end)

@@ -1,4 +1,4 @@
-"""A vendor refuses an image of the request: it is omitted, the turn is sent once more, and no later one has it."""
+"""Refused images are omitted, and the model is called once more."""
 # P33
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ OLD64, NEW64 = (b64encode(part.data or b"").decode() for part in (OLD, NEW))
 COULD_NOT = "Could not process image"
 
 
-def refusal(message: str, status: int = 400, **fields: Any) -> Reply:
+def make_refusal(message: str, status: int = 400, **fields: Any) -> Reply:
     body = orjson.dumps({"error": {"message": message, "type": "invalid_request_error", **fields}})
     return Reply([body], status=status, content_type="application/json")
 
 
-def answer(text: str = "A cat.") -> Reply:
+def make_answer(text: str = "A cat.") -> Reply:
     message = {"role": "assistant", "content": text}
     body = orjson.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
     return Reply([body], content_type="application/json")
@@ -68,13 +68,13 @@ async def closed_models() -> AsyncIterator[None]:
         await MODELS.pop().aclose()
 
 
-def model_at(server: Server, make: Any = openai_chat, name: str = "m") -> HTTPModel:
+def make_model(server: Server, make: Any = openai_chat, name: str = "m") -> HTTPModel:
     model = make(name, base_url=server.base_url, api_key="k", stream=False, retry=Retry(attempts=1))
     MODELS.append(model)
     return model
 
 
-def ask(*parts: ImagePart) -> Message:
+def make_prompt(*parts: ImagePart) -> Message:
     return Message.user([TextPart(text="What is this?"), *parts])
 
 
@@ -153,7 +153,7 @@ def ask(*parts: ImagePart) -> Message:
         (400, None, "messages[0].content must be a string"),
     ],
 )
-def test_a_refusal_of_media_is_recognised(status: int, code: str | None, message: str) -> None:
+def test_refusal_of_media_is_recognised(status: int, code: str | None, message: str) -> None:
     body = orjson.dumps({"error": {"message": message, "code": code}})
     assert type(error_from_response(status, {}, body, WHERE)) is MediaRefused
 
@@ -171,7 +171,7 @@ def test_a_refusal_of_media_is_recognised(status: int, code: str | None, message
         (400, "messages.1: tool_use ids were found without tool_result blocks", BadRequest),
     ],
 )
-def test_another_refusal_is_none_of_media(status: int, message: str, kind: type[Exception]) -> None:
+def test_other_refusal_is_not_a_refusal_of_media(status: int, message: str, kind: type[Exception]) -> None:
     assert type(error_from_response(status, {}, orjson.dumps({"error": {"message": message}}), WHERE)) is kind
 
 
@@ -197,13 +197,13 @@ def test_another_refusal_is_none_of_media(status: int, message: str, kind: type[
         ),
     ],
 )
-def test_a_part_is_found_by_its_place_in_the_request(body: Any, path: str) -> None:
+def test_part_is_found_by_its_path_in_the_request(body: Any, path: str) -> None:
     assert find_fingerprints(orjson.dumps(body), path) == (resolve(NEW).fingerprint,)
 
 
-async def test_a_turn_is_sent_again_without_the_refused_image(server: Server) -> None:
-    server.answer(refusal(COULD_NOT), answer())
-    run = Agent(model_at(server)).run(ask(NEW))
+async def test_call_is_repeated_without_the_refused_image(server: Server) -> None:
+    server.answer(make_refusal(COULD_NOT), make_answer())
+    run = Agent(make_model(server)).run(make_prompt(NEW))
     events: list[Event] = [event async for event in run.events]
     assert (await run).content == "A cat."
     first, second = [orjson.dumps(each.body).decode() for each in server.requests]
@@ -217,22 +217,22 @@ async def test_a_turn_is_sent_again_without_the_refused_image(server: Server) ->
     assert (failed.error.code, len(failed.refused)) == ("media_refused", 1)
 
 
-async def test_the_first_reason_is_reported_when_the_second_request_fails(server: Server) -> None:
-    server.answer(refusal(COULD_NOT), refusal("The image is still invalid"))
+async def test_first_reason_is_reported_when_the_second_request_fails(server: Server) -> None:
+    server.answer(make_refusal(COULD_NOT), make_refusal("The image is still invalid"))
     with pytest.raises(RunError, match=COULD_NOT) as raised:
-        await Agent(model_at(server)).run([ask(OLD), Message.assistant("Yes."), ask(NEW)])
+        await Agent(make_model(server)).run([make_prompt(OLD), Message.assistant("Yes."), make_prompt(NEW)])
     assert raised.value.code == "media_refused"
     assert len(server.requests) == 2
 
 
-async def test_a_refusal_without_media_fails_at_once(server: Server) -> None:
-    server.answer(refusal(COULD_NOT))
+async def test_refusal_without_media_fails_at_once(server: Server) -> None:
+    server.answer(make_refusal(COULD_NOT))
     with pytest.raises(RunError, match=COULD_NOT):
-        await Agent(model_at(server)).run("hi")
+        await Agent(make_model(server)).run("hi")
     assert len(server.requests) == 1
 
 
-HISTORY = [ask(OLD), Message.assistant("A dog."), ask(NEW)]
+HISTORY = [make_prompt(OLD), Message.assistant("A dog."), make_prompt(NEW)]
 
 
 @pytest.mark.parametrize(
@@ -249,24 +249,24 @@ HISTORY = [ask(OLD), Message.assistant("A dog."), ask(NEW)]
 async def test_only_the_refused_image_is_omitted(
     server: Server, message: str, fields: dict[str, Any], kept: set[str]
 ) -> None:
-    server.answer(refusal(message, **fields), answer())
-    await Agent(model_at(server)).run(HISTORY)
+    server.answer(make_refusal(message, **fields), make_answer())
+    await Agent(make_model(server)).run(HISTORY)
     second = orjson.dumps(server.requests[1].body).decode()
     assert {each for each in (OLD64, NEW64) if each in second} == kept
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-async def test_no_later_turn_sends_the_image(server: Server, tmp_path: Path, kind: str) -> None:
+async def test_later_requests_do_not_contain_the_image(server: Server, tmp_path: Path, kind: str) -> None:
     path = tmp_path / "log.db"
     log: Any = MemoryEventLog() if kind == "memory" else SqliteEventLog(path)
-    server.answer(refusal(COULD_NOT), answer())
-    await Agent(model_at(server), log=log).run(ask(NEW), context_id="c")
+    server.answer(make_refusal(COULD_NOT), make_answer())
+    await Agent(make_model(server), log=log).run(make_prompt(NEW), context_id="c")
     for _ in range(2):
         if kind == "sqlite":
-            # As another process would.
+            # As in another process.
             await log.aclose()
             log = SqliteEventLog(path)
-        await Agent(model_at(server), log=log).run("And now?", context_id="c")
+        await Agent(make_model(server), log=log).run("And now?", context_id="c")
         last = orjson.dumps(server.requests[-1].body).decode()
         assert NEW64 not in last
         assert "[image omitted: the vendor refused it" in last
@@ -274,7 +274,7 @@ async def test_no_later_turn_sends_the_image(server: Server, tmp_path: Path, kin
     await log.aclose()
 
 
-async def test_an_image_of_a_tool_is_omitted(server: Server) -> None:
+async def test_image_of_a_tool_is_omitted(server: Server) -> None:
     @tool
     def look() -> list[str | ImagePart]:
         """Look."""
@@ -288,9 +288,9 @@ async def test_an_image_of_a_tool_is_omitted(server: Server) -> None:
 
     failing = "messages.2.content.0.tool_result.content.1.image.source.base64: Could not process image"
     done = claude({"type": "text", "text": "A cat."}, reason="end_turn")
-    server.answer(claude(call, reason="tool_use"), refusal(failing), done)
-    model = model_at(server, anthropic_messages, "claude-sonnet-4-5")
-    assert (await Agent(model, tools=[look]).run(ask(OLD))).content == "A cat."
+    server.answer(claude(call, reason="tool_use"), make_refusal(failing), done)
+    model = make_model(server, anthropic_messages, "claude-sonnet-4-5")
+    assert (await Agent(model, tools=[look]).run(make_prompt(OLD))).content == "A cat."
     second, third = [orjson.dumps(each.body).decode() for each in server.requests[1:]]
     assert NEW64 in second
     assert NEW64 not in third
@@ -298,11 +298,11 @@ async def test_an_image_of_a_tool_is_omitted(server: Server) -> None:
 
 
 @pytest.mark.parametrize("make", [openai_responses, google_gemini, anthropic_messages])
-async def test_each_vendor_gets_the_turn_again(server: Server, make: Any) -> None:
-    server.answer(refusal(COULD_NOT), refusal("stop here", status=401))
-    model = model_at(server, make)
+async def test_call_is_repeated_for_each_vendor(server: Server, make: Any) -> None:
+    server.answer(make_refusal(COULD_NOT), make_refusal("stop here", status=401))
+    model = make_model(server, make)
     with pytest.raises(RunError):
-        await Agent(model).run(ask(NEW))
+        await Agent(model).run(make_prompt(NEW))
     assert [NEW64 in orjson.dumps(each.body).decode() for each in server.requests] == [True, False]
 
 
@@ -321,14 +321,14 @@ STREAMED_ERRORS: list[tuple[str, list[Any]]] = [
 
 
 @pytest.mark.parametrize(("api", "events"), STREAMED_ERRORS)
-async def test_a_turn_is_sent_again_when_the_stream_reports_the_refusal(
+async def test_call_is_repeated_when_the_stream_reports_the_refusal(
     server: Server, api: str, events: list[Any]
 ) -> None:
     done = vendor_answers.ModelAnswer("A cat.", finish=vendor_answers.NORMAL[api])
     server.answer(Reply(sse(*events, done=False)), vendor_answers.reply(api, done, stream=True))
     model = vendor_answers.model(api, server, stream=True)
     MODELS.append(model)
-    run = Agent(model).run(ask(NEW))
+    run = Agent(model).run(make_prompt(NEW))
     kinds = [event.kind async for event in run.events]
     result = await run
     assert result.content == "A cat."
@@ -345,24 +345,24 @@ async def test_a_turn_is_sent_again_when_the_stream_reports_the_refusal(
         (400, "Invalid image id in the text", "bad_request"),
     ],
 )
-async def test_a_request_without_media_fails_with_the_usual_error(
+async def test_request_without_media_fails_with_the_usual_error(
     server: Server, status: int, message: str, code: str
 ) -> None:
-    server.answer(refusal(message, status))
+    server.answer(make_refusal(message, status))
     with pytest.raises(RunError) as raised:
-        await Agent(model_at(server)).run("hi")
+        await Agent(make_model(server)).run("hi")
     assert raised.value.code == code
 
 
-async def test_a_server_error_is_retried_when_the_request_has_no_media(server: Server) -> None:
-    server.answer(refusal("Internal error: failed to load the container image", 500), answer("ok"))
+async def test_server_error_is_retried_when_the_request_has_no_media(server: Server) -> None:
+    server.answer(make_refusal("Internal error: failed to load the container image", 500), make_answer("ok"))
     model = openai_chat("m", base_url=server.base_url, api_key="k", stream=False, retry=Retry(attempts=2, first=0.01))
     MODELS.append(model)
     assert (await Agent(model).run("hi")).content == "ok"
 
 
 class RefusesImages:
-    """A model that refuses each request with an image."""
+    """Model that refuses requests with images."""
 
     name = "refuses-images"
 
@@ -385,79 +385,79 @@ async def test_each_strategy_continues_without_the_image(case: Case) -> None:
     model = RefusesImages(ScriptedModel(*[turn_by_step(case.turns)] * 40))
     log = MemoryEventLog()
     agent = Agent(model, tools=[add], strategy=case.strategy(), log=log)
-    assert (await agent.run(ask(NEW), context_id="c")).output == case.answer
+    assert (await agent.run(make_prompt(NEW), context_id="c")).output == case.answer
     assert len(model.refused) == 1
     assert (await agent.run("And now?", context_id="c")).output == case.answer
     assert len(model.refused) == 1
 
 
-async def test_a_resumed_run_does_not_send_the_refused_image(server: Server) -> None:
+async def test_resumed_run_does_not_send_the_refused_image(server: Server) -> None:
     log = MemoryEventLog()
-    server.answer(refusal(COULD_NOT), answer())
-    whole = await Agent(model_at(server), log=log).run(ask(NEW), context_id="c")
+    server.answer(make_refusal(COULD_NOT), make_answer())
+    whole = await Agent(make_model(server), log=log).run(make_prompt(NEW), context_id="c")
     events = await log.read(whole.task_id)
     refused = next(n for n, event in enumerate(events, 1) if isinstance(event, LLMFailedEvent))
     for held in (refused, refused + 1):
         crashed = await copy_first_events(log, whole.task_id, held)
         server.requests.clear()
-        server.answer(answer("A dog."))
-        assert (await Agent(model_at(server), log=crashed).resume(whole.task_id)).content == "A dog."
+        server.answer(make_answer("A dog."))
+        assert (await Agent(make_model(server), log=crashed).resume(whole.task_id)).content == "A dog."
         assert [NEW64 in each.raw.decode() for each in server.requests] == [False]
 
 
-async def test_a_fork_does_not_send_the_refused_image(server: Server) -> None:
+async def test_fork_does_not_send_the_refused_image(server: Server) -> None:
     log = MemoryEventLog()
-    agent = Agent(model_at(server), log=log)
-    server.answer(refusal(COULD_NOT), answer())
-    whole = await agent.run(ask(NEW), context_id="c")
+    agent = Agent(make_model(server), log=log)
+    server.answer(make_refusal(COULD_NOT), make_answer())
+    whole = await agent.run(make_prompt(NEW), context_id="c")
     at = len(await log.read(whole.task_id)) - 1
     assert (await agent.fork(whole.task_id, at=at, prompt="so?")).content == "A cat."
     assert NEW64 not in server.requests[-1].raw.decode()
 
 
 @pytest.mark.parametrize("combine", [fallback, lambda a, b: hedge(a, b, after=10)], ids=["fallback", "hedge"])
-async def test_another_model_gets_the_image_first(server: Server, combine: Any) -> None:
+async def test_fallback_model_gets_the_image_first(server: Server, combine: Any) -> None:
     async with start_server() as second:
-        server.answer(refusal("No endpoints found that support image input", 404))
-        second.answer(answer("From the second."))
-        run = Agent(combine(model_at(server), model_at(second))).run(ask(NEW))
+        server.answer(make_refusal("No endpoints found that support image input", 404))
+        second.answer(make_answer("From the second."))
+        run = Agent(combine(make_model(server), make_model(second))).run(make_prompt(NEW))
         assert (await run).content == "From the second."
         assert [NEW64 in each.raw.decode() for each in (*server.requests, *second.requests)] == [True, True]
 
 
-@pytest.mark.parametrize("other", [refusal(COULD_NOT), refusal("wrong key", 401), refusal("Bad schema")])
+@pytest.mark.parametrize("other", [make_refusal(COULD_NOT), make_refusal("wrong key", 401), make_refusal("Bad schema")])
 @pytest.mark.parametrize("combine", [fallback, lambda a, b: hedge(a, b, after=10)], ids=["fallback", "hedge"])
-async def test_the_image_is_omitted_when_no_model_answers(server: Server, combine: Any, other: Reply) -> None:
+async def test_image_is_omitted_when_all_models_refuse_it(server: Server, combine: Any, other: Reply) -> None:
     async with start_server() as second:
-        server.answer(refusal(COULD_NOT), answer())
+        server.answer(make_refusal(COULD_NOT), make_answer())
         second.answer(other)
-        model = combine(model_at(server), model_at(second))
+        model = combine(make_model(server), make_model(second))
         log = MemoryEventLog()
-        assert (await Agent(model, log=log).run(ask(NEW), context_id="c")).content == "A cat."
+        assert (await Agent(model, log=log).run(make_prompt(NEW), context_id="c")).content == "A cat."
         await Agent(model, log=log).run("And now?", context_id="c")
         assert [NEW64 in each.raw.decode() for each in server.requests] == [True, False, False]
         assert len(second.requests) == 1
 
 
-async def test_a_limited_model_gets_the_turn_again(server: Server) -> None:
-    server.answer(refusal(COULD_NOT), text_reply("A cat."))
+async def test_limited_model_is_called_again(server: Server) -> None:
+    server.answer(make_refusal(COULD_NOT), text_reply("A cat."))
     model = limited(openai_chat("m", base_url=server.base_url, api_key="k", retry=Retry(attempts=1)), concurrent=1)
-    assert (await Agent(model).run(ask(NEW))).content == "A cat."
+    assert (await Agent(model).run(make_prompt(NEW))).content == "A cat."
     assert len(server.requests) == 2
     await model.aclose()
 
 
-def test_each_part_of_a_history_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_a_history_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[int] = []
     usual = media.resolve
     monkeypatch.setattr(media, "resolve", lambda part: hashed.append(id(part)) or usual(part))
     images = [ImagePart(data=b"\x89PNG\r\n\x1a\n%d" % n, media_type="image/png") for n in range(1_100)]
     refused = RefusedMedia({usual(images[5]).fingerprint: "broken"})
-    history = History([ask(image) for image in images])
+    history = History([make_prompt(image) for image in images])
     for messages in (list(history), history, history):
         omitted = refused.omit(messages)
         assert [message.media for message in omitted] == [[image] if n != 5 else [] for n, image in enumerate(images)]
-    longer = history.append(Message.user("so?"), ask(images[5]))
+    longer = history.append(Message.user("so?"), make_prompt(images[5]))
     view = refused.omit(longer)
     assert len(view) == 1_102
     assert view[-1].text.startswith("What is this?\n[image omitted")
@@ -465,9 +465,9 @@ def test_each_part_of_a_history_is_hashed_once(monkeypatch: pytest.MonkeyPatch) 
     assert len(hashed) == len(images)
 
 
-def test_a_history_without_refused_parts_is_the_same_object() -> None:
+def test_history_without_refused_parts_is_unchanged() -> None:
     refused = RefusedMedia({"0" * 32: "broken"})
-    history = History([ask(OLD)])
+    history = History([make_prompt(OLD)])
     assert refused.omit(history) is history
-    longer = history.append(ask(NEW))
+    longer = history.append(make_prompt(NEW))
     assert refused.omit(longer) is longer

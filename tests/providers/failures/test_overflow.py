@@ -1,5 +1,5 @@
 # ruff: noqa: E501, RUF001 - messages as vendors send them.
-"""Messages of vendors about requests that are too long, and messages that only sound like it."""
+"""Vendor messages about oversized requests, and similar messages about other limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.vendors.chat_chunks import read_chunks
 
 WHERE = Endpoint("mine:model", "http://vendor/v1/chat/completions", None)
 
-# P11: vendor, HTTP status, the message that it sends.
+# P11: vendor, status and message.
 OVERFLOWS: list[tuple[str, int, str]] = [
     (
         "openai",
@@ -309,7 +309,7 @@ OTHERS: list[tuple[str, int, str, type[Exception]]] = [
 
 
 @pytest.mark.parametrize(("vendor", "status", "message"), OVERFLOWS)
-def test_a_request_that_is_too_long_is_recognised_by_its_message(vendor: str, status: int, message: str) -> None:
+def test_overflow_is_recognised_by_its_message(vendor: str, status: int, message: str) -> None:
     bodies: list[Any] = [
         {"error": {"message": message}},
         {"error": message},
@@ -335,7 +335,7 @@ def test_a_request_that_is_too_long_is_recognised_by_its_message(vendor: str, st
 
 
 @pytest.mark.parametrize(("vendor", "status", "message", "kind"), OTHERS)
-def test_a_message_about_rates_or_the_output_is_no_overflow(
+def test_message_about_rates_or_output_is_not_an_overflow(
     vendor: str, status: int, message: str, kind: type[Exception]
 ) -> None:
     assert type(error_from_response(status, {}, orjson.dumps({"error": {"message": message}}), WHERE)) is kind
@@ -360,7 +360,7 @@ def test_a_message_about_rates_or_the_output_is_no_overflow(
         {"message": '{\\"error\\": {\\"code\\": \\"context_length_exceeded\\"}}'},
     ],
 )
-def test_a_request_that_is_too_long_is_recognised_by_its_code(error: dict[str, Any]) -> None:
+def test_overflow_is_recognised_by_its_code(error: dict[str, Any]) -> None:
     for status in (400, 413, 500):
         found = error_from_response(status, {}, orjson.dumps({"error": error}), WHERE)
         assert type(found) is errors.ContextLengthExceeded

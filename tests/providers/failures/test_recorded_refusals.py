@@ -1,4 +1,4 @@
-"""The errors that real vendors answered with, on all their protocols, against what the vendors' SDKs read in them."""
+"""Recorded vendor errors on all protocols, compared with the SDKs of the vendors."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ KINDS: dict[str, type[errors.ProviderError]] = {
     "401": errors.AuthenticationError,
     "404": errors.UnknownModel,
     "429": errors.RateLimited,
-    # What the status does not say.
+    # Exceptions, because the status is ambiguous.
     "model_not_found": errors.UnknownModel,
     "API key not valid": errors.AuthenticationError,
 }
 pytestmark = needs_recordings
 
 
-def refused() -> list[str]:
-    """The conversations in which a vendor answered with an HTTP error."""
+def list_refused() -> list[str]:
+    """List conversations with an HTTP error."""
     found = (path for path in (CORPUS / "exchanges").glob("*.json") if _statuses(path))
     return sorted(path.stem for path in found) or ["nothing"]
 
@@ -37,8 +37,8 @@ def _statuses(path: Path) -> list[int]:
     return [status for status in statuses if status >= 400]
 
 
-@pytest.mark.parametrize("name", refused())
-def test_a_recorded_error_is_the_one_that_the_vendor_meant(name: str) -> None:
+@pytest.mark.parametrize("name", list_refused())
+def test_error_from_a_recorded_response_matches_the_error_of_the_vendor_sdk(name: str) -> None:
     pairs = zip(recording(name)["exchanges"], oracle(name), strict=True)
     seen = [pair for pair in pairs if pair[0]["response"]["status"] >= 400]
     assert seen

@@ -47,13 +47,13 @@ def fail(status: int, error: object, **headers: str) -> errors.ProviderError:
         (302, b"", errors.ProviderProtocolError),
     ],
 )
-def test_a_refusal_becomes_the_error_that_says_most(status: int, error: object, kind: type[Exception]) -> None:
+def test_openai_refusal_becomes_the_most_specific_error(status: int, error: object, kind: type[Exception]) -> None:
     found = fail(status, error)
     assert type(found) is kind
     assert found.status == status
 
 
-def test_an_error_says_who_answered_what() -> None:
+def test_error_names_the_model_the_url_and_the_status() -> None:
     text = str(fail(401, {"message": "wrong key"}))
     assert "ollama:qwen3 at http://localhost:11434/v1/chat/completions answered 401 Unauthorized: wrong key" in text
     assert "THE_KEY" in text
@@ -70,7 +70,7 @@ def test_an_error_says_who_answered_what() -> None:
         ({"detail": [{"loc": "f"}]}, '[{"loc":"f"}]'),
     ],
 )
-def test_the_words_of_the_vendor_are_found_wherever_they_stand(body: object, words: str) -> None:
+def test_vendor_message_is_found_in_each_format(body: object, words: str) -> None:
     assert str(error_from_response(500, {}, orjson.dumps(body), WHERE)).endswith(f": {words}")
 
 
@@ -85,15 +85,13 @@ def test_the_words_of_the_vendor_are_found_wherever_they_stand(body: object, wor
         ("oops", errors.ServerError, None),
     ],
 )
-def test_an_error_inside_an_answer_is_read_by_its_code(
-    error: object, kind: type[Exception], status: int | None
-) -> None:
+def test_error_in_an_answer_is_classified_by_its_code(error: object, kind: type[Exception], status: int | None) -> None:
     found = from_error_object(error, WHERE)
     assert type(found) is kind
     assert found.status == status
 
 
-def test_the_wait_that_the_vendor_asks_for_is_kept() -> None:
+def test_retry_after_is_stored() -> None:
     assert fail(429, "slow", **{"retry-after": "7"}).retry_after == 7
 
 
@@ -129,9 +127,7 @@ def test_the_wait_that_the_vendor_asks_for_is_kept() -> None:
         (413, {"code": "rate_limit_exceeded", "message": "reduce your message size"}, "length"),
     ],
 )
-def test_each_vendor_s_refusal_becomes_the_error_that_says_most(
-    status: int, body: object, kind: type[Exception] | str
-) -> None:
+def test_vendor_refusal_becomes_the_most_specific_error(status: int, body: object, kind: type[Exception] | str) -> None:
     short = {
         "length": errors.ContextLengthExceeded,
         "filter": errors.ContentFiltered,
@@ -150,7 +146,7 @@ def google(code: int, status: str, *details: object, message: str = "no") -> dic
     return {"code": code, "status": status, "message": message, "details": list(details)}
 
 
-def test_a_bad_key_of_google_s_is_told_by_the_reason_in_its_details() -> None:
+def test_invalid_google_key_is_recognised_by_the_reason_in_the_details() -> None:
     found = fail(400, google(400, "INVALID_ARGUMENT", detail("ErrorInfo", reason="API_KEY_INVALID")))
     assert type(found) is errors.AuthenticationError
 
@@ -162,13 +158,13 @@ def test_a_bad_key_of_google_s_is_told_by_the_reason_in_its_details() -> None:
         ("GenerateRequestsPerDayPerProjectPerModel-FreeTier", errors.PermissionDenied),
     ],
 )
-def test_a_quota_that_is_spent_for_the_day_is_not_asked_for_again(quota: str, kind: type[Exception]) -> None:
+def test_exhausted_daily_quota_is_not_retryable(quota: str, kind: type[Exception]) -> None:
     failure = detail("QuotaFailure", violations=[{"quotaId": quota}])
     assert type(fail(429, google(429, "RESOURCE_EXHAUSTED", failure))) is kind
 
 
-def test_the_long_form_of_google_s_error_keeps_its_code_and_its_details() -> None:
-    # Vertex repeats the message in a list of `errors`, inside of a list.
+def test_nested_google_error_keeps_its_code_and_details() -> None:
+    # Vertex repeats the message in nested lists.
     error = {**google(429, "RESOURCE_EXHAUSTED", detail("RetryInfo", retryDelay="13s")), "errors": [{"message": "no"}]}
     found = from_error_object([{"error": error}], WHERE)
     assert type(found) is errors.RateLimited
@@ -187,7 +183,7 @@ def test_the_long_form_of_google_s_error_keeps_its_code_and_its_details() -> Non
         ("ValidationException", errors.BadRequest),
     ],
 )
-def test_an_error_of_aws_is_told_by_its_name_in_a_header_or_in_the_stream(name: str, kind: type[Exception]) -> None:
+def test_aws_error_is_recognised_by_its_name_in_a_header_or_stream(name: str, kind: type[Exception]) -> None:
     body = orjson.dumps({"message": "no"})
     headers = {"x-amzn-errortype": f"{name}:http://internal.amazon.com/coral/"}
     assert type(error_from_response(400, headers, body, WHERE)) is kind
@@ -203,7 +199,7 @@ def test_an_error_of_aws_is_told_by_its_name_in_a_header_or_in_the_stream(name: 
         ("The provided model identifier is invalid.", errors.UnknownModel),
     ],
 )
-def test_a_validation_of_aws_is_told_by_its_words(message: str, kind: type[Exception]) -> None:
+def test_aws_validation_error_is_classified_by_its_message(message: str, kind: type[Exception]) -> None:
     headers = {"x-amzn-errortype": "ValidationException"}
     assert type(error_from_response(400, headers, orjson.dumps({"message": message}), WHERE)) is kind
 
@@ -219,32 +215,32 @@ def test_a_validation_of_aws_is_told_by_its_words(message: str, kind: type[Excep
         },
     ],
 )
-def test_a_failure_in_a_stream_of_responses_is_read_in_all_its_forms(event: object) -> None:
+def test_failure_in_a_responses_stream_is_read_in_all_forms(event: object) -> None:
     found = from_error_object(event, WHERE)
     assert type(found) is errors.RateLimited
     assert str(found).endswith("answered with an error: slow down")
 
 
 @pytest.mark.parametrize("name", ["request-id", "x-request-id", "x-amzn-RequestId", "apim-request-id"])
-def test_the_id_of_the_request_is_on_the_error_and_in_its_message(name: str) -> None:
+def test_request_id_is_in_the_error_and_its_message(name: str) -> None:
     found = fail(500, {"message": "oops"}, **{name: "req_1"})
     assert found.request_id == "req_1"
     assert str(found).endswith(": oops (request req_1)")
 
 
 @pytest.mark.parametrize("wrap", [dict, lambda error: [error]])
-def test_the_id_of_the_request_is_found_in_what_the_vendor_says(wrap: Callable[[Any], Any]) -> None:
+def test_request_id_is_found_in_the_body(wrap: Callable[[Any], Any]) -> None:
     body = wrap({"type": "error", "error": {"type": "overloaded_error", "message": "busy"}, "request_id": "req_2"})
     assert from_error_object(body, WHERE).request_id == "req_2"
 
 
 @pytest.mark.parametrize("value", ["", "two words", "x" * 129, "a\nb", "<b>"])
-def test_what_cannot_be_an_id_is_none(value: str) -> None:
+def test_invalid_request_id_is_ignored(value: str) -> None:
     assert fail(500, {"message": "oops"}, **{"x-request-id": value.replace("\n", "\t")}).request_id is None
     assert from_error_object({"message": "oops", "request_id": value}, WHERE).request_id is None
 
 
-def test_an_error_without_an_id_gets_that_of_its_answer() -> None:
+def test_error_without_a_request_id_gets_that_of_the_response() -> None:
     error, other = errors.ServerError("cut short"), errors.ServerError("no", request_id="mine")
     for each in (error, error, other):
         name_request(each, httpx.Headers({"Request-Id": "req_3"}))
@@ -252,7 +248,7 @@ def test_an_error_without_an_id_gets_that_of_its_answer() -> None:
     assert (str(other), other.request_id) == ("no", "mine")
 
 
-def test_what_a_vendor_says_at_length_is_cut() -> None:
+def test_long_vendor_message_is_truncated() -> None:
     found = fail(500, {"message": "word " * 1_000_000, "details": [["x"] * 1000] * 100})
     assert len(str(found)) < 1200
 
@@ -270,15 +266,15 @@ anything: st.SearchStrategy[Any] = st.recursive(
 
 @pytest.mark.parametrize("odd", [10**30, "\ud800", float("inf")])
 @pytest.mark.parametrize("name", ["message", "x", "detail"])
-def test_what_is_no_plain_json_is_shown_too(odd: object, name: str) -> None:
+def test_body_that_is_not_plain_json_is_shown(odd: object, name: str) -> None:
     for said in ({name: odd}, {name: {"a": odd}}):
         text = str(from_error_object(said, WHERE))
         assert text.encode().startswith(b"ollama:qwen3 at")
 
 
 @given(anything, st.sampled_from([None, 400, 413, 429, 500, 599, 301]))
-def test_whatever_a_vendor_says_is_an_error_of_the_tree(said: Any, status: int | None) -> None:
-    body = json.dumps(said, allow_nan=False, default=str) if finite(said) else "{"
+def test_any_vendor_message_becomes_a_provider_error(said: Any, status: int | None) -> None:
+    body = json.dumps(said, allow_nan=False, default=str) if is_finite(said) else "{"
     found = (
         from_error_object(said, WHERE)
         if status is None
@@ -289,7 +285,7 @@ def test_whatever_a_vendor_says_is_an_error_of_the_tree(said: Any, status: int |
     assert len(str(found)) < 1500
 
 
-def finite(said: Any) -> bool:
+def is_finite(said: Any) -> bool:
     try:
         json.dumps(said, allow_nan=False)
     except ValueError:

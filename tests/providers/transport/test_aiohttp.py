@@ -1,4 +1,4 @@
-"""What is particular about aiohttp: it goes as quietly as httpx."""
+"""Behaviour specific to aiohttp. It emits no warnings, as with httpx."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import Any
 
 import httpx
 import pytest
+from aiohttp.client_proto import ResponseHandler
 
 from rxloop.errors import ConfigurationError, ProviderError
 from rxloop.providers import HTTPModel, Retry, Timeouts, openai_chat
 from rxloop.providers.bounds import DEFAULT_BOUNDS
 from rxloop.providers.failures import Endpoint
-from rxloop.providers.transport.aiohttp_client import PIECE, AiohttpClient
+from rxloop.providers.transport.aiohttp_client import HEAD_PIECE, PIECE, AiohttpClient
 from support.http_server import (
     REQUEST,
     Reply,
@@ -32,7 +33,7 @@ from support.http_server import (
 )
 
 
-async def test_a_provider_that_nobody_closed_leaves_no_connection_and_says_nothing(
+async def test_unclosed_provider_leaves_no_connection_and_no_warning(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.answer(text_reply("Hello"))
@@ -47,8 +48,8 @@ async def test_a_provider_that_nobody_closed_leaves_no_connection_and_says_nothi
 
 
 @contextlib.contextmanager
-def elsewhere() -> Generator[Server]:
-    """A server in an event loop, and a thread, of its own."""
+def start_server_thread() -> Generator[Server]:
+    """Start a server in a separate thread."""
     ready: queue.Queue[tuple[Server, asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
 
     async def serve() -> None:
@@ -67,10 +68,10 @@ def elsewhere() -> Generator[Server]:
     assert not thread.is_alive()
 
 
-# What every library leaves in an event loop that ends before it.
+# An ending event loop may report resources of any library.
 @pytest.mark.filterwarnings("ignore:unclosed (transport|<socket):ResourceWarning")
 @pytest.mark.parametrize("debug", [False, True])
-def test_a_provider_goes_from_one_event_loop_to_the_next_and_says_nothing(
+def test_provider_can_be_used_in_a_new_event_loop_without_warnings(
     caplog: pytest.LogCaptureFixture, debug: bool
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -79,7 +80,7 @@ def test_a_provider_goes_from_one_event_loop_to_the_next_and_says_nothing(
         asyncio.get_running_loop().slow_callback_duration = 60
         return streamed_text(await collect(provider.call(REQUEST)))
 
-    with elsewhere() as server:
+    with start_server_thread() as server:
         server.answer(text_reply("Hello"))
         provider = chat_model(server, transport="aiohttp")
         for _ in range(2):
@@ -90,8 +91,10 @@ def test_a_provider_goes_from_one_event_loop_to_the_next_and_says_nothing(
     assert caplog.records == []
 
 
-async def asked(handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], count: int = 1) -> Any:
-    """What calls over one provider to such a server come to."""
+async def ask_server(
+    handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], count: int = 1
+) -> Any:
+    """Call such a server several times."""
     tasks: set[asyncio.Task[Any]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -127,7 +130,7 @@ CHUNK = b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n'
 WHOLE = b'{"choices":[{"message":{"content":"hi"},"finish_reason":"stop"}]}'
 
 
-async def test_an_answer_that_stops_being_http_ends_in_an_error() -> None:
+async def test_answer_that_becomes_invalid_http_is_an_error() -> None:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -136,12 +139,12 @@ async def test_an_answer_that_stops_being_http_ends_in_an_error() -> None:
         writer.write(b"ZZZ\r\nno chunk\r\n")
         await asyncio.Event().wait()
 
-    [answer] = await asked(handle)
+    [answer] = await ask_server(handle)
     assert streamed_text(answer) == "hi"
     assert isinstance(answer.error, ProviderError)
 
 
-async def test_what_a_server_says_on_an_idle_connection_is_no_answer() -> None:
+async def test_data_on_an_idle_connection_is_not_an_answer() -> None:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(WHOLE)
@@ -149,11 +152,11 @@ async def test_what_a_server_says_on_an_idle_connection_is_no_answer() -> None:
         writer.write(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 2\r\n\r\nno")
         await asyncio.Event().wait()
 
-    answers = await asked(handle, 2)
+    answers = await ask_server(handle, 2)
     assert [(streamed_text(answer), answer.error) for answer in answers] == [("hi", None), ("hi", None)]
 
 
-async def test_a_long_header_is_taken_and_an_odd_address_is_a_mistake() -> None:
+async def test_long_header_is_accepted_and_invalid_url_is_a_configuration_error() -> None:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         long = b"x-long: " + b"x" * 20_000 + b"\r\n"
@@ -161,13 +164,13 @@ async def test_a_long_header_is_taken_and_an_odd_address_is_a_mistake() -> None:
         writer.write(head + long + b"\r\n" + WHOLE)
         await asyncio.Event().wait()
 
-    [answer] = await asked(handle)
+    [answer] = await ask_server(handle)
     assert (streamed_text(answer), answer.error) == ("hi", None)
     odd = openai_chat("m", base_url="http://xn--é.com/v1", transport="aiohttp", retry=Retry(attempts=1))
     assert isinstance((await collect(odd.call(REQUEST))).error, ConfigurationError)
 
 
-async def test_a_read_returns_a_limited_piece_of_a_long_answer(server: Server) -> None:
+async def test_read_size_is_limited(server: Server) -> None:
     server.answer(Reply([b"x" * PIECE] * 20))
     client = AiohttpClient(Timeouts(), True, httpx.create_ssl_context(), 30, DEFAULT_BOUNDS)
     answer = await client.post(Endpoint("m", f"{server.base_url}/chat/completions"), {}, b"{}")
@@ -175,3 +178,23 @@ async def test_a_read_returns_a_limited_piece_of_a_long_answer(server: Server) -
     assert connection.transport.max_size == PIECE
     await answer.aclose()
     await client.aclose()
+
+
+async def test_read_size_is_smaller_before_the_final_head(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    received = ResponseHandler.data_received
+    sizes: list[int] = []
+
+    def record(handler: ResponseHandler, data: bytes) -> None:
+        sizes.append(len(data))
+        received(handler, data)
+
+    monkeypatch.setattr(ResponseHandler, "data_received", record)
+    provider = chat_model(server, transport="aiohttp")
+    # The second request uses the connection of the first one.
+    for connections in (1, 1):
+        server.answer(Reply(text_reply("Hello").pieces, interim=5_000))
+        assert streamed_text(await collect(provider.call(REQUEST))) == "Hello"
+        assert server.connections == connections
+    await provider.aclose()
+    assert sum(sizes) > 200_000
+    assert max(sizes) <= HEAD_PIECE

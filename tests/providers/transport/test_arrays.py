@@ -24,8 +24,8 @@ spaces = st.sampled_from([b"", b"\n", b"\r\n", b" \t", b"\n,\r\n"])
 
 
 @st.composite
-def arrays(draw: st.DrawFn) -> tuple[bytes, list[Any]]:
-    """An array of objects, however it is written, and its elements."""
+def generate_arrays(draw: st.DrawFn) -> tuple[bytes, list[Any]]:
+    """Generate encoded arrays with their elements."""
     elements = draw(st.lists(st.dictionaries(texts, values, max_size=3), max_size=5))
     parts = [draw(spaces).replace(b",", b""), b"["]
     for number, element in enumerate(elements):
@@ -43,28 +43,28 @@ def read(pieces: list[bytes]) -> list[Any]:
     return [json.loads(each) for each in found]
 
 
-@given(st.data(), arrays())
-def test_any_array_gives_its_elements_however_it_is_cut(data: st.DataObject, made: tuple[bytes, list[Any]]) -> None:
+@given(st.data(), generate_arrays())
+def test_array_is_decoded_at_any_read_boundaries(data: st.DataObject, made: tuple[bytes, list[Any]]) -> None:
     stream, elements = made
     assert read(data.draw(split_stream(stream))) == elements
 
 
-@given(arrays())
-def test_an_array_that_comes_byte_by_byte_gives_its_elements(made: tuple[bytes, list[Any]]) -> None:
+@given(generate_arrays())
+def test_array_is_decoded_byte_by_byte(made: tuple[bytes, list[Any]]) -> None:
     stream, elements = made
     assert read(split_bytes(stream)) == elements
 
 
 @settings(max_examples=500)
 @given(st.data(), st.lists(st.sampled_from([b'"', b"\\", b"{", b"}", b"[", b"]", b",", b"x", b" ", b"\xff"])))
-def test_any_bytes_mean_the_same_however_they_are_cut(data: st.DataObject, made: list[bytes]) -> None:
+def test_arbitrary_bytes_are_decoded_equally_at_any_read_boundaries(data: st.DataObject, made: list[bytes]) -> None:
     stream = b"".join(made)
     whole = decode_pieces(ArrayDecoder(SMALL), [stream])
     assert decode_pieces(ArrayDecoder(SMALL), data.draw(split_stream(stream))) == whole
     assert decode_pieces(ArrayDecoder(SMALL), split_bytes(stream)) == whole
 
 
-def test_an_element_is_given_as_soon_as_its_last_bracket_is_there() -> None:
+def test_element_is_returned_once_it_is_complete() -> None:
     decoder = ArrayDecoder()
     assert decoder.feed(b'[{"a": [1, {"b": "}"}]') == []
     assert decoder.feed(b"}") == [b'{"a": [1, {"b": "}"}]}']
@@ -72,14 +72,14 @@ def test_an_element_is_given_as_soon_as_its_last_bracket_is_there() -> None:
     assert decoder.flush() == [b"{"]
 
 
-def test_what_is_no_object_is_handed_on_too() -> None:
+def test_values_that_are_not_objects_are_returned() -> None:
     assert decode_pieces(ArrayDecoder(), [b'[1, "a, {b}", {"c": 2}, null] tail']) == (
         [b'1, "a, {b}"', b'{"c": 2}', b"null", b"tail"],
         None,
     )
 
 
-def test_elements_before_one_that_is_too_deep_are_given_first() -> None:
+def test_elements_before_an_error_are_returned_first() -> None:
     decoder = ArrayDecoder(Bounds(depth=3))
     assert decoder.feed(b'[{"a": 1}, {"b": [[[') == [b'{"a": 1}']
     for failing in (lambda: decoder.feed(b"]"), decoder.flush):
@@ -87,21 +87,28 @@ def test_elements_before_one_that_is_too_deep_are_given_first() -> None:
             failing()
 
 
-def test_an_element_that_does_not_end_is_refused() -> None:
+def test_brackets_after_the_array_are_rejected_without_scanning_the_rest() -> None:
+    decoder = ArrayDecoder()
+    assert decoder.feed(b'[{"a": 1}]' + b"[]" * 1_000) == [b'{"a": 1}', b"["]
+    assert decoder.feed(b"{}") == []
+    assert decoder.flush() == []
+
+
+def test_endless_element_is_rejected() -> None:
     decoder = ArrayDecoder(Bounds(document=1000))
     assert [decoder.feed(b'{"text": "' + b"x" * 90) for _ in range(10)] == [[]] * 10
     with pytest.raises(OutOfBounds, match="more than 1,000 bytes"):
         decoder.feed(b"x")
 
 
-def test_spaces_between_the_elements_take_no_memory() -> None:
+def test_whitespace_between_elements_needs_no_memory() -> None:
     decoder = ArrayDecoder(Bounds(document=1000))
     decoder.feed(b'[{"a": 1}')
     assert [decoder.feed(b" \n,\r\n" * 20) for _ in range(100)] == [[]] * 100
 
 
 @pytest.mark.parametrize("piece", [b"x", b"\\\\", b'"a","', b"[1],", b"\\"])
-def test_a_further_piece_of_an_element_costs_the_same_however_much_there_is(piece: bytes) -> None:
+def test_feed_does_not_copy_the_earlier_pieces_of_an_element(piece: bytes) -> None:
     decoder = ArrayDecoder()
     decoder.feed(b'[{"text": ["')
     costs = [count_operations(lambda: decoder.feed(piece * 2)) for _ in range(4)]
@@ -115,7 +122,7 @@ def test_a_further_piece_of_an_element_costs_the_same_however_much_there_is(piec
 @pytest.mark.parametrize(
     "name", ["google-gen-s-test-prompt-bfea1c8b", "google-gen-s-test-tools-with-nested-pydantic-models-aca74d10"]
 )
-def test_a_recorded_array_gives_its_elements(name: str) -> None:
+def test_recorded_array_is_decoded(name: str) -> None:
     for exchange in recording(name)["exchanges"]:
         stream = body(exchange)
         assert read([stream]) == read(split_bytes(stream)) == json.loads(stream)

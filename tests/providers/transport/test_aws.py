@@ -23,8 +23,8 @@ OTHERS = [
 
 
 @st.composite
-def streams(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
-    """Messages with documents, others between them, and the documents."""
+def generate_streams(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
+    """Generate streams with their documents, including other message types."""
     payloads = draw(st.lists(st.binary(max_size=60), max_size=6))
     parts: list[bytes] = []
     for payload in payloads:
@@ -33,15 +33,15 @@ def streams(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
     return b"".join(parts), payloads
 
 
-@given(st.data(), streams())
-def test_any_stream_gives_its_documents_however_it_is_cut(data: st.DataObject, made: tuple[bytes, list[bytes]]) -> None:
+@given(st.data(), generate_streams())
+def test_stream_is_decoded_at_any_read_boundaries(data: st.DataObject, made: tuple[bytes, list[bytes]]) -> None:
     stream, payloads = made
     assert decode_pieces(AWSDecoder(), data.draw(split_stream(stream))) == (payloads, None)
     assert decode_pieces(AWSDecoder(), split_bytes(stream)) == (payloads, None)
 
 
-@given(st.data(), streams())
-def test_a_damaged_stream_gives_what_was_whole_and_means_the_same_however_it_is_cut(
+@given(st.data(), generate_streams())
+def test_damaged_stream_returns_complete_documents_at_any_read_boundaries(
     data: st.DataObject, made: tuple[bytes, list[bytes]]
 ) -> None:
     stream, payloads = bytearray(made[0] + OTHERS[0]), made[1]
@@ -54,11 +54,11 @@ def test_a_damaged_stream_gives_what_was_whole_and_means_the_same_however_it_is_
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes_are_read_or_refused(stream: bytes) -> None:
+def test_arbitrary_bytes_are_decoded_or_rejected(stream: bytes) -> None:
     assert decode_pieces(AWSDecoder(SMALL), split_bytes(stream)) == decode_pieces(AWSDecoder(SMALL), [stream])
 
 
-def test_a_document_is_given_as_soon_as_its_message_is_there() -> None:
+def test_document_is_returned_once_its_message_is_complete() -> None:
     decoder = AWSDecoder()
     first = chunk(b'{"a":1}')
     assert decoder.feed(first[:-1]) == []
@@ -81,14 +81,12 @@ def test_a_document_is_given_as_soon_as_its_message_is_there() -> None:
         (b"[1]", {":message-type": "odd"}, "error", "[1]"),
     ],
 )
-def test_an_exception_becomes_an_error_in_anthropic_s_form(
-    payload: bytes, headers: dict[str, str], kind: str, words: str
-) -> None:
+def test_exception_becomes_an_anthropic_error(payload: bytes, headers: dict[str, str], kind: str, words: str) -> None:
     (found,) = AWSDecoder().feed(message(payload, {":message-type": "exception", **headers}))
     assert json.loads(found) == {"type": "error", "error": {"type": kind, "message": words}}
 
 
-def damaged(place: int) -> bytes:
+def damage(place: int) -> bytes:
     stream = bytearray(chunk(b'{"a":1}'))
     stream[place] ^= 1
     return bytes(stream)
@@ -97,10 +95,10 @@ def damaged(place: int) -> bytes:
 @pytest.mark.parametrize(
     ("stream", "words"),
     [
-        (damaged(0), "prelude"),
-        (damaged(9), "prelude"),
-        (damaged(40), "wrong message checksum"),
-        (damaged(-1), "wrong message checksum"),
+        (damage(0), "prelude"),
+        (damage(9), "prelude"),
+        (damage(40), "wrong message checksum"),
+        (damage(-1), "wrong message checksum"),
         (prelude(15, 0), "invalid message length"),
         (prelude(40, 25), "invalid message length"),
         (message(b"", extra=b"\3ab"), "headers"),
@@ -111,30 +109,30 @@ def damaged(place: int) -> bytes:
         (message(b'{"bytes":"abc"}', {":event-type": "chunk"}), "invalid base64"),
     ],
 )
-def test_what_is_no_such_stream_is_refused(stream: bytes, words: str) -> None:
+def test_invalid_stream_is_rejected(stream: bytes, words: str) -> None:
     with pytest.raises(Unreadable, match=words):
         AWSDecoder().feed(stream)
 
 
-def test_messages_before_a_damaged_one_are_given_first() -> None:
+def test_messages_before_a_damaged_message_are_returned_first() -> None:
     decoder = AWSDecoder()
-    assert decoder.feed(chunk(b"a") + damaged(-1) + chunk(b"b")) == [b"a"]
+    assert decoder.feed(chunk(b"a") + damage(-1) + chunk(b"b")) == [b"a"]
     for failing in (lambda: decoder.feed(chunk(b"c")), decoder.flush):
         with pytest.raises(Unreadable, match="checksum"):
             failing()
 
 
-def test_a_message_that_is_too_long_is_refused_before_it_comes() -> None:
+def test_long_message_is_rejected_by_its_header() -> None:
     with pytest.raises(OutOfBounds, match="more than 300 bytes"):
         AWSDecoder(SMALL).feed(prelude(301, 0))
 
 
-def test_slashes_may_be_escaped_as_json_allows() -> None:
+def test_escaped_slashes_are_accepted() -> None:
     payload = b64encode(b"\xff\xff\xff").replace(b"/", b"\\/")
     assert AWSDecoder().feed(message(b'{"p": "x", "bytes" : "' + payload + b'"}')) == [b"\xff\xff\xff"]
 
 
-def test_a_further_piece_of_a_message_costs_the_same_however_much_there_is() -> None:
+def test_feed_does_not_copy_the_earlier_pieces_of_a_message() -> None:
     decoder = AWSDecoder()
     decoder.feed(prelude(3_000_000, 0))
     cost = max(count_operations(lambda: decoder.feed(b"x")) for _ in range(4))
@@ -144,7 +142,7 @@ def test_a_further_piece_of_a_message_costs_the_same_however_much_there_is() -> 
     assert measure_peak_memory(lambda: decoder.feed(b"x")) < 300_000
 
 
-def test_amazon_s_own_reader_reads_the_same() -> None:
+def test_botocore_decodes_the_same_documents() -> None:
     eventstream = pytest.importorskip("botocore.eventstream", reason="botocore is not installed")
     payloads = [b'{"a":1}', b"\xff" * 9]
     stream = b"".join([chunk(payloads[0], padding="abc"), *OTHERS, chunk(payloads[1])])

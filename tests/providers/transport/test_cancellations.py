@@ -1,4 +1,4 @@
-"""Whole runs over sockets, cancelled at any moment: no connection stays checked out, whatever carries it."""
+"""Runs over sockets, cancelled at random. No connection stays checked out with any transport."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from support.run_checks import other_tasks, wait_until
 
 pytestmark = pytest.mark.usefixtures("transport")
 
-# Where the task is cancelled and not its scope, one run in thirty leaves a connection behind. RXLOOP_CANCELLED=1500
-# tries more of them.
+# If the task is cancelled instead of its scope, one run in thirty leaks a connection. Set RXLOOP_CANCELLED=1500 for
+# more runs.
 RUNS, AT_ONCE = int(os.environ.get("RXLOOP_CANCELLED", "300")), 50
 WRAPPED: dict[str, Callable[[HTTPModel, HTTPModel], Provider]] = {
     "hedge": lambda first, second: hedge(first, second, after=0),
@@ -40,14 +40,14 @@ async def look() -> str:
 
 
 @pytest.mark.timeout(300)
-async def test_runs_cancelled_at_random_leave_no_connection_checked_out(server: Server) -> None:
+async def test_cancelled_runs_release_all_connections(server: Server) -> None:
     server.answer(*[CALL, text_reply(*["word "] * 10), text_reply("Hello ", end="hang", finished=False)] * (2 * RUNS))
     provider = chat_model(server, retry=Retry(first=0))
     agent = Agent(provider, tools=[look])
     chance = random.Random(8)
     ended = Counter[str]()
 
-    async def one() -> None:
+    async def run_once() -> None:
         run = agent.run("Go.")
         waiting = asyncio.ensure_future(run.result())
         for _ in range(chance.randrange(60)):
@@ -61,10 +61,10 @@ async def test_runs_cancelled_at_random_leave_no_connection_checked_out(server: 
 
     async with asyncio.timeout(280):
         for _ in range(0, RUNS, AT_ONCE):
-            await asyncio.gather(*(one() for _ in range(AT_ONCE)))
+            await asyncio.gather(*(run_once() for _ in range(AT_ONCE)))
         await wait_until(lambda: not other_tasks() - server.tasks)
     assert active_connections(provider) == []
-    # They were caught before the answer, between two requests and behind the end.
+    # Cancelled before the answer, between two requests, or after the end.
     assert len(+(ended - Counter(dict.fromkeys(ended, RUNS // 75)))) >= 3
     await answers_once_more(agent, server)
     await provider.aclose()
@@ -78,7 +78,7 @@ async def answers_once_more(agent: Agent[None, str], server: Server) -> None:
 
 
 @pytest.mark.parametrize("wrapped", WRAPPED)
-async def test_models_around_models_let_go_of_their_connections(server: Server, wrapped: str) -> None:
+async def test_combined_models_release_their_connections(server: Server, wrapped: str) -> None:
     server.answer(text_reply(*["word "] * 10), text_reply("Hello ", end="hang", finished=False))
     providers = [chat_model(server), chat_model(server)]
     agent = Agent(WRAPPED[wrapped](*providers))
@@ -99,7 +99,7 @@ async def test_models_around_models_let_go_of_their_connections(server: Server, 
         await server.all_closed.wait()
 
 
-async def test_runs_one_after_the_other_use_one_connection(server: Server) -> None:
+async def test_sequential_runs_share_one_connection(server: Server) -> None:
     server.answer(*[CALL, text_reply("Hello ", "you.")] * 50)
     provider = chat_model(server)
     agent = Agent(provider, tools=[look])

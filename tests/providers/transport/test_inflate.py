@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rxloop.providers.transport.decompression import PIECE, Inflater, inflater
+from rxloop.support.decompression import PIECE, Inflater, inflater
 
 
-def undone(encoding: str, *pieces: bytes) -> bytes:
+def decompress(encoding: str, *pieces: bytes) -> bytes:
     undo = Inflater(encoding)
     found = b""
     for piece in pieces:
@@ -22,37 +22,37 @@ def undone(encoding: str, *pieces: bytes) -> bytes:
     return found
 
 
-def raw(data: bytes) -> bytes:
+def compress_raw(data: bytes) -> bytes:
     compressor = zlib.compressobj(wbits=-15)
     return compressor.compress(data) + compressor.flush()
 
 
 @given(st.binary(max_size=300), st.integers(1, 50))
-def test_what_was_compressed_comes_out_wherever_it_is_cut(data: bytes, size: int) -> None:
+def test_compressed_data_is_decoded_at_any_read_boundaries(data: bytes, size: int) -> None:
     for encoding, compressed in (
         ("gzip", gzip.compress(data)),
         ("GZIP", gzip.compress(data[:9]) + gzip.compress(data[9:])),
         ("deflate", zlib.compress(data)),
-        ("deflate", raw(data)),
+        ("deflate", compress_raw(data)),
     ):
-        assert undone(encoding, *(compressed[at : at + size] for at in range(0, len(compressed), size))) == data
+        assert decompress(encoding, *(compressed[at : at + size] for at in range(0, len(compressed), size))) == data
 
 
-def test_few_bytes_come_out_as_many_small_pieces() -> None:
-    assert undone("gzip", gzip.compress(b"x" * 10 * PIECE)) == b"x" * 10 * PIECE
+def test_high_compression_is_returned_in_small_pieces() -> None:
+    assert decompress("gzip", gzip.compress(b"x" * 10 * PIECE)) == b"x" * 10 * PIECE
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-def test_what_is_not_what_it_says_cannot_be_decoded(encoding: str) -> None:
+def test_invalid_data_is_a_decoding_error(encoding: str) -> None:
     with pytest.raises(httpx.DecodingError):
-        undone(encoding, b"data: no\n\n")
+        decompress(encoding, b"data: no\n\n")
 
 
 @pytest.mark.parametrize("encoding", [None, "", "identity", " Identity "])
-def test_there_is_nothing_to_undo_where_nothing_was_done(encoding: str | None) -> None:
+def test_identity_encoding_needs_no_decoder(encoding: str | None) -> None:
     assert inflater(encoding) is None
 
 
-def test_another_encoding_is_named() -> None:
+def test_unsupported_encoding_is_named() -> None:
     with pytest.raises(httpx.DecodingError, match="got 'br' although 'identity' was requested"):
         inflater("br")

@@ -1,4 +1,4 @@
-"""A request leaves in one write, whatever it carries, and what comes back is read as ever."""
+"""Single writes of requests, and responses read as usual."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import pytest
 from rxloop.providers import openai_chat
 from rxloop.providers.transport.httpcore_backend import (
     _ERRORS,
-    MOST_TOGETHER,
+    HEAD_BYTES,
+    MAX_COMBINED_BYTES,
     Backend,
     PoolTransport,
     Stream,
@@ -38,8 +39,8 @@ from support.http_server import (
 REQUEST_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\n"
 
 
-class Writes(Backend):
-    """A network that keeps what is written to it, below its streams."""
+class RecordingBackend(Backend):
+    """Network backend that records writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,28 +50,28 @@ class Writes(Backend):
         stream: Any = await self._inner.connect_tcp(*args, **options)
         write = stream.write
 
-        async def seen(buffer: bytes, *limits: Any) -> None:
+        async def record(buffer: bytes, *limits: Any) -> None:
             if buffer:
                 self.seen.append(buffer)
             await write(buffer, *limits)
 
-        stream.write = seen
+        stream.write = record
         return Stream(stream)
 
 
-def client_of(backend: httpcore.AsyncNetworkBackend) -> httpx.AsyncClient:
+def make_client(backend: httpcore.AsyncNetworkBackend) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=PoolTransport(httpcore.AsyncConnectionPool(network_backend=backend)))
 
 
-def watched() -> tuple[httpx.AsyncClient, Writes]:
-    writes = Writes()
-    return client_of(writes), writes
+def make_recording_client() -> tuple[httpx.AsyncClient, RecordingBackend]:
+    writes = RecordingBackend()
+    return make_client(writes), writes
 
 
-@pytest.mark.parametrize("body", [b"{}", b"{}\r\n\r\n", b" " * (MOST_TOGETHER - 2) + b"{}"])
-async def test_the_head_and_a_body_are_network(server: Server, body: bytes) -> None:
+@pytest.mark.parametrize("body", [b"{}", b"{}\r\n\r\n", b" " * (MAX_COMBINED_BYTES - 2) + b"{}"])
+async def test_head_and_body_are_sent_in_one_write(server: Server, body: bytes) -> None:
     server.replies = [Reply([b"{}"])]
-    client, writes = watched()
+    client, writes = make_recording_client()
     async with client:
         for _ in range(2):
             answer = await client.post(f"{server.base_url}/chat/completions", content=body)
@@ -80,20 +81,20 @@ async def test_the_head_and_a_body_are_network(server: Server, body: bytes) -> N
     assert server.connections == 1
 
 
-async def test_a_large_body_is_not_copied_behind_its_head(server: Server) -> None:
-    body = b'"' + b"x" * MOST_TOGETHER + b'"'
-    client, writes = watched()
+async def test_large_body_is_not_copied(server: Server) -> None:
+    body = b'"' + b"x" * MAX_COMBINED_BYTES + b'"'
+    client, writes = make_recording_client()
     async with client:
         await client.post(f"{server.base_url}/chat/completions", content=body)
     assert [len(writes.seen), writes.seen[1]] == [2, body]
 
 
-async def test_a_body_in_pieces_is_written_piece_by_piece_behind_the_first(server: Server) -> None:
+async def test_streamed_body_is_written_in_pieces(server: Server) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         yield b"{\r\n\r\n"
         yield b"}"
 
-    client, writes = watched()
+    client, writes = make_recording_client()
     async with client:
         headers = {"content-length": "6"}
         await client.post(f"{server.base_url}/chat/completions", content=pieces(), headers=headers)
@@ -102,8 +103,8 @@ async def test_a_body_in_pieces_is_written_piece_by_piece_behind_the_first(serve
     assert server.requests[0].body == {}
 
 
-async def test_a_head_alone_leaves_when_the_answer_is_waited_for(server: Server) -> None:
-    writes = Writes()
+async def test_head_without_a_body_is_sent_when_the_answer_is_read(server: Server) -> None:
+    writes = RecordingBackend()
     stream = await writes.connect_tcp("127.0.0.1", server.port)
     await stream.write(b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\n")
     assert writes.seen == []
@@ -115,7 +116,7 @@ async def test_a_head_alone_leaves_when_the_answer_is_waited_for(server: Server)
     await stream.aclose()
 
 
-async def test_the_clients_of_a_provider_do_so(server: Server) -> None:
+async def test_provider_sends_each_request_in_one_write(server: Server) -> None:
     server.answer(text_reply("Hello"))
     provider = chat_model(server, transport="httpx")
     assert streamed_text(await collect(provider.call(REQUEST))) == "Hello"
@@ -126,9 +127,7 @@ async def test_the_clients_of_a_provider_do_so(server: Server) -> None:
     await provider.aclose()
 
 
-async def test_where_the_environment_names_a_proxy_the_requests_go_through_it(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_use_the_proxy_of_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.port}")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
@@ -139,7 +138,7 @@ async def test_where_the_environment_names_a_proxy_the_requests_go_through_it(
     await provider.aclose()
 
 
-async def test_an_idle_connection_says_whether_the_server_has_closed_it(server: Server) -> None:
+async def test_idle_connection_detects_that_the_server_closed_it(server: Server) -> None:
     stream = await Backend().connect_tcp("127.0.0.1", server.port)
     assert stream.get_extra_info("is_readable") is False
     for task in server.tasks:
@@ -153,16 +152,16 @@ async def test_an_idle_connection_says_whether_the_server_has_closed_it(server: 
     assert stream.get_extra_info("socket") is not None
 
 
-async def test_a_connection_that_is_gone_as_soon_as_it_is_made_is_no_mistake_of_the_program() -> None:
+async def test_connection_closed_at_once_is_not_a_program_error() -> None:
     here, there = socket.socketpair()
     with there:
         here.close()
-        stream = Stream(Gone(here))
+        stream = Stream(BrokenStream(here))
         assert stream.get_extra_info("is_readable") is True
         assert stream.get_extra_info("socket") is here
 
 
-def test_each_exception_of_httpcore_has_its_counterpart_in_httpx() -> None:
+def test_each_httpcore_exception_is_mapped_to_httpx() -> None:
     kinds = [kind for kind in vars(httpcore).values() if isinstance(kind, type) and issubclass(kind, _ERRORS)]
     assert len(kinds) > 10
     for kind in kinds:
@@ -170,8 +169,8 @@ def test_each_exception_of_httpcore_has_its_counterpart_in_httpx() -> None:
         assert (type(error).__name__, str(error)) == (kind.__name__, "why")
 
 
-class Gone(httpcore.AsyncNetworkStream):
-    """The end of a connection that takes nothing any more; what came before can still be read."""
+class BrokenStream(httpcore.AsyncNetworkStream):
+    """Stream whose writes fail, while earlier data can still be read."""
 
     def __init__(self, end: socket.socket | None = None) -> None:
         self._end = end
@@ -183,12 +182,12 @@ class Gone(httpcore.AsyncNetworkStream):
         raise httpcore.WriteError("broken pipe")
 
     def get_extra_info(self, info: str) -> Any:
-        # As the streams of httpcore have it.
+        # As in httpcore.
         return self._end is not None and self._end.fileno() < 0 if info == "is_readable" else self._end
 
 
-async def test_an_answer_that_came_before_the_request_is_read_though_the_request_cannot_be_written() -> None:
-    stream = Stream(Gone())
+async def test_answer_is_read_although_the_request_cannot_be_written() -> None:
+    stream = Stream(BrokenStream())
     await stream.write(b"GET / HTTP/1.1\r\n\r\n")
     assert (await stream.read(100)).startswith(b"HTTP/1.1 429")
     await stream.write(b"POST / HTTP/1.1\r\n\r\n")
@@ -196,8 +195,51 @@ async def test_an_answer_that_came_before_the_request_is_read_though_the_request
         await stream.write(b"{}")
 
 
-@pytest.mark.parametrize("size", [2, 3 * MOST_TOGETHER, 2**22])
-async def test_a_server_that_answers_before_it_has_read_the_request_is_heard(size: int) -> None:
+class ScriptedStream(httpcore.AsyncNetworkStream):
+    """Stream of prepared data that records the maximum size of each read."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces = list(pieces)
+        self.sizes: list[int] = []
+
+    async def read(self, max_bytes: int, *limits: Any, **named: Any) -> bytes:
+        self.sizes.append(max_bytes)
+        return self.pieces.pop(0)
+
+    async def write(self, buffer: bytes, *limits: Any, **named: Any) -> None:
+        pass
+
+    def get_extra_info(self, info: str) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("pieces", "small"),
+    [
+        ([b"HTTP/1.1 200 OK\r\n\r\n", b"{}"], 1),
+        ([b"HTTP/1.1 103 Early Hints\r\n\r\n" * 9, b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 404 No\r\n", b"a: b"], 2),
+        ([b"HTTP/1.1 103 Early Hints\r\n\r\nHTT", b"P/1.1 5", b"00 Failed\r\n\r\n"], 2),
+        ([*(bytes([byte]) for byte in b"HTTP/1.0 200 OK\r\n"), b"\r\n"], 10),
+        ([b"HTTP/1.1 103 Early Hints\r\na: HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"{}"], 2),
+        ([b"HTTP/1.1 103 Early Hints\r\na: ", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"{}"], 3),
+    ],
+)
+async def test_read_size_is_smaller_before_the_final_status(pieces: list[bytes], small: int) -> None:
+    connection = ScriptedStream(*pieces)
+    stream = Stream(connection)
+    await stream.write(b"GET / HTTP/1.1\r\n\r\n")
+    for piece in pieces:
+        assert await stream.read(2**16) == piece
+    assert connection.sizes == [HEAD_BYTES] * small + [2**16] * (len(pieces) - small)
+    # The head of the next response on this connection is read in small pieces, too.
+    connection.pieces = [b"HTTP/1.1 103 Early Hints\r\n\r\n"]
+    await stream.write(b"GET / HTTP/1.1\r\n\r\n")
+    await stream.read(2**16)
+    assert connection.sizes[-1] == HEAD_BYTES
+
+
+@pytest.mark.parametrize("size", [2, 3 * MAX_COMBINED_BYTES, 2**22])
+async def test_early_answer_of_a_server_is_read(size: int) -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 413 Too large\r\nconnection: close\r\ncontent-length: 2\r\n\r\nno")
@@ -212,7 +254,7 @@ async def test_a_server_that_answers_before_it_has_read_the_request_is_heard(siz
     ended = asyncio.Event()
     listener = await asyncio.start_server(refuse, "127.0.0.1", 0)
     async with listener:
-        async with client_of(Backend()) as client:
+        async with make_client(Backend()) as client:
             port = listener.sockets[0].getsockname()[1]
             answer = await client.post(f"http://127.0.0.1:{port}/", content=b"x" * size)
             assert (answer.status_code, answer.content) == (413, b"no")
@@ -220,7 +262,7 @@ async def test_a_server_that_answers_before_it_has_read_the_request_is_heard(siz
             await ended.wait()
 
 
-async def test_a_request_that_is_cancelled_in_its_middle_leaves_no_connection_to_be_used_again(server: Server) -> None:
+async def test_connection_of_a_cancelled_request_is_not_reused(server: Server) -> None:
     begun = asyncio.Event()
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -229,7 +271,7 @@ async def test_a_request_that_is_cancelled_in_its_middle_leaves_no_connection_to
         yield b"{}"
 
     server.replies = [Reply([b"{}"])]
-    client, writes = watched()
+    client, writes = make_recording_client()
     async with client:
         url = f"{server.base_url}/chat/completions"
         with anyio.CancelScope() as scope:
@@ -243,11 +285,11 @@ async def test_a_request_that_is_cancelled_in_its_middle_leaves_no_connection_to
         assert [len(writes.seen), writes.seen[0][-2:]] == [1, b"{}"]
 
 
-async def test_a_server_with_an_address_of_the_sixth_version_is_spoken_to(server: Server) -> None:
+async def test_ipv6_server_is_supported(server: Server) -> None:
     try:
         listener = await asyncio.start_server(server.handle, "::1", 0)
     except OSError:
-        return  # a machine without it
+        return  # The machine may not support IPv6.
     server.answer(text_reply("Hello"))
     async with listener:
         provider = openai_chat("m", base_url=f"http://[::1]:{listener.sockets[0].getsockname()[1]}/v1", api_key="k")

@@ -18,7 +18,7 @@ from rxloop.testing import virtual_time
 from support.http_server import REQUEST, Server, chat_model, collect, streamed_text, text_reply
 
 
-async def test_every_few_streams_have_a_client_of_their_own() -> None:
+async def test_streams_are_distributed_over_several_clients() -> None:
     pool = ClientPool(Timeouts(), transport="httpx")
     async with AsyncExitStack() as streams:
         lent = [await streams.enter_async_context(pool.lease()) for _ in range(STREAMS + 1)]
@@ -29,7 +29,7 @@ async def test_every_few_streams_have_a_client_of_their_own() -> None:
     assert all(client.is_closed for client in lent)
 
 
-async def test_nothing_is_made_before_the_first_stream_and_a_closed_pool_makes_anew() -> None:
+async def test_pool_creates_clients_on_demand_and_again_after_close() -> None:
     pool = ClientPool(Timeouts())
     assert pool.clients == []
     await pool.aclose()
@@ -39,7 +39,7 @@ async def test_nothing_is_made_before_the_first_stream_and_a_closed_pool_makes_a
     await pool.aclose()
 
 
-def test_clients_beyond_the_idle_ones_that_stay_are_closed_when_nobody_has_used_them_for_a_while() -> None:
+def test_surplus_idle_clients_are_closed_after_a_delay() -> None:
     async def use() -> None:
         pool = ClientPool(Timeouts(), transport="httpx")
         async with AsyncExitStack() as most, AsyncExitStack() as one:
@@ -52,16 +52,16 @@ def test_clients_beyond_the_idle_ones_that_stay_are_closed_when_nobody_has_used_
             await most.aclose()
             pool.tidy()
             await asyncio.sleep(_pool.IDLE_SECONDS - 1)
-            # Not yet: the next moment may need them.
+            # Still open, because they may be needed soon.
             assert pool.clients == every
-            # One has been used meanwhile, and gets as long as the others.
+            # One client was used again, which restarted its idle time.
             async with AsyncExitStack() as again:
                 for _ in range((_pool.IDLE_CLIENTS + 1) * STREAMS):
                     await again.enter_async_context(pool.lease())
             await asyncio.sleep(_pool.IDLE_SECONDS - 1)
             assert pool.clients == every
             await asyncio.sleep(_pool.IDLE_SECONDS)
-            # The one that is in use stays.
+            # The active client is kept.
             assert pool.clients == [*every[: _pool.IDLE_CLIENTS], every[-1]]
             assert [client.is_closed for client in every] == [False] * _pool.IDLE_CLIENTS + [True, False]
         pool.tidy()
@@ -76,7 +76,7 @@ def test_clients_beyond_the_idle_ones_that_stay_are_closed_when_nobody_has_used_
         time.run(use())
 
 
-async def test_many_calls_at_once_share_few_clients_and_no_connection_is_left(server: Server, transport: str) -> None:
+async def test_concurrent_calls_share_few_clients_and_leave_no_connection(server: Server, transport: str) -> None:
     server.answer(text_reply("Hello"))
     provider = chat_model(server)
     for _ in range(2):
@@ -103,7 +103,7 @@ def test_each_event_loop_has_its_own_clients() -> None:
     assert seen[0] is not seen[1]
 
 
-async def test_a_client_of_the_users_is_used_and_never_closed() -> None:
+async def test_custom_client_is_used_and_never_closed() -> None:
     async with httpx.AsyncClient() as own:
         pool = ClientPool(Timeouts(), own=own)
         async with AsyncExitStack() as streams:
@@ -115,24 +115,24 @@ async def test_a_client_of_the_users_is_used_and_never_closed() -> None:
         assert not own.is_closed
 
 
-async def test_the_transport_is_httpx_unless_the_environment_or_the_call_says_so(
+async def test_transport_defaults_to_httpx(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def used(pool: ClientPool) -> str:
+    async def find_transport(pool: ClientPool) -> str:
         async with pool.lease() as client:
             name = type(client).__name__
         await pool.aclose()
         return name
 
     monkeypatch.delenv(TRANSPORT_ENV, raising=False)
-    assert await used(ClientPool(Timeouts())) == "HttpxClient"
-    assert await used(ClientPool(Timeouts(), transport="aiohttp")) == "AiohttpClient"
+    assert await find_transport(ClientPool(Timeouts())) == "HttpxClient"
+    assert await find_transport(ClientPool(Timeouts(), transport="aiohttp")) == "AiohttpClient"
     monkeypatch.setenv(TRANSPORT_ENV, "aiohttp")
-    assert await used(ClientPool(Timeouts())) == "AiohttpClient"
-    assert await used(ClientPool(Timeouts(), transport="httpx")) == "HttpxClient"
+    assert await find_transport(ClientPool(Timeouts())) == "AiohttpClient"
+    assert await find_transport(ClientPool(Timeouts(), transport="httpx")) == "HttpxClient"
 
 
-async def test_a_transport_that_is_unknown_or_not_installed_says_what_to_do(
+async def test_unknown_or_missing_transport_error_suggests_a_remedy(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unknown = "transport must be 'httpx' or 'aiohttp', got 'curl'; check transport= and RXLOOP_TRANSPORT"
@@ -144,16 +144,18 @@ async def test_a_transport_that_is_unknown_or_not_installed_says_what_to_do(
     missing = (await collect(chat_model(server, transport="aiohttp").call(REQUEST))).error
     assert isinstance(missing, ConfigurationError)
     assert "pip install 'rxloop[fast]'" in str(missing)
+    with pytest.raises(ConfigurationError, match=r"pass an httpx transport as http_client=httpx.AsyncClient"):
+        openai_chat("m", transport=httpx.MockTransport(lambda _: httpx.Response(200)))  # pyright: ignore[reportArgumentType]
     assert server.requests == []
 
 
-async def test_a_client_of_the_users_and_a_transport_do_not_go_together() -> None:
+async def test_custom_client_and_transport_are_mutually_exclusive() -> None:
     async with httpx.AsyncClient() as own:
         with pytest.raises(ConfigurationError, match="not both"):
             openai_chat("m", base_url="http://localhost/v1", http_client=own, transport="httpx")
 
 
-async def test_where_the_environment_names_a_proxy_the_transport_is_httpx(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_transport_is_httpx_if_the_environment_has_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
@@ -163,7 +165,7 @@ async def test_where_the_environment_names_a_proxy_the_transport_is_httpx(monkey
     assert ClientPool(Timeouts(), transport="aiohttp").shielded
 
 
-async def test_a_provider_that_is_dropped_takes_its_pool_along(server: Server, transport: str) -> None:
+async def test_dropped_provider_releases_its_pool(server: Server, transport: str) -> None:
     server.answer(text_reply("Hello"))
     provider = chat_model(server)
     await collect(provider.call(REQUEST))
@@ -178,7 +180,7 @@ async def test_a_provider_that_is_dropped_takes_its_pool_along(server: Server, t
         gc.enable()
 
 
-def test_after_a_peak_few_idle_clients_stay() -> None:
+def test_idle_clients_are_closed_after_a_peak() -> None:
     async def use() -> None:
         pool = ClientPool(Timeouts(), transport="httpx")
         async with AsyncExitStack() as peak, AsyncExitStack() as work:
@@ -202,7 +204,7 @@ def test_after_a_peak_few_idle_clients_stay() -> None:
         time.run(use())
 
 
-def test_what_is_being_closed_is_closed_when_the_pool_is() -> None:
+def test_pool_close_waits_for_clients_being_closed() -> None:
     async def use() -> None:
         pool = ClientPool(Timeouts(), transport="httpx")
         async with AsyncExitStack() as peak:
@@ -220,21 +222,21 @@ def test_what_is_being_closed_is_closed_when_the_pool_is() -> None:
         time.run(use())
 
 
-async def test_a_peak_goes_on_with_the_connections_that_it_has(server: Server) -> None:
+async def test_peak_reuses_its_connections(server: Server) -> None:
     server.answer(text_reply("Hello"))
     provider = chat_model(server, transport="httpx")
 
-    async def one_after_the_other() -> None:
+    async def call_sequentially() -> None:
         for _ in range(3):
             await collect(provider.call(REQUEST))
 
-    await asyncio.gather(*(one_after_the_other() for _ in range(60)))
-    # Each connection is made once, though between two calls all clients may rest.
+    await asyncio.gather(*(call_sequentially() for _ in range(60)))
+    # Each connection is created once, even if all clients are idle between two calls.
     assert server.connections <= 60
     await provider.aclose()
 
 
-async def test_the_sockets_of_a_peak_are_closed_with_it(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sockets_of_a_peak_are_closed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_pool, "IDLE_SECONDS", 0.05)
     server.answer(text_reply("Hello"))
     provider = chat_model(server, transport="httpx")

@@ -9,7 +9,7 @@ from rxloop.providers.transport.httpx_client import before_waiting
 
 
 class Chunks:
-    """Gives some chunks at once, and the rest when it is told to."""
+    """Iterator that yields some chunks at once, and others on request."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -22,12 +22,12 @@ class Chunks:
             await self.gate.wait()
             yield 3
         finally:
-            # A clean-up that waits, as that of a connection does.
+            # Asynchronous cleanup, as in httpx.
             await asyncio.sleep(0)
             self.closed = True
 
 
-async def test_it_calls_only_before_a_wait() -> None:
+async def test_callback_is_called_only_before_a_wait() -> None:
     chunks = Chunks()
     source = aiter(chunks)
     calls: list[str] = []
@@ -39,7 +39,7 @@ async def test_it_calls_only_before_a_wait() -> None:
     assert calls == ["c"]
 
 
-async def test_a_wait_that_is_cancelled_unwinds_the_awaitable() -> None:
+async def test_cancelled_wait_closes_the_awaitable() -> None:
     chunks = Chunks()
     source = aiter(chunks)
     waits = asyncio.Event()
@@ -56,7 +56,7 @@ async def test_a_wait_that_is_cancelled_unwinds_the_awaitable() -> None:
     assert chunks.closed
 
 
-async def test_the_end_and_the_errors_of_the_awaitable_come_through() -> None:
+async def test_end_and_errors_of_the_awaitable_are_passed_on() -> None:
     chunks = Chunks()
     chunks.gate.set()
     source = aiter(chunks)
@@ -72,7 +72,7 @@ async def test_the_end_and_the_errors_of_the_awaitable_come_through() -> None:
         await before_waiting(fail(), lambda: None)
 
 
-async def test_an_await_that_is_dropped_closes_the_awaitable() -> None:
+async def test_dropped_await_closes_the_awaitable() -> None:
     closed: list[str] = []
 
     async def work() -> None:
@@ -81,10 +81,10 @@ async def test_an_await_that_is_dropped_closes_the_awaitable() -> None:
         finally:
             closed.append("closed")
 
-    async def waiting() -> None:
+    async def await_work() -> None:
         await before_waiting(work(), lambda: None)
 
-    steps = waiting()
+    steps = await_work()
     steps.send(None)
     steps.close()
     assert closed == ["closed"]

@@ -18,8 +18,8 @@ def decode(pieces: list[bytes]) -> list[bytes]:
 
 
 @st.composite
-def streams(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
-    """An event stream with everything that the standard allows, and the payloads in it."""
+def generate_streams(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
+    """Generate event streams with their payloads, using all standard features."""
     parts: list[bytes] = [b"\xef\xbb\xbf"] if draw(st.booleans()) else []
     payloads: list[bytes] = []
     newline = draw(st.sampled_from(NEWLINES))
@@ -39,32 +39,32 @@ def streams(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
     return b"".join(parts), payloads
 
 
-@given(st.data(), streams())
-def test_any_stream_gives_its_payloads_however_it_is_cut(data: st.DataObject, made: tuple[bytes, list[bytes]]) -> None:
+@given(st.data(), generate_streams())
+def test_stream_is_decoded_at_any_read_boundaries(data: st.DataObject, made: tuple[bytes, list[bytes]]) -> None:
     # L70
     stream, payloads = made
     assert decode(data.draw(split_stream(stream))) == payloads
 
 
-@given(streams())
-def test_a_stream_that_comes_byte_by_byte_gives_its_payloads(made: tuple[bytes, list[bytes]]) -> None:
+@given(generate_streams())
+def test_stream_is_decoded_byte_by_byte(made: tuple[bytes, list[bytes]]) -> None:
     # L70
     stream, payloads = made
     assert decode(split_bytes(stream)) == payloads
 
 
-def test_a_payload_is_given_as_soon_as_its_blank_line_is_there() -> None:
+def test_payload_is_returned_at_its_blank_line() -> None:
     for newline in NEWLINES:
         decoder = SSEDecoder()
         assert decoder.feed(b"data: a" + newline) == []
         assert decoder.feed(newline[:1]) == [b"a"]
 
 
-def test_one_read_gives_all_its_payloads_at_once() -> None:
+def test_one_read_returns_all_complete_payloads() -> None:
     assert SSEDecoder().feed(b"data: a\n\ndata: b\n\n: note\n\ndata: c\n\nda") == [b"a", b"b", b"c"]
 
 
-def test_a_last_event_without_a_blank_line_is_given_at_the_end() -> None:
+def test_last_event_without_a_blank_line_is_returned_by_flush() -> None:
     decoder = SSEDecoder()
     assert decoder.feed(b"data: a\n\ndata: b") == [b"a"]
     assert decoder.flush() == [b"b"]
@@ -72,7 +72,7 @@ def test_a_last_event_without_a_blank_line_is_given_at_the_end() -> None:
 
 
 @pytest.mark.parametrize("line", [b"data: x\n", b": a comment\n", b"data: x\r\n"])
-def test_a_further_line_of_an_event_costs_the_same_however_many_there_are(line: bytes) -> None:
+def test_feed_does_not_copy_the_earlier_lines_of_an_event(line: bytes) -> None:
     decoder = SSEDecoder()
     for _ in range(20_000):
         assert decoder.feed(line) == []

@@ -1,4 +1,4 @@
-"""What every transport does alike: TLS, proxies, limits of time, and connections that break or are kept."""
+"""Behaviour common to all transports: TLS, proxies, timeouts, broken and reused connections."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
-    """Who vouches for the certificates of the tests."""
+    """Certificate authority of the tests."""
     return trustme.CA()
 
 
 @pytest.fixture(scope="module")
 def certificate(authority: trustme.CA) -> trustme.LeafCert:
-    """A certificate for this machine."""
+    """Certificate for this machine."""
     return authority.issue_cert("127.0.0.1")
 
 
@@ -64,7 +64,7 @@ def trusted(authority: trustme.CA, monkeypatch: pytest.MonkeyPatch) -> Generator
 
 @contextlib.asynccontextmanager
 async def secure(certificate: trustme.LeafCert) -> AsyncGenerator[Server]:
-    """A model server behind TLS."""
+    """Model server with TLS."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     certificate.configure_cert(context)
     made = Server()
@@ -79,8 +79,8 @@ async def secure(certificate: trustme.LeafCert) -> AsyncGenerator[Server]:
 
 
 @contextlib.asynccontextmanager
-async def tunnel(asked: list[str]) -> AsyncGenerator[str]:
-    """A proxy that carries bytes to where it is told to; its address."""
+async def start_tunnel(asked: list[str]) -> AsyncGenerator[str]:
+    """Start a CONNECT proxy, and yield its URL."""
     tasks: set[asyncio.Task[Any]] = set()
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -108,14 +108,14 @@ async def tunnel(asked: list[str]) -> AsyncGenerator[str]:
         await asyncio.gather(*tasks)
 
 
-async def called(base_url: str, key: str = "k") -> StreamResult:
-    """What a provider makes of an answer; it leaves no connection behind."""
+async def ask(base_url: str, key: str = "k") -> StreamResult:
+    """Call a provider, and check for leaked connections."""
     provider = openai_chat("m", base_url=base_url, retry=ONCE, api_key=key)
-    return (await answers(provider, 1))[0]
+    return (await ask_sequentially(provider, 1))[0]
 
 
-async def answers(provider: HTTPModel, count: int) -> list[StreamResult]:
-    """The answers to calls that are made one after the other."""
+async def ask_sequentially(provider: HTTPModel, count: int) -> list[StreamResult]:
+    """Make sequential calls."""
     async with asyncio.timeout(5):
         found = [await collect(provider.call(REQUEST)) for _ in range(count)]
         assert active_connections(provider) == []
@@ -124,58 +124,56 @@ async def answers(provider: HTTPModel, count: int) -> list[StreamResult]:
 
 
 @pytest.mark.usefixtures("trusted")
-async def test_a_server_with_a_good_certificate_is_spoken_to_over_one_connection(certificate: trustme.LeafCert) -> None:
+async def test_server_with_a_valid_certificate_is_called_over_one_connection(certificate: trustme.LeafCert) -> None:
     async with secure(certificate) as server:
         provider = openai_chat("m", base_url=f"https://127.0.0.1:{server.port}/v1", retry=ONCE)
-        assert [streamed_text(answer) for answer in await answers(provider, 3)] == ["Hello"] * 3
+        assert [streamed_text(answer) for answer in await ask_sequentially(provider, 3)] == ["Hello"] * 3
         assert (server.connections, len(server.requests)) == (1, 3)
 
 
-async def test_a_certificate_that_nobody_vouches_for_is_no_connection(certificate: trustme.LeafCert) -> None:
+async def test_untrusted_certificate_is_a_connection_error(certificate: trustme.LeafCert) -> None:
     async with secure(certificate) as server:
-        answer = await called(f"https://127.0.0.1:{server.port}/v1")
+        answer = await ask(f"https://127.0.0.1:{server.port}/v1")
         assert isinstance(answer.error, ProviderConnectionError)
         assert "certificate" in str(answer.error).lower()
         assert server.requests == []
 
 
-async def test_a_proxy_of_the_environment_gets_the_request_with_its_whole_address(
+async def test_http_proxy_of_the_environment_gets_the_absolute_url(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.answer(text_reply("Hello"))
     monkeypatch.setenv("HTTP_PROXY", f"http://ann:pass@127.0.0.1:{server.port}")
-    answer = await called("http://model.example/v1")
+    answer = await ask("http://model.example/v1")
     assert (answer.error, streamed_text(answer)) == (None, "Hello")
     assert server.requests[0].path == "http://model.example/v1/chat/completions"
     assert server.requests[0].headers["proxy-authorization"] == "Basic YW5uOnBhc3M="
     assert server.requests[0].headers["authorization"] == "Bearer k"
 
 
-async def test_an_address_that_needs_no_proxy_is_asked_itself(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_url_excluded_from_the_proxy_is_called_directly(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server.answer(text_reply("Hello"))
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    assert streamed_text(await called(server.base_url)) == "Hello"
+    assert streamed_text(await ask(server.base_url)) == "Hello"
     monkeypatch.delenv("NO_PROXY")
-    assert isinstance((await called(server.base_url)).error, ProviderConnectionError)
+    assert isinstance((await ask(server.base_url)).error, ProviderConnectionError)
     assert len(server.requests) == 1
 
 
 @pytest.mark.usefixtures("trusted")
-async def test_tls_goes_through_the_tunnel_of_a_proxy(
-    certificate: trustme.LeafCert, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tls_uses_the_tunnel_of_a_proxy(certificate: trustme.LeafCert, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    async with tunnel(asked) as address, secure(certificate) as server:
+    async with start_tunnel(asked) as address, secure(certificate) as server:
         monkeypatch.setenv("HTTPS_PROXY", address)
         provider = openai_chat("m", base_url=f"https://127.0.0.1:{server.port}/v1", retry=ONCE)
-        assert [streamed_text(answer) for answer in await answers(provider, 2)] == ["Hello"] * 2
+        assert [streamed_text(answer) for answer in await ask_sequentially(provider, 2)] == ["Hello"] * 2
         assert asked == [f"CONNECT 127.0.0.1:{server.port} HTTP/1.1"]
 
 
-async def test_a_request_that_the_server_does_not_take_is_a_timeout() -> None:
+async def test_request_that_the_server_does_not_read_is_a_timeout() -> None:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Reads the head and no more.
+        # Read only the head.
         await reader.readuntil(b"\r\n\r\n")
         reader._transport.pause_reading()  # type: ignore[attr-defined]
         await leave.wait()
@@ -195,26 +193,26 @@ async def test_a_request_that_the_server_does_not_take_is_a_timeout() -> None:
     listener.close()
 
 
-async def test_a_key_that_cannot_be_a_header_is_a_mistake_and_nothing_is_sent(server: Server) -> None:
-    answer = await called(server.base_url, key="a\nb")
+async def test_key_that_is_invalid_in_a_header_is_a_configuration_error(server: Server) -> None:
+    answer = await ask(server.base_url, key="a\nb")
     assert isinstance(answer.error, ConfigurationError)
     assert server.requests == []
 
 
-async def test_the_cookies_of_a_gateway_come_back_to_it(server: Server) -> None:
+async def test_cookies_of_a_gateway_are_returned_to_it(server: Server) -> None:
     plain = text_reply("Hello")
     cookies = ["a=1; Path=/", "b=2; Path=/elsewhere", "a=3; Path=/"]
     server.answer(*[replace(plain, headers={"set-cookie": cookie}) for cookie in cookies], plain)
     provider = chat_model(server)
-    await answers(provider, 5)
+    await ask_sequentially(provider, 5)
     assert [request.headers.get("cookie") for request in server.requests] == [None, "a=1", "a=1", "a=3", "a=3"]
     server.requests.clear()
     mine = chat_model(server, headers={"Cookie": "mine=1"})
-    await answers(mine, 2)
+    await ask_sequentially(mine, 2)
     assert [request.headers.get("cookie") for request in server.requests] == ["mine=1", "mine=1"]
 
 
-async def test_a_request_has_the_headers_of_its_own_call(server: Server) -> None:
+async def test_request_has_the_headers_of_its_own_call(server: Server) -> None:
     server.answer(text_reply("Hello"))
     provider = chat_model(server)
     for number in (1, 1, 2, 10_000):
@@ -226,7 +224,7 @@ async def test_a_request_has_the_headers_of_its_own_call(server: Server) -> None
     await provider.aclose()
 
 
-async def test_a_connection_that_the_server_closed_meanwhile_is_not_used_again(server: Server) -> None:
+async def test_connection_closed_by_the_server_is_not_reused(server: Server) -> None:
     server.answer(text_reply("Hello"))
     provider = chat_model(server)
     assert streamed_text(await collect(provider.call(REQUEST))) == "Hello"
@@ -240,7 +238,7 @@ async def test_a_connection_that_the_server_closed_meanwhile_is_not_used_again(s
     await provider.aclose()
 
 
-async def test_a_call_is_disposed_of_in_the_middle_of_a_flood(server: Server) -> None:
+async def test_call_can_be_disposed_during_a_flood(server: Server) -> None:
     server.answer(text_reply(*["word"] * 20_000))
     provider = chat_model(server)
     seen = 0

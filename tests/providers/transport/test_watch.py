@@ -13,7 +13,7 @@ SHIELDED = pytest.mark.parametrize("shielded", [True, False])
 
 
 def run_for(shielded: bool, seconds: float | None, *steps: float | str, total: float = math.inf) -> tuple[Watch, float]:
-    """Wait, note events, hold and go on, as the steps say; how long it took."""
+    """Execute sleeps and watch methods in order. Returns the watch and the elapsed seconds."""
 
     async def work() -> tuple[Watch, float]:
         loop = asyncio.get_running_loop()
@@ -41,14 +41,14 @@ def test_silence_ends_the_block(shielded: bool) -> None:
 
 
 @SHIELDED
-def test_each_event_puts_the_end_off(shielded: bool) -> None:
+def test_each_event_postpones_the_end(shielded: bool) -> None:
     watch, took = run_for(shielded, 5, 4, "seen", 4, "seen", 100)
     assert watch.expired
     assert took == pytest.approx(13, abs=0.01)
 
 
 @SHIELDED
-def test_nothing_is_awaited_from_a_reader_that_is_held_back(shielded: bool) -> None:
+def test_held_reader_does_not_expire(shielded: bool) -> None:
     watch, took = run_for(shielded, 5, "hold", 100, "go_on", 4)
     assert not watch.expired
     assert took == 104
@@ -56,13 +56,13 @@ def test_nothing_is_awaited_from_a_reader_that_is_held_back(shielded: bool) -> N
 
 
 @SHIELDED
-def test_an_answer_that_is_over_need_have_no_more_events(shielded: bool) -> None:
+def test_stopped_watch_does_not_expire(shielded: bool) -> None:
     assert not run_for(shielded, 5, "stop", 100)[0].expired
 
 
 @SHIELDED
 @pytest.mark.parametrize("seconds", [5, None])
-def test_a_block_may_take_so_much_time_and_no_more(shielded: bool, seconds: float | None) -> None:
+def test_block_ends_at_the_total_time(shielded: bool, seconds: float | None) -> None:
     watch, took = run_for(shielded, seconds, 4, "seen", 4, "seen", "hold", 100, total=10)
     assert watch.late
     assert not watch.expired
@@ -70,18 +70,18 @@ def test_a_block_may_take_so_much_time_and_no_more(shielded: bool, seconds: floa
 
 
 @SHIELDED
-def test_a_block_that_ends_in_time_is_not_late(shielded: bool) -> None:
+def test_block_that_ends_in_time_is_not_late(shielded: bool) -> None:
     assert not run_for(shielded, 5, 4, total=10)[0].late
     assert not run_for(shielded, 5, 4, "stop", 100, total=10)[0].late
 
 
 @SHIELDED
-def test_there_may_be_no_limit(shielded: bool) -> None:
+def test_watch_without_limits_never_ends(shielded: bool) -> None:
     assert not run_for(shielded, None, 10_000)[0].expired
 
 
 @SHIELDED
-async def test_what_was_there_while_the_loop_was_held_counts(shielded: bool) -> None:
+async def test_data_received_while_the_loop_was_blocked_counts(shielded: bool) -> None:
     loop = asyncio.get_running_loop()
     watch = Watch(0.05, shielded)
     with watch:
@@ -95,7 +95,7 @@ async def test_what_was_there_while_the_loop_was_held_counts(shielded: bool) -> 
     assert not watch.expired
 
 
-async def test_a_task_that_never_waits_is_ended_too() -> None:
+async def test_task_that_never_waits_is_ended() -> None:
     watch = Watch(0.01, shielded=False)
     loop = asyncio.get_running_loop()
     with watch:

@@ -1,4 +1,4 @@
-"""Tokens of google-auth, from a server that gives them as Google's does."""
+"""Access tokens of google-auth, from a local token server."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from rxloop import errors
 from rxloop.providers.credentials import GoogleToken
 
 
-class Tokens(ThreadingHTTPServer):
-    """Gives a new access token to each request."""
+class TokenServer(ThreadingHTTPServer):
+    """Server that returns a new access token for each request."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), TokenHandler)
@@ -32,7 +32,7 @@ class Tokens(ThreadingHTTPServer):
 
 
 class TokenHandler(BaseHTTPRequestHandler):
-    server: Tokens  # pyright: ignore[reportIncompatibleVariableOverride]
+    server: TokenServer  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
@@ -58,8 +58,8 @@ def private_key() -> str:
 
 
 @pytest.fixture
-def tokens() -> Iterator[Tokens]:
-    with Tokens() as made:
+def tokens() -> Iterator[TokenServer]:
+    with TokenServer() as made:
         thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield made
@@ -68,8 +68,8 @@ def tokens() -> Iterator[Tokens]:
 
 
 @pytest.fixture
-def account(tokens: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tokens:
-    """A machine with credentials of an account at that server."""
+def account(tokens: TokenServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TokenServer:
+    """Service account credentials for the token server."""
     credentials = tmp_path / "credentials.json"
     fields = {
         "type": "service_account",
@@ -83,59 +83,59 @@ def account(tokens: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return tokens
 
 
-async def test_a_token_is_kept_until_it_expires(account: Tokens) -> None:
+async def test_token_is_reused_until_it_expires(account: TokenServer) -> None:
     token = GoogleToken()
     assert [await token() for _ in range(3)] == ["token-1"] * 3
     assert account.given == 1
 
 
-async def test_a_token_that_expires_soon_is_renewed(account: Tokens) -> None:
+async def test_token_that_expires_soon_is_renewed(account: TokenServer) -> None:
     token = GoogleToken()
     account.seconds = 1
     assert [await token() for _ in range(2)] == ["token-1", "token-2"]
 
 
-async def test_many_calls_at_once_renew_it_once(account: Tokens) -> None:
+async def test_concurrent_calls_renew_the_token_once(account: TokenServer) -> None:
     token = GoogleToken()
     assert await asyncio.gather(*(token() for _ in range(10))) == ["token-1"] * 10
     assert account.given == 1
 
 
-async def test_an_account_that_is_refused_is_an_error_that_says_so(account: Tokens) -> None:
+async def test_refused_account_is_an_authentication_error(account: TokenServer) -> None:
     account.status = 400
     with pytest.raises(errors.AuthenticationError, match="no access token from Google: RefreshError"):
         await GoogleToken()()
 
 
-async def test_a_server_in_trouble_is_a_failure_that_may_pass(account: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_token_server_error_is_retryable(account: TokenServer, monkeypatch: pytest.MonkeyPatch) -> None:
     account.status = 503
-    monkeypatch.setattr(_exponential_backoff.ExponentialBackoff, "__next__", without_waiting)
+    monkeypatch.setattr(_exponential_backoff.ExponentialBackoff, "__next__", remove_delays)
     with pytest.raises(errors.ServerError, match="no access token from Google"):
         await GoogleToken()()
 
 
-def without_waiting(backoff: Any) -> int:
-    """Let google-auth try again at once, and not after seconds."""
+def remove_delays(backoff: Any) -> int:
+    """Disable the retry delays of google-auth."""
     if backoff._backoff_count >= backoff._total_attempts:
         raise StopIteration
     backoff._backoff_count += 1
     return backoff._backoff_count
 
 
-async def test_a_server_that_is_away_is_a_failure_that_may_pass(account: Tokens, tmp_path: Path) -> None:
+async def test_unreachable_token_server_is_retryable(account: TokenServer, tmp_path: Path) -> None:
     credentials = tmp_path / "credentials.json"
     credentials.write_bytes(credentials.read_bytes().replace(str(account.server_port).encode(), b"1"))
     with pytest.raises(errors.ProviderConnectionError, match="no access token from Google"):
         await GoogleToken()()
 
 
-async def test_a_file_of_credentials_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_credentials_file_error_suggests_a_login(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/at/all.json")
     with pytest.raises(errors.AuthenticationError, match="gcloud auth application-default login"):
         await GoogleToken()()
 
 
-async def test_without_google_auth_a_sentence_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_google_auth_error_suggests_an_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google.auth", None)
     with pytest.raises(errors.ConfigurationError, match=r"pip install 'rxloop\[vertex\]'"):
         await GoogleToken()()

@@ -1,5 +1,5 @@
-// A task by the official client of npm, for a test: it is asked, answered, read, and one more is cancelled.
-// `node client.mjs <folder with node_modules> <url> <binding>` writes what it has seen as JSON.
+// Official npm client. Starts, answers and reads a task, and cancels another one.
+// `node client.mjs <folder with node_modules> <url> <binding>` prints the results as JSON.
 import { createRequire } from 'node:module';
 
 const [, , folder, url, binding] = process.argv;

@@ -1,4 +1,4 @@
-"""Agent that the official TCK of A2A tests: `sut.py port`. Its behaviour follows from the prefix of the message id."""
+"""Server for the official A2A TCK (`sut.py port`). Message id prefixes select the behavior."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rxloop.testing import ScriptedModel, call, frames
 
 @tool
 async def artifact(ctx: RunContext[Any], name: str) -> str:
-    """Create an artifact of each kind."""
+    """Create an artifact."""
     if name == "output.txt":
         draft = await ctx.artifacts.create(f"{ctx.task_id}.txt", name=name, media_type="text/plain")
         await draft.append(b"Generated file content", last=True)
@@ -66,7 +66,7 @@ ANSWERS: dict[str, Turn] = {
 
 
 def answer(request: ModelRequest) -> Turn:
-    """Return the answer that the TCK expects for the prefix of the message id."""
+    """Return the expected answer for a message id."""
     last = request.messages[-1]
     if last.role == "tool":
         return "Hello from TCK" if last.text not in ("made", "done") else ""
@@ -79,7 +79,7 @@ def main(port: int) -> None:
     """Serve the agent with webhooks in the private network."""
     agent = Agent(ScriptedModel(*[answer] * 10_000), tools=[artifact, ask, wait], thoughts=False)
     runtime = Runtime({"tck": agent}, log=MemoryEventLog(), grace=0.2)
-    uvicorn.run(a2a(runtime, push=PushOptions(private=True)), port=port, log_level="warning")
+    uvicorn.run(a2a(runtime, push=PushOptions(allow_private=True)), port=port, log_level="warning")
 
 
 if __name__ == "__main__":

@@ -96,13 +96,12 @@ async def test_question_is_answered_by_text_or_data(binding: str, how: str) -> N
             inputs: Any = data.data.struct_value["inputs"]
             [question] = [dict(each) for each in inputs]
             assert question["prompt"] == text.text
-            said: Any = {
+            replies: Any = {
                 "text": ("yes", None),
                 "data": ("", {"inputs": {question["inputId"]: True}}),
                 "value": ("", True),
             }
-            words, value = said[how]
-            # An invalid answer changes nothing.
+            words, value = replies[how]
             with pytest.raises(InvalidParamsError):
                 await read_task(client.send_message(message_request("perhaps", task_id=task.id)))
             answered = await read_task(client.send_message(message_request(words, data=value, task_id=task.id)))
@@ -147,7 +146,7 @@ async def test_reconnected_subscriber_gets_the_complete_answer(binding: str) -> 
             if join_artifacts(seen):
                 break
         await cast("Any", stream).aclose()
-        # A subscriber that starts during a text gets all of it.
+        # Subscribers always receive the complete text.
         remaining = await collect_responses(client.subscribe(pb.SubscribeToTaskRequest(id=seen[0].task.id)))
         assert [*join_artifacts(remaining).values()] == ["a b c d"] == [*join_artifacts(seen + remaining).values()]
 
@@ -157,8 +156,8 @@ async def test_cancelled_task_refuses_cancels_messages_and_subscriptions(binding
         async with served.client(binding, streaming=False) as client, served.client(binding) as reader:
             config = pb.SendMessageConfiguration(return_immediately=True)
             task = await read_task(client.send_message(message_request(config=config)))
-            over = await client.cancel_task(pb.CancelTaskRequest(id=task.id))
-            assert over.status.state == pb.TASK_STATE_CANCELED
+            final = await client.cancel_task(pb.CancelTaskRequest(id=task.id))
+            assert final.status.state == pb.TASK_STATE_CANCELED
             with pytest.raises(TaskNotCancelableError):
                 await client.cancel_task(pb.CancelTaskRequest(id=task.id))
             with pytest.raises(UnsupportedOperationError):
@@ -185,7 +184,7 @@ async def test_message_to_a_working_task_steers_it(binding: str) -> None:
 
     @tool
     async def work() -> str:
-        """Work until the gate opens."""
+        """Wait for the test."""
         await gate.wait()
         return "worked"
 
@@ -201,9 +200,9 @@ async def test_message_to_a_working_task_steers_it(binding: str) -> None:
         await read_task(client.send_message(message_request("In red", task_id=task.id, config=config)))
         gate.set()
         updates = await collect_responses(reader.subscribe(pb.SubscribeToTaskRequest(id=task.id)))
-        over = await client.get_task(pb.GetTaskRequest(id=task.id))
+        final = await client.get_task(pb.GetTaskRequest(id=task.id))
     assert updates
-    assert [message.parts[0].text for message in over.history] == ["Paint it", "In red"]
+    assert [message.parts[0].text for message in final.history] == ["Paint it", "In red"]
     assert "In red" in [message.text for message in model.requests[-1].messages]
 
 
@@ -257,9 +256,9 @@ async def test_task_can_be_read_and_cancelled_in_another_process(binding: str, t
             await read_task(client.send_message(message_request("yes", task_id=task.id, config=config)))
             while (await client.get_task(pb.GetTaskRequest(id=task.id))).status.state != pb.TASK_STATE_WORKING:
                 pass
-            over = await other.cancel_task(pb.CancelTaskRequest(id=task.id))
+            final = await other.cancel_task(pb.CancelTaskRequest(id=task.id))
             updates = await reading
-    assert over.status.state == pb.TASK_STATE_CANCELED
+    assert final.status.state == pb.TASK_STATE_CANCELED
     assert task_states(updates) == ["INPUT_REQUIRED", "WORKING", "CANCELED"]
     await one.aclose()
     await two.aclose()
@@ -267,23 +266,23 @@ async def test_task_can_be_read_and_cancelled_in_another_process(binding: str, t
 
 async def test_credential_is_requested_and_never_stored_or_sent(binding: str) -> None:
     @tool
-    async def sign_in(ctx: RunContext[Any]) -> str:
+    async def authenticate(ctx: RunContext[Any]) -> str:
         """Sign in."""
         token = await ctx.require_auth("github", url="https://github.com/login")
         return f"{len(token)} characters"
 
     agent: Agent[Any, Any] = Agent(
-        ScriptedModel(call("sign_in"), "Done."), tools=[sign_in], thoughts=False, name="clerk"
+        ScriptedModel(call("authenticate"), "Done."), tools=[authenticate], thoughts=False, name="clerk"
     )
     async with serve_a2a(agent) as served, served.client(binding, streaming=False) as client:
         task = await read_task(client.send_message(message_request()))
         assert task.status.state == pb.TASK_STATE_AUTH_REQUIRED
         assert task.status.message.parts[0].text == "Sign in to github. https://github.com/login"
-        over = await read_task(client.send_message(message_request("hunter-2", task_id=task.id)))
+        final = await read_task(client.send_message(message_request("hunter-2", task_id=task.id)))
         events = await served.runtime.log.read(task.id)
-    assert over.status.state == pb.TASK_STATE_COMPLETED
+    assert final.status.state == pb.TASK_STATE_COMPLETED
     assert b"hunter-2" not in b"".join(event.to_json() for event in events)
-    assert "hunter-2" not in str(over)
+    assert "hunter-2" not in str(final)
 
 
 async def test_several_questions_are_answered_one_by_one_by_their_ids(binding: str) -> None:
@@ -294,11 +293,11 @@ async def test_several_questions_are_answered_one_by_one_by_their_ids(binding: s
         first, second = (each["inputId"] for each in inputs)
         with pytest.raises(InvalidParamsError):
             await read_task(client.send_message(message_request("yes", task_id=task.id)))
-        waits = await read_task(client.send_message(message_request(data={"inputs": {first: True}}, task_id=task.id)))
-        assert waits.status.state == pb.TASK_STATE_INPUT_REQUIRED
-        over = await read_task(client.send_message(message_request(data={"inputs": {second: False}}, task_id=task.id)))
+        waiting = await read_task(client.send_message(message_request(data={"inputs": {first: True}}, task_id=task.id)))
+        assert waiting.status.state == pb.TASK_STATE_INPUT_REQUIRED
+        final = await read_task(client.send_message(message_request(data={"inputs": {second: False}}, task_id=task.id)))
         events = await served.runtime.log.read(task.id)
-    assert answer_text(over) == "Both."
+    assert answer_text(final) == "Both."
     assert [each.success for each in events if isinstance(each, ToolCompleteEvent)] == [True, False]
 
 
@@ -320,3 +319,30 @@ async def test_official_npm_client_gets_the_same_updates(binding: str) -> None:
         "over": "TASK_STATE_CANCELED",
         "refused": refused,
     }
+
+
+async def test_link_to_a_file_is_sent_as_a_url(binding: str) -> None:
+    @tool
+    async def publish(ctx: RunContext[Any]) -> str:
+        """Publish a report."""
+        await ctx.artifacts.link("report.pdf", "https://example.org/report.pdf", name="A report")
+        return "published"
+
+    agent = Agent(ScriptedModel(call("publish"), "Done."), tools=[publish], thoughts=False, name="clerk")
+    async with serve_a2a(agent) as served, served.client(binding) as client:
+        updates = await collect_responses(client.send_message(message_request("Publish")))
+        [sent] = [
+            each.artifact_update
+            for each in updates
+            if each.HasField("artifact_update") and each.artifact_update.artifact.artifact_id == "report.pdf"
+        ]
+        task = await client.get_task(pb.GetTaskRequest(id=sent.task_id))
+    [stored] = [each for each in task.artifacts if each.artifact_id == "report.pdf"]
+    assert (sent.append, sent.last_chunk) == (False, True)
+    for artifact in (sent.artifact, stored):
+        [part] = artifact.parts
+        assert (part.url, part.media_type, artifact.name) == (
+            "https://example.org/report.pdf",
+            "application/pdf",
+            "A report",
+        )

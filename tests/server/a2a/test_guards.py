@@ -1,4 +1,4 @@
-"""Access control of A2A, and invalid requests."""
+"""Access control and validation of A2A requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import orjson
 import pytest
 from a2a.client import ClientConfig, create_client
 from a2a.types import a2a_pb2 as pb
-from a2a.utils.errors import InvalidParamsError
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -43,7 +42,7 @@ def make_clerk(*turns: Any, **options: Any) -> Agent[Any, Any]:
 
 
 def rpc_requests(task_id: str, context_id: str) -> dict[str, Any]:
-    """Return each operation that names a task or a conversation."""
+    """Return the parameters of all operations with a task or conversation id."""
     message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "Hi"}]}
     config = {"taskId": task_id, "id": "hook", "url": "https://93.184.216.34/"}
     return {
@@ -74,20 +73,21 @@ def http_requests(task_id: str, context_id: str) -> list[tuple[str, str]]:
 
 
 async def run_all_operations(served: A2AEndpoint, token: str, ids: tuple[str, str]) -> dict[str, tuple[int, str]]:
-    """Return the status and the text of each operation."""
+    """Return status codes and bodies of all operations."""
     answers: dict[str, tuple[int, str]] = {}
     for method, params in rpc_requests(*ids).items():
         answer = await served.rpc(method, params, token)
         answers[method] = answer.status_code, answer.text
     async with make_client(served.url, token) as client:
-        for place, (method, path) in enumerate(http_requests(*ids)):
+        for index, (method, path) in enumerate(http_requests(*ids)):
             answer = await client.request(method, path, headers={"a2a-version": "1.0"})
-            answers[f"{place} {method}"] = answer.status_code, answer.text
+            answers[f"{index} {method}"] = answer.status_code, answer.text
     return answers
 
 
 async def test_task_of_another_owner_looks_like_an_unknown_task() -> None:
-    async with serve_a2a(make_clerk(frames("-and so on", 0.05))) as served, served.client(streaming=False) as ann:
+    endless = frames("-and so on", 0.05)
+    async with serve_a2a(make_clerk(endless, endless)) as served, served.client(streaming=False) as ann:
         config = pb.SendMessageConfiguration(return_immediately=True)
         task = await read_task(ann.send_message(message_request(config=config)))
         foreign = await run_all_operations(served, "bob-key", (task.id, task.context_id))
@@ -98,10 +98,12 @@ async def test_task_of_another_owner_looks_like_an_unknown_task() -> None:
         assert (await ann.get_task(pb.GetTaskRequest(id=task.id))).status.state == pb.TASK_STATE_WORKING
         async with served.client(token="bob-key", streaming=False) as bob:
             assert (await bob.list_tasks(pb.ListTasksRequest())).total_size == 0
-            with pytest.raises(InvalidParamsError):
-                await read_task(bob.send_message(message_request(context_id=task.context_id)))
+            his = await read_task(bob.send_message(message_request(context_id=task.context_id, config=config)))
+            assert his.context_id == task.context_id
+            assert [each.id for each in (await bob.list_tasks(pb.ListTasksRequest())).tasks] == [his.id]
+            await bob.cancel_task(pb.CancelTaskRequest(id=his.id))
         async with served.client(token="root-key", streaming=False) as root:
-            assert (await root.list_tasks(pb.ListTasksRequest())).total_size == 1
+            assert (await root.list_tasks(pb.ListTasksRequest())).total_size == 2
         await ann.cancel_task(pb.CancelTaskRequest(id=task.id))
 
 
@@ -131,7 +133,7 @@ async def test_tasks_of_another_agent_are_unknown() -> None:
 
 @tool(name=f"peek_{MARK}", hidden=True)
 async def peek(ctx: RunContext[Any], at: str = "") -> str:
-    """PLANTED: look where nobody sees it."""
+    """PLANTED: look at hidden data."""
     ctx.progress(f"{MARK} half")
     draft = await ctx.artifacts.create(f"{MARK}.txt")
     await draft.append(MARK, last=True)
@@ -212,7 +214,7 @@ async def test_invalid_body_is_refused_with_an_a2a_error() -> None:
             answer = await client.post("/rpc", content=whole, headers=json)
             assert answer.status_code == 200, name
             assert answer.json()["error"]["code"] in (-32700, -32600, -32602, -32005), (name, answer.text)
-        # A page of another site can make a browser send such a request without a preflight.
+        # Browsers send cross-site requests with this content type without a preflight request.
         plain = await client.post(
             "/message:send", content=orjson.dumps({"message": _message("Hi")}), headers={"content-type": "text/plain"}
         )
@@ -279,7 +281,7 @@ async def test_drain_ends_streams_and_waiting_requests_with_a_notice() -> None:
                 lines.append(line)
                 if "artifactUpdate" in line and not draining:
                     draining.append(asyncio.create_task(served.app.drain(0.1)))
-            assert any("the server goes away" in line for line in lines)
+            assert any("the server is shutting down" in line for line in lines)
             assert "\r" not in "".join(lines)
         task = (await waiting).json()["task"]
         assert task["status"]["state"] == "TASK_STATE_WORKING"
@@ -353,21 +355,21 @@ async def test_card_contains_the_mount_path() -> None:
 
 async def test_runtime_with_several_agents_requires_an_agent_name() -> None:
     runtime = Runtime({"one": make_clerk(), "two": make_clerk()}, log=MemoryEventLog())
-    with pytest.raises(ConfigurationError, match="the runtime has one, two: say agent="):
+    with pytest.raises(ConfigurationError, match=r"agent= is required .* it has one, two"):
         a2a(runtime)
-    with pytest.raises(ConfigurationError, match="there is no agent 'three'"):
+    with pytest.raises(ConfigurationError, match="unknown agent 'three'"):
         a2a(runtime, agent="three")
     assert a2a(runtime, agent="two").card.name == "two"
 
 
-async def test_failing_log_is_reported_as_out_of_reach() -> None:
+async def test_failing_log_is_reported_as_unavailable() -> None:
     log = UnavailableLog(MARK)
     async with serve_a2a(make_clerk(call("lose"), "Hi.", tools=[log.lose]), log=log, push=False) as served:
         message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "Hi"}]}
         answer = await served.rpc("SendMessage", {"message": message})
         log.unavailable = False
     assert answer.status_code == 503
-    assert answer.json()["error"]["message"] == "the log is out of reach"
+    assert answer.json()["error"]["message"] == "the event log is unavailable"
     assert (MARK in answer.text) is False
 
 
@@ -401,7 +403,7 @@ async def charge(amount: int) -> str:
 
 
 def return_stale_record(served: A2AEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the record of a run end at its second event, as if all other events came during the request."""
+    """Return an outdated run record, to simulate events that arrive during the request."""
     record = served.runtime.get_record
 
     async def read_stale_record(task_id: str) -> RunRecord:

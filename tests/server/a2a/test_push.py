@@ -1,4 +1,4 @@
-"""Delivery of webhooks at least once, also after a restart, and never to private addresses."""
+"""Reliable delivery of webhooks, and protection of private addresses."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from starlette.routing import Route
 
 from rxloop import Agent, SqliteEventLog, tool
 from rxloop.errors import ConfigurationError
-from rxloop.server import PushOptions
+from rxloop.server import PushOptions, ServerLimits
 from rxloop.server.a2a import webhook_addresses as addresses
-from rxloop.server.a2a.push import PLACE
-from rxloop.server.a2a.webhook_addresses import Unsafe, is_public, post, safe_addresses
+from rxloop.server.a2a.push import PUSH_CONTEXT_ID
+from rxloop.server.a2a.webhook_addresses import UnsafeAddress, is_public, post, resolve_addresses
 from rxloop.testing import ScriptedModel, call, frames
 from support.api_server import serve_app
 from support.clients.a2a import message_request, read_task, serve_a2a
 
-LOCAL = PushOptions(private=True, pause=0.01, look_every=0.1)
+LOCAL = PushOptions(allow_private=True, retry_delay=0.01, scan_interval=0.1)
 
 
 @tool(approve=True)
@@ -42,7 +42,7 @@ def make_clerk(*turns: Any) -> Agent[Any, Any]:
 
 
 class Webhook:
-    """Webhook that records its notifications and fails as often as configured."""
+    """Webhook that records notifications, with configurable failures."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -90,8 +90,8 @@ async def test_webhook_gets_all_updates_of_a_task_with_its_token() -> None:
         serve_a2a(make_clerk(call("pay", amount=5), "Paid."), push=LOCAL) as served,
     ):
         auth = pb.AuthenticationInfo(scheme="Bearer", credentials="secret")
-        wanted = make_config(webhook.url, token="of-ann", authentication=auth)
-        sending = pb.SendMessageConfiguration(task_push_notification_config=wanted)
+        config = make_config(webhook.url, token="of-ann", authentication=auth)
+        sending = pb.SendMessageConfiguration(task_push_notification_config=config)
         async with served.client(streaming=False) as client:
             task = await read_task(client.send_message(message_request(config=sending)))
             await webhook.wait_for("INPUT_REQUIRED")
@@ -127,7 +127,7 @@ async def test_webhooks_can_be_registered_read_and_deleted() -> None:
                 await client.get_task_push_notification_config(query)
             await client.cancel_task(pb.CancelTaskRequest(id=task.id))
             await webhook.wait_for("CANCELED")
-    # Updates before the registration and after the deletion are not sent.
+    # Only updates between registration and deletion are sent.
     assert webhook.states == ["WORKING", "CANCELED"]
 
 
@@ -143,7 +143,7 @@ async def test_failed_notification_is_sent_again() -> None:
 
 
 async def test_webhook_that_always_fails_is_abandoned_after_its_retries() -> None:
-    options = PushOptions(private=True, pause=0.01, tries=3)
+    options = PushOptions(allow_private=True, retry_delay=0.01, max_attempts=3)
     async with serve_webhook() as webhook, serve_a2a(make_clerk(call("pay", amount=5)), push=options) as served:
         webhook.fails = [500] * 100
         sending = pb.SendMessageConfiguration(task_push_notification_config=make_config(webhook.url))
@@ -160,7 +160,9 @@ async def test_next_process_delivers_notifications_left_by_a_stopped_one(tmp_pat
     log = SqliteEventLog(tmp_path / "runs.db")
     async with serve_webhook() as webhook:
         webhook.fails = [500] * 1_000
-        async with serve_a2a(make_clerk("Yes."), push=PushOptions(private=True, pause=60), log=log) as served:
+        async with serve_a2a(
+            make_clerk("Yes."), push=PushOptions(allow_private=True, retry_delay=60), log=log
+        ) as served:
             sending = pb.SendMessageConfiguration(task_push_notification_config=make_config(webhook.url))
             async with served.client(streaming=False) as client:
                 await read_task(client.send_message(message_request(config=sending)))
@@ -172,7 +174,7 @@ async def test_next_process_delivers_notifications_left_by_a_stopped_one(tmp_pat
             serve_a2a(make_clerk(), push=LOCAL, log=log) as served,
             httpx.AsyncClient(base_url=served.url) as client,
         ):
-            # A mounted app starts its delivery at the first request.
+            # Mounted adapters start deliveries with their first request.
             await client.get("/.well-known/agent-card.json")
             await webhook.wait_for("COMPLETED")
         assert webhook.states == ["SUBMITTED", "WORKING", "COMPLETED"]
@@ -197,13 +199,13 @@ async def test_webhook_is_notified_by_one_of_two_processes(tmp_path: Any) -> Non
             async with httpx.AsyncClient(base_url=second.url) as client:
                 await client.get("/.well-known/agent-card.json")
             async with first.client(streaming=False) as client, second.client(streaming=False) as other:
-                waits = pb.SendMessageConfiguration(return_immediately=True)
-                task = await read_task(client.send_message(message_request(config=waits)))
+                immediate = pb.SendMessageConfiguration(return_immediately=True)
+                task = await read_task(client.send_message(message_request(config=immediate)))
                 await other.create_task_push_notification_config(make_config(webhook.url, task_id=task.id))
                 await webhook.wait_for("COMPLETED")
                 push: Any = first.app._push
                 async with asyncio.timeout(5):
-                    while await push._left(task.id):
+                    while await push._find_undelivered(task.id):
                         pass
     assert webhook.states.count("COMPLETED") == 1
     await one.aclose()
@@ -212,22 +214,20 @@ async def test_webhook_is_notified_by_one_of_two_processes(tmp_path: Any) -> Non
 
 async def test_webhook_that_is_registered_again_replaces_the_first_one() -> None:
     async with (
-        serve_webhook() as before,
-        serve_webhook() as now,
+        serve_webhook() as first,
+        serve_webhook() as second,
         serve_a2a(make_clerk(call("pay", amount=5)), push=LOCAL) as served,
     ):
-        sending = pb.SendMessageConfiguration(
-            task_push_notification_config=make_config(before.url, id="h", token="old")
-        )
+        sending = pb.SendMessageConfiguration(task_push_notification_config=make_config(first.url, id="h", token="old"))
         async with served.client(streaming=False) as client:
             task = await read_task(client.send_message(message_request(config=sending)))
-            await before.wait_for("INPUT_REQUIRED")
-            replacement = make_config(now.url, task_id=task.id, id="h", token="new")
+            await first.wait_for("INPUT_REQUIRED")
+            replacement = make_config(second.url, task_id=task.id, id="h", token="new")
             await client.create_task_push_notification_config(replacement)
             await client.cancel_task(pb.CancelTaskRequest(id=task.id))
-            await now.wait_for("CANCELED")
-    assert "CANCELED" not in before.states
-    assert {headers["x-a2a-notification-token"] for headers, _ in now.notifications} == {"new"}
+            await second.wait_for("CANCELED")
+    assert "CANCELED" not in first.states
+    assert {headers["x-a2a-notification-token"] for headers, _ in second.notifications} == {"new"}
 
 
 async def test_webhook_deleted_by_another_process_gets_no_more_notifications(tmp_path: Any) -> None:
@@ -265,7 +265,7 @@ async def test_timeout_of_a_webhook_includes_its_whole_answer() -> None:
 
     server = await asyncio.start_server(drip, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-    options = PushOptions(private=True, timeout=0.3, tries=1)
+    options = PushOptions(allow_private=True, timeout=0.3, max_attempts=1)
     async with (
         serve_a2a(make_clerk(call("pay", amount=5)), push=options) as served,
         served.client(streaming=False) as one,
@@ -288,15 +288,15 @@ async def test_token_that_is_not_a_valid_header_is_refused(field: dict[str, Any]
         served.client(streaming=False) as client,
     ):
         task = await read_task(client.send_message(message_request()))
-        wanted = make_config("http://127.0.0.1:1/", task_id=task.id, **field)
+        config = make_config("http://127.0.0.1:1/", task_id=task.id, **field)
         with pytest.raises(InvalidParamsError, match="ASCII"):
-            await client.create_task_push_notification_config(wanted)
+            await client.create_task_push_notification_config(config)
 
 
 async def test_run_cannot_use_the_context_of_the_webhook_configuration() -> None:
     async with serve_a2a(make_clerk("Hi."), push=LOCAL) as served:
         with pytest.raises(ConfigurationError, match="control characters"):
-            await served.runtime.start("clerk", "Hi", context_id=PLACE)
+            await served.runtime.start("clerk", "Hi", context_id=PUSH_CONTEXT_ID)
 
 
 PRIVATE = [
@@ -325,7 +325,7 @@ async def test_private_addresses_are_refused_as_webhooks() -> None:
     async with serve_a2a(make_clerk(call("pay", amount=5))) as served, served.client(streaming=False) as client:
         task = await read_task(client.send_message(message_request()))
         for url in PRIVATE:
-            with pytest.raises(InvalidParamsError, match="the url of the webhook cannot be used"):
+            with pytest.raises(InvalidParamsError, match="the webhook url is not allowed"):
                 await client.create_task_push_notification_config(make_config(url, task_id=task.id))
             sending = pb.SendMessageConfiguration(task_push_notification_config=make_config(url))
             with pytest.raises(InvalidParamsError):
@@ -339,14 +339,14 @@ async def test_host_name_is_resolved_again_before_each_notification(monkeypatch:
         port = httpx.URL(webhook.url).port
         answers = ["93.184.216.34", "127.0.0.1"]
 
-        async def resolve(host: str, port: int, **options: Any) -> Any:
+        def resolve(host: str, port: int, **options: Any) -> Any:
             return [(2, 1, 6, "", (answers.pop(0), port))]
 
-        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+        monkeypatch.setattr(addresses.socket, "getaddrinfo", resolve)
         url = f"http://rebound.example:{port}/hook"
-        assert await safe_addresses(httpx.URL(url)) == ["93.184.216.34"]
-        with pytest.raises(Unsafe):
-            await post(client, url, b"{}", {}, anywhere=False)
+        assert await resolve_addresses(httpx.URL(url)) == ["93.184.216.34"]
+        with pytest.raises(UnsafeAddress):
+            await post(client, url, b"{}", {}, allow_private=False)
     assert webhook.tries == 0
 
 
@@ -360,26 +360,26 @@ async def test_certificate_must_match_the_host_name(monkeypatch: pytest.MonkeyPa
         writer.close()
 
     async def resolve_two(url: httpx.URL) -> list[str]:
-        # The first address accepts no connections.
+        # Connections to the first address fail.
         return ["127.0.0.2", "127.0.0.1"]
 
-    monkeypatch.setattr(addresses, "safe_addresses", resolve_two)
+    monkeypatch.setattr(addresses, "resolve_addresses", resolve_two)
     here, trusting = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), ssl.create_default_context()
     authority.issue_cert("hook.example").configure_cert(here)
     authority.configure_trust(trusting)
     server = await asyncio.start_server(receive, "127.0.0.1", 0, ssl=here)
     port = server.sockets[0].getsockname()[1]
     async with server, httpx.AsyncClient(verify=trusting) as client:
-        assert await post(client, f"https://hook.example:{port}/x", b"", {}, anywhere=False) == 204
+        assert await post(client, f"https://hook.example:{port}/x", b"", {}, allow_private=False) == 204
         with pytest.raises(httpx.ConnectError, match="certificate"):
-            await post(client, f"https://another.example:{port}/x", b"", {}, anywhere=False)
+            await post(client, f"https://another.example:{port}/x", b"", {}, allow_private=False)
     [head] = heads
     assert f"host: hook.example:{port}".encode() in head.lower()
 
 
 async def test_redirect_is_not_followed() -> None:
     async with serve_webhook() as webhook, httpx.AsyncClient(follow_redirects=True) as client:
-        assert await post(client, webhook.url.replace("hook", "elsewhere"), b"{}", {}, anywhere=True) == 307
+        assert await post(client, webhook.url.replace("hook", "elsewhere"), b"{}", {}, allow_private=True) == 307
     assert webhook.tries == 0
 
 
@@ -394,6 +394,9 @@ def test_private_addresses_are_recognised() -> None:
         "198.18.0.1",
         "255.255.255.255",
         "fec0::1",
+        "192.0.0.8",
+        "::ffff:192.0.0.8",
+        "64:ff9b:1::7f00:1",
         "nonsense",
     ):
         assert not is_public(address), address
@@ -405,3 +408,23 @@ async def test_server_without_webhooks_reports_them_as_unsupported() -> None:
         task = await read_task(client.send_message(message_request()))
         with pytest.raises(PushNotificationNotSupportedError):
             await client.create_task_push_notification_config(make_config("https://93.184.216.34/", task_id=task.id))
+
+
+async def test_webhooks_of_unfinished_tasks_are_limited_per_principal() -> None:
+    clerk = make_clerk(*[call("pay", amount=5)] * 3)
+    limits = ServerLimits(webhooks=2)
+    async with serve_webhook() as webhook, serve_a2a(clerk, push=LOCAL, limits=limits) as served:
+        config = pb.SendMessageConfiguration(task_push_notification_config=make_config(webhook.url))
+        async with served.client(streaming=False) as client:
+            tasks = [await read_task(client.send_message(message_request(config=config))) for _ in range(2)]
+            with pytest.raises(Exception, match="429"):
+                await read_task(client.send_message(message_request(config=config)))
+            # The refused request has not started a run.
+            assert len(await served.runtime.log.list_runs()) == 2
+            await client.cancel_task(pb.CancelTaskRequest(id=tasks[0].id))
+            await webhook.wait_for("CANCELED")
+            while True:
+                with contextlib.suppress(Exception):
+                    await read_task(client.send_message(message_request(config=config)))
+                    break
+                await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Tasks as folds of runs, and the updates that clients get."""
+"""Conversion of runs to A2A tasks and updates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rxloop import (
 )
 from rxloop.errors import RunError
 from rxloop.protocol.events import ends_attempt
-from rxloop.server.a2a.task_fold import TaskFold, Update, folded, updates
+from rxloop.server.a2a.task_fold import TaskFold, Update, fold_task, updates
 from rxloop.testing import ScriptedModel, call, frames, turn
 from support.faulty_components import PLANTED
 from support.random_runs import RandomRun, random_run
@@ -45,14 +45,14 @@ class Client:
                 self.task.status.CopyFrom(update.status)
             case pb.TaskArtifactUpdateEvent():
                 assert len(update.artifact.parts) == 1
-                kept = [each for each in self.task.artifacts if each.artifact_id == update.artifact.artifact_id]
-                if not kept:
+                existing = [each for each in self.task.artifacts if each.artifact_id == update.artifact.artifact_id]
+                if not existing:
                     assert not update.append
                     self.task.artifacts.append(update.artifact)
                 elif update.append:
-                    kept[0].parts.extend(update.artifact.parts)
+                    existing[0].parts.extend(update.artifact.parts)
                 else:
-                    kept[0].CopyFrom(update.artifact)
+                    existing[0].CopyFrom(update.artifact)
 
     @property
     def artifacts(self) -> dict[str, str]:
@@ -83,18 +83,18 @@ async def read_live_and_logged(kind: RandomRun) -> tuple[list[Event], list[Event
 @given(kind=random_run())
 async def test_client_that_reconnects_anywhere_has_the_task_of_the_log(kind: RandomRun) -> None:
     live, logged = await read_live_and_logged(kind)
-    whole = folded(logged).task
-    assert PLANTED not in MessageToJson(whole)
-    for cut in sorted({0, 1, 2, len(logged) // 2, len(logged) - 1}):
-        before = logged[:cut]
+    complete = fold_task(logged).task
+    assert PLANTED not in MessageToJson(complete)
+    for index in sorted({0, 1, 2, len(logged) // 2, len(logged) - 1}):
+        before = logged[:index]
         after = before[-1] if before else None
         remaining = [each for each in live if after is None or (each.seq, each.sub) > (after.seq, 0)]
         client = Client()
         for update in list_updates(remaining, before):
             assert PLANTED not in MessageToJson(update)
             client.apply(update)
-        assert client.task.status.state == whole.status.state
-        assert client.artifacts == artifact_texts(whole)
+        assert client.task.status.state == complete.status.state
+        assert client.artifacts == artifact_texts(complete)
 
 
 async def test_chunks_of_an_artifact_are_appended_to_one_part() -> None:
@@ -105,7 +105,8 @@ async def test_chunks_of_an_artifact_are_appended_to_one_part() -> None:
         await draft.append("one ")
         await draft.append("two", last=True)
         ctx.emit(ArtifactUpdateEvent(artifact_id="data", index=0, data={"a": 1}, last=True))
-        ctx.emit(ArtifactUpdateEvent(artifact_id="far", index=0, data={"url": "https://example.com/x"}, last=True))
+        await ctx.artifacts.link("far", "https://example.com/x.pdf", name="A report")
+        ctx.emit(ArtifactUpdateEvent(artifact_id="bad", index=0, data={"url": "javascript:alert(1)"}, last=True))
         raw = await ctx.artifacts.create("b.bin", media_type="application/octet-stream")
         await raw.append(b"\x00\x01", last=True)
         return "written"
@@ -113,18 +114,21 @@ async def test_chunks_of_an_artifact_are_appended_to_one_part() -> None:
     log = MemoryEventLog()
     run = Agent(ScriptedModel(call("write"), "Done."), tools=[write], log=log).run("Write")
     await run
-    task = folded(await log.read(run.task_id)).task
+    task = fold_task(await log.read(run.task_id)).task
     artifacts = {each.artifact_id: each for each in task.artifacts}
     assert [part.text for part in artifacts["a.txt"].parts] == ["one two"]
     assert artifacts["a.txt"].name == "A file"
     assert artifacts["a.txt"].parts[0].media_type == "text/plain"
     assert dict(artifacts["data"].parts[0].data.struct_value) == {"a": 1}
-    assert artifacts["far"].parts[0].url == "https://example.com/x"
+    [far] = artifacts["far"].parts
+    assert (far.url, far.media_type, far.filename) == ("https://example.com/x.pdf", "application/pdf", "A report")
+    assert artifacts["far"].name == "A report"
+    assert dict(artifacts["bad"].parts[0].data.struct_value) == {"url": "javascript:alert(1)"}
     assert artifacts["b.bin"].parts[0].raw == b"\x00\x01"
-    made = [
+    artifact_updates = [
         each for each in list_updates([*await log.read(run.task_id)]) if isinstance(each, pb.TaskArtifactUpdateEvent)
     ]
-    pieces = [each for each in made if each.artifact.artifact_id == "a.txt"]
+    pieces = [each for each in artifact_updates if each.artifact.artifact_id == "a.txt"]
     assert [(each.append, each.last_chunk) for each in pieces] == [(False, False), (True, True)]
 
 
@@ -135,7 +139,7 @@ def test_artifact_of_many_chunks_is_folded_in_linear_time() -> None:
         for index in range(10_000)
     ]
     began = time.process_time()
-    task = folded(pieces).task
+    task = fold_task(pieces).task
     # Appending each chunk to the previous text took more than ten seconds.
     assert time.process_time() - began < 4
     assert [len(part.text) for part in task.artifacts[0].parts] == [1_000_000]
@@ -165,7 +169,7 @@ async def test_text_of_a_failed_attempt_is_removed() -> None:
     for update in list_updates(events):
         client.apply(update)
     assert client.task.status.state == pb.TASK_STATE_FAILED
-    assert client.artifacts == artifact_texts(folded(events).task)
+    assert client.artifacts == artifact_texts(fold_task(events).task)
     assert ends_attempt(events[-1])
 
 
@@ -176,7 +180,7 @@ async def test_each_file_of_the_model_is_an_artifact() -> None:
     run = Agent(ScriptedModel(turn("See.", files=[chart, linked])), log=log).run("Draw.")
     await run
     events = [*await log.read(run.task_id)]
-    answer, image, file = folded(events).task.artifacts
+    answer, image, file = fold_task(events).task.artifacts
     assert answer.parts[0].text == "See."
     assert image.parts[0].raw == b"\x89PNG"
     assert image.parts[0].media_type == "image/png"
@@ -186,7 +190,7 @@ async def test_each_file_of_the_model_is_an_artifact() -> None:
     for update in list_updates(events):
         client.apply(update)
     assert sorted(each.artifact_id for each in client.task.artifacts) == sorted(
-        each.artifact_id for each in folded(events).task.artifacts
+        each.artifact_id for each in fold_task(events).task.artifacts
     )
 
 
@@ -197,23 +201,23 @@ async def test_part_of_a_paused_answer_is_a_status_and_not_the_answer() -> None:
     events = [*await log.read(run.task_id)]
     statuses = [each for each in list_updates(events) if isinstance(each, pb.TaskStatusUpdateEvent)]
     assert [each.status.message.parts[0].text for each in statuses if each.status.HasField("message")] == ["I search."]
-    assert artifact_texts(folded(events).task) == {f"{run.task_id}:answer": "It rains."}
+    assert artifact_texts(fold_task(events).task) == {f"{run.task_id}:answer": "It rains."}
 
 
 @pytest.mark.parametrize(
     ("finish", "why"), [("length", "truncated"), ("content_filter", "filter"), ("unknown", "report")]
 )
-async def test_status_of_a_task_says_that_its_answer_is_incomplete_and_why(finish: str, why: str) -> None:  # P15
+async def test_task_status_explains_an_incomplete_answer(finish: str, why: str) -> None:  # P15
     log = MemoryEventLog()
     result = await Agent(ScriptedModel(turn("half an ans", finish_reason=finish)), log=log).run("?")
-    task = folded(await log.read(result.task_id)).task
+    task = fold_task(await log.read(result.task_id)).task
     assert task.status.state == pb.TASK_STATE_COMPLETED
     [part] = task.status.message.parts
     assert part.text.startswith("The answer is incomplete: ")
     assert why in part.text
 
 
-async def test_status_of_a_task_names_the_limit_and_the_vendor_reason_of_an_incomplete_answer() -> None:  # P15
+async def test_task_status_contains_the_limit_or_vendor_reason_of_an_incomplete_answer() -> None:  # P15
     log = MemoryEventLog()
     truncated = turn("half", finish_reason="length", raw_finish_reason="max_tokens")
     unknown = turn("half", finish_reason="unknown", raw_finish_reason="weird")
@@ -221,6 +225,6 @@ async def test_status_of_a_task_names_the_limit_and_the_vendor_reason_of_an_inco
     status_texts: list[str] = []
     for _ in range(2):
         result = await agent.run("?")
-        status_texts.append(folded(await log.read(result.task_id)).task.status.message.parts[0].text)
+        status_texts.append(fold_task(await log.read(result.task_id)).task.status.message.parts[0].text)
     assert "max_tokens=7" in status_texts[0]
     assert "'weird'" in status_texts[1]

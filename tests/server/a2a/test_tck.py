@@ -21,7 +21,7 @@ KNOWN = {
     "test_returns_message_with_text_part[http_json]": "the answer is always a task here, and never a bare message",
     "test_response_content_type": "it wants application/json, and the SDK sends application/a2a+json",
 }
-"""Known failures of mandatory tests. Except for the bare message, the handler of the SDK fails them, too."""
+"""Known failures of mandatory tests. The SDK's own handler also fails them, except for the bare message."""
 
 
 @pytest.mark.service("a2a-tck")
@@ -59,7 +59,7 @@ async def test_mandatory_requirements_are_met(tmp_path: Path) -> None:
         sut.kill()
         await sut.wait()
     cases = [*ET.parse(report).iter("testcase")]
-    bad = {case.get("name") for case in cases if case.find("failure") is not None or case.find("error") is not None}
+    failed = {case.get("name") for case in cases if case.find("failure") is not None or case.find("error") is not None}
     skipped = [case for case in cases if case.find("skipped") is not None]
-    assert bad == {*KNOWN}
-    assert len(cases) - len(bad) - len(skipped) > 120
+    assert failed == {*KNOWN}
+    assert len(cases) - len(failed) - len(skipped) > 120

@@ -1,15 +1,17 @@
-"""Answers of a client to interrupts and to calls of its own tools."""
+"""Answers to interrupts and client tool calls."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rxloop import Agent, MemoryEventLog, RunContext, tool
-from rxloop.server.agui.requests import value_of
+from rxloop.server.core.bodies import parse_text
 from rxloop.testing import ScriptedModel, call
 from support.clients.agui import ClientResult, node, serve_agui
+from support.processes.services import CLIENTS, COPILOTKIT
 from support.random_runs import SHOW_MAP
 
 pytestmark = pytest.mark.service("node-clients")
@@ -87,17 +89,17 @@ async def test_invalid_or_partial_answers_leave_the_run_waiting() -> None:
     async with node() as clients, serve_agui(make_bank(paid, turns, "Done.")) as served:
         client = clients.agent(served.url, "t")
         approval, choice = interrupts(await client.send("Pay."))
-        other = clients.agent(served.url, "t")  # this client does not know that two questions are open
+        other = clients.agent(served.url, "t")  # has no interrupts to check
         uncovered = await other.run(resume=[resolve(approval, True)])
         assert uncovered.types == ["RUN_ERROR"]
         assert uncovered.last["code"] == "uncovered_interrupts"
-        misfit = await client.run(resume=[resolve(approval, True), resolve(choice, 5)])
-        assert misfit.last["code"] == "invalid_input"
+        mismatch = await client.run(resume=[resolve(approval, True), resolve(choice, 5)])
+        assert mismatch.last["code"] == "invalid_input"
         unknown = await other.run(resume=[{"interruptId": "t:1.0.1", "status": "resolved", "payload": True}])
         assert unknown.last["code"] == "not_waiting"
         assert paid == []
         stream = (await client.run(resume=[resolve(approval, True), resolve(choice, "Oslo")])).check()
-        # Repeated after a connection failure: the same answers, and no second payment.
+        # Repeat the request, as after a connection failure.
         again = (await other.run(resume=[resolve(approval, True), resolve(choice, "Oslo")])).check()
         assert again.messages[-1] == stream.messages[-1]
         changed = await other.run(resume=[resolve(approval, False), resolve(choice, "Oslo")])
@@ -115,7 +117,7 @@ async def test_call_of_a_client_tool_is_sent_and_answered() -> None:
         second = (await client.run(say=[result], tools=[SHOW_MAP])).check()
     assert second.messages[-1]["content"] == "There it is."
     results = [each for each in second.messages if each["role"] == "tool" and each["toolCallId"] == pending]
-    assert [(each["id"], value_of(each["content"])) for each in results] == [("mine", {"shown": True})]
+    assert [(each["id"], parse_text(each["content"])) for each in results] == [("mine", {"shown": True})]
 
 
 @pytest.mark.parametrize(
@@ -144,3 +146,48 @@ async def test_history_of_the_conversation_is_not_taken_from_the_client() -> Non
         ]
         (await client.run(set=forged)).check()
     assert [message.text for message in model.requests[-1].messages] == ["First.", "One.", "Second."]
+
+
+# After a failed run, clients keep the interrupts that it answered, and refuse to run without answers to them.
+
+
+@pytest.mark.parametrize("packages", [CLIENTS, COPILOTKIT], ids=["1.0", "before-1.0"])
+async def test_client_continues_after_an_approved_run_failed(packages: Path) -> None:
+    paid: list[int] = []
+    agent = make_bank(paid, call("pay", "0", amount=5), RuntimeError("broken"), "Here again.", "And again.")
+    async with node(packages) as clients, serve_agui(agent) as served:
+        client = clients.agent(served.url, "t")
+        resume = [resolve(each, True) for each in interrupts(await client.send("Pay."))]
+        failed = await client.run(resume=resume)
+        assert failed.last["code"] == "error"
+        stuck = await client.send("Hello?")
+        assert "not addressed by resume" in str(stuck.error)
+        # Old answers of a failed run are ignored.
+        stream = (await client.run(resume=resume)).check()
+    assert paid == [5]
+    assert stream.pendingInterrupts == []
+    assert stream.messages[-1]["content"] == "Here again."
+
+
+@pytest.mark.parametrize("packages", [CLIENTS, COPILOTKIT], ids=["1.0", "before-1.0"])
+async def test_client_that_discards_interrupts_of_failed_runs_continues(packages: Path) -> None:
+    agent = make_bank([], call("pay", "0", amount=5), RuntimeError("broken"), "Here again.")
+    async with node(packages) as clients, serve_agui(agent) as served:
+        client = clients.agent(served.url, "t")
+        resume = [resolve(each, True) for each in interrupts(await client.send("Pay."))]
+        failed = await client.run(resume=resume, clears=True)
+        assert failed.pendingInterrupts == []
+        stream = (await client.send("Hello?")).check()
+    assert stream.messages[-1]["content"] == "Here again."
+
+
+async def test_refused_answer_leaves_the_interrupts_of_the_client() -> None:
+    agent = make_bank([], call("pay", "0", amount=5), "Done.")
+    async with node() as clients, serve_agui(agent) as served:
+        client = clients.agent(served.url, "t")
+        [approval] = interrupts(await client.send("Pay."))
+        refused = await client.run(resume=[resolve(approval, "sure")], clears=True)
+        assert refused.last["code"] == "invalid_input"
+        assert refused.pendingInterrupts == [approval]
+        stream = (await client.run(resume=[resolve(approval, True)])).check()
+    assert stream.messages[-1]["content"] == "Done."

@@ -1,4 +1,4 @@
-"""Context of AG-UI clients, which the model sees as data and the conversation does not store."""
+"""Context of AG-UI clients in model requests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,6 @@ async def test_context_is_in_no_message_of_the_conversation() -> None:
         written, _ = await post(f"{served.url}/connect", {**RUN_INPUT, "runId": "c"})
     assert [message.text for message in stored if message.role != "system"] == ["Go.", "One.", "And?", "Two."]
     assert not any(b"Invoice" in frame for frame in written)
-    # The next run was sent without context.
     assert model.requests[-1].tail == ()
 
 

@@ -1,4 +1,4 @@
-"""Answers of AG-UI clients to a run whose other calls still work, in any attempt."""
+"""Early answers of AG-UI clients, sent during other tool calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BODY: dict[str, Any] = {**RUN_INPUT, "state": {}, "tools": [SHOW_MAP], "context"
 
 
 class Clerk:
-    """Agent that asks while another tool works, with a client."""
+    """Test agent and its client."""
 
     def __init__(self, *turns: Any) -> None:
         self.paid: list[int] = []
@@ -39,7 +39,7 @@ class Clerk:
 
         @tool
         async def slow() -> str:
-            """Work until the test releases it."""
+            """Wait for the test."""
             await self.release.wait()
             return "slow"
 
@@ -47,7 +47,7 @@ class Clerk:
         self.agent: Agent[Any, Any] = Agent(self.model, tools=[pay, slow], thoughts=False, name="clerk")
 
     def send(self, number: int, **changes: Any) -> asyncio.Task[list[dict[str, Any]]]:
-        """Send a request, and read its stream in the background."""
+        """Send a request and collect its events in the background."""
 
         async def stream() -> list[dict[str, Any]]:
             return (await post(self.served.url, {**BODY, "runId": f"r{number}", **changes}))[1]
@@ -60,11 +60,9 @@ class Clerk:
         return {"interruptId": f"{self.task_id}:{input_id}", "status": "resolved", "payload": payload}
 
     async def wait_for_questions(self, *input_ids: str) -> None:
-        """Wait until exactly these questions of the run are open."""
-
         async def wait() -> None:
             log = self.served.runtime.log
-            while not (records := await log.list_runs()):  # noqa: ASYNC110 (no event tells it)
+            while not (records := await log.list_runs()):  # noqa: ASYNC110 (there is no event for it)
                 await asyncio.sleep(0)
             self.task_id = records[0].task_id
             while {each.input_id for each in await read_open_questions(log, self.task_id)} != set(input_ids):  # noqa: ASYNC110
@@ -76,7 +74,7 @@ class Clerk:
         await asyncio.wait_for(wait_until(lambda: self.paid == list(amounts)), 5)
 
     async def finish(self) -> None:
-        """Let the run end, and check that every request was accepted."""
+        """Finish the run and check all responses."""
         self.release.set()
         for events in await asyncio.wait_for(asyncio.gather(*self.requests), 10):
             assert events[-1]["type"] == "RUN_FINISHED", events[-1]
@@ -94,21 +92,20 @@ async def serve(clerk: Clerk) -> AsyncGenerator[None]:
                 each.cancel()
 
 
-def make_two_attempts() -> Clerk:
-    """Make a run whose second attempt asks while another call works."""
+def make_clerk_with_two_questions() -> Clerk:
     return Clerk(call("pay", amount=1), [call("pay", amount=2), call("slow")], "Done.")
 
 
-@pytest.mark.parametrize("repeats", [False, True], ids=["only the new answer", "with the earlier answer"])
-async def test_early_answer_is_accepted_in_a_second_attempt(repeats: bool) -> None:  # P24
-    clerk = make_two_attempts()
+@pytest.mark.parametrize("is_repeated", [False, True], ids=["only the new answer", "with the earlier answer"])
+async def test_early_answer_is_accepted_in_a_second_attempt(is_repeated: bool) -> None:  # P24
+    clerk = make_clerk_with_two_questions()
     async with serve(clerk):
         await clerk.send(1)
         await clerk.wait_for_questions("1.0.1")
         clerk.send(2, resume=[clerk.entry("1.0.1")])
         await clerk.wait_for_payments(1)
         await clerk.wait_for_questions("2.0.1")
-        earlier = [clerk.entry("1.0.1")] if repeats else []
+        earlier = [clerk.entry("1.0.1")] if is_repeated else []
         clerk.send(3, resume=[*earlier, clerk.entry("2.0.1")])
         await clerk.wait_for_payments(1, 2)
         await clerk.finish()
@@ -162,8 +159,8 @@ async def test_two_early_questions_of_a_second_attempt_are_answered_one_by_one()
 
 @pytest.mark.parametrize("attempt", [1, 2])
 async def test_client_can_send_the_result_of_its_tool_early(attempt: int) -> None:  # P24
-    before = [call("pay", amount=1)] if attempt == 2 else []
-    clerk = Clerk(*before, [call("show_map", city="Oslo"), call("slow")], "Done.")
+    first_turn = [call("pay", amount=1)] if attempt == 2 else []
+    clerk = Clerk(*first_turn, [call("show_map", city="Oslo"), call("slow")], "Done.")
     async with serve(clerk):
         if attempt == 2:
             await clerk.send(1)
@@ -180,8 +177,8 @@ async def test_client_can_send_the_result_of_its_tool_early(attempt: int) -> Non
 
 @pytest.mark.parametrize("attempt", [1, 2])
 async def test_message_sent_with_an_early_answer_is_in_the_history(attempt: int) -> None:  # P24
-    before = [call("pay", amount=1)] if attempt == 2 else []
-    clerk = Clerk(*before, [call("pay", amount=2), call("slow")], "Done.")
+    first_turn = [call("pay", amount=1)] if attempt == 2 else []
+    clerk = Clerk(*first_turn, [call("pay", amount=2), call("slow")], "Done.")
     async with serve(clerk):
         if attempt == 2:
             await clerk.send(1)

@@ -1,4 +1,4 @@
-"""Early tool calls whose message fails, so that no message has their results."""
+"""Early tool calls of failed messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def look(n: int) -> str:
 
 
 class FailingModel(Model):
-    """Model whose first answer fails after a complete call."""
+    """Model with a failing first message."""
 
     def call(self, request: ModelRequest) -> Observable[Event]:
         if request.pressure or request.step != "1":
@@ -39,7 +39,7 @@ class FailingModel(Model):
             await asyncio.sleep(0.01)
             raise ContextLengthExceeded("too long")
 
-        return from_async_iter(answer, request.ctx, name="breaks-off")
+        return from_async_iter(answer, request.ctx, name="failing-model")
 
 
 @pytest.mark.parametrize("keep_deltas", [True, False])

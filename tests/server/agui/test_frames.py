@@ -7,7 +7,7 @@ from reactivex import concat, from_iterable, throw
 
 from rxloop import Agent, MemoryEventLog
 from rxloop.errors import EventLogError
-from rxloop.server.agui.messages import Telling
+from rxloop.server.agui.messages import StreamOptions
 from rxloop.server.agui.threads import agui_frames
 from rxloop.testing import ScriptedModel
 
@@ -20,7 +20,9 @@ async def test_stream_whose_source_fails_ends_with_a_run_error() -> None:
     ends: list[str] = []
     failing = concat(from_iterable(events), throw(EventLogError("at 10.0.0.1")))
 
-    failing.pipe(agui_frames(Telling("c", "r"))).subscribe(sent.append, on_completed=lambda: ends.append("completed"))
+    failing.pipe(agui_frames(StreamOptions("c", "r"))).subscribe(
+        sent.append, on_completed=lambda: ends.append("completed")
+    )
 
     frames = [orjson.loads(line.removeprefix(b"data: ")) for line in b"".join(sent).splitlines() if line]
     assert frames[0]["type"] == "RUN_STARTED"

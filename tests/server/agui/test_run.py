@@ -15,5 +15,4 @@ async def test_answer_is_streamed_to_the_client() -> None:
     agent = Agent(ScriptedModel(frames("It -is -7 C.|", 0.001)), thoughts=False, name="clerk")
     async with node() as clients, serve_agui(agent) as served:
         stream = (await clients.agent(served.url, "t1").send("Weather?")).check()
-    print(stream.types, stream.messages)
     assert stream.messages[-1]["content"] == "It is 7 C."

@@ -1,4 +1,4 @@
-"""Connections to a run that emits no events at the moment."""
+"""Connections to runs during a pause without events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def test_connecting_client_gets_the_thread_without_waiting_for_an_event(hi
 
     @tool(hidden=hidden)
     async def toil() -> str:
-        """Work until the test ends."""
+        """Wait for the test."""
         works.set()
         await done.wait()
         return "done"

@@ -1,4 +1,4 @@
-"""Cost of a request in a thread with many runs."""
+"""Number of records read per request, for long threads."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ RUNS = 12
 
 
 class CountingLog(SqliteEventLog):
-    """Log that counts the records it lists."""
+    """Event log counting listed records."""
 
-    listed = 0
+    listed_count = 0
 
     async def list_runs(self, **filters: Any) -> Sequence[RunRecord]:
         records = await super().list_runs(**filters)
-        self.listed += len(records)
+        self.listed_count += len(records)
         return records
 
 
@@ -36,8 +36,8 @@ async def test_request_does_not_list_the_earlier_runs_of_its_thread(tmp_path: Pa
     async with serve_agui(agent, log=log) as served:
         counts: list[int] = []
         for number in range(RUNS):
-            before = log.listed
+            before = log.listed_count
             _, events = await post(f"{served.url}/", make_request(number))
             assert events[-1]["type"] == "RUN_FINISHED"
-            counts.append(log.listed - before)
+            counts.append(log.listed_count - before)
     assert counts[-1] == counts[1]

@@ -50,7 +50,7 @@ async def test_client_is_notified_when_a_run_of_another_process_is_cancelled(tmp
     async with replica(file) as there, node() as clients, serve_agui(make_clerk(), log=SqliteEventLog(file)) as served:
         run = await there.client.start("clerk", "Talk for ever", context_id="t")
         await anext(aiter(there.client.follow(run.task_id, kinds=["content-delta"])))
-        body = {"threadId": "t", "runId": "c", "messages": []}
+        body = {"threadId": "t", "runId": "c", "protocolVersion": "1.0", "messages": []}
         headers = {"authorization": "Bearer ann-key"}
         async with (
             httpx.AsyncClient(timeout=30) as client,

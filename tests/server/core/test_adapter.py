@@ -1,4 +1,4 @@
-"""Custom adapter with the endpoints, refusals and streams of the kit."""
+"""Adapter base class, tested with a custom protocol."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_endpoints_are_authenticated_and_read_checked_bodies() -> None:
         async with make_client(app) as client:
             answer = await client.post("/runs", json={"text": "Which color?"})
             count = await client.get("/runs")
-            wrong = [
+            refused = [
                 await client.post("/runs", json={"text": 1}),
                 await client.post("/runs", json={"text": "x" * 100}),
                 await client.get("/runs", headers={"authorization": "Bearer wrong"}),
@@ -77,7 +77,7 @@ async def test_endpoints_are_authenticated_and_read_checked_bodies() -> None:
     assert answer.text == "<Blue.>"
     assert answer.headers["content-type"] == "text/plain"
     assert count.text == "1"
-    assert [(each.status_code, each.text.partition(":")[0]) for each in wrong] == [
+    assert [(each.status_code, each.text.partition(":")[0]) for each in refused] == [
         (422, "invalid"),
         (413, "too_large"),
         (401, "unauthorized"),
@@ -90,7 +90,7 @@ async def test_unknown_method_lists_all_methods_of_the_path() -> None:
         answer = await client.delete("/runs")
 
     assert answer.status_code == 405
-    assert answer.text == "method_not_allowed: this path does not take this method"
+    assert answer.text == "method_not_allowed: the path does not support this method"
     assert {*answer.headers["allow"].split(", ")} == {"GET", "HEAD", "POST"}
 
 
@@ -100,7 +100,7 @@ async def test_exception_of_a_handler_is_logged_and_not_revealed(caplog: pytest.
             answer = await client.get("/broken", headers={"authorization": ""})
 
     assert answer.status_code == 500
-    assert answer.text == "internal: the server failed"
+    assert answer.text == "internal: internal server error"
     assert "GET /broken failed" in caplog.text
 
 
@@ -109,12 +109,12 @@ async def test_drained_stream_ends_with_the_last_frame_of_its_writer() -> None:
         app = PlainText(runtime, agent="a", heartbeat=None)
         async with serve_app(app) as url, httpx.AsyncClient(base_url=url) as client:
             async with client.stream("POST", "/runs", json={"text": "Which color?"}) as answer:
-                pieces = answer.aiter_text()
-                text = await anext(pieces)
+                chunks = answer.aiter_text()
+                text = await anext(chunks)
                 while "It is" not in text:
-                    text += await anext(pieces)
+                    text += await anext(chunks)
                 await app.drain(0)
-                text += "".join([piece async for piece in pieces])
+                text += "".join([chunk async for chunk in chunks])
 
     assert text == "<It is!"
 
@@ -136,13 +136,13 @@ async def test_client_that_disconnects_ends_its_stream_and_its_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
-        ({"heartbeat": 0}, "heartbeat must be more than 0 seconds, or None for none, not 0"),
-        ({"on_disconnect": "wait"}, "on_disconnect must be 'keep' or 'cancel', not 'wait'"),
-        ({"agent": "b"}, "there is no agent 'b': the runtime has a"),
+        ({"heartbeat": 0}, "heartbeat must be a positive number of seconds or None, got 0"),
+        ({"on_disconnect": "wait"}, "on_disconnect must be 'keep' or 'cancel', got 'wait'"),
+        ({"agent": "b"}, "unknown agent 'b'; the runtime has a"),
     ],
 )
-def test_invalid_options_are_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words):
+def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         PlainText(make_runtime(ScriptedModel()), **options)

@@ -1,4 +1,4 @@
-"""Chat items, which end exactly once for every course of a run."""
+"""Conversion of run events to chat changes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def llm_call(step: str = "1") -> Event:
 
 
 def describe_items(*events: Event) -> list[str]:
-    """Return the chat items for events in a short form."""
+    """Return short descriptions of the chat items for the events."""
     items: list[Any] = []
     rx.from_iterable(events).pipe(chat()).subscribe(items.append)
     return [_describe(each) for each in items]
@@ -68,7 +68,7 @@ def test_text_starts_once_and_ends_once() -> None:
     ]
 
 
-def test_reader_without_deltas_gets_whole_messages() -> None:
+def test_reader_without_deltas_gets_complete_messages() -> None:
     assert describe_items(
         llm_call(),
         make_event(ThoughtStreamEvent, content="Hm.", source="reasoning"),
@@ -101,7 +101,7 @@ def test_reader_that_missed_deltas_gets_the_rest_of_the_text() -> None:
     ]
 
 
-def test_items_of_a_failed_try_are_reported_as_void() -> None:
+def test_items_of_a_failed_attempt_are_discarded() -> None:
     assert describe_items(
         llm_call(),
         make_event(ContentDeltaEvent, delta="wrong"),
@@ -116,8 +116,8 @@ def test_items_of_a_failed_try_are_reported_as_void() -> None:
         "TextEnded t:1",
         "CallBegan t:1:0 weather t:1",
         'CallDelta t:1:0 {"ci',
-        "CallVoided t:1:0",
-        "StepEnded t:1 void",
+        "CallDiscarded t:1:0",
+        "StepEnded t:1 discarded",
         "StepBegan t:1:2",
         "TextBegan t:1:2",
         "TextDelta t:1:2 right",
@@ -126,11 +126,11 @@ def test_items_of_a_failed_try_are_reported_as_void() -> None:
     ]
 
 
-def test_shown_text_is_void_when_the_final_message_differs() -> None:
+def test_emitted_text_is_discarded_when_the_final_message_differs() -> None:
     assert describe_items(
         llm_call(), make_event(ContentDeltaEvent, delta="a secret"), make_event(ContentCompleteEvent, content="nothing")
     )[-6:] == [
-        "StepEnded t:1 void",
+        "StepEnded t:1 discarded",
         "StepBegan t:1:2",
         "TextBegan t:1:2",
         "TextDelta t:1:2 nothing",
@@ -147,8 +147,8 @@ def test_reader_that_starts_within_arguments_gets_all_of_them_under_the_same_id(
         make_event(ToolStartEvent, index=0, call=CALL, idempotency_key="k"),
     )[2:] == [
         'CallDelta t:1:0 "Oslo"}',
-        "CallVoided t:1:0",
-        "StepEnded t:1 void",
+        "CallDiscarded t:1:0",
+        "StepEnded t:1 discarded",
         "StepBegan t:1:2",
         "CallBegan t:1:0 weather t:1:2",
         'CallDelta t:1:0 {"city": "Oslo"}',
@@ -158,7 +158,7 @@ def test_reader_that_starts_within_arguments_gets_all_of_them_under_the_same_id(
     ]
 
 
-def test_result_is_repeated_when_its_message_was_void() -> None:
+def test_result_is_repeated_when_its_message_was_discarded() -> None:
     assert describe_items(
         llm_call(),
         make_event(ToolStartEvent, index=0, call=CALL, idempotency_key="k"),
@@ -166,7 +166,7 @@ def test_result_is_repeated_when_its_message_was_void() -> None:
         make_event(ContentDeltaEvent, delta="look."),
         make_event(ContentCompleteEvent, content="Let me look.", tool_calls=[CALL]),
     )[-10:] == [
-        "StepEnded t:1 void",
+        "StepEnded t:1 discarded",
         "StepBegan t:1:2",
         "TextBegan t:1:2",
         "TextDelta t:1:2 Let me look.",
@@ -179,11 +179,9 @@ def test_result_is_repeated_when_its_message_was_void() -> None:
     ]
 
 
-def test_arguments_with_different_formatting_are_not_void() -> None:
-    written = make_event(ToolCallDeltaEvent, index=0, tool_call_id="0", name="weather", fragment='{"city":"Oslo"}')
-    assert describe_items(llm_call(), written, make_event(ContentCompleteEvent, content="", tool_calls=[CALL]))[
-        -3:
-    ] == [
+def test_arguments_with_different_formatting_are_not_discarded() -> None:
+    delta = make_event(ToolCallDeltaEvent, index=0, tool_call_id="0", name="weather", fragment='{"city":"Oslo"}')
+    assert describe_items(llm_call(), delta, make_event(ContentCompleteEvent, content="", tool_calls=[CALL]))[-3:] == [
         'CallDelta t:1:0 {"city":"Oslo"}',
         "CallEnded t:1:0",
         "StepEnded t:1 complete",
@@ -202,7 +200,7 @@ def test_reader_that_starts_within_reasoning_gets_all_of_it() -> None:
         make_event(ContentDeltaEvent, delta="Hey"),
         make_event(ContentCompleteEvent, content="Hey", reasoning="First.Let me see."),
     )[-12:] == [
-        "StepEnded t:1 void",
+        "StepEnded t:1 discarded",
         "StepBegan t:1:2",
         "ReasoningBegan t:1:2:reasoning",
         "ReasoningDelta t:1:2:reasoning First.",

@@ -1,4 +1,4 @@
-"""Reads of the log before a run of a conversation starts."""
+"""Number of log queries when a run starts in an existing conversation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rxloop.server import api
 from rxloop.testing import ScriptedModel
 
 
-async def test_request_lists_runs_once_for_the_owner_and_once_for_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_lists_the_runs_of_its_conversation_once(monkeypatch: pytest.MonkeyPatch) -> None:
     queries: list[dict[str, Any]] = []
     list_runs = MemoryEventLog.list_runs
 
@@ -30,7 +30,4 @@ async def test_request_lists_runs_once_for_the_owner_and_once_for_the_order(monk
         monkeypatch.setattr(MemoryEventLog, "list_runs", count)
         second = await client.post("/runs?wait=10", json={"input": "Another one?", "contextId": context_id})
     assert second.json()["state"] == "completed"
-    assert queries == [
-        {"context_id": context_id, "limit": 1},
-        {"context_id": context_id, "unfinished": True, "after": None, "limit": 10},
-    ]
+    assert queries == [{"context_id": context_id, "owner": "", "unfinished": True, "after": None, "limit": 10}]

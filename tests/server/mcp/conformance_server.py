@@ -61,8 +61,6 @@ class Enums(BaseModel):
 
 
 def make_questioner(*questions: tuple[str, type[Any]]) -> list[Any]:
-    """Make a tool that asks these questions one after another."""
-
     @tool(name="ask")
     async def ask(ctx: RunContext[Any]) -> str:
         """Ask."""
@@ -81,24 +79,24 @@ async def work(ctx: RunContext[Any]) -> str:
 
 
 def no_arguments() -> str:
-    """A tool of the suite."""
+    """Tool of the conformance suite."""
     return "Go."
 
 
 def message(message: str) -> str:
-    """A tool of the suite."""
+    """Tool of the conformance suite."""
     return message
 
 
 def in_header(
     region: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})] = "here",
 ) -> str:
-    """A tool of the suite."""
+    """Tool of the conformance suite."""
     return region
 
 
 def call_tool(name: str) -> Callable[[ModelRequest], Any]:
-    """Make a model that calls a tool and then reports success."""
+    """Create a model function that calls a tool once."""
     return lambda request: call(name) if request.messages[-1].role == "user" else "Done: state-ok."
 
 
@@ -126,7 +124,7 @@ AGENTS: dict[str, tuple[Any, list[Any], Callable[..., str]]] = {
 
 
 def make_server() -> McpServer:
-    """Make the server without serving it."""
+    """Create the server."""
     agents = {
         name: Agent(ScriptedModel(*[answer] * 50), tools=tools, thoughts=False, name=name)
         for name, (answer, tools, _) in AGENTS.items()
@@ -136,7 +134,7 @@ def make_server() -> McpServer:
 
 
 async def main() -> None:
-    """Serve until the process is terminated."""
+    """Run the server until the process is terminated."""
     server = make_server()
     async with server.gateway.runtime, serve_app(server) as url:
         print(f"{url}/mcp", flush=True)

@@ -16,11 +16,11 @@ from support.cli_workspace import SOURCE
 
 DOCUMENT = Path(__file__).parents[3] / "docs/mcp.md"
 FOLDER = "/home/ann/agents"
-"""Folder of the agent in the document."""
+"""Folder in the documented configuration."""
 
 
 def find_block(language: str, word: str) -> str:
-    """Return the code block of the document that contains the word."""
+    """Return the first code block that contains the word."""
     blocks: list[str] = re.findall(rf"```{language}\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
     return next(block for block in blocks if word in block)
 

@@ -1,4 +1,4 @@
-"""Forms for questions, which clients must be able to show and whose answers must fit the schema."""
+"""Elicitation forms and their responses."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rxloop import PendingInput
-from rxloop.server.mcp.questions import Asks, NoAnswer, answer_of, form_of
+from rxloop.server.mcp.questions import Elicitation, InvalidResponse, make_form, parse_response
 
 NAMES = st.sampled_from(["a", "b", "c"])
 TITLE = st.fixed_dictionaries({}, optional={"title": st.text(max_size=5), "description": st.text(max_size=5)})
 
 
-def schemas() -> st.SearchStrategy[dict[str, Any]]:
-    """Schemas of values, lists, objects and references, including recursive ones."""
+def generate_schemas() -> st.SearchStrategy[dict[str, Any]]:
+    """Generate schemas with nested values, objects, lists and recursive references."""
     plain = st.one_of(
         st.sampled_from(["boolean", "integer", "number", "string", "null"]).map(lambda kind: {"type": kind}),
         st.lists(st.text(max_size=3), min_size=1, max_size=3).map(lambda texts: {"type": "string", "enum": texts}),
-        st.integers(0, 9).map(lambda least: {"type": "integer", "minimum": least}),
+        st.integers(0, 9).map(lambda minimum: {"type": "integer", "minimum": minimum}),
         st.sampled_from(["email", "uuid"]).map(lambda form: {"type": "string", "format": form}),
         NAMES.map(lambda name: {"$ref": f"#/$defs/{name}"}),
         st.just({"$ref": "elsewhere.json"}),
@@ -47,30 +47,30 @@ def make_question(schema: dict[str, Any], **more: Any) -> PendingInput:
 
 
 @settings(max_examples=60)
-@given(schema=schemas())
+@given(schema=generate_schemas())
 def test_any_schema_becomes_a_form_of_the_protocol(schema: dict[str, Any]) -> None:
-    request = Asks(form=True, page=True).put(make_question(schema))
+    request = Elicitation(form=True, url=True).make_request(make_question(schema))
     assert request is not None
-    written = request.params.model_dump(mode="json", by_alias=True, exclude_none=True)
-    fields = written["requestedSchema"]["properties"]
+    message = request.params.model_dump(mode="json", by_alias=True, exclude_none=True)
+    fields = message["requestedSchema"]["properties"]
     assert fields
     assert all(each["type"] in ("string", "number", "integer", "boolean", "array") for each in fields.values())
-    assert set(written["requestedSchema"]["required"]) <= set(fields)
+    assert set(message["requestedSchema"]["required"]) <= set(fields)
 
 
 @settings(max_examples=60)
 @given(options=st.lists(st.one_of(st.integers(), st.text(), st.booleans(), st.none()), min_size=1, unique_by=repr))
 def test_chosen_option_is_the_value_and_not_its_label(options: list[Any]) -> None:
-    form = form_of(make_question({}, input_kind="selection", options=options))
+    form = make_form(make_question({}, input_kind="selection", options=options))
     labels = form.schema["properties"]["answer"]["enum"]
-    chosen = [form.read({"answer": each}) for each in labels]
-    assert all(any(each is option or each == option for option in options) for each in chosen)
-    with pytest.raises(NoAnswer):
-        form.read({"answer": "".join(labels) + "!"})
+    values = [form.parse({"answer": each}) for each in labels]
+    assert all(any(each is option or each == option for option in options) for each in values)
+    with pytest.raises(InvalidResponse):
+        form.parse({"answer": "".join(labels) + "!"})
 
 
 @pytest.mark.parametrize(
-    ("can", "form", "page"),
+    ("elicitation", "form", "url"),
     [
         (None, False, False),
         ({}, True, False),
@@ -79,15 +79,17 @@ def test_chosen_option_is_the_value_and_not_its_label(options: list[Any]) -> Non
         ({"form": {}, "url": {}}, True, True),
     ],
 )
-def test_question_uses_the_capabilities_of_the_client(can: Any, form: bool, page: bool) -> None:
-    capabilities = types.ClientCapabilities.model_validate({} if can is None else {"elicitation": can})
-    assert Asks.of(capabilities) == Asks(form, page)
+def test_question_uses_the_capabilities_of_the_client(elicitation: Any, form: bool, url: bool) -> None:
+    capabilities = types.ClientCapabilities.model_validate({} if elicitation is None else {"elicitation": elicitation})
+    assert Elicitation.from_capabilities(capabilities) == Elicitation(form, url)
     secret = PendingInput(input_id="1", prompt="Sign in.", input_kind="credential", url="https://a.example")
-    assert (Asks.of(capabilities).put(make_question({"type": "boolean"})) is not None) == form
-    assert (Asks.of(capabilities).put(secret) is not None) == page
+    assert (
+        Elicitation.from_capabilities(capabilities).make_request(make_question({"type": "boolean"})) is not None
+    ) == form
+    assert (Elicitation.from_capabilities(capabilities).make_request(secret) is not None) == url
 
 
 @pytest.mark.parametrize("content", [{}, {"other": 1}, None])
 def test_empty_form_is_not_an_answer(content: Any) -> None:
-    with pytest.raises(NoAnswer):
-        answer_of(make_question({"type": "integer"}), types.ElicitResult(action="accept", content=content))
+    with pytest.raises(InvalidResponse):
+        parse_response(make_question({"type": "integer"}), types.ElicitResult(action="accept", content=content))

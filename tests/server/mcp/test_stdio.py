@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 
-from rxloop.server.mcp.stdio import _line, _Lines
+from rxloop.server.mcp.stdio import _decode_line, _LineReader
 
 
-async def read_lines(*pieces: bytes) -> list[str]:
-    reading, writing = os.pipe()
+async def read_lines(*chunks: bytes) -> list[str]:
+    read_end, write_end = os.pipe()
 
     def write() -> None:
-        for piece in pieces:
-            os.write(writing, piece)
-        os.close(writing)
+        for chunk in chunks:
+            os.write(write_end, chunk)
+        os.close(write_end)
 
-    written = asyncio.create_task(asyncio.to_thread(write))
-    lines = [line async for line in _Lines(reading)]
-    await written
-    os.close(reading)
+    writing_task = asyncio.create_task(asyncio.to_thread(write))
+    lines = [line async for line in _LineReader(read_end)]
+    await writing_task
+    os.close(read_end)
     return lines
 
 
@@ -33,6 +33,6 @@ async def test_line_may_be_long() -> None:
 
 
 def test_invalid_characters_become_replacement_characters() -> None:
-    assert _line(rb'{"a": "\ud800", "b": "\ud83c\udf3f"}') == '{"a": "\ufffd", "b": "🌿"}'
-    assert _line(b'{"a": "\xff"}') == '{"a": "\ufffd"}'
-    assert _line(rb'{"a": "\ud800"') == r'{"a": "\ud800"'
+    assert _decode_line(rb'{"a": "\ud800", "b": "\ud83c\udf3f"}') == '{"a": "\ufffd", "b": "🌿"}'
+    assert _decode_line(b'{"a": "\xff"}') == '{"a": "\ufffd"}'
+    assert _decode_line(rb'{"a": "\ud800"') == r'{"a": "\ud800"'

@@ -1,4 +1,4 @@
-"""History of a thinking session over MCP, as a tool and as resources."""
+"""Tool and resources for reading the history of a thinking session."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_history_contains_all_thoughts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected", "further"),
+    ("arguments", "expected", "next_place"),
     [
         ({"limit": 2}, ["one", "two"], 3),
         ({"first": "3", "limit": "2"}, ["b2", "b3"], 5),
@@ -57,13 +57,13 @@ async def test_history_contains_all_thoughts() -> None:
     ],
 )
 async def test_history_is_returned_by_page_and_by_branch(
-    arguments: dict[str, Any], expected: Sequence[str], further: int | None
+    arguments: dict[str, Any], expected: Sequence[str], next_place: int | None
 ) -> None:
     async with Client(thinking_server()) as client:
         await think_in_branches(client)
         page = await fetch_history(client, **arguments)
     assert texts(page) == expected
-    assert page.get("next") == further
+    assert page.get("next") == next_place
 
 
 async def test_page_of_the_history_is_limited() -> None:
@@ -89,17 +89,17 @@ async def test_session_is_a_resource_as_json_and_as_a_graph() -> None:
     async with Client(thinking_server()) as client:
         listed = (await client.list_resources()).resources
         await think_in_branches(client)
-        [whole] = (await client.read_resource("thinking://session")).contents
-        [drawn] = (await client.read_resource("thinking://session/graph")).contents
+        [json_content] = (await client.read_resource("thinking://session")).contents
+        [graph_content] = (await client.read_resource("thinking://session/graph")).contents
         page = await fetch_history(client)
-    assert isinstance(whole, TextResourceContents)
-    assert isinstance(drawn, TextResourceContents)
-    assert json.loads(whole.text) == page
+    assert isinstance(json_content, TextResourceContents)
+    assert isinstance(graph_content, TextResourceContents)
+    assert json.loads(json_content.text) == page
     assert {each.uri: each.mime_type for each in listed} == {
-        whole.uri: whole.mime_type,
-        drawn.uri: drawn.mime_type,
+        json_content.uri: json_content.mime_type,
+        graph_content.uri: graph_content.mime_type,
     }
-    assert drawn.text.splitlines() == [
+    assert graph_content.text.splitlines() == [
         "flowchart TD",
         '    n1["1/3<br/>one"]',
         '    n2["2/3<br/>two"]',
@@ -116,7 +116,7 @@ async def test_session_is_a_resource_as_json_and_as_a_graph() -> None:
 
 async def test_unknown_tools_and_resources_are_protocol_errors() -> None:
     async with Client(thinking_server()) as client:
-        with pytest.raises(MCPError, match="no tool 'think'"):
+        with pytest.raises(MCPError, match="the tool 'think' does not exist"):
             await client.call_tool("think", {})
-        with pytest.raises(MCPError, match="no resource 'thinking://else'"):
+        with pytest.raises(MCPError, match="unknown resource 'thinking://else'"):
             await client.read_resource("thinking://else")

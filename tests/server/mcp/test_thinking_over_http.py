@@ -14,11 +14,11 @@ from mcp import Client
 from typing_extensions import override
 
 from rxloop import MemoryEventLog, Runtime
-from rxloop.cli.service.process import listening
+from rxloop.cli.service.process import open_listener
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.artifact_rules import ArtifactRecord
 from rxloop.server import ServerLimits, ThinkingTools, make_connection_sessions, mcp_server
-from rxloop.server.mcp.thinking_tools import MAX_BODY
+from rxloop.server.mcp.thinking_tools import MAX_BODY_BYTES
 from rxloop.storage import MemoryArtifacts
 from rxloop.thinking import ThinkingSessions
 from rxloop.thinking.sessions.session_artifacts import CONTEXT
@@ -39,8 +39,8 @@ async def serve(
     sessions: ThinkingSessions | None = None, session: str | None = None, **options: Any
 ) -> AsyncGenerator[str]:
     """Serve thinking tools, and yield the URL."""
-    async with serve_mcp(sequential_thinking=ThinkingTools(sessions, session=session), **options) as here:
-        yield here.url
+    async with serve_mcp(sequential_thinking=ThinkingTools(sessions, session=session), **options) as endpoint:
+        yield endpoint.url
 
 
 async def think(client: Client, **fields: Any) -> dict[str, Any]:
@@ -65,7 +65,7 @@ async def test_each_client_has_its_own_session(mode: str) -> None:
 
 
 class ObservedStore(MemoryArtifacts):
-    """Store that signals the deletion of a session."""
+    """Store that sets an event when it deletes a session."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,22 +95,22 @@ async def test_session_of_a_disconnected_client_is_deleted() -> None:
 
 async def test_session_of_a_silent_client_expires() -> None:
     store = ObservedStore()
-    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
     call = {"name": "sequentialthinking", "arguments": CALL}
     async with (
         serve(make_connection_sessions(store), session_timeout=0.2) as url,
         httpx.AsyncClient(headers=HEADERS) as client,
     ):
-        reply = await client.post(url, json={"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello})
-        own = {"mcp-session-id": reply.headers["mcp-session-id"]}
-        await client.post(url, headers=own, json={"jsonrpc": "2.0", "method": "notifications/initialized"})
+        reply = await client.post(url, json={"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params})
+        session_headers = {"mcp-session-id": reply.headers["mcp-session-id"]}
+        await client.post(url, headers=session_headers, json={"jsonrpc": "2.0", "method": "notifications/initialized"})
         body = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": call}
-        assert (await client.post(url, headers=own, json=body)).status_code == 200
+        assert (await client.post(url, headers=session_headers, json=body)).status_code == 200
         assert len(await store.list(CONTEXT)) == 1
         async with asyncio.timeout(10):
             await store.removed.wait()
         assert await store.list(CONTEXT) == []
-        assert (await client.post(url, headers=own, json=body)).status_code == 404
+        assert (await client.post(url, headers=session_headers, json=body)).status_code == 404
 
 
 async def test_named_session_is_shared_by_all_clients() -> None:
@@ -158,7 +158,7 @@ def test_port_in_use_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1, port {port}: "):
-            listening("127.0.0.1", port)
+            open_listener("127.0.0.1", port)
 
 
 async def read_until_closed(url: str, data: bytes) -> bytes:
@@ -181,8 +181,8 @@ async def test_body_that_does_not_arrive_is_refused() -> None:
 
 
 async def test_body_that_is_too_long_is_refused() -> None:
-    async with serve(limits=ServerLimits(body=MAX_BODY)) as url, httpx.AsyncClient() as client:
-        reply = await client.post(url, content=b"x" * (MAX_BODY + 1))
+    async with serve(limits=ServerLimits(body=MAX_BODY_BYTES)) as url, httpx.AsyncClient() as client:
+        reply = await client.post(url, content=b"x" * (MAX_BODY_BYTES + 1))
         assert reply.status_code == 413
 
 

@@ -290,7 +290,7 @@ async def test_session_of_a_closed_connection_is_deleted(mode: Mode) -> None:
     assert not await sessions.all_sessions()
 
 
-async def test_named_session_is_shared_by_all_connections_and_kept() -> None:
+async def test_named_session_is_shared_by_all_connections_and_not_deleted() -> None:
     sessions = make_connection_sessions()
     server = thinking_server(sessions, session="plan")
     async with Client(server) as one, Client(server) as other:

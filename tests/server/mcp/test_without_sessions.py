@@ -1,4 +1,4 @@
-"""Clients of older protocols without sessions, whose requests alternate between servers."""
+"""MCP servers without sessions, for older clients."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def search(ctx: RunContext[Any]) -> str:
 
 
 def answer(request: ModelRequest) -> Turn:
-    """Answer from the messages alone, so that any server may continue the run."""
+    """Answer a request independently of earlier requests, so that any server can continue the run."""
     last = request.messages[-1]
     if last.role == "tool":
         return frames("-and so on", 0.01) if "for ever" in request.messages[0].text else f"It is {last.text}."
@@ -45,11 +45,11 @@ def make_clerk() -> Agent[Any, Any]:
 
 
 @contextlib.asynccontextmanager
-async def alternate(*desks: McpEndpoint) -> AsyncGenerator[Client]:
-    """Connect a client whose requests alternate between these servers."""
+async def alternate(*endpoints: McpEndpoint) -> AsyncGenerator[Client]:
+    """Connect a client that alternates between servers."""
     limits = httpx2.Limits(max_keepalive_connections=0)
     async with (
-        load_balancer(*(each.url.removesuffix("/mcp") for each in desks), round_robin=True) as url,
+        load_balancer(*(each.url.removesuffix("/mcp") for each in endpoints), round_robin=True) as url,
         httpx2.AsyncClient(timeout=30, limits=limits) as http,
         Client(streamable_http_client(f"{url}/mcp", http_client=http), mode=LEGACY) as client,
     ):
@@ -60,8 +60,8 @@ async def alternate(*desks: McpEndpoint) -> AsyncGenerator[Client]:
 async def serve_two(file: Path) -> AsyncGenerator[Client]:
     """Connect a client to two servers over one log."""
     logs = [SqliteEventLog(file) for _ in range(2)]
-    one, other = (serve_mcp(make_clerk(), log=log, sessions=False) for log in logs)
-    async with one as here, other as there, alternate(here, there) as client:
+    first_server, second_server = (serve_mcp(make_clerk(), log=log, sessions=False) for log in logs)
+    async with first_server as first, second_server as second, alternate(first, second) as client:
         yield client
     for each in logs:
         await each.aclose()
@@ -80,10 +80,10 @@ async def test_each_request_may_reach_another_server(tmp_path: Path) -> None:
 
 async def test_question_of_one_server_is_answered_at_another(tmp_path: Path) -> None:
     async with serve_two(tmp_path / "runs.db") as client:
-        asks = await client.call_tool("clerk", {"prompt": "Pay 5"})
-        assert asks.structured_content is not None
-        [question] = asks.structured_content["questions"]
-        answers = {"task_id": result_meta(asks, "taskId"), "answers": {question["inputId"]: True}}
+        paused = await client.call_tool("clerk", {"prompt": "Pay 5"})
+        assert paused.structured_content is not None
+        [question] = paused.structured_content["questions"]
+        answers = {"task_id": result_meta(paused, "taskId"), "answers": {question["inputId"]: True}}
         assert result_text(await client.call_tool("continue_run", answers)) == "It is paid 5."
 
 

@@ -1,4 +1,4 @@
-// Has responses streamed by the official client of OpenAI, and answers what they ask; one line of JSON for each run.
+// Official OpenAI client. Streams responses and answers their questions, with one JSON line per run.
 import { createInterface } from "node:readline";
 import { createRequire } from "node:module";
 
@@ -38,7 +38,7 @@ async function run({ base, model, tools, declines, cancels, background }) {
     try {
       final = await stream.finalResponse();
     } catch (error) {
-      // A run that is cancelled while it waits has no use for the answer.
+      // Canceled runs reject answers.
       if (error.status === 409 && cancels && responses.length) break;
       throw error;
     }

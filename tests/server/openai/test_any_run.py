@@ -1,4 +1,4 @@
-"""Generated runs as the client of OpenAI reads them, live and from the log."""
+"""Generated runs as OpenAI responses and completions, live and from the log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import Phase, given, settings
 from rxloop import MemoryEventLog, Runtime, follow
 from rxloop.pipeline.records import RunRecord
 from rxloop.server.core.chat_fold import ChatFold
-from rxloop.server.openai.call import about_of
+from rxloop.server.openai.call import get_response_info
 from rxloop.server.openai.completions import CompletionFold, completion_chunks
 from rxloop.server.openai.response_fold import ResponseFold, response_events
 from rxloop.server.openai.response_items import ResponseId
@@ -30,7 +30,7 @@ FUNCTION = {"type": "function", "strict": None, **SHOW_MAP}
 async def read_logged(runtime: Runtime, record: RunRecord, number: int, *, deltas: bool) -> tuple[ResponseFold, Any]:
     """Return a response and its events from the log."""
     events: list[Json] = []
-    fold = ResponseFold(about_of(record, runtime), ResponseId(record.task_id, number), events.append)
+    fold = ResponseFold(get_response_info(record, runtime), ResponseId(record.task_id, number), events.append)
     chat = ChatFold(fold.take)
     for event in await runtime.log.read(record.task_id, deltas=deltas):
         public_event = event.to_public()
@@ -53,31 +53,31 @@ async def check_run(kind: RandomRun) -> None:
         return folds[0]
 
     async with Runtime({NAME: kind.agent()}, log=log) as runtime:
-        playing = asyncio.create_task(kind.execute(runtime, metadata={"openai": {"tools": [FUNCTION]}}))
+        executing = asyncio.create_task(kind.execute(runtime, metadata={"openai": {"tools": [FUNCTION]}}))
         record = await wait_for_run(log)
-        view = response_events(about_of(record, runtime), ResponseId(record.task_id, 1))
+        view = response_events(get_response_info(record, runtime), ResponseId(record.task_id, 1))
         reading = asyncio.create_task(_collect(live, runtime.follow(record.task_id).pipe(view)))
         chatting = asyncio.create_task(_collect(chunks, runtime.follow(record.task_id).pipe(completion_chunks(fold))))
-        await asyncio.wait_for(asyncio.gather(playing, reading, chatting), 60)
+        await asyncio.wait_for(asyncio.gather(executing, reading, chatting), 60)
     record = await log.get_record(record.task_id)
     everything, _ = await read_logged(runtime, record, 1 << 30, deltas=False)
     ids: list[str] = []
     for number in range(1, len(everything.pauses) + 1):
-        whole = check_stream((await read_logged(runtime, record, number, deltas=False))[1])
+        complete = check_stream((await read_logged(runtime, record, number, deltas=False))[1])
         with_deltas = (await read_logged(runtime, record, number, deltas=log.keeps_deltas))[1]
         final = check_stream(with_deltas)
-        assert response_text(final) == response_text(whole)
+        assert response_text(final) == response_text(complete)
         ids += [item["id"] for item in final["output"] if item["type"] != "mcp_approval_request"]
         if number == 1:
             seen = check_stream(live)
-            assert response_text(seen) == response_text(whole)
+            assert response_text(seen) == response_text(complete)
             assert [each["type"] for each in seen["output"]] == [each["type"] for each in final["output"]]
         if log.keeps_deltas:
-            # The sequence numbers are the same for every reading of the log.
-            which = ResponseId(record.task_id, number)
+            # Sequence numbers are stable.
+            response_id = ResponseId(record.task_id, number)
             followed = follow(log, record.task_id, deltas=True, until="end")
             again: list[Json] = []
-            await _collect(again, followed.pipe(response_events(about_of(record, runtime), which)))
+            await _collect(again, followed.pipe(response_events(get_response_info(record, runtime), response_id)))
             assert again == with_deltas
     assert not [name for name, count in Counter(ids).items() if count > 1]
     text = orjson.dumps([live, chunks])
@@ -85,7 +85,7 @@ async def check_run(kind: RandomRun) -> None:
     check_chunks(each for each in chunks if each)
     if folds[0].error is None:
         assert chunks[-1] == {}
-        check_completion(folds[0].completion())
+        check_completion(folds[0].make_completion())
     else:
         assert chunks[-1] == {"error": folds[0].error}
 

@@ -18,6 +18,7 @@ from openai import AsyncOpenAI
 
 from rxloop import Runtime
 from rxloop.errors import ConflictError
+from support.api_server import TRUSTED
 from support.clients.openai import OpenAIEndpoint, serve_openai
 from support.faulty_components import PLANTED
 from support.processes.services import CLIENTS, NODE
@@ -35,27 +36,27 @@ CHECKED = settings(
 
 
 def make_answers(output: list[Any], *, declines: bool) -> list[Any] | None:
-    """Return the input that answers all questions of a response, or None if there are none that can be answered."""
+    """Return answers to all questions of a response, or None if it has no answerable question."""
     approvals = {item["id"] for item in output if item["type"] == "mcp_approval_request"}
     items: list[Any] = []
     for item in output:
         if item["type"] == "mcp_approval_request":
             items.append({"type": "mcp_approval_response", "approval_request_id": item["id"], "approve": not declines})
         elif item["type"] == "function_call":
-            said = '{"error": "no map here"}' if declines else '{"shown": true}'
-            items.append({"type": "function_call_output", "call_id": item["call_id"], "output": said})
+            output_text = '{"error": "no map here"}' if declines else '{"shown": true}'
+            items.append({"type": "function_call_output", "call_id": item["call_id"], "output": output_text})
         elif item["type"] == "message" and item["id"].startswith("msg_mcpr_"):
-            text, asked = item["content"][0]["text"], item["id"].removeprefix("msg_")
+            text, call_id = item["content"][0]["text"], item["id"].removeprefix("msg_")
             if "github" in text:
                 return None
-            if asked.split(":response:")[0] not in approvals:
-                said = "a" if text.startswith("Which?") else '{"city": "Oslo", "nights": 2}'
-                items.append({"type": "function_call_output", "call_id": asked, "output": said})
+            if call_id.split(":response:")[0] not in approvals:
+                output_text = "a" if text.startswith("Which?") else '{"city": "Oslo", "nights": 2}'
+                items.append({"type": "function_call_output", "call_id": call_id, "output": output_text})
     return items or None
 
 
 async def read_with_python(client: AsyncOpenAI, kind: RandomRun, *, background: bool) -> list[Json]:
-    """Return the responses of a run from the Python client."""
+    """Read all responses of a run with the Python client."""
     responses: list[Json] = []
     body: dict[str, Any] | None = {"input": "Go."}
     while body is not None and len(responses) < 8:
@@ -63,7 +64,7 @@ async def read_with_python(client: AsyncOpenAI, kind: RandomRun, *, background: 
             async with client.responses.stream(model=NAME, tools=TOOLS, background=background, **body) as stream:
                 events = [event async for event in stream]
         except openai.ConflictError:
-            # A run that was cancelled while it waited rejects the answer.
+            # Canceled runs reject answers.
             assert responses
             assert kind.cancel_after is not None
             break
@@ -80,8 +81,8 @@ async def read_with_python(client: AsyncOpenAI, kind: RandomRun, *, background: 
                 "numbers": numbers,
             }
         )
-        given = make_answers(output, declines=kind.declines) if final.response.status == "completed" else None
-        body = None if given is None else {"input": given, "previous_response_id": final.response.id}
+        answers = make_answers(output, declines=kind.declines) if final.response.status == "completed" else None
+        body = None if answers is None else {"input": answers, "previous_response_id": final.response.id}
     return responses
 
 
@@ -111,7 +112,7 @@ async def check(served: OpenAIEndpoint, responses: list[Json], *, background: bo
 
 
 async def check_with_server(kind: RandomRun, read: Any, *, background: bool) -> None:
-    async with serve_openai(kind.agent(), log=kind.log()) as served:
+    async with serve_openai(kind.agent(), log=kind.log(), auth=TRUSTED) as served:
         disturbing = asyncio.create_task(disturb(kind, served.runtime))
         responses = await asyncio.wait_for(read(served), 60)
         disturbing.cancel()

@@ -137,10 +137,10 @@ async def test_failure_is_an_error_before_and_during_a_stream() -> None:
         stream = aiter(await client.chat.completions.create(model="clerk", messages=HELLO, stream=True))
         pieces = [(await anext(stream)).choices[0].delta.content for _ in range(2)]
         assert pieces == ["", "So"]
-        with pytest.raises(APIError) as cut:
+        with pytest.raises(APIError) as interrupted:
             await anext(stream)
         assert limited.value.response.headers["x-should-retry"] == "false"
-        for each in (limited, broken, cut):
+        for each in (limited, broken, interrupted):
             assert "sk-secret" not in str(each.value.body)
 
 
@@ -190,7 +190,7 @@ async def test_citations_are_annotations_of_the_answer() -> None:
         ]
 
 
-async def test_annotations_in_a_stream_count_the_text_of_failed_tries() -> None:
+async def test_annotation_offsets_in_a_stream_include_the_text_of_failed_attempts() -> None:
     cited = [Citation(url="https://e.org/7", title="Weather", start=6, end=9)]
     model = Model(lambda request: InterruptedAnswer("", "It", turn("It is 7 C.", citations=cited)))
     async with serve_openai(Agent(model, thoughts=False, name="clerk")) as served, served.client() as client:
@@ -208,7 +208,7 @@ async def test_stream_ends_with_an_error_at_shutdown() -> None:
         chunks = aiter(stream)
         await anext(chunks)
         draining = asyncio.create_task(served.app.drain(0.05))
-        with pytest.raises(APIError, match="goes away"):
+        with pytest.raises(APIError, match="shutting down"):
             async for _ in chunks:
                 pass
         await draining
@@ -220,14 +220,14 @@ async def test_stream_ends_with_an_error_at_shutdown() -> None:
 async def test_unsupported_parameters_are_refused() -> None:
     schema: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
     function: Any = {"type": "function", "function": {"name": "x", "parameters": {}}}
-    more: list[dict[str, Any]] = [
+    unsupported: list[dict[str, Any]] = [
         {"n": 2},
         {"tools": [function]},
         {"response_format": schema},
         {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}},
     ]
     async with serve_openai(make_clerk()) as served, served.client() as client:
-        for each in more:
+        for each in unsupported:
             with pytest.raises(BadRequestError) as refused:
                 await client.chat.completions.create(model="clerk", messages=HELLO, **each)
             assert refused.value.code == "unsupported_parameter"

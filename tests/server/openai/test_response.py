@@ -16,7 +16,7 @@ from rxloop.protocol.events import (
 )
 from rxloop.protocol.messages import Citation, ToolCall
 from rxloop.server.core.chat_fold import ChatFold
-from rxloop.server.openai.response_fold import About, ResponseFold
+from rxloop.server.openai.response_fold import ResponseFold, ResponseInfo
 from rxloop.server.openai.response_items import Json, ResponseId
 
 CALL = ToolCall(id="0", name="weather", arguments={"city": "Oslo"}, raw='{"city": "Oslo"}')
@@ -33,7 +33,7 @@ def llm_call() -> Event:
 
 def test_call_answered_before_its_text_was_replaced_is_one_item() -> None:
     events: list[Json] = []
-    chat = ChatFold(ResponseFold(About("m", "c", 0), ResponseId("t", 1), events.append).take)
+    chat = ChatFold(ResponseFold(ResponseInfo("m", "c", 0), ResponseId("t", 1), events.append).take)
     chat.take(llm_call())
     chat.take(make_event(ToolCompleteEvent, call=CALL, success=True, content="7"))
     chat.take(make_event(ContentDeltaEvent, delta="look."))
@@ -45,7 +45,7 @@ def test_call_answered_before_its_text_was_replaced_is_one_item() -> None:
 @pytest.mark.parametrize("live", [True, False])
 def test_text_before_a_call_has_its_citations_live_and_from_the_log(live: bool) -> None:
     events: list[Json] = []
-    fold = ResponseFold(About("m", "c", 0), ResponseId("t", 1), events.append)
+    fold = ResponseFold(ResponseInfo("m", "c", 0), ResponseId("t", 1), events.append)
     chat = ChatFold(fold.take)
     chat.take(llm_call())
     if live:

@@ -68,7 +68,7 @@ def make_endless(**options: Any) -> Agent[Any, Any]:
 
 
 async def wait_until_idle(served: OpenAIEndpoint, task_id: str) -> str:
-    """Wait until a run is idle, and return its state."""
+    """Return the final state of a run."""
     async with asyncio.timeout(10):
         async for _ in served.runtime.follow(task_id):
             pass
@@ -139,11 +139,11 @@ async def test_approval_is_requested_and_answered(approve: bool) -> None:
         # Both responses are unchanged.
         assert (await client.responses.retrieve(first.id)).to_dict() == first.to_dict()
         assert (await client.responses.retrieve(second.id)).to_dict() == second.to_dict()
-        # The same answer returns the same response, and a different answer is refused.
+        # Repeating an answer is allowed, but changing it is not.
         repeated = await client.responses.create(model="clerk", input=[answer])
         assert repeated.id == second.id
         answer["approve"] = not approve
-        with pytest.raises(ConflictError, match="does not wait"):
+        with pytest.raises(ConflictError, match="not waiting"):
             await client.responses.create(model="clerk", input=[answer])
 
 
@@ -202,7 +202,7 @@ async def test_all_questions_must_be_answered_together() -> None:
         assert function.type == "function_call"
         yes: Any = {"type": "mcp_approval_response", "approval_request_id": approval.id, "approve": True}
         output: Any = {"type": "function_call_output", "call_id": function.call_id, "output": "shown"}
-        with pytest.raises(BadRequestError, match="all of its questions"):
+        with pytest.raises(BadRequestError, match="all questions"):
             await client.responses.create(model="clerk", previous_response_id=first.id, input=[yes])
         second = await client.responses.create(model="clerk", previous_response_id=first.id, input=[yes, output])
         assert second.output_text == "Done."
@@ -273,8 +273,8 @@ async def test_background_response_is_returned_at_once_and_can_be_read_later() -
 async def test_cancelled_response_stays_cancelled() -> None:
     async with serve_openai(make_endless()) as served, served.client() as client:
         created = await client.responses.create(model="clerk", input="Go", background=True)
-        over = await client.responses.cancel(created.id)
-        assert over.status == "cancelled"
+        canceled = await client.responses.cancel(created.id)
+        assert canceled.status == "cancelled"
         assert (await client.responses.cancel(created.id)).status == "cancelled"
         events = [event.to_dict() async for event in await client.responses.retrieve(created.id, stream=True)]
         assert check_stream(events)["status"] == "cancelled"
@@ -314,9 +314,9 @@ async def test_caller_that_stops_waiting_cancels_its_response() -> None:
 
 
 async def test_truncated_response_is_incomplete_and_failed_response_has_its_error() -> None:
-    cut = turn("Half of", finish_reason="length")
+    truncated = turn("Half of", finish_reason="length")
     failing = RateLimited("the key is sk-secret")
-    async with serve_openai(make_clerk(cut, failing)) as served, served.client() as client:
+    async with serve_openai(make_clerk(truncated, failing)) as served, served.client() as client:
         first = await client.responses.create(model="clerk", input="Go")
         assert first.incomplete_details is not None
         assert first.status == "incomplete"
@@ -338,8 +338,8 @@ class City(BaseModel):
 
 async def test_typed_answer_is_parsed_by_the_client() -> None:
     for mode in ("prompted", "tool"):
-        says = '{"name": "Oslo"}' if mode == "prompted" else call("final_answer", name="Oslo")
-        agent = make_clerk(says, output_type=City, output_mode=mode)
+        answer_turn = '{"name": "Oslo"}' if mode == "prompted" else call("final_answer", name="Oslo")
+        agent = make_clerk(answer_turn, output_type=City, output_mode=mode)
         async with serve_openai(agent) as served, served.client() as client:
             response = await client.responses.parse(model="clerk", input="Where?", text_format=City)
             assert response.output_parsed == City(name="Oslo")
@@ -368,7 +368,7 @@ async def test_idempotency_key_starts_one_run() -> None:
         assert again.id == first.id
         assert again.output_text == "Once."
         assert len(await log.list_runs()) == 1
-        with pytest.raises(BadRequestError, match="another request"):
+        with pytest.raises(BadRequestError, match="a different request"):
             await client.responses.create(model="clerk", input="Stop", extra_headers=headers)
 
 
@@ -408,7 +408,7 @@ async def test_request_during_a_response_waits_for_it() -> None:
         assert third.conversation.id == conversation.id
 
 
-async def test_limit_on_streams_leaves_no_run() -> None:
+async def test_run_is_canceled_when_its_stream_is_above_the_limit() -> None:
     log = MemoryEventLog()
     async with (
         serve_openai(make_endless(), log=log, limits=ServerLimits(streams=1)) as served,
@@ -417,8 +417,8 @@ async def test_limit_on_streams_leaves_no_run() -> None:
         stream = await client.responses.create(model="clerk", input="Go", stream=True)
         with pytest.raises(RateLimitError):
             await client.responses.create(model="clerk", input="Go", stream=True)
-        going, refused = await log.list_runs()
-        assert going.state == "working"
+        active, refused = await log.list_runs()
+        assert active.state == "working"
         assert await wait_until_idle(served, refused.task_id) == "canceled"
         await stream.close()
 
@@ -434,7 +434,7 @@ async def test_stream_ends_with_an_error_at_shutdown() -> None:
             kinds = [event.type async for event in events]
             await draining
             assert (kinds[-1] == "error") != background
-            # The run is not cancelled, so that another process can continue it.
+            # Another process can continue the run.
             assert [record.state for record in await log.list_runs()] == ["working"]
 
 
@@ -452,7 +452,7 @@ async def test_nested_agent_is_shown_as_one_call() -> None:
         assert response.output_text == "7 C."
 
 
-async def test_text_of_a_failed_try_is_incomplete_in_the_stream_and_omitted_in_the_result() -> None:
+async def test_text_of_a_failed_attempt_is_incomplete_in_the_stream_and_omitted_in_the_result() -> None:
     model = Model(lambda request: InterruptedAnswer("Hm.", "wrong", "right"))
     async with serve_openai(Agent(model, thoughts=False, name="clerk")) as served, served.client() as client:
         async with client.responses.stream(model="clerk", input="Go") as stream:

@@ -1,4 +1,4 @@
-"""Background responses that are read again after each sequence number: live, replayed, and by another process."""
+"""Streams of background responses starting after a sequence number."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def weather(ctx: RunContext[Any], city: str) -> str:
 
 
 def make_agent() -> Agent[Any, Any]:
-    """Make an agent that another process can make, too. Its model is not called there."""
+    """Create an agent, separately for each simulated process."""
     first = turn(frames("-Let -me -see.|", 0.002), calls=[call("weather", city="Oslo")], reasoning="Hm, well.")
     last = turn(frames("-It -is -7 -C.|", 0.002), usage=Usage(input_tokens=5, output_tokens=5))
     return Agent(ScriptedModel(first, last), tools=[weather], thoughts=False, name="clerk")

@@ -1,5 +1,5 @@
-// What a page does with the official packages of the AI SDK, for tests: commands come as lines of JSON, and each gets
-// one line back. `node page.mjs <folder with node_modules>`.
+// Pages based on the official AI SDK packages, controlled by JSON lines. Each command returns one line.
+// `node page.mjs <folder with node_modules>`.
 import { createRequire } from 'node:module';
 import { createInterface } from 'node:readline';
 
@@ -9,7 +9,7 @@ const ai = require('ai');
 
 const chats = new Map();
 
-// Everything that is sent to fetch, and a body that may be cut after so many bytes.
+// Record all fetch requests.
 function counting(chat, given) {
   return async (url, options = {}) => {
     chat.requests.push({ method: options.method, url: String(url), body: options.body && JSON.parse(options.body) });
@@ -17,12 +17,16 @@ function counting(chat, given) {
   };
 }
 
-function open({ name, api, id, token, messages, auto, answers, resume }) {
+function open({ name, api, id, token, messages, auto, answers, after }) {
   const opened = { requests: [], errors: [], data: [], calls: [], finished: [] };
   const transport = new ai.DefaultChatTransport({
     api,
     headers: { authorization: `Bearer ${token}` },
     fetch: counting(opened),
+    // As in docs/ui_stream.md.
+    prepareReconnectToStreamRequest: after && (({ api, id }) => ({
+      api: `${api}/${id}/stream?after=${opened.chat.messages.at(-1)?.metadata?.rxloop.cursor ?? ''}`,
+    })),
   });
   const rules = {
     tools: ai.lastAssistantMessageIsCompleteWithToolCalls,
@@ -47,7 +51,7 @@ function open({ name, api, id, token, messages, auto, answers, resume }) {
   return {};
 }
 
-// Wait until a chat does nothing any more, automatic posts included.
+// Wait until a chat is idle, including automatic requests.
 async function settled({ chat, errors }) {
   for (let quiet = 0; quiet < 4; ) {
     await new Promise(resolve => setTimeout(resolve, 5));
@@ -59,7 +63,7 @@ function seen({ chat, requests, errors, data, calls, finished }) {
   return { status: chat.status, messages: chat.messages, requests, errors, data, calls, finished };
 }
 
-// A whole answer, out of frames, through the transport and `readUIMessageStream`; and what the client says of it.
+// Parse the frames of a response with the transport and `readUIMessageStream`, collecting errors.
 async function read({ frames, message }) {
   const errors = [];
   const body = new Blob(frames).stream();
@@ -73,7 +77,7 @@ async function read({ frames, message }) {
 const commands = {
   open,
   read,
-  // Answers that come one after the other, to a page that has what the ones before have told.
+  // Parse consecutive responses, each continuing the previous message.
   async goes_on({ pieces }) {
     let message;
     const errors = [];
@@ -128,7 +132,7 @@ const commands = {
     void chats.get(name).chat.resumeStream();
     return {};
   },
-  // Wait until the message of the agent has so much text, or so many parts.
+  // Wait until the agent's message has a number of characters or parts.
   async until({ name, characters = 0, parts = 0 }) {
     const { chat } = chats.get(name);
     for (;;) {

@@ -22,7 +22,7 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import Citation, FilePart, ImagePart, ToolCall, Usage
 from rxloop.server.core.chat_fold import chat
 from rxloop.server.ui_messages.fold import chunks
-from rxloop.server.ui_messages.frames import DONE, Chunk, ui_message
+from rxloop.server.ui_messages.frames import DONE, Chunk, assemble_message
 
 CALL = ToolCall(id="0", name="weather", arguments={"city": "Oslo"}, raw='{"city": "Oslo"}')
 
@@ -67,7 +67,7 @@ def test_repeated_step_is_one_step_with_a_void_note() -> None:
 def test_call_repeated_by_the_second_try_is_one_part() -> None:
     delta = make_event(ToolCallDeltaEvent, index=0, tool_call_id="0", name="weather", fragment='{"ci')
     answered = make_event(ToolCompleteEvent, call=CALL, success=True, result=7, content="7")
-    message = ui_message(
+    message = assemble_message(
         list_chunks(
             llm_call(), delta, llm_call(), make_event(ContentCompleteEvent, tool_calls=[CALL]), answered, end_run()
         )
@@ -85,7 +85,7 @@ def test_result_is_kept_when_the_text_before_its_call_is_replaced() -> None:
         make_event(ContentDeltaEvent, delta="look."),
         make_event(ContentCompleteEvent, content="I look.", tool_calls=[CALL]),
     )
-    message = ui_message(list_chunks(llm_call(), answered, torn, whole, end_run()))
+    message = assemble_message(list_chunks(llm_call(), answered, torn, whole, end_run()))
     [part] = [part for part in message["parts"] if "toolCallId" in part]
     assert part["state"] == "output-available"
     assert part.get("output") == 7
@@ -93,7 +93,7 @@ def test_result_is_kept_when_the_text_before_its_call_is_replaced() -> None:
 
 def test_call_that_is_not_repeated_ends_with_an_error() -> None:
     delta = make_event(ToolCallDeltaEvent, index=0, tool_call_id="0", name="weather", fragment='{"ci')
-    message = ui_message(
+    message = assemble_message(
         list_chunks(llm_call(), delta, llm_call(), make_event(ContentCompleteEvent, content="7 C."), end_run())
     )
     assert [part.get("state") for part in message["parts"]] == [None, "output-error", "done"]
@@ -127,13 +127,36 @@ def test_artifact_is_one_part_and_its_pieces_are_transient() -> None:
         ),
         make_event(ArtifactUpdateEvent, artifact_id="a", index=1, offset=3, size=2, data="de", last=True),
     ]
-    message = ui_message(list_chunks(*pieces, end_run()))
+    message = assemble_message(list_chunks(*pieces, end_run()))
     about = {"artifactId": "a", "version": 1, "name": "a.txt", "mediaType": "text/plain", "size": 5, "complete": True}
     assert message["parts"] == [{"type": "data-artifact", "id": "a:1", "data": about}]
 
 
+def test_link_is_a_part_with_its_url() -> None:
+    link: dict[str, Any] = {
+        "artifact_id": "a.pdf",
+        "name": "a.pdf",
+        "media_type": "application/pdf",
+        "index": 0,
+        "last": True,
+    }
+    event = make_event(ArtifactUpdateEvent, size=19, data={"url": "https://example.org"}, **link)
+    collected = list_chunks(event, end_run())
+    assert "data-artifact-chunk" not in list_types(collected)
+    [part] = assemble_message(collected)["parts"]
+    assert part["data"] == {
+        "artifactId": "a.pdf",
+        "version": 1,
+        "name": "a.pdf",
+        "mediaType": "application/pdf",
+        "url": "https://example.org",
+        "size": 19,
+        "complete": True,
+    }
+
+
 def test_custom_events_and_thoughts_are_data_parts() -> None:
-    message = ui_message(
+    message = assemble_message(
         list_chunks(
             make_event(CustomEvent, name="price", data={"euros": 3}),
             make_event(ThoughtStreamEvent, thought_id="plan", thought_type="planning", content="First.", index=0),
@@ -193,7 +216,7 @@ def test_sources_and_files_of_a_text_follow_it() -> None:
         {"type": "file", "mediaType": "application/octet-stream", "url": "https://example.org/a.pdf"},
     ]
     assert list_types(collected[9:]) == ["finish-step", "finish"]
-    parts = ui_message(collected)["parts"]
+    parts = assemble_message(collected)["parts"]
     assert [part["type"] for part in parts] == ["step-start", "text", "source-url", "source-url", "file", "file"]
 
 

@@ -1,4 +1,4 @@
-"""Page with `useChat` of the AI SDK, with its official packages over a real server."""
+"""Pages based on `useChat`, with the official AI SDK packages."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_several_approvals_are_answered_together() -> None:
     assert screen["errors"] == []
 
 
-@pytest.mark.parametrize("is_passed", [False, True], ids=["the agent's", "the page's"])
+@pytest.mark.parametrize("is_passed", [False, True], ids=["agent definition", "page definition"])
 async def test_page_executes_its_tool_and_posts_the_result_automatically(is_passed: bool) -> None:
     agent_options: Any = {} if is_passed else {"tools": [show_map]}
     clerk = Agent(ScriptedModel(call("show_map", city="Oslo"), "There it is."), name="clerk", **agent_options)
@@ -148,7 +148,7 @@ async def test_failed_page_tool_reports_its_error() -> None:
     assert join_text(screen) == "No map."
 
 
-async def test_invalid_call_of_a_page_tool_is_not_executed() -> None:
+async def test_invalid_call_of_a_client_tool_is_not_executed() -> None:
     clerk = Agent(ScriptedModel(call("show_map"), "I see."), tools=[show_map], name="clerk")
     async with serve_pages(clerk) as served:
         page = await served.page(auto=BOTH, answers={"show_map": {"output": {"shown": True}}})
@@ -158,7 +158,7 @@ async def test_invalid_call_of_a_page_tool_is_not_executed() -> None:
     assert count_posts(screen) == 1
 
 
-@pytest.mark.parametrize("tools", [[weather], [show_map]], ids=["ours", "the page's"])
+@pytest.mark.parametrize("tools", [[weather], [show_map]], ids=["agent tool", "page tool"])
 async def test_run_that_ends_with_a_tool_call_is_not_posted_again(tools: list[Any]) -> None:
     name = tools[0].definition.name
     turns = [call(name, city="Oslo"), call(name, city="Bergen"), "never"]
@@ -212,7 +212,7 @@ async def test_stopped_page_leaves_the_run_and_can_reconnect() -> None:
 
 
 def make_gate() -> tuple[asyncio.Event, Any]:
-    """Return a tool that waits, and the event that releases it."""
+    """Create a tool that waits for an event."""
     go = asyncio.Event()
 
     @tool

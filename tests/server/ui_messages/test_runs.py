@@ -15,7 +15,7 @@ from rxloop import Event, Runtime
 from rxloop.protocol.events import ContentCompleteEvent, StatusUpdateEvent, ToolCompleteEvent, ends_attempt
 from rxloop.server.core.chat_fold import chat
 from rxloop.server.ui_messages.fold import chunks
-from rxloop.server.ui_messages.frames import DONE, Chunk, encode, ui_message
+from rxloop.server.ui_messages.frames import DONE, Chunk, assemble_message, encode
 from rxloop.testing import virtual_time
 from support.clients.ai_sdk import node
 from support.faulty_components import PLANTED
@@ -31,11 +31,11 @@ class StreamedRun(NamedTuple):
     kind: RandomRun
     events: Sequence[Event]
     live: list[Chunk]
-    """Chunks of a page that was open all the time."""
+    """Chunks received during the run."""
     replayed: list[Chunk]
-    """Chunks of a page that was opened after the run."""
+    """Chunks read from the event log."""
     pieces: list[list[Chunk]]
-    """Chunks of a page for each attempt."""
+    """Chunks received during each attempt."""
 
 
 def list_chunks(events: Sequence[Event], **options: Any) -> list[Chunk]:
@@ -61,10 +61,10 @@ async def stream_run(kind: RandomRun) -> StreamedRun:
         task_id = await asyncio.wait_for(kind.execute(runtime), 60)
         live_events = await asyncio.wait_for(reading, 60)
     events = await log.read(task_id, deltas=log.keeps_deltas)
-    ends = [place for place, event in enumerate(events) if ends_attempt(event)]
+    ends = [index for index, event in enumerate(events) if ends_attempt(event)]
     pieces = [
-        list_chunks(events[: end + 1], after=events[before].seq if before else 0)
-        for before, end in zip([0, *ends], ends, strict=False)
+        list_chunks(events[: end + 1], after=events[start].seq if start else 0)
+        for start, end in zip([0, *ends], ends, strict=False)
     ]
     return StreamedRun(kind, events, live_events, list_chunks(events), pieces)
 
@@ -93,7 +93,7 @@ def encode_frames(chunks: Sequence[Chunk]) -> list[str]:
 
 
 def remove_void(message: Any) -> list[Any]:
-    """Return the parts of a message by step, without those before the last void note of the step."""
+    """Return the parts of each step, excluding discarded content."""
     steps: list[list[Any]] = [[]]
     for part in message["parts"]:
         if part["type"] == "step-start":
@@ -105,11 +105,11 @@ def remove_void(message: Any) -> list[Any]:
     return [[each for each in step if each.get("errorText") != DISCARDED] for step in steps]
 
 
-DISCARDED = "This call came to nothing, and was not carried out."
+DISCARDED = "The call was discarded and not executed."
 
 
 def normalise(message: Any) -> list[Any]:
-    """Return the comparable parts of a message, since a reader without deltas gets another order."""
+    """Return message parts in a canonical order."""
     return [
         (
             *("".join(part["text"] for part in step if part["type"] == kind) for kind in ("reasoning", "text")),
@@ -132,15 +132,15 @@ async def test_client_accepts_every_chunk_and_has_the_message_of_the_log(runs: l
         expected = [each["errorText"] for each in run.replayed if each["type"] == "error"]
         for answer in (live, replayed, pieces):
             assert [each["message"] for each in answer["errors"]] == expected, run.kind
-        assert replayed["message"] == ui_message(run.replayed), run.kind
-        assert live["message"] == ui_message(run.live), run.kind
+        assert replayed["message"] == assemble_message(run.replayed), run.kind
+        assert live["message"] == assemble_message(run.live), run.kind
         assert normalise(live["message"]) == normalise(replayed["message"]), run.kind
         assert normalise(pieces["message"]) == normalise(replayed["message"]), run.kind
 
 
 def test_message_has_the_content_of_the_log(runs: list[StreamedRun]) -> None:
     for run in runs:
-        message = ui_message(run.replayed)
+        message = assemble_message(run.replayed)
         public_events = [event.to_public() for event in run.events]
         main = [
             each for each in public_events if each is not None and each.parent_task_id is None and each.branch is None
@@ -163,7 +163,7 @@ def test_message_has_the_content_of_the_log(runs: list[StreamedRun]) -> None:
 def test_all_parts_and_steps_are_closed(runs: list[StreamedRun]) -> None:
     for run in runs:
         for each in (run.live, run.replayed):
-            message = ui_message(each)
+            message = assemble_message(each)
             assert {part.get("state") for part in message["parts"]} <= CLOSED, run.kind
             types = [chunk["type"] for chunk in each]
             assert types[-1] in ("finish", "error", "abort")

@@ -42,15 +42,14 @@ from rxloop.testing import ScriptedModel, call, frames, turn
 from rxloop.thinking import ThinkingSessions
 
 IMAGE = ImagePart(data=b"\x89PNG\r\n\x1a\n", media_type="image/png")
-"""A small image."""
 UNLUCKY = 13
-"""The amount whose payment is interrupted by the crash."""
+"""Amount of payments that hang until the crash."""
 SHOW_MAP: dict[str, Any] = {
     "name": "show_map",
     "description": "Show a city on the map of the client.",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
-"""A tool of the client, passed when a run starts."""
+"""Client tool."""
 USED = Usage(input_tokens=20, output_tokens=7, cached_tokens=5, reasoning_tokens=2)
 
 ANSWERS: dict[str, Any] = {
@@ -60,7 +59,7 @@ ANSWERS: dict[str, Any] = {
     "tool": {"shown": True},
     "credential": "secret-token",
 }
-"""The answer to each kind of question."""
+"""Answers by kind of question."""
 
 
 class Invoice(BaseModel):
@@ -146,11 +145,10 @@ CLERK: dict[str, list[Any]] = {
     "Read two long pages.": [call("read_page", f"b{page}", page=page) for page in range(1, 3)] + ["Both are read."],
     "And the first page?": ["It was long."],
 }
-"""The answers of the model to each prompt, in order."""
+"""Model turns by prompt."""
 TYPIST: dict[str, list[Any]] = {"An invoice for Ann.": ['{"customer": "Ann"}', '{"customer": "Ann", "total": 5}']}
 """Answers for an agent with typed output. The first answer is invalid."""
 NESTED: dict[str, list[Any]] = {
-    # The boss calls the helper, and the helper calls the expert.
     "Ask around.": [["I ask.", call("helper", "h0", prompt="Find out.")], "They know."],
     "Find out.": [call("expert", "e0", prompt="What is it?"), "The expert said it."],
     "What is it?": [turn("It is blue.", reasoning="Blue?", usage=USED)],
@@ -161,7 +159,7 @@ NESTED: dict[str, list[Any]] = {
     "Have it paid.": [call("expert", "e0", prompt="Pay the bill."), "Somebody paid."],
     "Pay the bill.": [call("pay", "p0", amount=UNLUCKY), "The bill is paid."],
 }
-"""Answers for agents that call agents."""
+"""Model turns of nested agents by prompt."""
 STRATEGY_ANSWERS: dict[str, dict[str, Any]] = {
     "linear": {
         "linear/1": "Two and two.\nNext: continue",
@@ -171,11 +169,11 @@ STRATEGY_ANSWERS: dict[str, dict[str, Any]] = {
     },
     "self_consistency": dict.fromkeys([f"self_consistency/{sample}/1" for sample in range(1, 10)], "Answer: 4"),
 }
-"""The answers of the model by strategy and step."""
+"""Model turns by strategy and step."""
 
 
 class Vendor:
-    """Model with a notice, a built-in tool, and an answer that breaks off after the first tool call."""
+    """Model that sends a notice, runs a built-in tool, and fails during a tool call."""
 
     name = "vendor-1"
 
@@ -197,11 +195,11 @@ class Vendor:
 
 
 class Shop:
-    """Agents over one log, and the effects of their tools.
+    """Agents with a shared log.
 
     Attributes:
-        effects: Effects of the tools, in order.
-        requests: Requests that the models received, in order.
+        effects: Effects of tools, oldest first.
+        requests: Model requests, oldest first.
         broken: True if a model is busy, and some payments and answers block until the process is killed.
     """
 
@@ -268,7 +266,7 @@ class Shop:
 
     @property
     def agents(self) -> dict[str, Agent[None, Any]]:
-        """The agents by their names."""
+        """Agents by name."""
         agents = (self.clerk, self.typist, self.reader, self.planner, self.early, self.boss, *self.thinkers.values())
         return {each.name: each for each in agents}
 
@@ -375,9 +373,9 @@ class Shop:
 
 
 def find_prompt(script: dict[str, list[Any]], messages: Sequence[Message]) -> tuple[str, int]:
-    """Find the newest message that is a prompt of the script, and count the answers of the model after it."""
+    """Return the newest prompt that the script contains, and the number of later model messages."""
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]
         if message.role == "user" and message.text in script:
             return message.text, sum(each.role == "assistant" for each in messages[index:])
-    raise AssertionError(f"no prompt of the script in {[message.text for message in messages]}")
+    raise AssertionError(f"none of these messages is in the script: {[message.text for message in messages]}")

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import orjson
 from typer.testing import CliRunner
@@ -45,21 +45,21 @@ from storage.old_logs.agents import IMAGE, SHOW_MAP, Shop
 SCHEMA = "rxloop_old"
 """Schema of the Postgres dump."""
 FORKS = (("tools", 6), ("tools", 14), ("attempts", 22), ("nested", 20), ("crashed in model", 3))
-"""Runs to fork, each with the number of the last event that the fork copies."""
+"""Runs to fork, with the last copied event."""
 CONTEXTS = ("bob", "ann", "eve", "reader", "carl", "pages")
-"""Conversations with more than one run, and other conversations with a chosen id."""
+"""Conversations to read and continue."""
 RUNS: dict[str, str] = {}
-"""Ids of the runs by their names, in the order of the log."""
+"""Run ids by name, oldest first."""
 
 
 def new_id(name: str) -> str:
-    """Return the id of a run, and store its name."""
+    """Derive a run id from a name, and record both in `RUNS`."""
     RUNS[name] = derive_id("old logs", name)
     return RUNS[name]
 
 
 async def write_runs(log: SqliteEventLog, copy: Callable[[], None]) -> None:
-    """Write all runs, and copy the file while some of them are unfinished."""
+    """Write all runs, and call `copy` while some are unfinished."""
     sessions = ThinkingSessions(log.artifacts)
     shop, broken = Shop(log, sessions=sessions), Shop(log, broken=True, sessions=sessions)
     await write_finished(shop)
@@ -80,7 +80,6 @@ async def write_runs(log: SqliteEventLog, copy: Callable[[], None]) -> None:
 
 
 async def write_finished(shop: Shop) -> None:
-    """Write finished runs."""
     await shop.clerk.run(
         "Weather in Oslo and Bergen?",
         task_id=new_id("tools"),
@@ -97,7 +96,7 @@ async def write_finished(shop: Shop) -> None:
     await shop.clerk.run("Write a page.", task_id=new_id("artifacts"), context_id="pages")
     await shop.clerk.run("Break a tool.", task_id=new_id("failed tools"))
     for name, agent in shop.thinkers.items():
-        await agent.run("What is it?", task_id=new_id(name), strategy=name)
+        await agent.run("What is it?", task_id=new_id(name), strategy=cast(Any, name))
     await shop.boss.run("Ask around.", task_id=new_id("nested"))
     await shop.reader.run("Read three long pages.", task_id=new_id("compressed"), context_id="reader")
     await shop.reader.run("And the first page?", task_id=new_id("after compressed"), context_id="reader")
@@ -108,12 +107,12 @@ async def write_finished(shop: Shop) -> None:
     with contextlib.suppress(RxloopError):
         await shop.clerk.run("Search forever.", task_id=new_id("limit reached"), limits=Limits(iterations=2))
     run = shop.clerk.run("Work slowly.", task_id=new_id("cancelled"))
-    await until(run, "tool-start")
+    await wait_for_event(run, "tool-start")
     run.cancel("enough")
     with contextlib.suppress(RxloopError):
         await run
     run = shop.clerk.run("Work slowly.", task_id=new_id("steered"))
-    await until(run, "tool-start")
+    await wait_for_event(run, "tool-start")
     run.send("And quickly.")
     await run
     await shop.clerk.fork(RUNS["tools"], 6, prompt="Say hello.", fork_id=new_id("fork"))
@@ -143,19 +142,19 @@ async def write_with_several_attempts(shop: Shop, broken: Shop) -> None:
 
 async def write_conversation(shop: Shop) -> None:
     """Write the runs of two conversations, one with stored folds and one with a superseded run."""
-    # A fold of 64 runs has the same form as a fold of two.
-    together, conversation._TOGETHER = conversation._TOGETHER, 2
+    # Merge two folds instead of 64, to need fewer runs.
+    fold_size, conversation._RUNS_PER_FOLD = conversation._RUNS_PER_FOLD, 2
     for number, prompt in enumerate(("I am Bob.", "My number is 7.", "My colour is red.", "My dog is Rex."), start=1):
         await shop.clerk.run(prompt, task_id=new_id(f"bob {number}"), context_id="bob", owner="bob")
     await shop.clerk.run("What do you know about me?", task_id=new_id("bob 5"), context_id="bob", owner="bob")
     await history(shop.clerk.log, "reader")  # pyright: ignore[reportArgumentType]
-    conversation._TOGETHER = together
+    conversation._RUNS_PER_FOLD = fold_size
     await shop.clerk.run("Refund 5.", task_id=new_id("superseded"), context_id="eve")
     await shop.clerk.run("Forget the refund.", task_id=new_id("superseding"), context_id="eve")
 
 
 async def write_waiting(shop: Shop) -> None:
-    """Write runs that wait for an answer."""
+    """Write waiting runs."""
     await shop.clerk.run("Refund 6.", task_id=new_id("waiting"), owner="ann")
     await shop.clerk.run("Refund 5.", task_id=new_id("waiting, answer sent"))
     await shop.clerk.run("Refund 5.", task_id=new_id("waiting, refusal sent"))
@@ -169,7 +168,7 @@ async def write_waiting(shop: Shop) -> None:
 
 
 async def write_submitted(shop: Shop) -> None:
-    """Write submitted runs that no process has started."""
+    """Write submitted runs that were never started."""
     await shop.clerk.submit(
         "Show Oslo on the map.",
         task_id=new_id("submitted"),
@@ -186,29 +185,29 @@ async def write_submitted(shop: Shop) -> None:
 
 async def start_crashed(broken: Shop) -> list[Any]:
     """Start runs that block at a certain point, and wait until this point is durable."""
-    bills = broken.clerk.run("Pay three bills.", task_id=new_id("crashed in tools"), owner="ann")
-    await until(bills, "tool-complete")
+    payments = broken.clerk.run("Pay three bills.", task_id=new_id("crashed in tools"), owner="ann")
+    await wait_for_event(payments, "tool-complete")
     thought = broken.clerk.run("Think for a long time.", task_id=new_id("crashed in model"))
-    await until(thought, "llm-call")
+    await wait_for_event(thought, "llm-call")
     task_id = new_id("crashed in second attempt")
     result = await broken.clerk.run("Refund 7, then think.", task_id=task_id)
     second = broken.clerk.resume(task_id, inputs=observed.answer_questions(result.pending))
-    await until(second, "tool-complete")
-    await until(second, "llm-call")
+    await wait_for_event(second, "tool-complete")
+    await wait_for_event(second, "llm-call")
     cancelled = broken.clerk.run("Pay twice.", task_id=new_id("crashed, cancel sent"))
-    await until(cancelled, "tool-start")
-    told = broken.clerk.run("Pay twice.", task_id=new_id("crashed, message sent"))
-    await until(told, "tool-start")
+    await wait_for_event(cancelled, "tool-start")
+    steered = broken.clerk.run("Pay twice.", task_id=new_id("crashed, message sent"))
+    await wait_for_event(steered, "tool-start")
     nested = broken.boss.run("Pay for it.", task_id=new_id("nested, crashed"))
     async for event in nested:
         if event.kind == "tool-start" and event.call.name == "pay":
             break
     # The flusher writes after at most 50 ms.
     await asyncio.sleep(0.5)
-    return [bills, thought, second, cancelled, told, nested]
+    return [payments, thought, second, cancelled, steered, nested]
 
 
-async def until(run: Any, kind: str) -> None:
+async def wait_for_event(run: Any, kind: str) -> None:
     """Wait for an event of this kind from a run."""
     async for event in run:
         if event.kind == kind:
@@ -248,17 +247,18 @@ async def write_sqlite(path: Path, folder: Path) -> None:
     await send_commands(log)
     await log.aclose()
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        # Use the name of a machine that has just started, so that no later process is mistaken for a live one.
-        connection.execute("UPDATE holders SET process = '00000000-0000-0000-0000-000000000000.1 1 1', beat = 1")
-        connection.execute("UPDATE runs SET arrived = 1")
+        # Pretend that the owner ran on another machine. Otherwise a current process may count as the owner.
+        process = "00000000-0000-0000-0000-000000000000.1 1 1"
+        connection.execute("UPDATE lease_holders SET process = ?, heartbeat_at = 1", (process,))
+        connection.execute("UPDATE runs SET inserted_at = 1")
         connection.execute("VACUUM")
-        for table in ("runs", "events", "folds", "mail", "turns", "holders", "artifacts"):
+        for table in ("runs", "events", "folds", "commands", "leases", "lease_holders", "artifacts"):
             print(table, *connection.execute(f"SELECT count(*) FROM {table}").fetchone())
     assert not list(path.parent.glob(f"{path.name}-*"))
 
 
 def write_export(path: Path, database: Path) -> None:
-    """Write the export, with the command."""
+    """Export all runs with `rxloop export`."""
     lines: list[str] = []
     for task_id in RUNS.values():
         done = CliRunner().invoke(app, ["export", task_id, "--full", "--db", str(database)])
@@ -285,13 +285,12 @@ async def write_postgres(path: Path, database: Path, dsn: str) -> None:
     )
     output, _ = await dump.communicate()
     assert dump.returncode == 0
-    # Remove the commands of psql.
+    # Only psql understands backslash commands.
     statements = "".join(line for line in output.decode().splitlines(keepends=True) if not line.startswith("\\"))
     path.write_bytes(gzip.compress(statements.encode(), mtime=0))
 
 
 async def copy_artifacts(source: Any, target: Any, context_id: str) -> None:
-    """Copy the artifacts of a conversation."""
     for record in await source.artifacts.list(context_id):
         for version in await source.artifacts.versions(context_id, record.artifact_id):
             name, key = record.artifact_id, f"copy {version.version}"
@@ -310,7 +309,7 @@ async def copy_artifacts(source: Any, target: Any, context_id: str) -> None:
 
 
 async def expect(database: Path, folder: Path) -> dict[str, Any]:
-    """Read and continue all runs, each in its own copy of the file."""
+    """Return the expected results. Each function gets its own copy of the file."""
     number = 0
 
     async def observe(function: Callable[..., Awaitable[Any]], *arguments: Any, **options: Any) -> Any:
@@ -338,7 +337,7 @@ async def expect(database: Path, folder: Path) -> dict[str, Any]:
     folds = await observe_all(observed.fold_events, RUNS)
     for name, state in folds.items():
         if state["messages"] == replays[name]["messages"]:
-            # This is the first run of its conversation.
+            # The replay has the same messages if the conversation has no earlier run.
             del state["messages"]
     session = folder / "session.sqlite"
     session.write_bytes(database.read_bytes())
@@ -372,7 +371,7 @@ async def expect(database: Path, folder: Path) -> dict[str, Any]:
 
 
 async def main(folder: Path, dsn: str | None) -> None:
-    """Write all files into a folder that has none of them."""
+    """Write the logs and the expected results to a new folder."""
     assert not list(folder.glob("*.gz")), f"{folder} has old logs already"
     with TemporaryDirectory() as temporary:
         database = Path(temporary) / "runs.sqlite"

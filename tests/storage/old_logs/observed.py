@@ -1,7 +1,7 @@
-"""Read and continue the runs of a log, with results as JSON in wire format.
+"""Functions that read and continue old runs, and return JSON.
 
-`generate.py` stores the results in `expected.json`, and the tests compare them with the current results. All names of
-rxloop that the comparison depends on are in this file and in `agents.py`.
+`generate.py` stores their results in `expected.json`. The tests compare these with the current results. Only this
+file and `agents.py` import names from rxloop that affect the results.
 """
 
 from __future__ import annotations
@@ -34,43 +34,36 @@ from rxloop.thinking import ThinkingSessions
 from storage.old_logs.agents import ANSWERS, Shop
 
 REASON = "no longer needed"
-"""Reason of each cancel."""
-SHOWN = 32
-"""Characters of each message that are compared after a run was continued, since rxloop may reword its results."""
+MAX_CHARACTERS = 32
+"""Compared characters per message of a continued run. Later versions may reword the rest."""
 MESSAGE = "And be quick."
-"""Message that is sent to runs."""
 
 
 # Reading
 
 
 async def read_record(log: EventLog, task_id: str) -> dict[str, Any]:
-    """Return the record of a run."""
     return to_record(await log.get_record(task_id))
 
 
 async def list_records(log: EventLog, **options: Any) -> list[str]:
-    """Return the ids of the runs of a log, in its order."""
     return [record.task_id for record in await log.list_runs(**options)]
 
 
 async def list_orphaned(log: EventLog) -> list[str]:
-    """Return the ids of the runs that have no owner and can be continued."""
+    """Return the ids of orphaned runs, including submitted ones."""
     return [record.task_id for record in await log.list_orphaned(submitted_before=0)]
 
 
 async def read_events(log: EventLog, task_id: str, **options: Any) -> list[Any]:
-    """Return the events of a run."""
     return [to_json(event) for event in await log.read(task_id, **options)]
 
 
 async def read_commands(log: EventLog, task_id: str) -> list[Any]:
-    """Return the commands that were sent to a run, each with its number."""
     return [[number, orjson.loads(command.to_json())] for number, command in await log.read_commands(task_id)]
 
 
 async def fold_events(log: EventLog, task_id: str) -> dict[str, Any]:
-    """Return the fold of the events of a run."""
     state = RunState()
     for event in await log.read(task_id):
         state = fold(state, event)
@@ -94,7 +87,7 @@ async def fold_events(log: EventLog, task_id: str) -> dict[str, Any]:
 
 
 async def replay_run(log: EventLog, task_id: str) -> dict[str, Any]:
-    """Return the result of a replayed run and the kinds of its events."""
+    """Replay a run and return its result and event kinds."""
     replayed = replay(log, task_id)
     result = await replayed.result()
     return {
@@ -114,14 +107,14 @@ async def replay_run(log: EventLog, task_id: str) -> dict[str, Any]:
 
 
 async def follow_run(log: EventLog, task_id: str, count: int, *, ends: bool, after: str | None = None) -> list[Any]:
-    """Return the events that a follower of a run gets.
+    """Follow a run and return the received events.
 
     Args:
-        log: Log that has the run.
-        task_id: Id of the run.
-        count: Number of events in the log.
-        ends: True if the attempt is over, so that the follower ends by itself.
-        after: Cursor of the last event that the follower already has.
+        log: Log of the run.
+        task_id: Run id.
+        count: Number of stored events.
+        ends: True if following ends by itself because no attempt is active.
+        after: Cursor after which to start.
     """
     events: list[Any] = []
     async for event in follow(log, task_id, after=after):
@@ -132,7 +125,6 @@ async def follow_run(log: EventLog, task_id: str, count: int, *, ends: bool, aft
 
 
 async def read_history(log: EventLog, context_id: str) -> dict[str, Any]:
-    """Return all messages of a conversation, and its public messages."""
     return {
         "messages": to_json(await history(log, context_id)),
         "public": to_json(await history(log, context_id, public=True)),
@@ -140,7 +132,6 @@ async def read_history(log: EventLog, context_id: str) -> dict[str, Any]:
 
 
 async def read_artifacts(log: Any, context_id: str) -> list[Any]:
-    """Return the artifacts of a conversation, with all versions and their contents."""
     store = log.artifacts
     try:
         return [
@@ -160,7 +151,6 @@ async def read_artifacts(log: Any, context_id: str) -> list[Any]:
 
 
 async def read_session(path: Path, session_id: str) -> list[Any]:
-    """Return the thoughts of a session of sequential thinking in a SQLite file."""
     sessions = ThinkingSessions(SqliteArtifacts(path), ttl=None)
     try:
         return to_json((await sessions.get_session(session_id)).thoughts)
@@ -178,13 +168,12 @@ async def execute(log: EventLog, task_id: str) -> dict[str, Any]:
 
 
 async def resume(log: EventLog, task_id: str) -> dict[str, Any]:
-    """Resume a run without an answer."""
     shop = Shop(log)
     return await _outcome(log, shop, task_id, (await _agent(shop, log, task_id)).resume(task_id).result())
 
 
 async def answer(log: EventLog, task_id: str) -> dict[str, Any]:
-    """Answer the questions of a run after each pause, and execute the run after each answer."""
+    """Answer up to three rounds of questions, executing the run after each round."""
     shop = Shop(log)
     agent = await _agent(shop, log, task_id)
 
@@ -205,7 +194,7 @@ async def answer(log: EventLog, task_id: str) -> dict[str, Any]:
 
 
 async def decline(log: EventLog, task_id: str) -> dict[str, Any]:
-    """Resume a run with a refusal for each confirmation."""
+    """Decline all pending questions."""
     shop = Shop(log)
     inputs = {each.input_id: False for each in (await replay(log, task_id).result()).pending}
     return await _outcome(
@@ -214,7 +203,6 @@ async def decline(log: EventLog, task_id: str) -> dict[str, Any]:
 
 
 async def cancel(log: EventLog, task_id: str) -> dict[str, Any]:
-    """Cancel a run by its id."""
     shop = Shop(log)
     return await _outcome(log, shop, task_id, (await _agent(shop, log, task_id)).get_run(task_id).cancel(REASON))
 
@@ -232,7 +220,7 @@ async def send_message(log: EventLog, task_id: str) -> dict[str, Any]:
 
 
 async def fork_run(log: EventLog, task_id: str, at: int) -> dict[str, Any]:
-    """Fork a run, and return the outcome of the new one."""
+    """Fork a run and execute the fork."""
     shop = Shop(log)
     agent = await _agent(shop, log, task_id)
     forked = agent.fork(task_id, at)
@@ -242,26 +230,27 @@ async def fork_run(log: EventLog, task_id: str, at: int) -> dict[str, Any]:
 
 
 async def run_next(log: EventLog, context_id: str) -> dict[str, Any]:
-    """Start another run of a conversation, and return the request of its first model call."""
+    """Continue a conversation with a new run of its owner, and return its first model request."""
     shop = Shop(log)
-    result = await shop.clerk.run("Say hello.", context_id=context_id)
+    [*_, last] = await log.list_runs(context_id=context_id)
+    result = await shop.clerk.run("Say hello.", context_id=context_id, owner=last.owner)
     await shop.aclose()
     return {
-        "request": [f"{message.role}: {message.text[:SHOWN]}" for message in shop.requests[0].messages],
+        "request": [f"{message.role}: {message.text[:MAX_CHARACTERS]}" for message in shop.requests[0].messages],
         "history": len(await history(log, context_id)),
         "state": result.state,
     }
 
 
 async def adopt(log: EventLog) -> dict[str, Any]:
-    """Enter a runtime, and return the states of the orphaned runs that it adopted."""
+    """Let a runtime adopt orphaned runs, and return their final states."""
     shop = Shop(log)
     orphaned = await list_orphaned(log)
     runtime = Runtime(shop.agents, log=log, adopt_every=0.02)
+    # Submitted runs are reserved for their process for half a minute.
+    adopted = [task_id for task_id in orphaned if (await log.get_record(task_id)).state != "submitted"]
+    before = {task_id: (await log.get_record(task_id)).seq for task_id in adopted}
     async with runtime:
-        # Submitted runs are reserved for their process for half a minute.
-        adopted = [task_id for task_id in orphaned if (await log.get_record(task_id)).state != "submitted"]
-        before = {task_id: (await log.get_record(task_id)).seq for task_id in adopted}
         for task_id in adopted:
             async for event in runtime.follow(task_id):
                 if getattr(event, "final", False) and event.task_id == task_id and event.seq > before[task_id]:
@@ -272,7 +261,7 @@ async def adopt(log: EventLog) -> dict[str, Any]:
 
 
 async def start_again(log: EventLog, **options: Any) -> dict[str, Any]:
-    """Start a run with a key that was already used."""
+    """Start a run with a used key."""
     shop = Shop(log)
     async with Runtime(shop.agents, log=log) as runtime:
         record = await runtime.start("clerk", "Say hello.", **options)
@@ -287,14 +276,14 @@ async def _agent(shop: Shop, log: EventLog, task_id: str) -> Agent[None, Any]:
 
 
 async def _outcome(log: EventLog, shop: Shop, task_id: str, work: Any, first_seq: int | None = None) -> dict[str, Any]:
-    """Await the work, and return the changes that it made to a run.
+    """Await the work and return its effects on a run.
 
     Args:
-        log: Log that has the run.
+        log: Log of the run.
         shop: Agents that continue the run.
-        task_id: Id of the run.
-        work: Awaitable.
-        first_seq: Number of events that the run had before. None reads it from the log.
+        task_id: Run id.
+        work: Awaitable that continues the run.
+        first_seq: Number of events before the work. By default, it is read from the log.
     """
     seq = (await log.get_record(task_id)).seq if first_seq is None else first_seq
     refused = False
@@ -310,7 +299,7 @@ async def _outcome(log: EventLog, shop: Shop, task_id: str, work: Any, first_seq
         "state": state.state,
         "reason": state.reason,
         "content": state.content,
-        "messages": [f"{message.role}: {message.text[:SHOWN]}" for message in state.messages],
+        "messages": [f"{message.role}: {message.text[:MAX_CHARACTERS]}" for message in state.messages],
         "usage": to_json(state.usage),
         "pending": [each.input_id for each in state.pending],
         "attempt": events[-1].attempt,
@@ -321,7 +310,6 @@ async def _outcome(log: EventLog, shop: Shop, task_id: str, work: Any, first_seq
 
 
 def answer_questions(questions: Sequence[PendingInput]) -> dict[str, Any]:
-    """Return the answers to questions, by their ids."""
     return {each.input_id: ANSWERS[each.input_kind] for each in questions}
 
 
@@ -329,7 +317,6 @@ def answer_questions(questions: Sequence[PendingInput]) -> dict[str, Any]:
 
 
 def to_record(record: RunRecord) -> dict[str, Any]:
-    """Convert a record to JSON."""
     return {
         "taskId": record.task_id,
         "contextId": record.context_id,
@@ -352,7 +339,7 @@ def to_json(value: Event | Message | BaseModel | Sequence[Any] | Any) -> Any:
     if isinstance(value, Event):
         return orjson.loads(value.to_json())
     if isinstance(value, BaseModel):
-        # Later versions may have more fields.
+        # Exclude fields that only later versions have.
         return value.model_dump(mode="json", exclude_defaults=True)
     if isinstance(value, dict):
         return {key: to_json(each) for key, each in value.items()}

@@ -34,7 +34,7 @@ def unfenced() -> Agent[Any, str]:
 
 
 def repeating() -> Agent[Any, str]:
-    """Return an agent whose worker repeats calls that an earlier attempt started."""
+    """Create an agent whose worker repeats calls of earlier attempts."""
     if is_worker_process():
         from rxloop.run.attempt import Attempt
         from rxloop.state.earlier_attempts import EarlierAttempts
@@ -48,7 +48,7 @@ def repeating() -> Agent[Any, str]:
 
 
 def hasty() -> Agent[Any, str]:
-    """Return an agent whose worker reports checkpoints and starts calls before the log has stored them."""
+    """Create an agent whose worker starts calls and reports checkpoints before they are stored."""
     if is_worker_process():
         from rxloop.run.recorder import Recorder
 

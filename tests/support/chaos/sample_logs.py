@@ -23,8 +23,8 @@ from rxloop.protocol.events import (
 )
 from rxloop.protocol.messages import Message, PendingInput, ToolCall, Usage
 from rxloop.state.fold import fold_all
-from rxloop.testing.chaos.checker import Expect, Judge
-from rxloop.testing.chaos.report import Report, Witness, digest_of, seen
+from rxloop.testing.chaos.checker import Checker, Expect
+from rxloop.testing.chaos.report import Report, Witness, compute_digest, summarize
 
 PAY = ToolCall(id="1", name="pay", arguments={})
 KEY = "r:1:0"
@@ -32,18 +32,18 @@ QUESTION = PendingInput(input_id="q", prompt="May I?")
 
 
 def stamp_events(events: Sequence[Event], task_id: str = "r", context_id: str = "c", begins: int = 0) -> list[Event]:
-    """Return the events with ids, attempts and numbers, one second apart."""
-    attempt, done = 1, list[Event]()
+    """Assign ids, attempts, sequence numbers and timestamps."""
+    attempt, stamped = 1, list[Event]()
     for seq, event in enumerate(events, 1):
-        place: dict[str, Any] = {"seq": seq, "timestamp": 1000 * (begins + seq)}
+        fields: dict[str, Any] = {"seq": seq, "timestamp": 1000 * (begins + seq)}
         if isinstance(event, StatusUpdateEvent) and event.resumed:
             attempt += 1
-            place["after_seq"] = seq - 1
+            fields["after_seq"] = seq - 1
         if isinstance(event, ToolStartEvent):
-            place["idempotency_key"] = f"{task_id}:1:0"
+            fields["idempotency_key"] = f"{task_id}:1:0"
         ids = {"task_id": task_id, "context_id": context_id, "attempt": attempt}
-        done.append(event.model_copy(update={**ids, **place}))
-    return done
+        stamped.append(event.model_copy(update={**ids, **fields}))
+    return stamped
 
 
 def task() -> TaskEvent:
@@ -92,13 +92,13 @@ def end(state: Any = "completed") -> StatusUpdateEvent:
 
 
 PAID = [task(), status("working"), llm_call(), message(calls=[PAY]), tool_start(), tool_result()]
-WHOLE = [*PAID, llm_call("2"), message("2", text="Done."), end()]
+COMPLETED = [*PAID, llm_call("2"), message("2", text="Done."), end()]
 WAITS = [task(), status("working"), input_required(), status("input-required", final=True, pending=[QUESTION])]
 ANSWERED = [*WAITS, resumed(), input_received(), llm_call(), message(text="Done."), end()]
 
 
 class LogCase:
-    """In-memory log with runs, and the observations of their clients."""
+    """In-memory log with observed runs."""
 
     keeps_deltas = False
 
@@ -109,19 +109,24 @@ class LogCase:
         self.witnesses: list[Witness] = []
         self.faults: dict[int, list[tuple[int, str]]] = {}
 
-    def add_run(self, events: Sequence[Event], *, state: str | None = None, **told: Any) -> list[Event]:
-        """Add a run. By default, its follower has seen all events."""
-        held = [*events]
-        first, last = held[0], held[-1]
-        now: Any = state or fold_all(held).state
-        self.logs[first.task_id] = held
+    def add_run(self, events: Sequence[Event], *, state: str | None = None, **observations: Any) -> list[Event]:
+        """Add a run, by default with a follower that has seen all events."""
+        stored = [*events]
+        first, last = stored[0], stored[-1]
+        now: Any = state or fold_all(stored).state
+        self.logs[first.task_id] = stored
         self.records[first.task_id] = RunRecord(
             first.task_id, first.context_id, "a", now, last.attempt, last.seq, first.timestamp, last.timestamp
         )
         over = now in ("completed", "failed", "canceled")
-        given: dict[str, Any] = {"prompt": "Go", "seen": [seen(event) for event in held], "saw_its_end": over, **told}
-        self.witnesses.append(Witness(first.task_id, first.context_id, **given))
-        return held
+        fields: dict[str, Any] = {
+            "prompt": "Go",
+            "received": [summarize(event) for event in stored],
+            "reached_end": over,
+            **observations,
+        }
+        self.witnesses.append(Witness(first.task_id, first.context_id, **fields))
+        return stored
 
     def write_lines(self, name: str, *lines: dict[str, Any]) -> None:
         (self.folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -131,7 +136,7 @@ class LogCase:
 
     def acknowledge(self, events: Sequence[Event], seq: int, attempt: int) -> None:
         """Record a checkpoint as if a worker had stored these events."""
-        digest = digest_of(events, attempt).at(seq)
+        digest = compute_digest(events, attempt).get(seq)
         task_id = events[0].task_id
         self.write_lines("acknowledged", {"task": task_id, "seq": seq, "attempt": attempt, "digest": digest})
 
@@ -144,11 +149,11 @@ class LogCase:
         return self.logs[task_id]
 
     async def report(self, expect: Expect | None = None) -> Report:
-        judge, held = Judge(self.folder, self.faults, expect), self
-        log: Any = held
-        await judge.judge(log, self.witnesses)
-        return judge.report
+        checker, case = Checker(self.folder, self.faults, expect), self
+        log: Any = case
+        await checker.check(log, self.witnesses)
+        return checker.report
 
     async def check(self, expect: Expect | None = None) -> list[str]:
-        """Return the violations that the checker reports."""
-        return [str(each) for each in (await self.report(expect)).wrong]
+        """Run the checker, returning the violations."""
+        return [str(each) for each in (await self.report(expect)).violations]

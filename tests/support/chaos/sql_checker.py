@@ -21,7 +21,7 @@ from rxloop.state.fold import fold_all
 from rxloop.testing.chaos.report import Witness
 
 Violations = set[tuple[str, str]]
-"""Pairs of a kind and the id of the run."""
+"""Pairs of violation kind and run id."""
 
 _EVENTS = """
 CREATE TEMP TABLE e AS SELECT r.number, r.task_id, r.context_id, e.seq, e.json AS raw, j->>'kind' AS kind, j,
@@ -40,7 +40,7 @@ _RULES = {
         " AND (b.attempt = a.attempt OR a.state IN ('completed', 'failed', 'canceled'))",
         "SELECT a.task_id FROM e a JOIN e b ON b.task_id = a.task_id AND b.seq = a.seq + 1"
         " WHERE b.attempt <> a.attempt + coalesce((b.j->>'resumed')::boolean, false)::int",
-        # A message requires a request, and a result requires a message.
+        # Messages require requests, and results require messages.
         "SELECT task_id FROM e a WHERE kind = 'content-complete' AND NOT EXISTS (SELECT FROM e b WHERE"
         " b.task_id = a.task_id AND b.seq < a.seq AND b.kind = 'llm-call' AND b.j->>'step' = a.j->>'step')",
         "SELECT task_id FROM e a WHERE kind = 'tool-complete' AND NOT EXISTS (SELECT FROM e b WHERE"
@@ -48,8 +48,6 @@ _RULES = {
         "SELECT task_id FROM e WHERE kind = 'content-complete' GROUP BY task_id, j->>'step' HAVING count(*) > 1",
     ],
     "stuck": [
-        "SELECT task_id FROM rxloop.runs WHERE state IN ('submitted', 'working')"
-        " AND task_id IN (SELECT task_id FROM e)",
         "SELECT task_id FROM rxloop.runs a WHERE state = 'input-required' AND task_id IN (SELECT task_id FROM e)"
         " AND NOT EXISTS (SELECT FROM rxloop.runs b WHERE b.context_id = a.context_id AND b.number > a.number"
         " AND b.state <> 'submitted')",
@@ -72,63 +70,68 @@ _RULES = {
 
 
 def find_violations(dsn: str, folder: Path, witnesses: Sequence[Witness]) -> Violations:
-    """Check runs against the tables, the notes of the workers and the observations of clients."""
-    wrong: Violations = set()
+    """Check runs, comparing tables, worker notes and client observations."""
+    violations: Violations = set()
     with psycopg.connect(dsn) as connection:
         connection.execute(_EVENTS.encode(), ([witness.task_id for witness in witnesses],))
         for kind, rules in _RULES.items():
             for rule in rules:
-                wrong |= {(kind, row[0]) for row in connection.execute(rule.encode())}
+                violations |= {(kind, row[0]) for row in connection.execute(rule.encode())}
         query = b"SELECT task_id, raw, kind, attempt, j FROM e ORDER BY number, seq"
         logs: dict[str, list[Any]] = defaultdict(list)
         for task_id, *event in connection.execute(query):
             logs[task_id].append(event)
         states = dict(connection.execute(b"SELECT task_id, state FROM rxloop.runs").fetchall())
+    unfinished = {w.task_id for w in witnesses if w.unfinished or states.get(w.task_id) in ("submitted", "working")}
+    violations = {(kind, task_id) for kind, task_id in violations if kind != "stuck" or task_id not in unfinished}
+    violations |= {("unfinished", task_id) for task_id in unfinished if logs[task_id]}
     for witness in witnesses:
-        wrong |= {(kind, witness.task_id) for kind in _of_one(witness, logs[witness.task_id], states)}
-    return wrong | _effects(folder, logs) | _acknowledged(folder, logs)
+        violations |= {(kind, witness.task_id) for kind in _check_run(witness, logs[witness.task_id], states)}
+    return violations | _check_effects(folder, logs) | _check_checkpoints(folder, logs)
 
 
-def _of_one(witness: Witness, log: Sequence[Any], states: dict[str, str]) -> set[str]:
+def _check_run(witness: Witness, log: Sequence[Any], states: dict[str, str]) -> set[str]:
     if not log:
         return {"lost"}
-    found: set[str] = set()
+    kinds: set[str] = set()
     state = fold_all([Event.from_json(raw) for raw, *_ in log]).state
     over = state in ("completed", "failed", "canceled")
     if states[witness.task_id] != state:
-        found.add("broken")
+        kinds.add("broken")
     if state == "failed" or (state == "completed" and log[-1][3]["content"] != "Done."):
-        found.add("output")
-    held = [(j["seq"], attempt, kind, crc32(raw)) for raw, kind, attempt, j in log]
-    rests = over or state == "input-required"
-    if witness.seen != (held if rests else held[: len(witness.seen)]) or (over and not witness.saw_its_end):
-        found.add("follower")
-    taken = [j["inputId"] for _, kind, _, j in log if kind == "input-received"]
-    if state not in ("canceled", "failed") and set(witness.answered) - set(taken):
-        found.add("answer")
-    if state == "canceled" and not witness.cancelling:
-        found.add("cancel")
-    if (told := witness.cancelled_at) is not None:
+        kinds.add("output")
+    stored = [(j["seq"], attempt, kind, crc32(raw)) for raw, kind, attempt, j in log]
+    is_idle = not witness.unfinished and (over or state == "input-required")
+    if witness.received != (stored if is_idle else stored[: len(witness.received)]) or (
+        is_idle and over and not witness.reached_end
+    ):
+        kinds.add("follower")
+    applied = [j["inputId"] for _, kind, _, j in log if kind == "input-received"]
+    if is_idle and state not in ("canceled", "failed") and set(witness.answered) - set(applied):
+        kinds.add("answer")
+    if state == "canceled" and not witness.cancel_requested:
+        kinds.add("cancel")
+    if (cancelled_at := witness.cancelled_at) is not None:
         times = [Event.from_json(raw).timestamp for raw, kind, *_ in log if kind in ("llm-call", "tool-start")]
         ended = Event.from_json(log[-1][0]).timestamp
-        if (state != "canceled" and not (over and ended <= told)) or any(at > told for at in times):
-            found.add("cancel")
-    return found
+        if (state != "canceled" and not (over and ended <= cancelled_at)) or any(at > cancelled_at for at in times):
+            kinds.add("cancel")
+    return kinds
 
 
-def _effects(folder: Path, logs: dict[str, list[Any]]) -> Violations:
-    wrong: Violations = set()
-    lines = [line["key"] for line in _notes(folder, "effects")]
+def _check_effects(folder: Path, logs: dict[str, list[Any]]) -> Violations:
+    violations: Violations = set()
+    lines = [line["key"] for line in _read_notes(folder, "effects")]
     starts = [j["idempotencyKey"] for log in logs.values() for _, kind, _, j in log if kind == "tool-start"]
     for key in set(lines):
         if lines.count(key) != 1 or starts.count(key) != 1:
-            wrong.add(("effect", key.rsplit(":", 2)[0]))
-    return wrong
+            violations.add(("effect", key.rsplit(":", 2)[0]))
+    return violations
 
 
-def _acknowledged(folder: Path, logs: dict[str, list[Any]]) -> Violations:
-    wrong: Violations = set()
-    for line in _notes(folder, "acknowledged"):
+def _check_checkpoints(folder: Path, logs: dict[str, list[Any]]) -> Violations:
+    violations: Violations = set()
+    for line in _read_notes(folder, "acknowledged"):
         # Checksum over the stored bytes of the attempt, starting at its first status update.
         digest, found = 0, None
         for raw, kind, attempt, j in logs[line["task"]]:
@@ -137,10 +140,10 @@ def _acknowledged(folder: Path, logs: dict[str, list[Any]]) -> Violations:
                 if j["seq"] == line["seq"]:
                     found = digest
         if found != line["digest"]:
-            wrong.add(("lost", line["task"]))
-    return wrong
+            violations.add(("lost", line["task"]))
+    return violations
 
 
-def _notes(folder: Path, name: str) -> list[dict[str, Any]]:
+def _read_notes(folder: Path, name: str) -> list[dict[str, Any]]:
     file = folder / name
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []

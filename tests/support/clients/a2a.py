@@ -1,4 +1,4 @@
-"""A2A server on a real port, and the official client."""
+"""A2A test server and official client."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ BINDINGS = ["JSONRPC", "HTTP+JSON"]
 
 
 class A2AEndpoint:
-    """A2A server with its URL and runtime."""
+    """Endpoint of an A2A server."""
 
     def __init__(self, url: str, app: A2A, runtime: Runtime) -> None:
         self.url, self.app, self.runtime = url, app, runtime
 
     @contextlib.asynccontextmanager
     async def client(self, binding: str = "JSONRPC", token: str = "ann-key", **options: Any) -> AsyncGenerator[Client]:
-        """Connect the official client as one of the `TOKENS` users."""
+        """Connect the official client with a token from `TOKENS`."""
         http = make_client(self.url, token)
         config = ClientConfig(httpx_client=http, supported_protocol_bindings=[binding], **options)
         async with http, await create_client(self.url, config) as client:
@@ -44,12 +44,12 @@ async def serve_a2a(
     *agents: Agent[Any, Any], log: EventLog | None = None, runtime: dict[str, Any] | None = None, **options: Any
 ) -> AsyncGenerator[A2AEndpoint]:
     """Serve an agent over A2A to the users in `TOKENS`. Drain the server at the end."""
-    made = Runtime({each.name: each for each in agents}, log=log or MemoryEventLog(), grace=0.5, **(runtime or {}))
-    async with made:
+    host = Runtime({each.name: each for each in agents}, log=log or MemoryEventLog(), grace=0.5, **(runtime or {}))
+    async with host:
         options = {"auth": bearer(TOKENS), **options}
-        app = a2a(made, **options)
+        app = a2a(host, **options)
         async with serve_app(app) as url:
-            yield A2AEndpoint(url, app, made)
+            yield A2AEndpoint(url, app, host)
             await app.drain(0.2)
     for agent in agents:
         await agent.aclose()
@@ -95,6 +95,6 @@ def join_artifacts(responses: list[pb.StreamResponse]) -> dict[str, str]:
 
 def task_states(responses: list[pb.StreamResponse]) -> list[str]:
     """Return the reported states without repeats."""
-    told = [each.task if each.HasField("task") else each.status_update for each in responses]
-    names = [pb.TaskState.Name(each.status.state)[11:] for each in told if each.HasField("status")]
+    tasks = [each.task if each.HasField("task") else each.status_update for each in responses]
+    names = [pb.TaskState.Name(each.status.state)[11:] for each in tasks if each.HasField("status")]
     return [name for name, before in zip(names, ["", *names], strict=False) if name != before]

@@ -16,12 +16,12 @@ import orjson
 from rxloop import Runtime
 from rxloop.server import AgUi, agui, bearer
 from support.api_server import TOKENS, serve_app
-from support.processes.services import CLIENTS, NODE
+from support.processes.services import CLIENTS, COPILOTKIT, NODE
 
 
 @dataclass
 class ClientResult:
-    """Result of one run in the client."""
+    """Client-side result of a run."""
 
     events: list[dict[str, Any]]
     messages: list[dict[str, Any]]
@@ -40,8 +40,19 @@ class ClientResult:
     def last(self) -> dict[str, Any]:
         return self.events[-1]
 
+    def pending_calls(self, *tools: str) -> list[str]:
+        """Return the ids of calls of client tools without a result.
+
+        Clients before 1.0 receive no list of them. They look for calls without a result in their messages.
+        """
+        outcome = self.last.get("outcome")
+        if self.last["type"] == "RUN_ERROR" or outcome is not None:
+            return (outcome or {}).get("pendingToolCallIds", [])
+        answered = {each["toolCallId"] for each in self.messages if each["role"] == "tool"}
+        calls = [call for each in self.messages for call in each.get("toolCalls", ())]
+        return [each["id"] for each in calls if each["function"]["name"] in tools and each["id"] not in answered]
+
     def select(self, type: str) -> list[dict[str, Any]]:
-        """Return the events of a type."""
         return [event for event in self.events if event["type"] == type]
 
     def check(self) -> ClientResult:
@@ -53,7 +64,7 @@ class ClientResult:
 
 
 class Node:
-    """Node process that executes commands one at a time."""
+    """Node process that executes one command at a time."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -65,18 +76,30 @@ class Node:
         self._process.stdin.write(orjson.dumps(command) + b"\n")
         return ClientResult(**orjson.loads(await asyncio.wait_for(self._process.stdout.readline(), 60)))
 
-    def agent(self, url: str, thread: str, *, token: str = "ann-key", path: str = "/") -> Client:
-        """Return a client for a thread. It keeps its messages."""
-        return Client(self, next(self._names), f"{url}{path}", thread, token)
+    def agent(
+        self, url: str, thread: str, *, token: str = "ann-key", path: str = "/", reload_of: Client | None = None
+    ) -> Client:
+        """Return a client for a thread. It keeps its messages.
+
+        Args:
+            url: URL of the server.
+            thread: Thread id.
+            token: Token of the user.
+            path: Path of the adapter.
+            reload_of: Page of CopilotKit that is loaded again.
+        """
+        return Client(self, next(self._names), f"{url}{path}", thread, token, reload_of)
 
 
 class Client:
     """Client for one thread."""
 
-    def __init__(self, node: Node, name: str, url: str, thread: str, token: str) -> None:
+    def __init__(self, node: Node, name: str, url: str, thread: str, token: str, reload_of: Client | None) -> None:
         self._node, self._name, self.thread = node, name, thread
         headers = {"authorization": f"Bearer {token}"}
         self._about = {"agent": name, "url": url, "headers": headers, "threadId": thread}
+        if reload_of is not None:
+            self._about["reloadOf"] = reload_of._name
         self._said = itertools.count(1)
 
     async def send(
@@ -97,10 +120,20 @@ class Client:
         set: Any = None,
         abort_after: int | None = None,
         cut_after: int | None = None,
+        clears: bool = False,
         **parameters: Any,
     ) -> ClientResult:
-        """Run the agent. Abort after a number of events, or disconnect after a number of frames."""
-        more = {"abortAfter": abort_after, "cutAfter": cut_after}
+        """Run the agent.
+
+        Args:
+            say: Messages to add.
+            set: Messages that replace the messages of the client.
+            abort_after: Number of events after which the client aborts.
+            cut_after: Number of frames after which the connection breaks.
+            clears: Whether the client discards its interrupts when a run fails.
+            parameters: Parameters of `runAgent`.
+        """
+        more = {"abortAfter": abort_after, "cutAfter": cut_after, "clears": clears}
         return await self._node.ask(**self._about, say=list(say), set=set, parameters=parameters, **more)
 
     async def connect(self, **parameters: Any) -> ClientResult:
@@ -108,16 +141,32 @@ class Client:
         return await self._node.ask(**self._about, connect=True, parameters=parameters)
 
 
+def node(packages: Path = CLIENTS) -> contextlib.AbstractAsyncContextManager[Node]:
+    """Start the Node process of the official client.
+
+    Args:
+        packages: Folder with the version of the client. `COPILOTKIT` has the version before 1.0 that CopilotKit uses.
+    """
+    return _start("agui_client.mjs", packages)
+
+
+def copilotkit() -> contextlib.AbstractAsyncContextManager[Node]:
+    """Start a Node process with pages and runtimes of CopilotKit.
+
+    They execute client tools, with the `result` that is passed to `Client.run`, and continue the run.
+    """
+    return _start("copilotkit_client.mjs", COPILOTKIT)
+
+
 @contextlib.asynccontextmanager
-async def node() -> AsyncGenerator[Node]:
-    """Start the Node process of the official client."""
+async def _start(program: str, packages: Path) -> AsyncGenerator[Node]:
     process = await asyncio.create_subprocess_exec(
         str(NODE),
-        str(Path(__file__).with_name("agui_client.mjs")),
+        str(Path(__file__).with_name(program)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=1 << 26,
-        env={**os.environ, "CLIENTS": str(CLIENTS)},
+        env={**os.environ, "CLIENTS": str(packages), "COPILOTKIT_TELEMETRY_DISABLED": "true"},
     )
     try:
         yield Node(process)

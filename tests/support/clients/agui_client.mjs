@@ -1,5 +1,5 @@
-// The official client of AG-UI, driven by lines of JSON: one process for many agents and runs.
-// Each command names an agent, which is made when it is first named and keeps its messages, and what it is to do.
+// Official AG-UI client, controlled by JSON lines. One process serves many agents and runs.
+// Each command contains an agent name and an operation. Agents are created on first use and store their messages.
 import { createRequire } from "node:module";
 import { createInterface } from "node:readline";
 
@@ -17,7 +17,7 @@ class ConnectingAgent extends HttpAgent {
   }
 }
 
-// Lets so many frames of an answer through, and then breaks the connection off.
+// Close the connection after a number of frames.
 async function cut(response, frames) {
   const reader = response.body.getReader();
   const decoder = new TextDecoder();
@@ -47,7 +47,7 @@ console.warn = (...words) => warnings.push(words.join(" "));
 console.error = (...words) => warnings.push(words.join(" "));
 
 async function carryOut(command) {
-  const { agent: name, url, headers, threadId, say, set, parameters, connect, abortAfter, cutAfter } = command;
+  const { agent: name, url, headers, threadId, say, set, parameters, connect, abortAfter, cutAfter, clears } = command;
   if (!agents.has(name)) agents.set(name, new ConnectingAgent({ url, headers, threadId }));
   const agent = agents.get(name);
   if (set) agent.setMessages(set);
@@ -64,6 +64,13 @@ async function carryOut(command) {
       if (events.length === abortAfter) agent.abortRun();
     },
   };
+  // From docs/agui.md.
+  if (clears)
+    agent.subscribe({
+      onRunErrorEvent({ event, agent }) {
+        if (event.metadata?.rxloop) agent.pendingInterrupts = [];
+      },
+    });
   let error = null;
   let outcome = {};
   try {

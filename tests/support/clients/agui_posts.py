@@ -1,4 +1,4 @@
-"""Raw requests to the AG-UI adapter and the bytes of its responses."""
+"""HTTP requests to the AG-UI adapter, without a client library."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import orjson
 RUN_INPUT: dict[str, Any] = {
     "threadId": "t",
     "runId": "r",
+    "protocolVersion": "1.0",
     "messages": [{"id": "m", "role": "user", "content": "Go."}],
 }
 
 
 async def post(url: str, body: Any, **headers: str) -> tuple[list[bytes], list[dict[str, Any]]]:
-    """Return the frames of a response and the events in them."""
+    """Send a request, returning its frames and decoded events."""
     given = {"authorization": "Bearer ann-key", "content-type": "application/json", **headers}
     content = body if isinstance(body, bytes) else orjson.dumps(body)
     async with httpx.AsyncClient(timeout=30) as client:

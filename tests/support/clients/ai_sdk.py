@@ -80,7 +80,7 @@ def node() -> Pages:
 
 
 class Site:
-    """Server of `ui_stream` and the pages of its users."""
+    """Endpoint of a `ui_stream` server, with browser pages."""
 
     def __init__(self, url: str, app: UiStream, runtime: Runtime, pages: Pages | None) -> None:
         self.url, self.app, self.runtime = url, app, runtime
@@ -120,25 +120,25 @@ async def serve_pages(
     with_node: bool = True,
     **options: Any,
 ) -> AsyncGenerator[Site]:
-    """Serve agents to pages, for the users in `TOKENS`."""
+    """Serve agents to pages, authenticated by `TOKENS`."""
     options = {"auth": bearer(TOKENS), **options}
-    made = Runtime({each.name: each for each in agents}, log=log or MemoryEventLog(), grace=0.5, **(runtime or {}))
-    async with made, contextlib.AsyncExitStack() as stack:
-        app = ui_stream(made, **options)
+    host = Runtime({each.name: each for each in agents}, log=log or MemoryEventLog(), grace=0.5, **(runtime or {}))
+    async with host, contextlib.AsyncExitStack() as stack:
+        app = ui_stream(host, **options)
         pages = node() if with_node else None
         url = await stack.enter_async_context(serve_app(app))
-        yield Site(url, app, made, pages)
+        yield Site(url, app, host, pages)
         await app.drain(0.2)
     for agent in agents:
         await agent.aclose()
 
 
-def select_parts(shown: Any, *types: str) -> list[dict[str, Any]]:
+def select_parts(screen: Any, *types: str) -> list[dict[str, Any]]:
     """Return the parts of the last message, optionally filtered by type."""
-    parts = shown["messages"][-1]["parts"]
+    parts = screen["messages"][-1]["parts"]
     return [part for part in parts if not types or part["type"] in types]
 
 
-def join_text(shown: Any) -> str:
-    """Return the text of the last message."""
-    return "".join(part["text"] for part in select_parts(shown, "text"))
+def join_text(screen: Any) -> str:
+    """Return the last message's text."""
+    return "".join(part["text"] for part in select_parts(screen, "text"))

@@ -18,30 +18,30 @@ from support.api_server import TOKENS, serve_app
 
 LEGACY, MODERN = "legacy", "2026-07-28"
 ERAS = [LEGACY, MODERN]
-"""Client modes: the handshake of 2025-11-25, and version 2026-07-28."""
+"""Client modes: with a handshake (2025-11-25), or without (2026-07-28)."""
 AnswerForm = Callable[[types.ElicitRequestParams], types.ElicitResult]
 
 
 class McpEndpoint:
-    """MCP server with its URL and runtime."""
+    """Endpoint of an MCP server."""
 
-    def __init__(self, url: str, door: McpServer, runtime: Runtime) -> None:
-        self.url, self.server, self.runtime = f"{url}/mcp", door, runtime
+    def __init__(self, url: str, server: McpServer, runtime: Runtime) -> None:
+        self.url, self.server, self.runtime = f"{url}/mcp", server, runtime
 
     @contextlib.asynccontextmanager
     async def client(
-        self, mode: str, says: AnswerForm | None = None, *, token: str | None = None
+        self, mode: str, answer_form: AnswerForm | None = None, *, token: str | None = None
     ) -> AsyncGenerator[Client]:
         """Connect an official client with an optional elicitation handler."""
 
         async def elicit(context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
-            assert says is not None
-            return says(params)
+            assert answer_form is not None
+            return answer_form(params)
 
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         async with httpx2.AsyncClient(headers=headers, timeout=30) as http:
             transport = streamable_http_client(self.url, http_client=http)
-            async with Client(transport, mode=mode, elicitation_callback=elicit if says else None) as client:
+            async with Client(transport, mode=mode, elicitation_callback=elicit if answer_form else None) as client:
                 yield client
 
 
@@ -54,17 +54,17 @@ async def serve_mcp(
     if users:
         options["auth"] = bearer(TOKENS)
     async with runtime:
-        door = mcp_server(runtime, **options)
-        async with serve_app(door) as url:
-            yield McpEndpoint(url, door, runtime)
-            await door.drain(0.2)
+        server = mcp_server(runtime, **options)
+        async with serve_app(server) as url:
+            yield McpEndpoint(url, server, runtime)
+            await server.drain(0.2)
     for agent in agents:
         await agent.aclose()
 
 
 def accept(**content: Any) -> AnswerForm:
     """Return a handler that accepts every form with this content."""
-    return lambda asked: types.ElicitResult(action="accept", content=content)
+    return lambda params: types.ElicitResult(action="accept", content=content)
 
 
 def result_text(result: types.CallToolResult) -> str:
@@ -86,27 +86,27 @@ class ProgressRecorder:
     def __init__(self) -> None:
         self.numbers: list[float] = []
         self.messages: list[str] = []
-        self.waiting: dict[str, Callable[[], None]] = {}
+        self.callbacks: dict[str, Callable[[], None]] = {}
 
     async def __call__(self, progress: float, total: float | None, message: str | None) -> None:
         self.numbers.append(progress)
         self.messages.append(message or "")
-        for word, there in self.waiting.items():
+        for word, callback in self.callbacks.items():
             if word in (message or ""):
-                there()
+                callback()
 
-    def call_on(self, word: str, there: Callable[[], None]) -> ProgressRecorder:
-        """Call a function when a message contains a word."""
-        self.waiting[word] = there
+    def call_on(self, word: str, callback: Callable[[], None]) -> ProgressRecorder:
+        """Register a callback for messages containing a word."""
+        self.callbacks[word] = callback
         return self
 
 
 async def cancel_call(client: Client, word: str, **arguments: Any) -> None:
     """Call the agent `clerk` and cancel when its progress contains a word."""
-    there = asyncio.Event()
-    steps = ProgressRecorder().call_on(word, there.set)
-    calling = asyncio.create_task(client.call_tool("clerk", {"prompt": "Go on", **arguments}, progress_callback=steps))
-    await there.wait()
-    calling.cancel()
+    matched = asyncio.Event()
+    recorder = ProgressRecorder().call_on(word, matched.set)
+    task = asyncio.create_task(client.call_tool("clerk", {"prompt": "Go on", **arguments}, progress_callback=recorder))
+    await matched.wait()
+    task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
-        await calling
+        await task

@@ -15,7 +15,7 @@ from support.api_server import TOKENS, serve_app
 
 
 class OpenAIEndpoint:
-    """OpenAI adapter with its URL and runtime."""
+    """Endpoint of an OpenAI adapter."""
 
     def __init__(self, url: str, app: Adapter, runtime: Runtime) -> None:
         self.url, self.app, self.runtime = url, app, runtime

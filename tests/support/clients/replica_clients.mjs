@@ -1,5 +1,5 @@
-// The official clients of npm before several servers: each command names a client and what it is to do, at which server,
-// and gets what the client shows afterwards. `node replica_clients.mjs <folder with node_modules>`; see replica_clients.py.
+// Official npm clients for several servers. Each command contains a client, an operation and a server, and returns the
+// resulting view of the client. `node replica_clients.mjs <folder with node_modules>`; see replica_clients.py.
 import { createRequire } from "node:module";
 import { createInterface } from "node:readline";
 
@@ -55,24 +55,24 @@ class Agui {
     return this.go(url, (subscriber) => this.agent.runAgent({ resume }, subscriber));
   }
 
-  shown() {
+  view() {
     const results = new Map(this.agent.messages.filter((each) => each.role === "tool").map((each) => [each.toolCallId, each.content]));
-    const told = [];
+    const items = [];
     for (const each of this.agent.messages) {
-      if (each.role === "reasoning") told.push(thought(each.content));
+      if (each.role === "reasoning") items.push(thought(each.content));
       if (each.role !== "assistant") continue;
-      if (each.content) told.push(text(each.content));
+      if (each.content) items.push(text(each.content));
       for (const call of each.toolCalls ?? []) {
-        told.push(called(call.function.name, JSON.parse(call.function.arguments), results.get(call.id) ?? null));
+        items.push(called(call.function.name, JSON.parse(call.function.arguments), results.get(call.id) ?? null));
       }
     }
-    return { state: this.state, told, pieces: this.pieces, errors: Agui.warnings };
+    return { state: this.state, items, pieces: this.pieces, errors: Agui.warnings };
   }
 }
 
-// The parts of a message that count: what stands in a step before `data-rxloop-void` does not, but for its calls, which
-// stay where they are and are filled anew.
-function toldBy(message) {
+// List the valid parts of a message. In each step, `data-rxloop-void` discards the text before it. Calls keep their
+// position and are updated.
+function listItems(message) {
   const steps = [[]];
   for (const part of message?.parts ?? []) {
     if (part.type === "step-start") steps.push([]);
@@ -85,7 +85,7 @@ function toldBy(message) {
   return steps.flatMap((step) => [...step.filter((each) => !isCall(each)), ...step.filter(isCall)]);
 }
 
-// What a page does by itself, with the state that it keeps.
+// Page with automatic requests and state.
 class AiChat {
   constructor(context) {
     this.errors = [];
@@ -120,8 +120,8 @@ class AiChat {
     return this.go(url, () => this.chat.sendMessage({ text: said }));
   }
 
-  // Where nothing goes on there is nothing to resume: the page loads what there is, as one that is new. Maybe the run has
-  // ended meanwhile, or it has never heard of the answer that the page shows as given.
+  // Without an active run, the page loads the stored messages. The run may have ended meanwhile, or may not have received
+  // the answer that the page shows.
   back(url) {
     return this.go(url, async () => {
       await this.chat.resumeStream();
@@ -143,13 +143,13 @@ class AiChat {
     return fetch(`${url}/ui/${this.chat.id}/stop`, { method: "POST" });
   }
 
-  shown() {
+  view() {
     const last = this.chat.lastMessage;
-    return { state: last?.metadata?.rxloop.state, told: toldBy(last), pieces: this.pieces, errors: this.errors };
+    return { state: last?.metadata?.rxloop.state, items: listItems(last), pieces: this.pieces, errors: this.errors };
   }
 }
 
-// A program without a page: the transport, and `readUIMessageStream`.
+// Client without a page, using the transport and `readUIMessageStream`.
 class AiReader {
   constructor(context) {
     this.context = context;
@@ -186,8 +186,8 @@ class AiReader {
     return this.go(url, (transport) => transport.sendMessages(asked), message);
   }
 
-  shown() {
-    return { state: this.message?.metadata?.rxloop.state, told: toldBy(this.message), pieces: this.pieces, errors: [] };
+  view() {
+    return { state: this.message?.metadata?.rxloop.state, items: listItems(this.message), pieces: this.pieces, errors: [] };
   }
 }
 
@@ -211,7 +211,7 @@ class Responses {
       if (event.sequence_number !== this.last + 1) throw new Error(`${event.sequence_number} follows ${this.last}`);
       this.last = event.sequence_number;
     });
-    // It rejects where the response did not complete: that is for the one who asks to judge.
+    // Rejects for incomplete responses, which the caller checks.
     await stream.done().catch((error) => {
       if (!["cancelled", "failed", "incomplete"].includes(this.response?.status)) throw error;
     });
@@ -245,14 +245,14 @@ class Responses {
     return this.client(url).responses.cancel(this.response.id);
   }
 
-  shown() {
+  view() {
     const output = [...this.output, ...(this.response?.output ?? [])];
-    const told = output.flatMap((each) => {
+    const items = output.flatMap((each) => {
       if (each.type === "reasoning") return [thought(each.summary.map((part) => part.text).join(""))];
       if (each.type === "message") return [text(each.content.map((part) => part.text).join(""))];
       return each.type === "mcp_call" ? [called(each.name, JSON.parse(each.arguments), each.output ?? null)] : [];
     });
-    return { state: this.response?.status, told, pieces: this.pieces, errors: [] };
+    return { state: this.response?.status, items, pieces: this.pieces, errors: [] };
   }
 }
 
@@ -283,7 +283,7 @@ class A2a {
         this.answers.set(value.artifact.artifactId, before + value.artifact.parts[0].content.value);
       } else {
         this.state = a2a.TaskState[value.status.state];
-        // Whoever subscribes to a task that waits is told nothing until it goes on.
+        // A subscriber of a waiting task receives no updates until the task continues.
         if (back && this.state === "TASK_STATE_INPUT_REQUIRED") return;
       }
     }
@@ -298,7 +298,7 @@ class A2a {
     await this.read(client.sendMessageStream({ tenant: "", message, configuration: undefined, metadata: undefined }));
   }
 
-  // A task that is over cannot be subscribed to, and says so.
+  // Subscribing to a finished task is an error.
   async back(url) {
     if (!this.task) throw new Error("never heard of a task");
     const client = await this.client(url);
@@ -319,33 +319,33 @@ class A2a {
     await (await this.client(url)).cancelTask({ tenant: "", id: this.task, metadata: undefined });
   }
 
-  shown() {
-    return { state: this.state, told: [...this.answers.values()].filter(Boolean).map(text), pieces: this.pieces, errors: [] };
+  view() {
+    return { state: this.state, items: [...this.answers.values()].filter(Boolean).map(text), pieces: this.pieces, errors: [] };
   }
 }
 
 const kinds = { Agui, AiChat, AiReader, Responses, A2a };
 const clients = new Map();
-// The client of AG-UI says of a connection that breaks what it throws, and throws it twice.
+// For a broken connection, the AG-UI client logs the error and throws it twice.
 const broken = (words) => /terminated|fetch failed/.test(words);
 console.warn = console.error = (...words) => broken(words.join(" ")) || Agui.warnings.push(words.join(" "));
 process.on("unhandledRejection", (error) => {
   if (!broken(error.message)) throw error;
 });
 
-async function carryOut({ client, verb, url, kind, ...rest }) {
+async function execute({ client, verb, url, kind, ...rest }) {
   if (verb === "open") {
     clients.set(client, new kinds[kind](rest.context, rest));
     return null;
   }
   const opened = clients.get(client);
-  if (verb !== "shown") await opened[verb](url, rest.said);
-  return opened.shown();
+  if (verb !== "view") await opened[verb](url, rest.said);
+  return opened.view();
 }
 
 for await (const line of createInterface({ input: process.stdin })) {
   const { number, ...command } = JSON.parse(line);
-  carryOut(command).then(
+  execute(command).then(
     (result) => console.log(JSON.stringify({ number, result })),
     (error) => console.log(JSON.stringify({ number, error: `${error?.constructor?.name}: ${error?.stack ?? error}` })),
   );

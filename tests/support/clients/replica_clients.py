@@ -1,4 +1,4 @@
-"""Official clients of several servers: npm packages in one Node process, and the MCP client."""
+"""Official clients of all protocols. The npm packages share a Node process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mcp import Client as McpClient
 from mcp.client.streamable_http import streamable_http_client
 
 from rxloop import EventLog
-from rxloop.server.core import chat_changes as to
+from rxloop.server.core import chat_changes as changes
 from rxloop.server.core.chat_fold import ChatFold
 from support.clients.mcp import LEGACY, MODERN, result_text
 from support.processes.services import CLIENTS, NODE
@@ -30,7 +30,7 @@ KINDS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "A2A, JSON-RPC": ("A2a", {"binding": "JSONRPC"}),
     "A2A, REST": ("A2a", {"binding": "HTTP+JSON"}),
 }
-"""Clients of the Node process."""
+"""Client classes in the Node process, with options."""
 MCP = {"MCP 2026-07-28": MODERN, "MCP 2025-11-25": LEGACY}
 _STATES = {
     "success": "completed",
@@ -40,27 +40,27 @@ _STATES = {
     "TASK_STATE_CANCELED": "canceled",
     "TASK_STATE_INPUT_REQUIRED": "input-required",
 }
-"""Run states by the terms of the protocols."""
+"""Run states by protocol-specific state."""
 
 
 class ClientView(NamedTuple):
-    """Texts and calls that a client displays, in order."""
+    """Content displayed by a client, in order."""
 
     state: str | None
-    told: list[Any]
+    items: list[Any]
     pieces: int
     """Number of received pieces."""
     errors: list[str]
 
 
 class UnknownRun(Exception):
-    """The connection failed before the client received the id of its run, so it cannot resume."""
+    """Raised if the connection failed before the client received its run id."""
 
 
 class OfficialClient(Protocol):
-    """Client with its own conversation."""
+    """Client of a single conversation."""
 
-    async def send(self, url: str, said: str) -> ClientView:
+    async def send(self, url: str, message: str) -> ClientView:
         """Send a message and read the response."""
         ...
 
@@ -73,7 +73,7 @@ class OfficialClient(Protocol):
         ...
 
     async def task_id(self) -> str:
-        """Return the id of the run once it exists."""
+        """Wait for the run, returning its id."""
         ...
 
 
@@ -83,28 +83,28 @@ class Node:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._futures: dict[int, asyncio.Future[Any]] = {}
 
     async def read(self) -> None:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            said = json.loads(line)
-            waiting = self._waiting.pop(said["number"])
-            if not waiting.done():
-                waiting.set_result(said)
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_result({"error": "the node process is over"})
+            message = json.loads(line)
+            future = self._futures.pop(message["number"])
+            if not future.done():
+                future.set_result(message)
+        for future in self._futures.values():
+            if not future.done():
+                future.set_result({"error": "the node process has ended"})
 
     async def do(self, **command: Any) -> Any:
         assert self._process.stdin is not None
         number = next(self._numbers)
-        waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
+        future = self._futures[number] = asyncio.get_running_loop().create_future()
         self._process.stdin.write(json.dumps({"number": number, **command}).encode() + b"\n")
-        said = await waiting
-        if "error" in said:
-            raise UnknownRun if "never heard" in said["error"] else ConnectionError(said["error"])
-        return said["result"]
+        message = await future
+        if "error" in message:
+            raise UnknownRun if "never heard" in message["error"] else ConnectionError(message["error"])
+        return message["result"]
 
 
 class NpmClient:
@@ -114,16 +114,16 @@ class NpmClient:
         self._node, self._name, self._log = node, name, log
 
     async def open(self, kind: str) -> NpmClient:
-        which, options = KINDS[kind]
-        await self._node.do(client=self._name, verb="open", kind=which, context=self._name, **options)
+        class_name, options = KINDS[kind]
+        await self._node.do(client=self._name, verb="open", kind=class_name, context=self._name, **options)
         return self
 
-    async def _do(self, verb: str, url: str = "", **more: Any) -> ClientView:
-        shown = ClientView(**await self._node.do(client=self._name, verb=verb, url=url, **more))
-        return shown._replace(state=_STATES.get(shown.state or "", shown.state))
+    async def _do(self, verb: str, url: str = "", **options: Any) -> ClientView:
+        view = ClientView(**await self._node.do(client=self._name, verb=verb, url=url, **options))
+        return view._replace(state=_STATES.get(view.state or "", view.state))
 
-    async def send(self, url: str, said: str) -> ClientView:
-        return await self._do("say", url, said=said)
+    async def send(self, url: str, message: str) -> ClientView:
+        return await self._do("say", url, said=message)
 
     async def reconnect(self, url: str) -> ClientView:
         if not await self._log.list_runs(context_id=self._name, limit=1):
@@ -136,13 +136,13 @@ class NpmClient:
     async def cancel(self, url: str) -> ClientView:
         return await self._do("cancel", url)
 
-    async def shown(self) -> ClientView:
-        return await self._do("shown")
+    async def view(self) -> ClientView:
+        return await self._do("view")
 
     async def task_id(self) -> str:
-        while not (found := await self._log.list_runs(context_id=self._name, newest_first=True, limit=1)):  # noqa: ASYNC110
+        while not (records := await self._log.list_runs(context_id=self._name, newest_first=True, limit=1)):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-        return found[0].task_id
+        return records[0].task_id
 
 
 class McpReplicaClient:
@@ -151,33 +151,33 @@ class McpReplicaClient:
     def __init__(self, name: str, mode: str) -> None:
         self._key, self._mode = name, mode
         self._task: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._said = ""
-        self._waits: list[dict[str, Any]] = []
+        self._prompt = ""
+        self._questions: list[dict[str, Any]] = []
 
     async def _progress(self, progress: float, total: float | None, message: str | None) -> None:
-        found = re.search(r"\(run (\S+)\)", message or "")
-        if found and not self._task.done():
-            self._task.set_result(found[1])
+        match = re.search(r"\(run (\S+)\)", message or "")
+        if match and not self._task.done():
+            self._task.set_result(match[1])
 
     async def _call(self, url: str, tool: str, **arguments: Any) -> ClientView:
         transport = streamable_http_client(f"{url}/mcp", http_client=(http := httpx2.AsyncClient(timeout=60)))
         meta: Any = {"rxloop/key": self._key}
         async with http, McpClient(transport, mode=self._mode) as client:
-            done = await client.call_tool(tool, arguments, progress_callback=self._progress, meta=meta)
-        about = done.meta or {}
-        self._waits = (done.structured_content or {}).get("questions", [])
-        errors = [result_text(done)] if done.is_error and about.get("rxloop/state") != "canceled" else []
-        return ClientView(about.get("rxloop/state"), [["text", result_text(done)]], 0, errors)
+            result = await client.call_tool(tool, arguments, progress_callback=self._progress, meta=meta)
+        meta = result.meta or {}
+        self._questions = (result.structured_content or {}).get("questions", [])
+        errors = [result_text(result)] if result.is_error and meta.get("rxloop/state") != "canceled" else []
+        return ClientView(meta.get("rxloop/state"), [["text", result_text(result)]], 0, errors)
 
-    async def send(self, url: str, said: str) -> ClientView:
-        self._said = said
-        return await self._call(url, "clerk", prompt=said)
+    async def send(self, url: str, message: str) -> ClientView:
+        self._prompt = message
+        return await self._call(url, "clerk", prompt=message)
 
     async def reconnect(self, url: str) -> ClientView:
-        return await self.send(url, self._said)
+        return await self.send(url, self._prompt)
 
     async def answer(self, url: str, approved: bool) -> ClientView:
-        answers = {each["inputId"]: approved for each in self._waits}
+        answers = {each["inputId"]: approved for each in self._questions}
         return await self._call(url, "continue_run", task_id=await self._task, answers=answers)
 
     async def task_id(self) -> str:
@@ -191,10 +191,10 @@ async def node() -> AsyncGenerator[Node]:
     program = Path(__file__).with_name("replica_clients.mjs")
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(NODE, program, CLIENTS, stdin=pipe, stdout=pipe, limit=1 << 26)
-    made = Node(process)
-    reading = asyncio.create_task(made.read())
+    node_process = Node(process)
+    reading = asyncio.create_task(node_process.read())
     try:
-        yield made
+        yield node_process
     finally:
         process.kill()
         await process.wait()
@@ -211,26 +211,26 @@ async def open_client(node: Node, kind: str, log: EventLog) -> OfficialClient:
 
 
 async def fold_log(log: EventLog, task_id: str) -> list[Any]:
-    """Return the reasoning, texts and calls of all complete steps of a run, folded from its log."""
-    told: list[Any] = []
+    """Fold a run's log into the reasoning, texts and calls of its complete steps."""
+    items: list[Any] = []
     texts: dict[str, str] = {}
     thoughts: dict[str, str] = {}
     calls: dict[str, list[Any]] = {}
 
-    def take(item: to.Change | Any) -> None:
+    def take(item: changes.Change | Any) -> None:
         match item:
-            case to.TextDelta(_, id, delta):
+            case changes.TextDelta(_, id, delta):
                 texts[id] = texts.get(id, "") + delta
-            case to.ReasoningDelta(_, id, delta):
+            case changes.ReasoningDelta(_, id, delta):
                 thoughts[id] = thoughts.get(id, "") + delta
-            case to.CallEnded(event, id, call):
+            case changes.CallEnded(event, id, call):
                 calls[id] = ["call", call.name, call.arguments, None]
-            case to.CallResult(event, id):
+            case changes.CallResult(event, id):
                 calls[id][3] = event.content
-            case to.StepEnded(_, id, "complete"):
-                told.extend(["reasoning", thoughts[each]] for each in thoughts if each.startswith(f"{id}:reasoning"))
-                told.extend([["text", texts[id]]] if id in texts else [])
-                told.extend(calls[each] for each in calls if each.startswith(f"{id}:"))
+            case changes.StepEnded(_, id, "complete"):
+                items.extend(["reasoning", thoughts[each]] for each in thoughts if each.startswith(f"{id}:reasoning"))
+                items.extend([["text", texts[id]]] if id in texts else [])
+                items.extend(calls[each] for each in calls if each.startswith(f"{id}:"))
             case _:
                 pass
 
@@ -238,18 +238,18 @@ async def fold_log(log: EventLog, task_id: str) -> list[Any]:
     for event in await log.read(task_id):
         if (public := event.to_public()) is not None:
             fold.take(public)
-    return told
+    return items
 
 
-async def find_mismatches(kind: str, shown: ClientView, log: EventLog, task_id: str) -> list[str]:
-    """Return the differences between the view of a client and the log of a finished run."""
-    state, told = (await log.get_record(task_id)).state, await fold_log(log, task_id)
+async def find_mismatches(kind: str, view: ClientView, log: EventLog, task_id: str) -> list[str]:
+    """List the differences between a client's view and the log of a finished run."""
+    state, items = (await log.get_record(task_id)).state, await fold_log(log, task_id)
     if kind.startswith(("A2A", "MCP")):
         # These protocols only send the answer.
-        told = told[-1:]
-    wrong = [f"{kind}: {each}" for each in shown.errors]
-    if shown.state != state:
-        wrong.append(f"{kind}: it is {shown.state} and not {state}")
-    if state == "completed" and shown.told != told:
-        wrong.append(f"{kind}: {shown.told} and not {told}")
-    return wrong
+        items = items[-1:]
+    mismatches = [f"{kind}: {each}" for each in view.errors]
+    if view.state != state:
+        mismatches.append(f"{kind}: expected state {state}, got {view.state}")
+    if state == "completed" and view.items != items:
+        mismatches.append(f"{kind}: expected {items}, got {view.items}")
+    return mismatches

@@ -25,7 +25,7 @@ def stores(folder: Path, kind: str) -> tuple[SqliteEventLog, ArtifactStore]:
 
 @tool(idempotent=True)
 async def report(ctx: RunContext[None]) -> str:
-    """Write a report in many parts, some of them at once."""
+    """Write a report in many chunks, partly in parallel."""
     draft = await ctx.artifacts.create("report.md")
     for n in range(0, CHUNKS, 3):
         await asyncio.gather(*(draft.append(f"line {n + m}\n") for m in range(3)))

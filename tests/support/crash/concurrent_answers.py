@@ -66,9 +66,9 @@ async def ask(order: dict[str, Any]) -> None:
 
 
 async def kill_after_question(asking: Agent[None, str], task_id: str) -> None:
-    """Kill the process after the log has stored the question and before it stores the end of the attempt."""
+    """Kill the process between storing the question and storing the end of the attempt."""
     attempt = next(hold._attempt for hold in asking.definition.resources.runs)
-    attempt.life.finish = lambda end: None  # type: ignore[method-assign]  (the attempt does not come to its end)
+    attempt.lifetime.finish = lambda end: None  # type: ignore[method-assign]  (the attempt does not come to its end)
     await attempt.durable()
     os.kill(os.getpid(), signal.SIGKILL)
 

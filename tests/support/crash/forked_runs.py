@@ -69,7 +69,7 @@ def agent(db: str, effects: str) -> Agent[None, str]:
 
     @tool(idempotent=True)
     async def square(n: int) -> int:
-        """The square of a number."""
+        """Square a number."""
         note(f"square {n} starts")
         await asyncio.sleep(random.random() * 0.004)
         note(f"square {n} ends")

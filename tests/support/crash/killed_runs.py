@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).with_name("forked_runs.py")
 
 
 class ForkedRuns:
-    """Client of the program, for the runs of one conversation."""
+    """Client of the program, using one conversation."""
 
     def __init__(self, process: asyncio.subprocess.Process, folder: Path, context: str) -> None:
         self._process = process
@@ -29,7 +29,7 @@ class ForkedRuns:
         self.answers: list[str] = []
 
     async def execute(self, task: str | None, kill_after: float | None) -> None:
-        """Start or resume a run in a process, and kill the process after some seconds."""
+        """Start or resume a run in a process, killing the process after a number of seconds."""
         assert self._process.stdin is not None
         order = {
             "db": str(self._folder / "runs.db"),
@@ -83,6 +83,6 @@ def lines(file: Path) -> list[str]:
 
 
 async def find_run(log: SqliteEventLog, context: str) -> str | None:
-    """Return the most recent run of a conversation. It may have ended before the kill."""
+    """Return the latest run in a conversation, even if it ended before the kill."""
     records = await log.list_runs(context_id=context)
     return records[0].task_id if records else None

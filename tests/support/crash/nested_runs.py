@@ -38,7 +38,7 @@ SUM = 2 * sum(n * n for n in range(ROUNDS))
 
 
 class Worker:
-    """Stateless model that squares numbers, pays in rounds, and answers with the sum of the squares."""
+    """Stateless model that squares numbers, pays in rounds, and adds up the squares."""
 
     name = "worker"
 
@@ -67,7 +67,7 @@ class Worker:
 
 
 class Head(Worker):
-    """Model that calls both agents and adds their results."""
+    """Model that calls both agents, adding their results."""
 
     name = "head"
 
@@ -92,7 +92,7 @@ def agent(db: str, effects: str) -> Agent[None, str]:
 
     @tool(idempotent=True)
     async def square(ctx: RunContext[Any], n: int) -> int:
-        """The square of a number."""
+        """Square a number."""
         await asyncio.sleep(random.random() * 0.004)
         return n * n
 

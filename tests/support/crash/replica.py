@@ -1,6 +1,6 @@
 """Program of several processes that share one log. Tests kill and freeze them.
 
-Reads orders as lines of JSON, `{"id": 1, "do": "settle", "task": ...}`, and executes them concurrently. Prints `{"id":
+Reads orders as lines of JSON, `{"id": 1, "do": "execute", "task": ...}`, and executes them concurrently. Prints `{"id":
 1, "ok": result}` or `{"id": 1, "error": type}` for each order, and `{"task": ..., "attempt": ..., "durable": seq}` for
 each checkpoint. On SIGUSR1, it prints the stacks of all threads and tasks to stderr.
 """
@@ -64,7 +64,7 @@ def message(messages: Sequence[Message]) -> ContentCompleteEvent:
 
 
 class Replica:
-    """Agent of one process, and its orders."""
+    """Agent of a single process."""
 
     def __init__(self, db: str, effects: str) -> None:
         self._effects = Path(effects)
@@ -79,7 +79,7 @@ class Replica:
 
         @tool(approve=True)
         async def approved(number: int, ctx: RunContext[Any]) -> str:
-            """Pay a bill that somebody approves."""
+            """Pay a bill after approval."""
             await self._effect(ctx)
             return f"paid {number}"
 
@@ -103,13 +103,13 @@ class Replica:
         agent, task, do = self._agent, order.get("task", ""), order["do"]
         if do == "submit":
             return (await agent.submit("Go", task_id=task, context_id=order["context"])).state
-        if do == "settle":
+        if do == "execute":
             return (await agent.get_run(task).execute()).state
         if do == "cancel":
             return await agent.get_run(task).cancel()
         if do == "answer":
             return await agent.get_run(task).answer(order["inputs"])
-        if do == "say":
+        if do == "send":
             return await agent.get_run(task).send(order["text"])
         if do == "release":
             hold = None if agent.log is None else find_owned(agent.log, task)

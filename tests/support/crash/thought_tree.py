@@ -19,11 +19,11 @@ from rxloop.testing import ScriptedModel
 
 STRATEGY = tree_of_thoughts(propose=2, keep=2, depth=2)
 CALLS = 1 + 2 + 2 + 4 + 1
-"""Calls for proposals, values, proposals, values, and the answer."""
+"""Model calls: proposals, values, proposals, values, answer."""
 
 
 def answer(request: ModelRequest) -> str:
-    """Return the answer of the model, which depends only on the request."""
+    """Create an answer from the request only."""
     prompt = [*request.messages, *request.tail][-1].text
     if "Propose" in prompt:
         return "1. left\n2. right"

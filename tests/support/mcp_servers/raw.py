@@ -37,12 +37,12 @@ def script(
 
 
 def program(config: dict[str, Any]) -> list[str]:
-    """Return the command of a server over stdio."""
+    """Return the command line of a stdio server."""
     return [sys.executable, str(Path(__file__)), json.dumps(config)]
 
 
 def respond(config: dict[str, Any], message: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the answer to a request, or None."""
+    """Create a response, or return None for a notification."""
     if "id" not in message or "method" not in message:
         return None
     version = config["version"]

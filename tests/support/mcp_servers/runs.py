@@ -24,7 +24,7 @@ def shop(effects: Path | None = None, **options: Any) -> MCPServer:
 
 
 async def collect_events(calls: Sequence[Any], *tools: Any, on_input: Any = None, **options: Any) -> Sequence[Event]:
-    """Return the events of a run in which the model calls tools in parallel, then answers."""
+    """Run an agent with parallel tool calls, returning its events."""
     async with Agent(ScriptedModel(list(calls), "done"), tools=tools, thoughts=False, **options) as agent:
         run = agent.run("Go.", limits=Limits(tool_failures=None), on_input=on_input)
         events = [event async for event in run.events]
@@ -39,7 +39,7 @@ def results(events: Sequence[Event]) -> list[ToolCompleteEvent]:
 
 
 async def wait_until(there: Callable[[], bool]) -> None:
-    """Poll until a condition holds, for effects of another process."""
+    """Poll a condition that depends on another process."""
     async with asyncio.timeout(20):
         while not there():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

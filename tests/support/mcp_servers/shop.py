@@ -50,7 +50,7 @@ def roots() -> ListRoots:
     return ListRoots()
 
 
-# A fixed key, so that the next process can read the states of this one.
+# A fixed key allows the next process to read existing request states.
 shop: MCPServer[Any] = MCPServer("shop", request_state_security=RequestStateSecurity(keys=["k" * 32]))
 
 

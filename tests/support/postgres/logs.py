@@ -9,10 +9,11 @@ from typing import Any
 import psycopg
 
 from rxloop import PostgresEventLog
-from rxloop.testing.event_log_contract.toolkit import begun, end, note
+from rxloop.storage.postgres.listener import _LISTEN
+from rxloop.testing.event_log_contract.toolkit import end, note, start_events
 
 MakeLog = Callable[..., PostgresEventLog]
-"""Factory of logs over one schema; see the fixture `new_log`."""
+"""Log factory with a shared schema; see the fixture `new_log`."""
 
 
 async def query_rows(address: str, query: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -23,21 +24,34 @@ async def query_rows(address: str, query: str, *values: Any) -> list[tuple[Any, 
         return await cursor.fetchall() if cursor.description else []
 
 
+async def wait_until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 (no notification exists)
+            await asyncio.sleep(0)
+
+
+def is_listening(log: PostgresEventLog) -> bool:
+    """True if the log listens for notifications."""
+    with psycopg.connect(log._address.dsn) as connection:
+        query = "SELECT FROM pg_stat_activity WHERE state = 'idle' AND query = %s"
+        return connection.execute(query, (log._address.sql(_LISTEN).decode(),)).fetchone() is not None
+
+
 class ConcurrentWriters:
-    """Runs that append events one at a time until stopped."""
+    """Runs that append events until stopped."""
 
     def __init__(self, log: PostgresEventLog, count: int) -> None:
         self._log, self._stop = log, asyncio.Event()
         self.names = [f"run{number}" for number in range(count)]
         self.last = dict.fromkeys(self.names, 0)
-        """Number of the last stored event of each run."""
+        """Last stored sequence number by run."""
         self._grown = asyncio.Event()
         self._tasks = [asyncio.create_task(self._write(name)) for name in self.names]
 
     async def _write(self, name: str) -> int:
         seq = 0
         while not seq or not self._stop.is_set():
-            events = [note(seq + 1)] if seq else begun(name, context_id=name)
+            events = [note(seq + 1)] if seq else start_events(name, context_id=name)
             await self._log.append(name, events, expected_seq=seq, writer=name)
             seq += len(events)
             self.last[name] = seq
@@ -46,7 +60,7 @@ class ConcurrentWriters:
         return seq + 1
 
     async def wait_for_progress(self) -> None:
-        """Wait until each run has ten more events."""
+        """Wait for ten more events per run."""
         enough = {name: seq + 10 for name, seq in self.last.items()}
         async with asyncio.timeout(60):
             while any(self.last[name] < seq for name, seq in enough.items()):

@@ -76,7 +76,7 @@ class Proxy:
     def _forget(
         self, side: Callable[[tuple[asyncio.StreamWriter, asyncio.StreamWriter]], asyncio.StreamWriter]
     ) -> None:
-        # The tasks would also close the other side.
+        # Otherwise, the tasks would close the other side.
         self._stop_passing()
         for pair in self._pairs:
             side(pair).transport.abort()

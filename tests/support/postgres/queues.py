@@ -1,4 +1,4 @@
-"""Postgres queue and workers that execute its jobs."""
+"""Workers of a Postgres queue."""
 
 from __future__ import annotations
 

@@ -35,10 +35,10 @@ START_TIMEOUT = 30
 
 
 def _program_folder() -> Path | None:
-    """Return the folder with the programs of the newest PostgreSQL."""
+    """Return the program folder of the newest PostgreSQL version."""
     folders = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
     initdb = shutil.which("initdb")
-    # The other programs may not be linked in the same folder.
+    # Other programs are not necessarily linked in this folder.
     folders += [Path(initdb).resolve().parent] if initdb else []
     return max(folders, default=None, key=lambda path: (len(path.parent.name), path.parent.name))
 
@@ -165,15 +165,15 @@ class PostgresServer:
         deadline = time.monotonic() + START_TIMEOUT
         while time.monotonic() < deadline:
             if self._process is None or self._process.poll() is not None:
-                # Child processes of a killed server may still prevent a start.
+                # Child processes of a killed server can delay a restart.
                 self._process = self._start("postgres", "-D", str(self._data))
             with suppress(psycopg.Error), psycopg.connect(self.dsn, connect_timeout=5):
                 return
             time.sleep(0.02)
-        raise AssertionError(f"the server at {self.dsn} does not start: {(self._folder / 'log').read_text()}")
+        raise AssertionError(f"cannot start the server at {self.dsn}: {(self._folder / 'log').read_text()}")
 
     def stop(self, *, crash: bool = False) -> None:
-        """Stop the server and all sessions, or crash it with SIGQUIT."""
+        """Stop the server and all sessions, or simulate a crash."""
         self._end(signal.SIGQUIT if crash else signal.SIGINT)
 
     def kill(self) -> None:
@@ -218,7 +218,7 @@ class PostgresServer:
 
 @contextmanager
 def database(server: str) -> Generator[str]:
-    """Create a database and yield its URL. Drop it at the end."""
+    """Create a database, yield its URL, and drop it at the end."""
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
@@ -260,7 +260,7 @@ def postgres(postgres_server: str) -> Iterator[str]:
 
 @pytest.fixture
 def postgres_database(postgres_server: str) -> Iterator[str]:
-    """URL of a database for one test."""
+    """Database URL for a single test."""
     with database(postgres_server) as address:
         yield address
 

@@ -1,4 +1,4 @@
-"""Snapshots of a log, restored later to roll the log back while it is in use."""
+"""Snapshots for rolling back a log that is in use."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ _TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = %s"
 _COUNTED = (
     "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = %s AND is_identity = 'YES'"
 )
+
+_STORED = (
+    "SELECT string_agg(quote_ident(column_name), ', ') FROM information_schema.columns"
+    " WHERE table_schema = %s AND table_name = %s AND is_generated = 'NEVER'"
+)
+"""Columns that are not computed from others."""
 
 
 class Snapshot(Protocol):
@@ -43,8 +49,10 @@ class PostgresSnapshot:
         with psycopg.connect(self._address) as connection:
             for (table,) in connection.execute(_TABLES, (self._copy,)).fetchall():
                 connection.execute(f"DELETE FROM {self._schema}.{table}".encode())
+                [[columns]] = connection.execute(_STORED, (self._schema, table)).fetchall()
                 connection.execute(
-                    f"INSERT INTO {self._schema}.{table} OVERRIDING SYSTEM VALUE TABLE {self._copy}.{table}".encode()
+                    f"INSERT INTO {self._schema}.{table} ({columns}) OVERRIDING SYSTEM VALUE"
+                    f" SELECT {columns} FROM {self._copy}.{table}".encode()
                 )
             for table, column in connection.execute(_COUNTED, (self._schema,)).fetchall():
                 qualified_name = f"{self._schema}.{table}"

@@ -17,7 +17,7 @@ _starting = ThreadPoolExecutor(1, "starts-processes")
 
 
 def start_process(command: Sequence[str | Path], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a process from any thread, with the options of `subprocess.Popen`."""
+    """Start a process from any thread, passing options to `Popen`."""
     return _starting.submit(subprocess.Popen[bytes], [*PREFIX, *command], **options).result()
 
 

@@ -25,10 +25,10 @@ START_TIMEOUT = 60.0
 _FOLDER = Path(__file__).parents[1] / "server_programs"
 _OWNER = """
 SELECT a.application_name FROM pg_locks l JOIN pg_stat_activity a USING (pid)
-JOIN rxloop.turns t ON t.key = (l.classid::bigint << 32) | l.objid::bigint
-WHERE l.locktype = 'advisory' AND l.granted AND a.application_name LIKE 'worker%%' AND t.task_id = %s
+JOIN rxloop.leases lease ON lease.lock_key = (l.classid::bigint << 32) | l.objid::bigint
+WHERE l.locktype = 'advisory' AND l.granted AND a.application_name LIKE 'worker%%' AND lease.task_id = %s
 """
-"""Query by lease, because workers may own other runs and hold other locks while they start."""
+"""Finds a worker by its lease, because workers may own other runs and hold other locks."""
 
 
 class Process:
@@ -76,13 +76,13 @@ class Process:
         return await asyncio.to_thread(self._process.wait, seconds)
 
     def restart(self) -> None:
-        """Start the process again if it has ended."""
+        """Restart the process if necessary."""
         if not self.is_running:
             self._process = self._start()
 
 
 class Cluster:
-    """Two servers and some workers over one database."""
+    """Servers and workers with a shared database."""
 
     def __init__(
         self, dsn: str, folder: Path, flags: Sequence[str], workers: int, reference: str, hosts: Sequence[Host]
@@ -127,17 +127,17 @@ class Cluster:
 
     def wait_until_ready(self) -> None:
         """Restart dead processes, then wait until all servers and workers are ready."""
-        wanted = {each: each.log_text.count("working on") + (not each.is_running) for each in self.workers}
+        min_counts = {each: each.log_text.count("Executing runs of") + (not each.is_running) for each in self.workers}
         for each in self._all:
             each.restart()
-        late = time.monotonic() + START_TIMEOUT
+        deadline = time.monotonic() + START_TIMEOUT
         for url, server in zip(self.urls, self.servers, strict=True):
             while not _is_ready(url):
-                assert time.monotonic() < late, server.log_text
+                assert time.monotonic() < deadline, server.log_text
                 time.sleep(0.05)
-        for worker, begun in wanted.items():
-            while worker.log_text.count("working on") < max(1, begun):
-                assert time.monotonic() < late, worker.log_text
+        for worker, count in min_counts.items():
+            while worker.log_text.count("Executing runs of") < max(1, count):
+                assert time.monotonic() < deadline, worker.log_text
                 time.sleep(0.05)
 
     def end(self) -> None:
@@ -146,7 +146,7 @@ class Cluster:
             each.kill()
 
     async def owner(self, task_id: str) -> Process:
-        """Wait until a worker holds the lease of a run, and return it."""
+        """Wait for a worker to acquire a run's lease, returning the worker."""
         async with await psycopg.AsyncConnection.connect(self.dsn, autocommit=True) as connection:
             async with asyncio.timeout(START_TIMEOUT):
                 while True:
@@ -189,7 +189,7 @@ def _is_ready(url: str) -> bool:
 
 @contextlib.asynccontextmanager
 async def load_balancer(*urls: str, round_robin: bool = False) -> AsyncGenerator[str]:
-    """Start a load balancer. Each connection goes to the first server that accepts it."""
+    """Start a load balancer. Each connection uses the first available server."""
     ports = [int(url.rsplit(":", 1)[1]) for url in urls]
     open_: set[asyncio.StreamWriter] = set()
 

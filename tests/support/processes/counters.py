@@ -1,4 +1,4 @@
-"""Measurements of work that do not depend on the machine."""
+"""Machine-independent measurements."""
 
 from __future__ import annotations
 

@@ -51,5 +51,5 @@ class SmallDisk:
                 pass
 
     def free(self) -> None:
-        """Free the space that `fill` used."""
+        """Release the space allocated by `fill`."""
         self._ballast.unlink()

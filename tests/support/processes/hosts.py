@@ -102,7 +102,7 @@ def network(*names: str) -> Generator[list[Host]]:
 
 
 def _attach_cable(host: Host) -> None:
-    """Create the network interface of a host."""
+    """Create a host's network interface."""
     interface = f"rx{os.getpid()}-{host.address.rpartition('.')[2]}"
     fcntl.ioctl(host.cable, _TUNSETIFF, struct.pack("16sH22x", interface.encode(), _TUN | _BARE_PACKETS))
     namespace: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Machines on one log, simulated in one process. A dead machine releases its leases."""
+"""Simulated machines with a shared log. A dead machine releases its leases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SharedState:
 
     log: MemoryEventLog = field(default_factory=MemoryEventLog)
     leases: dict[str, tuple[MachineLog, str, Callable[[], None]]] = field(default_factory=dict)
-    """Owner, run and callback of each lease, by conversation."""
+    """Lease owner, run and callback by conversation."""
     commands: list[tuple[int, str, Command]] = field(default_factory=list)
     watchers: dict[object, tuple[str, Callable[[], None]]] = field(default_factory=dict)
     lease_checks: int = 0
@@ -31,7 +31,7 @@ class SharedState:
 
 
 class MachineLog(MemoryEventLog):
-    """Log of one machine. It shares all data but has its own leases."""
+    """Log with private leases and shared data."""
 
     lease_seconds = LEASE
 
@@ -42,27 +42,27 @@ class MachineLog(MemoryEventLog):
         self._by_context = shared.log._by_context
         self._acquired_contexts: dict[str, str] = {}
         self.acquired: list[str] = []
-        """Conversations whose lease was acquired, in order."""
+        """Conversations in order of lease acquisition."""
 
-    async def acquire_lease(self, context_id: str, task_id: str, on_lost: Callable[[], None]) -> bool:
-        if context_id in self.shared.leases:
+    async def acquire_lease(self, conversation: str, task_id: str, on_lost: Callable[[], None]) -> bool:
+        if conversation in self.shared.leases:
             return False
-        self.shared.leases[context_id] = self, task_id, on_lost
-        self._acquired_contexts[task_id] = context_id
-        self.acquired.append(context_id)
+        self.shared.leases[conversation] = self, task_id, on_lost
+        self._acquired_contexts[task_id] = conversation
+        self.acquired.append(conversation)
         return True
 
-    async def has_lease(self, context_id: str, task_id: str) -> bool:
+    async def has_lease(self, conversation: str, task_id: str) -> bool:
         self.shared.lease_checks += 1
-        return self._has_lease(context_id, task_id)
+        return self._has_lease(conversation, task_id)
 
     def _has_lease(self, context_id: str, task_id: str) -> bool:
         holder = self.shared.leases.get(context_id)
         return holder is not None and holder[:2] == (self, task_id)
 
-    async def release_lease(self, context_id: str, task_id: str) -> None:
-        if self._has_lease(context_id, task_id):
-            del self.shared.leases[context_id]
+    async def release_lease(self, conversation: str, task_id: str) -> None:
+        if self._has_lease(conversation, task_id):
+            del self.shared.leases[conversation]
         self._acquired_contexts.pop(task_id, None)
 
     async def list_orphaned(self, **submitted: Any) -> Sequence[RunRecord]:
@@ -88,17 +88,17 @@ class MachineLog(MemoryEventLog):
 
     async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
         if task_id in self._acquired_contexts and not self._has_lease(self._acquired_contexts[task_id], task_id):
-            raise Fenced(f"the turn of {task_id} belongs to somebody else")
+            raise Fenced(f"the lease of {task_id} belongs to another owner")
         await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
 
     def lose_lease(self, context_id: str) -> Callable[[], None]:
-        """Let the lease expire as if the machine were frozen. Return the callback that reports it."""
+        """Expire a lease, as if the machine were frozen, returning its callback."""
         _, _, lost = self.shared.leases.pop(context_id)
         return lost
 
 
 class Machine:
-    """Machine with a tool that takes a minute and a tool that asks before paying."""
+    """Simulated machine with a slow tool and an approval tool."""
 
     def __init__(self, shared: SharedState) -> None:
         self.log = MachineLog(shared)

@@ -41,7 +41,7 @@ async def outcome(agent: Agent[None, str]) -> str:
     try:
         await agent.run("Hello")
     except RunError as error:
-        has_hint = "no file descriptor left" in str(error) and "ulimit -n" in str(error)
+        has_hint = "out of file descriptors" in str(error) and "ulimit -n" in str(error)
         info = error.result.error
         return f"{error.code} {info is not None and info.retryable} {has_hint}"
     return "answered"
@@ -58,7 +58,7 @@ async def main(url: str, transport: Any, folder: str) -> None:
     await model.aclose()
     await log.aclose()
     before = count_descriptors()
-    # Open the log before the runs start, as a service does.
+    # Open the log before starting runs, as in a service.
     await Agent(ScriptedModel("Hi."), log=log).run("Hello")
     await log.list_runs()
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
@@ -78,7 +78,7 @@ async def main(url: str, transport: Any, folder: str) -> None:
     try:
         await reading
     except EventLogError as error:
-        report["no file"] = [error.retryable, "no file descriptor left" in str(error)]
+        report["no file"] = [error.retryable, "out of file descriptors" in str(error)]
     waiting = asyncio.create_task(Agent(ScriptedModel("Hi."), log=log).run("Hello").result())
     done, _ = await asyncio.wait([waiting], timeout=0.5)
     report["waits"] = not done

@@ -1,4 +1,4 @@
-"""Processes that serve one log and can be killed."""
+"""Server processes that share a log and can be killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REPLICA = Path(__file__).parents[1] / "server_programs/replica.py"
 
 
 class Replica:
-    """Process that serves a log, and its client."""
+    """Server process and client."""
 
     def __init__(self, process: asyncio.subprocess.Process, client: Client, url: str) -> None:
         self.process, self.client, self.url = process, client, url

@@ -41,8 +41,11 @@ def mcp_program(name: str) -> Path:
 CLIENTS = Path(os.environ.get("RXLOOP_CLIENTS") or Path.home() / ".cache/rxloop/clients")
 """Folder of the official protocol clients installed by `scripts/clients`."""
 
+COPILOTKIT = CLIENTS / "copilotkit"
+"""Folder of CopilotKit with the older AG-UI client that it uses."""
+
 A2A_TCK = Path(os.environ.get("RXLOOP_A2A_TCK") or Path.home() / ".cache/rxloop/a2a-tck")
-"""Checkout of the official A2A tests, branch 1.0-dev of a2aproject/a2a-tck, with its environment in `venv`."""
+"""Checkout of a2aproject/a2a-tck (branch 1.0-dev), including its environment in `venv`."""
 
 NODE = shutil.which("node")
 
@@ -51,7 +54,7 @@ SERVICES: dict[str, tuple[Callable[[], bool], str]] = {
     "mermaid": (lambda: mermaid_file().is_file(), "there is no Mermaid (npm install --global mermaid@11)"),
     "mcp-servers": (
         lambda: mcp_program("mcp-server-everything").exists() and mcp_program("mcp-server-time").exists(),
-        "there are no MCP servers of others (scripts/mcp-servers)",
+        "there are no third-party MCP servers (scripts/mcp-servers)",
     ),
     "mcp-conformance": (
         lambda: mcp_program("conformance").exists() and mcp_program("node").exists(),
@@ -68,7 +71,7 @@ SERVICES: dict[str, tuple[Callable[[], bool], str]] = {
     "small-disks": (disks.is_supported, "no small disk can be mounted: it takes root, and mount"),
     "postgres": (postgres.is_available, "there is no PostgreSQL (Debian: apt-get install postgresql)"),
     "node-clients": (
-        lambda: NODE is not None and (CLIENTS / ".installed").is_file(),
+        lambda: NODE is not None and all((each / ".installed").is_file() for each in (CLIENTS, COPILOTKIT)),
         "there is no node with the official clients of the server's protocols (scripts/clients)",
     ),
 }
@@ -94,7 +97,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Report the number of tests that ran for each service."""
+    """Report how many tests ran per service."""
     if _ran:
         counts = ", ".join(f"{name} {count}" for name, count in sorted(_ran.items()))
         terminalreporter.write_line(f"tests of services that ran: {counts}")

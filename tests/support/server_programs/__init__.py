@@ -1,1 +1,1 @@
-"""Agents and servers for other processes."""
+"""Test agents and servers that run in separate processes."""

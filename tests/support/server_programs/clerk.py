@@ -22,15 +22,15 @@ GRACE = float(os.environ.get("GRACE", "0.3"))
 
 @tool(approve=True)
 async def pay(amount: int) -> str:
-    """Pay somebody."""
+    """Pay an amount."""
     return f"paid {amount}"
 
 
 @tool(idempotent=True)
 async def hold(ctx: RunContext[Any]) -> str:
-    """Wait until a file is there."""
+    """Wait for a file."""
     ctx.progress("begun")
-    while not Path("go").exists():  # noqa: ASYNC110 (nobody tells when it is so)
+    while not Path("go").exists():  # noqa: ASYNC110 (there is no event for it)
         await asyncio.sleep(0.01)
     return "held"
 
@@ -57,7 +57,7 @@ async def main(port: str) -> None:
     config = Config()
     config.bind = [f"127.0.0.1:{port}"]
     shutdown = Shutdown(app, seconds=GRACE)
-    await serve(app, config, shutdown_trigger=shutdown.signalled)
+    await serve(app, config, shutdown_trigger=shutdown.run_on_signal)
 
 
 if __name__ == "__main__":

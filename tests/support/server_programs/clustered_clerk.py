@@ -21,7 +21,7 @@ from rxloop.testing import ScriptedModel, call, frames
 
 @tool(approve=True)
 async def pay(amount: int) -> str:
-    """Pay somebody."""
+    """Pay an amount."""
     return f"paid {amount}"
 
 
@@ -73,5 +73,5 @@ class _Model(ScriptedModel):
 
 
 def agents() -> dict[str, Agent[None, str]]:
-    """Create the agents of a process."""
+    """Create this process's agents."""
     return {"clerk": Agent(_Model(*[_answer] * 10_000), tools=[pay, look], thoughts=False)}

@@ -15,7 +15,7 @@ from rxloop.testing import ScriptedModel, call, frames
 
 @tool(approve=True)
 async def pay(amount: int) -> str:
-    """Pay somebody."""
+    """Pay an amount."""
     return f"paid {amount}"
 
 

@@ -1,1 +1,1 @@
-"""Requests and responses of the vendor APIs."""
+"""Vendor requests and responses."""

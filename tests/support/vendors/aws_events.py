@@ -13,20 +13,22 @@ NONE: Mapping[str, str] = MappingProxyType({})
 
 def message(payload: bytes, headers: Mapping[str, str] = NONE, *, extra: bytes = b"") -> bytes:
     """Return a message with string headers and optional raw headers."""
-    named = b"".join(header(name, 7, len(value).to_bytes(2, "big") + value.encode()) for name, value in headers.items())
-    named += extra
-    begun = prelude(len(named) + len(payload) + 16, len(named)) + named + payload
-    return begun + crc32(begun).to_bytes(4, "big")
+    encoded = b"".join(
+        header(name, 7, len(value).to_bytes(2, "big") + value.encode()) for name, value in headers.items()
+    )
+    encoded += extra
+    unsigned = prelude(len(encoded) + len(payload) + 16, len(encoded)) + encoded + payload
+    return unsigned + crc32(unsigned).to_bytes(4, "big")
 
 
 def prelude(total: int, headers: int) -> bytes:
-    """Return the prelude: the length of the message and of its headers."""
+    """Encode a prelude from the lengths of a message and its headers."""
     lengths = struct.pack(">II", total, headers)
     return lengths + crc32(lengths).to_bytes(4, "big")
 
 
 def header(name: str, kind: int, value: bytes = b"") -> bytes:
-    """Return a header of any type."""
+    """Encode a header."""
     return bytes([len(name)]) + name.encode() + bytes([kind]) + value
 
 

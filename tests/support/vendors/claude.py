@@ -49,7 +49,7 @@ def make_codec(model: str = MODEL, *, stream: bool = True, **options: Any) -> An
 def encode(
     request: ModelRequest | Sequence[Message], codec: AnthropicCodec | None = None, model: str = MODEL
 ) -> EncodedRequest:
-    """Encode a request and check it against the SDK's types and the rules of the API."""
+    """Encode a request, validating it with the SDK's types and the API rules."""
     if not isinstance(request, ModelRequest):
         request = ModelRequest(messages=request)
     notices: list[str] = []
@@ -60,7 +60,7 @@ def encode(
 
 
 def check_request(body: Json) -> None:
-    """Check a request body against the SDK's types and the rules that the types lack."""
+    """Validate a request body, including rules not covered by the SDK's types."""
     params = MessageCreateParamsStreaming if body["stream"] else MessageCreateParamsNonStreaming
     assert find_mismatch({name: value for name, value in body.items() if name not in _SAMPLING}, params) is None
     messages = body["messages"]
@@ -127,31 +127,31 @@ def read_answer(*events: Json | bytes, whole: bool = False) -> StreamResult:
 
 
 def start(**usage: int) -> Json:
-    """Return the first event of a response."""
+    """Create the first event of a response."""
     return {"type": "message_start", "message": {"role": "assistant", "content": [], "usage": usage}}
 
 
 def block(index: int, content: Json, *deltas: Json, stop: bool = True) -> list[Json]:
-    """Return the events of a content block."""
+    """Create the events of a content block."""
     events: list[Json] = [{"type": "content_block_start", "index": index, "content_block": content}]
     events += [{"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas]
     return [*events, {"type": "content_block_stop", "index": index}] if stop else events
 
 
 def text(index: int, *pieces: str, **content: Any) -> list[Json]:
-    """Return the events of a text block."""
+    """Create the events of a text block."""
     deltas = [{"type": "text_delta", "text": piece} for piece in pieces]
     return block(index, {"type": "text", "text": "", **content}, *deltas)
 
 
 def call(index: int, call_id: str, name: str, *fragments: str, **content: Any) -> list[Json]:
-    """Return the events of a tool call."""
+    """Create the events of a tool call."""
     deltas = [{"type": "input_json_delta", "partial_json": fragment} for fragment in fragments]
     return block(index, {"type": "tool_use", "id": call_id, "name": name, "input": {}, **content}, *deltas)
 
 
 def end(reason: str = "end_turn", **usage: Any) -> list[Json]:
-    """Return the last events of a response."""
+    """Create the final events of a response."""
     delta = {"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": None}, "usage": usage}
     return [delta, {"type": "message_stop"}]
 

@@ -1,4 +1,4 @@
-"""Minimal codec for tests of the layers below the codecs."""
+"""Minimal codec for testing the transport."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rxloop.providers.error_responses import from_error_object
 
 
 class EchoReader(JSONReader):
-    """Reader of events with text, an error or the end."""
+    """Reader of text, errors and end markers."""
 
     accepts_arrays = True
 
     def read_event(self, event: dict[str, Any]) -> None:
         if "error" in event:
-            raise from_error_object(event, self.draft.where)
+            raise from_error_object(event, self.draft.endpoint)
         if "text" in event:
             self.draft.write(event["text"])
         if "stop" in event:

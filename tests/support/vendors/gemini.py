@@ -77,7 +77,7 @@ def encode_contents(
 
 
 def read_events(*chunks: Any, end: bool = True) -> list[Event]:
-    """Read the chunks of a response."""
+    """Parse response chunks."""
     pushed: list[Event] = []
     reader = GeminiReader(MessageDraft(pushed.append, "1", WHERE), "google_gemini")
     reader.feed([orjson.dumps(chunk) for chunk in chunks])

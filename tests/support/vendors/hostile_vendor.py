@@ -62,7 +62,7 @@ def forever(piece: bytes, *, first: bytes = STREAM, seconds: float = 0) -> Piece
 
 
 def bomb(compressor: Any, encoding: bytes, kind: bytes = b"text/event-stream") -> Pieces:
-    """Yield a response of some hundred kilobytes that decompresses to hundreds of megabytes."""
+    """Yield a small response that decompresses to hundreds of megabytes."""
     yield HEAD.replace(b"text/event-stream", kind) + b"content-encoding: " + encoding + b"\r\n\r\n"
     yield compressor.compress(b'data: {"choices": [{"delta": {"content": "')
     for _ in range(300):
@@ -213,7 +213,7 @@ ATTACKS: dict[str, Callable[[], Pieces]] = {
     "no messages of AWS": lambda: forever(b"data: x\n\n", first=AWS),
 }
 OTHER_FRAMES = ("in an array", "of AWS")
-"""Parts of the names of attacks that do not use server-sent events."""
+"""Name fragments of attacks without server-sent events."""
 for number, bad in enumerate(
     (
         b"{", b"}", b"nul", b"NaN", b'{"choices": NaN}', b"1e999", b"-", b'"', b'"\\ud800"', b'{"a":1,}', b"'a'",
@@ -225,7 +225,7 @@ for number, bad in enumerate(
 
 
 def serve(port: Any) -> None:
-    """Answer each request with the attack that its path selects."""
+    """Respond with the attack selected by the path."""
     names = list(ATTACKS)
     with socket.create_server(("127.0.0.1", 0), backlog=50) as listener:
         port.send(listener.getsockname()[1])
@@ -244,15 +244,15 @@ def _answer(connection: socket.socket, names: list[str]) -> None:
 
 
 REFERENCE = 0.006
-"""CPU seconds of `_work` on the machine for which the test limits were chosen."""
+"""CPU seconds of `_work` on the reference machine."""
 
 
 def _work() -> float:
     """Measure the CPU seconds of a fixed amount of work, to detect the current speed of the machine."""
-    begun, total = time.thread_time(), 0
+    start, total = time.thread_time(), 0
     for number in range(100_000):
         total += number & 7
-    return time.thread_time() - begun
+    return time.thread_time() - start
 
 
 class LoopMonitor:
@@ -289,7 +289,7 @@ def _forget_peak() -> None:
 
 
 async def await_failure(source: Observable[Event]) -> Exception | None:
-    """Wait until a response ends and return its error. Discard the events."""
+    """Read a response to its end, returning its error."""
     end: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
     source.subscribe(lambda _: None, end.set_result, lambda: end.set_result(None))
     async with asyncio.timeout(60):
@@ -297,7 +297,7 @@ async def await_failure(source: Observable[Event]) -> Exception | None:
 
 
 async def measure(kind: str, number: int, port: int, transport: Any, bounds: Bounds) -> dict[str, Any]:
-    """Measure the effect of one attack."""
+    """Measure an attack."""
     wire = EchoCodec if any(words in kind for words in OTHER_FRAMES) else ChatCodec
     model = http_model(
         "m",
@@ -313,15 +313,15 @@ async def measure(kind: str, number: int, port: int, transport: Any, bounds: Bou
         stream="not streamed" not in kind,
         bounds=bounds,
     )
-    heart = LoopMonitor()
-    beating = asyncio.create_task(heart.beat())
+    monitor = LoopMonitor()
+    monitoring = asyncio.create_task(monitor.beat())
     await asyncio.sleep(0.01)
     _forget_peak()
-    before, begun = _peak(), time.perf_counter()
+    before, start = _peak(), time.perf_counter()
     error = await await_failure(model.call(REQUEST))
     await asyncio.sleep(0.005)
-    seconds, peak = time.perf_counter() - begun, _peak() - before
-    beating.cancel()
+    seconds, peak = time.perf_counter() - start, _peak() - before
+    monitoring.cancel()
     await model.aclose()
     return {
         "kind": kind,
@@ -329,7 +329,7 @@ async def measure(kind: str, number: int, port: int, transport: Any, bounds: Bou
         "message": str(error),
         "seconds": round(seconds, 2),
         "megabytes": round(peak / 1024, 1),
-        "milliseconds": round(1000 * heart.longest, 1),
+        "milliseconds": round(1000 * monitor.longest, 1),
     }
 
 
@@ -343,7 +343,7 @@ async def _main(transport: str, port: int, kinds: list[str], bounds: Bounds) -> 
 
 
 def main(transport: str, pattern: str = "", bounds: Bounds = SMALLER) -> None:
-    """Run all attacks whose names match a pattern."""
+    """Run all attacks matching a pattern."""
     ours, theirs = get_context("spawn").Pipe()
     vendor = get_context("spawn").Process(target=serve, args=(theirs,), daemon=True)
     vendor.start()

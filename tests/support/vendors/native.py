@@ -38,7 +38,7 @@ class NativeApi:
     make: Make
     """Factory of the provider for an exchange."""
     read: Callable[[dict[str, Any]], SdkAnswer]
-    """Function that reads an exchange of the oracle."""
+    """Parser of recorded exchanges."""
     expected_differences: Mapping[str, str] = field(default_factory=dict[str, str])
     """Reasons for intended differences, by recording, number of the exchange and field, separated by slashes."""
 
@@ -108,7 +108,7 @@ def read_responses(expected: dict[str, Any]) -> SdkAnswer:
     read, written = usage.get("input_tokens_details") or {}, usage.get("output_tokens_details") or {}
     incomplete = expected.get("incomplete") or {}
     return SdkAnswer(
-        # The provider returns a refusal as text.
+        # The provider converts a refusal to text.
         text=expected["text"] or expected["refusal"] or "",
         reasoning=expected["reasoning"] or "",
         calls=[(call_id, name, orjson.loads(arguments)) for call_id, name, arguments in expected["tool_calls"]],
@@ -153,4 +153,4 @@ NATIVE: dict[str, NativeApi] = {
     ),
     "msgs": NativeApi(api="msgs", make=make_messages, read=read_messages),
 }
-"""Native APIs by their name in the recordings."""
+"""Native APIs by recording name."""

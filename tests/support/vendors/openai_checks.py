@@ -41,7 +41,7 @@ def _check_fields(value: Any, place: str) -> None:
 
 
 def check_event(event: Json) -> Any:
-    """Validate an event of a response."""
+    """Validate a response event."""
     return check(_EVENTS[event["type"]], event)
 
 
@@ -69,14 +69,14 @@ def check_stream(events: Sequence[Json]) -> Json:
         elif index is not None:
             assert open_items[index] == event["item_id"]
         assert (event["type"] in _ENDS) == (number == len(events) - 1), event
-    assert not open_items, "what has begun has to end"
+    assert not open_items, "all items must be complete"
     assert events[0]["type"] == "response.created"
     check_response(events[-1]["response"])
     return events[-1]["response"]
 
 
 def response_text(response: Json) -> str:
-    """Return the text of a response, like `output_text`."""
+    """Return a response's text, like `output_text`."""
     parts = [part for item in response["output"] if item["type"] == "message" for part in item["content"]]
     return "".join(part["text"] for part in parts)
 

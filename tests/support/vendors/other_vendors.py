@@ -1,4 +1,4 @@
-"""Vendors that continue a conversation, and checks of the requests to each."""
+"""Request validation for vendors that continue conversations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class OtherVendor:
         return wire
 
 
-def _check_chat_with(*extensions: str) -> Callable[[dict[str, Any]], None]:
+def _make_chat_check(*extensions: str) -> Callable[[dict[str, Any]], None]:
     return partial(check_chat, extensions=extensions, id_length=200)
 
 
@@ -52,9 +52,9 @@ OTHER_VENDORS = {
     "gpt that does not reason": OtherVendor(ResponsesCodec, "gpt-4o", "openai_responses", check_responses),
     "openai chat": OtherVendor(ChatCodec, "gpt-4o", "openai", check_chat),
     "mistral": OtherVendor(ChatCodec, "m", "mistral", partial(check_chat, short_ids=True)),
-    "deepseek": OtherVendor(ChatCodec, "m", "deepseek", _check_chat_with("reasoning_content")),
-    "google chat": OtherVendor(ChatCodec, "m", "google_chat", _check_chat_with("extra_content")),
-    "openrouter": OtherVendor(ChatCodec, "m", "openrouter", _check_chat_with("reasoning_details")),
+    "deepseek": OtherVendor(ChatCodec, "m", "deepseek", _make_chat_check("reasoning_content")),
+    "google chat": OtherVendor(ChatCodec, "m", "google_chat", _make_chat_check("extra_content")),
+    "openrouter": OtherVendor(ChatCodec, "m", "openrouter", _make_chat_check("reasoning_details")),
 }
 
 

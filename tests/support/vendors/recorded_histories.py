@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 
 async def read_history(name: str) -> list[Message]:
-    """Return the messages of a recorded conversation, without error responses."""
+    """Return a recorded conversation's messages, excluding error responses."""
     conversation = recording(name)
     api = _API[conversation["api"]]
     make: Make = make_chat if api == "chat" else NATIVE[api].make
@@ -42,7 +42,7 @@ _API = {"openai-chat": "chat", "anthropic-messages": "msgs", "google-generate": 
 
 
 def _match_results(said: list[Message], history: list[Message]) -> list[Message]:
-    """Return the messages with results that refer to our call ids, because some vendors have no ids."""
+    """Return messages whose results use generated call ids, because some vendors have no ids."""
     calls = [call.id for call in history[-1].tool_calls] if history and history[-1].role == "assistant" else []
     results = [message for message in said if message.role == "tool"]
     if len(results) != len(calls) or any(message.tool_call_id in calls for message in results):

@@ -39,7 +39,7 @@ def recording(name: str) -> Any:
 
 
 def oracle(name: str) -> list[dict[str, Any]]:
-    """Return each exchange of a conversation as read by the vendor's SDK."""
+    """Parse each recorded exchange with the vendor's SDK."""
     return _load(CORPUS / "oracle" / f"{name}.json")["exchanges"]
 
 
@@ -63,12 +63,12 @@ def _load(path: Path) -> Any:
 
 
 def body(exchange: Any) -> bytes:
-    """Return the bytes of a recorded response."""
+    """Read a recorded response."""
     return _replay.body_of(exchange["response"])
 
 
 def outline(request: Any) -> Any:
-    """Return the roles, calls and results of the messages in a request."""
+    """Return roles, calls and results from a request."""
     return _replay.roles(request)
 
 

@@ -1,4 +1,4 @@
-"""Variants for replaying a recorded response: one chosen by its name, or all."""
+"""Variants for replaying recorded responses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LARGE = 20_000
 
 
 def replay_variants(conversation: Any, number: int) -> list[tuple[str, str]]:
-    """Return the modes and shapes in which to replay an exchange."""
+    """List the modes and shapes for replaying an exchange."""
     exchange = conversation["exchanges"][number]
     if not exchange["stream"] or exchange["response"]["status"] >= 400:
         return [("whole", "as recorded")]

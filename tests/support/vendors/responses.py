@@ -1,4 +1,4 @@
-"""Requests and responses of the Responses API, without a network."""
+"""Offline requests and responses of the Responses API."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make_codec(
 def read_events(
     answer: bytes | list[dict[str, Any]], codec: ResponsesCodec | None = None, bounds: Bounds = DEFAULT_BOUNDS
 ) -> list[Event]:
-    """Read a whole response (JSON) or the events of a stream."""
+    """Parse a JSON response or stream."""
     events: list[Event] = []
     reader = (codec or make_codec()).make_reader(MessageDraft(events.append, "1", WHERE, bounds=bounds))
     assert isinstance(reader, ResponsesReader)
@@ -62,9 +62,9 @@ def encode(
     """Return the body of a request. Notices about omitted content are added to the list."""
     if isinstance(request, list):
         request = ModelRequest(messages=request)
-    told = [] if notices is None else notices
+    reported = [] if notices is None else notices
     return cast(
-        "dict[str, Any]", json.loads((codec or make_codec()).encode(request, lambda code, what: told.append(what)))
+        "dict[str, Any]", json.loads((codec or make_codec()).encode(request, lambda code, what: reported.append(what)))
     )
 
 
@@ -74,7 +74,7 @@ def response(*output: dict[str, Any], **fields: Any) -> bytes:
 
 
 def completed_event(*output: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """Return the last event of a stream."""
+    """Create a stream's final event."""
     return {"type": "response.completed", "response": orjson.loads(response(*output, **fields))}
 
 
@@ -108,25 +108,25 @@ def reasoning(*summary: str, number: int = 1, **fields: Any) -> dict[str, Any]:
 
 
 def call(name: str, arguments: str, number: int = 1, **fields: Any) -> dict[str, Any]:
-    """Return a call item of one of our tools."""
+    """Create a call item for a test tool."""
     item = {"type": "function_call", "id": f"fc_{number}", "call_id": f"call_{number}", "status": "completed"}
     return {**item, "name": name, "arguments": arguments, **fields}
 
 
 def item_added(item: dict[str, Any], index: int = 0) -> dict[str, Any]:
-    """Return the event that starts an item."""
+    """Create an item's start event."""
     empty = {"content": [], "summary": [], "arguments": ""}
     started_item = {name: empty.get(name, value) for name, value in item.items()} | {"status": "in_progress"}
     return {"type": "response.output_item.added", "output_index": index, "item": started_item}
 
 
 def item_done(item: dict[str, Any], index: int = 0) -> dict[str, Any]:
-    """Return the event that completes an item."""
+    """Create an item's completion event."""
     return {"type": "response.output_item.done", "output_index": index, "item": item}
 
 
 def item_delta(kind: str, delta: str, item: dict[str, Any], index: int = 0, part: int = 0) -> dict[str, Any]:
-    """Return an event with a piece of an item."""
+    """Create a delta event."""
     number = {"summary_index": part} if "summary" in kind else {"content_index": part}
     event = {"type": f"response.{kind}.delta", "item_id": item["id"], "output_index": index, "delta": delta}
     return {**event, **number}

@@ -27,7 +27,7 @@ GEMINI_KEYWORDS = {
 
 
 def iterate_schemas(schema: Json) -> Iterator[Json]:
-    """Yield a schema and all of its subschemas."""
+    """Iterate over a schema and its subschemas."""
     yield schema
     inner: list[Any] = []
     for key in _NAMED:
@@ -41,7 +41,7 @@ def iterate_schemas(schema: Json) -> Iterator[Json]:
 
 
 def property_names(schema: Any) -> set[str]:
-    """Return the names of all properties in a schema, even if it is malformed."""
+    """List property names, including those in malformed schemas."""
     if isinstance(schema, list):
         return {name for part in schema for name in property_names(part)}
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""Streams split into pieces, as read from a socket."""
+"""Streams split into socket reads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def split_bytes(stream: bytes) -> list[bytes]:
 
 
 def decode_pieces(decoder: Decoder, pieces: Sequence[bytes]) -> tuple[list[bytes], str | None]:
-    """Return the payloads of a stream and the error message, if any."""
+    """Parse a stream into payloads and an optional error message."""
     found: list[bytes] = []
     try:
         for piece in pieces:

@@ -64,7 +64,7 @@ def _find_union_mismatch(value: Any, variants: tuple[Any, ...], place: str) -> s
         if (bad := find_mismatch(value, each, place)) is None:
             return None
         found.append(bad)
-    # Prefer the mismatch of the variant with the same `type`.
+    # Prefer the error of the variant with a matching `type`.
     same = [
         bad
         for bad, each in zip(found, variants, strict=True)
@@ -84,7 +84,7 @@ def _find_dict_mismatch(value: Any, wanted: Any, place: str) -> str | None:
         return f"{place} has {sorted(unknown)}, which {wanted.__name__} has not"
     if missing := wanted.__required_keys__ - value.keys():
         return f"{place} has no {sorted(missing)}"
-    # Check the discriminator first, because it excludes most variants of a union.
+    # Checking the discriminator first excludes most variants.
     names = [
         *(name for name in _TAGS if name in value),
         *(name for name in value if name not in _TAGS),
@@ -95,5 +95,5 @@ def _find_dict_mismatch(value: Any, wanted: Any, place: str) -> str | None:
 
 @cache
 def _hints(wanted: Any) -> dict[str, Any]:
-    # Evaluating the hints takes longer than the validation.
+    # Cached because evaluating hints is slower than validation.
     return get_type_hints(wanted, include_extras=True)

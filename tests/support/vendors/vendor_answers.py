@@ -21,7 +21,7 @@ NORMAL = {"chat": "stop", "messages": "end_turn", "gemini": "STOP", "responses":
 
 @dataclass(frozen=True)
 class ModelAnswer:
-    """Answer of a model. The arguments of its calls are strings and may be incomplete."""
+    """Model response, including incomplete call arguments."""
 
     text: str = ""
     calls: Sequence[tuple[str, str]] = ()
@@ -42,7 +42,7 @@ def model(api: str, server: Server, *, stream: bool) -> HTTPModel:
 
 
 def reply(api: str, answer: ModelAnswer, *, stream: bool) -> Reply:
-    """Return the HTTP response of an API."""
+    """Create an HTTP response."""
     payloads = {"chat": _chat, "messages": _messages, "gemini": _gemini, "responses": _responses}[api](answer, stream)
     if stream:
         return Reply(sse(*payloads, done=api == "chat"))
@@ -116,8 +116,8 @@ def _responses(answer: ModelAnswer, stream: bool) -> list[Json]:
     events: list[Json] = []
     for index, item in enumerate(output):
         about: Json = {"output_index": index, "item_id": item["id"]}
-        begun = {**item, "content": []} if "content" in item else {**item, "arguments": ""}
-        events.append({"type": "response.output_item.added", "output_index": index, "item": begun})
+        empty_item = {**item, "content": []} if "content" in item else {**item, "arguments": ""}
+        events.append({"type": "response.output_item.added", "output_index": index, "item": empty_item})
         for part in item.get("content", ()):
             kind = part["type"]
             words = part["refusal" if kind == "refusal" else "text"]
@@ -136,7 +136,7 @@ def _halves(words: str) -> list[str]:
 
 
 def _parse_arguments(arguments: str) -> Any:
-    """Return the arguments as an object, for APIs without incomplete arguments."""
+    """Parse the arguments for APIs that require complete objects."""
     try:
         return orjson.loads(arguments)
     except orjson.JSONDecodeError:

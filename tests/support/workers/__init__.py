@@ -1,1 +1,1 @@
-"""Worker processes and faults in them."""
+"""Worker processes with injected faults."""

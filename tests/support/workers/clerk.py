@@ -17,7 +17,7 @@ ROUNDS = 4
 
 
 class Planner:
-    """Model that calls tools, asks, and then finishes."""
+    """Model that calls tools, asks, and finishes."""
 
     name = "planner"
 
@@ -59,7 +59,7 @@ def clerk(slow: float = 0.4) -> Agent[Any, str]:
 
     @tool(approve=True)
     async def approved(number: int, ctx: RunContext[Any]) -> str:
-        """Pay a bill that somebody approves."""
+        """Pay a bill after approval."""
         await asyncio.sleep(random.random() * slow)
         return f"paid {number}"
 

@@ -19,9 +19,9 @@ import pytest
 from rxloop import Event, PostgresEventLog, RunRecord
 from rxloop.protocol.events import StatusUpdateEvent
 from rxloop.testing.chaos import Chaos
-from rxloop.testing.chaos.checker import Judge
+from rxloop.testing.chaos.checker import Checker
 from rxloop.testing.chaos.processes import Worker
-from rxloop.testing.chaos.report import Witness, seen
+from rxloop.testing.chaos.report import Witness, summarize
 
 LEASE = 2.0
 SLOW_CHAOS = pytest.mark.skipif("RXLOOP_CHAOS_KILLS" not in os.environ, reason="takes long: set RXLOOP_CHAOS_KILLS")
@@ -30,13 +30,13 @@ SLOW_CHAOS = pytest.mark.skipif("RXLOOP_CHAOS_KILLS" not in os.environ, reason="
 @asynccontextmanager
 async def start_cluster(dsn: str, workers: int = 2, *, agent: str = "agent", **options: Any) -> AsyncGenerator[Cluster]:
     """Start workers with an agent of `scripted_agents`. The options are passed to `Chaos`."""
-    given: dict[str, Any] = {"lease": LEASE, "grace": 1, **options}
-    async with Chaos(f"support.workers.scripted_agents:{agent}", dsn, workers=workers, **given) as chaos:
+    settings: dict[str, Any] = {"lease": LEASE, "grace": 1, **options}
+    async with Chaos(f"support.workers.scripted_agents:{agent}", dsn, workers=workers, **settings) as chaos:
         yield Cluster(chaos)
 
 
 class Cluster:
-    """Workers, and a replica that starts runs."""
+    """Workers and a server that starts runs."""
 
     def __init__(self, chaos: Chaos) -> None:
         self.chaos, self.web = chaos, chaos.runtime
@@ -52,16 +52,16 @@ class Cluster:
         return list(await asyncio.gather(*(self.start(prompt) for _ in range(count))))
 
     async def wait_for_event(self, task_id: str, kind: str, attempt: int = 1) -> Event:
-        """Wait for the first event of a kind."""
+        """Wait for an event of a kind."""
         async for event in self.log.follow(task_id, until="end"):
             if event.kind == kind and event.attempt >= attempt:
                 return event
-        raise AssertionError(f"{task_id} came to its end without {kind}")
+        raise AssertionError(f"{task_id} ended without {kind}")
 
     async def owner(self, task_id: str) -> Worker:
-        """Wait until a worker executes the run, and return the last one."""
+        """Wait for a worker to execute the run, returning the latest one."""
         while True:
-            pids = [line["pid"] for line in read_notes(self.folder / "begun") if line["task"] == task_id]
+            pids = [line["pid"] for line in read_notes(self.folder / "attempts") if line["task"] == task_id]
             if pids:
                 return next(worker for worker in self.chaos.workers if worker.pid == pids[-1])
             await asyncio.sleep(0.02)
@@ -74,24 +74,26 @@ class Cluster:
         return list(await asyncio.gather(*map(self.wait_for_end, records)))
 
     async def wait_for_state(self, record: RunRecord, *states: str) -> RunRecord:
-        """Wait until a run is in one of these states."""
+        """Wait for a run to reach a state."""
         while (now := await self.web.get_record(record.task_id)).state not in states:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         return now
 
     async def check(self, records: Iterable[RunRecord]) -> None:
-        """Check that no event of these runs is lost and no effect is repeated."""
-        judge = Judge(self.folder, {})
-        await judge.judge(self.log, [await self._witness(record) for record in records])
-        judge.report.check()
+        """Check runs for lost events and repeated effects."""
+        checker = Checker(self.folder, {})
+        await checker.check(self.log, [await self._witness(record) for record in records])
+        checker.report.check()
 
     async def _witness(self, record: RunRecord) -> Witness:
         """Observe a finished run."""
         events = [event async for event in self.web.follow(record.task_id) if event.durable]
-        return Witness(record.task_id, record.context_id, seen=[seen(event) for event in events], saw_its_end=True)
+        return Witness(
+            record.task_id, record.context_id, received=[summarize(event) for event in events], reached_end=True
+        )
 
     def effects(self, task_id: str) -> list[str]:
-        """Return the executed tools of a run that are not idempotent, in order."""
+        """Return executed tools that are not idempotent, in order."""
         return [line["tool"] for line in read_notes(self.folder / "effects") if line["key"].startswith(task_id)]
 
 

@@ -17,7 +17,7 @@ from support.workers import scripted_agents
 
 
 class DyingQueue(PostgresQueue):
-    """Queue that kills the process instead of enqueueing a job."""
+    """Queue that kills the process on `enqueue`."""
 
     async def enqueue(self, task_id: str, **options: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -20,8 +20,7 @@ from typing_extensions import override
 
 from rxloop import Event, PostgresEventLog, RunRecord, Runtime
 from rxloop.protocol.events import StatusUpdateEvent
-from rxloop.runtime import PostgresQueue
-from rxloop.runtime import executor as _driving
+from rxloop.runtime import PostgresQueue, executor
 from rxloop.runtime import postgres_queue as queues
 from support.workers import faulty_queue
 
@@ -29,12 +28,12 @@ _VARIABLE = "RXLOOP_SABOTAGE"
 
 
 def order_faults(monkeypatch: pytest.MonkeyPatch, folder: Path, **orders: Any) -> Path:
-    """Request faults for all workers that start from now on.
+    """Request faults for new workers.
 
     Args:
         monkeypatch: Reverts the request.
         folder: Folder for the notes of the workers.
-        **orders: `die`, one of the moments below; `patience`, seconds until a job counts as lost; `lie`, URL of a
+        **orders: `die`, one of the moments below; `lost_after`, seconds until a job counts as lost; `lie`, URL of a
         database with a faulty queue; `version`, program version; `clocks`, clock offsets in seconds; `watch`, record
         the scans for lost jobs.
 
@@ -55,23 +54,23 @@ def apply_faults() -> None:
     if moment := orders.get("die"):
         kind, _, which = moment.partition(" ")
         _MOMENTS[kind](which, functools.partial(_first, folder / "died"))
-    if patience := orders.get("patience"):
-        _hurry(patience)
+    if lost_after := orders.get("lost_after"):
+        _shorten_timeouts(lost_after)
     if dsn := orders.get("lie"):
         faulty_queue.replace_queue(dsn, setattr)
     if version := orders.get("version"):
         defaults: Any = Runtime.__init__.__kwdefaults__
         defaults["version"] = version
-    for place, seconds in enumerate(orders.get("clocks", ())):
-        if _first(folder / f"clock-{place}"):
+    for index, seconds in enumerate(orders.get("clocks", ())):
+        if _first(folder / f"clock-{index}"):
             set_clock(seconds, setattr)
             break
     if orders.get("watch"):
-        _note_looks(folder / "looks")
+        _record_scans(folder / "scans")
 
 
 def _first(marker: Path) -> bool:
-    """Return True in the first worker that asks."""
+    """Return True for the first caller."""
     try:
         marker.touch(exist_ok=False)
     except FileExistsError:
@@ -87,29 +86,29 @@ def _die_when_committed(kind: str, first: Callable[[], bool]) -> None:
     """Die directly after an event is committed, before this process can use it."""
     append = PostgresEventLog.append
 
-    async def committed(self: Any, task_id: str, events: Sequence[Event], **options: Any) -> None:
-        place = next((place for place, event in enumerate(events) if _is(event, kind)), None)
-        if place is not None and first():
-            await append(self, task_id, events[: place + 1], **options)
+    async def append_and_die(self: Any, task_id: str, events: Sequence[Event], **options: Any) -> None:
+        index = next((index for index, event in enumerate(events) if _is(event, kind)), None)
+        if index is not None and first():
+            await append(self, task_id, events[: index + 1], **options)
             _die()
         await append(self, task_id, events, **options)
 
-    PostgresEventLog.append = committed
+    PostgresEventLog.append = append_and_die
 
 
-def _die_settled(_: str, first: Callable[[], bool]) -> None:
+def _die_when_executed(_: str, first: Callable[[], bool]) -> None:
     """Die when a run is idle but its job is not acknowledged."""
     serve = PostgresQueue.serve
 
-    async def served(self: Any, settle: Callable[[str], Awaitable[None]], **options: Any) -> None:
-        async def settled(task_id: str) -> None:
-            await settle(task_id)
+    async def serve_and_die(self: Any, execute: Callable[[str], Awaitable[None]], **options: Any) -> None:
+        async def execute_and_die(task_id: str) -> None:
+            await execute(task_id)
             if first():
                 _die()
 
-        await serve(self, settled, **options)
+        await serve(self, execute_and_die, **options)
 
-    PostgresQueue.serve = served
+    PostgresQueue.serve = serve_and_die
 
 
 def _is(event: Event, kind: str) -> bool:
@@ -118,31 +117,31 @@ def _is(event: Event, kind: str) -> bool:
     return event.kind == kind
 
 
-_MOMENTS = {"committed": _die_when_committed, "settled": _die_settled}
+_MOMENTS = {"committed": _die_when_committed, "executed": _die_when_executed}
 
 
-def _hurry(patience: float) -> None:
+def _shorten_timeouts(lost_after: float) -> None:
     """Shorten the time until jobs count as lost and workers as dead."""
-    _driving._LOST_AFTER = _driving._SEARCH_INTERVAL = patience
-    queues._STALLED, queues._HEARTBEAT = patience, patience / 4
+    executor._LOST_AFTER = executor._SEARCH_INTERVAL = lost_after
+    queues._STALLED_AFTER, queues._HEARTBEAT = lost_after, lost_after / 4
 
 
-def _note_looks(file: Path) -> None:
-    """Record each scan for orphaned runs and each job that it enqueues."""
-    looks = 0
-    orphans, ring = PostgresEventLog.list_orphaned, PostgresQueue.enqueue
+def _record_scans(file: Path) -> None:
+    """Count scans for orphaned runs, and record the enqueued jobs."""
+    scans = 0
+    orphans, enqueue = PostgresEventLog.list_orphaned, PostgresQueue.enqueue
 
-    async def looked(self: Any, **options: Any) -> Sequence[RunRecord]:
-        nonlocal looks
-        looks += 1
+    async def list_and_count(self: Any, **options: Any) -> Sequence[RunRecord]:
+        nonlocal scans
+        scans += 1
         return await orphans(self, **options)
 
-    async def rung(self: Any, task_id: str, **options: Any) -> None:
+    async def enqueue_and_record(self: Any, task_id: str, **options: Any) -> None:
         with file.open("ab", buffering=0) as end:
-            end.write(json.dumps({"worker": os.getpid(), "look": looks, "task": task_id}).encode() + b"\n")
-        await ring(self, task_id, **options)
+            end.write(json.dumps({"worker": os.getpid(), "scan": scans, "task": task_id}).encode() + b"\n")
+        await enqueue(self, task_id, **options)
 
-    PostgresEventLog.list_orphaned, PostgresQueue.enqueue = looked, rung
+    PostgresEventLog.list_orphaned, PostgresQueue.enqueue = list_and_count, enqueue_and_record
 
 
 def set_clock(seconds: float, replace: Callable[[Any, str, Any], None]) -> None:

@@ -33,32 +33,32 @@ class FaultyQueue:
     def __init__(self, dsn: str, waiting: int = 0) -> None:
         """Create a queue that always reports `waiting` pending jobs."""
         self._dsn, self._waiting = dsn, waiting
-        self._dice = random.Random()
-        self._answering: set[asyncio.Task[None]] = set()
+        self._rng = random.Random()
+        self._executing: set[asyncio.Task[None]] = set()
 
     async def enqueue(self, task_id: str, **_: Any) -> None:
-        if self._dice.random() < 0.3:
+        if self._rng.random() < 0.3:
             return
-        if self._dice.random() < 0.1:
-            raise OSError("the queue is out of order")
-        await self._one(_RING, task_id, self._dice.choice((1, 1, 2)))
+        if self._rng.random() < 0.1:
+            raise OSError("queue unavailable")
+        await self._fetch_value(_RING, task_id, self._rng.choice((1, 1, 2)))
 
-    async def serve(self, settle: Execute, *, concurrency: int, **options: Any) -> None:
+    async def serve(self, execute: Execute, *, concurrency: int, **options: Any) -> None:
         try:
-            for _ in range(self._dice.randint(20, 100)):
+            for _ in range(self._rng.randint(20, 100)):
                 await asyncio.sleep(0.03)
-                told = await self._one(self._dice.choice((_TAKE, _TAKE, _KEEP)))
-                if self._dice.random() < 0.1:
-                    told = await self._invented()
-                if told is not None:
-                    task = asyncio.create_task(self._answer(settle, told))
-                    self._answering.add(task)
-                    task.add_done_callback(self._answering.discard)
+                job = await self._fetch_value(self._rng.choice((_TAKE, _TAKE, _KEEP)))
+                if self._rng.random() < 0.1:
+                    job = await self._pick_run()
+                if job is not None:
+                    task = asyncio.create_task(self._execute(execute, job))
+                    self._executing.add(task)
+                    task.add_done_callback(self._executing.discard)
         except asyncio.CancelledError:
-            for task in self._answering:
+            for task in self._executing:
                 task.cancel()
             raise
-        raise OSError("the queue is out of order")
+        raise OSError("queue unavailable")
 
     async def waiting(self, version: str | None = None) -> int:
         return self._waiting
@@ -66,16 +66,16 @@ class FaultyQueue:
     async def aclose(self) -> None:
         """Do nothing."""
 
-    async def _invented(self) -> str | None:
-        """Return an unknown run id or a random run that has no job."""
-        return str(uuid.uuid4()) if self._dice.random() < 0.3 else await self._one(_KNOWN)
+    async def _pick_run(self) -> str | None:
+        """Return an unknown or random run id."""
+        return str(uuid.uuid4()) if self._rng.random() < 0.3 else await self._fetch_value(_KNOWN)
 
-    async def _answer(self, settle: Execute, task_id: str) -> None:
+    async def _execute(self, execute: Execute, task_id: str) -> None:
         # Failures are dropped and not retried.
         with suppress(Exception):
-            await settle(task_id)
+            await execute(task_id)
 
-    async def _one(self, query: str, *values: Any) -> Any:
+    async def _fetch_value(self, query: str, *values: Any) -> Any:
         async with await psycopg.AsyncConnection.connect(self._dsn, autocommit=True) as connection:
             cursor = await connection.execute(query.encode(), values)
             row = await cursor.fetchone() if cursor.description else None

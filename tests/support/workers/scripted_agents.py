@@ -1,4 +1,4 @@
-"""Agents that follow instructions in the prompt. Their tools are slow, ask or kill the process."""
+"""Agents controlled by their prompt, with tools that are slow, ask, or kill the process."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def _message(messages: list[Message]) -> ContentCompleteEvent:
 
 @tool
 async def pay(ctx: RunContext[Any]) -> str:
-    """Pay, which nobody may do twice."""
+    """Pay. The call is not idempotent."""
     return "paid"
 
 
 @tool
 async def pay_slowly(value: str) -> str:
-    """Pay, which takes so many seconds, and which nobody may do twice."""
+    """Pay after a number of seconds. The call is not idempotent."""
     await asyncio.sleep(float(value))
     return "paid"
 
@@ -77,7 +77,7 @@ async def wait(value: str) -> str:
 
 @tool(idempotent=True)
 async def hold(value: str) -> str:
-    """Wait until a file is there."""
+    """Wait for a file."""
     while not Path(value).exists():  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     return "held"
@@ -85,20 +85,20 @@ async def hold(value: str) -> str:
 
 @tool(idempotent=True)
 async def ask(ctx: RunContext[Any]) -> str:
-    """Ask for a number of stars."""
+    """Ask for a rating."""
     return f"{await ctx.ask('How many stars?', answer=int)} stars"
 
 
 @tool(idempotent=True)
 async def die() -> str:
-    """Kill the process, each time."""
+    """Kill the process."""
     os.kill(os.getpid(), signal.SIGKILL)
     return "dead"
 
 
 @tool
 async def pay_and_die(value: str) -> str:
-    """Pay, and kill the process before that is known."""
+    """Pay and kill the process before returning."""
     os.kill(os.getpid(), signal.SIGKILL)
     return "dead"
 
@@ -128,5 +128,5 @@ def agent(attempts: int = 3) -> Agent[Any, str]:
 
 
 def durable_agent() -> Agent[Any, str]:
-    """Return the same agent with more attempts, for tests with many faults."""
+    """Return an agent with a higher limit on attempts, for tests with many faults."""
     return agent(attempts=30)

@@ -6,23 +6,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, Event, ThoughtStreamEvent, ToolStartEvent
+from rxloop.protocol.events import (
+    ContentCompleteEvent,
+    ContentDeltaEvent,
+    Event,
+    SubtaskEvent,
+    ThoughtStreamEvent,
+    ToolStartEvent,
+)
 from rxloop.protocol.messages import ToolCall
 from rxloop.thinking.graph import Edge, ThoughtGraph
 from support.graph_events import message, thought
 
 
-def ids(nodes: Any) -> list[str]:
+def list_ids(nodes: Any) -> list[str]:
     return [node.thought_id if isinstance(node, ThoughtStreamEvent) else node.id for node in nodes]
 
 
-def test_an_edge_leads_from_what_a_thought_is_related_to() -> None:  # L19
+def test_edge_starts_at_the_related_thought_or_call() -> None:  # L19
     graph = ThoughtGraph.of([thought("plan"), message("c1"), thought("step", "plan"), thought("seen", "c1")])
     assert graph.edges == (Edge("plan", "step", "thought"), Edge("c1", "seen", "call"))
-    assert [ids(chain) for chain in graph.chains()] == [["plan", "step"], ["c1", "seen"]]
+    assert [list_ids(chain) for chain in graph.chains()] == [["plan", "step"], ["c1", "seen"]]
 
 
-def test_a_graph_is_a_sequence_of_its_thoughts() -> None:
+def test_graph_is_a_sequence_of_its_thoughts() -> None:
     events = [thought("a"), ContentDeltaEvent(delta="x"), message("c"), thought("b"), thought("c")]
     graph = ThoughtGraph.of(events)
     assert list(graph) == list(graph.thoughts) == [events[0], events[3], events[4]]
@@ -31,13 +38,13 @@ def test_a_graph_is_a_sequence_of_its_thoughts() -> None:
     assert "b" in graph
     assert events[3] in graph
     assert "z" not in graph
-    assert ids(graph.calls) == ["c"]
+    assert list_ids(graph.calls) == ["c"]
     assert repr(graph) == "<ThoughtGraph of 3 thoughts and 1 calls>"
     with pytest.raises(KeyError, match="z"):
         graph["z"]
 
 
-def test_an_empty_graph_works_everywhere() -> None:
+def test_empty_graph_supports_every_operation() -> None:
     graph = ThoughtGraph.of([])
     assert (len(graph), list(graph), graph.edges, graph.calls, graph.chains(), graph.tree()) == (0, [], (), (), [], "")
     assert graph.to_mermaid() == "flowchart TD\n"
@@ -45,13 +52,13 @@ def test_an_empty_graph_works_everywhere() -> None:
     assert orjson.loads(graph.to_json()) == {"nodes": [], "edges": []}
 
 
-def test_an_empty_graph_that_many_begin_with_keeps_nothing_of_them() -> None:
+def test_shared_empty_graph_stays_empty() -> None:
     empty = ThoughtGraph()
     assert len(empty.add(thought("a"))) == 1
     assert empty._store.nodes == []
 
 
-def test_the_tree_shows_thoughts_below_what_they_follow_from_and_calls_below_thoughts() -> None:
+def test_tree_shows_thoughts_and_calls_below_their_sources() -> None:
     events = [
         message("t", "oslo", "bergen"),
         thought("plan", content="Compare\n both in Celsius.", thought_type="planning", step="1", tool_call_id="t"),
@@ -72,11 +79,11 @@ def test_the_tree_shows_thoughts_below_what_they_follow_from_and_calls_below_tho
     assert "x…" in ThoughtGraph.of(events).tree(width=9)
 
 
-def test_a_canceled_message_asked_for_nothing() -> None:
+def test_canceled_message_has_no_calls() -> None:
     assert ThoughtGraph.of([message("c", finish_reason="canceled")]).calls == ()
 
 
-def test_a_call_is_known_from_its_start_where_the_message_is_missing() -> None:
+def test_call_is_taken_from_its_start_event_when_the_message_is_missing() -> None:
     call = ToolCall(id="c", name="weather")
     start = ToolStartEvent(call=call, idempotency_key="k", step="1")
     assert ThoughtGraph.of([start, start]).calls == (call,)
@@ -84,13 +91,13 @@ def test_a_call_is_known_from_its_start_where_the_message_is_missing() -> None:
     assert len(ThoughtGraph.of([message("c", step="0"), start]).calls) == 2
 
 
-def test_a_reference_may_come_before_what_it_names() -> None:
+def test_reference_may_precede_its_target() -> None:
     graph = ThoughtGraph.of([thought("b", "a"), thought("a")])
     assert graph.edges == (("a", "b", "thought"),)
     assert graph.tree() == "thinking a: about a\n└─ thinking b: about b"
 
 
-def test_of_several_things_of_one_id_the_one_that_came_last_before_is_meant() -> None:
+def test_repeated_id_refers_to_its_latest_earlier_use() -> None:
     graph = ThoughtGraph.of([
         thought("x", content="1"), thought("p", "x"), message("x"), thought("q", "x"),
         thought("x", content="2"), thought("r", "x"),
@@ -100,29 +107,29 @@ def test_of_several_things_of_one_id_the_one_that_came_last_before_is_meant() ->
     assert ("1", "about p") in [tuple(getattr(node, "content", "") for node in chain) for chain in graph.chains()]
 
 
-def test_the_call_that_made_a_thought_stands_for_the_thought() -> None:  # L20
+def test_reference_to_a_thinking_call_leads_to_its_thought() -> None:  # L20
     graph = ThoughtGraph.of([message("c1"), thought("a", tool_call_id="c1", step="1"), thought("b", "c1")])
     assert graph.edges == (("a", "b", "thought"),)
     assert graph.tree() == "thinking a: about a\n└─ thinking b: about b"
 
 
-def test_ids_of_vendors_that_use_them_again_lead_to_the_last_call_but_its_own() -> None:
+def test_reused_call_id_does_not_refer_to_the_own_call() -> None:
     graph = ThoughtGraph.of([message("0"), message("0", step="2"), thought("a", "0", tool_call_id="0", step="2")])
     assert graph.edges == (("0", "a", "call"),)
     alone = ThoughtGraph.of([message("0", step="2"), thought("a", "0", tool_call_id="0", step="2")])
     assert (alone.edges, alone.tree()) == ((), "thinking a: about a [refers to itself]")
 
 
-def test_a_thought_that_is_related_to_itself_is_a_root() -> None:
+def test_thought_related_to_itself_is_a_root() -> None:
     graph = ThoughtGraph.of([thought("a", "a")])
-    assert (graph.edges, ids(graph.chains()[0])) == ((), ["a"])
+    assert (graph.edges, list_ids(graph.chains()[0])) == ((), ["a"])
     assert graph.tree() == "thinking a: about a [refers to itself]"
 
 
-def test_a_circle_is_opened_at_the_thought_that_came_first() -> None:
+def test_cycle_starts_at_its_first_thought() -> None:
     graph = ThoughtGraph.of([thought("a", "c"), thought("b", "a"), thought("c", "b"), thought("d", "b")])
     assert len(graph.edges) == 4
-    assert [ids(chain) for chain in graph.chains()] == [["a", "b", "c"], ["a", "b", "d"]]
+    assert [list_ids(chain) for chain in graph.chains()] == [["a", "b", "c"], ["a", "b", "d"]]
     assert graph.tree() == "\n".join([
         "thinking a: about a [circle: c]",
         "└─ thinking b: about b",
@@ -131,9 +138,49 @@ def test_a_circle_is_opened_at_the_thought_that_came_first() -> None:
     ])  # fmt: skip
 
 
-def test_a_thought_that_names_a_call_of_its_own_message_hangs_below_it() -> None:
+def test_thought_may_refer_to_a_call_of_its_own_message() -> None:
     graph = ThoughtGraph.of([message("c1"), thought("a", "c1", step="1")])
     assert graph.tree() == 'weather c1: {"city":"c1"}\n└─ thinking a: about a'
+
+
+def test_nested_run_is_drawn_below_its_call() -> None:
+    started = SubtaskEvent(subtask_id="child", agent_name="buyer", tool_call_id="ask", task_id="parent", step="1")
+    inner = [
+        thought("plan", task_id="child", parent_task_id="parent", step="1"),
+        thought("so", "plan", task_id="child", parent_task_id="parent", step="2"),
+        thought("lost", "gone", task_id="child", parent_task_id="parent", step="3"),
+    ]
+    events = [thought("plan", task_id="parent", step="1"), message("ask", task_id="parent"), started, *inner]
+    graph = ThoughtGraph.of(events)
+    assert graph.tree().splitlines() == [
+        "thinking plan: about plan",
+        '└─ weather ask: {"city":"ask"}',
+        "   ├─ thinking plan: about plan",
+        "   │  └─ thinking so: about so",
+        "   └─ thinking lost: about lost [refers to gone, which is not here]",
+    ]
+    assert graph.to_mermaid().splitlines()[-4:] == [
+        "    n2 --> n3",
+        "    n0 -.-> n1",
+        "    n1 -.-> n2",
+        "    n1 -.-> n4",
+    ]
+    assert "    n1 -> n2 [style=dotted];" in graph.to_dot()
+    assert graph.edges == (Edge("plan", "so", "thought"),)
+    # A version that diverged from an older one contains the call, too.
+    older = ThoughtGraph.of(events[:3])
+    assert older.add(thought("other")).add(inner[0]).tree().count("│") == 0
+    assert older.add(inner[0]).tree().splitlines()[2] == "   └─ thinking plan: about plan"
+
+
+def test_nested_run_of_a_hidden_call_is_drawn_without_the_call() -> None:
+    call = ToolCall(id="ask", name="buyer", arguments={}, hidden=True)
+    request = ContentCompleteEvent(tool_calls=[call], task_id="parent", step="1")
+    started = SubtaskEvent(subtask_id="child", agent_name="buyer", tool_call_id="ask", task_id="parent", step="1")
+    inner = thought("plan", task_id="child", parent_task_id="parent", step="1")
+    graph = ThoughtGraph.of([thought("top", task_id="parent", step="1"), request, started, inner])
+    assert graph.tree().splitlines() == ["thinking top: about top", "thinking plan: about plan"]
+    assert "-.->" not in graph.to_mermaid()
 
 
 def test_nested_runs_do_not_share_ids() -> None:
@@ -141,31 +188,36 @@ def test_nested_runs_do_not_share_ids() -> None:
     assert graph.edges == ()
 
 
-def test_an_older_version_stays_as_it_was_and_can_grow_another_way() -> None:
+def test_older_version_is_unchanged_and_can_diverge() -> None:
     first = ThoughtGraph.of([thought("a"), message("c")])
     one = first.add(thought("b", "a"))
     other = first.add(thought("x", "c"))
     later = one.add(thought("x", "b"))
-    assert (ids(first), ids(one), ids(other), ids(later)) == (["a"], ["a", "b"], ["a", "x"], ["a", "b", "x"])
+    assert (list_ids(first), list_ids(one), list_ids(other), list_ids(later)) == (
+        ["a"],
+        ["a", "b"],
+        ["a", "x"],
+        ["a", "b", "x"],
+    )
     assert first.edges == ()
     assert other.edges == (("c", "x", "call"),)
     assert later.edges == (("a", "b", "thought"), ("b", "x", "thought"))
     assert "thinking b" not in other.tree()
 
 
-def test_a_forward_reference_is_open_in_the_version_that_does_not_know_it_yet() -> None:
+def test_forward_reference_is_unresolved_in_earlier_versions() -> None:
     early = ThoughtGraph.of([thought("b", "a")])
     late = early.add(thought("a"))
     assert (early.edges, late.edges) == ((), (("a", "b", "thought"),))
 
 
-def test_an_event_that_adds_nothing_gives_the_same_graph() -> None:
+def test_irrelevant_event_returns_the_same_graph() -> None:
     graph = ThoughtGraph.of([thought("a")])
     assert graph.add(ContentDeltaEvent(delta="x")) is graph
     assert graph.add(ContentCompleteEvent(content="done")) is graph
 
 
-def test_live_folding_shares_what_was_there() -> None:
+def test_versions_share_their_storage() -> None:
     versions = [ThoughtGraph(), ThoughtGraph.of([thought("t0")])]
     for n in range(1, 2000):
         versions.append(versions[-1].add(thought(f"t{n}", f"t{n - 1}")))
@@ -178,7 +230,7 @@ def test_live_folding_shares_what_was_there() -> None:
 NASTY = '"quotes" [b] {c} <br> #35; `code` style x:#y; %%{init}%% a&quot; \\N \\" end\nsubgraph z --> y;\x00\u2028'
 
 
-def test_mermaid_says_nothing_but_what_is_drawn() -> None:
+def test_mermaid_escapes_labels() -> None:
     graph = ThoughtGraph.of([message('c"1'), thought("a]\nb", 'c"1', content=NASTY)])
     lines = graph.to_mermaid().splitlines()
     assert lines[0] == "flowchart TD"
@@ -192,7 +244,7 @@ def test_mermaid_says_nothing_but_what_is_drawn() -> None:
     assert decoded == f"thinking a] b<br/>{shown}"
 
 
-def test_dot_says_nothing_but_what_is_drawn() -> None:
+def test_dot_escapes_labels() -> None:
     graph = ThoughtGraph.of([message('c"1'), thought("a]\nb", 'c"1', content=NASTY)])
     lines = graph.to_dot().splitlines()
     assert len(lines) == 6
@@ -202,7 +254,7 @@ def test_dot_says_nothing_but_what_is_drawn() -> None:
     assert "&amp;quot;" in lines[3]
 
 
-def test_json_holds_all_of_a_thought_and_the_edges_between_keys() -> None:
+def test_json_contains_all_fields_and_edges() -> None:
     graph = ThoughtGraph.of(
         [message("c1"), thought("a", "c1", content=NASTY, confidence=0.5, index=0, alternatives=["z"])]
     )
@@ -239,7 +291,7 @@ EVENTS: st.SearchStrategy[list[Event]] = st.lists(THOUGHTS | MESSAGES, max_size=
 
 
 @given(EVENTS)
-def test_whatever_refers_to_whatever_every_thought_is_drawn_once(events: list[Event]) -> None:
+def test_tree_contains_each_thought_once_for_any_references(events: list[Event]) -> None:
     graph = ThoughtGraph.of(events)
     numbered = ThoughtGraph.of(
         event.model_copy(update={"content": f"«{n}»"}) if isinstance(event, ThoughtStreamEvent) else event
@@ -256,18 +308,21 @@ def test_whatever_refers_to_whatever_every_thought_is_drawn_once(events: list[Ev
 
 
 @given(EVENTS, st.text())
-def test_drawings_have_one_line_for_each_node_and_edge(events: list[Event], content: str) -> None:
+def test_diagrams_have_one_line_per_node_and_edge(events: list[Event], content: str) -> None:
     graph = ThoughtGraph.of([*events, thought("last", content=content or "x")])
     data = orjson.loads(graph.to_json())
-    size = len(data["nodes"]) + len(data["edges"])
     assert {edge["from"] for edge in data["edges"]} <= {node["key"] for node in data["nodes"]}
     assert len(data["edges"]) == len(graph.edges)
-    assert len(graph.to_mermaid().split("\n")) == size + 2
-    assert len(graph.to_dot().split("\n")) == size + 4
+    mermaid = graph.to_mermaid().splitlines()
+    nodes = [line for line in mermaid if re.match(r" +n\d+[\[{]", line)]
+    placed = [line for line in mermaid if re.fullmatch(r" +n\d+ -\.-> n\d+", line)]
+    assert len(nodes) >= len(data["nodes"])
+    assert len(mermaid) == 1 + len(nodes) + len(data["edges"]) + len(placed)
+    assert len(graph.to_dot().splitlines()) == len(mermaid) + 2
 
 
 @given(EVENTS, EVENTS)
-def test_versions_do_not_see_what_was_added_to_others(first: list[Event], more: list[Event]) -> None:
+def test_diverging_versions_are_independent(first: list[Event], more: list[Event]) -> None:
     before = ThoughtGraph.of(first)
     drawn = before.to_json(), before.tree()
     after = before
@@ -281,26 +336,25 @@ def test_versions_do_not_see_what_was_added_to_others(first: list[Event], more: 
     assert again.to_json() == ThoughtGraph.of([*first, *reversed(more)]).to_json()
 
 
-def turn_of(run: str, *events: Event, context: str = "c") -> list[Event]:
+def make_turn(run: str, *events: Event, context: str = "c") -> list[Event]:
     return [event.model_copy(update={"task_id": run, "context_id": context}) for event in events]
 
 
-def test_a_thought_may_follow_from_one_of_an_earlier_run_of_its_conversation() -> None:
-    # The thought of the same id that comes later in its own run is not meant.
-    first = turn_of("1", thought("plan"), message("look"))
-    second = turn_of("2", thought("step", "plan"), thought("seen", "look"), thought("plan"), thought("end", "plan"))
+def test_thought_may_refer_to_an_earlier_run_of_its_conversation() -> None:
+    first = make_turn("1", thought("plan"), message("look"))
+    second = make_turn("2", thought("step", "plan"), thought("seen", "look"), thought("plan"), thought("end", "plan"))
     graph = ThoughtGraph.of([*first, *second])
     assert [(edge.source, edge.target) for edge in graph.edges] == [("plan", "step"), ("look", "seen"), ("plan", "end")]
     assert [first[0], second[0]] in graph.chains()
     assert [second[2], second[3]] in graph.chains()
     assert ThoughtGraph.of(first).grown(ThoughtGraph())[1] == []
     assert len(graph.grown(ThoughtGraph.of(first))[1]) == 3
-    alone = ThoughtGraph.of(turn_of("2", thought("step", "plan")))
+    alone = ThoughtGraph.of(make_turn("2", thought("step", "plan")))
     assert alone.tree() == "thinking step: about step [refers to plan, which is not here]"
 
 
-def test_another_conversation_and_a_nested_agent_are_not_meant() -> None:
-    first = turn_of("1", thought("plan"))
-    elsewhere = turn_of("2", thought("step", "plan"), context="d")
-    nested = [event.model_copy(update={"parent_task_id": "3"}) for event in turn_of("4", thought("sub", "plan"))]
+def test_references_do_not_leave_the_conversation_or_the_agent() -> None:
+    first = make_turn("1", thought("plan"))
+    elsewhere = make_turn("2", thought("step", "plan"), context="d")
+    nested = [event.model_copy(update={"parent_task_id": "3"}) for event in make_turn("4", thought("sub", "plan"))]
     assert ThoughtGraph.of([*first, *elsewhere, *nested]).edges == ()

@@ -21,7 +21,7 @@ FLAGS = [
 
 
 class Page(HTMLParser):
-    """What a browser makes of a page."""
+    """Parsed elements and data of a page."""
 
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -62,19 +62,19 @@ def example() -> ThoughtGraph:
     )
 
 
-def test_every_node_and_edge_is_there_and_everything_is_in_the_data() -> None:
+def test_page_contains_all_nodes_edges_and_data() -> None:
     page = Page(example().to_html("Is it warm?"))
     assert page.nodes() == ["n0", "n1", "n2", "n3"]
     assert [attrs["data-edge"] for _, attrs in page.elements if "data-edge" in attrs] == ["n1 n2", "n2 n3"]
     assert orjson.loads(page.data) == orjson.loads(example().to_json())
 
 
-def test_the_same_graph_gives_the_same_page_and_a_small_one() -> None:
+def test_page_is_deterministic_and_small() -> None:
     assert example().to_html() == example().to_html()
     assert len(example().to_html()) < 25_000
 
 
-def test_it_loads_nothing_and_forbids_it() -> None:
+def test_page_loads_nothing_and_has_a_strict_policy() -> None:
     page = example().to_html()
     assert "http://" not in page
     assert "https://" not in page
@@ -84,7 +84,7 @@ def test_it_loads_nothing_and_forbids_it() -> None:
     assert any(each.startswith("default-src 'none'") for each in meta)
 
 
-def test_a_graph_without_thoughts_says_so() -> None:
+def test_page_of_an_empty_graph_has_a_message() -> None:
     page = ThoughtGraph().to_html()
     assert "There are no thoughts in this run." in page
     assert Page(page).nodes() == []
@@ -99,9 +99,7 @@ hostile = st.one_of(
 
 
 @given(title=hostile, id=hostile, content=hostile, related=hostile, call_name=hostile)
-def test_nothing_that_a_model_wrote_becomes_a_part_of_the_page(
-    title: str, id: str, content: str, related: str, call_name: str
-) -> None:
+def test_text_of_the_model_is_escaped(title: str, id: str, content: str, related: str, call_name: str) -> None:
     harmless = ThoughtGraph.of(
         [ContentCompleteEvent(step="1", tool_calls=[ToolCall(id="c", name="n")]), thought("a", "b", "c")]
     )
@@ -117,7 +115,7 @@ def test_nothing_that_a_model_wrote_becomes_a_part_of_the_page(
 
 
 @given(st.lists(st.integers(0, 12), max_size=14))
-def test_no_two_boxes_overlap_and_chains_go_to_the_right(parents: list[int]) -> None:
+def test_boxes_do_not_overlap_and_chains_go_to_the_right(parents: list[int]) -> None:
     graph = ThoughtGraph.of([thought(f"t{at}", related_to=f"t{parent}") for at, parent in enumerate(parents)])
     nodes, edges = graph._drawing()  # pyright: ignore[reportPrivateUsage]
     spots = layout(nodes, edges)
@@ -125,14 +123,14 @@ def test_no_two_boxes_overlap_and_chains_go_to_the_right(parents: list[int]) -> 
     boxes = list(spots.values())
     for at, (x, y) in enumerate(boxes):
         assert all(abs(x - other) >= WIDTH or abs(y - row) >= HEIGHT for other, row in boxes[:at])
-    # Of each circle one edge points backwards.
+    # Each cycle has one backward edge.
     backwards = [link for link in edges if spots[link.target][0] <= spots[link.source][0]]
     assert len(backwards) <= len(nodes) / 2
     assert all(spots[link.target][0] == spots[link.source][0] + STEP for link in set(edges) - set(backwards))
 
 
 @pytest.mark.service("chromium")
-def test_a_browser_shows_the_node_that_the_address_names(tmp_path: Path) -> None:
+def test_browser_shows_the_node_named_in_the_address(tmp_path: Path) -> None:
     assert CHROMIUM is not None
     file = tmp_path / "graph.html"
     file.write_text(example().to_html("Is it warm?"), encoding="utf-8")
@@ -144,3 +142,13 @@ def test_a_browser_shows_the_node_that_the_address_names(tmp_path: Path) -> None
     assert "It is 68 F." in panel
     assert 'href="#n1"' in panel
     assert 'href="#n3"' in panel
+
+
+def test_calls_without_references_follow_their_thought() -> None:
+    call = ToolCall(id="w", name="weather", arguments={})
+    graph = ThoughtGraph.of([thought("plan", step="1"), ContentCompleteEvent(step="1", tool_calls=[call])])
+    page = Page(graph.to_html())
+    assert page.nodes() == ["n0", "n1"]
+    [path] = [attrs for tag, attrs in page.elements if tag == "path" and "data-edge" in attrs]
+    assert (path["class"], path["data-edge"]) == ("placed", "n0 n1")
+    assert orjson.loads(page.data)["edges"] == []

@@ -1,4 +1,4 @@
-"""Labels of Mermaid's drawings: what Mermaid makes of them is what they say, whatever they say."""
+"""Escaping of labels in Mermaid diagrams."""
 
 from __future__ import annotations
 
@@ -52,23 +52,23 @@ mermaid.initialize({startOnLoad: false});
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 
 
-def decoded(text: str) -> str:
+def decode_label(text: str) -> str:
     return re.sub(r"#(\d+);", lambda found: chr(int(found[1])), text)
 
 
 @given(st.text() | st.text(alphabet="$:fa-\\n°¶ßﬂ#36; "))
-def test_a_label_has_nothing_that_means_something_to_mermaid(text: str) -> None:
+def test_label_contains_no_mermaid_syntax(text: str) -> None:
     label = to_mermaid_text(text)
     assert re.fullmatch(r"(?:[\w ,'()/?!]|#\d+;)*", label)
-    said = decoded(label)
-    assert said.replace("\u200b", "") == text.replace("\u200b", "")
-    for meant in (r"\$\$", r"\bfa[a-z]?:fa-", r"\\n", "ﬂ°", "¶ß"):
-        assert re.search(meant, said) is None
+    decoded = decode_label(label)
+    assert decoded.replace("\u200b", "") == text.replace("\u200b", "")
+    for syntax in (r"\$\$", r"\bfa[a-z]?:fa-", r"\\n", "ﬂ°", "¶ß"):
+        assert re.search(syntax, decoded) is None
 
 
 @pytest.mark.service("chromium")
 @pytest.mark.service("mermaid")
-def test_mermaid_draws_every_label_as_it_stands(tmp_path: Path) -> None:
+def test_mermaid_renders_labels_unchanged(tmp_path: Path) -> None:
     assert CHROMIUM is not None
     drawings = [ThoughtGraph.of([ThoughtStreamEvent(thought_id="t", content=label)]).to_mermaid() for label in LABELS]
     source = mermaid_file().read_text(encoding="utf-8").replace("</script", "<\\/script")

@@ -1,4 +1,4 @@
-"""A clock that tests set, and each kind of store."""
+"""Fake clock, and a fixture with each artifact store."""
 
 from __future__ import annotations
 

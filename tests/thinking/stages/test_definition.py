@@ -1,4 +1,4 @@
-"""Strategies of one's own, and what is refused of them."""
+"""Custom strategy definitions and their validation."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from rxloop.thinking import Stage, StageManager, StrategyDefinition
 from rxloop.thinking.stages import Branching, IterationPoint
 
 
-def stages(**following: Any) -> tuple[Stage, ...]:
-    """Stages from what may follow each, such as `a="b c"`."""
+def make_stages(**following: Any) -> tuple[Stage, ...]:
+    """Parse stages with their successors, as in `a="b c"`."""
     return tuple(Stage(name=name, next=targets.split()) for name, targets in following.items())
 
 
-def build(**more: Any) -> StrategyDefinition:
-    three = stages(draft="check", check="draft done", done="")
-    fields: dict[str, Any] = {"name": "own", "stages": three, **more}
-    return StrategyDefinition(**fields)
+def make_definition(**fields: Any) -> StrategyDefinition:
+    stages = make_stages(draft="check", check="draft done", done="")
+    values: dict[str, Any] = {"name": "own", "stages": stages, **fields}
+    return StrategyDefinition(**values)
 
 
-def test_a_strategy_of_three_stages_works() -> None:  # T72
-    flow = StageManager(build())
+def test_flow_follows_a_custom_strategy() -> None:  # T72
+    flow = StageManager(make_definition())
     assert flow.advance() == "check"
     assert flow.is_decision_point
     for stage in ("draft", "check", "done"):
-        flow.transition_to(stage)
+        flow.enter(stage)
     assert flow.is_terminal
     assert flow.history == ("draft", "check", "draft", "check")
 
 
-def test_what_is_not_said_is_found_in_the_stages() -> None:
-    own = build()
+def test_omitted_fields_are_derived_from_the_stages() -> None:
+    own = make_definition()
     assert (own.title, own.initial, own.terminal, own.decision_points) == ("Own", "draft", ("done",), ("check",))
     assert own.loops == (("check", "draft"),)
     assert dict(own.transitions) == {"draft": ("check",), "check": ("draft", "done"), "done": ()}
@@ -42,54 +42,57 @@ def test_what_is_not_said_is_found_in_the_stages() -> None:
     assert "party" not in own
 
 
-def test_lists_and_single_names_become_tuples() -> None:
+def test_lists_and_single_names_are_converted_to_tuples() -> None:
     stage = Stage(name="a", next="b", fields=["x", "y|z"], description="Do it")
     assert (stage.next, stage.fields, stage.prompt) == (("b",), ("x", "y|z"), "Do it")
     point = IterationPoint(stage="a", back_to="b", via=["c"])
     assert (point.back_to, point.via) == (("b",), ("c",))
-    own = build(stages=list(stages(a="b", b="")), aliases=["mine"], traits={"revision"})
-    assert (type(own.stages), own.aliases, own.traits) == (tuple, ("mine",), frozenset({"revision"}))
+    own = make_definition(stages=list(make_stages(a="b", b="")), aliases=["mine"], features={"revision"})
+    assert (type(own.stages), own.aliases, own.features) == (tuple, ("mine",), frozenset({"revision"}))
     assert isinstance(hash(own), int)
 
 
-def test_of_alternative_fields_one_is_enough() -> None:  # T86
+def test_one_of_alternative_fields_is_sufficient() -> None:  # T86
     stage = Stage(name="act", fields=("action|plannedActions", "reason"))
-    assert stage.missing(()) == ("action|plannedActions", "reason")
-    assert stage.missing({"plannedActions"}) == ("reason",)
-    assert stage.missing({"action": "look", "reason": "why"}) == ()
+    assert stage.find_missing(()) == ("action|plannedActions", "reason")
+    assert stage.find_missing({"plannedActions"}) == ("reason",)
+    assert stage.find_missing({"action": "look", "reason": "why"}) == ()
 
 
-def test_several_ends_are_named() -> None:
-    own = build(stages=stages(ask="yes no", yes="", no=""), terminal=("yes", "no"))
+def test_strategy_may_have_several_ends() -> None:
+    own = make_definition(stages=make_stages(ask="yes no", yes="", no=""), terminal=("yes", "no"))
     assert own.steps_to_end("ask") == 1
-    assert StageManager(own).transition_to("yes") == "yes"
+    assert StageManager(own).enter("yes") == "yes"
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("fields", "message"),
     [
         # T71
-        ({"stages": stages(a="b", b="c", lost="c", c="")}, "strategy 'own' has no way from 'a' to lost"),
-        ({"stages": stages(a="b c", b="d", d="b", c="")}, "strategy 'own' has no way from b, d to its end, c"),
-        ({"stages": stages(a="b", b="x", c="")}, "strategy 'own' has no stage 'x', which is to follow 'b'"),
+        ({"stages": make_stages(a="b", b="c", lost="c", c="")}, "strategy 'own' has no path from 'a' to lost"),
+        ({"stages": make_stages(a="b c", b="d", d="b", c="")}, "strategy 'own' has no path from b, d to its end, c"),
         (
-            {"stages": stages(a="b stuck", stuck="", b="")},
-            "has no way from stuck to its end, b; name in `terminal` what is an end, too",
+            {"stages": make_stages(a="b", b="x", c="")},
+            "strategy 'own' has no stage 'x', named as the next stage of 'b'",
         ),
-        ({"stages": (*stages(a="b", b=""), *stages(a=""))}, "has two stages 'a'"),
-        ({"stages": stages(a="b b", b="")}, "names 'b' twice after 'a'"),
-        ({"stages": stages(a="a b", b="")}, "lets 'a' follow itself"),
-        ({"stages": stages(a="b", b="a")}, "ends at 'b', but lets a follow it"),
+        (
+            {"stages": make_stages(a="b stuck", stuck="", b="")},
+            "has no path from stuck to its end, b; list every end in `terminal`",
+        ),
+        ({"stages": (*make_stages(a="b", b=""), *make_stages(a=""))}, "has two stages 'a'"),
+        ({"stages": make_stages(a="b b", b="")}, "names 'b' twice after 'a'"),
+        ({"stages": make_stages(a="a b", b="")}, "lets 'a' follow itself"),
+        ({"stages": make_stages(a="b", b="a")}, "ends at 'b', but lets a follow it"),
         ({"stages": ()}, "has no stages"),
         ({"stages": (Stage(name=" a"),)}, "has a stage ' a'; a name has at most 100 letters"),
         ({"name": ""}, "strategy '' has the name ''"),
         ({"aliases": ("a b",)}, "has the name 'a b'"),
-        ({"initial": "begin"}, "has no stage 'begin', which it names as initial"),
-        ({"terminal": ("end",)}, "has no stage 'end', which it names as terminal"),
-        ({"traits": {"speed"}}, "unknown trait 'speed'; there are external_tools"),
+        ({"initial": "begin"}, "has no stage 'begin', named as initial"),
+        ({"terminal": ("end",)}, "has no stage 'end', named as terminal"),
+        ({"features": {"speed"}}, "unknown feature 'speed'; expected external_tools"),
         ({"decision_points": ("draft",)}, "names draft as decision points, but there is a choice after check"),
         (
-            {"stages": stages(a="b", b=""), "decision_points": ("a",)},
+            {"stages": make_stages(a="b", b=""), "decision_points": ("a",)},
             "names a as decision points, but there is a choice after none",
         ),
         (
@@ -98,28 +101,28 @@ def test_several_ends_are_named() -> None:
         ),
         (
             {"iteration_point": IterationPoint(stage="check", back_to=("check",))},
-            "goes back to 'check', to which no way",
+            "iterates back to 'check', which cannot be reached",
         ),
         (
             {"iteration_point": IterationPoint(stage="check", back_to=("draft",), via=("check",))},
-            "goes round via 'check', which may not follow 'check'",
+            "iterates via 'check', which may not follow 'check'",
         ),
         ({"branching": Branching(kind="tree", stage="x")}, "branches at 'x', which is not one of its stages"),
     ],
 )
-def test_what_does_not_hold_together_is_refused_by_the_name_of_the_stage(more: dict[str, Any], said: str) -> None:
+def test_inconsistent_definition_is_refused_with_the_stage(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        build(**more)
-    assert said in str(caught.value)
+        make_definition(**fields)
+    assert message in str(caught.value)
 
 
-def test_the_decision_points_may_be_named_in_any_order() -> None:
-    split = stages(a="b c", b="c a", c="")
-    assert build(stages=split, decision_points=("b", "a")).decision_points == ("a", "b")
+def test_decision_points_may_be_in_any_order() -> None:
+    split = make_stages(a="b c", b="c a", c="")
+    assert make_definition(stages=split, decision_points=("b", "a")).decision_points == ("a", "b")
 
 
-def test_a_stage_that_is_not_there_is_told_with_those_that_are() -> None:
-    with pytest.raises(ConfigurationError, match="'own' has no stage 'x'; it has draft, check, done"):
-        build().stage("x")
+def test_unknown_stage_is_refused_with_the_known_stages() -> None:
+    with pytest.raises(ConfigurationError, match="'own' has no stage 'x'; its stages are draft, check, done"):
+        make_definition().stage("x")
     with pytest.raises(ConfigurationError, match="no stage 'x'"):
-        build().steps_to_end("x")
+        make_definition().steps_to_end("x")

@@ -24,7 +24,7 @@ OWN = StrategyDefinition(
     decision_points=("check",),
     iteration_point=IterationPoint(stage="check", back_to=("draft",)),
     branching=Branching(kind="explicit", stage="draft", fields=("branchId",)),
-    traits=frozenset({"revision"}),
+    features=frozenset({"revision"}),
 )
 
 JSON = """
@@ -36,7 +36,7 @@ JSON = """
  "decision_points": ["check"],
  "iteration_point": {"stage": "check", "back_to": "draft"},
  "branching": {"kind": "explicit", "stage": "draft", "fields": ["branchId"]},
- "traits": ["revision"]}
+ "features": ["revision"]}
 """
 
 YAML = """
@@ -58,24 +58,24 @@ branching:
   kind: explicit
   stage: draft
   fields: branchId
-traits: [revision]
+features: [revision]
 """
 
 
-def test_a_strategy_is_read_from_json(tmp_path: Path) -> None:  # T72
+def test_strategy_is_read_from_json(tmp_path: Path) -> None:  # T72
     assert StrategyDefinition.from_json(JSON) == OWN
     assert StrategyDefinition.from_json(JSON.encode()) == OWN
     (tmp_path / "own.json").write_text(JSON)
     assert StrategyDefinition.from_json(tmp_path / "own.json") == OWN
 
 
-def test_a_strategy_is_read_from_yaml(tmp_path: Path) -> None:  # T72
+def test_strategy_is_read_from_yaml(tmp_path: Path) -> None:  # T72
     assert StrategyDefinition.from_yaml(YAML) == OWN
     (tmp_path / "own.yaml").write_text(YAML)
     assert StrategyDefinition.from_yaml(tmp_path / "own.yaml") == OWN
 
 
-def test_the_stages_may_be_a_list() -> None:
+def test_stages_may_be_a_list() -> None:
     text = '{"name": "own", "stages": [{"name": "a", "next": ["b"]}, {"name": "b"}]}'
     assert [stage.name for stage in StrategyDefinition.from_json(text).stages] == ["a", "b"]
     text = "name: own\nstages:\n- {name: a, next: [b]}\n- {name: b}\nterminal: [b]"
@@ -83,42 +83,42 @@ def test_the_stages_may_be_a_list() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{"name": "x"}', "stages is missing"),
         ("[]", "dictionary"),
         ('{"name": "x", "stages": []}', "strategy 'x' has no stages"),
-        ('{"name": "x", "stages": {"a": {"nxt": "b"}, "b": {}}}', "there is no field stages.a.nxt"),
+        ('{"name": "x", "stages": {"a": {"nxt": "b"}, "b": {}}}', "unknown field stages.a.nxt"),
         (
             '{"name": "x", "stages": {"a": {"next": [1]}, "b": {}}}',
             "stages.a.next.0: input should be a valid string (got 1)",
         ),
         ('{"name": "x", "stages": {"a": "b", "b": {}}}', "stages.a: "),
-        ('{"name": "x", "stages": {"a": {"name": "b"}}}', "the stage under 'a' calls itself 'b'"),
+        ('{"name": "x", "stages": {"a": {"name": "b"}}}', "the stage with the key 'a' has the name 'b'"),
         (
             '{"name": "x", "stages": {"a": {"next": "c"}, "b": {}}}',
-            "strategy 'x' has no stage 'c', which is to follow 'a'",
+            "strategy 'x' has no stage 'c', named as the next stage of 'a'",
         ),
         ('{"name": "x", "stages": {"a": {}, "a": {}}}', "the key 'a' appears twice in one object"),
         ('{"name": "x",\n "stages": {"a": {},}}', "(line 2, column "),
-        ('{"name": "x", "stages": {"a": {}}, "traits": ["speed"]}', "traits.0: input should be 'external_tools'"),
+        ('{"name": "x", "stages": {"a": {}}, "features": ["speed"]}', "features.0: input should be 'external_tools'"),
         ('{"name": "x", "stages": {"a": {}}, "branching": {"kind": "bush", "stage": "a"}}', "branching.kind: "),
-        ("own.json", "Expecting value (line 1, column 1); for a file, give a pathlib.Path"),
+        ("own.json", "Expecting value (line 1, column 1); for a file, pass a pathlib.Path"),
     ],
 )
-def test_what_is_wrong_in_json_is_told_with_its_place(text: str, said: str) -> None:  # T71
+def test_json_error_names_its_position(text: str, message: str) -> None:  # T71
     with pytest.raises(ConfigurationError) as caught:
         StrategyDefinition.from_json(text)
     assert str(caught.value).startswith("the JSON of a strategy")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("name: x", "stages is missing"),
         ("", "dictionary"),
-        ("own.yaml", "is a piece of text, not a mapping; for a file, give a pathlib.Path"),
+        ("own.yaml", "must be a mapping, got a string; for a file, pass a pathlib.Path"),
         ("name: x\nstages:\n  a: {next: [no]}\n  b:", "stages.a.next.0: input should be a valid string (got False)"),
         ("name: x\nstages:\n  a: {next: b}\n  a:", "the key 'a' appears twice in one mapping (line 4, column 3)"),
         ("name: x\nstages: [\n", "(line 3, column 1)"),
@@ -127,33 +127,33 @@ def test_what_is_wrong_in_json_is_told_with_its_place(text: str, said: str) -> N
         ("name: x\nstages:\n  1: {}", "stages.1.name: input should be a valid string (got 1)"),
     ],
 )
-def test_what_is_wrong_in_yaml_is_told_with_its_place(text: str, said: str) -> None:  # T71
+def test_yaml_error_names_its_position(text: str, message: str) -> None:  # T71
     with pytest.raises(ConfigurationError) as caught:
         StrategyDefinition.from_yaml(text)
     assert str(caught.value).startswith("the YAML of a strategy")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_what_does_not_hold_together_is_told_as_where_it_is_written_in_python() -> None:  # T71
+def test_inconsistent_json_has_the_same_error_as_a_python_definition() -> None:  # T71
     with pytest.raises(ConfigurationError) as caught:
         StrategyDefinition.from_json('{"name": "x", "stages": {"a": {"next": "b"}, "lost": {"next": "b"}, "b": {}}}')
-    assert str(caught.value) == "the JSON of a strategy is not right: strategy 'x' has no way from 'a' to lost"
+    assert str(caught.value) == "the JSON of a strategy is invalid: strategy 'x' has no path from 'a' to lost"
 
 
-def test_a_file_that_cannot_be_read_is_told_with_its_name(tmp_path: Path) -> None:
+def test_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"cannot be read: .*missing\.json"):
         StrategyDefinition.from_json(tmp_path / "missing.json")
     (tmp_path / "latin.yaml").write_bytes(b"name: \xe9")
     with pytest.raises(ConfigurationError, match="is not UTF-8"):
         StrategyDefinition.from_yaml(tmp_path / "latin.yaml")
     (tmp_path / "bad.json").write_text("{}")
-    with pytest.raises(ConfigurationError, match=r"strategy in .*bad\.json is not right: name is missing"):
+    with pytest.raises(ConfigurationError, match=r"strategy in .*bad\.json is invalid: name is missing"):
         StrategyDefinition.from_json(tmp_path / "bad.json")
 
 
-def test_without_its_package_yaml_is_refused_with_the_name_of_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_yaml_package_is_an_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(ConfigurationError, match=r'which is not installed: pip install "rxloop\[yaml\]"'):
+    with pytest.raises(ConfigurationError, match=r'which is not installed; pip install "rxloop\[yaml\]"'):
         StrategyDefinition.from_yaml(YAML)
 
 
@@ -181,11 +181,11 @@ HOSTILE_YAML = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE_YAML)
-def test_no_yaml_is_too_much(kind: str) -> None:
-    text, said = HOSTILE_YAML[kind]
+def test_hostile_yaml_is_refused(kind: str) -> None:
+    text, message = HOSTILE_YAML[kind]
     with pytest.raises(ConfigurationError) as caught:
         StrategyDefinition.from_yaml(text)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert len(str(caught.value)) < 5_000
 
 
@@ -194,7 +194,7 @@ HOSTILE_JSON = {
     "a text that does not end": ('"\\"' * 80_000, "the JSON of a strategy"),
     "brackets in a text": ('{"name": "' + "[" * 1_000 + '"}', "stages is missing"),
     "a number": ('{"name": ' + "9" * 10_000 + "}", "Exceeds the limit"),
-    "size": (" " * 300_000, "has more than 262144 characters"),
+    "size": (" " * 300_000, "must have at most 262144 characters"),
     "many faults": ('{"name": "x", "stages": [' + ", ".join(["1"] * 5_000) + "]}", "; and 4980 more"),
     "many stages": ('{"name": "x", "stages": [' + ", ".join(f'{{"name": "s{n}"}}' for n in range(501)) + "]}", "501"),
     "a long name": ('{"name": "' + "x" * 100_000 + '", "stages": ["a"]}', "the JSON of a strategy"),
@@ -203,15 +203,15 @@ HOSTILE_JSON = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE_JSON)
-def test_no_json_is_too_much(kind: str) -> None:
-    text, said = HOSTILE_JSON[kind]
+def test_hostile_json_is_refused(kind: str) -> None:
+    text, message = HOSTILE_JSON[kind]
     with pytest.raises(ConfigurationError) as caught:
         StrategyDefinition.from_json(text)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert len(str(caught.value)) < 5_000
 
 
-def test_a_file_that_cannot_be_taken_is_named_with_what_is_wrong(tmp_path: Path) -> None:
+def test_invalid_file_is_named_with_its_problem(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
     path.write_bytes(b"name: \xff")
     with pytest.raises(ConfigurationError, match=r"own\.yaml is not UTF-8: .* \(at byte 6\)"):
@@ -221,14 +221,14 @@ def test_a_file_that_cannot_be_taken_is_named_with_what_is_wrong(tmp_path: Path)
         StrategyDefinition.from_yaml(path)
     with path.open("wb") as file:
         file.truncate(1 << 33)
-    with pytest.raises(ConfigurationError, match=r"own\.yaml has more than 262144 characters"):
+    with pytest.raises(ConfigurationError, match=r"own\.yaml must have at most 262144 characters"):
         StrategyDefinition.from_yaml(path)
     for wrong in (tmp_path, Path("a\0b")):
         with pytest.raises(ConfigurationError, match="cannot be read"):
             StrategyDefinition.from_json(wrong)
 
 
-def test_depth_that_the_parsers_take_is_a_value_that_does_not_fit() -> None:
+def test_deep_value_within_parser_limits_is_a_type_error() -> None:
     deep = "[" * 100 + "]" * 100
     for read, text in (
         (StrategyDefinition.from_json, f'{{"name": {deep}, "stages": {{"a": {{}}}}}}'),

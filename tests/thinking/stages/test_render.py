@@ -1,4 +1,4 @@
-"""Strategies as drawings and as text."""
+"""Rendering strategies as diagrams and text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rxloop.strategies import STRATEGIES
 from rxloop.thinking import Stage, StrategyDefinition
 
 
-def test_a_strategy_is_drawn_with_its_decisions_and_ways_back() -> None:
+def test_diagram_shows_decisions_and_loops() -> None:
     assert STRATEGIES["scratchpad"].to_mermaid() == (
         "flowchart TD\n"
         '    problem_reception(["problem reception"])\n'
@@ -31,7 +31,7 @@ def test_a_strategy_is_drawn_with_its_decisions_and_ways_back() -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=lambda each: each.name)
-def test_every_stage_and_every_transition_is_drawn_once(strategy: StrategyDefinition) -> None:
+def test_diagram_contains_each_stage_and_transition_once(strategy: StrategyDefinition) -> None:
     drawing = strategy.to_mermaid()
     arrows = re.findall(r"^    (\w+) (-->|-\. again \.->) (\w+)$", drawing, re.MULTILINE)
     assert [(source, target) for source, _, target in arrows] == [
@@ -43,7 +43,7 @@ def test_every_stage_and_every_transition_is_drawn_once(strategy: StrategyDefini
 
 
 @pytest.mark.parametrize("name", ["end", "Graph", "straße", "a.b", "a-b", "subgraph"])
-def test_a_name_that_mermaid_would_misread_is_no_id(name: str) -> None:
+def test_reserved_mermaid_names_are_not_used_as_ids(name: str) -> None:
     own = StrategyDefinition(name="own", stages=(Stage(name="a", next=(name,)), Stage(name=name)))
     drawing = own.to_mermaid().splitlines()
     assert drawing[1] == '    n0(["a"])'
@@ -51,7 +51,7 @@ def test_a_name_that_mermaid_would_misread_is_no_id(name: str) -> None:
     assert drawing[3] == "    n0 --> n1"
 
 
-def test_a_strategy_is_told_in_text() -> None:
+def test_strategy_is_described_as_text() -> None:
     assert STRATEGIES["react"].describe() == (
         "react: ReAct\n"
         "For questions that need tools, where each result decides what to do next.\n"

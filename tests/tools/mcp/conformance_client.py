@@ -1,6 +1,6 @@
-"""Client for the MCP conformance suite: an agent with one server, whose URL is the last argument.
+"""Client program for the MCP conformance suite: `conformance_client.py URL`.
 
-The model of the agent is a script. It calls every offered tool, or the tools that the suite requests.
+A scripted agent calls all tools of the server, or those requested by the suite.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def make_arguments(tool: ToolDefinition, offered: tuple[ToolDefinition, ...]) ->
     properties: dict[str, Any] = tool.parameters.get("properties", {})
     values = {name: field.get("default", SAMPLES.get(field.get("type"), "x")) for name, field in properties.items()}
     if tool.name == "json_schema_echo":
-        # The suite expects the schema that it returned for the other tool.
+        # The suite expects the schema of its other tool.
         values["schema"] = next(each.parameters for each in offered if each.name != tool.name)
     return values
 

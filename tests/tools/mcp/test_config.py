@@ -30,9 +30,9 @@ def test_common_configuration_file_is_read(tmp_path: Path, monkeypatch: pytest.M
     )
     github, web, local = mcp_config(path, only=["a"])
     assert [each.name for each in (github, web, local)] == ["github", "web", "local"]
-    assert github.place == Stdio("npx", ("-y", "gh-planted-0451"), {"TOKEN": "planted-0451"})
-    assert web.place == Http("https://x.example/mcp", {"X-Key": "Bearer planted-0451"})
-    assert local.place == Stdio("uvx", ("a", "8000"), {}, "/tmp")
+    assert github.address == Stdio("npx", ("-y", "gh-planted-0451"), {"TOKEN": "planted-0451"})
+    assert web.address == Http("https://x.example/mcp", {"X-Key": "Bearer planted-0451"})
+    assert local.address == Stdio("uvx", ("a", "8000"), {}, "/tmp")
     assert github.options.only == {"a"}
     assert "planted-0451" not in repr([github, web, local])
     assert len(mcp_config(write_config(tmp_path, {"a": {"url": "https://x.example"}}, "servers"))) == 1

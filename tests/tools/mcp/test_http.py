@@ -28,7 +28,7 @@ SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 class ToolServer:
-    """Server with pages of tools that counts its requests."""
+    """Server that lists tools in pages and counts requests."""
 
     def __init__(self, names: list[list[str]] | None = None) -> None:
         self.pages = names or [["who", "a"], ["b"], ["c"]]

@@ -67,8 +67,8 @@ CASES = [
 ]
 
 
-async def use(config: dict[str, Any], *, by_http: bool = True) -> tuple[list[str], Sequence[Event]]:
-    """Run an agent that calls `fine`. Return the names of the offered tools and the events."""
+async def run_agent(config: dict[str, Any], *, by_http: bool = True) -> tuple[list[str], Sequence[Event]]:
+    """Run an agent that calls `fine`, and return the offered tools and all events."""
 
     async def run(*address: str) -> tuple[list[str], Sequence[Event]]:
         model = ScriptedModel(call("raw__fine"), "done")
@@ -85,11 +85,11 @@ async def use(config: dict[str, Any], *, by_http: bool = True) -> tuple[list[str
 
 
 @pytest.mark.parametrize(("version", "name", "tool"), CASES, ids=[f"{name} {version}" for version, name, _ in CASES])
-async def test_malformed_tool_is_left_out(  # P5
+async def test_malformed_tool_is_omitted(  # P5
     version: str, name: str, tool: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     second = {**TOOL, "name": "second"}
-    names, events = await use(script(TOOL, tool, second, version=version))
+    names, events = await run_agent(script(TOOL, tool, second, version=version))
     assert names == ["raw__fine", "raw__second"]
     assert [result.content for result in results(events)] == ["done"]
     [warning] = [record.message for record in caplog.records if "skipping" in record.message]
@@ -100,18 +100,18 @@ async def test_malformed_tool_is_left_out(  # P5
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
-async def test_malformed_tool_is_left_out_over_stdio(version: str, caplog: pytest.LogCaptureFixture) -> None:  # P5
+async def test_malformed_tool_is_omitted_over_stdio(version: str, caplog: pytest.LogCaptureFixture) -> None:  # P5
     config = script(
         *(MALFORMED[name] for name in ("null schema", "null", "icons are an object")), TOOL, version=version
     )
-    names, events = await use(config, by_http=False)
+    names, events = await run_agent(config, by_http=False)
     assert names == ["raw__fine"]
     assert results(events)[0].success
     assert sum("skipping" in record.message for record in caplog.records) == 3
 
 
 async def test_newest_protocol_accepts_an_output_schema_without_a_type() -> None:  # P5
-    names, _ = await use(script({**BAD, "outputSchema": {"properties": {}}}, TOOL, version=NEW))
+    names, _ = await run_agent(script({**BAD, "outputSchema": {"properties": {}}}, TOOL, version=NEW))
     assert names == ["raw__bad", "raw__fine"]
 
 
@@ -121,14 +121,14 @@ async def test_number_of_checked_items_is_limited(  # P5
     monkeypatch.setattr("rxloop.tools.mcp.repair._MAX_ITEMS", 5)
     tools = [{**TOOL, "name": f"t{number}"} for number in range(10)]
     content = [None, *({"type": "text", "text": "x"} for _ in range(10))]
-    names, events = await use(script(TOOL, None, *tools, result={"content": content}))
+    names, events = await run_agent(script(TOOL, None, *tools, result={"content": content}))
     assert names == ["raw__fine", "raw__t0", "raw__t1", "raw__t2"]
     assert "skipping the tools after the first 5 of a page" in caplog.text
     assert (results(events)[0].content or "").endswith("the blocks after the first 5 of this result are left out]")
 
 
 async def test_long_name_is_shortened() -> None:  # P5
-    names, _ = await use(script({**TOOL, "name": "x" * 200}, TOOL))
+    names, _ = await run_agent(script({**TOOL, "name": "x" * 200}, TOOL))
     assert len(names[0]) == 64
     assert names[1] == "raw__fine"
 
@@ -144,12 +144,12 @@ PAGES: dict[str, Any] = {
 @pytest.mark.parametrize("version", [OLD, NEW])
 @pytest.mark.parametrize("fields", PAGES.values(), ids=PAGES)
 async def test_malformed_page_fields_do_not_hide_its_tools(version: str, fields: dict[str, Any]) -> None:  # P5
-    names, _ = await use(script(TOOL, None, version=version, **fields))
+    names, _ = await run_agent(script(TOOL, None, version=version, **fields))
     assert names == ["raw__fine"]
 
 
 async def test_invalid_cache_hints_do_not_hide_the_tools() -> None:  # P5
-    names, _ = await use(script(TOOL, version=NEW, ttlMs="soon", cacheScope=None, resultType=None))
+    names, _ = await run_agent(script(TOOL, version=NEW, ttlMs="soon", cacheScope=None, resultType=None))
     assert names == ["raw__fine"]
 
 
@@ -164,7 +164,7 @@ BROKEN: dict[str, Any] = {
 async def test_broken_page_does_not_hide_earlier_pages(  # P5
     page: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    names, events = await use(script(pages={"": {"tools": [TOOL], "nextCursor": "2"}, "2": page}))
+    names, events = await run_agent(script(pages={"": {"tools": [TOOL], "nextCursor": "2"}, "2": page}))
     assert names[0] == "raw__fine"
     assert len(names) == len(set(names))
     assert results(events)[0].success
@@ -172,7 +172,7 @@ async def test_broken_page_does_not_hide_earlier_pages(  # P5
 
 
 async def test_invalid_first_page_is_reported_with_the_field(caplog: pytest.LogCaptureFixture) -> None:  # P5
-    _, events = await use(script(pages={"": {"tools": 5}}))
+    _, events = await run_agent(script(pages={"": {"tools": 5}}))
     [missing] = [event for event in events if isinstance(event, ToolsUnavailableEvent)]
     assert "listing the tools failed: tools: Input should be a valid list" in missing.reason
 
@@ -193,7 +193,7 @@ BLOCKS: dict[str, Any] = {
 
 @pytest.mark.parametrize("version", [OLD, NEW])
 @pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
-async def test_malformed_content_block_is_left_out(  # P5
+async def test_malformed_content_block_is_omitted(  # P5
     version: str, block: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     result = await call_result([{"type": "text", "text": "order 17 placed"}, block, PICTURE], version)
@@ -205,7 +205,7 @@ async def test_malformed_content_block_is_left_out(  # P5
     assert "mcp raw: block 2" in caplog.text
 
 
-async def test_block_without_a_type_is_left_out_in_the_old_protocol() -> None:  # P5
+async def test_block_without_a_type_is_omitted_in_the_old_protocol() -> None:  # P5
     result = await call_result([{"type": "text", "text": "placed"}, {"text": "x"}])
     assert (result.content or "").startswith("placed\n[block 2 of this result is malformed")
 
@@ -217,7 +217,7 @@ async def test_invalid_error_flag_fails_the_call() -> None:  # P5
 
 
 async def call_result(content: Any, version: str = OLD, **fields: Any) -> ToolCompleteEvent:
-    _, events = await use(script(TOOL, version=version, result={"content": content, **fields}))
+    _, events = await run_agent(script(TOOL, version=version, result={"content": content, **fields}))
     [result] = results(events)
     return result
 
@@ -225,7 +225,7 @@ async def call_result(content: Any, version: str = OLD, **fields: Any) -> ToolCo
 @pytest.mark.parametrize("version", [OLD, NEW])
 async def test_structured_content_alone_is_a_result(version: str) -> None:  # P5
     for missing in ({}, {"content": None}):
-        _, events = await use(script(TOOL, version=version, result={**missing, "structuredContent": {"n": 1}}))
+        _, events = await run_agent(script(TOOL, version=version, result={**missing, "structuredContent": {"n": 1}}))
         [result] = results(events)
         assert result.success is True
         assert result.result == {"n": 1}
@@ -298,7 +298,7 @@ async def test_result_that_violates_its_schema_is_returned_with_the_violation(  
     more = {} if structured is None else {"structuredContent": structured}
     result = {"content": [{"type": "text", "text": "order 17 placed"}, PICTURE], **more}
     config = script(ORDER, version=version, result=result)
-    _, events = await use(config)
+    _, events = await run_agent(config)
     [event] = results(events)
     assert not event.success
     assert event.content is not None
@@ -315,7 +315,7 @@ async def test_result_that_violates_its_schema_is_returned_with_the_violation(  
 async def test_valid_result_and_failure_without_structured_content_pass_validation() -> None:  # P13
     done = {"content": [], "structuredContent": {"n": 1}}
     for result, success in ((done, True), ({"content": [{"type": "text", "text": "no"}], "isError": True}, False)):
-        _, events = await use(script(ORDER, result=result))
+        _, events = await run_agent(script(ORDER, result=result))
         [event] = results(events)
         assert event.success == success
         assert "validation" not in (event.content or "")
@@ -326,7 +326,7 @@ async def test_valid_result_and_failure_without_structured_content_pass_validati
 async def test_unreadable_result_reports_that_the_call_may_have_had_an_effect(  # P13
     version: str, result: Any
 ) -> None:
-    _, events = await use(script(TOOL, version=version, result=result))
+    _, events = await run_agent(script(TOOL, version=version, result=result))
     [event] = results(events)
     assert not event.success
     assert "The call may have taken effect." in (event.content or "")
@@ -348,7 +348,7 @@ async def test_content_that_is_a_string_or_a_single_block_is_read(
 @pytest.mark.parametrize("version", [OLD, NEW])
 async def test_failure_without_content_or_with_a_list_is_read(version: str) -> None:  # P6
     config = script(TOOL, version=version, result={"isError": True})
-    [result] = results((await use(config))[1])
+    [result] = results((await run_agent(config))[1])
     assert result.content == "The MCP server raw says that the call failed."
     result = await call_result([], version, isError=True, structuredContent=["sold out"])
     assert not result.success
@@ -365,7 +365,7 @@ async def test_invalid_fields_of_the_newest_protocol_keep_the_result() -> None: 
 async def test_deferred_call_is_awaited() -> None:  # P5
     done = {"content": [{"type": "text", "text": "placed"}]}
     config = script(TOOL, version=NEW, result=[{"resultType": "input_required", "requestState": "s"}, done])
-    [result] = results((await use(config))[1])
+    [result] = results((await run_agent(config))[1])
     assert result.content == "placed"
     assert config["calls"] == 2
 
@@ -373,7 +373,7 @@ async def test_deferred_call_is_awaited() -> None:  # P5
 @pytest.mark.parametrize("version", [OLD, NEW])
 async def test_results_with_string_request_ids_are_repaired(version: str) -> None:  # P5
     config = script(TOOL, None, version=version, result={"content": [None]}, string_ids=True)
-    names, events = await use(config)
+    names, events = await run_agent(config)
     assert names == ["raw__fine"]
     assert results(events)[0].success
 
@@ -391,9 +391,9 @@ def test_work_on_a_malformed_message_is_limited() -> None:  # P5
         patch.setattr("rxloop.tools.mcp.repair._MAX_ITEMS", 50)
         patch.setattr("rxloop.tools.mcp.repair._errors", count_items)
         for method, name in (("tools/list", "tools"), ("tools/call", "content")):
-            repair.sent(types.JSONRPCRequest(jsonrpc="2.0", id=1, method=method))
+            repair.record_request(types.JSONRPCRequest(jsonrpc="2.0", id=1, method=method))
             message = types.JSONRPCResponse(jsonrpc="2.0", id=1, result={name: [None] * 10_000})
-            repair.received(message, OLD, print)
+            repair.repair_result(message, OLD, print)
             assert len(message.result[name]) <= 51
     assert sum(validated) < 500
 
@@ -402,6 +402,6 @@ def test_work_on_a_malformed_message_is_limited() -> None:  # P5
 async def test_schema_with_null_properties_is_accepted(version: str) -> None:  # P5
     schema: dict[str, Any] = {"type": "object", "properties": None, "required": None}
     bad = {**BAD, "inputSchema": schema}
-    names, _ = await use(script(TOOL, bad, version=version))
+    names, _ = await run_agent(script(TOOL, bad, version=version))
     assert names == ["raw__fine", "raw__bad"]
     assert not adapt_schema(schema, GEMINI).schema.get("properties")

@@ -25,7 +25,7 @@ from rxloop.tools.mcp.client_requests import sample
 async def test_stop_reason_of_a_sample_says_how_the_message_ended(finish: str, reason: str) -> None:  # P15
     @tool
     async def ask(ctx: RunContext[Any]) -> str | None:
-        """Sample as a server does."""
+        """Send a sampling request."""
         text = types.TextContent(type="text", text="Rhyme.")
         message = types.SamplingMessage(role="user", content=text)
         result = await sample(ctx, types.CreateMessageRequestParams(messages=[message], max_tokens=9), 20, 1)

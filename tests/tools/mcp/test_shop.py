@@ -30,7 +30,7 @@ async def test_form_is_a_question_that_another_process_can_answer(tmp_path: Path
     done, path = tmp_path / "effects", tmp_path / "runs.db"
 
     async def attempt(*answers: Any, task: str | None = None) -> Any:
-        # Each attempt has its own agent, log and server process, as after a restart.
+        # Simulate a restart: use a new agent, log and server process.
         async with contextlib.aclosing(SqliteEventLog(path)) as log:
             model = ScriptedModel("Booked.") if task else ScriptedModel(call("shop__book", city="Oslo"), "Booked.")
             async with Agent(model, tools=[shop(done)], log=log, thoughts=False) as agent:
@@ -163,7 +163,7 @@ async def test_server_killed_between_calls_is_restarted_without_an_error() -> No
         [server] = child_processes() - before
         os.kill(server, signal.SIGKILL)
         await wait_until(lambda: server not in child_processes())
-        # The pipe is closed. The reader notices after a few iterations of the event loop.
+        # Let the reader notice the closed pipe.
         for _ in range(200):
             await asyncio.sleep(0)
         run = agent.run("Again.", model=ScriptedModel(call("shop__echo", text="2"), "done"))
@@ -186,7 +186,7 @@ async def test_server_that_cannot_be_started_is_reported_with_its_output(caplog:
     with caplog.at_level(logging.DEBUG, "rxloop"):
         events = await collect_events([], broken)
     [missing] = [event for event in events if isinstance(event, ToolsUnavailableEvent)]
-    assert missing.family == "broken"
+    assert missing.toolset == "broken"
     assert "no shop for [redacted]" in missing.reason
     assert "planted-0451" not in caplog.text
 

@@ -12,11 +12,26 @@ import typer
 from rich.text import Text
 
 from rxloop.cli.agent_loader import load
-from rxloop.cli.terminal import FAILED, failure, running, say, status_line, table, write, write_plain
+from rxloop.cli.terminal import (
+    FAILED,
+    format_error,
+    format_table,
+    get_status_line,
+    notify,
+    run_main,
+    write,
+    write_plain,
+)
 from rxloop.errors import ConfigurationError, ScoreMissing
 from rxloop.evals.experiment import Experiment
 from rxloop.evals.report import Comparison, Report, compare
-from rxloop.evals.tables import comparison_notes, comparison_rows, number, report_notes, report_rows
+from rxloop.evals.tables import (
+    format_number,
+    list_comparison_notes,
+    list_report_notes,
+    make_comparison_rows,
+    make_report_rows,
+)
 
 _COLOURS = {"better": "green", "worse": "bold red"}
 
@@ -24,41 +39,39 @@ _COLOURS = {"better": "green", "worse": "bold red"}
 class _Threshold(NamedTuple):
     scorer: str
     variant: str | None
-    least: float
+    minimum: float
 
 
 def eval_(
-    experiment: Annotated[
-        str, typer.Argument(metavar="MODULE:EXPERIMENT", help="An experiment, or a function that makes one.")
-    ],
+    experiment: Annotated[str, typer.Argument(metavar="MODULE:EXPERIMENT", help="Experiment or factory function.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the report as JSON.")] = None,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the report as a page.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the report as HTML.")] = None,
     before: Annotated[
-        Path | None, typer.Option("--compare", metavar="FILE", help="A report to compare with, as --out writes it.")
+        Path | None, typer.Option("--compare", metavar="FILE", help="Previous report of --out to compare with.")
     ] = None,
     fail_under: Annotated[
         list[str] | None,
         typer.Option(
-            "--fail-under", metavar="SCORER=MEAN", help="Fail below it; VARIANT/SCORER=MEAN for one variant alone."
+            "--fail-under", metavar="SCORER=MEAN", help="Minimum mean, or VARIANT/SCORER=MEAN for one variant."
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Write the report as JSON, in place of the table.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON instead of a table.")] = False,
 ) -> None:
-    """Carry out an experiment.
+    """Run an experiment.
 
-    With a log in it, it goes on where an earlier call was cut off.
+    Experiments with a log resume after an interruption.
 
-    Exit codes: 0 carried out, 1 a mean is too low, clearly worse than before, or there is no answer at all; 2 wrong
-    usage, 130 cancelled.
+    Exit codes: 0 success, 1 a mean is too low or clearly worse than before, or all runs failed, 2 invalid usage, 130
+    cancelled.
     """
 
     async def main() -> int:
         # Detect invalid options before spending money on model calls.
-        thresholds = [_threshold(text) for text in fail_under or ()]
+        thresholds = [_parse_threshold(text) for text in fail_under or ()]
         earlier = Report.from_json(before.read_bytes()) if before is not None else None
-        async with await _experiment(experiment) as made:
-            _check(thresholds, made)
-            report = await _carried_out(made)
+        async with await _load_experiment(experiment) as loaded:
+            _check_thresholds(thresholds, loaded)
+            report = await _run_experiment(loaded)
         if out is not None:
             out.write_bytes(report.to_json())
         if html is not None:
@@ -66,44 +79,44 @@ def eval_(
         if json:
             write_plain(report.to_json().decode() + "\n")
         else:
-            _show(report)
-        missed = [*_missed(thresholds, report)]
+            _show_report(report)
+        missed = [*_find_missed(thresholds, report)]
         if earlier is not None:
             comparison = compare(earlier, report)
             _show_comparison(comparison)
             missed += [f"{change.scorer} of {change.variant[1]} is worse than before" for change in comparison.worse]
         if report.trials and all(trial.error is not None for trial in report.trials):
-            missed.append("no run has an answer")
+            missed.append("all runs failed")
         for reason in missed:
-            say(Text(f"! {reason}", "red"))
+            notify(Text(f"! {reason}", "red"))
         return FAILED if missed else 0
 
-    running(main())
+    run_main(main())
 
 
-async def _experiment(reference: str) -> Experiment:
-    found: Any = load(reference, "the experiment")
-    if callable(found) and not isinstance(found, type):
+async def _load_experiment(reference: str) -> Experiment:
+    value: Any = load(reference, "the experiment")
+    if callable(value) and not isinstance(value, type):
         try:
-            found = found()
-            found = await found if inspect.isawaitable(found) else found
+            value = value()
+            value = await value if inspect.isawaitable(value) else value
         except Exception as error:
-            raise ConfigurationError(f"{reference!r} did not give an experiment: {failure(error)}") from error
-    if not isinstance(found, Experiment):
-        raise ConfigurationError(f"{reference!r} is {found!r}: it must be an experiment, or a function that gives one")
-    return found
+            raise ConfigurationError(f"{reference!r} did not create an experiment: {format_error(error)}") from error
+    if not isinstance(value, Experiment):
+        raise ConfigurationError(f"{reference!r} must be an Experiment or a function that returns one, got {value!r}")
+    return value
 
 
-async def _carried_out(made: Experiment) -> Report:
+async def _run_experiment(experiment: Experiment) -> Report:
     """Run the experiment, with a progress line on interactive terminals."""
-    line, report = status_line(), None
+    line, report = get_status_line(), None
     try:
-        async for report in made.run():
+        async for report in experiment.run():
             if line is not None:
                 line.show(Text(f"{len(report.trials)} of {report.planned} trials", "dim"))
     except asyncio.CancelledError:
-        if made.log is not None:
-            say("cancelled; the same command goes on with what is left")
+        if experiment.log is not None:
+            notify("cancelled; repeat the command to continue")
         raise
     finally:
         if line is not None:
@@ -112,53 +125,54 @@ async def _carried_out(made: Experiment) -> Report:
     return report
 
 
-def _show(report: Report) -> None:
-    first, *notes = report_notes(report)
+def _show_report(report: Report) -> None:
+    first, *notes = list_report_notes(report)
     write(Text(f"{first}\n", "bold"))
-    _write_rows(report_rows(report))
+    _write_rows(make_report_rows(report))
     for note in notes:
         write(Text(f"{note}\n", "red" if note.startswith("!") else "dim"))
 
 
 def _show_comparison(comparison: Comparison) -> None:
     write("\n")
-    _write_rows(comparison_rows(comparison.changes))
-    for note in comparison_notes(comparison.changes, comparison.left_out):
+    _write_rows(make_comparison_rows(comparison.changes))
+    for note in list_comparison_notes(comparison.changes, comparison.left_out):
         write(Text(f"{note}\n", "dim"))
 
 
 def _write_rows(rows: list[tuple[str, ...]]) -> None:
     head, *rest = rows
-    write(table([name.upper() for name in head], rest, lambda _, cell: _COLOURS.get(cell, "")))
+    write(format_table([name.upper() for name in head], rest, lambda _, cell: _COLOURS.get(cell, "")))
 
 
-def _threshold(text: str) -> _Threshold:
-    name, equals, least = text.rpartition("=")
+def _parse_threshold(text: str) -> _Threshold:
+    name, equals, minimum = text.rpartition("=")
     variant, slash, scorer = name.rpartition("/")
     try:
-        return _Threshold(scorer or name, variant if slash else None, float(least if equals else "nothing"))
+        return _Threshold(scorer or name, variant if slash else None, float(minimum if equals else "nothing"))
     except ValueError:
-        raise ConfigurationError(f"--fail-under {text!r}: write SCORER=MEAN, such as exact=0.9") from None
+        raise ConfigurationError(f"--fail-under must be SCORER=MEAN, such as exact=0.9, got {text!r}") from None
 
 
-def _check(thresholds: list[_Threshold], made: Experiment) -> None:
+def _check_thresholds(thresholds: list[_Threshold], experiment: Experiment) -> None:
     """Validate scorer and variant names before spending money on model calls."""
-    for given in thresholds:
-        scorers = [scorer.name for scorer in made.scorers]
-        if given.scorer not in scorers:
-            raise ConfigurationError(f"--fail-under {given.scorer}: the scorers are {', '.join(scorers)}")
-        if given.variant is not None and given.variant not in made.variants:
-            raise ConfigurationError(f"--fail-under {given.variant}/: the variants are {', '.join(made.variants)}")
+    for threshold in thresholds:
+        scorers = [scorer.name for scorer in experiment.scorers]
+        if threshold.scorer not in scorers:
+            raise ConfigurationError(f"--fail-under: unknown scorer {threshold.scorer}; use {', '.join(scorers)}")
+        variants = experiment.variants
+        if threshold.variant is not None and threshold.variant not in variants:
+            raise ConfigurationError(f"--fail-under: unknown variant {threshold.variant}; use {', '.join(variants)}")
 
 
-def _missed(thresholds: list[_Threshold], report: Report) -> Iterator[str]:
+def _find_missed(thresholds: list[_Threshold], report: Report) -> Iterator[str]:
     """Yield error messages for means that are missing or too low."""
-    for scorer, variant, least in thresholds:
+    for scorer, variant, minimum in thresholds:
         for name in [variant] if variant is not None else report.variants:
             try:
                 mean = report.of(name).mean(scorer)
             except ScoreMissing as error:
                 yield f"{scorer} of {name}: {error}"
                 continue
-            if mean < least:
-                yield f"{scorer} of {name} is {number(mean)}, and should be at least {number(least)}"
+            if mean < minimum:
+                yield f"{scorer} of {name} is {format_number(mean)}, but must be at least {format_number(minimum)}"

@@ -17,9 +17,9 @@ from pydantic_core import to_json
 from rxloop.agents.batch import Outcome
 from rxloop.cli import options
 from rxloop.cli.agent_loader import AgentOptions
-from rxloop.cli.database import opened
-from rxloop.cli.live_run import interrupts
-from rxloop.cli.terminal import CANCELLED, FAILED, drawing, running, say
+from rxloop.cli.database import open_database
+from rxloop.cli.live_run import handle_interrupts
+from rxloop.cli.terminal import CANCELLED, FAILED, get_progress_console, notify, run_main
 from rxloop.errors import ConfigurationError, NotFinished
 from rxloop.operators.views.batch_progress import Tally, add_outcome, empty_tally, progress
 from rxloop.providers.catalog import find_price
@@ -52,7 +52,7 @@ class Lines:
         with self._file.open("rb") as lines:
             for number, text in enumerate(lines, 1):
                 if text.strip():
-                    yield self._line(text, f"{self._file}, line {number}")
+                    yield self._parse_line(text, f"{self._file}, line {number}")
 
     def keys(self) -> set[str]:
         """Validate the file and return all keys.
@@ -66,44 +66,46 @@ class Lines:
         for line in self:
             if line.key in seen:
                 raise ConfigurationError(
-                    f"{self._file} has two lines of the key {line.key[:80]!r}: "
-                    "--key names a field that tells them apart"
+                    f"{self._file} contains the key {line.key[:80]!r} twice; "
+                    "select a field with unique values with --key"
                 )
             seen.add(line.key)
         return seen
 
-    def _line(self, text: bytes, where: str) -> Line:
+    def _parse_line(self, text: bytes, source: str) -> Line:
         try:
             value: Any = orjson.loads(text)
         except orjson.JSONDecodeError as error:
-            raise ConfigurationError(f"{where} is not JSON: {error}") from None
-        prompt = self._prompt(value, where)
+            raise ConfigurationError(f"{source} is not JSON: {error}") from None
+        prompt = self._make_prompt(value, source)
         if not prompt.strip():
-            raise ConfigurationError(f"{where} has an empty prompt")
-        return Line(prompt if self._key is None else _field(value, self._key, where, "--key"), prompt)
+            raise ConfigurationError(f"{source}: the prompt must not be empty")
+        return Line(prompt if self._key is None else _get_field(value, self._key, source, "--key"), prompt)
 
-    def _prompt(self, value: Any, where: str) -> str:
+    def _make_prompt(self, value: Any, source: str) -> str:
         if self._template is None:
-            return value if isinstance(value, str) else _field(value, "prompt", where, "--prompt TEMPLATE")
+            return value if isinstance(value, str) else _get_field(value, "prompt", source, "--prompt TEMPLATE")
         if not isinstance(value, dict):
-            raise ConfigurationError(f"{where} is {_short(value)}, and --prompt takes the fields of objects")
+            raise ConfigurationError(f"{source} must be an object to be used with --prompt, got {_abbreviate(value)}")
         try:
             return self._template.format_map(cast("dict[str, Any]", value))
         except (KeyError, ValueError, IndexError, AttributeError) as error:
             raise ConfigurationError(
-                f"{where}: --prompt {self._template!r} cannot be filled in from {_short(value)}: {error!r}"
+                f"{source}: cannot format --prompt {self._template!r} with {_abbreviate(value)}: {error!r}"
             ) from None
 
 
-def _field(value: Any, name: str, where: str, option: str) -> str:
+def _get_field(value: Any, name: str, source: str, option: str) -> str:
     fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-    found = fields.get(name)
-    if isinstance(found, bool) or not isinstance(found, str | int):
-        raise ConfigurationError(f"{where} is {_short(value)}, without a text {name!r}: {option} names another field")
-    return str(found)
+    field_value = fields.get(name)
+    if isinstance(field_value, bool) or not isinstance(field_value, str | int):
+        raise ConfigurationError(
+            f"{source} must have a string field {name!r}, got {_abbreviate(value)}; select another field with {option}"
+        )
+    return str(field_value)
 
 
-def _short(value: Any) -> str:
+def _abbreviate(value: Any) -> str:
     text = orjson.dumps(value).decode()
     return text if len(text) <= 80 else text[:80] + "..."
 
@@ -126,30 +128,30 @@ class Output:
         Raises:
             ConfigurationError: The file has a different format, or is locked by another process.
         """
-        self._out = _locked(self._file)
+        self._out = _open_locked(self._file)
         try:
-            self._take_up(self._out)
+            self._load_answered(self._out)
         except BaseException:
             self._out.close()
             raise
         return self
 
-    def _take_up(self, out: BufferedRandom) -> None:
+    def _load_answered(self, out: BufferedRandom) -> None:
         out.seek(0)
         lines = out.readlines()
-        read = [self._read(text, number) for number, text in enumerate(lines, 1)]
-        self.answered = {key for key in read if key is not None}
+        keys = [self._parse_answer(text, number) for number, text in enumerate(lines, 1)]
+        self.answered = {key for key in keys if key is not None}
         if len(self.answered) < len(lines):
             # Replace the file atomically, so that no data is lost in a crash.
-            beside = self._file.with_name(f"{self._file.name}.new")
-            beside.unlink(missing_ok=True)
-            self._out = _locked(beside)
-            self._out.writelines(text for key, text in zip(read, lines, strict=True) if key is not None)
+            replacement = self._file.with_name(f"{self._file.name}.new")
+            replacement.unlink(missing_ok=True)
+            self._out = _open_locked(replacement)
+            self._out.writelines(text for key, text in zip(keys, lines, strict=True) if key is not None)
             self._out.flush()
-            beside.replace(self._file)
+            replacement.replace(self._file)
             out.close()
 
-    def _read(self, text: bytes, number: int) -> str | None:
+    def _parse_answer(self, text: bytes, number: int) -> str | None:
         """Return a line's key, or None if there is no answer."""
         if not text.endswith(b"\n"):
             return None
@@ -159,8 +161,8 @@ class Output:
             return key if "output" in value else None
         except (orjson.JSONDecodeError, KeyError, TypeError):
             raise ConfigurationError(
-                f"{self._file}, line {number} was not written by rxloop map, which leaves it as it is: "
-                "--out names another file"
+                f"{self._file}, line {number} was not written by rxloop map, so the file was not changed; "
+                "select another file with --out"
             ) from None
 
     def __exit__(self, *_: object) -> None:
@@ -172,68 +174,68 @@ class Output:
     def write(self, outcome: Outcome[Line, Any]) -> None:
         """Append an outcome and flush the file, so that other processes can read it immediately."""
         assert self._out is not None
-        self._out.write(to_json(_told(outcome), fallback=str) + b"\n")
+        self._out.write(to_json(_to_data(outcome), fallback=str) + b"\n")
         self._out.flush()
 
 
-def _told(outcome: Outcome[Line, Any]) -> dict[str, Any]:
-    told: dict[str, Any] = {"key": outcome.key}
+def _to_data(outcome: Outcome[Line, Any]) -> dict[str, Any]:
+    data: dict[str, Any] = {"key": outcome.key}
     try:
-        told["output"] = outcome.output
-    except NotFinished as waits:
-        told["error"] = {"code": "input-required", "message": str(waits)}
+        data["output"] = outcome.output
+    except NotFinished as pending:
+        data["error"] = {"code": "input-required", "message": str(pending)}
     except Exception as error:
-        told["error"] = {"code": getattr(error, "code", type(error).__name__), "message": str(error)}
+        data["error"] = {"code": getattr(error, "code", type(error).__name__), "message": str(error)}
     if outcome.result is not None:
-        told |= {"taskId": outcome.result.task_id, "usage": outcome.result.usage.model_dump(by_alias=True)}
-    return told
+        data |= {"taskId": outcome.result.task_id, "usage": outcome.result.usage.model_dump(by_alias=True)}
+    return data
 
 
-def _locked(file: Path) -> BufferedRandom:
+def _open_locked(file: Path) -> BufferedRandom:
     """Open and lock a file for appending. The lock is released when the file is closed or the process exits.
 
     Raises:
         ConfigurationError: The file is locked by another process.
     """
-    opened = file.open("a+b")
+    locked = file.open("a+b")
     # File locks are not supported on Windows.
     with suppress(ModuleNotFoundError):
         import fcntl
 
         try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            opened.close()
+            locked.close()
             raise ConfigurationError(
-                f"{file} is being written by another rxloop map: wait for it, or name another --out"
+                f"{file} is locked by another rxloop map; wait for it, or select another file with --out"
             ) from None
-    return opened
+    return locked
 
 
 def map_(
-    file: Annotated[Path, typer.Argument(metavar="FILE.jsonl", help="A JSON value on each line.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT.jsonl", help="Where the answers go.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.jsonl", help="File with a JSON value on each line.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT.jsonl", help="Output file.")],
     prompt: Annotated[
         str | None,
-        typer.Option(metavar="TEMPLATE", help='Such as "Summarise: {text}", with the fields of a line in braces.'),
+        typer.Option(metavar="TEMPLATE", help='Prompt with field names in braces, such as "Summarise: {text}".'),
     ] = None,
     key: Annotated[
-        str | None, typer.Option(metavar="FIELD", help="What tells a line from the others; by default its prompt.")
+        str | None, typer.Option(metavar="FIELD", help="Field with the unique key of a line. Defaults to the prompt.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The name of the batch; by default that of OUT and the model.")
+        str | None, typer.Option(metavar="NAME", help="Name of the batch. Defaults to OUT and the model.")
     ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, metavar="N", help="How many are asked at once.")] = 50,
+    concurrency: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number of concurrent runs.")] = 50,
     *,
     agent: AgentOptions,
     db: options.Database = None,
 ) -> None:
-    """Ask for each line of a file, and go on where it was left.
+    """Run an agent for each line of a file, and resume interrupted batches.
 
-    A line is a prompt, or an object with a field "prompt"; --prompt makes a prompt of the fields of an object. Run the
-    same command again after Ctrl-C or a crash: what is answered is not asked again, and what failed is tried once more.
+    A line is a prompt, or an object with a field "prompt"; --prompt formats a prompt with the fields of an object.
+    Repeat the command after Ctrl-C or a crash. Existing answers are kept, and failed lines are retried.
 
-    Exit codes: 0 all lines are answered, 1 some failed, 2 wrong usage, 130 interrupted.
+    Exit codes: 0 all lines have answers, 1 some failed, 2 invalid usage, 130 interrupted.
     """
     lines = Lines(file, prompt, key)
 
@@ -241,65 +243,65 @@ def map_(
         keys = lines.keys()
         async with contextlib.AsyncExitStack() as stack:
             # Create the agent first, so that invalid options do not create empty files.
-            made = agent.make()
+            loaded = agent.make()
             output = stack.enter_context(Output(out))
-            left = len(keys - output.answered)
-            log = await stack.enter_async_context(opened(db, write=True))
-            ready = await stack.enter_async_context(made.logging_to(log))
-            asked = (ready.model or ready.agent.model).name
-            stopping = stack.enter_context(_draining())
+            remaining = len(keys - output.answered)
+            log = await stack.enter_async_context(open_database(db, write=True))
+            ready = await stack.enter_async_context(loaded.with_log(log))
+            model = (ready.model or ready.agent.model).name
+            stopping = stack.enter_context(_drain_on_interrupt())
             outcomes = ready.agent.map(
-                _until(stopping, (line for line in lines if line.key not in output.answered)),
+                _take_until(stopping, (line for line in lines if line.key not in output.answered)),
                 prompt=lambda line: line.prompt,
                 key=lambda line: line.key,
-                name=name or f"{out.resolve()} by {asked}",
+                name=name or f"{out.resolve()} by {model}",
                 concurrency=concurrency,
                 model=ready.model,
                 strategy=agent.strategy,
             )
-            totals = await _written(outcomes, output, left, asked)
-        return _end(totals, len(output.answered), left)
+            totals = await _write_outcomes(outcomes, output, remaining, model)
+        return _report_totals(totals, len(output.answered), remaining)
 
-    running(main())
+    run_main(main())
 
 
-async def _written(outcomes: Stream[Outcome[Line, object]], output: Output, left: int, model: str) -> Tally:
+async def _write_outcomes(outcomes: Stream[Outcome[Line, object]], output: Output, remaining: int, model: str) -> Tally:
     """Write outcomes while they arrive, and return totals."""
     price = find_price(model)
-    console = drawing()
-    shown = outcomes if console is None else outcomes.pipe(progress(left, price=price, console=console))
+    console = get_progress_console()
+    reported = outcomes if console is None else outcomes.pipe(progress(remaining, price=price, console=console))
     totals = empty_tally(price)
-    async for outcome in shown:
+    async for outcome in reported:
         output.write(outcome)
         totals = add_outcome(totals, outcome, price)
     return totals
 
 
-def _end(totals: Tally, before: int, left: int) -> int:
-    say(str(totals) + (f"; {before:,} were answered before" if before else ""))
-    missing = left - totals.done
+def _report_totals(totals: Tally, previously: int, remaining: int) -> int:
+    notify(str(totals) + (f"; {previously:,} answered previously" if previously else ""))
+    missing = remaining - totals.done
     if missing:
-        say(f"{missing:,} left: the same command goes on with them")
+        notify(f"{missing:,} remaining; repeat the command to continue")
         return CANCELLED
     if totals.failed:
-        say("the same command tries the failed ones once more, where that may help")
+        notify("repeat the command to retry failed lines, if their errors are retryable")
     return FAILED if totals.failed else 0
 
 
 @contextlib.contextmanager
-def _draining() -> Generator[Callable[[], bool]]:
+def _drain_on_interrupt() -> Generator[Callable[[], bool]]:
     """Yield a function that returns True after Ctrl-C. Active runs are completed, but no further runs are started."""
-    stopped = False
+    is_stopped = False
 
     def stop(_: str) -> None:
-        nonlocal stopped
-        stopped = True
+        nonlocal is_stopped
+        is_stopped = True
 
-    with interrupts(stop, "waiting for what was begun"):
-        yield lambda: stopped
+    with handle_interrupts(stop, "waiting for active runs"):
+        yield lambda: is_stopped
 
 
-def _until(stopping: Callable[[], bool], lines: Iterator[Line]) -> Iterator[Line]:
+def _take_until(stopping: Callable[[], bool], lines: Iterator[Line]) -> Iterator[Line]:
     for line in lines:
         if stopping():
             return

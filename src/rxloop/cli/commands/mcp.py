@@ -23,9 +23,9 @@ from typing_extensions import override
 
 from rxloop.agents.agent import Agent
 from rxloop.cli import options
-from rxloop.cli.agent_loader import agents_of, load, made_of
-from rxloop.cli.database import opened
-from rxloop.cli.terminal import CANCELLED, fail, running, say
+from rxloop.cli.agent_loader import call_factory, load, to_agents
+from rxloop.cli.database import open_database
+from rxloop.cli.terminal import CANCELLED, fail, notify, run_main
 from rxloop.errors import ConfigurationError, UnknownSession
 from rxloop.pipeline.event_log import EventLog
 from rxloop.storage import MemoryEventLog, SqliteArtifacts
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
     from rxloop.server.mcp.adapter import McpServer
 
 
-_DAY = 24 * 60 * 60.0
+_DEFAULT_TIMEOUT = 24 * 60 * 60.0
 """Default session timeout for HTTP clients, in seconds."""
 
 AGENTS = "agent"
 """Name of the default command."""
 
 Http = Annotated[bool, typer.Option("--http", help="Serve over streamable HTTP instead of stdin and stdout.")]
-HttpHost = Annotated[str, typer.Option("--host", metavar="HOST", help="With --http: the address.")]
-HttpPort = Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="With --http: the port.")]
+HttpHost = Annotated[str, typer.Option("--host", metavar="HOST", help="With --http: address to listen on.")]
+HttpPort = Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="With --http: port.")]
 AllowHost = Annotated[
     list[str] | None,
     typer.Option(
-        "--allow-host", metavar="NAME", help="With --http: another name by which clients may call; may be repeated."
+        "--allow-host", metavar="NAME", help="With --http: additional host name for clients. Can be repeated."
     ),
 ]
 
@@ -73,7 +73,7 @@ mcp = typer.Typer(
 
 
 @mcp.callback()
-def _mcp() -> None:
+def _import_mcp() -> None:
     """Serve tools to clients of the Model Context Protocol."""
 
 
@@ -84,60 +84,69 @@ def sequential_thinking(
     port: HttpPort = 8000,
     allow_host: AllowHost = None,
     session: Annotated[
-        str | None,
-        typer.Option("--session", metavar="NAME", help="One session for all clients, which is kept."),
+        str | None, typer.Option("--session", metavar="NAME", help="Name of a permanent session for all clients.")
     ] = None,
-    path: Annotated[Path | None, typer.Option("--path", metavar="FILE", help="Keep the session in a database.")] = None,
+    path: Annotated[Path | None, typer.Option("--path", metavar="FILE", help="Database of the session.")] = None,
     ttl: Annotated[
         float | None,
         typer.Option(
             "--ttl",
             metavar="SECONDS",
-            help="Drop a session after this silence; with --http after a day, unless it has a name.",
+            help="Idle time before sessions are removed. Defaults to a day for unnamed sessions with --http.",
         ),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse what revises, or branches from, a thought that does not exist.")
+        bool, typer.Option("--strict", help="Reject revisions and branches of thoughts that do not exist.")
     ] = False,
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--strategy",
+            metavar="NAME",
+            help="Add the tool strategic_thinking with this reasoning strategy, such as react. Can be repeated.",
+        ),
+    ] = None,
 ) -> None:
-    """Serve the tool sequentialthinking, in the place of the reference server.
+    """Serve the tool sequentialthinking, as a replacement for the reference server.
 
-    Each client has a session of its own. Thoughts are shown on stderr unless DISABLE_THOUGHT_LOGGING is "true".
+    Each client has its own session. Thoughts are shown on stderr unless DISABLE_THOUGHT_LOGGING is "true".
     """
     try:
         # Fails if the `mcp` extra is not installed.
         from rxloop.server.mcp.thinking_tools import make_connection_sessions
+        from rxloop.strategies import get_stages
 
         if path is not None and session is None:
-            raise ConfigurationError("--path keeps a session for later, and later it needs a name: add --session NAME")
+            raise ConfigurationError("--path requires a session name; add --session NAME")
         if session is not None and not session.strip():
-            raise ConfigurationError("--session is blank: give it a name, or leave it out")
+            raise ConfigurationError("--session must not be blank")
         if ttl is not None and not 0 < ttl < math.inf:
-            raise ConfigurationError(f"--ttl {ttl:g}: give more than 0 seconds, or leave it out")
-        silence = ttl if ttl is not None or session is not None or not http else _DAY
+            raise ConfigurationError(f"--ttl must be a positive number of seconds, got {ttl:g}")
+        session_timeout = ttl if ttl is not None or session is not None or not http else _DEFAULT_TIMEOUT
+        strategies = [get_stages(name) for name in strategy or ()]
     except ConfigurationError as error:
         fail(error)
 
     async def main() -> int:
         from rxloop.runtime.runtime import Runtime
         from rxloop.server import ServerLimits, ThinkingTools, mcp_server
-        from rxloop.server.mcp.thinking_tools import MAX_BODY
+        from rxloop.server.mcp.thinking_tools import MAX_BODY_BYTES
 
         artifacts = None if path is None else SqliteArtifacts(path)
-        sessions = make_connection_sessions(artifacts, strict=strict, ttl=silence)
+        sessions = make_connection_sessions(artifacts, strict=strict, ttl=session_timeout)
         try:
             if session is not None:
                 # Detect an unusable file before the first client connects.
                 with suppress(UnknownSession):
                     await sessions.get_session(session)
-            with ThoughtLog() if logs_thoughts() else nullcontext() as log:
-                tools = ThinkingTools(sessions, session=session, on_thought=log)
+            with ThoughtLog() if is_thought_log_enabled() else nullcontext() as log:
+                tools = ThinkingTools(sessions, session=session, strategies=strategies, on_thought=log)
                 server = mcp_server(
                     Runtime({}, log=MemoryEventLog()),
                     name="rxloop-sequential-thinking",
                     sequential_thinking=tools,
-                    limits=ServerLimits(body=MAX_BODY),
-                    session_timeout=ttl or _DAY,
+                    limits=ServerLimits(body=MAX_BODY_BYTES),
+                    session_timeout=ttl or _DEFAULT_TIMEOUT,
                     max_sessions=1_000,
                     allowed_hosts=[host, *(allow_host or ())],
                 )
@@ -145,7 +154,7 @@ def sequential_thinking(
         finally:
             await sessions.aclose()
 
-    running(main())
+    run_main(main())
 
 
 @mcp.command(AGENTS)
@@ -153,7 +162,7 @@ def agents(
     references: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODULE:AGENT...", help="Agents, dicts of agents, functions that make them, or an `mcp_server`."
+            metavar="MODULE:AGENT...", help="Agents, dicts of agents, factory functions, or an `mcp_server`."
         ),
     ],
     http: Http = False,
@@ -162,15 +171,17 @@ def agents(
     allow_host: AllowHost = None,
     wait: Annotated[
         float | None,
-        typer.Option("--wait", metavar="SECONDS", help="Answer a call after so long, though its run goes on."),
+        typer.Option(
+            "--wait", metavar="SECONDS", help="Maximum time before a call returns, even if its run is active."
+        ),
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Let a run go on when the client that called is gone.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Do not cancel runs when the client disconnects.")] = False,
     db: options.Database = None,
     no_log: options.NoLog = False,
 ) -> None:
     """Serve agents as tools: `rxloop mcp module:agent`.
 
-    A call is a run of the agent, kept in the database: what a process leaves when it dies, the next one goes on with.
+    Each call is a run of the agent and is stored in the database. If the process dies, the next one resumes its runs.
     """
     try:
         # Fails if the `mcp` extra is not installed.
@@ -178,21 +189,21 @@ def agents(
 
         # Redirect output from imported modules, because stdout is used by the protocol.
         with redirect_stdout(sys.stderr):
-            found = [(reference, load(reference, "rxloop mcp")) for reference in references]
-        if allow_host and any(isinstance(each, McpServer) for _, each in found):
-            raise ConfigurationError("--allow-host is for agents; pass allowed_hosts= to the mcp_server of the module")
+            values = [(reference, load(reference, "rxloop mcp")) for reference in references]
+        if allow_host and any(isinstance(each, McpServer) for _, each in values):
+            raise ConfigurationError("--allow-host cannot be used with an mcp_server; pass it allowed_hosts= instead")
     except ConfigurationError as error:
         fail(error)
 
     async def main() -> int:
-        async with _log(db, kept=not no_log) as log:
-            server = _load_server(found, log, wait, "keep" if keep else "cancel", [host, *(allow_host or ())])
+        async with _open_log(db, is_stored=not no_log) as log:
+            server = _load_server(values, log, wait, "keep" if keep else "cancel", [host, *(allow_host or ())])
             code = await _serve(server, (host, port) if http else None)
             for agent in server.gateway.runtime.agents.values():
                 await agent.aclose()
         return code
 
-    running(main())
+    run_main(main())
 
 
 async def _serve(server: McpServer, address: tuple[str, int] | None) -> int:
@@ -220,14 +231,18 @@ async def _serve(server: McpServer, address: tuple[str, int] | None) -> int:
         # Imported lazily because stdio servers do not need uvicorn.
         from rxloop.cli.service import process
 
-        with process.listening(*address) as listener:
-            url = process.address(listener) + server.path
-            await process.until_signalled(server, listener, Shutdown(server), lambda: say(url))
+        with process.open_listener(*address) as listener:
+            url = process.get_url(listener) + server.path
+            await process.serve_until_signal(server, listener, Shutdown(server), lambda: notify(url))
         return CANCELLED
 
 
 def _load_server(
-    found: Sequence[tuple[str, Any]], log: EventLog, wait: float | None, leaves: OnDisconnect, hosts: Sequence[str]
+    values: Sequence[tuple[str, Any]],
+    log: EventLog,
+    wait: float | None,
+    on_disconnect: OnDisconnect,
+    hosts: Sequence[str],
 ) -> McpServer:
     """Return an imported server, or create a server for imported agents.
 
@@ -237,44 +252,44 @@ def _load_server(
     from rxloop.runtime.runtime import Runtime
     from rxloop.server.mcp.adapter import McpServer, mcp_server
 
-    if len(found) == 1 and isinstance(found[0][1], McpServer):
-        return found[0][1]
+    if len(values) == 1 and isinstance(values[0][1], McpServer):
+        return values[0][1]
     agents: dict[str, Agent[Any, Any]] = {}
-    for reference, each in found:
+    for reference, each in values:
         with redirect_stdout(sys.stderr):
-            made = made_of(each, reference, "rxloop mcp")
-        more = agents_of(made, reference)
-        if more is None:
+            value = call_factory(each, reference, "rxloop mcp")
+        named_agents = to_agents(value, reference)
+        if named_agents is None:
             raise ConfigurationError(
-                f"rxloop mcp {reference!r} is {made!r}: it must be an Agent, a dict of agents, or a function "
-                "that gives one"
+                f"rxloop mcp {reference!r} must be an Agent, a dict of agents, or a function that returns one, "
+                f"got {value!r}"
             )
-        twice = agents.keys() & more.keys()
-        if twice:
-            raise ConfigurationError(f"two agents are called {min(twice)!r}: give one of them another name=")
-        agents |= more
-    return mcp_server(Runtime(agents, log=log), wait=wait, on_disconnect=leaves, allowed_hosts=hosts)
+        duplicates = agents.keys() & named_agents.keys()
+        if duplicates:
+            raise ConfigurationError(f"agent names must be unique, got {min(duplicates)!r} twice; set name=")
+        agents |= named_agents
+    return mcp_server(Runtime(agents, log=log), wait=wait, on_disconnect=on_disconnect, allowed_hosts=hosts)
 
 
 @asynccontextmanager
-async def _log(db: str | None, *, kept: bool) -> AsyncGenerator[EventLog]:
-    if not kept:
+async def _open_log(db: str | None, *, is_stored: bool) -> AsyncGenerator[EventLog]:
+    if not is_stored:
         yield MemoryEventLog()
         return
-    async with opened(db, write=True) as log:
+    async with open_database(db, write=True) as log:
         yield log
 
 
-_SHOWN = 2_000
+_MAX_LENGTH = 2_000
 """Maximum number of characters displayed per thought."""
-_WAITING = 1_000
+_MAX_QUEUE = 1_000
 """Maximum queue size. Additional thoughts are dropped."""
 _GRACE = 1.0
 """Timeout in seconds for flushing the queue on exit."""
 
 
-def logs_thoughts(environment: Mapping[str, str] = os.environ) -> bool:
-    """True unless the environment variable `DISABLE_THOUGHT_LOGGING` is "true" (case-insensitive)."""
+def is_thought_log_enabled(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return True unless the environment variable `DISABLE_THOUGHT_LOGGING` is "true" (case-insensitive)."""
     return environment.get("DISABLE_THOUGHT_LOGGING", "").lower() != "true"
 
 
@@ -290,7 +305,7 @@ class ThoughtLog:
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console if console is not None else Console(stderr=True, emoji=False, highlight=False)
-        self._boxes: queue.Queue[ThoughtResult | None] = queue.Queue(_WAITING)
+        self._boxes: queue.Queue[ThoughtResult | None] = queue.Queue(_MAX_QUEUE)
         self._thread = threading.Thread(target=self._write_all, name="thought log", daemon=True)
 
     def __call__(self, result: ThoughtResult) -> None:
@@ -319,10 +334,10 @@ class ThoughtLog:
         try:
             while (result := self._boxes.get()) is not None:
                 with self._console.capture() as captured:
-                    self._console.print(box(result))
+                    self._console.print(format_box(result))
                 self._write(captured.get())
         except (OSError, ValueError):
-            # The stream was closed by its reader.
+            # The reader closed the stream.
             return
 
     def _write(self, text: str) -> None:
@@ -338,18 +353,18 @@ class ThoughtLog:
             data = data[os.write(descriptor, data) :]
 
 
-def box(result: ThoughtResult) -> Panel:
+def format_box(result: ThoughtResult) -> Panel:
     """Format a thought using a titled box."""
     thought = to_visible(result.thought.thought)
-    if len(thought) > _SHOWN:
-        thought = f"{thought[:_SHOWN]}… and {len(thought) - _SHOWN:,} more characters"
-    kind, beside, colour = _kind(result)
+    if len(thought) > _MAX_LENGTH:
+        thought = f"{thought[:_MAX_LENGTH]}… and {len(thought) - _MAX_LENGTH:,} more characters"
+    kind, details, colour = _classify(result)
     number = f"{result.thought.thought_number}/{result.thought.total_thoughts}"
-    title = Text.assemble((kind, colour), f" {number}{f' ({beside})' if beside else ''}")
+    title = Text.assemble((kind, colour), f" {number}{f' ({details})' if details else ''}")
     return Panel(Text(thought), title=title, title_align="left", border_style=colour, box=ROUNDED)
 
 
-def _kind(result: ThoughtResult) -> tuple[str, str, str]:
+def _classify(result: ThoughtResult) -> tuple[str, str, str]:
     """Return a thought's label, reference and colour."""
     thought, placed = result.thought, result.placed
     if thought.is_revision or thought.revises_thought is not None:

@@ -1,190 +1,125 @@
-"""Commands `run`, `chat`, `resume` and `fork`: agent execution with terminal output."""
+"""Commands `demo`, `run`, `resume` and `fork`: agent execution with terminal output."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import importlib
-import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import reactivex.operators as rx
 import typer
 
 from rxloop.cli import options
-from rxloop.cli.agent_loader import AgentOptions, Ready, RecordedAgentOptions
-from rxloop.cli.commands.inspect import ago
-from rxloop.cli.database import find_run, first_event, opened, short_id, short_ids
-from rxloop.cli.live_run import CODES, LiveRuns, ask, conversing, exit_code
-from rxloop.cli.live_run import show as write_live
-from rxloop.cli.options import LogSelection, RunDisplay, as_text, pairs
-from rxloop.cli.render import many
-from rxloop.cli.terminal import FAILED, WAITS, asks, logged, read_all, read_line, report, reporting, running, say, write
-from rxloop.errors import ConfigurationError, RxloopError
+from rxloop.cli.agent_loader import AgentOptions, RecordedAgentOptions
+from rxloop.cli.arguments.inputs import Attachments, make_prompt
+from rxloop.cli.commands.inspect import format_age
+from rxloop.cli.database import find_run, find_short_id, open_database, read_first_event
+from rxloop.cli.demo import run_demo
+from rxloop.cli.live_run import EXIT_CODES, LiveRuns, get_exit_code, make_live_runs, open_session
+from rxloop.cli.live_run import show_events as write_live
+from rxloop.cli.options import LogSelection, RunControl, RunDisplay, decode, parse_pairs
+from rxloop.cli.terminal import (
+    FAILED,
+    WAITS,
+    can_ask,
+    notify,
+    report_errors,
+    run_main,
+)
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import Event, PendingInput
 from rxloop.recorded.replay import replay
 from rxloop.strategies.catalog import STRATEGIES
-from rxloop.support.text import to_one_line
 
-Words = Annotated[list[str] | None, typer.Argument(metavar="QUESTION", help="'-', or nothing, takes it from a pipe.")]
+Words = Annotated[
+    list[str] | None, typer.Argument(metavar="QUESTION", help="Question. Text from stdin is added to it.")
+]
 
 
-def run(words: Words = None, *, agent: AgentOptions, display: RunDisplay, selection: LogSelection) -> None:
+def run(
+    words: Words = None,
+    *,
+    agent: AgentOptions,
+    attachments: Attachments,
+    control: RunControl,
+    display: RunDisplay,
+    selection: LogSelection,
+) -> None:
     """Ask a model.
 
-    The answer streams to stdout; what the model does on the way, to stderr.
+    The answer is streamed to stdout, and all other output to stderr. If stdin is a pipe or a file, its text is added
+    after the question.
 
-    Exit codes: 0 an answer, 1 the run failed, 2 wrong usage, 3 it waits for input, 130 cancelled.
+    Exit codes: 0 success, 1 the run failed, 2 invalid usage, 3 waiting for input, 130 cancelled.
     """
+    # Read stdin outside the event loop, because the loop would delay Ctrl-C.
+    with report_errors():
+        prompt = make_prompt(words or [], attachments)
 
     async def main() -> int:
-        question = _question(words or [])
-        async with conversing(agent, display, selection) as (ready, session, context_id):
-            asked = ready.agent.run(question, context_id=context_id, model=ready.model, strategy=agent.strategy)
-            return exit_code(await session.carry_out(ready, asked, agent.strategy))
+        async with open_session(agent, display, selection, control) as (ready, session, conversation):
+            handle = ready.agent.run(prompt, model=ready.model, strategy=agent.strategy, **conversation)
+            return get_exit_code(await session.execute(ready, handle, agent.strategy))
 
-    running(main())
-
-
-def _question(words: list[str]) -> str:
-    """Read the question from the arguments, and from stdin if requested with `-`."""
-    if not words and sys.stdin.isatty():
-        raise ConfigurationError('there is no question: rxloop run "Why is the sky blue?", or give it through a pipe')
-    parts = [as_text(" ".join(word for word in words if word != "-"))]
-    if not words or "-" in words:
-        parts.append(read_all().strip())
-    question = "\n\n".join(part for part in parts if part.strip())
-    if not question:
-        raise ConfigurationError('the question is empty: rxloop run "Why is the sky blue?", or give it through a pipe')
-    return question
-
-
-def chat(agent: AgentOptions, display: RunDisplay, selection: LogSelection) -> None:
-    """Talk with a model.
-
-    Ctrl-D or /quit ends the conversation, Ctrl-C cancels an answer; --context takes an old conversation up again.
-    """
-    begun = conversing(agent, display, selection, chatting=True)
-    with reporting(), logged(), asyncio.Runner() as runner:
-        # Read input outside the event loop, because no other tasks need to run in the meantime.
-        stack = contextlib.AsyncExitStack()
-        try:
-            ready, live, context_id = runner.run(stack.enter_async_context(begun))
-            runner.run(_greet(ready, live, context_id))
-            while (question := _next_question()) is not None:
-                try:
-                    runner.run(_turn(ready, live, question, context_id, agent.strategy))
-                except RxloopError as error:
-                    report(error)
-            runner.run(_farewell(live, context_id))
-        except KeyboardInterrupt:
-            # Start a new line after the terminal's `^C`.
-            say("")
-            raise
-        finally:
-            runner.run(stack.aclose())
-
-
-async def _turn(ready: Ready, live: LiveRuns, question: str, context_id: str, strategy: str | None) -> None:
-    asked = ready.agent.run(question, context_id=context_id, model=ready.model, strategy=strategy)
-    await live.carry_out(ready, asked, strategy)
-
-
-async def _greet(ready: Ready, live: LiveRuns, context_id: str) -> None:
-    """Show the model, keyboard shortcuts and a summary of the previous conversation."""
-    model = (ready.model or ready.agent.model).name
-    say(f"{model}; Ctrl-D or /quit ends the conversation, Ctrl-C cancels an answer")
-    if live.log is None:
-        return
-    for record in (await live.log.list_runs(context_id=context_id))[-1:]:
-        result = await replay(live.log, record.task_id).result()
-        say(f"it has {many(len(result.messages), 'message')}; the last one was: {to_one_line(result.content, 120)}")
-
-
-async def _farewell(live: LiveRuns, context_id: str) -> None:
-    """Show the command for continuing the conversation."""
-    records = await live.log.list_runs() if live.log is not None else ()
-    contexts = list(dict.fromkeys(record.context_id for record in records))
-    if context_id in contexts:
-        say(f"go on with: rxloop chat --context {short_ids(contexts)[context_id]}{live.place}{live.flags}")
-
-
-def _next_question() -> str | None:
-    """Read the next question. Returns None at the end of the input."""
-    with contextlib.suppress(ModuleNotFoundError):
-        # Enables history and arrow keys for `input`.
-        importlib.import_module("readline")
-    while True:
-        terminal = sys.stdin.isatty()
-        if terminal and not sys.stdout.isatty():
-            write("> ", beside=True)
-        try:
-            line = read_line("> " if terminal and sys.stdout.isatty() else "")
-        except EOFError:
-            say("")
-            return None
-        if line in ("/quit", "/exit"):
-            return None
-        if line:
-            return line
+    run_main(main())
 
 
 def resume(
     run: options.RunId,
     inputs: Annotated[
-        list[str] | None, typer.Option("--input", metavar="ID=JSON", help="An answer; may be repeated.")
+        list[str] | None, typer.Option("--input", metavar="ID=JSON", help="Answer to a question. Can be repeated.")
     ] = None,
     *,
     agent: RecordedAgentOptions,
     strategy: options.Strategy = None,
+    control: RunControl,
     display: RunDisplay,
     skip_corrupt: options.SkipCorrupt = False,
     db: options.Database = None,
 ) -> None:
-    """Go on with a run.
+    """Resume a run.
 
-    What is done stays done. The model and the strategy are those that the run had, unless others are named; tools must
-    be named again. A person at the terminal is asked what the run waits for.
+    Completed steps are not repeated. The model and strategy default to those of the run; tools must be passed again.
+    Pending questions are asked on the terminal.
     """
 
     async def main() -> int:
-        answers = pairs(inputs, "--input")
-        async with opened(db, skip_corrupt=skip_corrupt) as log:
+        answers = parse_pairs(inputs, "--input")
+        async with open_database(db, skip_corrupt=skip_corrupt) as log:
             record = await find_run(log, run)
-            so_far = await replay(log, record.task_id).result()
-            may_pass = so_far.error is not None and so_far.error.retryable
-            if record.finished and not may_pass:
+            recorded_result = await replay(log, record.task_id).result()
+            is_retryable = recorded_result.error is not None and recorded_result.error.retryable
+            if record.finished and not is_retryable:
                 return await _show_end(log, record, display)
-            pending = so_far.pending
-            live = LiveRuns(display, log, db, agent.flags())
+            pending = recorded_result.pending
+            live = make_live_runs(agent, display, log, db, control)
             if pending and not answers:
-                asked = await _answers_of_person(live, log, record, pending)
-                if asked is None:
+                typed = await _ask_for_answers(live, log, record, pending)
+                if typed is None:
                     return WAITS
-                answers = asked
-            first = await first_event(log, record.task_id)
-            made = agent.make(recorded=first.model if first is not None else None)
-            async with made.logging_to(log) as ready:
+                answers = typed
+            first = await read_first_event(log, record.task_id)
+            loaded = agent.make(recorded=first.model if first is not None else None)
+            async with live.limit_cost(loaded).with_log(log) as ready:
                 recorded = first.strategy if first is not None and first.strategy in STRATEGIES else None
-                chosen = strategy or recorded
-                taken_up = ready.agent.resume(
-                    record.task_id, inputs=answers or None, model=ready.model, strategy=chosen
+                selected = strategy or cast("options.Strategy", recorded)
+                handle = ready.agent.resume(
+                    record.task_id, inputs=answers or None, model=ready.model, strategy=selected
                 )
-                return exit_code(await live.carry_out(ready, taken_up, chosen))
+                return get_exit_code(await live.execute(ready, handle, selected))
 
-    running(main())
+    run_main(main())
 
 
-async def _answers_of_person(
+async def _ask_for_answers(
     live: LiveRuns, log: EventLog, record: RunRecord, pending: Sequence[PendingInput]
 ) -> dict[str, Any] | None:
-    """Ask for answers on the terminal. Otherwise, print instructions and return None."""
-    if asks() and not live.display.json:
-        return ask(pending)
-    live.list_pending(await short_id(log, record.task_id) or record.task_id, pending)
+    """Return answers of `--approve` and the terminal. If there are none, print instructions and return None."""
+    answers = live.answer(pending)
+    if answers:
+        return answers
+    if live.display.json or not can_ask():
+        live.list_pending(await find_short_id(log, record.task_id) or record.task_id, pending)
     return None
 
 
@@ -194,47 +129,60 @@ async def _show_end(log: EventLog, record: RunRecord, display: RunDisplay) -> in
     def is_last(event: Event) -> bool:
         return event.seq == record.seq
 
-    if not display.json:
-        say(f"this run ended {ago(record.updated)}")
+    if not (display.json or display.quiet):
+        notify(f"this run ended {format_age(record.updated)}")
     await write_live(replay(log, record.task_id).pipe(rx.filter(is_last)), display)
-    return CODES.get(record.state, FAILED)
+    return EXIT_CODES.get(record.state, FAILED)
 
 
 def fork(
     run: options.RunId,
     at: Annotated[
-        int,
-        typer.Option("--at", metavar="SEQ", min=0, help="The last event to take over, as 'rxloop show' numbers them."),
+        int, typer.Option("--at", metavar="SEQ", min=0, help="Number of the last event to copy, as in 'rxloop show'.")
     ],
     prompt: Annotated[
         str | None,
-        typer.Option("--prompt", "-p", metavar="TEXT", help="Another question at 1, a new message after it."),
+        typer.Option("--prompt", "-p", metavar="TEXT", help="New question if SEQ is 1, otherwise a new message."),
     ] = None,
     results: Annotated[
         list[str] | None,
-        typer.Option("--result", metavar="CALL=JSON", help="What a tool call gave; may be repeated."),
+        typer.Option("--result", metavar="CALL=JSON", help="Replacement result of a tool call. Can be repeated."),
     ] = None,
     *,
     agent: RecordedAgentOptions,
+    control: RunControl,
     display: RunDisplay,
     db: options.Database = None,
 ) -> None:
-    """Begin a new run with a part of another one.
+    """Start a new run with the first events of another run.
 
-    It goes on in a way of its own; the other one stays as it is.
+    The original run is not changed.
     """
 
     async def main() -> int:
-        changed = pairs(results, "--result")
-        async with opened(db) as log:
+        replaced = parse_pairs(results, "--result")
+        async with open_database(db) as log:
             record = await find_run(log, run)
-            first = await first_event(log, record.task_id)
-            made = agent.make(recorded=first.model if first is not None else None)
-            live = LiveRuns(display, log, db, agent.flags())
-            async with made.logging_to(log) as ready:
-                forked = ready.agent.fork(
-                    record.task_id, at, prompt=prompt and as_text(prompt), results=changed or None, model=ready.model
+            first = await read_first_event(log, record.task_id)
+            loaded = agent.make(recorded=first.model if first is not None else None)
+            live = make_live_runs(agent, display, log, db, control)
+            async with live.limit_cost(loaded).with_log(log) as ready:
+                handle = ready.agent.fork(
+                    record.task_id, at, prompt=prompt and decode(prompt), results=replaced or None, model=ready.model
                 )
-                return exit_code(await live.carry_out(ready, forked))
+                return get_exit_code(await live.execute(ready, handle))
 
-    running(main())
+    run_main(main())
+
+
+def demo(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="QUESTION", help="A question about the weather. The default compares two cities."),
+    ] = None,
+) -> None:
+    """Run an agent that thinks aloud, without an API key.
+
+    Runs the example `kitchen_sink.py`, prints its events and thoughts, and writes the thought graph to `chain.mmd`.
+    """
+    raise typer.Exit(run_demo(words or ()))

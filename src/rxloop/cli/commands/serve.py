@@ -15,29 +15,29 @@ from typing import Annotated
 import typer
 
 from rxloop.cli import options
-from rxloop.cli.service import Cluster, log_requests, runtime_of, spared_by_collector, worker_of, writes_log
-from rxloop.cli.service.credentials import VARIABLE, check_address, is_local, read_keys
-from rxloop.cli.terminal import CANCELLED, reporting
+from rxloop.cli.service import Cluster, freeze_objects, log_requests, open_runtime, open_worker, write_logs
+from rxloop.cli.service.credentials import KEYS_VARIABLE, check_address, is_local, read_keys
+from rxloop.cli.terminal import CANCELLED, report_errors
 from rxloop.errors import ConfigurationError
 from rxloop.runtime.runtime import Runtime
 
 log = logging.getLogger("rxloop")
 
 
-JSONLog = Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object a line.")]
+JSONLog = Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object per line.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Protocols:
     """Additional protocols for the server."""
 
-    agui: Annotated[bool, typer.Option("--agui", help="Speak AG-UI, too, at /agui.")] = False
-    ui_stream: Annotated[bool, typer.Option("--ui-stream", help="Speak to the AI SDK, too, at /ui.")] = False
-    openai: Annotated[bool, typer.Option("--openai", help="Speak as OpenAI's API does, too, at /v1.")] = False
-    a2a: Annotated[bool, typer.Option("--a2a", help="Speak A2A, too, at /a2a.")] = False
-    mcp: Annotated[bool, typer.Option("--mcp", help="Speak MCP, too, at /mcp.")] = False
+    agui: Annotated[bool, typer.Option("--agui", help="Also serve AG-UI at /agui.")] = False
+    ui_stream: Annotated[bool, typer.Option("--ui-stream", help="Also serve the AI SDK at /ui.")] = False
+    openai: Annotated[bool, typer.Option("--openai", help="Also serve the OpenAI API at /v1.")] = False
+    a2a: Annotated[bool, typer.Option("--a2a", help="Also serve A2A at /a2a.")] = False
+    mcp: Annotated[bool, typer.Option("--mcp", help="Also serve MCP at /mcp.")] = False
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """Return the names of the enabled protocols."""
         return [each.name for each in fields(self) if getattr(self, each.name)]
 
@@ -46,25 +46,35 @@ class Protocols:
 class Access:
     """Network address and access control options."""
 
-    host: Annotated[str, typer.Option("--host", metavar="HOST", help="The address to listen on.")] = "127.0.0.1"
+    host: Annotated[str, typer.Option("--host", metavar="HOST", help="Address to listen on.")] = "127.0.0.1"
     port: Annotated[
-        int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="The port; 0 takes a free one.")
+        int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="Port; 0 selects a free port.")
     ] = 8000
     keys: Annotated[
         Path | None,
         typer.Option(
-            "--keys", metavar="FILE", help=f"Who may ask: lines such as ann=KEY. Or {VARIABLE}, with commas between."
+            "--keys",
+            metavar="FILE",
+            help=f"File with client keys, one NAME=KEY per line. Alternatively, set {KEYS_VARIABLE}=NAME=KEY,...",
         ),
     ] = None
     without_keys: Annotated[
-        bool, typer.Option("--without-keys", help="Let in everybody who reaches an address that is not local.")
+        bool, typer.Option("--without-keys", help="Allow public addresses without authentication.")
     ] = False
     allow_origin: Annotated[
         list[str] | None,
         typer.Option(
-            "--allow-origin",
-            metavar="URL",
-            help="A site whose pages may ask, such as https://app.example; may be repeated.",
+            "--allow-origin", metavar="URL", help="Allowed CORS origin, such as https://app.example. Can be repeated."
+        ),
+    ] = None
+
+    max_connections: Annotated[
+        int | None,
+        typer.Option(
+            "--max-connections",
+            metavar="N",
+            min=1,
+            help="Maximum number of connections. Defaults to three quarters of the file descriptors, at most 10,000.",
         ),
     ] = None
 
@@ -74,14 +84,13 @@ class Access:
         Raises:
             ConfigurationError: The keys are invalid, or required but missing.
         """
-        known = read_keys(self.keys, os.environ.get(VARIABLE))
-        check_address(self.host, bool(known), self.without_keys)
-        if protocols.mcp and not (known or is_local(self.host)):
+        keys = read_keys(self.keys, os.environ.get(KEYS_VARIABLE))
+        check_address(self.host, bool(keys), self.without_keys)
+        if protocols.mcp and not (keys or is_local(self.host)):
             raise ConfigurationError(
-                f"--mcp on {self.host} needs keys: without them it answers only those who call this machine by a local "
-                "name"
+                f"--mcp on {self.host} requires keys. Without keys, it only accepts requests to local host names."
             )
-        return known
+        return keys
 
 
 def serve(
@@ -90,82 +99,81 @@ def serve(
         str,
         typer.Argument(
             metavar="MODULE:OBJECT",
-            help="An agent, a dict of agents, a Runtime, or a function without parameters that makes one.",
+            help="Agent, dict of agents, Runtime, or factory function without parameters.",
         ),
     ],
     protocols: Protocols,
     access: Access,
     db: options.Database = None,
     queue: Annotated[
-        bool, typer.Option("--queue", help="Leave the runs to workers (`rxloop worker`), which a Postgres calls.")
+        bool, typer.Option("--queue", help="Queue runs in Postgres for workers (`rxloop worker`).")
     ] = False,
     session_db: options.SessionDatabase = None,
     program_version: options.Version = None,
     grace: Annotated[
         float,
-        typer.Option("--grace", metavar="SECONDS", min=0, help="How long runs have to end when the server is stopped."),
+        typer.Option("--grace", metavar="SECONDS", min=0, help="Time for runs to end when the server is stopped."),
     ] = 10.0,
     json: JSONLog = False,
 ) -> None:
     """Serve agents over HTTP.
 
-    SIGTERM or Ctrl-C ends it in order: runs, streams, connections, the log. What has not ended by then goes on in the
-    next process. A second signal leaves at once.
+    SIGTERM or Ctrl-C shuts down runs, streams, connections and the log, in this order. The next process resumes
+    unfinished runs. A second signal exits immediately.
 
-    Exit codes: 0 stopped in order, 1 something could not be done, 2 wrong usage, 130 left at once.
+    Exit codes: 0 graceful shutdown, 1 error, 2 invalid usage, 130 immediate exit.
     """
-    with reporting():
-        for needed in ("starlette", "uvicorn"):
-            if find_spec(needed) is None:
+    with report_errors():
+        for package in ("starlette", "uvicorn"):
+            if find_spec(package) is None:
                 raise ConfigurationError(
-                    f'rxloop serve needs {needed}, which is not installed: pip install "rxloop[serve]"'
+                    f'rxloop serve needs {package}, which is not installed: pip install "rxloop[serve]"'
                 )
         keys = access.read_keys(protocols)
-        typed = options.typed(ctx)
+        typed = options.list_typed_options(ctx)
         for name in ("program_version", "session_db"):
             if name in typed and not queue:
                 option = f"--{name.replace('_', '-')}"
-                raise ConfigurationError(f"{option} is for runs that workers carry out: add --queue")
+                raise ConfigurationError(f"{option} requires --queue, because it only affects workers")
         cluster = Cluster(db, session_db, version=program_version) if queue else None
-        serving = runtime_of(agent, db, named="db" in typed, cluster=cluster)
-        with writes_log(json=json):
-            asyncio.run(_serve(serving, protocols, access, keys, grace))
+        runtime_context = open_runtime(agent, db, is_explicit="db" in typed, cluster=cluster)
+        with write_logs(json=json):
+            asyncio.run(_run_server(runtime_context, protocols, access, keys, grace))
 
 
-async def _serve(
-    serving: AbstractAsyncContextManager[Runtime],
+async def _run_server(
+    runtime_context: AbstractAsyncContextManager[Runtime],
     protocols: Protocols,
     access: Access,
     keys: dict[str, str],
     grace: float,
 ) -> None:
     # Imported lazily because the extra is optional.
-    from rxloop.cli.service.adapters import application, described, opened_doors
-    from rxloop.cli.service.process import address, listening, until_signalled
+    from rxloop.cli.service.adapters import create_adapters, create_application, describe_adapters
+    from rxloop.cli.service.process import get_url, open_listener, serve_until_signal
     from rxloop.server import Shutdown
 
     host = access.host
-    async with serving as runtime:
-        doors = opened_doors(runtime, protocols.names(), keys)
-        app = log_requests(application(doors, access.allow_origin or (), host, keys=bool(keys)))
-        ending = Shutdown(*(each.door for each in doors), seconds=grace)
-        with listening(host, access.port) as listener:
-            url = address(listener)
-            there, names = described(doors), ", ".join(runtime.agents)
-            people = ", ".join(dict.fromkeys(keys.values())) or (
-                "this machine, without keys" if is_local(host) else "everybody, without keys"
-            )
-
-            where = repr(runtime.log)
-            if runtime.queue is not None and not runtime.works:
-                where += ", which workers carry out"
+    async with runtime_context as runtime:
+        adapters = create_adapters(runtime, protocols.list_names(), keys)
+        app = log_requests(create_application(adapters, access.allow_origin or (), host, keys=bool(keys)))
+        shutdown = Shutdown(*(each.adapter for each in adapters), seconds=grace)
+        with open_listener(host, access.port) as listener:
+            url = get_url(listener)
+            endpoints, names = describe_adapters(adapters), ", ".join(runtime.agents)
+            without_keys = "this machine, without keys" if is_local(host) else "all clients, without keys"
+            clients = ", ".join(dict.fromkeys(keys.values())) or without_keys
+            storage = repr(runtime.log)
+            if runtime.queue is not None and not runtime.is_worker:
+                storage += ", executed by workers"
 
             def ready() -> None:
-                log.info("serving %s at %s to %s: %s; runs in %s", names, url, people, there, where, extra={"url": url})
+                data = (names, url, clients, endpoints, storage)
+                log.info("Serving %s at %s to %s: %s; runs in %s", *data, extra={"url": url})
 
             async with runtime:
-                with spared_by_collector():
-                    await until_signalled(app, listener, ending, ready)
+                with freeze_objects():
+                    await serve_until_signal(app, listener, shutdown, ready, max_connections=access.max_connections)
 
 
 def worker(
@@ -174,72 +182,77 @@ def worker(
         str,
         typer.Argument(
             metavar="MODULE:OBJECT",
-            help="An agent, a dict of agents, a Runtime that works, or a function without parameters that makes one.",
+            help="Agent, dict of agents, worker Runtime, or factory function without parameters.",
         ),
     ],
     db: Annotated[
         str | None,
-        typer.Option("--db", "--dsn", envvar="RXLOOP_DB", metavar="DATABASE", help="The Postgres: postgresql://..."),
+        typer.Option(
+            "--db", "--dsn", envvar="RXLOOP_DB", metavar="DATABASE", help="Postgres database: postgresql://..."
+        ),
     ] = None,
     session_db: options.SessionDatabase = None,
     concurrency: Annotated[
-        int, typer.Option("--concurrency", metavar="N", min=1, help="How many runs go on here at once.")
+        int, typer.Option("--concurrency", metavar="N", min=1, help="Maximum number of concurrent runs of this worker.")
     ] = 32,
     tenant_limit: Annotated[
         int | None,
-        typer.Option("--tenant-limit", metavar="N", min=1, help="How many runs of one owner go on at once."),
+        typer.Option("--tenant-limit", metavar="N", min=1, help="Maximum number of concurrent runs per owner."),
     ] = None,
     program_version: options.Version = None,
     adopt_every: Annotated[
         float,
-        typer.Option(
-            "--adopt-every", metavar="SECONDS", min=0.1, help="How often to look for runs whose worker is gone."
-        ),
+        typer.Option("--adopt-every", metavar="SECONDS", min=0.1, help="Interval between searches for orphaned runs."),
     ] = 2.0,
     grace: Annotated[
         float,
-        typer.Option("--grace", metavar="SECONDS", min=0, help="How long runs have to end when the worker is stopped."),
+        typer.Option("--grace", metavar="SECONDS", min=0, help="Time for runs to end when the worker is stopped."),
     ] = 10.0,
     json: JSONLog = False,
 ) -> None:
-    """Carry out the runs that servers start.
+    """Execute runs that servers have queued.
 
-    It works on what `rxloop serve --queue` starts, and goes on with the runs of workers that are gone. SIGTERM or
-    Ctrl-C ends it in order: it takes nothing new, and what has not ended within the grace goes on in another worker. A
-    second signal leaves at once.
+    The runs are started by `rxloop serve --queue`. Orphaned runs of other workers are adopted. On SIGTERM or Ctrl-C,
+    the worker accepts no more runs, and other workers resume those that have not ended after the grace period. A
+    second signal exits immediately.
 
-    Exit codes: 0 stopped in order, 1 something could not be done, 2 wrong usage, 130 left at once.
+    Exit codes: 0 graceful shutdown, 1 error, 2 invalid usage, 130 immediate exit.
     """
-    with reporting():
+    with report_errors():
         cluster = Cluster(db, session_db, tenant_limit, program_version)
-        working = worker_of(
-            agent, cluster, options.typed(ctx), concurrency=concurrency, adopt_every=adopt_every, grace=grace
+        runtime_context = open_worker(
+            agent,
+            cluster,
+            options.list_typed_options(ctx),
+            concurrency=concurrency,
+            adopt_every=adopt_every,
+            grace=grace,
         )
-        with writes_log(json=json):
-            asyncio.run(_work(working))
+        with write_logs(json=json):
+            asyncio.run(_run_worker(runtime_context))
 
 
-async def _work(working: AbstractAsyncContextManager[Runtime]) -> None:
+async def _run_worker(runtime_context: AbstractAsyncContextManager[Runtime]) -> None:
     stopped = asyncio.Event()
 
     def stop() -> None:
         if stopped.is_set():
             # Exiting immediately is safe, because acknowledged events are already in the log.
-            os.write(2, b"left without waiting\n")
+            os.write(2, b"exited without waiting\n")
             os._exit(CANCELLED)
-        log.info("stopping: a signal came; a second one leaves at once")
+        log.info("Stopping after a signal; a second signal exits immediately")
         stopped.set()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
-    async with working as runtime:
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signal_number, stop)
+    async with runtime_context as runtime:
         try:
             async with runtime:
-                with spared_by_collector():
-                    log.info("working on %s of %r", ", ".join(runtime.agents), runtime.log)
+                with freeze_objects():
+                    log.info("Executing runs of %s from %r", ", ".join(runtime.agents), runtime.log)
                     await stopped.wait()
         finally:
             for agent in runtime.agents.values():
                 await agent.aclose()
-    log.info("stopped")
+    log.info("Stopped")

@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 from rxloop.cli import options
-from rxloop.cli.database import find_run, opened, short_id
-from rxloop.cli.render import many
-from rxloop.cli.terminal import running, say, write_json
+from rxloop.cli.database import find_run, find_short_id, open_database
+from rxloop.cli.render import format_count
+from rxloop.cli.terminal import notify, run_main, write_json
 from rxloop.errors import ConfigurationError, ConflictError, RxloopError, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.protocol.envelope import PROTOCOL_VERSION
@@ -28,27 +28,27 @@ def export(
     skip_corrupt: options.SkipCorrupt = False,
     db: options.Database = None,
 ) -> None:
-    """Write the events of a run as JSON, one a line.
+    """Write the events of a run as JSON lines.
 
-    Without --full it is what others may see: good to show, and too little for 'rxloop import'.
+    Without --full, only public data is written, which cannot be used by 'rxloop import'.
     """
 
     async def main() -> None:
-        async with opened(db, skip_corrupt=skip_corrupt) as log:
+        async with open_database(db, skip_corrupt=skip_corrupt) as log:
             record = await find_run(log, run)
             for event in await log.read(record.task_id):
                 write_json(event, full=full)
 
-    running(main())
+    run_main(main())
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What 'rxloop export --full' wrote; '-' is stdin.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Output of 'rxloop export --full', or '-' for stdin.")],
     db: options.Database = None,
 ) -> None:
-    """Take runs over from a file.
+    """Import runs from a file.
 
-    All of it is checked before anything is written, and the ids stay as they are.
+    The entire file is checked before the database is changed. Ids are preserved.
     """
 
     async def main() -> None:
@@ -56,66 +56,67 @@ def import_(
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
         runs = read_runs(data, name)
         await _rehearse(runs)
-        async with opened(db, write=True) as log:
+        async with open_database(db, write=True) as log:
             for task_id in runs:
-                await _must_be_new(log, task_id)
+                await _check_new(log, task_id)
             for task_id, events in runs.items():
                 await log.append(task_id, events, expected_seq=0)
-                say(f"run {await short_id(log, task_id)}: {many(len(events), 'event')}")
+                notify(f"run {await find_short_id(log, task_id)}: {format_count(len(events), 'event')}")
 
-    running(main())
+    run_main(main())
 
 
 def read_runs(data: bytes, name: str) -> dict[str, list[Event]]:
     """Parse durable events and group them by run.
 
     Raises:
-        ConfigurationError: A line is not a valid event, or a run is incomplete.
+        ConfigurationError: Events are invalid or incomplete.
     """
     runs: dict[str, list[Event]] = {}
     # `splitlines` would also split at other characters.
     for number, line in enumerate(data.split(b"\n"), start=1):
         if line.strip():
-            event = _read(line, f"{name}, line {number}")
+            event = _parse_event(line, f"{name}, line {number}")
             # Complete messages include the content of transient events.
             if event.durable:
                 # Nested runs are stored in the log of the outermost run.
                 run = runs.setdefault(event.root_task_id, [])
-                _check(event, run, f"{name}, line {number}")
+                _check_event(event, run, f"{name}, line {number}")
                 run.append(event)
     if not runs:
-        raise ConfigurationError(f"{name} holds no events")
+        raise ConfigurationError(f"{name} contains no events; pass the output of rxloop export --full")
     # Sort by creation time, because runs are listed in insertion order.
     return dict(sorted(runs.items(), key=lambda run: run[1][0].timestamp))
 
 
-def _read(line: bytes, where: str) -> Event:
+def _parse_event(line: bytes, location: str) -> Event:
     try:
         event = Event.from_json(line)
         normalise(event)
     except (RxloopError, ValueError, ArithmeticError, RecursionError) as error:
-        raise ConfigurationError(f"{where}: {error}") from error
+        raise ConfigurationError(f"{location}: {error}") from error
     if event.version > PROTOCOL_VERSION:
-        raise ConfigurationError(f"{where}: version {event.version} of the protocol is newer than this rxloop")
+        raise ConfigurationError(
+            f"{location}: protocol version {event.version} is not supported, the latest is {PROTOCOL_VERSION}"
+        )
     return event
 
 
-def _check(event: Event, before: list[Event], where: str) -> None:
+def _check_event(event: Event, previous: list[Event], location: str) -> None:
     if isinstance(event, TaskEvent) and event.public_form:
         raise ConfigurationError(
-            f"{where}: this is the public form of a run, with much left out, and cannot be imported: "
-            "write one with 'rxloop export --full'"
+            f"{location}: cannot import the public form of a run; create the file with 'rxloop export --full'"
         )
     if not event.task_id or not event.context_id:
-        raise ConfigurationError(f"{where}: the event has no taskId, or no contextId")
-    if event.seq != len(before) + 1:
+        raise ConfigurationError(f"{location}: the event must have a taskId and a contextId")
+    if event.seq != len(previous) + 1:
         raise ConfigurationError(
-            f"{where}: the run {event.task_id} has the seq {event.seq} where {len(before) + 1} comes next"
+            f"{location}: the next seq of the run {event.task_id} must be {len(previous) + 1}, got {event.seq}"
         )
-    if not before and not isinstance(event, TaskEvent):
-        raise ConfigurationError(f"{where}: the first event of a run is a task, not a {event.kind}")
-    if before and event.context_id != before[0].context_id:
-        raise ConfigurationError(f"{where}: the run {event.task_id} has changed its conversation")
+    if not previous and not isinstance(event, TaskEvent):
+        raise ConfigurationError(f"{location}: the first event of a run must be a task, got {event.kind}")
+    if previous and event.context_id != previous[0].context_id:
+        raise ConfigurationError(f"{location}: the run {event.task_id} must have the same contextId in all events")
 
 
 async def _rehearse(runs: Mapping[str, Sequence[Event]]) -> None:
@@ -132,14 +133,14 @@ async def _rehearse(runs: Mapping[str, Sequence[Event]]) -> None:
                     await log.append(task_id, events, expected_seq=0)
                     fold_all(await log.read(task_id))
                 except Exception as error:
-                    raise ConfigurationError(f"the run {task_id} cannot be kept in a database: {error}") from error
+                    raise ConfigurationError(f"cannot store the run {task_id}: {error}") from error
         finally:
             await log.aclose()
 
 
-async def _must_be_new(log: EventLog, task_id: str) -> None:
+async def _check_new(log: EventLog, task_id: str) -> None:
     try:
         await log.read(task_id)
     except UnknownRun:
         return
-    raise ConflictError(f"the database has the run {task_id} already; nothing was imported")
+    raise ConflictError(f"the run {task_id} already exists; nothing was imported")

@@ -1,4 +1,4 @@
-"""What `rxloop serve` and `rxloop worker` share: the runtime of a module, and the log of the process."""
+"""Runtime and process log of `rxloop serve` and `rxloop worker`."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ import orjson
 from typing_extensions import override
 
 from rxloop.agents.agent import Agent
-from rxloop.cli.agent_loader import agents_of, load, made_of
-from rxloop.cli.database import opened
-from rxloop.cli.terminal import failure
+from rxloop.cli.agent_loader import call_factory, load, to_agents
+from rxloop.cli.database import open_database
+from rxloop.cli.terminal import format_error
 from rxloop.errors import ConfigurationError
 from rxloop.runtime.runtime import Runtime
-from rxloop.storage.opening import is_postgres
-from rxloop.support.text import to_one_line
+from rxloop.storage.log_urls import is_postgres
+from rxloop.support.text import to_one_line, to_visible
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 @contextmanager
-def spared_by_collector() -> Generator[None]:
+def freeze_objects() -> Generator[None]:
     """Exclude existing objects from garbage collection for the duration of the block.
 
     These objects are permanent. Each full collection used to block all runs and readers for about 30 milliseconds.
@@ -42,9 +42,9 @@ def spared_by_collector() -> Generator[None]:
         gc.unfreeze()
 
 
-_SAID_BY = {
+_RUNTIME_OPTIONS = {
     "db": "Runtime(log=PostgresEventLog(...))",
-    "session_db": "PostgresEventLog(session_dsn=...) and the address of PostgresQueue",
+    "session_db": "PostgresEventLog(session_dsn=...) and the URL of PostgresQueue",
     "concurrency": "Runtime(concurrency=...)",
     "tenant_limit": "PostgresQueue(tenant_limit=...)",
     "program_version": "Runtime(version=...)",
@@ -80,10 +80,9 @@ class Cluster:
             EventLogError: The database is unavailable.
         """
         if self.db is None or not is_postgres(self.db):
-            given = "" if self.db is None else f", and {_without_secrets(self.db)!r} is none"
+            reason = "" if self.db is None else f", got {_redact_url(self.db)!r}"
             raise ConfigurationError(
-                f"a queue needs a Postgres that all processes reach{given}: --db postgresql://user@host/database, or "
-                "RXLOOP_DB"
+                f"a queue requires a Postgres database{reason}; set --db postgresql://user@host/database, or RXLOOP_DB"
             )
         # Imported lazily because the extra is optional.
         from rxloop.runtime.postgres_queue import PostgresQueue
@@ -99,53 +98,53 @@ class Cluster:
             await log.aclose()
 
 
-def _without_secrets(address: str) -> str:
+def _redact_url(address: str) -> str:
     """Return a URL's scheme or a file path, because other parts may contain passwords."""
-    scheme, sign, _ = address.partition("://")
-    if sign:
-        return scheme + sign
+    scheme, separator, _ = address.partition("://")
+    if separator:
+        return scheme + separator
     # Postgres also accepts `host=... password=...`, and the scheme is sometimes omitted.
     return "..." if "@" in address or "=" in address else address
 
 
 @asynccontextmanager
-async def runtime_of(
-    reference: str, db: str | None, *, named: bool = False, cluster: Cluster | None = None
+async def open_runtime(
+    reference: str, db: str | None, *, is_explicit: bool = False, cluster: Cluster | None = None
 ) -> AsyncGenerator[Runtime]:
     """Create the runtime for a `module:object` path and close its log on exit.
 
     Args:
         reference: Import path of agents or a runtime.
         db: Database for the runs of agents.
-        named: True if `db` was passed explicitly, which is an error for a runtime.
+        is_explicit: True if `db` was passed explicitly, which is an error for a runtime.
         cluster: Database and queue for workers. None executes runs in this process.
 
     Raises:
         ConfigurationError: The object cannot be served.
     """
-    found = made_of(load(reference, "rxloop serve"), reference, "rxloop serve")
-    if isinstance(found, Runtime):
-        if named or cluster is not None:
-            option = "--db" if named else "--queue"
-            raise ConfigurationError(f"{option} does not go with {reference!r}: that runtime has a log of its own")
-        yield found
+    value = call_factory(load(reference, "rxloop serve"), reference, "rxloop serve")
+    if isinstance(value, Runtime):
+        if is_explicit or cluster is not None:
+            option = "--db" if is_explicit else "--queue"
+            raise ConfigurationError(f"{option} cannot be used with {reference!r}, because the runtime has its own log")
+        yield value
         return
-    agents = agents_of(found, reference)
+    agents = to_agents(value, reference)
     if agents is None:
         raise ConfigurationError(
-            f"rxloop serve {reference!r} is {found!r}: it must be an Agent, a dict of agents, a Runtime, or a function "
-            "that gives one"
+            f"rxloop serve {reference!r} must be an Agent, a dict of agents, a Runtime, or a function that returns "
+            f"one, got {value!r}"
         )
     if cluster is not None:
         async with cluster.runtime(agents) as runtime:
             yield runtime
         return
-    async with opened(db, write=True) as log:
+    async with open_database(db, write=True) as log:
         yield Runtime(agents, log=log)
 
 
 @asynccontextmanager
-async def worker_of(
+async def open_worker(
     reference: str, cluster: Cluster, typed: Collection[str], **options: Any
 ) -> AsyncGenerator[Runtime]:
     """Create a worker runtime for a `module:object` path and close its resources on exit.
@@ -159,101 +158,101 @@ async def worker_of(
     Raises:
         ConfigurationError: The object cannot be used as a worker.
     """
-    found = made_of(load(reference, "rxloop worker"), reference, "rxloop worker")
-    if isinstance(found, Runtime):
-        if not (found.works and found.queue):
+    value = call_factory(load(reference, "rxloop worker"), reference, "rxloop worker")
+    if isinstance(value, Runtime):
+        if not (value.is_worker and value.queue):
             raise ConfigurationError(
-                f"{found!r} of {reference!r} is no worker: make it by Runtime(..., queue=queue, works=True)"
+                f"{value!r} in {reference!r} must be a worker, created with Runtime(..., queue=queue, is_worker=True)"
             )
-        if said := [name for name in _SAID_BY if name in typed]:
+        if redundant := [name for name in _RUNTIME_OPTIONS if name in typed]:
             raise ConfigurationError(
-                f"--{said[0].replace('_', '-')} does not go with {reference!r}, which is a Runtime: say it there, as "
-                f"{_SAID_BY[said[0]]}"
+                f"--{redundant[0].replace('_', '-')} cannot be used with the Runtime {reference!r}; use "
+                f"{_RUNTIME_OPTIONS[redundant[0]]}"
             )
-        yield found
+        yield value
         return
-    agents = agents_of(found, reference)
+    agents = to_agents(value, reference)
     if agents is None:
         raise ConfigurationError(
-            f"rxloop worker {reference!r} is {found!r}: it must be an Agent, a dict of agents, a Runtime that works, "
-            "or a function that gives one"
+            f"rxloop worker {reference!r} must be an Agent, a dict of agents, a worker Runtime, or a function that "
+            f"returns one, got {value!r}"
         )
-    async with cluster.runtime(agents, works=True, **options) as runtime:
+    async with cluster.runtime(agents, is_worker=True, **options) as runtime:
         yield runtime
 
 
 requests = logging.getLogger("rxloop.requests")
 
-_LONGEST = 2_000
-_QUIET = ("/healthz", "/readyz")
+_MAX_LENGTH = 2_000
+_HEALTH_CHECKS = ("/healthz", "/readyz")
 """Health check paths, which are requested frequently."""
-_USUAL = {*vars(logging.LogRecord("", 0, "", 0, "", (), None)), "message", "asctime", "taskName"}
+_STANDARD_FIELDS = {*vars(logging.LogRecord("", 0, "", 0, "", (), None)), "message", "asctime", "taskName"}
 
 
 @contextmanager
-def writes_log(*, json: bool) -> Generator[None]:
+def write_logs(*, json: bool) -> Generator[None]:
     """Write log records to stderr, with level `info` for rxloop and `warning` for other loggers."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json() if json else _Lines())
-    root, ours = logging.getLogger(), logging.getLogger("rxloop")
-    before = ours.level
-    root.addHandler(handler)
-    ours.setLevel(logging.INFO)
+    handler.setFormatter(_JsonFormatter() if json else _TextFormatter())
+    root_logger, logger = logging.getLogger(), logging.getLogger("rxloop")
+    previous_level = logger.level
+    root_logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        ours.setLevel(before)
-        root.removeHandler(handler)
+        logger.setLevel(previous_level)
+        root_logger.removeHandler(handler)
 
 
-class _Json(logging.Formatter):
+class _JsonFormatter(logging.Formatter):
     """JSON formatter with one object per line, including `extra` fields."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": to_one_line(record.getMessage(), _LONGEST),
-            **{name: value for name, value in vars(record).items() if name not in _USUAL},
+            "message": to_one_line(record.getMessage(), _MAX_LENGTH),
+            **{name: value for name, value in vars(record).items() if name not in _STANDARD_FIELDS},
         }
         if record.exc_info and record.exc_info[1] is not None:
-            found["error"] = to_one_line(failure(record.exc_info[1]), _LONGEST)
-        return orjson.dumps(found, default=str).decode()
+            fields["error"] = to_one_line(format_error(record.exc_info[1]), _MAX_LENGTH)
+        return to_visible(orjson.dumps(fields, default=str).decode())
 
 
-class _Lines(logging.Formatter):
+class _TextFormatter(logging.Formatter):
     """Plain text formatter. Tracebacks are reduced to their last location."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        said = record.getMessage()
+        message = record.getMessage()
         if record.exc_info and record.exc_info[1] is not None:
-            said += f": {failure(record.exc_info[1])}"
+            message += f": {format_error(record.exc_info[1])}"
         mark = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-        return f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {mark}{to_one_line(said, _LONGEST)}"
+        return f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {mark}{to_one_line(message, _MAX_LENGTH)}"
 
 
 def log_requests(app: ASGIApp) -> ASGIApp:
     """Log completed requests with their paths but without content."""
 
-    async def logged(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _QUIET:
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in _HEALTH_CHECKS:
             await app(scope, receive, send)
             return
-        begun, status = time.perf_counter(), 0
+        started, status = time.perf_counter(), 0
 
-        async def sending(message: Message) -> None:
+        async def record_status(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
             await send(message)
 
         try:
-            await app(scope, receive, sending)
+            await app(scope, receive, record_status)
         finally:
-            seconds = round(time.perf_counter() - begun, 3)
+            seconds = round(time.perf_counter() - started, 3)
             data = {"method": scope["method"], "path": scope["path"], "status": status, "seconds": seconds}
             requests.info("%(method)s %(path)s %(status)d, %(seconds).3f s", data, extra=data)
 
-    return logged
+    return handle

@@ -12,7 +12,7 @@ import rxloop.server
 from rxloop.cli.service.credentials import is_local
 from rxloop.errors import ConfigurationError
 from rxloop.server import Adapter, ServerLimits, api, bearer
-from rxloop.server.core.errors import Refused, answer
+from rxloop.server.core.errors import Refused, write_problem
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -41,22 +41,22 @@ class LocalNames:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward or refuse a request."""
-        if scope["type"] == "http" and not self._fits(scope):
-            refused = Refused(421, "misdirected", "without keys, only this machine and its own pages may ask")
-            await answer(refused)(scope, receive, send)
+        if scope["type"] == "http" and not self._is_allowed(scope):
+            refused = Refused(421, "misdirected", "without keys, only requests for local host names are allowed")
+            await write_problem(refused)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _fits(self, scope: Scope) -> bool:
+    def _is_allowed(self, scope: Scope) -> bool:
         for header, value in scope["headers"]:
             text = value.decode("latin-1")
-            if header == b"host" and not self._is_ours(f"//{text}"):
+            if header == b"host" and not self._is_allowed_url(f"//{text}"):
                 return False
-            if header == b"origin" and text not in self._origins and not self._is_ours(text):
+            if header == b"origin" and text not in self._origins and not self._is_allowed_url(text):
                 return False
         return True
 
-    def _is_ours(self, url: str) -> bool:
+    def _is_allowed_url(self, url: str) -> bool:
         try:
             name = urlsplit(url).hostname or ""
         except ValueError:
@@ -64,109 +64,110 @@ class LocalNames:
         return name == self._host or is_local(name)
 
 
-class _Kind(NamedTuple):
+class _AdapterKind(NamedTuple):
     prefix: str
     function: str
     """Factory function in `rxloop.server`."""
     title: str
-    each: bool = False
+    per_agent: bool = False
     """True if an adapter serves a single agent, which requires separate paths for multiple agents."""
-    whole: bool = False
+    owns_prefix: bool = False
     """True if the adapter's own paths include the prefix."""
     options: Mapping[str, Any] = {}
 
 
 KINDS = {
-    "agui": _Kind("/agui", "agui", "AG-UI", each=True),
-    "ui_stream": _Kind("/ui", "ui_stream", "UI message stream", options={"path": ""}),
-    "openai": _Kind("/v1", "openai_api", "OpenAI", whole=True),
-    "a2a": _Kind("/a2a", "a2a", "A2A", each=True),
-    "mcp": _Kind("/mcp", "mcp_server", "MCP", whole=True),
+    "agui": _AdapterKind("/agui", "agui", "AG-UI", per_agent=True),
+    "ui_stream": _AdapterKind("/ui", "ui_stream", "UI message stream", options={"path": ""}),
+    "openai": _AdapterKind("/v1", "openai_api", "OpenAI", owns_prefix=True),
+    "a2a": _AdapterKind("/a2a", "a2a", "A2A", per_agent=True),
+    "mcp": _AdapterKind("/mcp", "mcp_server", "MCP", owns_prefix=True),
 }
 """Optional protocol adapters by flag."""
 
 
-class Opened(NamedTuple):
+class MountedAdapter(NamedTuple):
     """Mounted protocol adapter."""
 
     path: str
     title: str
-    door: Adapter
-    whole: bool
+    adapter: Adapter
+    owns_prefix: bool
 
 
-def opened_doors(runtime: Runtime, chosen: Iterable[str], keys: Mapping[str, str]) -> list[Opened]:
+def create_adapters(runtime: Runtime, flags: Iterable[str], keys: Mapping[str, str]) -> list[MountedAdapter]:
     """Create the API and the selected protocol adapters.
 
     Args:
         runtime: Runtime to serve.
-        chosen: Flags of the selected adapters.
+        flags: Flags of the selected adapters.
         keys: Client names by key. If empty, no authentication is required.
     """
     common: dict[str, Any] = {"auth": bearer(keys) if keys else None, "limits": ServerLimits()}
-    found = [Opened("", "the API", api(runtime, **common), whole=True)]
-    for flag in chosen:
+    adapters = [MountedAdapter("", "the API", api(runtime, **common), owns_prefix=True)]
+    for flag in flags:
         kind = KINDS[flag]
         make = getattr(rxloop.server, kind.function)
-        for path, which in _places(kind, list(runtime.agents)):
-            found.append(Opened(path, kind.title, make(runtime, **common, **kind.options, **which), kind.whole))
-    return found
+        for path, agent in _list_mounts(kind, list(runtime.agents)):
+            adapter = make(runtime, **common, **kind.options, **agent)
+            adapters.append(MountedAdapter(path, kind.title, adapter, kind.owns_prefix))
+    return adapters
 
 
-def described(doors: Iterable[Opened]) -> str:
-    """Describe adapters with their paths."""
-    places: dict[str, list[str]] = {}
-    for each in doors:
-        places.setdefault(each.title, []).append(each.path or "/")
-    return ", ".join(f"{title} at {' and '.join(paths)}" for title, paths in places.items())
+def describe_adapters(adapters: Iterable[MountedAdapter]) -> str:
+    """Describe adapters and paths."""
+    paths_by_title: dict[str, list[str]] = {}
+    for adapter in adapters:
+        paths_by_title.setdefault(adapter.title, []).append(adapter.path or "/")
+    return ", ".join(f"{title} at {' and '.join(paths)}" for title, paths in paths_by_title.items())
 
 
-def _places(kind: _Kind, agents: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
+def _list_mounts(kind: _AdapterKind, agents: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield adapter paths and options for a protocol."""
-    if not kind.each:
+    if not kind.per_agent:
         yield kind.prefix, {}
     elif len(agents) == 1:
         yield kind.prefix, {"agent": agents[0]}
     else:
         for agent in agents:
             if "/" in agent:
-                raise ConfigurationError(f"the agent {agent!r} cannot have an address: rename it, without '/'")
+                raise ConfigurationError(f"agent names must not contain '/' if there are several agents, got {agent!r}")
             yield f"{kind.prefix}/{agent}", {"agent": agent}
 
 
-def application(doors: Sequence[Opened], origins: Sequence[str], host: str, *, keys: bool) -> ASGIApp:
+def create_application(adapters: Sequence[MountedAdapter], origins: Sequence[str], host: str, *, keys: bool) -> ASGIApp:
     """Create an application from all adapters.
 
     Args:
-        doors: Mounted adapters.
+        adapters: Mounted adapters.
         origins: Allowed CORS origins.
         host: Listen address.
         keys: True if keys are required.
     """
-    app: ASGIApp = _Hall(doors)
+    app: ASGIApp = _Router(adapters)
     if origins:
-        every = ["*"]
+        any_value = ["*"]
         app = CORSMiddleware(
-            app, allow_origins=list(origins), allow_methods=every, allow_headers=every, expose_headers=every
+            app, allow_origins=list(origins), allow_methods=any_value, allow_headers=any_value, expose_headers=any_value
         )
     return app if keys or not is_local(host) else LocalNames(app, host, origins)
 
 
-class _Hall:
+class _Router:
     """Router that selects adapters using path prefixes."""
 
-    def __init__(self, doors: Iterable[Opened]) -> None:
-        self._doors = sorted(doors, key=lambda each: -len(each.path))
+    def __init__(self, adapters: Iterable[MountedAdapter]) -> None:
+        self._adapters = sorted(adapters, key=lambda each: -len(each.path))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         # The API has an empty path and is last, so it handles all remaining requests.
-        for each in self._doors:
-            if path == each.path or path.startswith(f"{each.path}/"):
-                if not each.whole:
+        for mounted in self._adapters:
+            if path == mounted.path or path.startswith(f"{mounted.path}/"):
+                if not mounted.owns_prefix:
                     # Handle the prefix with and without a trailing slash.
-                    inner = path if path != each.path else f"{path}/"
-                    scope = {**scope, "path": inner, "root_path": scope.get("root_path", "") + each.path}
-                await each.door(scope, receive, send)
+                    inner = path if path != mounted.path else f"{path}/"
+                    scope = {**scope, "path": inner, "root_path": scope.get("root_path", "") + mounted.path}
+                await mounted.adapter(scope, receive, send)
                 return
-        await self._doors[-1].door(scope, receive, send)
+        await self._adapters[-1].adapter(scope, receive, send)

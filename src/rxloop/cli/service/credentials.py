@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rxloop.errors import ConfigurationError
 
-VARIABLE = "RXLOOP_KEYS"
-_KEY = re.compile(r"[!-~]+")
-_SHORTEST = 16
+KEYS_VARIABLE = "RXLOOP_KEYS"
+_KEY_PATTERN = re.compile(r"[!-~]+")
+_MIN_KEY_LENGTH = 16
 """Minimum key length. Shorter keys could be guessed."""
 
 
@@ -26,53 +26,53 @@ def read_keys(file: Path | None, variable: str | None) -> dict[str, str]:
     Raises:
         ConfigurationError: An entry is invalid. The message contains its position but not the key.
     """
-    found: dict[str, str] = {}
+    clients: dict[str, str] = {}
     if variable is not None:
-        _add(found, VARIABLE, variable.split(","))
+        _add_keys(clients, KEYS_VARIABLE, variable.split(","))
     if file is not None:
         try:
             lines = file.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            said = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror or str(error)
-            raise ConfigurationError(f"--keys {str(file)!r} cannot be read: {said}") from error
-        _add(found, str(file), lines)
-        if not found:
-            raise ConfigurationError(f"--keys {str(file)!r} has no keys: write a line such as ann=KEY for each")
-    return found
+            reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror or str(error)
+            raise ConfigurationError(f"cannot read --keys {str(file)!r}: {reason}") from error
+        _add_keys(clients, str(file), lines)
+        if not clients:
+            raise ConfigurationError(f"--keys {str(file)!r} must contain lines such as ann=KEY")
+    return clients
 
 
-def _add(found: dict[str, str], source: str, pairs: Iterable[str]) -> None:
+def _add_keys(clients: dict[str, str], source: str, pairs: Iterable[str]) -> None:
     for number, pair in enumerate(pairs, 1):
         if not pair.strip() or pair.lstrip().startswith("#"):
             continue
-        name, sign, key = (part.strip() for part in pair.partition("="))
-        where = f"{source}, entry {number}"
-        if not sign or not name or not name.isprintable():
-            raise ConfigurationError(f"{where}: write NAME=KEY")
-        if not _KEY.fullmatch(key) or len(key) < _SHORTEST:
+        name, separator, key = (part.strip() for part in pair.partition("="))
+        location = f"{source}, entry {number}"
+        if not separator or not name or not name.isprintable():
+            raise ConfigurationError(f"{location} must have the form NAME=KEY")
+        if not _KEY_PATTERN.fullmatch(key) or len(key) < _MIN_KEY_LENGTH:
             raise ConfigurationError(
-                f"{where}: the key of {name!r} must have at least {_SHORTEST} ASCII signs and no spaces, as those of "
-                "`openssl rand -hex 24` have"
+                f"{location}: the key of {name!r} must have at least {_MIN_KEY_LENGTH} ASCII characters and no spaces; "
+                "create one with `openssl rand -hex 24`"
             )
-        if found.setdefault(key, name) != name:
-            raise ConfigurationError(f"{where}: {name!r} has the same key as {found[key]!r}")
+        if clients.setdefault(key, name) != name:
+            raise ConfigurationError(f"{location}: {name!r} and {clients[key]!r} must have different keys")
 
 
 def check_address(host: str, keys: bool, without_keys: bool) -> None:
-    """Reject public addresses that are not protected by keys.
+    """Reject public addresses without keys.
 
     Raises:
         ConfigurationError: The address is public, and neither keys nor `without_keys` are set.
     """
     if not (keys or without_keys or is_local(host)):
         raise ConfigurationError(
-            f"--host {host} can be reached by others, and there are no keys: set {VARIABLE}=ann=KEY or --keys FILE, "
-            "or add --without-keys if something else decides who gets here"
+            f"--host {host} is public and requires keys; set {KEYS_VARIABLE}=ann=KEY or --keys FILE, or add "
+            "--without-keys if another component controls access"
         )
 
 
 def is_local(host: str) -> bool:
-    """True if the address is only reachable from this machine."""
+    """Return True if the address is only reachable from this machine."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -9,73 +9,92 @@ import socket
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
 from typing_extensions import override
 
+from rxloop.cli.service.connections import Connection, Connections, count_descriptors, default_max_connections
 from rxloop.errors import ConfigurationError
 from rxloop.server import Shutdown
 
-_LAST_REQUESTS = 3
+_REQUEST_TIMEOUT = 3
 """Timeout in seconds for requests without streams, after all streams have ended."""
-_KEPT_ALIVE = 75
+_KEEP_ALIVE = 75
 """Keep-alive timeout in seconds. It must exceed the timeout of proxies, which can reuse a connection at any time."""
 _CONNECTIONS = 35
 """Shutdown order for connections, after streams and before the log."""
 
 
-def listening(host: str, port: int) -> socket.socket:
+def open_listener(host: str, port: int) -> socket.socket:
     """Create a listening socket.
 
     Raises:
-        ConfigurationError: The port cannot be opened.
+        ConfigurationError: Opening the port failed.
     """
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise ConfigurationError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from error
+    # asyncio only sets TCP_NODELAY for sockets with an explicit protocol. Otherwise, small responses and events are
+    # delayed by up to 40 ms, until the client acknowledges the previous packet.
+    return socket.socket(listener.family, listener.type, socket.IPPROTO_TCP, listener.detach())
 
 
-def address(listener: socket.socket) -> str:
+def get_url(listener: socket.socket) -> str:
     """Return the server URL."""
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-async def until_signalled(app: Any, listener: socket.socket, ending: Shutdown, ready: Callable[[], None]) -> None:
+async def serve_until_signal(
+    app: Any,
+    listener: socket.socket,
+    shutdown: Shutdown,
+    ready: Callable[[], None],
+    *,
+    max_connections: int | None = None,
+) -> None:
     """Run the server until a signal, then shut down gracefully. Exits the process if the shutdown times out.
 
     Args:
         app: ASGI application.
         listener: Listening socket.
-        ending: Shutdown sequence, which is extended by the connections.
+        shutdown: Shutdown sequence, which is extended by the connections.
         ready: Called when the server accepts requests and signals.
+        max_connections: Maximum number of connections. By default, it depends on the limit for file descriptors.
     """
+    descriptors = count_descriptors()
+    connections = Connections(max_connections or default_max_connections(descriptors), keep_alive=_KEEP_ALIVE)
+    http: Any = partial(Connection, connections)
     server = _Server(
         uvicorn.Config(
             app,
+            http=http,
+            # asyncio accepts this many connections before the first of them is counted.
+            backlog=max(min(descriptors // 8, 2048), 1),
             lifespan="off",
             ws="none",
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_keep_alive=_KEPT_ALIVE,
-            timeout_graceful_shutdown=_LAST_REQUESTS,
+            timeout_keep_alive=_KEEP_ALIVE,
+            timeout_graceful_shutdown=_REQUEST_TIMEOUT,
         ),
         ready,
     )
-    signalled = asyncio.create_task(ending.signalled(), name="rxloop-signals")
-    serving = asyncio.create_task(server.serve(sockets=[listener]), name="rxloop-uvicorn")
+    signal_task = asyncio.create_task(shutdown.run_on_signal(), name="rxloop-signals")
+    server_task = asyncio.create_task(server.serve(sockets=[listener]), name="rxloop-uvicorn")
 
     async def close_connections() -> None:
         server.should_exit = True
-        await serving
+        await server_task
 
-    ending.watch(_CONNECTIONS, "connections", close_connections, seconds=_LAST_REQUESTS + 2)
-    await asyncio.wait([serving, signalled], return_when=asyncio.FIRST_COMPLETED)
-    signalled.cancel()
-    if not await ending.run():
+    shutdown.add_step(_CONNECTIONS, "connections", close_connections, seconds=_REQUEST_TIMEOUT + 2)
+    await asyncio.wait([server_task, signal_task], return_when=asyncio.FIRST_COMPLETED)
+    signal_task.cancel()
+    if not await shutdown.run():
         # Exit directly because the event loop would wait for blocked tasks.
         logging.shutdown()
         sys.stderr.flush()

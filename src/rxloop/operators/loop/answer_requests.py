@@ -32,7 +32,7 @@ def answer_requests(
     Args:
         request_type: Type of the requests to answer.
         answer: Returns the signals that replace a request. The result is subscribed once.
-        concurrency: Maximum number of concurrent answers. Further requests wait in order. The default is no limit.
+        concurrency: Maximum number of concurrent answers. Further requests wait in order. Unlimited by default.
 
     Returns:
         Operator that completes after its source and all answers. If one answer fails, the others are disposed and the

@@ -18,7 +18,7 @@ def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator[obj
         answer               --a--E|
         out     -----e---e-----a--E|
 
-    E is the `IterationEnd`. It is held until the source has completed.
+    E is the `IterationEnd`.
 
     Args:
         answer: Called with the `IterationEnd` after all model and tool calls of the iteration. It should emit the

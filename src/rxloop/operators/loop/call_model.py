@@ -17,6 +17,7 @@ from rxloop.operators.loop.model_exchange import (
     make_event_error,
     make_tool_requests,
 )
+from rxloop.pipeline.budget import Budget
 from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
 from rxloop.protocol.events import ContentCompleteEvent, Event, LLMFailedEvent, ToolCallDeltaEvent
@@ -48,12 +49,19 @@ def call_model() -> Operator[object]:
     checks = RequestChecks()
 
     def answer(request: ModelRequest) -> Observable[Signal]:
-        earlier = get_host(request.ctx).earlier.messages.get(request.step)
+        host, budget = get_host(request.ctx), request.ctx.info.budget
+        earlier = host.earlier.messages.get(request.step)
         if isinstance(earlier, ContentCompleteEvent):
-            offered = get_host(request.ctx).tools.narrow(request.step, request.tools)
-            return emit(earlier, *make_tool_requests(earlier, enumerate(earlier.tool_calls), request.ctx, offered))
-        request, problems = checks.prepare(request)
-        return ColdObservable(lambda observer, scheduler=None: _Call(request, problems, observer, scheduler))
+            offered = host.tools.narrow(request.step, request.tools)
+            calls = make_tool_requests(earlier, enumerate(earlier.tool_calls), request.ctx, offered)
+            return budget.replay(emit(earlier, *calls))
+
+        def subscribe(
+            observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            return _Call(*checks.prepare(request), budget, observer, scheduler)
+
+        return budget.send(ColdObservable(subscribe), request.step, request.branch)
 
     operator = answer_requests(ModelRequest, answer)
     operator.__qualname__ = "call_model"
@@ -63,17 +71,30 @@ def call_model() -> Operator[object]:
 class _Call(abc.DisposableBase):
     """Single model call. Implemented as a class to avoid creating closures per iteration."""
 
-    __slots__ = ("_answer", "_branch", "_ended", "_failures", "_host", "_observer", "_step", "_visible_name", "request")
+    __slots__ = (
+        "_answer",
+        "_branch",
+        "_budget",
+        "_ended",
+        "_failures",
+        "_host",
+        "_observer",
+        "_step",
+        "_visible_name",
+        "request",
+    )
 
     def __init__(
         self,
         request: ModelRequest,
         problems: Sequence[str],
+        budget: Budget,
         observer: abc.ObserverBase[Signal],
         scheduler: abc.SchedulerBase | None,
     ) -> None:
         self.request = request
         self._host = get_host(request.ctx)
+        self._budget = budget
         self._observer = observer
         self._step = request.step
         self._branch = request.branch
@@ -81,7 +102,11 @@ class _Call(abc.DisposableBase):
         self._failures = 0
         self._visible_name: str | None = None
         """Name of the most recently called tool, or None for hidden tools."""
-        observer.on_next(describe_request(request, problems))
+        announcement = describe_request(request, problems)
+        observer.on_next(announcement)
+        # Publishing sets the attempt.
+        if not announcement.attempt:
+            self._budget.note_unpublished(announcement)
         model = request.ctx.model
         if request.branch is None:
             self._host.open_call = self
@@ -96,7 +121,11 @@ class _Call(abc.DisposableBase):
                 self._host.close_abandoned(self.request.ctx)
 
     def interrupt(self, ends: Sequence[Event]) -> None:
-        """Interrupt the call. Received text becomes the message, and the iteration ends."""
+        """Interrupt the call and end the iteration.
+
+        Args:
+            ends: Events that close the message.
+        """
         if self._ended:
             return
         self._mark_ended()
@@ -137,11 +166,20 @@ class _Call(abc.DisposableBase):
             self._failures += 1
             fields["tries"] = self._failures
         self._observer.on_next(event)
+        if not fields["attempt"]:
+            self._budget.note_unpublished(event)
+
+    def _emit(self, event: Event) -> None:
+        self._observer.on_next(event)
+        if not event.attempt:
+            self._budget.note_unpublished(event)
 
     def _complete(self, message: ContentCompleteEvent) -> None:
         """Emit the complete message and its tool requests."""
         complete_message(message, self.request)
         self._observer.on_next(message)
+        if not message.attempt:
+            self._budget.note_unpublished(message)
         calls = enumerate(message.tool_calls)
         for signal in make_tool_requests(message, calls, self.request.ctx, self.request.tools):
             self._observer.on_next(signal)
@@ -150,10 +188,10 @@ class _Call(abc.DisposableBase):
         self._mark_ended()
         refused, notices = find_refused_media(self.request, error) if isinstance(error, MediaRefused) else ({}, [])
         for notice in notices:
-            self._observer.on_next(notice)
+            self._emit(notice)
         try:
             if not isinstance(error, PipelineError):
-                self._observer.on_next(describe_failure(self.request, error, refused, self._failures + 1))
+                self._emit(describe_failure(self.request, error, refused, self._failures + 1))
         finally:
             if isinstance(error, ContextLengthExceeded) or refused:
                 self._observer.on_completed()

@@ -70,7 +70,7 @@ def _event(end: IterationEnd, durable_seq: int | None) -> CheckpointEvent:
     state = end.ctx.state
     # Custom strategies may create `IterationEnd` signals.
     make = _checkpoint if end.iteration.__class__ is int else CheckpointEvent
-    return make(
+    event = make(
         step=end.ctx.step,
         branch=end.ctx.branch,
         iteration=end.iteration,
@@ -78,3 +78,5 @@ def _event(end: IterationEnd, durable_seq: int | None) -> CheckpointEvent:
         usage=state.usage,
         durable_seq=durable_seq,
     )
+    end.ctx.info.budget.note_unpublished(event)
+    return event

@@ -15,9 +15,8 @@ from rxloop.errors import (
 )
 from rxloop.operators.loop.compose import describe, parts
 from rxloop.pipeline.requests import IterationEnd, ModelRequest, Operator, Request, RunRequest, ToolRequest
-from rxloop.protocol.events import LLMFailedEvent
-from rxloop.protocol.finish import KNOWN, explain_end
-from rxloop.protocol.step_events import MALFORMED_REASON
+from rxloop.protocol.events import Event, LLMFailedEvent
+from rxloop.protocol.finish import KNOWN, MALFORMED_REASON, explain_end
 from rxloop.state.run_state import RunState
 from rxloop.stream.stream import HANDLING
 from rxloop.support.foreign_errors import find_sender
@@ -178,10 +177,38 @@ def make_stuck_error(state: RunState, loop: Operator) -> PipelineError:
     )
 
 
+_EVENT_RULE = (
+    "operators must pass events unchanged, once and immediately; to filter or change events for a subscriber, use a "
+    "view, as in run.pipe(...)"
+)
+
+
 def make_order_error(problem: str, loop: Operator) -> PipelineError:
     """Create an error for out-of-order events."""
+    return PipelineError(f"{problem}: {_EVENT_RULE}; the loop is {describe(loop)}")
+
+
+def make_lost_error(events: Iterable[Event], loop: str) -> PipelineError:
+    """Create an error for events that did not reach the run."""
+    names = ", ".join(dict.fromkeys(f"{event.kind} of step {event.step}" for event in events))
+    return PipelineError(f"an operator dropped, replaced or held events ({names}): {_EVENT_RULE}; the loop is {loop}")
+
+
+def make_restart_error(count: int, loop: str) -> PipelineError:
+    """Create an error for a loop that is restarted without progress."""
     return PipelineError(
-        f"{problem}: operators must pass events unchanged, once and immediately; the loop is {describe(loop)}"
+        f"an operator has sent requests or restarted the loop {count} times without progress; limit its repetitions, "
+        f"as in rx.retry(3) or rx.repeat(3); the loop is {loop}"
+    )
+
+
+def make_unknown_call_error(request: ToolRequest) -> PipelineError:
+    """Create an error for a request to execute a call that no message contains."""
+    ctx = request.ctx
+    return PipelineError(
+        f"a ToolRequest for call {ctx.index} ({request.call.name}) of step {ctx.step} was sent, but no open message "
+        "contains this call; send only requests that the operator has received, or emit a content-complete with the "
+        f"call first; the loop is {ctx.info.describe_loop()}"
     )
 
 
@@ -203,11 +230,15 @@ def check_iteration_end(state: RunState, step: str | None, pipeline: Operator) -
         PipelineError: Missing message or tool result.
     """
     if state.last is None or state.last.step != step:
-        raise PipelineError(f"iteration {step} ended without a content-complete; the pipeline is {describe(pipeline)}")
+        raise PipelineError(
+            f"iteration {step} ended without a content-complete; an operator must answer each ModelRequest, and all "
+            f"others must pass its events; the pipeline is {describe(pipeline)}"
+        )
     if state.batch is not None:
         names = ", ".join(state.batch.calls[index].name for index in state.batch.open)
         raise PipelineError(
-            f"iteration {step} left tool calls unanswered ({names}); the pipeline is {describe(pipeline)}"
+            f"iteration {step} left tool calls unanswered ({names}); operators must pass or answer each ToolRequest, "
+            f"as with request.refuse('reason'), and pass its events; the pipeline is {describe(pipeline)}"
         )
 
 
@@ -263,7 +294,7 @@ class Retries:
 
 
 def lacks_calls(state: RunState) -> bool:
-    """True if the newest message ended as if it called tools, but has no calls."""
+    """Return True if the newest message ended as if it called tools, but has no calls."""
     return state.last is not None and state.last.finish_reason == "tool_calls" and not state.last.tool_calls
 
 

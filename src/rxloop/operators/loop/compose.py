@@ -62,8 +62,8 @@ def describe(operator: Operator) -> str:
     *makers, own = name.split(".<locals>.")
     if own == "_wrap_curried":
         # Get the operator name from closure variables, because reactivex does not set it elsewhere.
-        held = [cell.cell_contents for cell in getattr(operator, "__closure__", None) or ()]
-        names = [value.__name__ for value in held if isinstance(value, FunctionType)]
+        values = [cell.cell_contents for cell in getattr(operator, "__closure__", None) or ()]
+        names = [value.__name__ for value in values if isinstance(value, FunctionType)]
         return f"rx.{names[-1].strip('_')}" if names else own
     if getattr(operator, "__module__", "").startswith("reactivex."):
         return f"rx.{own}"

@@ -101,7 +101,7 @@ class _EarlyCall:
         self._observer: abc.ObserverBase[Signal] | None = None
         # Permits and questions are delayed until the request arrives.
         self._active = ActiveCall(None)
-        ctx = request.ctx.bind(asked_for=self._requested.wait)
+        ctx = request.ctx.bind(until_requested=self._requested.wait)
         self._connection = connect(
             execute(tool, ToolRequest(request.call, ctx, request.offered), self._active),
             lambda signal: self._receive(OnNext(signal)),
@@ -200,7 +200,7 @@ class _EarlyCalls:
             same = (
                 host.tools.find(request) is early.tool and request.of(early.tool.definition).call == early.request.call
             )
-            if same and host.claim(request.slot):
+            if same and host.claim(request):
                 return early.answer(permit)
             self._discard(early)
         return self._answer(request, permit)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 from reactivex import Observable, abc
@@ -35,12 +36,12 @@ from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import MessageAddedEvent
 from rxloop.state.history import Batch
 from rxloop.state.run_state import RunState, check_limits
-from rxloop.stream.rx import ColdObservable, connect
+from rxloop.stream.rx import ColdObservable, choose, connect
 from rxloop.stream.sources import Push, emit, from_task
 from rxloop.support.foreign_errors import leave_to_loop, to_error
 
 
-def iterate(pipeline: Operator[OperatorDeps], times: int | None = None) -> Operator[OperatorDeps]:
+def iterate(pipeline: Operator[OperatorDeps], limit: int | None = None) -> Operator[OperatorDeps]:
     """Answer the `RunRequest` with model requests, until the model has answered.
 
     The default strategy. Each iteration subscribes the pipeline to a new `ModelRequest` and an `IterationEnd`.
@@ -59,11 +60,11 @@ def iterate(pipeline: Operator[OperatorDeps], times: int | None = None) -> Opera
 
     Args:
         pipeline: Pipeline of one iteration, for example `op.compose(op.call_model(), op.run_tools())`.
-        times: Maximum number of iterations. The default is no limit.
+        limit: Maximum number of iterations. Unlimited by default.
     """
 
     def answer(request: RunRequest) -> Observable[Signal]:
-        return ColdObservable(lambda out, scheduler=None: _Iterations(pipeline, request.ctx, times, out, scheduler))
+        return ColdObservable(lambda out, scheduler=None: _Iterations(pipeline, request.ctx, limit, out, scheduler))
 
     operator = answer_requests(RunRequest, answer)
     operator.__qualname__ = f"iterate({describe(pipeline)})"
@@ -77,19 +78,23 @@ class _Iterations(abc.DisposableBase):
         self,
         pipeline: Operator,
         ctx: RunContext[Any],
-        times: int | None,
+        limit: int | None,
         observer: abc.ObserverBase[Signal],
         scheduler: abc.SchedulerBase | None,
     ) -> None:
         self._pipeline = pipeline
         self._ctx = ctx
-        self._times = times
+        self._host = get_host(ctx)
+        self._budget = ctx.info.budget
+        self._remaining = limit
+        self._iteration = 0
+        """Newest iteration. Messages without an `llm-call` are not counted by the state."""
         self._observer = observer
         self._scheduler = scheduler
         self._current = SerialDisposable()
         self._retries = Retries()
         self._current_step: str | None = None
-        """Current step, or None until the first iteration starts."""
+        """Current step. None before the first iteration."""
         self._due = False
         self._running = False
         self._stopped = False
@@ -124,11 +129,16 @@ class _Iterations(abc.DisposableBase):
             self._running = False
 
     def _start_next(self) -> None:
+        if self._host.is_ending:
+            # Nothing may follow, so the loop neither continues nor ends.
+            self._stopped = True
+            return
         source = self._next_source()
         if source is None:
             self._stopped = True
             self._observer.on_completed()
             return
+        source = choose(partial(self._budget.start, source))
         connection = connect(self._pipeline(source), self._emit, self._fail, self._advance, self._scheduler)
         # Each iteration has a new disposable, so that finished iterations are not retained.
         self._current.disposable = connection
@@ -149,12 +159,15 @@ class _Iterations(abc.DisposableBase):
         """Return the next iteration source, or None for completed and waiting runs."""
         state = self._ctx.state
         if self._current_step is not None:
-            if state.pending:
+            lost = self._budget.find_lost_events(self._ctx.branch)
+            if lost is None and self._host.is_waiting(state):
                 return None
             failure = find_retry(state)
             if failure is None:
                 check_iteration_end(state, self._current_step, self._pipeline)
-            else:
+            if lost is not None:
+                raise lost
+            if failure is not None:
                 self._retries.add(failure)
             if self._is_last(state):
                 return None
@@ -170,8 +183,10 @@ class _Iterations(abc.DisposableBase):
             self._observer.on_next(MessageAddedEvent(content=note, cause="retry", branch=self._ctx.branch))
             state = self._ctx.state
         retry = find_retry(state) is not None
-        iteration = state.iteration
+        iteration = max(state.iteration, self._iteration)
         if not retry and not (self._current_step is None and state.open_step is not None):
+            if iteration > state.iteration:
+                state = state.replace(iteration=iteration)
             limit = check_limits(state, self._ctx.info.limits, self._ctx.info.thought_limit)
             if limit is not None:
                 raise limit
@@ -181,17 +196,18 @@ class _Iterations(abc.DisposableBase):
 
     def _is_last(self, state: RunState) -> bool:
         """Count a finished iteration, and return True if it was the last one."""
-        if self._times is None or find_retry(state) is not None or lacks_calls(state) or state.is_partial:
+        if self._remaining is None or find_retry(state) is not None or lacks_calls(state) or state.is_partial:
             return False
-        self._times -= 1
-        return self._times <= 0
+        self._remaining -= 1
+        return self._remaining <= 0
 
     def _model_request(self, iteration: int) -> Observable[Signal]:
         step = str(iteration) if self._ctx.branch is None else f"{self._ctx.branch}/{iteration}"
         self._current_step = step
+        self._iteration = iteration
         ctx = self._ctx.bind(step=step)
         end = IterationEnd(iteration, ctx)
-        request = get_host(ctx).build_request(ctx, iteration, self._retries.pressure)
+        request = self._host.build_request(ctx, iteration, self._retries.pressure)
         if isinstance(request, ModelRequest):
             return emit(request, end)
         pending = request
@@ -210,7 +226,7 @@ class _Iterations(abc.DisposableBase):
     def _open_calls(self, state: RunState, batch: Batch) -> Observable[Signal]:
         self._current_step = batch.step
         ctx = self._ctx.bind(step=batch.step)
-        offered = get_host(ctx).tools.narrow(batch.step)
+        offered = self._host.tools.narrow(batch.step)
         calls = [(index, batch.calls[index]) for index in batch.open]
         assert state.last is not None
         return emit(*make_tool_requests(state.last, calls, ctx, offered), IterationEnd(state.iteration, ctx))

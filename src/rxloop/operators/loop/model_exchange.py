@@ -21,7 +21,7 @@ from rxloop.protocol.finish import CUT_OFF, explain_refused_call, is_complete
 from rxloop.protocol.json_data import MAX_INTEGER, freeze_model, replace_surrogates
 from rxloop.protocol.messages import ErrorInfo, Message, ToolCall
 from rxloop.protocol.model import FrozenList, make_unchecked, mutable_fields
-from rxloop.state.history import INTERRUPTED, History
+from rxloop.state.history import History
 from rxloop.state.refused_media import select_refused, vendor_reason
 
 if TYPE_CHECKING:
@@ -159,11 +159,11 @@ def describe_failure(request: ModelRequest, error: Exception, refused: dict[str,
     )
 
 
-# -- events of the provider
+# -- provider events
 
 
 def copy_unstamped(event: Event) -> Event:
-    """Copy a published event so that it can be published again."""
+    """Return a copy for publishing again, without ids and timestamps."""
     return event.model_copy(update=_UNSTAMPED)
 
 
@@ -234,6 +234,7 @@ def _refuse(request: ToolRequest, message: ContentCompleteEvent) -> Event:
     tool = host.tools.find(request)
     if not isinstance(tool, str):
         request = request.of(tool.definition)
-        if request.slot in host.earlier.interrupted and not tool.idempotent:
-            return request.refuse(INTERRUPTED)
+        reason = host.earlier.explain_no_repeat(request.ctx.task_id, request.slot, idempotent=tool.idempotent)
+        if reason is not None:
+            return request.refuse(reason)
     return request.refuse(explain_refused_call(message, request.call.name))

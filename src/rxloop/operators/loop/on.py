@@ -73,6 +73,15 @@ def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[D]], AsyncIte
                 "use `async def`, and `yield` the signals that replace the request"
             )
 
+        try:
+            inspect.signature(handler, follow_wrapped=False).bind(None, None)
+        except TypeError:
+            handler_name = getattr(handler, "__name__", repr(handler))
+            raise ConfigurationError(
+                f"the handler {handler_name} of op.on({request_type.__name__}) must have two parameters: "
+                f"`async def {handler_name}(request: {request_type.__name__}, ctx: RunContext)`"
+            ) from None
+
         def answer(request: R) -> Observable[Signal]:
             ctx = request.ctx.bind(asked_by=name)
             signals = from_async_iter(lambda: handler(request, ctx), ctx, name=f"rxloop-handler-{name}")

@@ -17,11 +17,10 @@ from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import ToolCompleteEvent, ToolStartEvent
 from rxloop.protocol.json_data import freeze_json, freeze_model
 from rxloop.protocol.model import make_unchecked, thaw
-from rxloop.state.history import INTERRUPTED
-from rxloop.stream.sources import Push, emit, from_task
+from rxloop.stream.sources import Push, emit, from_task, never
 from rxloop.tools.execution import call_with_limit, public_name, to_failure, watch_steps
 from rxloop.tools.result import (
-    MAX_RESULT,
+    MAX_RESULT_CHARS,
     collect_iterator,
     encode_with_parts,
     make_failure,
@@ -74,21 +73,22 @@ def _answer(request: ToolRequest, permit: Permit | None = None) -> Observable[Si
     earlier = host.earlier.results.get(request.slot)
     if earlier is not None:
         return emit(earlier)
-    if not host.claim(request.slot):
-        # Duplicate requests from operators must not cause duplicate tool calls.
-        return emit()
+    if not host.claim(request):
+        # Duplicate requests from operators must not cause duplicate tool calls. Ending runs must not start any calls.
+        return never() if host.is_ending else emit()
     tool = host.tools.find(request)
     if not isinstance(tool, str):
         request = request.of(tool.definition)
-    recorded = host.recorded_outcome(request, tool)
+    recorded = host.find_recorded_outcome(request, tool)
     if recorded is not None:
         return emit(recorded)
     if isinstance(tool, str):
         return emit(request.refuse(tool))
     if request.call.error is not None:
         return emit(request.refuse(f"{request.call.error}. Call {request.call.name} again with valid JSON."))
-    if not tool.idempotent and request.slot in host.earlier.interrupted:
-        return emit(request.refuse(INTERRUPTED))
+    reason = host.earlier.explain_no_repeat(request.ctx.task_id, request.slot, idempotent=tool.idempotent)
+    if reason is not None:
+        return emit(request.refuse(reason))
 
     return _execute(tool, request, ActiveCall(permit), lambda: host.close_abandoned(request.ctx))
 
@@ -114,14 +114,23 @@ async def _run_tool(tool: Tool, request: ToolRequest, push: Push[Signal], active
             push(request.refuse(f"The call of {call.name} was not approved."))
             return
     call_fields: dict[str, Any] = {**ctx.call_fields, "call": freeze_model(call, "tool-start: call")}
-    push(_start(idempotency_key=ctx.idempotency_key, **call_fields))
-    if ctx.log is not None and not tool.idempotent:
+    started = _start(idempotency_key=ctx.idempotency_key, **call_fields)
+    push(started)
+    # Publishing sets the attempt. Events of a call that was started early may be held.
+    if not started.attempt and ctx.until_requested is None:
+        ctx.info.budget.note_unpublished(started)
+    # A call that may end the process must not discard the message that requests it.
+    if ctx.log is not None and (not tool.idempotent or ctx.state.tries > 1):
         await ctx.port.durable()
     start = ctx.info.clock.monotonic()
     fields = await _result(tool, ctx)
     if not (ctx.answer and fields["success"]):
         fields["content"] = add_edit_note(fields["content"], ctx, call)
-    push(_complete(answer=ctx.answer, duration=ctx.info.clock.monotonic() - start, **call_fields, **fields))
+    duration = ctx.info.clock.monotonic() - start
+    complete = _complete(answer=ctx.answer, duration=duration, **call_fields, **fields)
+    push(complete)
+    if not complete.attempt and ctx.until_requested is None:
+        ctx.info.budget.note_unpublished(complete)
 
 
 async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
@@ -146,7 +155,7 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
         if failure is None:
             raise
         return failure
-    limit = getattr(tool, "max_result", MAX_RESULT)
+    limit = getattr(tool, "max_result", MAX_RESULT_CHARS)
     if limit is not None and len(content) > limit and not ctx.answer:
         # Imported here to make `import rxloop` faster.
         from rxloop.tools.artifacts import store_long_result

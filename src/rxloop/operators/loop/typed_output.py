@@ -55,11 +55,11 @@ def typed_output(parse: Callable[[str], Any], retries: int = 2, *, by_tool: bool
         if not state.done:
             if not (by_tool and state.retries > retries):
                 return emit(end)
-            return rx.throw(failure(_refusal(state)) if incomplete is None else _incomplete(incomplete, state))
+            return rx.throw(failure(_refusal(state)) if incomplete is None else _to_error(incomplete, state))
         if incomplete is not None:
             if is_filtered(incomplete) or state.retries >= retries:
-                return rx.throw(_incomplete(incomplete, state))
-            note = f"Your answer is incomplete: {explain_end(incomplete)}.\n{_shorter(incomplete)}{instruction}"
+                return rx.throw(_to_error(incomplete, state))
+            note = f"Your answer is incomplete: {explain_end(incomplete)}.\n{_ask_for_less(incomplete)}{instruction}"
             return emit(MessageAddedEvent(content=note, cause="retry"), end)
         try:
             parse(state.content)
@@ -78,7 +78,7 @@ def typed_output(parse: Callable[[str], Any], retries: int = 2, *, by_tool: bool
     return operator
 
 
-def _incomplete(message: ContentCompleteEvent, state: RunState) -> IncompleteOutput:
+def _to_error(message: ContentCompleteEvent, state: RunState) -> IncompleteOutput:
     """Create an error for incomplete answers, including the received text."""
     if is_refusal(message):
         code, why = "refused", "the model refused to answer"
@@ -91,7 +91,7 @@ def _incomplete(message: ContentCompleteEvent, state: RunState) -> IncompleteOut
     return IncompleteOutput(f"{why}: {text}" if text else why, code=code)
 
 
-def _shorter(message: ContentCompleteEvent) -> str:
+def _ask_for_less(message: ContentCompleteEvent) -> str:
     return "Keep it shorter. " if message.finish_reason == "length" else ""
 
 

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 from reactivex import Observable
 
 from rxloop.operators.loop.answer_requests import answer_requests
-from rxloop.pipeline.interfaces import Rendered, Workspace, WorkspacePart
+from rxloop.pipeline.interfaces import Workspace, WorkspacePart
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
 from rxloop.pipeline.time_limits import limit_time
 from rxloop.protocol.messages import Message
@@ -36,7 +35,7 @@ def workspace(source: Workspace) -> Operator[object]:
         from rxloop.context.workspaces import as_parts, is_quick
 
         if is_quick(source):
-            return emit(_add_parts(request, as_parts(cast("Rendered", source.render()))))
+            return emit(_add_parts(request, as_parts(source, source.render())))
         return from_awaitable(lambda: _render_and_add(request, source), request.ctx, name="rxloop-workspace")
 
     operator = answer_requests(ModelRequest, answer)

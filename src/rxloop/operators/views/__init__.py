@@ -8,13 +8,11 @@ from typing import Any, TypeVar
 from reactivex import Observable
 
 from rxloop.protocol.events import AnyEvent, Event
+from rxloop.stream.stream import VIEW as VIEW
 
 A = TypeVar("A")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-
-VIEW = "rxloop_view"
-"""Attribute name for the display name of views, for example `op.text`."""
 
 View = Callable[[Observable[A]], Observable[T]]
 """Operator for a subscriber, outside the loop. Any reactivex operator is a view."""

@@ -72,6 +72,9 @@ def tally(price: Price | None = None) -> View[Outcome, Tally]:
 
     Returns:
         View of a `Tally` for each outcome. `str(tally)` describes it.
+
+    Raises:
+        ConfigurationError: `price` is not a `Price`.
     """
 
     def add(totals: Tally, outcome: Outcome) -> Tally:
@@ -81,7 +84,16 @@ def tally(price: Price | None = None) -> View[Outcome, Tally]:
 
 
 def empty_tally(price: Price | None) -> Tally:
-    """Create initial totals."""
+    """Create initial totals.
+
+    Raises:
+        ConfigurationError: `price` is not a `Price`.
+    """
+    if price is not None and not hasattr(price, "of_several"):
+        raise ConfigurationError(
+            f"price must be a Price, got {price!r}; "
+            "use Price(input=..., output=...) or rxloop.providers.find_price(model)"
+        )
     return Tally(dollars=None if price is None else 0.0)
 
 
@@ -156,23 +168,23 @@ def _bar(total: int | None, label: str, console: Any) -> DrawBar:
         ) from None
 
     def draw() -> tuple[Callable[[Tally], None], Callable[[], None]]:
-        shown = console if console is not None else Console(stderr=True)
+        target = console if console is not None else Console(stderr=True)
         bar = bars.Progress(
             *([bars.TextColumn("{task.description}")] if label else []),
             bars.BarColumn(),
             bars.MofNCompleteColumn(),
             bars.TextColumn("{task.fields[tally]}"),
             bars.TimeRemainingColumn(elapsed_when_finished=True),
-            console=shown,
+            console=target,
             # Background refresh threads would capture cell output in notebooks.
-            auto_refresh=not shown.is_jupyter,
-            disable=not (shown.is_terminal or shown.is_jupyter),
+            auto_refresh=not target.is_jupyter,
+            disable=not (target.is_terminal or target.is_jupyter),
         )
         task = bar.add_task(label, total=total, tally="")
         bar.start()
 
         def show(tally: Tally) -> None:
-            bar.update(task, completed=tally.done, tally=str(tally), refresh=shown.is_jupyter)
+            bar.update(task, completed=tally.done, tally=str(tally), refresh=target.is_jupyter)
 
         return show, bar.stop
 

@@ -60,7 +60,7 @@ def filter_comparable(events: Sequence[Event]) -> list[Event]:
 
 
 class _Batch:
-    """Tool call events of a message, sorted by call index."""
+    """Buffer that sorts tool call events by index."""
 
     def __init__(self, message: ContentCompleteEvent) -> None:
         self._message = message
@@ -163,7 +163,7 @@ def _find_repeated(events: Iterable[Event]) -> set[int]:
 
 
 def _find_index(event: Event, message: ContentCompleteEvent) -> int | None:
-    """Return the tool call index of an event, or None if unrelated."""
+    """Return an event's tool call index. None for unrelated events."""
     if isinstance(event, ToolStartEvent | ToolCompleteEvent | SubtaskEvent):
         return event.index if event.step == message.step else None
     call_id = event.tool_call_id if isinstance(event, ThoughtStreamEvent) else None
@@ -233,16 +233,16 @@ def compare(recording: Recording) -> EventView:
     recorded = filter_comparable([event for event in read_recording(recording) if event.durable])
 
     def compare_at_end(out: ViewOutput[Event]) -> Callable[[Event], None]:
-        seen: list[Event] = []
+        events: list[Event] = []
 
         def handle(event: Event) -> None:
             if event.durable:
-                seen.append(event)
+                events.append(event)
             out.emit(event)
 
         def end() -> None:
             try:
-                _check(recorded, filter_comparable(seen))
+                _check(recorded, filter_comparable(events))
             except RecordingMismatch as error:
                 out.fail(error)
 
@@ -252,13 +252,13 @@ def compare(recording: Recording) -> EventView:
     return cast("EventView", make_view(compare_at_end))
 
 
-def _check(recorded: Sequence[Event], seen: Sequence[Event]) -> None:
+def _check(recorded: Sequence[Event], events: Sequence[Event]) -> None:
     """Compare recorded and actual events.
 
     Raises:
         RecordingMismatch: Difference between recording and run.
     """
-    expected_events, actual_events = split_at_difference(recorded, seen)
+    expected_events, actual_events = split_at_difference(recorded, events)
     if not expected_events and not actual_events:
         return
     expected_event, actual_event = next(iter(expected_events), None), next(iter(actual_events), None)

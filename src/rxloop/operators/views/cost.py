@@ -40,19 +40,19 @@ def cost(prices: Mapping[str, Price] | None = None) -> View[Event, float]:
 
     def sum_costs(out: ViewOutput[float]) -> Callable[[Event], None]:
         spending = Spending(prices)
-        shown, warned = False, 0
+        is_shown, warned = False, 0
 
         def handle(event: Event) -> None:
-            nonlocal shown, warned
+            nonlocal is_shown, warned
             if spending.add(event):
-                shown = True
+                is_shown = True
                 out.emit(spending.dollars)
             elif len(spending.unpriced) > warned:
                 warned = len(spending.unpriced)
                 warnings.warn(_make_warning([*spending.unpriced][-1]), stacklevel=1)
 
         def end() -> None:
-            if not shown:
+            if not is_shown:
                 out.emit(spending.dollars)
 
         out.on_end(end)

@@ -45,7 +45,7 @@ def of_type(first: type[Event], /, *others: type[Event]) -> View[Event, Event]: 
 
 
 def of_type(first: type[Event], /, *others: type[Event]) -> View[Any, Any]:
-    """Keep the events of the given classes. The type of the view is narrowed to them.
+    """Keep events of the given classes, and narrow the type of the view accordingly.
 
     ::
 
@@ -76,18 +76,16 @@ def of_type(first: type[Event], /, *others: type[Event]) -> View[Any, Any]:
     matches_by_type: dict[type[Event], bool] = {}
 
     def matches(event: Event) -> bool:
-        kept = matches_by_type.get(type(event))
-        if kept is None:
-            kept = matches_by_type[type(event)] = isinstance(event, classes)
-        return kept
+        result = matches_by_type.get(type(event))
+        if result is None:
+            result = matches_by_type[type(event)] = isinstance(event, classes)
+        return result
 
     return name_view(ops.filter(matches), "op.of_type")
 
 
 def for_task(task_id: str) -> EventView:
-    """Keep the events of one task.
-
-    Useful for the events of a conversation or of nested agents, which have separate task ids.
+    """Keep events with the given task id, for example to select a nested agent or one run of a conversation.
 
     ::
 
@@ -137,7 +135,7 @@ def thoughts(
     Raises:
         ConfigurationError: An argument is invalid. Raised immediately.
     """
-    wanted = _types(types)
+    allowed = _types(types)
     if min_confidence is not None and not 0 <= min_confidence <= 1:
         raise ConfigurationError(f"min_confidence must be from 0 to 1, got {min_confidence}")
     levels = _levels(verbosity)
@@ -145,7 +143,7 @@ def thoughts(
     def matches(event: Event) -> bool:
         if not isinstance(event, ThoughtStreamEvent):
             return False
-        if event.thought_type not in wanted or event.verbosity not in levels:
+        if event.thought_type not in allowed or event.verbosity not in levels:
             return False
         if min_confidence is None:
             return True
@@ -157,11 +155,11 @@ def thoughts(
 def _types(types: ThoughtType | Collection[ThoughtType] | None) -> frozenset[str]:
     if types is None:
         return frozenset(THOUGHT_TYPES)
-    wanted: frozenset[str] = frozenset([types] if isinstance(types, str) else types)
-    unknown = sorted(wanted.difference(THOUGHT_TYPES))
+    names: frozenset[str] = frozenset([types] if isinstance(types, str) else types)
+    unknown = sorted(names.difference(THOUGHT_TYPES))
     if unknown:
         raise ConfigurationError(f"types must be among {', '.join(THOUGHT_TYPES)}, got {', '.join(unknown)}")
-    return wanted
+    return names
 
 
 def _levels(verbosity: Verbosity | None) -> tuple[str, ...]:
@@ -187,7 +185,7 @@ def tool_calls() -> View[Event, ToolCompleteEvent]:
 
 
 def usage() -> View[Event, UsageEvent]:
-    """Keep the token usage of each model call that reports it.
+    """Keep `usage` events, which contain the token usage of a single model call.
 
     ::
 
@@ -198,7 +196,7 @@ def usage() -> View[Event, UsageEvent]:
         >>> total = run.pipe(op.usage(), rx.scan(lambda sum, event: sum + event.usage, Usage()))
 
     Returns:
-        View of the `usage` events. Each one has the usage of its own call.
+        View of the `usage` events, in order.
     """
     return name_view(of_type(UsageEvent), "op.usage")
 

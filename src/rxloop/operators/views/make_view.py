@@ -26,10 +26,10 @@ class ViewOutput(Generic[T]):
     """
 
     emit: Callable[[T], None]
-    """Emits a value.
+    """Function that emits a value.
 
-    This is the `on_next` method of the subscriber. Don't call it in a `try` block, which would catch the errors of the
-    subscriber as well.
+    It is the subscriber's `on_next` method. Do not call it in a `try` block, because that would also catch the errors
+    of the subscriber.
     """
 
     def __init__(self, observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None) -> None:

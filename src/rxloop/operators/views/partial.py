@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 _FINISHED = COMPLETE - {"pause"}
 _STEP = 16
-"""A text of n characters is parsed again after max(1, n / 16) more characters."""
+"""Output of n characters is parsed again after max(1, n / 16) more characters."""
 
 
 @overload

@@ -23,7 +23,7 @@ class Repeat:
     call: ToolCall
     """The newest call."""
     count: int
-    """Number of identical calls, including the current call."""
+    """Number of identical calls, including this one."""
     task_id: str
     """Id of the run."""
     branch: str | None = None

@@ -57,7 +57,7 @@ class Activity:
     @property
     def questions(self) -> list[str]:
         """Pending questions in their public form."""
-        return [public_question(asked).prompt for _, asked in self._questions.values()]
+        return [public_question(question).prompt for _, question in self._questions.values()]
 
     @property
     def has_running_tool(self) -> bool:
@@ -99,31 +99,32 @@ class Activity:
             case ToolCompleteEvent():
                 self._close_call((get_step(event), event.index))
             case InputRequiredEvent() | AuthRequiredEvent():
-                asked = event.input
+                question = event.input
                 # This question is not from a tool call.
-                slot = (event.task_id, event.branch, asked.step), asked.index if asked.call is not None else -1
-                self._questions[event.task_id, event.input_id] = slot, asked
+                slot = (event.task_id, event.branch, question.step), question.index if question.call is not None else -1
+                self._questions[event.task_id, event.input_id] = slot, question
             case InputReceivedEvent():
                 self._questions.pop((event.task_id, event.input_id), None)
             case StatusUpdateEvent() if event.final or begins_attempt(event):
                 # The next attempt restarts the open calls, but questions stay open.
                 self._remove_run(event.task_id, questions=event.state not in (*WAITING, "working"))
+                self._questions = {key: each for key, each in self._questions.items() if key[1] not in event.discarded}
             case _:
                 pass
 
     def _close_call(self, slot: Slot) -> None:
         self.calls.pop(slot, None)
-        self._questions = {key: asked for key, asked in self._questions.items() if asked[0] != slot}
+        self._questions = {key: question for key, question in self._questions.items() if question[0] != slot}
         task_id = slot[0][0]
         if all(step[0] != task_id for step, _ in self.calls):
-            # The parent call of the nested runs has ended.
+            # Nested runs cannot outlive the calls of their parent.
             self._remove_children(task_id)
 
     def _remove_run(self, task_id: str, *, questions: bool) -> None:
         self.models = {step: name for step, name in self.models.items() if step[0] != task_id}
         self.calls = {slot: call for slot, call in self.calls.items() if slot[0][0] != task_id}
         if questions:
-            self._questions = {key: asked for key, asked in self._questions.items() if key[0] != task_id}
+            self._questions = {key: question for key, question in self._questions.items() if key[0] != task_id}
         self._remove_children(task_id)
         self._parents.pop(task_id, None)
 
@@ -147,7 +148,7 @@ class Stall:
 
     @property
     def awaits(self) -> Literal["input", "tool", "model", "run"]:
-        """Awaited resource in order of priority: input, tool, model or the run itself."""
+        """Awaited resource with the highest priority: input, tool, model or the run itself."""
         if self.questions:
             return "input"
         return "tool" if self.calls else "model" if self.models else "run"
@@ -168,7 +169,7 @@ class Stall:
 
 
 def stalled(seconds: float) -> View[Event, Stall]:
-    """Emit a `Stall` after the given time without events, and again after each further period while the run is active.
+    """Emit a `Stall` when an active run has been silent for the given time, and again after each further period.
 
     A stall is not an error: the view continues, and starts over with the next event. Time is measured with the
     scheduler of the subscription, which for a view of a run is the run's scheduler. For past events, their timestamps
@@ -211,13 +212,13 @@ class _Silence:
         self._emitted = 0
         """Number of stalls in this silence."""
         self._before = 0
-        """Latest timestamp of the current attempt, in milliseconds."""
+        """Latest timestamp of the current attempt in milliseconds."""
         self._ended = False
         self._timer = out.schedule(seconds, self._check)
 
     def handle(self, event: Event) -> None:
         if type(event) is GapEvent:
-            return  # a gap doesn't have its own time
+            return  # gap events have no timestamp of their own
         if event.durable and begins_attempt(event):
             self._before = 0
         if self._before and not self._ended:

@@ -120,7 +120,7 @@ class _Report:
 
     def handle(self, event: Event) -> None:
         if type(event) is GapEvent:
-            return  # a gap doesn't have its own time
+            return  # gap events have no timestamp of their own
         figures = self._figures
         now = figures.get_time(event)
         if not self._is_active or (event.durable and begins_attempt(event)):

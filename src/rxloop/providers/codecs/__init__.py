@@ -20,7 +20,7 @@ from rxloop.providers.codecs.provider_state import Piece as Piece
 from rxloop.providers.codecs.provider_state import find_foreign_states as find_foreign_states
 from rxloop.providers.codecs.provider_state import iter_pieces as iter_pieces
 from rxloop.providers.error_responses import error_from_response
-from rxloop.providers.failures import cut_short
+from rxloop.providers.failures import make_truncation_error
 from rxloop.stream.back_pressure import Gate
 
 if TYPE_CHECKING:
@@ -159,11 +159,11 @@ class JSONReader:
         """True if the response is complete."""
         return self.done or self.draft.finish_reason is not None
 
-    def report_unknown(self, what: str) -> None:
+    def report_unknown(self, subject: str) -> None:
         """Publish a notice about unknown data, once per kind and at most 20 times."""
-        if what not in self._reported and len(self._reported) < 20:
-            self._reported.add(what)
-            self.draft.notice("passed_over", f"{self.draft.where} sent {what}, which is unknown and was skipped")
+        if subject not in self._reported and len(self._reported) < 20:
+            self._reported.add(subject)
+            self.draft.notice("skipped", f"{self.draft.endpoint} sent {subject}, which is unknown and was skipped")
 
     def feed(self, payloads: list[bytes]) -> None:
         """Read a batch of payloads; see `ResponseReader`."""
@@ -179,7 +179,7 @@ class JSONReader:
             if event.__class__ is dict:
                 self.read_event(event)
             elif event is not None:
-                raise ProviderProtocolError(f"{self.draft.where} sent an event that is not a JSON object")
+                raise ProviderProtocolError(f"{self.draft.endpoint} sent an event that is not a JSON object")
             read(size)
             if self.done:
                 return
@@ -190,7 +190,7 @@ class JSONReader:
             self.feed(payloads)
         except ProviderProtocolError:
             if not self.is_complete:
-                raise cut_short(self.draft.where) from None
+                raise make_truncation_error(self.draft.endpoint) from None
 
     def read_body(self, body: bytes) -> None:
         """Read a non-streaming response; see `ResponseReader`."""
@@ -201,7 +201,7 @@ class JSONReader:
             answer = self._parse_leniently(body)
         if not isinstance(answer, dict):
             raise ProviderProtocolError(
-                f"{self.draft.where} sent an answer that is not a JSON object: {self._quote(body)}"
+                f"{self.draft.endpoint} sent an answer that is not a JSON object: {self._quote(body)}"
             )
         self.read_answer(cast("dict[str, Any]", answer))
         self.draft.check_size()
@@ -210,12 +210,12 @@ class JSONReader:
     def complete(self) -> None:
         """Push the final events; see `ResponseReader`."""
         if not self.is_complete:
-            raise cut_short(self.draft.where)
+            raise make_truncation_error(self.draft.endpoint)
         self.draft.complete(self.key)
 
     def make_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
         """Return the error for a response with an HTTP error status."""
-        return error_from_response(status, headers, body, self.draft.where)
+        return error_from_response(status, headers, body, self.draft.endpoint)
 
     def _parse_leniently(self, data: bytes) -> Any:
         """Parse JSON with unpaired surrogates. Return None for `[DONE]` and empty payloads."""
@@ -225,12 +225,12 @@ class JSONReader:
         check_document(text, self.draft.bounds)
         event = parse_lenient_json(text)
         if event is None:
-            raise ProviderProtocolError(f"{self.draft.where} sent an event that is not JSON: {self._quote(text)}")
+            raise ProviderProtocolError(f"{self.draft.endpoint} sent an event that is not JSON: {self._quote(text)}")
         self.draft.text.expect_split_surrogates()
         return event
 
     def _quote(self, data: bytes) -> str:
-        return repr(self.draft.where.clean(data[:2000].decode("utf-8", "replace"))[:200])
+        return repr(self.draft.endpoint.clean(data[:2000].decode("utf-8", "replace"))[:200])
 
 
 def find_gate(request: ModelRequest) -> Gate:

@@ -14,7 +14,7 @@ MALFORMED_CALL = "malformed_call"
 FAILED = "failed"
 """The vendor reported a failure."""
 
-_EXACT = {
+_BY_REASON = {
     **dict.fromkeys(
         (
             *("stop", "stop_sequence", "stop_token", "eos", "eos_token", "end", "end_turn", "end_of_turn", "endoftext"),
@@ -65,11 +65,11 @@ def normalise_finish_reason(raw: str) -> str:
     Returns:
         `stop`, `tool_calls`, `length`, `content_filter`, `pause`, `MALFORMED_CALL`, `FAILED`, or `UNKNOWN`.
     """
-    normalised = _EXACT.get(raw)
+    normalised = _BY_REASON.get(raw)
     if normalised is not None:
         return normalised
     word = _ENUM.sub("", _SEPARATORS.sub("_", raw.lower()).strip("_"))
-    normalised = _EXACT.get(word)
+    normalised = _BY_REASON.get(word)
     if normalised is not None:
         return normalised
     return next((reason for starts, reason in _PREFIXES if word.startswith(starts)), UNKNOWN)
@@ -138,7 +138,7 @@ _SOURCES: dict[str, tuple[Kind, int]] = {
 _OBJECTS = frozenset(name.rpartition(".")[0] for name in _SOURCES if "." in name)
 """Full names of objects with counts."""
 
-_COUNTED = tuple(path[0] for kind in ("input", "output") for path in _FIELDS[kind])
+_COUNT_FIELDS = tuple(path[0] for kind in ("input", "output") for path in _FIELDS[kind])
 
 
 class TokenCounts(NamedTuple):
@@ -183,7 +183,7 @@ class UsageReports:
             return
         report = cast("dict[str, Any]", report)
         self._excludes_cache = cache_apart
-        if any(map(report.get, _COUNTED)) and not (report.get("total_tokens") or report.get("totalTokenCount")):
+        if any(map(report.get, _COUNT_FIELDS)) and not (report.get("total_tokens") or report.get("totalTokenCount")):
             # The old total does not include these counts.
             self._merged.pop("total_tokens", None)
             self._merged.pop("totalTokenCount", None)

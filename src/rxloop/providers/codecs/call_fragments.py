@@ -65,7 +65,7 @@ def starts_value(text: str) -> bool:
 
 
 def is_same_value(text: str, other: str) -> bool:
-    """Return True if both texts are complete JSON documents with equal values."""
+    """Return True if both strings are complete JSON documents with equal values."""
     if text.strip() == other.strip():
         return True
     try:

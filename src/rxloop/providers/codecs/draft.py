@@ -15,12 +15,12 @@ from rxloop.protocol.events import (
     ThoughtStreamEvent,
     UsageEvent,
 )
-from rxloop.protocol.finish import COMPLETE, KNOWN, REFUSAL, UNKNOWN
+from rxloop.protocol.finish import COMPLETE, KNOWN, MALFORMED_REASON, REFUSAL, UNKNOWN
 from rxloop.protocol.json_data import freeze_json, freeze_model, replace_surrogates
 from rxloop.protocol.messages import Citation, FilePart, ImagePart, ToolCall
 from rxloop.protocol.model import EMPTY_DICT, EMPTY_LIST, FrozenDict, FrozenList, make_unchecked
-from rxloop.protocol.step_events import MALFORMED_REASON, NoticeCode
-from rxloop.providers.bounds import DEFAULT_BOUNDS, VALUE_WEIGHT, Bounds, OutOfBounds, count_values
+from rxloop.protocol.step_events import NoticeCode
+from rxloop.providers.bounds import DEFAULT_BOUNDS, VALUE_WEIGHT, Bounds, OutOfBounds
 from rxloop.providers.catalog import LONG_KEPT
 from rxloop.providers.codecs.answer_end import FAILED, MALFORMED_CALL, UsageReports
 from rxloop.providers.codecs.fields import drop_encrypted
@@ -30,6 +30,7 @@ from rxloop.providers.codecs.tool_calls import CallAssembler, encode_json
 from rxloop.providers.codecs.tools import ToolAdapter
 from rxloop.providers.error_responses import from_error_object
 from rxloop.providers.failures import Endpoint
+from rxloop.support.json_limits import count_values
 
 _REASON = 2000
 """Maximum number of characters of a vendor's explanation."""
@@ -59,6 +60,7 @@ class MessageDraft:
         "_usage_reports",
         "bounds",
         "calls",
+        "endpoint",
         "explanation",
         "find_limit",
         "finish_reason",
@@ -68,20 +70,19 @@ class MessageDraft:
         "step",
         "text",
         "tools",
-        "where",
     )
 
     def __init__(
         self,
         push: Callable[[Event], None],
         step: str,
-        where: Endpoint,
+        endpoint: Endpoint,
         tools: Sequence[ToolDefinition] = (),
         rules: TextRules = UNFILTERED,
         bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
         self.step = step
-        self.where = where
+        self.endpoint = endpoint
         """Endpoint, for error messages."""
         self.tools = tools
         """Offered tools."""
@@ -200,7 +201,7 @@ class MessageDraft:
 
     def notice(self, code: NoticeCode, message: str) -> None:
         """Publish a notice about dropped data."""
-        self._push(LLMNoticeEvent(code=code, message=replace_surrogates(self.where.clean(message)), step=self.step))
+        self._push(LLMNoticeEvent(code=code, message=replace_surrogates(self.endpoint.clean(message)), step=self.step))
 
     def usage(
         self,
@@ -279,7 +280,7 @@ class MessageDraft:
             reason: The vendor's error message.
             raw: The vendor's finish reason.
         """
-        self._malformed = replace_surrogates(self.where.clean(reason))[:_REASON]
+        self._malformed = replace_surrogates(self.endpoint.clean(reason))[:_REASON]
         self.finish("tool_calls", raw)
 
     def read(self, size: int) -> None:
@@ -347,7 +348,7 @@ class MessageDraft:
         if self.explanation and self.finish_reason == "content_filter":
             separator = "\n\n" if self.text.content_length else ""
             self.begin_text()
-            self.write(f"{separator}{self.where.clean(self.explanation)[:_REASON]}")
+            self.write(f"{separator}{self.endpoint.clean(self.explanation)[:_REASON]}")
 
     def _resolve_finish(self, calls: list[ToolCall]) -> tuple[str, str | None]:
         """Return the final finish reason, normalised and raw.
@@ -357,7 +358,7 @@ class MessageDraft:
         """
         finish, raw = self.finish_reason, self.raw_finish_reason
         if finish == FAILED:
-            raise from_error_object({"message": f"the answer failed: {raw}"}, self.where)
+            raise from_error_object({"message": f"the answer failed: {raw}"}, self.endpoint)
         if self.refused and (finish is None or finish in COMPLETE):
             return "content_filter", raw or REFUSAL
         if finish is None:
@@ -367,11 +368,10 @@ class MessageDraft:
             return (UNKNOWN if calls else "tool_calls"), raw
         if finish not in KNOWN:
             if not (calls or self._files or self.text.content):
-                raise ProviderProtocolError(
-                    f"{self.where} sent no answer and the unknown finish reason {self.where.clean(raw or finish)!r}"
-                )
+                text = self.endpoint.clean(raw or finish)
+                raise ProviderProtocolError(f"{self.endpoint} sent no answer and the unknown finish reason {text!r}")
             if raw:
-                self.notice("passed_over", f"{self.where} sent the unknown finish reason {raw!r}")
+                self.notice("skipped", f"{self.endpoint} sent the unknown finish reason {raw!r}")
             return UNKNOWN, raw
         return ("tool_calls" if calls and finish == "stop" else finish), raw
 
@@ -389,7 +389,7 @@ class MessageDraft:
         try:
             return freeze_json(value, name)
         except InvalidEvent as error:
-            raise ProviderProtocolError(f"{self.where} sent a value that cannot be stored: {error}") from None
+            raise ProviderProtocolError(f"{self.endpoint} sent a value that cannot be stored: {error}") from None
 
     def _charge(self, size: int) -> None:
         self.other += size

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from io import StringIO
 
-_ORDINARY = "x"
+_TEXT_LINE = "x"
 
 _OPENING = re.compile(r"\n[ \t>]*+(?:(`{3,}+)[^`\n]*+|(~{3,}+)[^\n]*+)(?=\n)")
 
@@ -36,12 +36,12 @@ class Fences:
     def in_code(self) -> bool:
         """Return True if the text ends inside code."""
         if text := self.unread.getvalue():
-            if self._partial_line in ("", _ORDINARY) and "`" not in text and "~" not in text:
+            if self._partial_line in ("", _TEXT_LINE) and "`" not in text and "~" not in text:
                 # The text has no fence, so only check whether the unfinished line may still become one.
                 end = text.rfind("\n") + 1
                 if end or not self._partial_line:
-                    self._partial_line = _ORDINARY if text[end:].strip(" \t>") else ""
-            elif self._partial_line != _ORDINARY or "\n" in text:
+                    self._partial_line = _TEXT_LINE if text[end:].strip(" \t>") else ""
+            elif self._partial_line != _TEXT_LINE or "\n" in text:
                 self._scan(f"\n{self._partial_line}{text}")
             self._last = text[-1]
             self.unread.seek(0)
@@ -64,7 +64,7 @@ class Fences:
         if not tail:
             self._partial_line = run
         elif len(run) < 3 or (tail.strip(" \t\r") if self._fence else run[0] == "`" and "`" in tail):
-            self._partial_line = _ORDINARY
+            self._partial_line = _TEXT_LINE
         else:
             self._partial_line = run + " "
 
@@ -77,7 +77,7 @@ _ILLEGAL = re.compile("[^A-Za-z0-9_-]")
 
 @dataclass(frozen=True, slots=True)
 class _Tails:
-    """Suffixes to detect for one set of control tokens; shared by all texts with the same tokens."""
+    """Suffixes to detect for one set of control tokens; shared by all answers with the same tokens."""
 
     tokens: frozenset[str]
     lengths: tuple[int, ...]
@@ -170,12 +170,12 @@ class TailStripper:
             while end:
                 held.append(popped.pop())
                 end -= len(held[-1])
-        certain = ""
+        released = ""
         if end:
-            certain = "".join(held) + text[:end]
+            released = "".join(held) + text[:end]
             held.clear()
         held.extend(reversed(trailing))
-        return certain
+        return released
 
     def finish(self) -> str:
         """Return the held text without control tokens."""

@@ -37,7 +37,7 @@ def get_form(message: Message, key: object, form_type: type[T]) -> T | None:
     return None
 
 
-def put_form(message: Message, key: object, form: T) -> T:
+def store_form(message: Message, key: object, form: T) -> T:
     """Cache an encoded form and return it. A few older forms are retained.
 
     Always copy orjson output first, since it keeps a buffer of at least 4 kB alive.

@@ -149,7 +149,7 @@ def _restore_pieces(message: Message, state: list[Any]) -> list[Piece] | None:
 
 
 class _Cursor:
-    """Cursor that splits a text into pieces."""
+    """Cursor that splits a string into pieces."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -118,7 +118,7 @@ class TagSplitter:
         return pieces
 
     def _read_beginning(self, text: str, *, end: bool) -> list[Piece]:
-        """Return the initial pieces. Up to `MAX_TAG_LENGTH` blanks are held back."""
+        """Return the pieces at the beginning of the answer. Up to `MAX_TAG_LENGTH` blanks are held back."""
         text = self._held + text
         written = text.lstrip()
         at = len(text) - len(written)

@@ -14,10 +14,11 @@ from rxloop.protocol.events import Event, ToolCallDeltaEvent
 from rxloop.protocol.json_data import replace_surrogates
 from rxloop.protocol.messages import ToolCall
 from rxloop.protocol.model import make_unchecked
-from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds, check_document, count_values
+from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds, check_document
 from rxloop.providers.codecs.call_fragments import Call, Piece, is_placeholder, is_same_value, read_index, starts_value
 from rxloop.providers.codecs.markup import clean_name
 from rxloop.providers.codecs.tools import Original
+from rxloop.support.json_limits import count_values
 
 _delta = make_unchecked(ToolCallDeltaEvent)
 

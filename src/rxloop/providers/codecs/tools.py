@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -20,6 +21,9 @@ _MAX_TOOL_SETS = 4
 
 _CACHE_SIZE = 2_000
 """Maximum number of cached schemas and reported changes."""
+
+_MAX_BYTES = 16_000
+"""Maximum size of schemas that are converted on the event loop."""
 
 _SENTENCE_ENDS = (". ", ".\n", "\n", " ")
 
@@ -114,6 +118,34 @@ class VendorTools(NamedTuple):
         return next((tool.name for tool in self.tools if tool.definition.name == name), name)
 
 
+_can_wait: ContextVar[bool] = ContextVar("can_wait", default=False)
+
+
+class _LargeTools(Exception):
+    """Raised if the conversion of tools should run in a thread."""
+
+    def __init__(self, convert: Callable[[], object]) -> None:
+        super().__init__()
+        self.convert = convert
+        """Function that converts the tools, so that the next conversion is immediate."""
+
+
+async def encode_off_loop(encode: Callable[[], bytes]) -> bytes:
+    """Encode a request. Large schemas of tools are converted in a thread before."""
+    token = _can_wait.set(True)
+    try:
+        return encode()
+    except _LargeTools as tools:
+        # Imported lazily, because most schemas are small.
+        from rxloop.support.threads import compute
+
+        convert = tools.convert
+    finally:
+        _can_wait.reset(token)
+    await compute(convert)
+    return encode()
+
+
 class ToolAdapter:
     """Converter of tools for one model. Results are cached, so that a request normally costs one comparison.
 
@@ -138,9 +170,25 @@ class ToolAdapter:
         for cached_tools, adapted in self._tool_sets:
             if cached_tools == tools:
                 return adapted
+        if _can_wait.get() and self._is_large(tools):
+            raise _LargeTools(lambda: self._add(tools))
+        return self._add(tools)
+
+    def _add(self, tools: tuple[ToolDefinition, ...]) -> VendorTools:
         adapted = self._adapt_all(tools)
         self._tool_sets = [(tools, adapted), *self._tool_sets[: _MAX_TOOL_SETS - 1]]
         return adapted
+
+    def _is_large(self, tools: tuple[ToolDefinition, ...]) -> bool:
+        """Return True if the schemas that are not cached are large."""
+        size = 0
+        for tool in tools:
+            cached = self._schemas.get(id(tool) * 2) or self._schemas.get(id(tool) * 2 + 1)
+            if cached is None or cached[0] is not tool:
+                size += len(dumps(tool.parameters))
+                if size > _MAX_BYTES:
+                    return True
+        return False
 
     def tell(
         self, changes: tuple[str, ...], answer: str | None, name: str, notice: Callable[[NoticeCode, str], None]

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from reactivex import Observable, abc
 
-from rxloop.errors import BadRequest, ContentFiltered, ContextLengthExceeded, MediaRefused, ProviderError
+from rxloop.errors import (
+    BadRequest,
+    ConfigurationError,
+    ContentFiltered,
+    ContextLengthExceeded,
+    MediaRefused,
+    ProviderError,
+)
 from rxloop.pipeline.interfaces import MakesModels, Provider
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import Event, UsageEvent
@@ -21,13 +29,19 @@ class Combined:
         *models: Providers or model strings.
 
     Raises:
-        ConfigurationError: A model string is invalid.
+        ConfigurationError: A model is neither a provider nor a valid model string.
     """
 
     def __init__(self, *models: Provider | str) -> None:
+        for model in models:
+            value: Any = model
+            if isinstance(value, str | Provider):
+                continue
+            name, hint = type(self).__name__.lower(), "; unpack the list" if isinstance(value, list | tuple) else ""
+            raise ConfigurationError(f"{name}() requires providers or model strings, got {value!r}{hint}")
         self.providers = tuple(resolve_model(model) for model in models)
         """Providers in argument order."""
-        self._made = [made for made, model in zip(self.providers, models, strict=True) if made is not model]
+        self._made = [provider for provider, model in zip(self.providers, models, strict=True) if provider is not model]
 
     @property
     def enforces_schema(self) -> bool | None:
@@ -71,13 +85,13 @@ def add_model_name(event: UsageEvent, provider: Provider) -> UsageEvent:
     return event.model_copy(update={"metadata": {**event.metadata, "model": provider.name}})
 
 
-async def close_made(made: Iterable[Provider], given: Iterable[Provider] = ()) -> None:
+async def close_made(created: Iterable[Provider], providers: Iterable[Provider] = ()) -> None:
     """Close the providers that were created from model strings.
 
     Args:
-        made: Created providers. Connections in use stay open, because another agent may use the same provider.
-        given: Providers of the caller. Only the providers that they created themselves are closed.
+        created: Created providers. Connections in use stay open, because another agent may use the same provider.
+        providers: Providers of the caller. Only the providers that they created themselves are closed.
     """
-    closers = [getattr(provider, "aclose_unused", provider.aclose) for provider in made]
-    closers += [provider.aclose_made for provider in given if isinstance(provider, MakesModels)]
+    closers = [getattr(provider, "aclose_unused", provider.aclose) for provider in created]
+    closers += [provider.aclose_made for provider in providers if isinstance(provider, MakesModels)]
     await close_all(closers)

@@ -63,7 +63,7 @@ class Limited(Combined):
         (self.provider,) = self.providers
         self.concurrent = concurrent
         self.per_minute = per_minute
-        self._lines: dict[asyncio.AbstractEventLoop | None, _Line] = {}
+        self._queues: dict[asyncio.AbstractEventLoop | None, _CallQueue] = {}
 
     @property
     def name(self) -> str:
@@ -73,14 +73,14 @@ class Limited(Combined):
     @property
     def running(self) -> int:
         """Number of running calls in this event loop."""
-        line = self._lines.get(_loop())
-        return 0 if line is None else line.running
+        queue = self._queues.get(_loop())
+        return 0 if queue is None else queue.running
 
     @property
     def waiting(self) -> int:
         """Number of waiting calls in this event loop."""
-        line = self._lines.get(_loop())
-        return 0 if line is None else len(line.waiting)
+        queue = self._queues.get(_loop())
+        return 0 if queue is None else len(queue.waiting)
 
     def call(self, request: ModelRequest) -> Observable[Event]:
         """Call the model once limits allow it."""
@@ -88,22 +88,22 @@ class Limited(Combined):
         def subscribe(
             observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
-            line = self._line(scheduler)
+            queue = self._get_queue(scheduler)
             scope = request.ctx.info.scope if request.ctx.run is not None else None
-            turn = _Turn(line, ask(self.provider, request), observer, scheduler, scope)
-            line.enter(turn)
-            return Disposable(turn.leave)
+            queued_call = _QueuedCall(queue, ask(self.provider, request), observer, scheduler, scope)
+            queue.enter(queued_call)
+            return Disposable(queued_call.leave)
 
         return Observable(subscribe)
 
-    def _line(self, scheduler: abc.SchedulerBase | None) -> _Line:
+    def _get_queue(self, scheduler: abc.SchedulerBase | None) -> _CallQueue:
         loop = _loop()
-        line = self._lines.get(loop)
-        if line is None:
-            for closed in [other for other in self._lines if other is not None and other.is_closed()]:
-                del self._lines[closed]
-            line = self._lines[loop] = _Line(self.concurrent, self.per_minute, scheduler)
-        return line
+        queue = self._queues.get(loop)
+        if queue is None:
+            for closed in [other for other in self._queues if other is not None and other.is_closed()]:
+                del self._queues[closed]
+            queue = self._queues[loop] = _CallQueue(self.concurrent, self.per_minute, scheduler)
+        return queue
 
 
 def _loop() -> asyncio.AbstractEventLoop | None:
@@ -114,33 +114,32 @@ def _loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-class _Line:
+class _CallQueue:
     """Queue for a single event loop, with running calls and recent start times."""
 
-    def __init__(self, concurrent: int | None, per_minute: int | None, scheduler: abc.SchedulerBase | None) -> None:
+    def __init__(self, concurrent: int | None, max_starts: int | None, scheduler: abc.SchedulerBase | None) -> None:
         self.running = 0
-        self.waiting: dict[_Turn, None] = {}
+        self.waiting: dict[_QueuedCall, None] = {}
         """Waiting calls in order of arrival. A dict allows removal in constant time."""
         self._concurrent = concurrent
-        self._per_minute = per_minute
         # Shared clock, so times are comparable.
-        self._clock = resolve_scheduler(scheduler) if per_minute is not None else None
-        self._began: deque[datetime] = deque(maxlen=per_minute or 0)
+        self._clock = resolve_scheduler(scheduler) if max_starts is not None else None
+        self._starts: deque[datetime] = deque(maxlen=max_starts or 0)
         self._timer = SerialDisposable()
         self._advancing = False
 
-    def enter(self, turn: _Turn) -> None:
+    def enter(self, queued_call: _QueuedCall) -> None:
         """Enqueue a call."""
-        self.waiting[turn] = None
+        self.waiting[queued_call] = None
         self.advance()
-        if turn in self.waiting:
-            turn.wait()
+        if queued_call in self.waiting:
+            queued_call.wait()
 
-    def leave(self, turn: _Turn) -> bool:
+    def leave(self, queued_call: _QueuedCall) -> bool:
         """Remove a call from the queue. Return False if it was not waiting."""
-        if turn not in self.waiting:
+        if queued_call not in self.waiting:
             return False
-        del self.waiting[turn]
+        del self.waiting[queued_call]
         if not self.waiting:
             self._timer.disposable = Disposable()
         return True
@@ -157,41 +156,41 @@ class _Line:
             return
         self._advancing = True
         try:
-            while self.waiting and (self._concurrent is None or self.running < self._concurrent) and self._in_time():
-                turn = next(iter(self.waiting))
-                del self.waiting[turn]
+            while self.waiting and (self._concurrent is None or self.running < self._concurrent) and self._can_start():
+                queued_call = next(iter(self.waiting))
+                del self.waiting[queued_call]
                 self.running += 1
-                turn.begin()
+                queued_call.begin()
         finally:
             self._advancing = False
 
-    def _in_time(self) -> bool:
+    def _can_start(self) -> bool:
         """Return True if a call may start now. Otherwise set a timer."""
         clock = self._clock
         if clock is None:
             return True
         now = clock.now
-        if len(self._began) == self._began.maxlen and (rest := self._began[0] + MINUTE - now) > timedelta(0):
+        if len(self._starts) == self._starts.maxlen and (rest := self._starts[0] + MINUTE - now) > timedelta(0):
             slot = SingleAssignmentDisposable()
             self._timer.disposable = slot
             slot.disposable = clock.schedule_relative(rest, self.advance)
             return False
-        self._began.append(now)
+        self._starts.append(now)
         return True
 
 
-class _Turn:
+class _QueuedCall:
     """Call in the queue."""
 
     def __init__(
         self,
-        line: _Line,
+        queue: _CallQueue,
         source: Observable[Event],
         observer: abc.ObserverBase[Event],
         scheduler: abc.SchedulerBase | None,
         scope: Scope | None,
     ) -> None:
-        self._line = line
+        self._queue = queue
         self._scope = scope
         self._source = source
         self._observer = observer
@@ -225,7 +224,7 @@ class _Turn:
         """Cancel a running or waiting call."""
         if self._over:
             return
-        if self._line.leave(self):
+        if self._queue.leave(self):
             self._over = True
             self._stop_waiting()
             return
@@ -244,4 +243,4 @@ class _Turn:
     def _end(self) -> None:
         if not self._over:
             self._over = True
-            self._line.ended()
+            self._queue.ended()

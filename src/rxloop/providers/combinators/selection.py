@@ -66,14 +66,14 @@ class Fallback(Combined):
             observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
             current = SerialDisposable()
-            asked = 0
+            count = 0
             started = False
             refusal: MediaRefused | None = None
 
-            def ask_next() -> None:
-                nonlocal asked
-                provider = self.providers[asked]
-                asked += 1
+            def call_next() -> None:
+                nonlocal count
+                provider = self.providers[count]
+                count += 1
 
                 def on_next(event: Event) -> None:
                     nonlocal started
@@ -92,7 +92,7 @@ class Fallback(Combined):
                 nonlocal refusal
                 if isinstance(error, MediaRefused):
                     refusal = refusal or error
-                if started or asked == len(self.providers) or not another_may_help(error):
+                if started or count == len(self.providers) or not another_may_help(error):
                     if refusal is not None and refusal is not error and not started:
                         observer.on_next(make_failed_event(error, 0.0))
                         error = refusal
@@ -100,9 +100,9 @@ class Fallback(Combined):
                     return
                 observer.on_next(make_failed_event(error, 0.0))
                 if not current.is_disposed:
-                    ask_next()
+                    call_next()
 
-            ask_next()
+            call_next()
             return current
 
         return Observable(subscribe)

@@ -63,7 +63,13 @@ def call(name: str, /, _id: str | None = None, **arguments: Any) -> ScriptedCall
         name: Tool name.
         _id: Call id, defaulting to `call_1`, `call_2` and so on.
         **arguments: Call arguments.
+
+    Raises:
+        ConfigurationError: The name is not a string.
     """
+    value: Any = name
+    if not isinstance(value, str):
+        raise ConfigurationError(f"name must be a string, such as call('get_weather', city='Oslo'), got {value!r}")
     return ScriptedCall(name, arguments, _id)
 
 
@@ -108,7 +114,13 @@ def turn(
         raw_finish_reason: The vendor's finish reason.
         files: Generated images and files.
         citations: Cited sources.
+
+    Raises:
+        ConfigurationError: The text has another type.
     """
+    value: Any = text
+    if not isinstance(value, str | Frames):
+        raise ConfigurationError(f"text must be a string or frames(...), got {value!r}; write turn(calls=[call(...)])")
     return ScriptedTurn(
         text=text,
         calls=tuple(calls),
@@ -245,7 +257,9 @@ class ScriptedModel:
     def _next(self, request: ModelRequest, number: int) -> ScriptedTurn | RecordedAnswer:
         if number > len(self._turns):
             turns = f"{len(self._turns)} turn" + ("" if len(self._turns) == 1 else "s")
-            raise ScriptExhausted(f"the script has {turns}, this is request {number}")
+            raise ScriptExhausted(
+                f"the script has {turns}, this is request {number}; add the answer to ScriptedModel(...)"
+            )
         item = self._turns[number - 1]
         while not isinstance(item, ScriptedTurn):
             if isinstance(item, RecordedAnswer):

@@ -108,11 +108,15 @@ def push_end(answer: ScriptedTurn, content: str, request: ModelRequest, push: Pu
     for index, item in enumerate(answer.calls):
         arguments = freeze_json(item.arguments, f"the arguments of {item.name}")
         raw = orjson.dumps(arguments).decode()
-        made = ToolCall(id=item.id or "", name=item.name, arguments=arguments, raw=raw)
-        calls.append(made)
+        tool_call = ToolCall(id=item.id or "", name=item.name, arguments=arguments, raw=raw)
+        calls.append(tool_call)
         push(
             ToolCallDeltaEvent(
-                index=index, tool_call_id=made.id, name=made.name, fragment=raw, hidden=made.name in hidden
+                index=index,
+                tool_call_id=tool_call.id,
+                name=tool_call.name,
+                fragment=raw,
+                hidden=tool_call.name in hidden,
             )
         )
     if answer.usage is not None:
@@ -211,7 +215,7 @@ class _Reader:
         step = (event.branch, event.step)
         match event:
             case LLMCallEvent():
-                self._again(step, event)
+                self._repeat_request(step, event)
                 self._open[step] = (event.attempt, [])
             case ContentDeltaEvent() | ThoughtDeltaEvent() | ToolCallDeltaEvent() | UsageEvent():
                 self._add(step, event)
@@ -224,11 +228,11 @@ class _Reader:
             case ContentCompleteEvent() if step in self._open:
                 attempt, pieces = self._open.pop(step)
                 if event.finish_reason == "canceled":
-                    self._canceled.append((step, attempt, _with_text(pieces, event)))
+                    self._canceled.append((step, attempt, _add_missing_text(pieces, event)))
                 elif event.finish_reason == "interrupted":
-                    self._put(step, attempt, _with_text(pieces, event), cut_off=True, interrupted=True)
+                    self._append_answer(step, attempt, _add_missing_text(pieces, event), cut_off=True, interrupted=True)
                 else:
-                    self._put(step, attempt, _with_deltas(pieces, event))
+                    self._append_answer(step, attempt, _iter_with_deltas(pieces, event))
             case StatusUpdateEvent() if event.final:
                 self._end(event.error if event.reason == "error" else None)
             case _:
@@ -245,12 +249,12 @@ class _Reader:
                 answer for answer in answers if not answer.cut_off or answer.interrupted or answer.attempt == last
             ]
 
-    def _again(self, step: Step, event: LLMCallEvent) -> None:
+    def _repeat_request(self, step: Step, event: LLMCallEvent) -> None:
         """Handle repeated requests after a failure or interrupted attempt."""
         attempt, _ = self._open.get(step, (event.attempt, None))
         if step in self._open and attempt == event.attempt:
             failed = self._failed.get(step) or ErrorInfo(code="provider", message="it failed when it was recorded")
-            self._put(step, attempt, error=_error(failed))
+            self._append_answer(step, attempt, error=_error(failed))
 
     def _add(self, step: Step, event: Event) -> None:
         if step in self._open:
@@ -260,10 +264,10 @@ class _Reader:
         """Complete the canceled answers: they failed if the model ended the run, otherwise they were cut off."""
         failed = _error(error) if error is not None and error.code not in _OTHERS else None
         for step, attempt, pieces in self._canceled:
-            self._put(step, attempt, pieces, error=failed, cut_off=failed is None)
+            self._append_answer(step, attempt, pieces, error=failed, cut_off=failed is None)
         self._canceled.clear()
 
-    def _put(
+    def _append_answer(
         self,
         step: Step,
         attempt: int,
@@ -273,7 +277,7 @@ class _Reader:
         cut_off: bool = False,
         interrupted: bool = False,
     ) -> None:
-        answer = RecordedAnswer(step[1], attempt, tuple(map(_plain, pieces)), error, cut_off, interrupted)
+        answer = RecordedAnswer(step[1], attempt, tuple(map(_remove_run_fields, pieces)), error, cut_off, interrupted)
         self.answers.setdefault(make_key(*step), []).append(answer)
 
 
@@ -282,20 +286,20 @@ def make_key(branch: str | None, step: str | None) -> Step:
     return branch, step if branch is not None else None
 
 
-def _with_text(pieces: list[Event], event: ContentCompleteEvent) -> list[Event]:
+def _add_missing_text(pieces: list[Event], event: ContentCompleteEvent) -> list[Event]:
     """Add the text of a cut-off answer if its deltas were not recorded."""
     if event.content and not any(isinstance(piece, ContentDeltaEvent) for piece in pieces):
         return [*pieces, ContentDeltaEvent(delta=event.content)]
     return pieces
 
 
-def _with_deltas(pieces: list[Event], event: ContentCompleteEvent) -> Iterator[Event]:
+def _iter_with_deltas(pieces: list[Event], event: ContentCompleteEvent) -> Iterator[Event]:
     """Yield events including deltas, which are not logged but needed by views."""
-    kept = any(not piece.durable for piece in pieces)
-    if not kept and event.reasoning:
+    has_deltas = any(not piece.durable for piece in pieces)
+    if not has_deltas and event.reasoning:
         yield ThoughtDeltaEvent(delta=event.reasoning)
-    yield from (piece for piece in pieces if kept or not isinstance(piece, UsageEvent))
-    if not kept:
+    yield from (piece for piece in pieces if has_deltas or not isinstance(piece, UsageEvent))
+    if not has_deltas:
         if event.content:
             yield ContentDeltaEvent(delta=event.content)
         for index, call in enumerate(event.tool_calls):
@@ -304,7 +308,7 @@ def _with_deltas(pieces: list[Event], event: ContentCompleteEvent) -> Iterator[E
     yield event
 
 
-def _plain(event: Event) -> Event:
+def _remove_run_fields(event: Event) -> Event:
     """Remove run-specific fields."""
     own = {"index": -1} if isinstance(event, ThoughtStreamEvent) else {}
     return event.model_copy(update={**_UNSTAMPED, **own})

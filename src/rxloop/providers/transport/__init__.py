@@ -107,7 +107,7 @@ class ClientPool:
         """True if a stream must be stopped by an anyio cancel scope, because cancelling its task breaks the connection
         pool.
         """
-        return self._own is not None or self._chosen != "aiohttp"
+        return self._own is not None or self._choose_transport != "aiohttp"
 
     def lease(self) -> AbstractAsyncContextManager[Client]:
         """Lease a client for one stream."""
@@ -182,15 +182,15 @@ class ClientPool:
         from rxloop.providers.transport.httpx_client import HttpxClient
 
         if self._own is not None:
-            return HttpxClient(self._own, self._timeouts, self._streamed, lasting=False)
-        make = _aiohttp_client() if check_transport(self._chosen) == "aiohttp" else None
+            return HttpxClient(self._own, self._timeouts, self._streamed, owned=False)
+        make = _aiohttp_client() if check_transport(self._choose_transport) == "aiohttp" else None
         with name_variables():
             if make is None:
                 return HttpxClient.own(self._timeouts, self._streamed, _ssl_context(), KEEP_ALIVE_SECONDS)
             return make(self._timeouts, self._streamed, _ssl_context(), KEEP_ALIVE_SECONDS, self._bounds)
 
     @cached_property
-    def _chosen(self) -> str:
+    def _choose_transport(self) -> str:
         name = self._transport or os.environ.get(TRANSPORT_ENV, "").strip() or "httpx"
         # The libraries differ in proxy support: SOCKS, TLS in TLS, proxy authentication. So only httpx is used with a
         # proxy.
@@ -207,7 +207,7 @@ def _call(close: WeakMethod[Callable[[_Clients], None]], here: _Clients) -> None
         method(here)
 
 
-def check_transport(name: str) -> Transport:
+def check_transport(name: object) -> Transport:
     """Validate a transport name.
 
     Raises:
@@ -215,7 +215,10 @@ def check_transport(name: str) -> Transport:
     """
     if name not in get_args(Transport):
         names = " or ".join(map(repr, get_args(Transport)))
-        raise ConfigurationError(f"transport must be {names}, got {name!r}; check transport= and {TRANSPORT_ENV}")
+        remedy = f"check transport= and {TRANSPORT_ENV}"
+        if not isinstance(name, str):
+            remedy = "pass an httpx transport as http_client=httpx.AsyncClient(transport=...)"
+        raise ConfigurationError(f"transport must be {names}, got {name!r}; {remedy}")
     return cast("Transport", name)
 
 

@@ -21,8 +21,8 @@ from yarl import URL
 
 from rxloop.errors import ProviderConnectionError
 from rxloop.providers.bounds import OutOfBounds
-from rxloop.providers.transport.decompression import Inflater, inflater
 from rxloop.providers.transport.exchange import Batches
+from rxloop.support.decompression import Inflater, inflater
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -35,6 +35,9 @@ LARGEST_BODY = 2**20
 
 PIECE = 2**16
 """Bytes processed before yielding to other tasks."""
+
+HEAD_PIECE = 2**12
+"""Bytes read at once before the response head. A larger read may contain thousands of interim responses."""
 
 MOST_HEADERS = 256
 
@@ -54,7 +57,13 @@ _KINDS: tuple[tuple[type[Exception], type[httpx.TransportError]], ...] = (
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Connector that closes forgotten connections without a warning, like httpx."""
+    """Connector that limits reads, and closes forgotten connections without a warning, like httpx."""
+
+    @override
+    async def connect(self, *args: Any, **kwargs: Any) -> Any:
+        connection = await super().connect(*args, **kwargs)
+        _limit_reads(connection.transport, HEAD_PIECE)
+        return connection
 
     @override
     async def _get(self, key: Any, traces: Any) -> Any:
@@ -125,7 +134,7 @@ class AiohttpClient:
         """True if no more requests can be sent."""
         return self.session.closed
 
-    async def post(self, where: Endpoint, headers: dict[str, str], body: bytes) -> AiohttpAnswer:
+    async def post(self, endpoint: Endpoint, headers: dict[str, str], body: bytes) -> AiohttpAnswer:
         """Send a request. The response body is not read yet.
 
         Raises:
@@ -134,14 +143,14 @@ class AiohttpClient:
             OutOfBounds: The response head is too long.
         """
         if self.session.closed:
-            raise ProviderConnectionError(f"the HTTP client for {where} is closed")
-        made = self._made
-        if made is None or made[0] != where.url or made[1] != headers:
+            raise ProviderConnectionError(f"the HTTP client for {endpoint} is closed")
+        cached = self._made
+        if cached is None or cached[0] != endpoint.url or cached[1] != headers:
             try:
-                self._made = made = (where.url, headers, URL(where.url), CIMultiDict(headers))
+                self._made = cached = (endpoint.url, headers, URL(endpoint.url), CIMultiDict(headers))
             except ValueError as error:
                 raise httpx.UnsupportedProtocol(str(error)) from error
-        _, _, url, sent = made
+        _, _, url, sent = cached
         cookies = self._cookies.filter_cookies(url) if len(self._cookies) and "cookie" not in headers else None
         data: bytes | AsyncIterator[bytes] = body
         if len(body) > LARGEST_BODY:
@@ -162,10 +171,7 @@ class AiohttpClient:
             raise httpx.LocalProtocolError(str(error)) from error
         connection = response.connection
         if connection is not None:
-            transport: Any = connection.transport
-            # The parser handles all data of one read at once. Only some event loops allow us to limit the read size.
-            with suppress(AttributeError):
-                transport.max_size = PIECE
+            _limit_reads(connection.transport, PIECE)
         if "set-cookie" in response.headers:
             self._cookies.update_cookies(response.cookies, url)
         return AiohttpAnswer(response, self._idle)
@@ -238,16 +244,16 @@ class AiohttpAnswer:
                 limit.reschedule(now + self._longest)
                 started = now
 
-    async def collect(self, found: bytearray, most: int) -> None:
-        """Append the body to `found`, stopping after `most` bytes."""
+    async def collect(self, body: bytearray, max_bytes: int) -> None:
+        """Append the body to `body`, stopping after `max_bytes` bytes."""
         self._undo = inflater(self.headers.get("content-encoding"))
         try:
-            while len(found) <= most:
+            while len(body) <= max_bytes:
                 async with asyncio.timeout(self._longest):
                     data = await self._read_piece()
                 if not data:
                     return
-                found += data
+                body += data
                 if len(data) == PIECE:
                     await asyncio.sleep(0)
         except TimeoutError as error:
@@ -297,6 +303,13 @@ class AiohttpAnswer:
             return data
         self._undo.feed(data)
         return self._undo.take()
+
+
+def _limit_reads(transport: Any, max_bytes: int) -> None:
+    """Limit the size of a read, because the parser handles all data of one read at once."""
+    # Some event loops have no such limit.
+    with suppress(AttributeError):
+        transport.max_size = max_bytes
 
 
 def _is_too_long(error: aiohttp.ClientError) -> bool:

@@ -45,8 +45,8 @@ class Answer(Protocol):
         """
         ...
 
-    async def collect(self, found: bytearray, most: int) -> None:
-        """Append the body to `found`, stopping after `most` bytes.
+    async def collect(self, body: bytearray, max_bytes: int) -> None:
+        """Append the body to `body`, stopping after `max_bytes` bytes.
 
         Raises:
             httpx.HTTPError: The connection failed or timed out.
@@ -87,11 +87,11 @@ class Client(Protocol):
         """True if no more requests can be sent."""
         ...
 
-    async def post(self, where: failures.Endpoint, headers: dict[str, str], body: bytes) -> Answer:
+    async def post(self, endpoint: failures.Endpoint, headers: dict[str, str], body: bytes) -> Answer:
         """Send a request. The response body is not read yet.
 
         Args:
-            where: Target endpoint.
+            endpoint: Target endpoint.
             headers: Request headers with lower-case names.
             body: Request body.
 
@@ -107,12 +107,12 @@ class Client(Protocol):
         ...
 
 
-async def send(client: Client, where: failures.Endpoint, headers: dict[str, str], body: bytes) -> Answer:
+async def send(client: Client, endpoint: failures.Endpoint, headers: dict[str, str], body: bytes) -> Answer:
     """Send a request.
 
     Args:
         client: HTTP client.
-        where: Target endpoint.
+        endpoint: Target endpoint.
         headers: Request headers.
         body: Request body.
 
@@ -120,14 +120,14 @@ async def send(client: Client, where: failures.Endpoint, headers: dict[str, str]
         ProviderError: The request failed.
     """
     try:
-        return await client.post(where, headers, body)
+        return await client.post(endpoint, headers, body)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise failures.error_from_httpx(error, where) from error
+        raise failures.error_from_httpx(error, endpoint) from error
 
 
 async def receive(
     response: Answer,
-    where: failures.Endpoint,
+    endpoint: failures.Endpoint,
     reader: ResponseReader,
     streamed: bool,
     gate: Gate,
@@ -138,7 +138,7 @@ async def receive(
 
     Args:
         response: Unread response.
-        where: Target endpoint.
+        endpoint: Target endpoint.
         reader: Response parser.
         streamed: Whether a stream was requested.
         gate: Pauses reading while closed.
@@ -155,9 +155,9 @@ async def receive(
             raise reader.make_error(response.status, response.headers, await _read_error(response))
         kind = response.headers.get("content-type", "")
         if _is_stream(kind, streamed, reader.accepts_arrays):
-            await _read_stream(response, Batches(reader, gate, watch, bounds, _decoder(kind, bounds)), where)
+            await _read_stream(response, Batches(reader, gate, watch, bounds, _decoder(kind, bounds)), endpoint)
         else:
-            reader.read_body(await _read_whole(response, where, bounds))
+            reader.read_body(await _read_whole(response, endpoint, bounds))
             reader.complete()
     except ProviderError as error:
         name_request(error, response.headers)
@@ -166,11 +166,11 @@ async def receive(
         await response.aclose()
 
 
-def _is_stream(kind: str, asked: bool, arrays: bool) -> bool:
+def _is_stream(kind: str, requested: bool, arrays: bool) -> bool:
     """Return True if the response is a stream, by its content type. Some endpoints send another kind than requested."""
     if "event-stream" in kind or AWS_STREAM in kind:
         return True
-    return asked and (arrays or "json" not in kind) and "html" not in kind
+    return requested and (arrays or "json" not in kind) and "html" not in kind
 
 
 def _decoder(kind: str, bounds: Bounds) -> Decoder:
@@ -183,14 +183,14 @@ def _decoder(kind: str, bounds: Bounds) -> Decoder:
     return AWSDecoder(bounds)
 
 
-async def _read_stream(response: Answer, batches: Batches, where: failures.Endpoint) -> None:
+async def _read_stream(response: Answer, batches: Batches, endpoint: failures.Endpoint) -> None:
     try:
         await response.read(batches)
         batches.end()
     except httpx.HTTPError as error:
         batches.hand_on()
         if batches.failure is None and not batches.is_complete:
-            raise failures.error_from_httpx(error, where) from error
+            raise failures.error_from_httpx(error, endpoint) from error
     if batches.failure is not None:
         raise batches.failure
     batches.complete()
@@ -321,18 +321,18 @@ class Batches:
 
 async def _read_error(response: Answer) -> bytes:
     """Read an error body, limiting time and size."""
-    found = bytearray()
+    body = bytearray()
     with anyio.move_on_after(ERROR_SECONDS), suppress(httpx.HTTPError):
-        await response.collect(found, ERROR_BYTES)
-    return bytes(found)
+        await response.collect(body, ERROR_BYTES)
+    return bytes(body)
 
 
-async def _read_whole(response: Answer, where: failures.Endpoint, bounds: Bounds) -> bytes:
-    found = bytearray()
+async def _read_whole(response: Answer, endpoint: failures.Endpoint, bounds: Bounds) -> bytes:
+    body = bytearray()
     try:
-        await response.collect(found, bounds.document)
+        await response.collect(body, bounds.document)
     except httpx.HTTPError as error:
-        raise failures.error_from_httpx(error, where) from error
-    if len(found) > bounds.document:
+        raise failures.error_from_httpx(error, endpoint) from error
+    if len(body) > bounds.document:
         raise OutOfBounds("document", bounds.document)
-    return bytes(found)
+    return bytes(body)

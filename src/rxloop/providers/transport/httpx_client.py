@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import math
 import types
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import httpcore
 import httpx
 
 from rxloop.errors import ProviderConnectionError
-from rxloop.providers.transport.decompression import Inflater, inflater
 from rxloop.providers.transport.exchange import Batches
 from rxloop.providers.transport.httpcore_backend import Backend, PoolTransport
+from rxloop.support.decompression import end_pieces, iterate_pieces
 from rxloop.support.http_environment import has_proxy
 
 if TYPE_CHECKING:
@@ -41,17 +40,17 @@ class HttpxClient:
         http: The httpx client.
         timeouts: Time limits of a request.
         streamed: True if requests ask for streams.
-        lasting: True if rxloop created the httpx client. It never changes then, and common parts of requests are
+        owned: True if rxloop created the httpx client. It never changes then, and common parts of requests are
             cached.
     """
 
     streams: int | None = STREAMS
 
-    def __init__(self, http: httpx.AsyncClient, timeouts: Timeouts, streamed: bool, lasting: bool) -> None:
+    def __init__(self, http: httpx.AsyncClient, timeouts: Timeouts, streamed: bool, owned: bool) -> None:
         idle = timeouts.idle if streamed else timeouts.answer
         self.http = http
         self._limits = httpx.Timeout(connect=timeouts.connect, read=idle, write=idle, pool=timeouts.connect)
-        self._lasting = lasting
+        self._owned = owned
         self._made: tuple[str, dict[str, str], httpx.Request] | None = None
 
     @classmethod
@@ -71,14 +70,14 @@ class HttpxClient:
                 network_backend=Backend(),
             )
             http = httpx.AsyncClient(transport=PoolTransport(pool), timeout=None)
-        return cls(http, timeouts, streamed, lasting=True)
+        return cls(http, timeouts, streamed, owned=True)
 
     @property
     def is_closed(self) -> bool:
         """True if no more requests can be sent."""
         return self.http.is_closed
 
-    async def post(self, where: Endpoint, headers: dict[str, str], body: bytes) -> HttpxAnswer:
+    async def post(self, endpoint: Endpoint, headers: dict[str, str], body: bytes) -> HttpxAnswer:
         """Send a request. The response body is not read yet.
 
         Raises:
@@ -87,13 +86,13 @@ class HttpxClient:
             ProviderConnectionError: The client is closed.
         """
         try:
-            request = self._request(where.url, headers, body)
+            request = self._request(endpoint.url, headers, body)
             # If a user's client followed redirects, it would send the key to another host in a header that httpx does
             # not strip.
             return HttpxAnswer(await self.http.send(request, stream=True, follow_redirects=False))
         except RuntimeError as error:
             if self.http.is_closed:
-                raise ProviderConnectionError(f"the HTTP client for {where} is closed") from error
+                raise ProviderConnectionError(f"the HTTP client for {endpoint} is closed") from error
             raise
 
     async def aclose(self) -> None:
@@ -102,16 +101,16 @@ class HttpxClient:
 
     def _request(self, url: str, headers: dict[str, str], body: bytes) -> httpx.Request:
         client = self.http
-        if not self._lasting:
+        if not self._owned:
             return client.build_request("POST", url, content=body, headers=headers, timeout=self._limits)
-        made = self._made
-        if made is None or made[0] != url or (made[1] is not headers and made[1] != headers):
+        cached = self._made
+        if cached is None or cached[0] != url or (cached[1] is not headers and cached[1] != headers):
             # Parsing the URL and merging headers take most of the time of creating a request.
             first = client.build_request("POST", url, headers=headers, timeout=self._limits)
             if "cookie" not in headers:
                 first.headers.pop("cookie", None)
-            self._made = made = (url, headers, first)
-        first = made[2]
+            self._made = cached = (url, headers, first)
+        first = cached[2]
         lengthened = first.headers.copy()
         lengthened["content-length"] = str(len(body))
         request = httpx.Request(
@@ -134,7 +133,7 @@ class HttpxAnswer:
 
     async def read(self, batches: Batches) -> None:
         """Add the body to the batches as it arrives. After the end of the answer, reading continues only briefly."""
-        source = self._pieces()
+        source = iterate_pieces(self._response)
         reading = anyio.CancelScope()
         gate, held = batches.gate, batches.held
 
@@ -159,56 +158,27 @@ class HttpxAnswer:
             except httpx.HTTPError:
                 raise
             except BaseException:
-                await _end(source)
+                await end_pieces(source)
                 raise
 
-    async def collect(self, found: bytearray, most: int) -> None:
-        """Append the body to `found`, stopping after `most` bytes."""
-        source = self._pieces()
+    async def collect(self, body: bytearray, max_bytes: int) -> None:
+        """Append the body to `body`, stopping after `max_bytes` bytes."""
+        source = iterate_pieces(self._response)
         pieces = 0
         try:
             async for data in source:
-                found += data
-                if len(found) > most:
+                body += data
+                if len(body) > max_bytes:
                     break
                 pieces += 1
                 if not pieces % AT_ONCE:
                     await asyncio.sleep(0)
         finally:
-            await _end(source)
+            await end_pieces(source)
 
     async def aclose(self) -> None:
         """Release the connection, or close it if the body was not read completely."""
         await self._response.aclose()
-
-    def _pieces(self) -> AsyncIterator[bytes]:
-        response = self._response
-        if response.is_stream_consumed:
-            # An event hook of the user's client has already read the body.
-            return response.aiter_bytes()
-        # `aiter_raw` would only add a generator on top of this stream.
-        source = aiter(cast("httpx.AsyncByteStream", response.stream))
-        undo = inflater(response.headers.get("content-encoding"))
-        return source if undo is None else _inflated(source, undo)
-
-
-async def _inflated(source: AsyncIterator[bytes], undo: Inflater) -> AsyncIterator[bytes]:
-    try:
-        async for data in source:
-            undo.feed(data)
-            while piece := undo.take():
-                yield piece
-                # Small inputs can be very large when decompressed.
-                await asyncio.sleep(0)
-    finally:
-        await _end(source)
-
-
-async def _end(source: AsyncIterator[bytes]) -> None:
-    """Close the generators of httpx in this task. Otherwise the event loop closes them at an arbitrary time."""
-    with anyio.move_on_after(0), suppress(httpx.HTTPError):
-        async for _ in source:
-            pass
 
 
 @types.coroutine

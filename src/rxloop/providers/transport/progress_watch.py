@@ -111,7 +111,7 @@ class Watch:
         """Stop watching. Remaining work has separate limits."""
         self._stopped = True
 
-    def _look(self, times: int = LOOKS) -> None:
+    def _look(self, remaining: int = LOOKS) -> None:
         loop = self._loop
         if loop is None or self._stopped:
             return
@@ -119,8 +119,8 @@ class Watch:
         due = min(self._until, (now if self._held else self.last) + self.seconds)
         if due > now:
             self._timer = loop.call_at(due, self._look)
-        elif times:
-            self._timer = loop.call_soon(self._look, times - 1)
+        elif remaining:
+            self._timer = loop.call_soon(self._look, remaining - 1)
         else:
             self.late = now >= self._until
             self.expired = not self.late

@@ -26,8 +26,8 @@ class SSEDecoder:
         most: Maximum event size in bytes.
     """
 
-    def __init__(self, most: int = DEFAULT_BOUNDS.document) -> None:
-        self._most = most
+    def __init__(self, max_bytes: int = DEFAULT_BOUNDS.document) -> None:
+        self._most = max_bytes
         self._pending: list[bytes] = []
         self._size = 0
         """Size of the pending data in bytes."""
@@ -118,15 +118,15 @@ class Frames:
             OutOfBounds: The document is too large. Earlier documents are returned first.
             Unreadable: The data is invalid. Earlier documents are returned first.
         """
-        found: list[bytes] = []
+        documents: list[bytes] = []
         if self._failure is None:
             try:
-                self._cut(data, found)
+                self._cut(data, documents)
             except Unreadable as error:
                 self._failure = error
-        if self._failure is not None and not found:
+        if self._failure is not None and not documents:
             raise self._failure
-        return found
+        return documents
 
     def flush(self) -> list[bytes]:
         """Return an incomplete final document, if any. Raises the same errors as `feed`."""
@@ -134,8 +134,8 @@ class Frames:
             raise self._failure
         return self._rest()
 
-    def _cut(self, data: bytes, found: list[bytes]) -> None:
-        """Append the documents that are completed by `data` to `found`."""
+    def _cut(self, data: bytes, documents: list[bytes]) -> None:
+        """Append the documents that are completed by `data` to `documents`."""
         raise NotImplementedError
 
     def _rest(self) -> list[bytes]:
@@ -147,7 +147,7 @@ _PRELUDE = Struct(">III")
 
 _CRC = 4
 
-_LEAST = _PRELUDE.size + _CRC
+_MIN_SIZE = _PRELUDE.size + _CRC
 
 _STRING = 7
 
@@ -177,21 +177,21 @@ class AWSDecoder(Frames):
         """Encoded and parsed headers of the last message. Nearly all messages have the same headers."""
 
     @override
-    def _cut(self, data: bytes, found: list[bytes]) -> None:
+    def _cut(self, data: bytes, documents: list[bytes]) -> None:
         pending = self._pending
         pending += data
         if len(pending) < (self._total or _PRELUDE.size):
             return
-        place = 0
+        position = 0
         whole = memoryview(bytes(pending))
-        while len(whole) - place >= (self._total or _PRELUDE.size):
+        while len(whole) - position >= (self._total or _PRELUDE.size):
             if not self._total:
-                self._total = self._checked_prelude(whole[place : place + _PRELUDE.size])
+                self._total = self._checked_prelude(whole[position : position + _PRELUDE.size])
                 continue
-            found += self._document(whole[place : place + self._total])
-            place += self._total
+            documents += self._document(whole[position : position + self._total])
+            position += self._total
             self._total = 0
-        del pending[:place]
+        del pending[:position]
 
     def _checked_prelude(self, prelude: memoryview) -> int:
         total, headers, checksum = _PRELUDE.unpack(prelude)
@@ -199,7 +199,7 @@ class AWSDecoder(Frames):
             raise Unreadable("an AWS event stream with a wrong prelude checksum")
         if total > self._most:
             raise OutOfBounds("document", self._most)
-        if total < _LEAST + headers:
+        if total < _MIN_SIZE + headers:
             raise Unreadable("an AWS event stream with an invalid message length")
         return total
 
@@ -231,24 +231,24 @@ class AWSDecoder(Frames):
 
 def _strings(data: bytes) -> dict[str, str]:
     """Return the headers with string values."""
-    found: dict[str, str] = {}
-    place = 0
-    while place < len(data):
-        start = place + 1
-        place = start + data[place]
-        name, kind = data[start:place].decode(), data[place]
-        place += 1
+    headers: dict[str, str] = {}
+    position = 0
+    while position < len(data):
+        start = position + 1
+        position = start + data[position]
+        name, kind = data[start:position].decode(), data[position]
+        position += 1
         if kind in (6, _STRING):
-            place += 2
-            size = int.from_bytes(data[place - 2 : place], "big")
+            position += 2
+            size = int.from_bytes(data[position - 2 : position], "big")
         else:
             size = _SIZES[kind]
-        if place + size > len(data):
+        if position + size > len(data):
             raise ValueError(name)
         if kind == _STRING:
-            found[name] = data[place : place + size].decode()
-        place += size
-    return found
+            headers[name] = data[position : position + size].decode()
+        position += size
+    return headers
 
 
 def _as_error(headers: dict[str, str], payload: bytes) -> bytes:
@@ -274,9 +274,9 @@ faster.
 
 _IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 
-_BETWEEN = b" \t\r\n,"
+_SEPARATOR_BYTES = b" \t\r\n,"
 
-_PLAIN = frozenset((b"", b",", b"\n,\r\n", b",\r\n", b",\n"))
+_USUAL_SEPARATORS = frozenset((b"", b",", b"\n,\r\n", b",\r\n", b",\n"))
 """Usual separators between elements, which need no parsing."""
 
 
@@ -298,57 +298,66 @@ class ArrayDecoder(Frames):
         self._in_string = False
         self._escaped = False
         """True if the data so far ends with a backslash in a string."""
+        self._outer = 0
+        """Number of brackets of the array itself. Data after the second one is malformed, so it is not scanned."""
 
     @override
     def _rest(self) -> list[bytes]:
         return self._split_between(b"")
 
     @override
-    def _cut(self, data: bytes, found: list[bytes]) -> None:
-        place = self._end_of_string(data, 0) if self._in_string else 0
+    def _cut(self, data: bytes, documents: list[bytes]) -> None:
+        if self._outer > len("[]"):
+            return
+        position = self._end_of_string(data, 0) if self._in_string else 0
         start = 0
         """Start of the part of `data` that continues the pending element."""
-        for match in _NEXT.finditer(data, place):
-            place = match.end()
+        for match in _NEXT.finditer(data, position):
+            position = match.end()
             bracket = match[1]
             if not bracket:
                 break
             if not self._open:
                 # End of data between elements.
-                if self._pending or data[start : place - 1] not in _PLAIN:
-                    found += self._split_between(data[start : place - 1])
+                if self._pending or data[start : position - 1] not in _USUAL_SEPARATORS:
+                    documents += self._split_between(data[start : position - 1])
                 self._open = int(bracket == b"{")
-                start = place - self._open
+                start = position - self._open
+                self._outer += not self._open
+                if self._outer > len("[]"):
+                    # The reader rejects this document. Scanning further brackets would block the event loop.
+                    documents.append(bracket)
+                    return
             elif bracket in b"[{":
                 self._open += 1
                 if self._open > self._deepest:
-                    self._check_size(place - start)
+                    self._check_size(position - start)
                     raise OutOfBounds("depth", self._deepest)
             else:
                 self._open -= 1
                 if not self._open:
-                    found.append(self._join_pending(data[start:place]))
-                    start = place
-        if place < len(data):
+                    documents.append(self._join_pending(data[start:position]))
+                    start = position
+        if position < len(data):
             self._in_string = True
-            self._end_of_string(data, place + 1)
-        self._pending += data[start:] if self._pending else data[start:].lstrip(_BETWEEN)
+            self._end_of_string(data, position + 1)
+        self._pending += data[start:] if self._pending else data[start:].lstrip(_SEPARATOR_BYTES)
         self._check_size()
 
-    def _end_of_string(self, data: bytes, place: int) -> int:
+    def _end_of_string(self, data: bytes, position: int) -> int:
         """Return the index after the open string, or the length of the data if the string continues."""
         if self._escaped and data:
             self._escaped = False
-            place += 1
-        match = _IN_STRING.match(data, place)
-        place = place if match is None else match.end()
-        if place == len(data):
-            return place
-        if data[place] == ord("\\"):
+            position += 1
+        match = _IN_STRING.match(data, position)
+        position = position if match is None else match.end()
+        if position == len(data):
+            return position
+        if data[position] == ord("\\"):
             self._escaped = True
             return len(data)
         self._in_string = False
-        return place + 1
+        return position + 1
 
     def _join_pending(self, rest: bytes) -> bytes:
         """Return the pending data together with its continuation."""
@@ -360,7 +369,7 @@ class ArrayDecoder(Frames):
         return whole
 
     def _split_between(self, rest: bytes) -> list[bytes]:
-        other = self._join_pending(rest if self._pending else rest.lstrip(_BETWEEN)).rstrip(_BETWEEN)
+        other = self._join_pending(rest if self._pending else rest.lstrip(_SEPARATOR_BYTES)).rstrip(_SEPARATOR_BYTES)
         return [other] if other else []
 
     def _check_size(self, more: int = 0) -> None:

@@ -196,12 +196,12 @@ class Preset:
         """
         if self.find_url is not None:
             return check_url(self.find_url())
-        given = os.environ.get(self.url_env, "").strip() if self.url_env else ""
+        override = os.environ.get(self.url_env, "").strip() if self.url_env else ""
         try:
-            url = _completed(given, self.base_url or "") if given else self.base_url
+            url = _completed(override, self.base_url or "") if override else self.base_url
         except ValueError as error:
-            shown, why = redact_secrets(given.partition("?")[0]), redact_secrets(str(error))
-            raise ConfigurationError(f"{self.url_env} must be a URL, got {shown!r}: {why}") from None
+            public_url, why = redact_secrets(override.partition("?")[0]), redact_secrets(str(error))
+            raise ConfigurationError(f"{self.url_env} must be a URL, got {public_url!r}: {why}") from None
         if url is None:
             variable = f"set {self.url_env}, or " if self.url_env else ""
             raise ConfigurationError(f"missing URL for {self.name!r}; {variable}pass base_url=")
@@ -213,12 +213,12 @@ class Preset:
         return next((key for name in names if (key := os.environ.get(name, "").strip())), None)
 
 
-def _completed(given: str, default: str) -> str:
+def _completed(partial_url: str, default: str) -> str:
     """Complete partial URLs such as `myhost` or `0.0.0.0:11434`."""
     base = urlsplit(default)
-    if "://" in given:
-        parts = urlsplit(given)
+    if "://" in partial_url:
+        parts = urlsplit(partial_url)
         return urlunsplit(parts._replace(path=parts.path.rstrip("/") or base.path))
-    parts = urlsplit("//" + given)
+    parts = urlsplit("//" + partial_url)
     host = parts.netloc if parts.port or not base.port else f"{parts.netloc}:{base.port}"
     return urlunsplit((base.scheme or "https", host, parts.path.rstrip("/") or base.path, "", ""))

@@ -53,7 +53,7 @@ def find_host(model: str) -> str:
 
 
 def find_makers(host: str) -> Collection[str]:
-    """Return makers whose list prices apply at this host."""
+    """Return the model developers whose list prices a host charges."""
     return _HOSTS.get(host.partition("_")[0], ())
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
 
+from rxloop._names import find_nearest
 from rxloop.errors import ConfigurationError
 from rxloop.providers.credentials import GoogleToken
 from rxloop.providers.vendors import TEMPLATE_TOKENS, Preset
@@ -361,8 +362,9 @@ def find_preset(name: str) -> Preset:
     try:
         return PRESETS[name]
     except KeyError:
-        names = ", ".join(PRESETS)
+        names, nearest = ", ".join(PRESETS), find_nearest(name, PRESETS)
+        hint = "" if nearest is None else f" did you mean {nearest!r}?"
         raise ConfigurationError(
-            f"unknown provider {name!r}; use one of {names}, or the URL of any other endpoint, such as "
+            f"unknown provider {name!r};{hint} use one of {names}, or the URL of any other endpoint, such as "
             "'http://localhost:8000/v1#model'"
         ) from None

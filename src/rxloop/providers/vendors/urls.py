@@ -47,8 +47,8 @@ def vertex_url(
         host = f"{quote(location, safe='')}-aiplatform.googleapis.com"
     # These versions are used by the SDKs of the two publishers.
     version = "v1beta1" if publisher == "google" else "v1"
-    place = f"projects/{quote(project, safe='')}/locations/{quote(location, safe='')}"
-    return f"https://{host}/{version}/{place}/publishers/{publisher}"
+    path = f"projects/{quote(project, safe='')}/locations/{quote(location, safe='')}"
+    return f"https://{host}/{version}/{path}/publishers/{publisher}"
 
 
 def vertex_anthropic_url() -> str:
@@ -115,10 +115,10 @@ def responses_url(preset: Preset, base: str) -> str:
     return urlunsplit((scheme, host, f"{path}/responses", query, ""))
 
 
-def over_chat(where: Endpoint) -> str | None:
+def over_chat(endpoint: Endpoint) -> str | None:
     """Return the model string for chat completions if a custom URL replaces OpenAI's, otherwise None."""
-    vendor, _, model = where.name.partition(":")
-    if vendor not in ("openai", "openai_responses") or urlsplit(where.url).hostname == "api.openai.com":
+    vendor, _, model = endpoint.name.partition(":")
+    if vendor not in ("openai", "openai_responses") or urlsplit(endpoint.url).hostname == "api.openai.com":
         return None
     return f"openai_chat:{model}"
 

@@ -1,1 +1,1 @@
-"""Questions of an attempt to the person or client behind the run, and their answers."""
+"""Questions to the user or client of a run, and answers."""

@@ -18,47 +18,47 @@ _CALLS = "rxloop-tool-"
 """Task name prefix for tool calls."""
 
 
-class Place:
+class Position:
     """Position in the tree of nested runs.
 
     Attributes:
         scope: Owner of the run's tasks.
         time_scope: Time limits for the run.
         call: Call containing the nested run. None for the outermost run.
-        above: Position of the parent run.
+        parent: Position of the parent run.
     """
 
-    __slots__ = ("above", "call", "scope", "time_scope")
+    __slots__ = ("call", "parent", "scope", "time_scope")
 
     def __init__(
-        self, scope: Scope, time_scope: TimeScope, call: RunContext[Any] | None = None, above: Place | None = None
+        self, scope: Scope, time_scope: TimeScope, call: RunContext[Any] | None = None, parent: Position | None = None
     ) -> None:
         self.scope = scope
         self.time_scope = time_scope
         self.call = call
-        self.above = above
+        self.parent = parent
 
-    def path(self) -> Iterator[Place]:
+    def iterate_path(self) -> Iterator[Position]:
         """Yield this position and its ancestors, ending with the outermost run."""
-        place: Place | None = self
-        while place is not None:
-            yield place
-            place = place.above
+        position: Position | None = self
+        while position is not None:
+            yield position
+            position = position.parent
 
 
-class _Wait(NamedTuple):
+class _WaitingQuestion(NamedTuple):
     """Waiting question."""
 
-    place: Place
+    position: Position
     ctx: RunContext[Any]
     task: Task[Any]
     """Waiting task of the run."""
-    answered: Future[Any] | None
+    answer: Future[Any] | None
     """Future for the answer from the inbox, or None if `on_input` provides it."""
 
     @property
     def open(self) -> bool:
-        return self.answered is None or not self.answered.done()
+        return self.answer is None or not self.answer.done()
 
 
 class OpenQuestions:
@@ -70,22 +70,22 @@ class OpenQuestions:
     """
 
     def __init__(self) -> None:
-        self._waits: dict[str, _Wait] = {}
-        self._rests: dict[Place, ExitStack] = {}
+        self._waiting: dict[str, _WaitingQuestion] = {}
+        self._idle: dict[Position, ExitStack] = {}
         """Idle nested runs, with their paused time limits."""
         self._observed: WeakSet[Task[Any]] | None = None
         """Tasks with a completion callback. Created lazily because a WeakSet is large and most runs ask no questions.
         """
 
-    def is_at_rest(self, place: Place) -> bool:
-        """True if all calls in a nested run are waiting for answers."""
-        return place in self._rests
+    def is_idle(self, position: Position) -> bool:
+        """Return True if all calls in a nested run are waiting for answers."""
+        return position in self._idle
 
-    async def wait(self, place: Place, ctx: RunContext[Any], task: Task[Any], input_id: str) -> Any:
+    async def wait(self, position: Position, ctx: RunContext[Any], task: Task[Any], input_id: str) -> Any:
         """Wait for an answer from the inbox.
 
         Args:
-            place: Position of the run.
+            position: Position of the run.
             ctx: Context of the call or step.
             task: Waiting task of the run.
             input_id: Input id.
@@ -93,144 +93,146 @@ class OpenQuestions:
         Raises:
             Paused: All other calls have ended or are also waiting.
         """
-        answered: Future[Any] = asyncio.get_running_loop().create_future()
-        async with self.waiting(place, ctx, task, input_id, answered):
+        answer: Future[Any] = asyncio.get_running_loop().create_future()
+        async with self.mark_waiting(position, ctx, task, input_id, answer):
             # Allow other calls from the same message to start.
             await asyncio.sleep(0)
-            self._settle()
-            return await answered
+            self._update()
+            return await answer
 
     @asynccontextmanager
-    async def waiting(
+    async def mark_waiting(
         self,
-        place: Place,
+        position: Position,
         ctx: RunContext[Any],
         task: Task[Any],
         input_id: str,
-        answered: Future[Any] | None = None,
+        answer: Future[Any] | None = None,
     ) -> AsyncGenerator[None]:
-        """Mark a call as waiting for an answer. On exit, wait until the call can continue.
+        """Mark a call as waiting for an answer. On exit, wait until it can continue.
 
-        The call's time limit is paused. The run's own limit continues because other calls may be busy.
+        Only the time limit of the call is paused. The run's limit continues, because other calls may be busy.
         """
         with ExitStack() as stack:
             if ctx.time_scope is not None:
                 stack.enter_context(ctx.time_scope.pause(outer=False))
-            self._waits[input_id] = _Wait(place, ctx, task, answered)
+            self._waiting[input_id] = _WaitingQuestion(position, ctx, task, answer)
             try:
                 if ctx.active_call is not None:
                     ctx.active_call.release()
-                self._settle(pauses=False)
+                self._update(pauses=False)
                 yield
-                del self._waits[input_id]
-                await self._resume(place, ctx)
+                del self._waiting[input_id]
+                await self._resume(position, ctx)
             except BaseException:
-                self._waits.pop(input_id, None)
-                self._reclaim(place, ctx)
+                self._waiting.pop(input_id, None)
+                self._reclaim(position, ctx)
                 raise
 
-    def take(self, answers: Sequence[InputReceivedEvent]) -> bool:
+    def deliver(self, answers: Sequence[InputReceivedEvent]) -> bool:
         """Deliver answers to waiting questions.
 
         Returns False, without any effect, unless all of the questions are waiting.
         """
-        waits = [self._waits.get(answer.input_id) for answer in answers]
-        if not answers or any(each is None or each.answered is None or not each.open for each in waits):
+        waiting = [self._waiting.get(answer.input_id) for answer in answers]
+        if not answers or any(each is None or each.answer is None or not each.open for each in waiting):
             return False
-        for answer, each in zip(answers, waits, strict=True):
+        for answer, each in zip(answers, waiting, strict=True):
             assert each is not None
-            assert each.answered is not None
+            assert each.answer is not None
             ctx = each.ctx
             # Publish immediately, because commands must be recorded in order and the next command may follow right
             # away.
             publish = ctx.out or ctx.port.publish
             publish(answer.model_copy(update={"step": ctx.step, "branch": ctx.branch}))
-            each.answered.set_result(answer.value)
+            each.answer.set_result(answer.value)
         return True
 
-    # -- calls that wait
+    # -- waiting calls
 
-    async def _resume(self, place: Place, ctx: RunContext[Any]) -> None:
+    async def _resume(self, position: Position, ctx: RunContext[Any]) -> None:
         """Wait for the permits needed to continue an answered call, outermost call first."""
-        if self._waits_still(ctx):
+        if self._has_other_questions(ctx):
             return
-        for each in reversed(list(place.path())):
-            if each in self._rests:
+        for each in reversed(list(position.iterate_path())):
+            if each in self._idle:
                 if each.call is not None and each.call.active_call is not None:
                     await each.call.active_call.acquire()
-                self._end_rest(each)
+                self._mark_active(each)
         if ctx.active_call is not None:
             await ctx.active_call.acquire()
 
-    def _reclaim(self, place: Place, ctx: RunContext[Any]) -> None:
+    def _reclaim(self, position: Position, ctx: RunContext[Any]) -> None:
         """Reclaim permits immediately if an unanswered call is pausing or was cancelled."""
-        if self._waits_still(ctx):
+        if self._has_other_questions(ctx):
             return
-        for each in place.path():
-            if each in self._rests:
+        for each in position.iterate_path():
+            if each in self._idle:
                 if each.call is not None and each.call.active_call is not None:
                     each.call.active_call.reclaim()
-                self._end_rest(each)
+                self._mark_active(each)
         if ctx.active_call is not None:
             ctx.active_call.reclaim()
 
-    def _waits_still(self, ctx: RunContext[Any]) -> bool:
-        """True if the call has other open questions, which means that it cannot acquire a permit yet."""
+    def _has_other_questions(self, ctx: RunContext[Any]) -> bool:
+        """Return True if the call has other open questions, so that it cannot acquire a permit yet."""
         active = ctx.active_call
-        return active is not None and any(each.ctx.active_call is active and each.open for each in self._waits.values())
+        return active is not None and any(
+            each.ctx.active_call is active and each.open for each in self._waiting.values()
+        )
 
-    def _begin_rest(self, place: Place) -> None:
-        call = place.call
-        if call is None or place in self._rests:
+    def _mark_idle(self, position: Position) -> None:
+        call = position.call
+        if call is None or position in self._idle:
             return
-        stack = self._rests[place] = ExitStack()
-        stack.enter_context(place.time_scope.pause(outer=False))
+        stack = self._idle[position] = ExitStack()
+        stack.enter_context(position.time_scope.pause(outer=False))
         if call.time_scope is not None:
             stack.enter_context(call.time_scope.pause(outer=False))
         if call.active_call is not None:
             call.active_call.release()
 
-    def _end_rest(self, place: Place) -> None:
-        stack = self._rests.pop(place, None)
+    def _mark_active(self, position: Position) -> None:
+        stack = self._idle.pop(position, None)
         if stack is not None:
             stack.close()
 
-    # -- calls at work
+    # -- busy calls
 
-    def _settle(self, ended: Task[Any] | None = None, *, pauses: bool = True) -> None:
+    def _update(self, ended: Task[Any] | None = None, *, pauses: bool = True) -> None:
         """Update the idle nested runs. If no call is busy, raise `Paused` in all waiting calls."""
-        waits = [each for each in self._waits.values() if each.open]
-        if not waits:
+        waiting = [each for each in self._waiting.values() if each.open]
+        if not waiting:
             return
-        asking: dict[Place, set[Task[Any]]] = {}
-        for each in waits:
-            asking.setdefault(each.place, set()).add(each.task)
-            for above in each.place.path():
-                asking.setdefault(above, set())
-        at_work = False
-        for place in sorted(asking, key=lambda place: -len(list(place.path()))):
-            busy = self._busy(place, asking[place])
-            at_work = any(task.get_name().startswith(_CALLS) for task in busy)
-            if place.above is None or place.call is None:
+        asking: dict[Position, set[Task[Any]]] = {}
+        for each in waiting:
+            asking.setdefault(each.position, set()).add(each.task)
+            for parent in each.position.iterate_path():
+                asking.setdefault(parent, set())
+        is_any_busy = False
+        for position in sorted(asking, key=lambda position: -len(list(position.iterate_path()))):
+            busy = self._list_busy_tasks(position, asking[position])
+            is_any_busy = any(task.get_name().startswith(_CALLS) for task in busy)
+            if position.parent is None or position.call is None:
                 continue
             if not busy:
-                self._begin_rest(place)
-            host = place.call.active_call
-            if not at_work and host is not None and host.task is not None:
-                asking[place.above].add(host.task)
-        if not at_work and pauses:
-            for each in waits:
-                if each.answered is not None and not each.answered.done():
-                    each.answered.set_exception(Paused())
+                self._mark_idle(position)
+            parent_call = position.call.active_call
+            if not is_any_busy and parent_call is not None and parent_call.task is not None:
+                asking[position.parent].add(parent_call.task)
+        if not is_any_busy and pauses:
+            for each in waiting:
+                if each.answer is not None and not each.answer.done():
+                    each.answer.set_exception(Paused())
 
-    def _busy(self, place: Place, asking: set[Task[Any]]) -> list[Task[Any]]:
+    def _list_busy_tasks(self, position: Position, asking: set[Task[Any]]) -> list[Task[Any]]:
         """Return a run's busy tasks. Each of them gets a completion callback."""
-        scope = place.scope
+        scope = position.scope
         if self._observed is None:
             self._observed = WeakSet()
         busy = [task for task in scope.tasks if task not in asking and not scope.is_waiting(task)]
         for task in busy:
             if task not in self._observed:
                 self._observed.add(task)
-                task.add_done_callback(self._settle)
+                task.add_done_callback(self._update)
         return busy

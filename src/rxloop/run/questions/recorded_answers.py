@@ -17,12 +17,12 @@ from rxloop.state.earlier_attempts import AskedQuestion
 from rxloop.state.history import Slot
 from rxloop.tools.approval import approval_question
 from rxloop.tools.client_tool import ClientTool
-from rxloop.tools.result import MAX_RESULT, encode_result, truncate_text
+from rxloop.tools.result import MAX_RESULT_CHARS, encode_result, truncate_text
 
 log = logging.getLogger("rxloop")
 
 
-def recorded_outcome(
+def find_recorded_outcome(
     recorder: Recorder, read: set[str], request: ToolRequest, tool: Tool | str
 ) -> ToolCompleteEvent | None:
     """Return the tool result that follows from an unused recorded answer.
@@ -42,46 +42,49 @@ def recorded_outcome(
     approval = None
     if not isinstance(tool, str) and tool.approve:
         approval = replace_surrogates(approval_question(tool.approve, request.call))
-    answers = request.ctx.state.answers
-    for input_id, asked in _unread(recorder, read):
-        if asked.slot != request.slot or input_id not in answers:
+    discarded = recorder.earlier.discarded
+    answers = {**discarded, **request.ctx.state.answers}
+    for input_id, record in _list_unread(recorder, read):
+        if record.slot != request.slot or input_id not in answers:
             continue
-        answer, question = answers[input_id], asked.question
-        if asked.precedes_start and question.prompt == approval:
+        answer, question = answers[input_id], record.question
+        if record.precedes_start and question.prompt == approval:
             # `run_tools` asks this question and reads its answer.
             continue
-        if question.input_kind == "tool" and not isinstance(tool, ClientTool):
+        if question.input_kind == "tool" and not isinstance(tool, ClientTool) and input_id not in discarded:
             error = get_tool_error(answer)
             if error is None and isinstance(tool, str):
                 continue
             _report(recorder, read, question, "it became the result of the call")
-            return request.refuse(error) if error is not None else request.answer(answer, _content(answer))
-        if is_refusal(answer) and (asked.precedes_start or not _may_ask(recorder, question, request.slot, tool)):
+            return request.refuse(error) if error is not None else request.answer(answer, _format_content(answer))
+        if is_refusal(answer) and (record.precedes_start or not _may_ask(recorder, question, request.slot, tool)):
             _report(recorder, read, question, "the call was closed as refused")
-            return request.refuse(_refusal(request.call.name, question, answer))
+            return request.refuse(_format_refusal(request.call.name, question, answer))
     return None
 
 
-def report_unread(recorder: Recorder, read: set[str], news: Iterable[Event], taken: Set[Slot], *, ended: bool) -> None:
+def report_unread(
+    recorder: Recorder, read: set[str], initial_events: Iterable[Event], handled_slots: Set[Slot], *, ended: bool
+) -> None:
     """Report unused recorded answers in the log and as events.
 
     Args:
         recorder: Recorder of the attempt, before the final event.
         read: Input ids that were used in this attempt.
-        news: First events of the attempt, including its answers.
-        taken: Tool calls handled by this attempt.
+        initial_events: First events of the attempt, including its answers.
+        handled_slots: Tool calls handled by this attempt.
         ended: True if the pipeline completed without an error.
     """
     state, earlier = recorder.state(), recorder.earlier
     batches = [each.batch for each in recorder.states.values() if each.batch is not None]
     open_slots = {(batch.step, index) for batch in batches for index in batch.open}
-    answers = {event.input_id: event for event in news if isinstance(event, InputReceivedEvent)}
-    for input_id, asked in list(_unread(recorder, read)):
-        if input_id not in state.answers or asked.slot in open_slots:
+    answers = {event.input_id: event for event in initial_events if isinstance(event, InputReceivedEvent)}
+    for input_id, record in list(_list_unread(recorder, read)):
+        if input_id not in state.answers or record.slot in open_slots:
             continue
-        answered_now = input_id in answers if asked.slot is None else True
-        if (ended and answered_now) or (asked.slot is not None and asked.slot in taken):
-            _report(recorder, read, asked.question, "it was ignored")
+        answered_now = input_id in answers if record.slot is None else True
+        if (ended and answered_now) or (record.slot is not None and record.slot in handled_slots):
+            _report(recorder, read, record.question, "it was ignored")
     if not ended:
         return
     for asking in earlier.nested_events:
@@ -92,12 +95,12 @@ def report_unread(recorder: Recorder, read: set[str], news: Iterable[Event], tak
                 _report(recorder, read, asking.input, "it was ignored")
 
 
-def _unread(recorder: Recorder, read: set[str]) -> Iterator[tuple[str, AskedQuestion]]:
-    return ((key, asked) for key, asked in recorder.earlier.undecided.items() if key not in read)
+def _list_unread(recorder: Recorder, read: set[str]) -> Iterator[tuple[str, AskedQuestion]]:
+    return ((key, record) for key, record in recorder.earlier.undecided.items() if key not in read)
 
 
 def _may_ask(recorder: Recorder, question: PendingInput, slot: Slot, tool: Tool | str) -> bool:
-    """True if the tool can ask its earlier question again."""
+    """Return True if the tool can ask its earlier question again."""
     if isinstance(tool, str):
         return False
     if isinstance(tool, ClientTool):
@@ -107,14 +110,14 @@ def _may_ask(recorder: Recorder, question: PendingInput, slot: Slot, tool: Tool 
     return asked_by_server == getattr(tool, "asks_in_rounds", False) and getattr(tool, "takes_context", True)
 
 
-def _refusal(name: str, question: PendingInput, answer: Any) -> str:
+def _format_refusal(name: str, question: PendingInput, answer: Any) -> str:
     text = f"The call of {name} was not approved"
     reason = refusal_reason(answer)
-    return f"{text}." if reason is None else truncate_text(replace_surrogates(f"{text}: {reason}"), MAX_RESULT)
+    return f"{text}." if reason is None else truncate_text(replace_surrogates(f"{text}: {reason}"), MAX_RESULT_CHARS)
 
 
-def _content(answer: Any) -> str:
-    return truncate_text(encode_result(answer)[1], MAX_RESULT)
+def _format_content(answer: Any) -> str:
+    return truncate_text(encode_result(answer)[1], MAX_RESULT_CHARS)
 
 
 def _report(recorder: Recorder, read: set[str], question: PendingInput, outcome: str) -> None:

@@ -17,8 +17,8 @@ from typing_extensions import Unpack, override
 from rxloop.agents.agent import Agent
 from rxloop.errors import ConfigurationError
 from rxloop.runtime.runtime import Runtime
-from rxloop.server.a2a.calls import Contexts, answer, serve_sdk
-from rxloop.server.a2a.handler import ExtendedCard, Served, Tasks
+from rxloop.server.a2a.calls import ContextBuilder, respond_refused, serve_sdk
+from rxloop.server.a2a.handler import ExtendedCard, ServedAgent, TaskHandler
 from rxloop.server.a2a.push import Push, PushOptions
 from rxloop.server.core.adapter import Adapter, AdapterOptions, Endpoint, find_only_agent
 from rxloop.server.core.errors import Refused
@@ -26,13 +26,13 @@ from rxloop.server.core.gateway import Gateway
 
 RPC = "/rpc"
 """JSON-RPC path relative to the adapter. The REST endpoints are at the root."""
-_MEDIA = ("text/plain", "text/markdown", "application/json", "application/pdf")
-_IMAGES = ("image/gif", "image/jpeg", "image/png", "image/webp")
+_MEDIA_TYPES = ("text/plain", "text/markdown", "application/json", "application/pdf")
+_IMAGE_TYPES = ("image/gif", "image/jpeg", "image/png", "image/webp")
 
 Skills = Literal["agent", "tools"]
 
 
-def card_of(agent: Agent[Any, Any], skills: Skills, *, description: str, version: str, secured: bool) -> pb.AgentCard:
+def make_card(agent: Agent[Any, Any], skills: Skills, *, description: str, version: str, secured: bool) -> pb.AgentCard:
     """Create an agent card without URLs.
 
     Args:
@@ -43,19 +43,19 @@ def card_of(agent: Agent[Any, Any], skills: Skills, *, description: str, version
         secured: True if clients need a token.
     """
     about = description or f"The agent {agent.name}."
-    shown = [pb.AgentSkill(id=agent.name, name=agent.name, description=about, tags=["agent"])]
+    entries = [pb.AgentSkill(id=agent.name, name=agent.name, description=about, tags=["agent"])]
     if skills == "tools":
-        shown = [
+        entries = [
             pb.AgentSkill(id=name, name=name, description=text or name, tags=["tool"])
             for name, text in agent.definition.tool_descriptions.items()
-        ] or shown
+        ] or entries
     card = pb.AgentCard(
         name=agent.name,
         description=about,
         version=version,
-        default_input_modes=[*_MEDIA, *_IMAGES],
+        default_input_modes=[*_MEDIA_TYPES, *_IMAGE_TYPES],
         default_output_modes=["text/plain", "application/json"],
-        skills=shown,
+        skills=entries,
     )
     if secured:
         card.security_schemes["bearer"].http_auth_security_scheme.scheme = "Bearer"
@@ -63,30 +63,30 @@ def card_of(agent: Agent[Any, Any], skills: Skills, *, description: str, version
     return card
 
 
-def completed(card: pb.AgentCard, *, push: bool, extended: bool) -> pb.AgentCard:
+def add_capabilities(card: pb.AgentCard, *, push: bool, extended: bool) -> pb.AgentCard:
     """Add the adapter's capabilities to a card."""
-    made = pb.AgentCard()
-    made.CopyFrom(card)
-    made.capabilities.streaming = True
-    made.capabilities.push_notifications = push
-    made.capabilities.extended_agent_card = extended
-    return made
+    copy = pb.AgentCard()
+    copy.CopyFrom(card)
+    copy.capabilities.streaming = True
+    copy.capabilities.push_notifications = push
+    copy.capabilities.extended_agent_card = extended
+    return copy
 
 
-def addressed(card: pb.AgentCard, request: Request, url: str | None) -> pb.AgentCard:
+def add_urls(card: pb.AgentCard, request: Request, url: str | None) -> pb.AgentCard:
     """Add interface URLs to a card without URLs."""
     if card.supported_interfaces:
         return card
-    here = request.base_url.replace(path=request.scope.get("root_path", ""))
-    url = (url or str(here)).rstrip("/")
-    made = pb.AgentCard()
-    made.CopyFrom(card)
+    base_url = request.base_url.replace(path=request.scope.get("root_path", ""))
+    url = (url or str(base_url)).rstrip("/")
+    copy = pb.AgentCard()
+    copy.CopyFrom(card)
     for binding, path in (("JSONRPC", f"{RPC}/"), ("HTTP+JSON", "")):
-        made.supported_interfaces.add(url=url + path, protocol_binding=binding, protocol_version="1.0")
-    return made
+        copy.supported_interfaces.add(url=url + path, protocol_binding=binding, protocol_version="1.0")
+    return copy
 
 
-def card_route(served: Served) -> Route:
+def make_card_route(served: ServedAgent) -> Route:
     """Create the public route of the agent card, at the path defined by A2A."""
 
     async def serve(request: Request) -> Response:
@@ -99,7 +99,7 @@ def card_route(served: Served) -> Route:
 class A2A(Adapter):
     """Adapter for the A2A protocol; see `a2a`."""
 
-    def __init__(self, runtime: Runtime, make: Callable[[Gateway], Served], options: AdapterOptions) -> None:
+    def __init__(self, runtime: Runtime, make: Callable[[Gateway], ServedAgent], options: AdapterOptions) -> None:
         """Initialize the adapter; see `a2a`."""
         super().__init__(runtime, **options)
         self._served = make(self.gateway)
@@ -112,7 +112,7 @@ class A2A(Adapter):
 
     @override
     def endpoints(self) -> Sequence[Endpoint | BaseRoute]:
-        tasks, contexts = Tasks(self._served), Contexts()
+        tasks, contexts = TaskHandler(self._served), ContextBuilder()
         rpc = [route for path in (RPC, f"{RPC}/") for route in create_jsonrpc_routes(tasks, path, contexts)]
         # Skip the SDK's tenant routes, because tenants are not supported.
         rest = [route for route in create_rest_routes(tasks, contexts) if isinstance(route, Route)]
@@ -122,11 +122,11 @@ class A2A(Adapter):
             for method in route.methods or ()
             if method != "HEAD"
         ]
-        return [card_route(self._served), *endpoints]
+        return [make_card_route(self._served), *endpoints]
 
     @override
     def write_error(self, refused: Refused, request: HTTPConnection) -> Response:
-        return answer(refused)
+        return respond_refused(refused)
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -178,14 +178,14 @@ def a2a(
     """
     name = find_only_agent(runtime, agent)
     if skills not in ("agent", "tools"):
-        raise ConfigurationError(f"skills must be 'agent' or 'tools', not {skills!r}")
+        raise ConfigurationError(f"skills must be 'agent' or 'tools', got {skills!r}")
 
-    def make(gateway: Gateway) -> Served:
-        hooks = None if push is False else _push(runtime, push, thoughts)
-        own, secured = runtime.agents[name], gateway.secured
-        made = card or card_of(own, skills, description=description, version=version, secured=secured)
-        made = completed(made, push=hooks is not None, extended=extended_card is not None)
-        return Served(gateway, name, made, extended_card, partial(addressed, url=url), thoughts, hooks)
+    def make(gateway: Gateway) -> ServedAgent:
+        webhooks = None if push is False else _push(runtime, push, thoughts)
+        served, secured = runtime.agents[name], gateway.requires_auth
+        agent_card = card or make_card(served, skills, description=description, version=version, secured=secured)
+        agent_card = add_capabilities(agent_card, push=webhooks is not None, extended=extended_card is not None)
+        return ServedAgent(gateway, name, agent_card, extended_card, partial(add_urls, url=url), thoughts, webhooks)
 
     return A2A(runtime, make, options)
 

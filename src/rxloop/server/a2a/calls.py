@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -29,20 +29,23 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive
 from typing_extensions import override
 
-from rxloop.server.core.adapter import Call, read_bytes
-from rxloop.server.core.errors import Refused, refusal_of
+from rxloop.server.core.adapter import Call
+from rxloop.server.core.bodies import check_json, read_bytes
+from rxloop.server.core.errors import Refused, find_refusal
 from rxloop.server.core.gateway import Principal
 from rxloop.server.core.stream import SSE, FrameWriter
 from rxloop.stream.sources import Push, from_task
 from rxloop.stream.stream import ReadOnlyHold, Stream
+from rxloop.support.text import to_one_line
 
 log = logging.getLogger("rxloop")
 
-_DEEPEST = 64
-"""Maximum nesting depth of JSON. The limit of protobuf is 100, and A2A messages need slightly more levels than JSON."""
+MAX_DEPTH = 40
+"""Maximum nesting depth of JSON, because each level takes two of the 100 levels of protobuf."""
+
 _JSON = ("application/json", "application/a2a+json")
-_ASKED = "rxloop.a2a"
-_STATUS = {
+_REQUEST_KEY = "rxloop.a2a"
+_STATUSES = {
     401: "UNAUTHENTICATED",
     403: "PERMISSION_DENIED",
     404: "NOT_FOUND",
@@ -53,24 +56,26 @@ _STATUS = {
 
 
 @dataclass(slots=True)
-class Asked:
-    """Request context, including an error response that overrides the handler's response."""
+class A2aRequest:
+    """Authenticated request, with an optional error that replaces the response of the handler."""
 
     principal: Principal
-    request: Request
+    http: Request
     refused: Refused | None = None
 
     @contextmanager
-    def in_words_of_a2a(self) -> Generator[None]:
+    def convert_errors(self) -> Generator[None]:
         """Convert all exceptions to A2A errors, without details of internal errors."""
         try:
             yield
         except A2AError:
             raise
         except Exception as error:
-            refused = refusal_of(error)
+            refused = find_refusal(error)
             if refused is None:
-                log.error("%s %s failed", self.request.method, self.request.url.path, exc_info=error)
+                log.error(
+                    "Request %s failed", to_one_line(f"{self.http.method} {self.http.url.path}", 500), exc_info=error
+                )
                 raise InternalError from None
             if refused.status == 404:
                 raise TaskNotFoundError from None
@@ -81,19 +86,19 @@ class Asked:
             raise InternalError(str(refused)) from None
 
 
-class Contexts(DefaultServerCallContextBuilder):
+class ContextBuilder(DefaultServerCallContextBuilder):
     """Context builder that passes the authenticated request to the handler."""
 
     @override
     def build(self, request: Request) -> ServerCallContext:
         context = super().build(request)
-        context.state[_ASKED] = request.scope[_ASKED]
+        context.state[_REQUEST_KEY] = request.scope[_REQUEST_KEY]
         return context
 
 
-def asked_of(context: ServerCallContext) -> Asked:
-    """Return a handler call's request context."""
-    return cast("Asked", context.state[_ASKED])
+def get_request(context: ServerCallContext) -> A2aRequest:
+    """Return the request from a call context."""
+    return cast("A2aRequest", context.state[_REQUEST_KEY])
 
 
 SdkEndpoint = Callable[[Request], Awaitable[Response]]
@@ -110,58 +115,42 @@ async def serve_sdk(endpoint: SdkEndpoint, rpc: bool, call: Call[None, None]) ->
     request = call.request
     body = b"" if request.method in ("GET", "HEAD", "DELETE") else await read_bytes(request, call.gateway.limits)
     if body:
-        if _media_type(request) not in _JSON:
-            return _unreadable(rpc, ContentTypeNotSupportedError("send the body as application/json"))
-        body = _harmless(body)
-        if body is None:
-            message = "the body is no JSON, or is nested too deep"
-            return _unreadable(rpc, JSONParseError(message=message) if rpc else InvalidRequestError(message))
-    inner = Request(request.scope, _replayed(body, request.receive))
-    asked = inner.scope[_ASKED] = Asked(call.principal, inner)
+        if _get_media_type(request) not in _JSON:
+            return _reject_body(rpc, ContentTypeNotSupportedError("the content type must be application/json"))
+        try:
+            check_json(body, "body", call.gateway.limits, MAX_DEPTH)
+            # Encoding the body again removes duplicate keys and invalid characters.
+            body = orjson.dumps(orjson.loads(body))
+        except (Refused, orjson.JSONDecodeError) as error:
+            if isinstance(error, Refused) and error.status != 400:
+                raise
+            message = str(error) if isinstance(error, Refused) else "the body is not valid JSON"
+            return _reject_body(rpc, JSONParseError(message=message) if rpc else InvalidRequestError(message))
+    inner = Request(request.scope, _replay(body, request.receive))
+    a2a_request = inner.scope[_REQUEST_KEY] = A2aRequest(call.principal, inner)
     response = await endpoint(inner)
-    if asked.refused is not None:
-        raise asked.refused
+    if a2a_request.refused is not None:
+        raise a2a_request.refused
     if not isinstance(response, EventSourceResponse):
         return response
-    return call.stream(Stream(*_held(cast("Any", response).body_iterator), overflow="block"), _WRITER)
+    return call.stream(Stream(*_to_source(cast("Any", response).body_iterator), overflow="block"), _WRITER)
 
 
-def _media_type(request: Request) -> str:
+def _get_media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def _harmless(body: bytes) -> bytes | None:
-    """Normalize JSON by parsing and encoding it again, or return None if it is invalid or nested too deeply."""
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    level: list[Any] = [value]
-    for _ in range(_DEEPEST):
-        level = [each for part in level for each in _inside(part)]
-        if not level:
-            return orjson.dumps(value)
-    return None
-
-
-def _inside(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        yield from cast("dict[str, Any]", value).values()
-    elif isinstance(value, list):
-        yield from cast("list[Any]", value)
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
+def _replay(body: bytes, receive: Receive) -> Receive:
     """Return a receive function that replays a body before further messages."""
-    left = [body]
+    bodies = [body]
 
-    async def again() -> Message:
-        return {"type": "http.request", "body": left.pop(), "more_body": False} if left else await receive()
+    async def receive_again() -> Message:
+        return {"type": "http.request", "body": bodies.pop(), "more_body": False} if bodies else await receive()
 
-    return again
+    return receive_again
 
 
-def _held(items: AsyncGenerator[Any]) -> tuple[Any, ReadOnlyHold]:
+def _to_source(items: AsyncGenerator[Any]) -> tuple[Any, ReadOnlyHold]:
     """Convert the SDK's frames to a source with back pressure."""
     hold = ReadOnlyHold()
 
@@ -175,24 +164,24 @@ def _held(items: AsyncGenerator[Any]) -> tuple[Any, ReadOnlyHold]:
     return from_task(work, name="rxloop-a2a-stream"), hold
 
 
-def _frame(item: Any) -> bytes:
+def _encode_frame(item: Any) -> bytes:
     return ensure_bytes(item, "\n")
 
 
-_WRITER = FrameWriter[Any](SSE.media_type, _frame, draining=SSE.draining)
+_WRITER = FrameWriter[Any](SSE.media_type, _encode_frame, draining=SSE.draining)
 
 
 # -- errors
 
 
-def answer(refused: Refused) -> Response:
+def respond_refused(refused: Refused) -> Response:
     """Return the response for a request refused before the SDK handles it."""
-    status = _STATUS.get(refused.status, "INVALID_ARGUMENT")
+    status = _STATUSES.get(refused.status, "INVALID_ARGUMENT")
     error = {"code": refused.status, "status": status, "message": str(refused)}
     return JSONResponse({"error": error}, refused.status, {"cache-control": "no-store", **refused.headers})
 
 
-def _unreadable(rpc: bool, error: A2AError | JSONRPCError) -> Response:
+def _reject_body(rpc: bool, error: A2AError | JSONRPCError) -> Response:
     if rpc:
         return JSONResponse(build_error_response(None, error))
     payload = build_rest_error_payload(cast("A2AError", error))

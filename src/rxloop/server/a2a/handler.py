@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import orjson
 from a2a.server.context import ServerCallContext
 from a2a.server.request_handlers.request_handler import RequestHandler
 from a2a.types import a2a_pb2 as pb
@@ -37,90 +36,27 @@ from rxloop.errors import RunOver
 from rxloop.operators.views.filters import until_final
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.events import Event
+from rxloop.protocol.events import WAITING, Event
 from rxloop.protocol.ids import read_cursor
-from rxloop.protocol.messages import Message
 from rxloop.protocol.run_events import State
-from rxloop.protocol.visibility import PUBLIC_METADATA
-from rxloop.recorded.follow import OVER
-from rxloop.server.a2a.calls import Asked, asked_of
-from rxloop.server.a2a.parts import answers_of, content_of, inputs_of, metadata_of
+from rxloop.recorded.follow import FINAL_STATES
+from rxloop.recorded.questions import read_status
+from rxloop.server.a2a.calls import A2aRequest, get_request
+from rxloop.server.a2a.message_runs import continue_task, start_task
+from rxloop.server.a2a.parts import remove_data
 from rxloop.server.a2a.push import Push
-from rxloop.server.a2a.task_fold import STATES, TaskFold, Update, folded, updates
-from rxloop.server.core.adapter import check_id
-from rxloop.server.core.errors import Refused
+from rxloop.server.a2a.task_fold import STATES, TaskFold, Update, fold_task, updates
 from rxloop.server.core.gateway import Gateway, Principal
-from rxloop.server.core.runs import answer_run, cancel_run, list_pending_inputs, read_idempotency_key, start_run
+from rxloop.server.core.runs import cancel_run
 from rxloop.server.core.stream import read_to_end, wait_disconnected
-
-
-async def starting(gateway: Gateway, agent: str, asked: Asked, params: pb.SendMessageRequest) -> RunRecord:
-    """Start a run with a message, once per `Idempotency-Key`.
-
-    Raises:
-        InvalidParamsError: If the message is invalid, or the conversation belongs to another principal.
-        Refused: If there are too many active runs, or the key was used for a different message.
-    """
-    message = params.message
-    context_id = message.context_id or None
-    check_id(message.message_id, "messageId")
-    if context_id is not None:
-        check_id(context_id, "contextId")
-    prompt = Message.user(content_of(message), message_id=message.message_id)
-    given = metadata_of(params.metadata) | metadata_of(message.metadata)
-    key = read_idempotency_key(asked.request)
-    try:
-        return await start_run(
-            gateway,
-            asked.principal,
-            agent,
-            [prompt],
-            key=None if key is None else orjson.dumps(["a2a", asked.principal.id, key]).decode(),
-            request=message.SerializeToString(deterministic=True),
-            context_id=context_id,
-            metadata={PUBLIC_METADATA: given} if given else {},
-        )
-    except Refused as refused:
-        if refused.status != 404:
-            raise
-        raise InvalidParamsError("this contextId cannot be used") from None
-
-
-async def going_on(gateway: Gateway, record: RunRecord, message: pb.Message, task: TaskFold) -> None:
-    """Answer a waiting run or send a message to an active run.
-
-    Raises:
-        InvalidParamsError: If the message does not identify the question that it answers.
-        Refused: If the run does not wait for an answer, or an answer is invalid.
-        RunOver: If the run is over.
-    """
-    gateway.check_accepting()
-    pending = task.pending
-    if not pending and (inputs := inputs_of(message)):
-        # Answers are allowed while other calls are still in progress.
-        pending = [each for each in await list_pending_inputs(gateway, record) if each.input_id in inputs]
-        if not pending and not inputs.keys().isdisjoint(await _answered(gateway, record)):
-            # A late answer is refused instead of being sent to the model as a message.
-            await answer_run(gateway, record, inputs)
-            return
-    if pending:
-        await answer_run(gateway, record, answers_of(message, pending))
-    else:
-        said = Message.user(content_of(message), message_id=message.message_id)
-        await gateway.runtime.send(record.task_id, said)
-
-
-async def _answered(gateway: Gateway, record: RunRecord) -> Collection[str]:
-    """Return the ids of answered questions."""
-    return (await read_log(gateway.runtime.log.snapshot, record.task_id)).state.answers.keys()
-
 
 ExtendedCard = pb.AgentCard | Callable[[Principal], pb.AgentCard]
 _PAGE = 50
+_FINISHED = "the task is finished; send the message without taskId to start a new task"
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedAgent:
     """Agent and settings for A2A requests."""
 
     gateway: Gateway
@@ -146,42 +82,57 @@ class Served:
 
     async def fold(self, task_id: str) -> TaskFold:
         """Load a task from the log."""
-        return folded(await read_log(self.gateway.runtime.log.read, task_id), thoughts=self.thoughts)
+        return fold_task(await read_log(self.gateway.runtime.log.read, task_id), thoughts=self.thoughts)
+
+    async def load(self, task_id: str) -> pb.Task:
+        """Load a task from the log, with the state after all stored answers."""
+        log = self.gateway.runtime.log
+        while True:
+            task = await self.fold(task_id)
+            if not task.pending:
+                return task.task
+            status = await read_status(log, await read_log(log.get_record, task_id))
+            if status.record.seq <= task.seq:
+                break
+        if status.state not in WAITING:
+            task.task.status.ClearField("message")
+            task.task.status.state = STATES[status.state]
+        return task.task
 
 
-class Tasks(RequestHandler):
+class TaskHandler(RequestHandler):
     """Stateless request handler, based on the event log. A task is the fold of a run."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: ServedAgent) -> None:
         """Initialize the handler for an agent."""
         self._served = served
 
     @override
     async def on_get_task(self, params: pb.GetTaskRequest, context: ServerCallContext) -> pb.Task | None:
-        served, asked = self._served, asked_of(context)
-        with asked.in_words_of_a2a():
+        served, request = self._served, get_request(context)
+        with request.convert_errors():
             validate_proto_required_fields(params)
             validate_history_length(params)
-            record = await served.record(asked.principal, params.id)
-            return apply_history_length((await served.fold(record.task_id)).task, params)
+            record = await served.record(request.principal, params.id)
+            return apply_history_length(await served.load(record.task_id), params)
 
     @override
     async def on_list_tasks(self, params: pb.ListTasksRequest, context: ServerCallContext) -> pb.ListTasksResponse:
-        asked = asked_of(context)
-        with asked.in_words_of_a2a():
+        request = get_request(context)
+        with request.convert_errors():
             validate_history_length(params)
             if params.HasField("page_size"):
                 validate_page_size(params.page_size)
-            return await self._listed(params, asked.principal)
+            return await self._list_tasks(params, request.principal)
 
-    async def _listed(self, params: pb.ListTasksRequest, principal: Principal) -> pb.ListTasksResponse:
+    async def _list_tasks(self, params: pb.ListTasksRequest, principal: Principal) -> pb.ListTasksResponse:
         served = self._served
         states: list[State] | None = None
         if params.status:
-            states = [state for state, its in STATES.items() if its == params.status]
+            states = [state for state, a2a_state in STATES.items() if a2a_state == params.status]
             if not states:
                 return pb.ListTasksResponse(page_size=params.page_size or _PAGE)
-        found = await read_log(
+        records = await read_log(
             served.gateway.runtime.log.list_runs,
             agent_name=served.agent,
             context_id=params.context_id or None,
@@ -189,64 +140,66 @@ class Tasks(RequestHandler):
             owner=None if "others" in principal.scopes else principal.id,
         )
         since = params.status_timestamp_after.ToMilliseconds() if params.HasField("status_timestamp_after") else None
-        shown = [each for each in found if principal.may_see(each) and (since is None or each.updated >= since)]
+        visible = [each for each in records if principal.may_see(each) and (since is None or each.updated >= since)]
         # A2A requires the most recently updated tasks first, but logs list runs by start time.
-        shown.sort(key=_place, reverse=True)
-        total, size = len(shown), params.page_size or _PAGE
+        visible.sort(key=_sort_key, reverse=True)
+        total, size = len(visible), params.page_size or _PAGE
         if params.page_token:
             after = decode_list_tasks_cursor(params.page_token)
             if after is None or after.timestamp_ns is None:
-                raise InvalidParamsError("the pageToken is not one of this server")
-            shown = [each for each in shown if _place(each) < (after.timestamp_ns, after.task_id)]
-        page = shown[:size]
+                raise InvalidParamsError(f"invalid pageToken {params.page_token[:100]!r}")
+            visible = [each for each in visible if _sort_key(each) < (after.timestamp_ns, after.task_id)]
+        page = visible[:size]
         answer = pb.ListTasksResponse(page_size=size, total_size=total)
         for record in page:
-            task = (await served.fold(record.task_id)).task
+            task = await served.load(record.task_id)
+            if params.status and task.status.state != params.status:
+                continue  # changed since the list was read
             if not params.include_artifacts:
                 task.ClearField("artifacts")
             answer.tasks.append(apply_history_length(task, params))
-        if len(shown) > size:
-            updated, task_id = _place(page[-1])
+        if len(visible) > size:
+            updated, task_id = _sort_key(page[-1])
             answer.next_page_token = encode_list_tasks_cursor(ListTasksCursor(updated, task_id))
         return answer
 
     @override
     async def on_cancel_task(self, params: pb.CancelTaskRequest, context: ServerCallContext) -> pb.Task | None:
-        served, asked = self._served, asked_of(context)
-        with asked.in_words_of_a2a():
+        served, request = self._served, get_request(context)
+        with request.convert_errors():
             validate_proto_required_fields(params)
-            record = await served.record(asked.principal, params.id)
-            if record.state in OVER:
+            record = await served.record(request.principal, params.id)
+            if record.state in FINAL_STATES:
                 raise TaskNotCancelableError
             await cancel_run(served.gateway, record.task_id)
-            return (await served.fold(record.task_id)).task
+            return await served.load(record.task_id)
 
     @override
     async def on_message_send(self, params: pb.SendMessageRequest, context: ServerCallContext) -> pb.Task | pb.Message:
-        served, asked = self._served, asked_of(context)
-        with asked.in_words_of_a2a():
+        served, request = self._served, get_request(context)
+        with request.convert_errors():
             runtime, config = served.gateway.runtime, params.configuration
             self._check(params)
             if config.return_immediately:
-                task_id, _ = await self._begin(asked, params)
+                task_id, _ = await self._start_or_continue(request, params)
             else:
                 # Reserve the stream first, so a refused request does not start a run.
-                with served.gateway.reserve_stream(asked.principal) as slot:
-                    task_id, after = await self._begin(asked, params)
+                with served.gateway.reserve_stream(request.principal) as slot:
+                    task_id, after = await self._start_or_continue(request, params)
                     events = runtime.follow(task_id, after=after).pipe(until_final())
-                    await read_to_end(slot, events, disconnected=partial(wait_disconnected, asked.request.receive))
-            return apply_history_length((await served.fold(task_id)).task, config)
+                    await read_to_end(slot, events, disconnected=partial(wait_disconnected, request.http.receive))
+            return apply_history_length(await served.load(task_id), config)
 
     @override
     async def on_message_send_stream(
         self, params: pb.SendMessageRequest, context: ServerCallContext
     ) -> AsyncGenerator[Any]:
-        asked = asked_of(context)
-        with asked.in_words_of_a2a():
+        request = get_request(context)
+        with request.convert_errors():
             self._check(params)
-            task_id, after = await self._begin(asked, params)
-            async with aclosing(self._told(task_id, after)) as told:
-                async for update in told:
+            task_id, after = await self._start_or_continue(request, params)
+            async with aclosing(self._stream_updates(task_id, after)) as stream:
+                async for update in stream:
                     if isinstance(update, pb.Task):
                         update = apply_history_length(update, params.configuration)
                     yield update
@@ -255,17 +208,17 @@ class Tasks(RequestHandler):
     async def on_subscribe_to_task(
         self, params: pb.SubscribeToTaskRequest, context: ServerCallContext
     ) -> AsyncGenerator[Any]:
-        served, asked = self._served, asked_of(context)
-        with asked.in_words_of_a2a():
+        served, request = self._served, get_request(context)
+        with request.convert_errors():
             validate_proto_required_fields(params)
-            record = await served.record(asked.principal, params.id)
-            if record.state in OVER:
-                raise UnsupportedOperationError("the task is over, and nothing more comes of it")
-            async with aclosing(self._told(record.task_id, _cursor(record))) as told:
-                async for update in told:
+            record = await served.record(request.principal, params.id)
+            if record.state in FINAL_STATES:
+                raise UnsupportedOperationError("the task is finished")
+            async with aclosing(self._stream_updates(record.task_id, record.cursor)) as stream:
+                async for update in stream:
                     yield update
 
-    async def _told(self, task_id: str, after: str | None) -> AsyncGenerator[Update]:
+    async def _stream_updates(self, task_id: str, after: str | None) -> AsyncGenerator[Update]:
         """Yield task updates until the task is idle.
 
         Args:
@@ -273,49 +226,49 @@ class Tasks(RequestHandler):
             after: Cursor of earlier events, which are sent as a complete task. None starts with the first event.
         """
         runtime, thoughts = self._served.gateway.runtime, self._served.thoughts
-        before: list[Event] = []
+        earlier: list[Event] = []
         if after is not None:
-            seen = read_cursor(after, strict=True).seq
-            before = [event for event in await read_log(runtime.log.read, task_id) if event.seq <= seen]
-        events = runtime.follow(task_id, after=after).pipe(until_final(), updates(before, thoughts=thoughts))
+            seq = read_cursor(after, strict=True).seq
+            earlier = [event for event in await read_log(runtime.log.read, task_id) if event.seq <= seq]
+        events = runtime.follow(task_id, after=after).pipe(until_final(), updates(earlier, thoughts=thoughts))
         async with aclosing(aiter(events)) as reader:
             async for update in reader:
                 yield update
 
     def _check(self, params: pb.SendMessageRequest) -> None:
-        validate_proto_required_fields(params)
+        validate_proto_required_fields(remove_data(params))
         validate_history_length(params.configuration)
         if params.message.role != pb.ROLE_USER:
-            raise InvalidParamsError("a client's message has the role ROLE_USER")
+            raise InvalidParamsError("the role of the message must be ROLE_USER")
         validate_input_modes(params.message, self._served.card)
 
-    async def _begin(self, asked: Asked, params: pb.SendMessageRequest) -> tuple[str, str | None]:
+    async def _start_or_continue(self, request: A2aRequest, params: pb.SendMessageRequest) -> tuple[str, str | None]:
         """Start or continue a task.
 
         Returns:
             The task id, and the cursor of earlier events (None for a new task).
         """
         served, config = self._served, params.configuration
-        wanted = config.task_push_notification_config if config.HasField("task_push_notification_config") else None
-        if wanted is not None:
-            await self._push.check(wanted)
+        webhook = config.task_push_notification_config if config.HasField("task_push_notification_config") else None
+        if webhook is not None:
+            await self._push.check(webhook, request.principal)
         if not params.message.task_id:
-            record, after, seen = await starting(served.gateway, served.agent, asked, params), None, 0
+            record, after, seq = await start_task(served.gateway, served.agent, request, params), None, 0
         else:
-            record = await served.record(asked.principal, params.message.task_id)
+            record = await served.record(request.principal, params.message.task_id)
             if params.message.context_id and params.message.context_id != record.context_id:
-                raise InvalidParamsError("the contextId is not that of the task")
-            if record.state in OVER:
-                raise UnsupportedOperationError("the task is over: send the message without its taskId")
+                raise InvalidParamsError("contextId does not match the task")
+            if record.state in FINAL_STATES:
+                raise UnsupportedOperationError(_FINISHED)
             task = await served.fold(record.task_id)
             # The question being answered may be newer than the record.
-            after, seen = task.cursor, task.seq
+            after, seq = task.cursor, task.seq
             try:
-                await going_on(served.gateway, record, params.message, task)
+                await continue_task(served.gateway, request.principal, record, params.message, task)
             except RunOver:
-                raise UnsupportedOperationError("the task is over: send the message without its taskId") from None
-        if wanted is not None:
-            await self._push.keep(record, wanted, after_seq=seen)
+                raise UnsupportedOperationError(_FINISHED) from None
+        if webhook is not None:
+            await self._push.register(record, webhook, after_seq=seq)
         return record.task_id, after
 
     # -- push notifications
@@ -330,48 +283,48 @@ class Tasks(RequestHandler):
     async def on_create_task_push_notification_config(
         self, params: pb.TaskPushNotificationConfig, context: ServerCallContext
     ) -> pb.TaskPushNotificationConfig:
-        asked = asked_of(context)
-        with asked.in_words_of_a2a():
+        request = get_request(context)
+        with request.convert_errors():
             push = self._push
             validate_proto_required_fields(params)
-            record = await self._served.record(asked.principal, params.task_id)
-            await push.check(params)
-            return await push.keep(record, params, after_seq=record.seq)
+            record = await self._served.record(request.principal, params.task_id)
+            await push.check(params, request.principal)
+            return await push.register(record, params, after_seq=record.seq)
 
     @override
     async def on_get_task_push_notification_config(
         self, params: pb.GetTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> pb.TaskPushNotificationConfig:
-        asked = asked_of(context)
-        with asked.in_words_of_a2a():
+        request = get_request(context)
+        with request.convert_errors():
             push = self._push
             validate_proto_required_fields(params)
-            record = await self._served.record(asked.principal, params.task_id)
-            found = {each.id: each for each in await push.configs(record.task_id)}
-            if params.id not in found:
+            record = await self._served.record(request.principal, params.task_id)
+            configs = {each.id: each for each in await push.list_configs(record.task_id)}
+            if params.id not in configs:
                 raise TaskNotFoundError
-            return found[params.id]
+            return configs[params.id]
 
     @override
     async def on_list_task_push_notification_configs(
         self, params: pb.ListTaskPushNotificationConfigsRequest, context: ServerCallContext
     ) -> pb.ListTaskPushNotificationConfigsResponse:
-        asked = asked_of(context)
-        with asked.in_words_of_a2a():
+        request = get_request(context)
+        with request.convert_errors():
             push = self._push
             validate_proto_required_fields(params)
-            record = await self._served.record(asked.principal, params.task_id)
-            return pb.ListTaskPushNotificationConfigsResponse(configs=await push.configs(record.task_id))
+            record = await self._served.record(request.principal, params.task_id)
+            return pb.ListTaskPushNotificationConfigsResponse(configs=await push.list_configs(record.task_id))
 
     @override
     async def on_delete_task_push_notification_config(
         self, params: pb.DeleteTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> None:
-        asked = asked_of(context)
-        with asked.in_words_of_a2a():
+        request = get_request(context)
+        with request.convert_errors():
             push = self._push
             validate_proto_required_fields(params)
-            record = await self._served.record(asked.principal, params.task_id)
+            record = await self._served.record(request.principal, params.task_id)
             await push.remove(record.task_id, params.id)
 
     # -- agent card
@@ -380,20 +333,16 @@ class Tasks(RequestHandler):
     async def on_get_extended_agent_card(
         self, params: pb.GetExtendedAgentCardRequest, context: ServerCallContext
     ) -> pb.AgentCard:
-        served, asked = self._served, asked_of(context)
-        with asked.in_words_of_a2a():
+        served, request = self._served, get_request(context)
+        with request.convert_errors():
             if not served.card.capabilities.extended_agent_card:
-                raise UnsupportedOperationError("there is no extended card")
+                raise UnsupportedOperationError("this agent has no extended card")
             if served.extended is None:
                 raise ExtendedAgentCardNotConfiguredError
-            card = served.extended if isinstance(served.extended, pb.AgentCard) else served.extended(asked.principal)
-            return served.address(card, asked.request)
+            card = served.extended if isinstance(served.extended, pb.AgentCard) else served.extended(request.principal)
+            return served.address(card, request.http)
 
 
-def _cursor(record: RunRecord) -> str:
-    return f"{record.task_id}/{record.attempt}.{record.seq}.0"
-
-
-def _place(record: RunRecord) -> tuple[int, str]:
+def _sort_key(record: RunRecord) -> tuple[int, str]:
     """Return the sort key for listing tasks: update time in nanoseconds and task id."""
     return record.updated * 1_000_000, record.task_id

@@ -1,4 +1,4 @@
-"""Push notifications to webhooks, with delivery at least once, including after a restart.
+"""Push notifications to webhooks. Each event is delivered at least once, also after a restart.
 
 Webhooks are stored in the log's artifacts, as one artifact of JSON lines per task. Folding the lines returns the
 current webhooks. Each webhook is served by the process that holds its lease. After a crash, another process continues
@@ -29,18 +29,19 @@ from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import Event, StatusUpdateEvent, ends_attempt
-from rxloop.recorded.follow import OVER, follow, is_over
-from rxloop.server.a2a.task_fold import TaskFold, folded
-from rxloop.server.a2a.webhook_addresses import Unsafe, post, read_url, safe_addresses
-from rxloop.server.core.gateway import ANYBODY, Gateway, StreamSlot
+from rxloop.recorded.follow import FINAL_STATES, follow, is_over
+from rxloop.server.a2a.task_fold import TaskFold, fold_task
+from rxloop.server.a2a.webhook_addresses import UnsafeAddress, post, read_url, resolve_addresses
+from rxloop.server.core.errors import Refused
+from rxloop.server.core.gateway import Gateway, Principal, StreamSlot
 from rxloop.support.http_environment import name_variables
 from rxloop.support.tasks import wait_all
 
 log = logging.getLogger("rxloop")
 
-PLACE = "a2a\x1fpush"
+PUSH_CONTEXT_ID = "a2a\x1fpush"
 """Conversation id for webhook artifacts. Its control character prevents a conflict with actual conversations."""
-_MOST = 16
+_MAX_WEBHOOKS = 16
 """Maximum number of webhooks per task."""
 
 
@@ -49,23 +50,22 @@ class PushOptions:
     """Webhook options.
 
     Attributes:
-        private: Whether to allow private addresses. Clients that may register webhooks can then make this server call
-            any reachable host.
+        allow_private: Whether to allow private addresses. Clients can then make this server call any reachable host.
         timeout: Request timeout in seconds.
-        tries: Maximum number of delivery attempts.
-        pause: Delay in seconds before the second attempt. It doubles with each attempt, up to a minute.
-        look_every: Interval in seconds between searches for webhooks of crashed processes.
+        max_attempts: Maximum number of delivery attempts.
+        retry_delay: Delay in seconds before the second attempt. It doubles with each attempt, up to a minute.
+        scan_interval: Interval in seconds between searches for webhooks of crashed processes.
     """
 
-    private: bool = False
+    allow_private: bool = False
     timeout: float = 10.0
-    tries: int = 8
-    pause: float = 1.0
-    look_every: float = 30.0
+    max_attempts: int = 8
+    retry_delay: float = 1.0
+    scan_interval: float = 30.0
 
 
 @dataclass(slots=True)
-class _Hook:
+class _Webhook:
     config: pb.TaskPushNotificationConfig
     seq: int
     """Sequence number of the last delivered event."""
@@ -82,29 +82,31 @@ class Push:
         """
         if event_log.artifacts is None:
             raise ConfigurationError(
-                f"{event_log!r} keeps no artifacts, and webhooks have to be kept somewhere: push=None, or another log"
+                f"webhooks require an event log with artifacts, got {event_log!r}; pass push=False or use another log"
             )
         self._store: ArtifactStore = event_log.artifacts
         self._log, self._options, self._thoughts = event_log, options, thoughts
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._over: set[str] = set()
-        """Finished tasks with fully notified webhooks."""
+        self._finished: set[str] = set()
+        """Finished tasks whose webhooks have received all events."""
         self._client: httpx.AsyncClient | None = None
+        self._gateway: Gateway | None = None
         self._started = False
 
     def start(self, gateway: Gateway) -> None:
         """Start delivering notifications, including those of crashed processes, until the server shuts down."""
+        self._gateway = gateway
         if not self._started and not gateway.is_draining:
             with name_variables():
                 client = httpx.AsyncClient(timeout=self._options.timeout, trust_env=False)
             self._started = True
-            gateway.spawn(self._work(gateway.reserve_stream(ANYBODY), client))
+            gateway.spawn(self._run(gateway.reserve_stream(None), client))
 
-    async def _work(self, slot: StreamSlot, client: httpx.AsyncClient) -> None:
+    async def _run(self, slot: StreamSlot, client: httpx.AsyncClient) -> None:
         with slot, slot.scope:
             async with client as self._client:
                 try:
-                    await self._look()
+                    await self._scan_periodically()
                 finally:
                     self._client, tasks = None, [*self._tasks.values()]
                     for task in tasks:
@@ -113,25 +115,28 @@ class Push:
 
     # -- registration
 
-    async def check(self, config: pb.TaskPushNotificationConfig) -> None:
-        """Validate a webhook configuration.
+    async def check(self, config: pb.TaskPushNotificationConfig, principal: Principal) -> None:
+        """Validate a webhook configuration before starting a task.
 
         Raises:
             InvalidParamsError: If the URL is invalid or not allowed, or another field is invalid.
+            Refused: If the principal has too many webhooks of unfinished tasks.
         """
+        if self._gateway is not None:
+            self._gateway.reserve(principal, "webhooks").release()
         try:
             url = read_url(config.url)
-            if not self._options.private:
-                await safe_addresses(url)
-        except Unsafe as error:
-            raise InvalidParamsError(f"the url of the webhook cannot be used: {error}") from None
+            if not self._options.allow_private:
+                await resolve_addresses(url)
+        except UnsafeAddress as error:
+            raise InvalidParamsError(f"the webhook url is not allowed: {error}") from None
         values = (config.id, config.token, config.authentication.scheme, config.authentication.credentials)
         if any(len(value) > 4_000 or not value.isprintable() for value in values):
-            raise InvalidParamsError("a field of the webhook is too long, or has control characters")
+            raise InvalidParamsError("webhook fields must have at most 4000 printable characters")
         if not "".join(values[1:]).isascii():
-            raise InvalidParamsError("what goes into a header of a notification has to be ASCII")
+            raise InvalidParamsError("webhook tokens and credentials must be ASCII")
 
-    async def keep(
+    async def register(
         self, record: RunRecord, config: pb.TaskPushNotificationConfig, *, after_seq: int
     ) -> pb.TaskPushNotificationConfig:
         """Register a webhook for all events after a sequence number.
@@ -139,155 +144,169 @@ class Push:
         Raises:
             InvalidParamsError: If the task already has the maximum number of webhooks.
         """
-        kept = pb.TaskPushNotificationConfig()
-        kept.CopyFrom(config)
-        kept.task_id, kept.tenant = record.task_id, ""
-        kept.id = config.id or str(uuid4())
-        hooks = await self._hooks(record.task_id)
-        if kept.id not in hooks and len(hooks) >= _MOST:
-            raise InvalidParamsError(f"a task has at most {_MOST} webhooks")
-        await self._note(record.task_id, {"set": MessageToDict(kept), "seq": after_seq})
-        self._begin(record.task_id, kept.id)
-        return kept
+        registered = pb.TaskPushNotificationConfig()
+        registered.CopyFrom(config)
+        registered.task_id, registered.tenant = record.task_id, ""
+        registered.id = config.id or str(uuid4())
+        webhooks = await self._load_webhooks(record.task_id)
+        if registered.id not in webhooks and len(webhooks) >= _MAX_WEBHOOKS:
+            raise InvalidParamsError(f"tasks can have at most {_MAX_WEBHOOKS} webhooks")
+        await self._append_change(record.task_id, {"set": MessageToDict(registered), "seq": after_seq})
+        self._start_delivery(record, registered.id)
+        return registered
 
-    async def configs(self, task_id: str) -> list[pb.TaskPushNotificationConfig]:
+    async def list_configs(self, task_id: str) -> list[pb.TaskPushNotificationConfig]:
         """Return a task's webhooks."""
-        return [hook.config for hook in (await self._hooks(task_id)).values()]
+        return [webhook.config for webhook in (await self._load_webhooks(task_id)).values()]
 
     async def remove(self, task_id: str, config_id: str) -> None:
         """Remove a webhook if it exists."""
-        if config_id in await self._hooks(task_id):
-            await self._note(task_id, {"remove": config_id})
+        if config_id in await self._load_webhooks(task_id):
+            await self._append_change(task_id, {"remove": config_id})
         task = self._tasks.get((task_id, config_id))
         if task is not None:
             task.cancel()
 
-    async def _hooks(self, task_id: str) -> dict[str, _Hook]:
+    async def _load_webhooks(self, task_id: str) -> dict[str, _Webhook]:
         try:
-            written = await self._store.read(PLACE, task_id)
+            content = await self._store.read(PUSH_CONTEXT_ID, task_id)
         except UnknownArtifact:
             return {}
-        hooks: dict[str, _Hook] = {}
-        for line in written.splitlines():
+        webhooks: dict[str, _Webhook] = {}
+        for line in content.splitlines():
             change: dict[str, Any] = orjson.loads(line)
             if "set" in change:
                 config = ParseDict(change["set"], pb.TaskPushNotificationConfig())
-                hooks[config.id] = _Hook(config, change["seq"])
+                webhooks[config.id] = _Webhook(config, change["seq"])
             elif "remove" in change:
-                hooks.pop(change["remove"], None)
-            elif change["told"] in hooks:
-                hooks[change["told"]].seq = max(change["seq"], hooks[change["told"]].seq)
-        return hooks
+                webhooks.pop(change["remove"], None)
+            elif change["told"] in webhooks:
+                webhooks[change["told"]].seq = max(change["seq"], webhooks[change["told"]].seq)
+        return webhooks
 
-    async def _note(self, task_id: str, change: dict[str, Any]) -> None:
+    async def _append_change(self, task_id: str, change: dict[str, Any]) -> None:
         """Append a change to the task's artifact, creating the artifact for the first webhook."""
         options: dict[str, Any] = {"name": task_id, "media_type": "application/x-ndjson", "override": False}
         # Ignore an existing artifact.
         with suppress(ArtifactError):
-            await self._store.create(PLACE, task_id, key="webhooks", now=_now(), **options)
+            await self._store.create(PUSH_CONTEXT_ID, task_id, key="webhooks", now=_now(), **options)
         line = orjson.dumps(change) + b"\n"
-        await self._store.append(PLACE, task_id, line, version=None, last=False, key=str(uuid4()), now=_now())
+        await self._store.append(PUSH_CONTEXT_ID, task_id, line, version=None, last=False, key=str(uuid4()), now=_now())
 
     # -- delivery
 
-    def _begin(self, task_id: str, config_id: str) -> None:
-        key = task_id, config_id
-        if self._client is None or key in self._tasks:
-            return
-        task = self._tasks[key] = asyncio.create_task(self._tell(task_id, config_id), name="rxloop-a2a-webhook")
-        task.add_done_callback(lambda done: self._tasks.pop(key, None))
+    def _start_delivery(self, record: RunRecord, config_id: str) -> None:
+        """Deliver events to a webhook, unless the owner of the run has too many.
 
-    async def _look(self) -> None:
+        A webhook that was registered nevertheless waits for the next search.
+        """
+        key = record.task_id, config_id
+        if self._client is None or self._gateway is None or key in self._tasks:
+            return
+        try:
+            reservation = self._gateway.reserve(Principal(record.owner or ""), "webhooks")
+        except Refused:
+            return
+        task = self._tasks[key] = asyncio.create_task(self._deliver(*key), name="rxloop-a2a-webhook")
+
+        def release(_: asyncio.Task[None]) -> None:
+            self._tasks.pop(key, None)
+            reservation.release()
+
+        task.add_done_callback(release)
+
+    async def _scan_periodically(self) -> None:
         """Periodically search for webhooks without an active process."""
         while True:
             try:
-                for artifact in await self._store.list(PLACE):
-                    if artifact.artifact_id not in self._over:
-                        for config_id in await self._left(artifact.artifact_id):
-                            self._begin(artifact.artifact_id, config_id)
+                for artifact in await self._store.list(PUSH_CONTEXT_ID):
+                    if artifact.artifact_id not in self._finished:
+                        for record, config_id in await self._find_undelivered(artifact.artifact_id):
+                            self._start_delivery(record, config_id)
             except Exception as error:
-                log.warning("webhooks that were left cannot be looked for: %s; trying again", error)
-            await asyncio.sleep(self._options.look_every)
+                log.warning("Cannot scan for undelivered webhooks, retrying: %s", error)
+            await asyncio.sleep(self._options.scan_interval)
 
-    async def _left(self, task_id: str) -> list[str]:
-        """Return the ids of webhooks with undelivered events."""
+    async def _find_undelivered(self, task_id: str) -> list[tuple[RunRecord, str]]:
+        """Return the run and the ids of webhooks with undelivered events."""
         try:
             record = await read_log(self._log.get_record, task_id)
         except UnknownRun:
             return []
-        over = await is_over(self._log, record)
-        left = [each for each, hook in (await self._hooks(task_id)).items() if hook.seq < record.seq or not over]
-        if over and not left:
-            self._over.add(task_id)
-        return left
+        is_finished = await is_over(self._log, record)
+        webhooks = await self._load_webhooks(task_id)
+        remaining = [each for each, webhook in webhooks.items() if webhook.seq < record.seq or not is_finished]
+        if is_finished and not remaining:
+            self._finished.add(task_id)
+        return [(record, config_id) for config_id in remaining]
 
-    async def _tell(self, task_id: str, config_id: str) -> None:
-        place, lost = f"{PLACE}/{task_id}/{config_id}", asyncio.Event()
+    async def _deliver(self, task_id: str, config_id: str) -> None:
+        lease_name, lost = f"{PUSH_CONTEXT_ID}/{task_id}/{config_id}", asyncio.Event()
         try:
-            if not await self._log.acquire_lease(place, task_id, lost.set):
+            if not await self._log.acquire_lease(lease_name, task_id, lost.set):
                 # Another process serves this webhook. If that process has crashed, the next search will find it.
                 return
             try:
-                await self._tell_all(task_id, config_id, lost)
+                await self._deliver_events(task_id, config_id, lost)
             finally:
-                await self._log.release_lease(place, task_id)
+                await self._log.release_lease(lease_name, task_id)
         except Exception as error:
             # The next search will retry it.
-            log.warning("the webhooks of the task %s are not told for now: %s", task_id, error)
+            log.warning("Webhook delivery for task %s failed, retrying later: %s", task_id, error)
 
-    async def _tell_all(self, task_id: str, config_id: str, lost: asyncio.Event) -> None:
-        hook = (await self._hooks(task_id)).get(config_id)
-        if hook is None:
+    async def _deliver_events(self, task_id: str, config_id: str, lost: asyncio.Event) -> None:
+        webhook = (await self._load_webhooks(task_id)).get(config_id)
+        if webhook is None:
             return
         events = await read_log(self._log.read, task_id)
-        fold = folded([each for each in events if each.seq <= hook.seq], thoughts=self._thoughts)
-        before = next((each for each in reversed(events) if each.seq <= hook.seq), None)
-        if before is not None and _is_end(before):
+        fold = fold_task([each for each in events if each.seq <= webhook.seq], thoughts=self._thoughts)
+        last = next((each for each in reversed(events) if each.seq <= webhook.seq), None)
+        if last is not None and _is_end(last):
             return
-        after = before.cursor if before is not None else None
+        after = last.cursor if last is not None else None
         async for event in follow(self._log, task_id, after=after, until="end"):
             if lost.is_set():
                 return
-            if not await self._tell_of(event, fold, hook) or _is_end(event):
+            if not await self._deliver_event(event, fold, webhook) or _is_end(event):
                 return
 
-    async def _tell_of(self, event: Event, fold: TaskFold, hook: _Hook) -> bool:
+    async def _deliver_event(self, event: Event, fold: TaskFold, webhook: _Webhook) -> bool:
         """Deliver the updates for an event, returning False if the webhook no longer exists."""
-        told = fold.add(event)
-        for update in told:
+        updates = fold.add(event)
+        for update in updates:
             body = orjson.dumps(MessageToDict(to_stream_response(update)))
-            if not await self._send(event.root_task_id, hook.config.id, body):
+            if not await self._send(event.root_task_id, webhook.config.id, body):
                 return False
-        if told:
+        if updates:
             # Record the delivery even during shutdown, to avoid a duplicate notification.
             with anyio.CancelScope(shield=True):
-                await self._note(hook.config.task_id, {"told": hook.config.id, "seq": event.seq})
+                await self._append_change(webhook.config.task_id, {"told": webhook.config.id, "seq": event.seq})
         return True
 
     async def _send(self, task_id: str, config_id: str, body: bytes) -> bool:
         """Deliver a notification with retries, returning True on success."""
         assert self._client is not None
-        pause = self._options.pause
-        for left in reversed(range(self._options.tries)):
+        delay = self._options.retry_delay
+        for remaining in reversed(range(self._options.max_attempts)):
             # Reload the webhook, because another process can change or remove it.
-            hook = (await self._hooks(task_id)).get(config_id)
-            if hook is None:
+            webhook = (await self._load_webhooks(task_id)).get(config_id)
+            if webhook is None:
                 return False
-            config, anywhere = hook.config, self._options.private
+            config, allow_private = webhook.config, self._options.allow_private
             try:
                 async with asyncio.timeout(self._options.timeout):
-                    status = await post(self._client, config.url, body, _headers(config), anywhere=anywhere)
+                    status = await post(self._client, config.url, body, _headers(config), allow_private=allow_private)
                 if 200 <= status < 300:
                     return True
-                said = f"it answers {status}"
-            except (httpx.HTTPError, Unsafe, TimeoutError) as error:
-                said = str(error) or type(error).__name__
-            log.info("a notification for the task %s has not arrived: %s; %d tries left", task_id, said, left)
-            if left:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, 60.0)
-        log.warning("the webhook %s of the task %s is given up", config_id, task_id)
-        await self._note(task_id, {"remove": config_id})
+                failure = f"HTTP status {status}"
+            except (httpx.HTTPError, UnsafeAddress, TimeoutError) as error:
+                failure = str(error) or type(error).__name__
+            log.info("Notification for task %s failed: %s; %d attempts left", task_id, failure, remaining)
+            if remaining:
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, 60.0)
+        log.warning("Abandoning webhook %s of task %s", config_id, task_id)
+        await self._append_change(task_id, {"remove": config_id})
         return False
 
 
@@ -301,7 +320,7 @@ def _headers(config: pb.TaskPushNotificationConfig) -> dict[str, str]:
 
 
 def _is_end(event: Event) -> bool:
-    return isinstance(event, StatusUpdateEvent) and ends_attempt(event) and event.state in OVER
+    return isinstance(event, StatusUpdateEvent) and ends_attempt(event) and event.state in FINAL_STATES
 
 
 def _now() -> int:

@@ -9,54 +9,69 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 
 import httpx
 
+from rxloop.errors import RxloopError
+from rxloop.support.threads import Threads, run_in_thread
+
 _NAT64 = IPv6Network("64:ff9b::/96")
-_UNKNOWN = (IPv6Network("fec0::/10"), IPv6Network("3fff::/20"), IPv4Network("192.88.99.0/24"))
-"""Non-public networks that Python before 3.13 considers public: site-local, documentation and 6to4 relay addresses."""
-_FOUND_IN = 10.0
+_NOT_PUBLIC = (
+    IPv6Network("fec0::/10"),
+    IPv6Network("3fff::/20"),
+    IPv6Network("64:ff9b:1::/48"),
+    IPv4Network("192.88.99.0/24"),
+    IPv4Network("192.0.0.0/24"),
+)
+"""Non-public networks that some versions of Python consider public: site-local, documentation, local translation, 6to4
+relay and protocol assignment addresses.
+"""
+_DNS_TIMEOUT = 10.0
 """DNS timeout in seconds."""
+_LOOKUPS = Threads(max_running=8, max_stuck=32)
+"""Threads for DNS lookups. Clients choose the names, so a dead name server must not block other work of the process."""
 
 
-class Unsafe(Exception):
-    """Raised for an address that must not receive notifications."""
+class UnsafeAddress(Exception):
+    """Raised for an invalid or private webhook address."""
 
 
 def is_public(address: str) -> bool:
-    """True if an address is public. For an IPv6 address that embeds an IPv4 address, the embedded address counts."""
+    """Return True if an address is public. An embedded IPv4 address is checked instead of its IPv6 address."""
     try:
-        found = ip_address(address.partition("%")[0])
+        parsed = ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    while isinstance(found, IPv6Address):
-        inner = _carried(found)
-        if inner is None:
+    while isinstance(parsed, IPv6Address):
+        ipv4 = _extract_ipv4(parsed)
+        if ipv4 is None:
             break
-        found = inner
-    if any(found in network for network in _UNKNOWN):
+        parsed = ipv4
+    if any(parsed in network for network in _NOT_PUBLIC):
         return False
-    return found.is_global and not found.is_multicast and not found.is_reserved
+    return parsed.is_global and not parsed.is_multicast and not parsed.is_reserved
 
 
-def _carried(address: IPv6Address) -> IPv4Address | None:
+def _extract_ipv4(address: IPv6Address) -> IPv4Address | None:
     if address in _NAT64:
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour or (address.teredo and address.teredo[1])
 
 
-async def safe_addresses(url: httpx.URL) -> list[str]:
-    """Resolve a host to addresses, requiring all of them to be public.
+async def resolve_addresses(url: httpx.URL) -> list[str]:
+    """Resolve the host of a URL to public addresses.
 
     Raises:
-        Unsafe: If the host cannot be resolved, or an address is not public.
+        UnsafeAddress: If the host cannot be resolved, or an address is not public.
     """
     port = url.port or (443 if url.scheme == "https" else 80)
     try:
-        async with asyncio.timeout(_FOUND_IN):
-            found = await asyncio.get_running_loop().getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError, TimeoutError):
-        raise Unsafe("the host of the url is not known") from None
-    addresses = [str(each[4][0]) for each in found]
+        async with asyncio.timeout(_DNS_TIMEOUT):
+            infos = await run_in_thread(
+                lambda: socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM), threads=_LOOKUPS
+            )
+    except (OSError, UnicodeError, TimeoutError, RxloopError):
+        raise UnsafeAddress(f"cannot resolve the host {url.host!r}") from None
+    addresses = [str(each[4][0]) for each in infos]
     if not addresses or not all(map(is_public, addresses)):
-        raise Unsafe("the host of the url is not on the public internet")
+        raise UnsafeAddress("the host must have a public address")
     return addresses
 
 
@@ -64,18 +79,20 @@ def read_url(text: str) -> httpx.URL:
     """Parse and validate a webhook URL.
 
     Raises:
-        Unsafe: If it is not a valid HTTP URL.
+        UnsafeAddress: If it is not a valid HTTP URL.
     """
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL:
-        raise Unsafe("that is not a url") from None
+        raise UnsafeAddress("malformed url") from None
     if url.scheme not in ("http", "https") or not url.host or url.userinfo or len(text) > 2000:
-        raise Unsafe("a webhook has a url that begins with http:// or https://, without a user")
+        raise UnsafeAddress("the url must be an http or https url without credentials, of at most 2000 characters")
     return url
 
 
-async def post(client: httpx.AsyncClient, text: str, body: bytes, headers: Mapping[str, str], *, anywhere: bool) -> int:
+async def post(
+    client: httpx.AsyncClient, text: str, body: bytes, headers: Mapping[str, str], *, allow_private: bool
+) -> int:
     """Send a POST request to a webhook and return the status code. Redirects are not followed.
 
     The request uses a validated IP address, so that a later DNS change has no effect.
@@ -85,29 +102,29 @@ async def post(client: httpx.AsyncClient, text: str, body: bytes, headers: Mappi
         text: Webhook URL.
         body: Request body.
         headers: Request headers.
-        anywhere: Whether to allow private addresses.
+        allow_private: Whether to allow private addresses.
 
     Raises:
-        Unsafe: If the URL is invalid or the host is not public.
+        UnsafeAddress: If the URL is invalid or the host is not public.
         httpx.HTTPError: If the request fails.
     """
     url = read_url(text)
-    if anywhere:
-        return await _sent(client, client.build_request("POST", url, content=body, headers=headers))
-    addresses = await safe_addresses(url)
+    if allow_private:
+        return await _send(client, client.build_request("POST", url, content=body, headers=headers))
+    addresses = await resolve_addresses(url)
     headers = {**headers, "host": url.netloc.decode("ascii")}
     while True:
         request = client.build_request("POST", url.copy_with(host=addresses.pop(0)), content=body, headers=headers)
         # The certificate must match the host name instead of the IP address.
         request.extensions["sni_hostname"] = url.raw_host.decode("ascii")
         try:
-            return await _sent(client, request)
+            return await _send(client, request)
         except httpx.ConnectError:
             if not addresses:
                 raise
 
 
-async def _sent(client: httpx.AsyncClient, request: httpx.Request) -> int:
+async def _send(client: httpx.AsyncClient, request: httpx.Request) -> int:
     response = await client.send(request, stream=True, follow_redirects=False)
     await response.aclose()
     return response.status_code

@@ -1,4 +1,4 @@
-"""AG-UI: the door for user interfaces that speak the Agent User Interaction protocol, version 1.0."""
+"""AG-UI 1.0 adapter, for user interfaces that use the Agent User Interaction protocol."""
 
 try:
     import ag_ui.core as _  # noqa: F401
@@ -6,5 +6,5 @@ except ModuleNotFoundError as error:
     from rxloop.errors import ConfigurationError
 
     raise ConfigurationError(
-        "agui() needs ag-ui-protocol, which is not installed: pip install 'rxloop[agui]'"
+        "agui() requires the ag-ui-protocol package. Install it with: pip install 'rxloop[agui]'"
     ) from error

@@ -8,7 +8,7 @@ from typing import Any
 
 from rxloop.server.agui.frames import Data
 
-Base = Callable[[], list[Data]]
+LoadMessages = Callable[[], list[Data]]
 """Lazily loaded messages that the client already has."""
 
 
@@ -17,58 +17,58 @@ class Messages:
 
     def __init__(
         self,
-        base: Iterable[str] = (),
-        written: Base = list,
-        answered: Mapping[str, Any] | None = None,
-        named: Mapping[str, str] | None = None,
+        client_ids: Iterable[str] = (),
+        load: LoadMessages = list,
+        client_results: Mapping[str, Any] | None = None,
+        result_ids: Mapping[str, str] | None = None,
     ) -> None:
         """Initialize with the existing messages of the client.
 
         Args:
-            base: Ids of the existing messages.
-            written: Returns the existing messages.
-            answered: Results that the client itself provided, by call.
-            named: Ids of the client's tool messages, by call.
+            client_ids: Ids of the existing messages.
+            load: Loads the existing messages.
+            client_results: Results that the client itself provided, by call.
+            result_ids: Ids of the client's tool messages, by call.
         """
-        self.answered = answered or {}
-        self._named = named or {}
-        self.base = set(base)
+        self.client_results = client_results or {}
+        self._result_ids = result_ids or {}
+        self.client_ids = set(client_ids)
         """Existing message ids not yet replaced by the run."""
-        self.had = bool(self.base)
+        self.has_client_messages = bool(self.client_ids)
         """True if the client already had messages."""
-        self._written = written
-        self._own: dict[str, Data] = {}
+        self._load = load
+        self._messages: dict[str, Data] = {}
         self._texts: dict[str, list[str]] = {}
         self._results: dict[str, list[str]] = {}
         """Call results by message id."""
-        self._place: dict[str, str] = {}
+        self._callers: dict[str, str] = {}
         """Message ids by call id."""
 
     def __contains__(self, id: str) -> bool:
-        return id in self._own or id in self.base
+        return id in self._messages or id in self.client_ids
 
-    def put(self, id: str, role: str, content: Any = None, **fields: Any) -> Data:
+    def add(self, id: str, role: str, content: Any = None, **fields: Any) -> Data:
         """Add a message, replacing an existing message with the same id."""
-        self.base.discard(id)
-        made = {"id": id, "role": role, **{name: value for name, value in fields.items() if value is not None}}
+        self.client_ids.discard(id)
+        message = {"id": id, "role": role, **{name: value for name, value in fields.items() if value is not None}}
         if content is not None:
-            made["content"] = content
-        self._own[id] = made
-        return made
+            message["content"] = content
+        self._messages[id] = message
+        return message
 
     def open(self, id: str, role: str, owner: str | None) -> list[str]:
         """Open a message for text and return its list of deltas."""
-        if id not in self._own:
-            self.put(id, role, subagentRunId=owner)
+        if id not in self._messages:
+            self.add(id, role, subagentRunId=owner)
         return self._texts.setdefault(id, [])
 
-    def begin_call(self, id: str, name: str, message: str, owner: str | None) -> list[str]:
+    def start_call(self, id: str, name: str, message: str, owner: str | None) -> list[str]:
         """Add a call to a message, returning the list for argument deltas."""
-        if message not in self._own:
-            self.put(message, "assistant", subagentRunId=owner)
+        if message not in self._messages:
+            self.add(message, "assistant", subagentRunId=owner)
         call = {"id": id, "type": "function", "function": {"name": name, "arguments": ""}}
-        self._own[message].setdefault("toolCalls", []).append(call)
-        self._place[id] = message
+        self._messages[message].setdefault("toolCalls", []).append(call)
+        self._callers[id] = message
         return self._texts.setdefault(f"call {id}", [])
 
     def revise_call(self, id: str, arguments: str) -> None:
@@ -77,19 +77,19 @@ class Messages:
 
     def answer(self, id: str, call: str, content: Any, owner: str | None) -> None:
         """Add a call's result after the calling message."""
-        named = self._named.get(call, id)
-        self.put(named, "tool", content, toolCallId=call, subagentRunId=owner)
-        self._results.setdefault(self._place.get(call, ""), []).append(named)
+        message_id = self._result_ids.get(call, id)
+        self.add(message_id, "tool", content, toolCallId=call, subagentRunId=owner)
+        self._results.setdefault(self._callers.get(call, ""), []).append(message_id)
 
     def drop(self, ids: Iterable[str]) -> None:
         """Remove messages by id."""
         for each in ids:
-            self._own.pop(each, None)
+            self._messages.pop(each, None)
             self._texts.pop(each, None)
 
     def drop_call(self, id: str) -> None:
         """Remove a call, including its message if nothing else remains."""
-        message = self._own.get(self._place.pop(id, ""))
+        message = self._messages.get(self._callers.pop(id, ""))
         if message is None:
             return
         message["toolCalls"] = [call for call in message["toolCalls"] if call["id"] != id]
@@ -99,58 +99,60 @@ class Messages:
                 self.drop([message["id"]])
 
     def all(self, *, activities: bool) -> list[Data]:
-        """Return all messages in order, with or without activities."""
+        """Return all messages in order."""
         own: list[Data] = []
-        behind = {each for results in self._results.values() for each in results}
-        for name, message in self._own.items():
-            if name in behind or (message["role"] == "activity" and not activities):
+        results = {each for ids in self._results.values() for each in ids}
+        for name, message in self._messages.items():
+            if name in results or (message["role"] == "activity" and not activities):
                 continue
-            own.append(self._whole(message))
-            own += [{**self._own[each]} for each in self._results.get(name, ()) if each in self._own]
-        own += [{**self._own[each]} for each in self._results.get("", ()) if each in self._own]
-        before = self._written()
+            own.append(self._join_deltas(message))
+            own += [{**self._messages[each]} for each in self._results.get(name, ()) if each in self._messages]
+        own += [{**self._messages[each]} for each in self._results.get("", ()) if each in self._messages]
+        existing = self._load()
         # Keep the client's own ids for tool results.
-        named = {message["toolCallId"]: message["id"] for message in before if message.get("role") == "tool"}
+        result_ids = {message["toolCallId"]: message["id"] for message in existing if message.get("role") == "tool"}
         for message in own:
             if message["role"] == "tool":
-                message["id"] = named.get(message["toolCallId"], message["id"])
-        mine = {message["id"] for message in own}
-        first = [message for message in before if message["id"] not in mine and message["id"] not in self._own]
+                message["id"] = result_ids.get(message["toolCallId"], message["id"])
+        ids = {message["id"] for message in own}
+        first = [message for message in existing if message["id"] not in ids and message["id"] not in self._messages]
         return [*first, *own]
 
-    def _whole(self, message: Data) -> Data:
-        made = dict(message)
+    def _join_deltas(self, message: Data) -> Data:
+        message = dict(message)
         if message["id"] in self._texts:
-            made["content"] = "".join(self._texts[message["id"]])
+            message["content"] = "".join(self._texts[message["id"]])
         if "toolCalls" in message:
-            made["toolCalls"] = [self._whole_call(call) for call in message["toolCalls"]]
-        return made
+            message["toolCalls"] = [self._join_arguments(call) for call in message["toolCalls"]]
+        return message
 
-    def _whole_call(self, call: Data) -> Data:
+    def _join_arguments(self, call: Data) -> Data:
         arguments = "".join(self._texts.get(f"call {call['id']}", ()))
         return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
+class StreamOptions:
     """Parameters of an AG-UI event stream.
 
     Attributes:
         thread_id: Conversation id.
         run_id: Client's id for this attempt.
-        messages: Creates the messages that the client already has.
+        make_messages: Creates the messages that the client already has.
         after: Sequence number of the last durable event that the client has, or receives in a snapshot.
-        restated: True if the stream starts with a snapshot.
+        snapshot: True if the stream starts with a snapshot.
         reasoning: Ids of reasoning messages that the client has.
         state: Name of the custom event that contains the application state.
+        is_legacy: True for clients before AG-UI 1.0, which reject the fields and outcomes that 1.0 added.
     """
 
     thread_id: str
     run_id: str
-    messages: Callable[[], Messages] = Messages
+    make_messages: Callable[[], Messages] = Messages
     after: int = 0
-    restated: bool = False
+    snapshot: bool = False
     activities: bool = False
     """True if the snapshot also includes all activities of the conversation."""
     reasoning: frozenset[str] = field(default_factory=frozenset[str])
     state: str | None = None
+    is_legacy: bool = False

@@ -2,105 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Generic, Literal, TypedDict, TypeVar
 from urllib.parse import unquote
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 from typing_extensions import Unpack
 
 from rxloop.errors import ConfigurationError
-from rxloop.pipeline.log_retry import within
+from rxloop.pipeline.log_retry import limit_log_time
 from rxloop.protocol.ids import find_id_fault
 from rxloop.runtime.runtime import Runtime
-from rxloop.server.core.errors import Refused, misfit, to_refusal
-from rxloop.server.core.gateway import ANYBODY, Auth, Gateway, Principal, ServerLimits
+from rxloop.server.core.account import ServerLimits
+from rxloop.server.core.bodies import read_body, read_query
+from rxloop.server.core.errors import Refused, to_refusal
+from rxloop.server.core.gateway import ANONYMOUS, Auth, Gateway, Principal
 from rxloop.server.core.stream import EventStream, FrameWriter
 from rxloop.stream.stream import Stream
-
-M = TypeVar("M", bound=BaseModel)
-
-
-async def read_body(model: type[M], request: Request, limits: ServerLimits) -> M:
-    """Read and validate a JSON body.
-
-    The size limit applies to the bytes received, not to the `content-length` header.
-
-    Raises:
-        Refused: If the body is too large, too slow, not JSON, or invalid.
-    """
-    data = await read_bytes(request, limits)
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if data and media_type != "application/json":
-        raise Refused(415, "media_type", "send the body as application/json")
-    return parse_json(model, data or b"{}", "body")
-
-
-def parse_json(model: type[M], data: bytes | str, where: str) -> M:
-    """Parse and validate JSON sent by a client.
-
-    Args:
-        model: Pydantic model of the data.
-        data: JSON to parse.
-        where: Name of the data in error messages, such as `body`.
-
-    Raises:
-        Refused: If the data is not valid JSON, or does not match the model.
-    """
-    try:
-        return model.model_validate_json(data)
-    except ValidationError as error:
-        raise misfit(error, where) from None
-
-
-async def read_bytes(request: Request, limits: ServerLimits) -> bytes:
-    """Read a raw body.
-
-    The size limit applies to the bytes received, not to the `content-length` header.
-
-    Raises:
-        Refused: If the body is too large or too slow.
-    """
-    data = bytearray()
-    try:
-        async with asyncio.timeout(limits.body_seconds):
-            async for chunk in request.stream():
-                data += chunk
-                if len(data) > limits.body:
-                    raise Refused(413, "too_large", f"a body has at most {limits.body} bytes", headers=_CLOSE)
-    except TimeoutError:
-        raise Refused(408, "too_slow", f"the body took over {limits.body_seconds:g} s", headers=_CLOSE) from None
-    except ClientDisconnect:
-        raise Refused(400, "bad_request", "the body broke off", headers=_CLOSE) from None
-    return bytes(data)
-
-
-_CLOSE = {"connection": "close"}
-"""Close the connection instead of reading the rest of the body."""
-
-
-def read_query(model: type[M], request: Request) -> M:
-    """Parse and validate the query string of a request.
-
-    Raises:
-        Refused: If a field is invalid or unknown.
-    """
-    try:
-        return model.model_validate(dict(request.query_params))
-    except ValidationError as error:
-        raise misfit(error, "query") from None
 
 
 def check_id(value: str, name: str) -> None:
@@ -109,9 +38,9 @@ def check_id(value: str, name: str) -> None:
     Raises:
         Refused: If the id is invalid.
     """
-    wrong = find_id_fault(name, value)
-    if wrong is not None:
-        raise Refused(422, "invalid", wrong, fields={name: wrong})
+    fault = find_id_fault(name, value)
+    if fault is not None:
+        raise Refused(422, "invalid", fault, fields={name: fault})
 
 
 B = TypeVar("B")
@@ -221,9 +150,9 @@ class Adapter(ABC):
         if agent is not None:
             find_only_agent(runtime, agent)
         if heartbeat is not None and not heartbeat > 0:
-            raise ConfigurationError(f"heartbeat must be more than 0 seconds, or None for none, not {heartbeat!r}")
+            raise ConfigurationError(f"heartbeat must be a positive number of seconds or None, got {heartbeat!r}")
         if on_disconnect not in ("keep", "cancel"):
-            raise ConfigurationError(f"on_disconnect must be 'keep' or 'cancel', not {on_disconnect!r}")
+            raise ConfigurationError(f"on_disconnect must be 'keep' or 'cancel', got {on_disconnect!r}")
         self.gateway = Gateway(runtime, options.get("auth"), options.get("limits") or ServerLimits())
         self.agent, self.heartbeat, self.on_disconnect = agent, heartbeat, on_disconnect
 
@@ -252,7 +181,7 @@ class Adapter(ABC):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request (ASGI entry point)."""
-        with within(self.gateway.limits.log_seconds if scope["type"] == "http" else None):
+        with limit_log_time(self.gateway.limits.log_seconds if scope["type"] == "http" else None):
             await self._app(keep_slashes(scope), receive, send)
 
     async def drain(self, seconds: float | None = None) -> None:
@@ -285,10 +214,12 @@ class Adapter(ABC):
     async def _handle(self, by_method: Mapping[str, Endpoint], request: Request) -> Response:
         endpoint = by_method["GET" if request.method == "HEAD" else request.method]
         try:
-            principal = ANYBODY if endpoint.public else await self.gateway.authenticate(request)
+            principal = ANONYMOUS if endpoint.public else await self.gateway.authenticate(request)
             query = None if endpoint.query is None else read_query(endpoint.query, request)
-            body = None if endpoint.body is None else await read_body(endpoint.body, request, self.gateway.limits)
-            return await endpoint.handle(self.make_call(request, principal, body, query))
+            reservation = None if endpoint.public else self.gateway.reserve(principal, "requests")
+            with reservation or nullcontext():
+                body = None if endpoint.body is None else await read_body(endpoint.body, request, self.gateway.limits)
+                return await endpoint.handle(self.make_call(request, principal, body, query))
         except Exception as error:
             return self.write_error(self.to_refusal(error, request), request)
 
@@ -318,9 +249,9 @@ def find_only_agent(runtime: Runtime, agent: str | None) -> str:
     """
     known = ", ".join(runtime.agents)
     if agent is None and len(runtime.agents) != 1:
-        raise ConfigurationError(f"this adapter serves one agent, and the runtime has {known}: say agent=")
+        raise ConfigurationError(f"agent= is required unless the runtime has exactly one agent; it has {known}")
     if agent is not None and agent not in runtime.agents:
-        raise ConfigurationError(f"there is no agent {agent!r}: the runtime has {known}")
+        raise ConfigurationError(f"unknown agent {agent!r}; the runtime has {known}")
     return agent or next(iter(runtime.agents))
 
 
@@ -359,7 +290,7 @@ def keep_slashes(scope: Scope) -> Scope:
     return scope
 
 
-def id_in_path(request: HTTPConnection, name: str) -> str:
+def read_path_id(request: HTTPConnection, name: str) -> str:
     """Return an id from the path parameters of a request."""
     value: str = request.path_params[name]
     return value.replace(_SLASH, "/")

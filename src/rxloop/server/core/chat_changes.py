@@ -1,7 +1,7 @@
-"""Chat changes, to be encoded by protocol adapters.
+"""Changes to a chat, which protocol adapters encode for their clients.
 
-Each change contains the public event that caused it, for its cursor, branch and nested run. A step's content is emitted
-between `StepBegan` and `StepEnded`. Each start has exactly one end.
+Each change contains the public event that caused it, which has the cursor, the branch and the nested run. The content
+of a step is emitted between `StepBegan` and `StepEnded`. Each start has exactly one end.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ class StepEnded(NamedTuple):
 
     event: Event
     id: str
-    outcome: Literal["complete", "canceled", "void"]
-    """Outcome of the step. Content of a `canceled` step is not part of the conversation. A `void` step starts again."""
+    outcome: Literal["complete", "canceled", "discarded"]
+    """Outcome of the step.
+
+    Content of a `canceled` step is not part of the conversation. A `discarded` step starts again.
+    """
 
 
 class TextBegan(NamedTuple):
@@ -86,8 +89,8 @@ class CallBegan(NamedTuple):
     name: str
     message: str
     """Id of the calling message."""
-    place: int
-    """Call index within the message. The event's run and step together with this index identify a call in `pending`."""
+    call_index: int
+    """Index of the call within its message. A question in `pending` names its call by run, step and index."""
 
 
 class CallDelta(NamedTuple):
@@ -114,8 +117,8 @@ class CallRevised(NamedTuple):
     call: ToolCall
 
 
-class CallVoided(NamedTuple):
-    """Withdrawal of a tool call, possibly with partial arguments. The call is not executed."""
+class CallDiscarded(NamedTuple):
+    """Withdrawal of a tool call whose arguments may be incomplete. The call is not executed."""
 
     event: Event
     id: str
@@ -136,7 +139,7 @@ class CallProgress(NamedTuple):
 
 
 class CallResult(NamedTuple):
-    """Result from the tool or client, or a rejection."""
+    """Result of a tool call from the tool or the client, or its rejection."""
 
     event: ToolCompleteEvent
     id: str
@@ -155,7 +158,7 @@ Change = (
     | CallDelta
     | CallEnded
     | CallRevised
-    | CallVoided
+    | CallDiscarded
     | CallStarted
     | CallProgress
     | CallResult

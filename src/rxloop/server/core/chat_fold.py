@@ -43,24 +43,24 @@ class ChatFold:
         """Initialize the fold.
 
         Args:
-            emit: Called with each change, and with each event that does not become a change.
+            emit: Function that receives the changes, and the events that are not converted to changes.
         """
         self._emit = emit
         self._open: dict[tuple[str, str | None], _Step] = {}
         """Open steps by run and step."""
-        self._tries: Counter[tuple[str, str | None]] = Counter()
-        self._asked: Counter[tuple[str, str | None]] = Counter()
+        self._attempts: Counter[tuple[str, str | None]] = Counter()
+        self._model_calls: Counter[tuple[str, str | None]] = Counter()
         """Number of model calls per step. Call ids contain this number, because it is the same for all readers."""
         self._calls: dict[tuple[str, str | None, int], _Call] = {}
-        """Latest call for each run, step and index."""
+        """Latest call by run, step and index."""
 
     def take(self, event: Event) -> None:
         """Fold the next event."""
         match event:
             case ContentDeltaEvent():
-                self._step(event).write(event, event.delta)
+                self._get_step(event).write(event, event.delta)
             case ThoughtDeltaEvent():
-                self._step(event).think(event, event.delta)
+                self._get_step(event).think(event, event.delta)
             case ToolCallDeltaEvent():
                 self._call(event, event.index, event.name).write(event, event.fragment)
             case LLMCallEvent():
@@ -68,9 +68,9 @@ class ChatFold:
             case ContentCompleteEvent():
                 self._complete(event)
             case ToolStartEvent() | ToolProgressEvent() | ToolCompleteEvent():
-                self._work(event)
+                self._take_tool_event(event)
             case ThoughtStreamEvent() if event.source in ("reasoning", "tag"):
-                self._step(event).thought(event)
+                self._get_step(event).complete_thought(event)
             case StatusUpdateEvent() if ends_attempt(event):
                 # Open steps exist only if the reader missed their end.
                 for key in [key for key in self._open if key[0] == event.task_id]:
@@ -92,16 +92,16 @@ class ChatFold:
     def _begin(self, event: Event) -> _Step:
         key = event.task_id, event.step
         if key in self._open:
-            self._end(key, event, "void")
-        self._tries[key] += 1
-        self._asked[key] += isinstance(event, LLMCallEvent)
-        place = event.task_id if event.step is None else f"{event.task_id}:{event.step}"
-        calls = _numbered(place, self._asked[key] or 1)
-        step = self._open[key] = _Step(self._emit, _numbered(place, self._tries[key]), calls)
+            self._end(key, event, "discarded")
+        self._attempts[key] += 1
+        self._model_calls[key] += isinstance(event, LLMCallEvent)
+        base_id = event.task_id if event.step is None else f"{event.task_id}:{event.step}"
+        calls_id = _append_number(base_id, self._model_calls[key] or 1)
+        step = self._open[key] = _Step(self._emit, _append_number(base_id, self._attempts[key]), calls_id)
         self._emit(to.StepBegan(event, step.id))
         return step
 
-    def _step(self, event: Event) -> _Step:
+    def _get_step(self, event: Event) -> _Step:
         """Return the open step of an event, starting a step if the reader missed its start."""
         return self._open.get((event.task_id, event.step)) or self._begin(event)
 
@@ -109,58 +109,58 @@ class ChatFold:
         self,
         key: tuple[str, str | None],
         event: Event,
-        outcome: Literal["complete", "canceled", "void"],
-        kept: frozenset[int] = frozenset(),
+        outcome: Literal["complete", "canceled", "discarded"],
+        kept_indices: frozenset[int] = frozenset(),
     ) -> None:
         step = self._open.pop(key)
         step.close(event)
-        for place, call in step.calls.items():
-            if place not in kept and call.result is None:
-                call.void(event)
+        for index, call in step.calls.items():
+            if index not in kept_indices and call.result is None:
+                call.discard(event)
         self._emit(to.StepEnded(event, step.id, outcome))
 
     def _complete(self, event: ContentCompleteEvent) -> None:
         key = event.task_id, event.step
-        before = step = self._step(event)
-        left_out = set(event.left_out)
-        places = (place for place in range(len(event.tool_calls) + len(left_out)) if place not in left_out)
-        shown = dict(zip(places, event.tool_calls, strict=False))
-        if not (event.content.startswith(step.text) and step.fits(shown)):
-            # Discard the shown content, because it differs or the reader joined in the middle.
-            self._end(key, event, "void")
+        before = step = self._get_step(event)
+        omitted = set(event.left_out)
+        indices = (index for index in range(len(event.tool_calls) + len(omitted)) if index not in omitted)
+        final_calls = dict(zip(indices, event.tool_calls, strict=False))
+        if not (event.content.startswith(step.text) and step.fits(final_calls)):
+            # Discard the emitted content, because it differs or the reader joined in the middle.
+            self._end(key, event, "discarded")
             before, step = step, self._begin(event)
-            for each in before.thoughts:
-                step.think(event, each)
+            for thought in before.thoughts:
+                step.think(event, thought)
                 step.close(event)
-        if event.reasoning and not step.reasoned:
+        if event.reasoning and not step.has_reasoning:
             step.think(event, event.reasoning)
         step.write(event, event.content[len(step.text) :])
-        for place, call in shown.items():
-            made = self._call(event, place, call.name)
-            made.complete(event, call)
-            if step is not before and place in before.calls and (result := before.calls[place].result) is not None:
+        for index, call in final_calls.items():
+            target = self._call(event, index, call.name)
+            target.complete(event, call)
+            if step is not before and index in before.calls and (result := before.calls[index].result) is not None:
                 # The tool finished before the message was complete, so no later event reports the result.
-                made.answer(result)
+                target.answer(result)
         canceled = event.finish_reason == "canceled"
-        kept = frozenset[int]() if canceled else frozenset(shown)
-        self._end(key, event, "canceled" if canceled else "complete", kept)
+        kept_indices = frozenset[int]() if canceled else frozenset(final_calls)
+        self._end(key, event, "canceled" if canceled else "complete", kept_indices)
 
-    def _call(self, event: Event, place: int, name: str) -> _Call:
-        step = self._step(event)
-        call = step.calls.get(place)
+    def _call(self, event: Event, index: int, name: str) -> _Call:
+        step = self._get_step(event)
+        call = step.calls.get(index)
         if call is None:
             step.close(event)
-            call = step.calls[place] = _Call(self._emit, event, step, place, name)
-            self._calls[event.task_id, event.step, place] = call
+            call = step.calls[index] = _Call(self._emit, event, step, index, name)
+            self._calls[event.task_id, event.step, index] = call
         return call
 
-    def _work(self, event: _ToolEvent) -> None:
+    def _take_tool_event(self, event: _ToolEvent) -> None:
         call = self._calls.get((event.task_id, event.step, event.index))
         if call is None:
-            # This call is unannounced, either because its message is incomplete or because it has no message.
-            apart = (event.task_id, event.step) not in self._open
+            # No event has announced this call, because its message is incomplete or does not exist.
+            is_standalone = (event.task_id, event.step) not in self._open
             call = self._call(event, event.index, event.name)
-            if apart:
+            if is_standalone:
                 call.complete(event, event.call)
                 self._end((event.task_id, event.step), event, "complete", frozenset((event.index,)))
         call.complete(event, event.call)
@@ -174,7 +174,7 @@ class ChatFold:
                 call.answer(event)
 
 
-def _numbered(id: str, number: int) -> str:
+def _append_number(id: str, number: int) -> str:
     """Append a number to an id, except to the first id."""
     return id if number == 1 else f"{id}:{number}"
 
@@ -183,8 +183,8 @@ class _Step:
     """A single step attempt."""
 
     __slots__ = (
-        *("_emit", "_reasoning", "_thought", "_thoughts", "_torn", "_writing", "_written"),
-        *("calls", "calls_id", "id", "reasoned", "thoughts"),
+        *("_chunks", "_emit", "_is_partial", "_is_writing", "_reasoning", "_segments", "_thought_chunks"),
+        *("calls", "calls_id", "id", "has_reasoning", "thoughts"),
     )
 
     def __init__(self, emit: Emit, id: str, calls_id: str) -> None:
@@ -192,34 +192,35 @@ class _Step:
         self.id, self.calls_id = id, calls_id
         self.thoughts: list[str] = []
         """Completed thoughts."""
-        self._torn = False
+        self._is_partial = False
         """True if the start of a thought is missing."""
         self.calls: dict[int, _Call] = {}
-        self.reasoned = False
-        self._written: list[str] = []
-        self._writing = False
+        self.has_reasoning = False
+        self._chunks: list[str] = []
+        self._is_writing = False
         self._reasoning: str | None = None
         """Id of the open reasoning segment."""
-        self._thoughts = 0
-        self._thought: list[str] = []
+        self._segments = 0
+        """Number of reasoning segments."""
+        self._thought_chunks: list[str] = []
         """Chunks of reasoning emitted since the last completed thought."""
 
     @property
     def text(self) -> str:
         """Text emitted so far."""
-        if len(self._written) > 1:
-            self._written = ["".join(self._written)]
-        return self._written[0] if self._written else ""
+        if len(self._chunks) > 1:
+            self._chunks = ["".join(self._chunks)]
+        return self._chunks[0] if self._chunks else ""
 
     def write(self, event: Event, delta: str) -> None:
         """Emit a text chunk."""
         if not delta:
             return
-        if not self._writing:
+        if not self._is_writing:
             self.close(event)
-            self._writing = True
+            self._is_writing = True
             self._emit(to.TextBegan(event, self.id))
-        self._written.append(delta)
+        self._chunks.append(delta)
         self._emit(to.TextDelta(event, self.id, delta))
 
     def think(self, event: Event, delta: str) -> None:
@@ -228,75 +229,77 @@ class _Step:
             return
         if self._reasoning is None:
             self.close(event)
-            self.reasoned = True
-            self._thoughts += 1
-            self._reasoning = _numbered(f"{self.id}:reasoning", self._thoughts)
+            self.has_reasoning = True
+            self._segments += 1
+            self._reasoning = _append_number(f"{self.id}:reasoning", self._segments)
             self._emit(to.ReasoningBegan(event, self._reasoning))
-        self._thought.append(delta)
+        self._thought_chunks.append(delta)
         self._emit(to.ReasoningDelta(event, self._reasoning, delta))
 
-    def thought(self, event: ThoughtStreamEvent) -> None:
+    def complete_thought(self, event: ThoughtStreamEvent) -> None:
         """Complete a thought, emitting any reasoning that was not streamed."""
-        shown = "".join(self._thought)
+        emitted = "".join(self._thought_chunks)
         self.thoughts.append(event.content)
-        if event.content.startswith(shown):
-            self.think(event, event.content[len(shown) :])
+        if event.content.startswith(emitted):
+            self.think(event, event.content[len(emitted) :])
         # Keep trimmed or rephrased reasoning unchanged.
-        elif event.content.strip() != shown.strip() and event.content.rstrip().endswith(shown.rstrip()):
-            self._torn = True
-        self._thought.clear()
+        elif event.content.strip() != emitted.strip() and event.content.rstrip().endswith(emitted.rstrip()):
+            self._is_partial = True
+        self._thought_chunks.clear()
         if self._reasoning is not None:
             self.close(event)
 
     def fits(self, calls: Mapping[int, ToolCall]) -> bool:
-        """True if the emitted reasoning and calls are complete from their start."""
-        return not self._torn and all(call.fits(calls[place]) for place, call in self.calls.items() if place in calls)
+        """Return True if the emitted reasoning and calls are complete from their start."""
+        return not self._is_partial and all(
+            call.fits(calls[index]) for index, call in self.calls.items() if index in calls
+        )
 
     def close(self, event: Event) -> None:
         """Close the open text or reasoning segment."""
-        if self._writing:
-            self._writing = False
+        if self._is_writing:
+            self._is_writing = False
             self._emit(to.TextEnded(event, self.id))
         if self._reasoning is not None:
-            ended, self._reasoning = self._reasoning, None
-            self._emit(to.ReasoningEnded(event, ended))
+            segment, self._reasoning = self._reasoning, None
+            self._emit(to.ReasoningEnded(event, segment))
 
 
 class _Call:
     """A tool call."""
 
-    __slots__ = ("_call", "_emit", "_ended", "_written", "id", "result")
+    __slots__ = ("_call", "_chunks", "_emit", "_is_complete", "id", "result")
 
-    def __init__(self, emit: Emit, event: Event, step: _Step, place: int, name: str) -> None:
+    def __init__(self, emit: Emit, event: Event, step: _Step, index: int, name: str) -> None:
         self._emit = emit
-        self._ended = False
+        self._is_complete = False
         self._call: ToolCall | None = None
         self.result: ToolCompleteEvent | None = None
-        self._written: list[str] = []
-        self.id = f"{step.calls_id}:{place}"
-        emit(to.CallBegan(event, self.id, name, step.id, place))
+        self._chunks: list[str] = []
+        self.id = f"{step.calls_id}:{index}"
+        emit(to.CallBegan(event, self.id, name, step.id, index))
 
     def write(self, event: Event, fragment: str) -> None:
         """Emit an argument chunk."""
-        if fragment and not self._ended:
-            self._written.append(fragment)
+        if fragment and not self._is_complete:
+            self._chunks.append(fragment)
             self._emit(to.CallDelta(event, self.id, fragment))
 
     def fits(self, call: ToolCall) -> bool:
-        """True if the emitted arguments match the call."""
-        written = "".join(self._written)
-        if self._ended or written in ("", call.raw):
+        """Return True if the emitted arguments match the call."""
+        emitted = "".join(self._chunks)
+        if self._is_complete or emitted in ("", call.raw):
             return True
-        read = ToolCall.parse(call.id, call.name, written)
-        return (read.arguments, read.error is None) == (call.arguments, call.error is None)
+        parsed = ToolCall.parse(call.id, call.name, emitted)
+        return (parsed.arguments, parsed.error is None) == (call.arguments, call.error is None)
 
     def complete(self, event: Event, call: ToolCall) -> None:
         """Complete the call with final arguments."""
-        if self._ended:
+        if self._is_complete:
             return
-        if not self._written:
+        if not self._chunks:
             self.write(event, call.raw if call.raw is not None else orjson.dumps(call.arguments).decode())
-        self._ended = True
+        self._is_complete = True
         self._call = call
         self._emit(to.CallEnded(event, self.id, call))
 
@@ -311,10 +314,10 @@ class _Call:
         self.result = result
         self._emit(to.CallResult(result, self.id))
 
-    def void(self, event: Event) -> None:
+    def discard(self, event: Event) -> None:
         """Withdraw the call."""
-        self._ended = True
-        self._emit(to.CallVoided(event, self.id))
+        self._is_complete = True
+        self._emit(to.CallDiscarded(event, self.id))
 
 
 def chat() -> View[Event, Change | Event]:
@@ -339,9 +342,9 @@ def chat() -> View[Event, Change | Event]:
         fold = ChatFold(out.emit)
 
         def take(event: Event) -> None:
-            shown = event.to_public()
-            if shown is not None:
-                fold.take(shown)
+            public_event = event.to_public()
+            if public_event is not None:
+                fold.take(public_event)
 
         return take
 
@@ -352,7 +355,7 @@ class ProtocolFold(Protocol):
     """Fold of chat changes and events into a protocol's output."""
 
     @property
-    def over(self) -> bool:
+    def is_complete(self) -> bool:
         """True if the client's output is complete."""
         ...
 
@@ -362,10 +365,10 @@ class ProtocolFold(Protocol):
 
 
 def make_protocol_view(make: Callable[[Callable[[T], None]], ProtocolFold]) -> View[Event, T]:
-    """Create a protocol view of a run, completing it with its fold.
+    """Create a view that converts a run to a protocol. The view completes when its fold is complete.
 
     Args:
-        make: Creates a fold for each subscriber. The argument is the function that emits output.
+        make: Function that creates a fold for each subscriber. It receives the function that emits output.
     """
 
     def write(out: ViewOutput[T]) -> Callable[[Change | Event], None]:
@@ -373,7 +376,7 @@ def make_protocol_view(make: Callable[[Callable[[T], None]], ProtocolFold]) -> V
 
         def take(item: Change | Event) -> None:
             fold.take(item)
-            if fold.over:
+            if fold.is_complete:
                 out.complete()
 
         return take

@@ -24,15 +24,17 @@ from rxloop.errors import (
     UnknownRun,
 )
 from rxloop.protocol.http_api import Problem, ProblemInfo
+from rxloop.support.text import to_one_line
 
 log = logging.getLogger("rxloop")
 
 _ROUTING = {
-    404: ("not_found", "there is nothing at this path"),
-    405: ("method_not_allowed", "this path does not take this method"),
+    404: ("not_found", "the path does not exist"),
+    405: ("method_not_allowed", "the path does not support this method"),
 }
-_FIELD = re.compile("[a-z][A-Za-z]*")
-_BROKEN = ("json_invalid", "extra_forbidden")
+_MAX_PATH = 500
+_FIELD_NAME = re.compile("[a-z][A-Za-z]*")
+_BAD_REQUEST = ("json_invalid", "extra_forbidden")
 """Pydantic error types for malformed JSON and unknown fields."""
 
 
@@ -52,31 +54,31 @@ class Refused(Exception):
         self.status, self.code, self.fields, self.headers = status, code, fields, dict(headers or {})
 
 
-def not_found() -> Refused:
+def make_not_found_error() -> Refused:
     """Return the error for a missing or inaccessible run."""
-    return Refused(404, "not_found", "there is no such run")
+    return Refused(404, "not_found", "the run does not exist")
 
 
 def draining() -> Refused:
     """Return the error for new requests during shutdown."""
     headers = {"retry-after": "5"}
-    return Refused(503, "draining", "the server takes nothing new at the moment", headers=headers)
+    return Refused(503, "draining", "the server is not accepting new requests", headers=headers)
 
 
-def misfit(error: ValidationError, where: str) -> Refused:
+def make_invalid_data_error(error: ValidationError, subject: str) -> Refused:
     """Return the error for an invalid body or query."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
     fields: dict[str, str] = {}
-    for each in found[:20]:
+    for fault in faults[:20]:
         # Omit model names, because they mean nothing to clients.
-        place = ".".join(str(part) for part in each["loc"] if isinstance(part, int) or _FIELD.fullmatch(part))
-        fields.setdefault(place or where, each["msg"])
-    if all(each["type"] in _BROKEN for each in found):
-        return Refused(400, "bad_request", f"the {where} cannot be read", fields=fields)
-    return Refused(422, "invalid", f"the {where} does not fit", fields=fields)
+        field = ".".join(str(part) for part in fault["loc"] if isinstance(part, int) or _FIELD_NAME.fullmatch(part))
+        fields.setdefault(field or subject, fault["msg"])
+    if all(fault["type"] in _BAD_REQUEST for fault in faults):
+        return Refused(400, "bad_request", f"the {subject} cannot be parsed", fields=fields)
+    return Refused(422, "invalid", f"the {subject} is invalid", fields=fields)
 
 
-def answer(refused: Refused) -> Response:
+def write_problem(refused: Refused) -> Response:
     """Return the response for a refused request."""
     info = ProblemInfo(code=refused.code, message=str(refused), fields=refused.fields)
     body = Problem(error=info).model_dump_json(by_alias=True)
@@ -84,7 +86,7 @@ def answer(refused: Refused) -> Response:
     return Response(body, refused.status, headers, media_type="application/json")
 
 
-def refusal_of(error: Exception) -> Refused | None:
+def find_refusal(error: Exception) -> Refused | None:
     """Return the client's error for an exception, or None for an internal server error.
 
     The message never contains the text of the exception, which may name internal tools, calls and questions. Callers
@@ -94,26 +96,26 @@ def refusal_of(error: Exception) -> Refused | None:
         case Refused():
             return error
         case UnknownRun():
-            return not_found()
+            return make_not_found_error()
         case RuntimeClosed():
             # The server started draining after it accepted the request.
             return draining()
         case QueueFull():
-            return Refused(429, "busy", "too much waits already", headers={"retry-after": "5"})
+            return Refused(429, "busy", "the queue is full", headers={"retry-after": "5"})
         case ContextBusy():
-            return Refused(409, "context_busy", "the conversation has a run under way")
+            return Refused(409, "context_busy", "the conversation already has an active run")
         case RunOver():
-            return Refused(409, "run_over", "nobody goes on with the run: begin a new one in its conversation")
+            return Refused(409, "run_over", "the run is over; start a new run in its conversation")
         case InvalidInput():
-            return Refused(422, "invalid_input", "the answer does not fit the question")
+            return Refused(422, "invalid_input", "the answer is invalid for this question")
         case ConfigurationError() | InvalidEvent():
-            log.info("a request is refused: %s", error)
-            return Refused(422, "invalid", "the agent cannot do what is asked for")
+            log.info("Refused a request: %s", to_one_line(str(error), _MAX_PATH))
+            return Refused(422, "invalid", "the agent does not support this request")
         case ConflictError():
-            return Refused(409, "conflict", "the run goes on elsewhere")
+            return Refused(409, "conflict", "the run is owned by another process")
         case EventLogError():
-            log.warning("a request cannot be answered: %s", error)
-            return Refused(503, "log", "the log is out of reach", headers={"retry-after": "5"})
+            log.warning("Event log failed during a request: %s", error)
+            return Refused(503, "log", "the event log is unavailable", headers={"retry-after": "5"})
         case HTTPException():
             code, message = _ROUTING.get(error.status_code, ("refused", str(error.detail)))
             return Refused(error.status_code, code, message, headers=error.headers)
@@ -123,8 +125,9 @@ def refusal_of(error: Exception) -> Refused | None:
 
 def to_refusal(error: Exception, request: HTTPConnection) -> Refused:
     """Convert an exception to a client error. Server errors are logged and their details are hidden from the client."""
-    refused = refusal_of(error)
+    refused = find_refusal(error)
     if refused is None:
-        log.error("%s %s failed", request.scope.get("method", "WebSocket"), request.url.path, exc_info=error)
-        refused = Refused(500, "internal", "the server failed")
+        method = to_one_line(request.scope.get("method", "WebSocket"))
+        log.error("Request %s %s failed", method, to_one_line(request.url.path, _MAX_PATH), exc_info=error)
+        refused = Refused(500, "internal", "internal server error")
     return refused

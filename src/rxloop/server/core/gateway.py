@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from secrets import compare_digest
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar, get_args
 
 import anyio
 from starlette.requests import HTTPConnection
 
-from rxloop.errors import EventLogError, UnknownRun
-from rxloop.pipeline.log_retry import read_log, within
+from rxloop.errors import ConfigurationError, EventLogError, UnknownRun
+from rxloop.pipeline.log_retry import limit_log_time, read_log
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.ids import make_id
+from rxloop.protocol.events import Event
+from rxloop.protocol.ids import make_conversation_key, make_id
+from rxloop.protocol.messages import InputKind, PendingInput
 from rxloop.runtime.runtime import Runtime
-from rxloop.server.core.errors import Refused, draining, not_found
-from rxloop.support.threads import call_user_function
+from rxloop.server.core.account import Account, Reservation, Resource, ServerLimits, make_limit_error
+from rxloop.server.core.errors import Refused, draining, make_not_found_error
+from rxloop.server.core.signals import listen_for_signals
+from rxloop.support.threads import Threads, call_user_function, run_in_thread
 
-Scope = Literal["others", "internal"]
-"""Extra permissions: `others` for runs of other principals, `internal` for hidden tools and internal state."""
+T = TypeVar("T")
+
+Scope = Literal["others", "internal", "effects"]
+"""Extra permissions: `others` for runs of other principals, `internal` for hidden tools and internal state, `effects`
+for forks that repeat calls of the original run or replace results of server tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +41,37 @@ class Principal:
     Attributes:
         id: Recorded as the `owner` of the principal's runs.
         scopes: Permissions in addition to the public view of its own runs.
+        answers: Kinds of questions that the principal may answer; see `PendingInput.input_kind`. True means all kinds.
+            False means that another principal must answer all questions. Results of client tools are always accepted.
     """
 
     id: str
     scopes: frozenset[Scope] = frozenset()
+    answers: bool | Collection[InputKind] = True
+
+    def __post_init__(self) -> None:
+        kinds: Any = self.answers
+        if isinstance(kinds, bool):
+            return
+        if isinstance(kinds, str) or not set(kinds) <= set(get_args(InputKind)):
+            names = ", ".join(get_args(InputKind))
+            raise ConfigurationError(f"answers must be True, False, or a set of {names}, got {kinds!r}")
+
+    def may_answer(self, question: PendingInput) -> bool:
+        """Return True if the principal may answer a question of a run to which it has access."""
+        kind = question.input_kind
+        return kind == "tool" or (self.answers if isinstance(self.answers, bool) else kind in self.answers)
+
+    def get_conversation(self, context_id: str) -> str:
+        """Return the key of the principal's own conversation with this id, whether or not it exists."""
+        return make_conversation_key(context_id, self.id)
 
     def may_see(self, record: RunRecord) -> bool:
-        """True if the principal owns the run or has access to runs of other principals."""
+        """Return True if the principal owns the run or has access to runs of other principals."""
         return "others" in self.scopes or (record.owner or "") == self.id
 
 
-ANYBODY = Principal("", frozenset({"others"}))
+ANONYMOUS = Principal("", frozenset({"others"}))
 """Principal of all requests if authentication is disabled."""
 
 Auth = Callable[[HTTPConnection], Any]
@@ -57,61 +84,38 @@ def bearer(tokens: Mapping[str, Principal | str]) -> Auth:
     Args:
         tokens: Principal, or principal id, of each token.
     """
-    known = [(_digest(token), Principal(who) if isinstance(who, str) else who) for token, who in tokens.items()]
+    principals = [
+        (_hash_token(token), Principal(principal) if isinstance(principal, str) else principal)
+        for token, principal in tokens.items()
+    ]
 
     async def auth(request: HTTPConnection) -> Principal | None:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        given = _digest(token.strip()) if scheme.lower() == "bearer" else b""
-        found: Principal | None = None
+        presented = _hash_token(token.strip()) if scheme.lower() == "bearer" else b""
+        match: Principal | None = None
         # Compare all tokens, to avoid a timing attack.
-        for digest, who in known:
-            if compare_digest(digest, given):
-                found = who
-        return found
+        for digest, principal in principals:
+            if compare_digest(digest, presented):
+                match = principal
+        return match
 
     return auth
 
 
-def _digest(token: str) -> bytes:
+def _hash_token(token: str) -> bytes:
     return sha256(token.encode(errors="surrogateescape")).digest()
 
 
 log = logging.getLogger("rxloop")
 
-_AUTH_IN = 10.0
+_AUTH_TIMEOUT = 10.0
 """Authentication timeout in seconds."""
-_STARTS = "starts\x1f"
-"""Lease prefix for starting runs in a conversation. Conversation ids cannot have this prefix."""
-_PAUSE, _LONGEST_PAUSE = 0.005, 0.1
+_START_LEASE = "starts\x1f"
+"""Lease prefix for starting runs in a conversation. Conversation keys cannot have this prefix."""
+_MIN_PAUSE, _MAX_PAUSE = 0.005, 0.1
 """Minimum and maximum retry delay in seconds. This lease is held only for milliseconds."""
-LAST_WORDS_IN = 5.0
+CLOSE_TIMEOUT = 5.0
 """Timeout in seconds for closing streams."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
-    """Client limits.
-
-    Attributes:
-        body: Maximum body size in bytes.
-        body_seconds: Timeout for reading a body.
-        log_seconds: Timeout for each event log operation before the response starts; the response is then 503. Runs and
-            open streams have a longer timeout.
-        runs: Maximum number of active runs per principal; None for no limit. Ignored without `auth`.
-        streams: Maximum number of open streams per principal in this process; None for no limit. Ignored without
-            `auth`.
-        stalled: Seconds after which a client that does not read from its stream is disconnected. The client can
-            reconnect.
-        wait: Upper limit for `?wait=` in seconds; longer waits are shortened.
-    """
-
-    body: int = 1 << 20
-    body_seconds: float = 30.0
-    log_seconds: float = 5.0
-    runs: int | None = 8
-    streams: int | None = 32
-    stalled: float = 30.0
-    wait: float = 60.0
 
 
 class Gateway:
@@ -120,15 +124,26 @@ class Gateway:
     def __init__(self, runtime: Runtime, auth: Auth | None, limits: ServerLimits) -> None:
         self.runtime, self.limits = runtime, limits
         self.is_draining = False
-        self._last_words = False
+        self.drains_on_signal = True
+        """True to end all streams after a shutdown signal."""
+        self.drain_delay = 0.25
+        """Delay after a signal in seconds. A program that calls `drain` during the delay keeps its streams open."""
+        self.has_signal = False
+        """True after a shutdown signal."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closing = False
         self._auth = auth
-        self._streams: Counter[str] = Counter()
+        self._account = runtime.log.local.get(Account)
+        self._computing_locks: dict[str, asyncio.Lock] = {}
         self._open: set[StreamSlot] = set()
         self._closed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ending: asyncio.Task[None] | None = None
+        # One thread leaves the other processors to the event loop and to tools.
+        self._computing = Threads(max_running=1)
 
     @property
-    def secured(self) -> bool:
+    def requires_auth(self) -> bool:
         """True if clients must authenticate."""
         return self._auth is not None
 
@@ -141,17 +156,17 @@ class Gateway:
             Refused: If authentication fails or times out.
         """
         if self._auth is None:
-            return ANYBODY
+            return ANONYMOUS
         try:
-            async with asyncio.timeout(_AUTH_IN):
-                who = await call_user_function(self._auth, request)
+            async with asyncio.timeout(_AUTH_TIMEOUT):
+                principal = await call_user_function(self._auth, request)
         except TimeoutError as error:
-            log.warning("who asks was not found out in %g s", _AUTH_IN)
-            raise Refused(503, "auth", "who asks cannot be found out", headers={"retry-after": "5"}) from error
-        if not isinstance(who, Principal):
+            log.warning("Authentication timed out after %g s", _AUTH_TIMEOUT)
+            raise Refused(503, "auth", "authentication timed out", headers={"retry-after": "5"}) from error
+        if not isinstance(principal, Principal):
             headers = {"www-authenticate": "Bearer"}
-            raise Refused(401, "unauthorized", "say who you are by a valid token", headers=headers)
-        return who
+            raise Refused(401, "unauthorized", "a valid token is required", headers=headers)
+        return principal
 
     async def find_run(self, principal: Principal, task_id: str) -> RunRecord:
         """Return a run's record.
@@ -162,29 +177,20 @@ class Gateway:
         try:
             record = await self.runtime.get_record(task_id)
         except UnknownRun:
-            raise not_found() from None
+            raise make_not_found_error() from None
         if not principal.may_see(record):
-            raise not_found()
+            raise make_not_found_error()
         return record
 
-    async def find_context(self, principal: Principal, context_id: str) -> bool:
-        """Check that the principal has access to a conversation, which belongs to the owner of its first run.
-
-        Returns:
-            True if the conversation exists.
-
-        Raises:
-            Refused: If the conversation belongs to another principal.
-        """
-        first = await read_log(self.runtime.log.list_runs, context_id=context_id, limit=1)
-        if first and not principal.may_see(first[0]):
-            raise Refused(404, "not_found", "there is no such conversation")
-        return bool(first)
+    async def has_conversation(self, principal: Principal, context_id: str) -> bool:
+        """Return True if the principal has a conversation with this id. Conversations of others do not count."""
+        key = principal.get_conversation(context_id)
+        return bool(await read_log(self.runtime.log.list_conversation, key, limit=1))
 
     # -- concurrency limits
 
     def check_accepting(self) -> None:
-        """Check that new work is accepted.
+        """Raise an error if new work is not accepted.
 
         Raises:
             Refused: If the server is shutting down, or the runtime is not open.
@@ -193,9 +199,7 @@ class Gateway:
             raise draining()
         if not self.runtime.open:
             if not self.runtime.entered:
-                log.error(
-                    "the runtime is not entered: do so by `async with runtime:` in the lifespan of the application"
-                )
+                log.error("Runtime is not open; use `async with runtime:` in the lifespan of the application")
             raise draining()
 
     @asynccontextmanager
@@ -208,37 +212,37 @@ class Gateway:
             Refused: If the principal has too many active runs.
         """
         self.check_accepting()
-        most = self.limits.runs
-        if self._auth is None or most is None:
+        limit = self.limits.runs
+        if self._auth is None or limit is None:
             yield
             return
         log = self.runtime.log
         async with self.runtime.start_locks.setdefault(("principal", principal.id), asyncio.Lock()):
-            found = await read_log(log.list_runs, owner=principal.id, states=("submitted", "working"), limit=most)
-            if len(found) >= most:
-                raise _too_many("runs", most)
+            active = await read_log(log.list_runs, owner=principal.id, states=("submitted", "working"), limit=limit)
+            if len(active) >= limit:
+                raise make_limit_error("runs", limit)
             yield
 
     @asynccontextmanager
-    async def lock_context(self, context_id: str | None, *, everywhere: bool = False) -> AsyncGenerator[None]:
-        """Serialize starts in a conversation, because each start must see earlier messages.
+    async def lock_conversation(self, key: str | None, *, across_processes: bool = False) -> AsyncGenerator[None]:
+        """Serialize starts in a conversation, because each start must see earlier messages and runs.
 
         Args:
-            context_id: Conversation id, or None for a new conversation, which needs no lock.
-            everywhere: Whether the lock includes other processes that use the same event log.
+            key: Conversation key, or None for a new conversation, which needs no lock.
+            across_processes: Whether the lock includes other processes that use the same event log.
         """
-        if context_id is None:
+        if key is None:
             yield
             return
-        async with self.runtime.start_locks.setdefault(("context", context_id), asyncio.Lock()):
-            if not everywhere:
+        async with self.runtime.start_locks.setdefault(("context", key), asyncio.Lock()):
+            if not across_processes:
                 yield
                 return
-            leases, name, holder = self.runtime.log, f"{_STARTS}{context_id}", make_id()
-            pause = _PAUSE
+            leases, name, holder = self.runtime.log, f"{_START_LEASE}{key}", make_id()
+            pause = _MIN_PAUSE
             while not await read_log(leases.acquire_lease, name, holder, _ignore):
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                pause = min(2 * pause, _MAX_PAUSE)
             try:
                 yield
             finally:
@@ -251,40 +255,84 @@ class Gateway:
         Raises:
             Refused: If the principal has too many open streams, or the server is shutting down.
         """
-        if self._last_words:
+        if self._is_closing:
             raise draining()
-        most = self.limits.streams
-        if self._auth is not None and most is not None and self._streams[principal.id] >= most:
-            raise _too_many("streams", most)
+        self._account.check(principal.id, "streams", self._get_limit("streams"))
 
-    def reserve_stream(self, principal: Principal) -> StreamSlot:
+    def reserve_stream(self, principal: Principal | None) -> StreamSlot:
         """Reserve a stream for a principal. Entering the slot is required, because leaving it releases the reservation.
+
+        Args:
+            principal: Principal of the request. None reserves a stream for the server itself, which is not counted.
 
         Raises:
             Refused: As for `check_stream`.
         """
+        if principal is None:
+            if self._is_closing:
+                raise draining()
+            return StreamSlot(self, None)
         self.check_stream(principal)
-        self._streams[principal.id] += 1
-        return StreamSlot(self, principal)
+        return StreamSlot(self, self.reserve(principal, "streams"))
+
+    def reserve(
+        self, principal: Principal, resource: Literal["requests", "streams", "sessions", "webhooks"]
+    ) -> Reservation:
+        """Reserve a unit of a resource until the reservation is released or exits as a context manager.
+
+        Raises:
+            Refused: If the principal has reached the limit of the resource.
+        """
+        return self._account.reserve(principal.id, resource, self._get_limit(resource))
+
+    async def add_command(self, record: RunRecord, size: int) -> None:
+        """Count a message or an answer before sending it to a run.
+
+        Raises:
+            Refused: If the run or its owner has too many unprocessed messages and answers.
+        """
+        count, size_limit = self._get_limit("commands"), self._get_limit("command_bytes")
+        await self._account.add_command(self.runtime.log, record, size, count_limit=count, size_limit=size_limit)
+
+    def _get_limit(self, resource: Resource) -> int | None:
+        # Without authentication, all clients are a single principal.
+        return None if self._auth is None else getattr(self.limits, resource)
 
     def enter_stream(self, slot: StreamSlot) -> None:
         """Register an open stream, to be cancelled and awaited when draining."""
         self._open.add(slot)
         self._closed.clear()
+        if self.drains_on_signal:
+            self._loop = asyncio.get_running_loop()
+            listen_for_signals(self)
 
     def release_stream(self, slot: StreamSlot) -> None:
         """Release a reserved stream."""
-        self._streams[slot.principal.id] -= 1
-        self._streams += Counter()  # drops zero counts
+        if slot.reservation is not None:
+            slot.reservation.release()
         self._open.discard(slot)
         if not self._open:
             self._closed.set()
+
+    async def compute(self, principal: Principal, task_id: str, function: Callable[[Sequence[Event]], T]) -> T:
+        """Run a function over the events of a run in a thread, because long runs would block the event loop.
+
+        The request counts as a stream of the principal. Only one function is executed at a time, and only one run per
+        principal is in memory.
+
+        Raises:
+            Refused: As for `check_stream`.
+        """
+        with self.reserve_stream(principal):
+            async with self._computing_locks.setdefault(principal.id, asyncio.Lock()):
+                events = await read_log(self.runtime.log.read, task_id)
+                return await run_in_thread(partial(function, events), threads=self._computing)
 
     # -- shutdown
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a background coroutine independently of the request."""
-        with within(None):
+        with limit_log_time(None):
             task = asyncio.create_task(work, name="rxloop-server")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -295,14 +343,25 @@ class Gateway:
 
     async def end_streams(self) -> None:
         """Close all streams with a closing frame, and wait a few seconds for the streams and background tasks."""
-        self.is_draining = self._last_words = True
+        self.is_draining = self._is_closing = True
         for slot in list(self._open):
             slot.scope.cancel()
         with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_IN):
+            async with asyncio.timeout(CLOSE_TIMEOUT):
                 if self._open:
                     await self._closed.wait()
                 await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def handle_signal(self) -> None:
+        """End all streams after a short delay, because servers such as uvicorn wait for open streams."""
+        self.has_signal = True
+        if self._loop is not None and self.drains_on_signal:
+            with suppress(RuntimeError):  # the event loop is closed
+                self._loop.call_soon_threadsafe(self._loop.call_later, self.drain_delay, self._end_after_signal)
+
+    def _end_after_signal(self) -> None:
+        if not self.is_draining:
+            self._ending = asyncio.ensure_future(self.end_streams())
 
     async def drain(self, seconds: float | None = None) -> None:
         """Refuse new work, wait for active runs, then close all streams; see `Adapter.drain`."""
@@ -321,8 +380,8 @@ class StreamSlot:
             it.
     """
 
-    def __init__(self, gateway: Gateway, principal: Principal) -> None:
-        self.gateway, self.principal, self.scope = gateway, principal, anyio.CancelScope()
+    def __init__(self, gateway: Gateway, reservation: Reservation | None) -> None:
+        self.gateway, self.reservation, self.scope = gateway, reservation, anyio.CancelScope()
 
     def __enter__(self) -> Self:
         self.gateway.enter_stream(self)
@@ -334,7 +393,3 @@ class StreamSlot:
 
 def _ignore() -> None:
     """Ignore a lost lease. Starting takes milliseconds, and the idempotency key prevents a second run."""
-
-
-def _too_many(what: str, most: int) -> Refused:
-    return Refused(429, "too_many", f"at most {most} {what} at once", headers={"retry-after": "2"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -11,74 +12,36 @@ from typing import Any, Literal
 from starlette.requests import HTTPConnection
 from typing_extensions import Unpack
 
-from rxloop.errors import ConfigurationError, ConflictError, EventLogError, InvalidInput, NotAsked, RunOver, UnknownRun
+from rxloop.errors import (
+    ConfigurationError,
+    ConflictError,
+    EventLogError,
+    RunOver,
+    UnknownRun,
+)
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.events import MessageAddedEvent, PendingInput, StatusUpdateEvent, TaskEvent, ends_attempt
-from rxloop.protocol.messages import Message, Prompt, public_question, to_messages
-from rxloop.recorded.replay import history
-from rxloop.run.ownership import read_open_questions
+from rxloop.protocol.events import MessageAddedEvent, TaskEvent
+from rxloop.protocol.messages import Message, Prompt, to_messages
+from rxloop.recorded.questions import IDLE_STATES
+from rxloop.recorded.replay import read_public_messages
 from rxloop.runtime.runtime import StartOptions
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Gateway, Principal
 from rxloop.tools.client_tool import ClientTool, client_tools
 
-AT_REST = ("completed", "failed", "canceled", "input-required", "auth-required")
-"""Idle run states."""
+log = logging.getLogger("rxloop")
+
 MAX_KEY_LENGTH = 200
 
+_SUFFIX_LENGTH = 4
+"""Number of characters that differ in the new name of a client tool."""
 
-async def find_last_update(gateway: Gateway, record: RunRecord) -> StatusUpdateEvent | None:
-    """Return the status event that ended the last attempt of an idle run, or None if a later event exists."""
-    if record.state not in AT_REST:
-        return None
-    found = await read_log(gateway.runtime.log.read, record.task_id, after_seq=record.seq - 1)
-    last = found[-1] if found else None
-    return last if isinstance(last, StatusUpdateEvent) and ends_attempt(last) else None
+_MAX_NAMES = 100
+"""Maximum number of new names that are tried."""
 
 
-async def list_pending_inputs(gateway: Gateway, record: RunRecord) -> Sequence[PendingInput]:
-    """Return a run's open questions, even if other calls are still in progress.
-
-    Some questions are internal; see `public_question`.
-    """
-    if record.state == "working":
-        return await read_open_questions(gateway.runtime.log, record.task_id)
-    last = await find_last_update(gateway, record)
-    return last.pending if last is not None else ()
-
-
-async def answer_run(
-    gateway: Gateway, record: RunRecord, inputs: Mapping[str, Any], messages: Sequence[Message] = ()
-) -> None:
-    """Answer a run's questions by `input_id`, which resumes the run. The principal must have access to the run.
-
-    Args:
-        gateway: Gateway of the run.
-        record: Record of the run.
-        inputs: Answers by `input_id`.
-        messages: User messages to add. If an answer is rejected, no message is added.
-
-    Raises:
-        Refused: If the run does not wait for an answer, or an answer is invalid. The error message reveals nothing
-            about internal questions.
-    """
-    gateway.check_accepting()
-    try:
-        await gateway.runtime.answer(record.task_id, inputs, messages=list(messages))
-    except NotAsked:
-        message = (
-            "the run does not wait for this answer, or has another one already: its `pending` says what it waits for"
-        )
-        raise Refused(409, "not_waiting", message) from None
-    except InvalidInput as error:
-        pending = await list_pending_inputs(gateway, record)
-        open_to_all = bool(pending) and all(public_question(each) is each for each in pending)
-        message = str(error) if open_to_all else "the answer does not fit the question"
-        raise Refused(422, "invalid_input", message) from None
-
-
-Choose = Callable[[Sequence[Message] | None], list[Message]]
+SelectMessages = Callable[[Sequence[Message] | None], list[Message]]
 """Callback for selecting run messages from conversation messages."""
 REQUEST = "request"
 """Metadata key for the request digest of a run with an idempotency key. A later request with that key must match."""
@@ -88,12 +51,12 @@ async def start_run(
     gateway: Gateway,
     principal: Principal,
     agent: str,
-    prompt: Prompt | Choose,
+    prompt: Prompt | SelectMessages,
     *,
     key: str | None = None,
     request: bytes = b"",
     when_busy: Literal["wait", "refuse"] = "wait",
-    again: bool = False,
+    rerun: bool = False,
     locked: bool = False,
     **options: Unpack[StartOptions],
 ) -> RunRecord:
@@ -111,23 +74,25 @@ async def start_run(
         key: Idempotency key, unique per principal. A repeated request returns the existing run.
         request: Content of the request. The key cannot be reused with different content.
         when_busy: Either `wait` or `refuse`, for a conversation with an active run.
-        again: Whether a known message starts a new run if the run that answered the message is idle.
-        locked: Whether the caller holds the lock of `Gateway.lock_context`.
-        options: As for `Runtime.start`; the owner is the principal.
+        rerun: Whether a known message starts a new run if the run that answered the message is idle.
+        locked: Whether the caller holds the lock of `Gateway.lock_conversation`.
+        options: As for `Runtime.start`. The owner of the run, and therefore of its conversation, is the principal.
 
     Returns:
         The new run, or the earlier run if the conversation already contains all messages.
 
     Raises:
-        Refused: If the conversation belongs to another principal, the principal has too many active runs, or the key
-            was used for a different request.
+        Refused: If the principal has too many active runs, the conversation has an active run and `when_busy` is
+            `refuse`, or the key was used for a different request.
     """
     digest = digest_request(request)
+    if tools := options.get("client_tools"):
+        options["client_tools"] = _rename_hidden_names(gateway, agent, client_tools(tools))
     if key is not None:
         options["metadata"] = {**(options.get("metadata") or {}), REQUEST: digest}
     if principal.id:
         options["owner"] = principal.id
-    start = _Start(gateway, principal, agent, prompt, key, when_busy, again, options)
+    start = _Start(gateway, principal, agent, prompt, key, when_busy, rerun, options)
     record = await find_started_run(gateway, principal, agent, key)
     if record is None:
         try:
@@ -144,48 +109,46 @@ async def start_run(
         record = await start.submit()
     else:
         gateway.check_accepting()
-    if start.context_id is not None and not start.in_own_context:
-        await _check_first(gateway, principal, record)
     if key is not None and record.metadata.get(REQUEST) != digest:
-        raise Refused(422, "key_used", "the key stands for another request")
+        raise Refused(422, "key_used", "the key was used for a different request")
     return record
 
 
 @dataclass(slots=True)
 class _Start:
-    """State of a `start_run` call."""
+    """Arguments and progress of a `start_run` call."""
 
     gateway: Gateway
     principal: Principal
     agent: str
-    prompt: Prompt | Choose
+    prompt: Prompt | SelectMessages
     key: str | None
     when_busy: Literal["wait", "refuse"]
-    again: bool
+    rerun: bool
     options: StartOptions
     is_known: bool = False
     """True if the conversation contains all messages, so that `create` returned the run with the last message."""
-    in_own_context: bool = False
-    """True if the principal owned the conversation before this run, so no other principal can have created it since."""
 
     @property
-    def context_id(self) -> str | None:
-        return self.options.get("context_id")
+    def conversation(self) -> str | None:
+        """Key of the conversation, or None for a new conversation."""
+        context_id = self.options.get("context_id")
+        return None if context_id is None else self.principal.get_conversation(context_id)
 
     async def create(self, *, locked: bool) -> RunRecord:
         """Start the run under the conversation's lock, or return an earlier run with the same messages."""
-        gateway, context_id = self.gateway, self.context_id
+        gateway, key = self.gateway, self.conversation
         # Only messages with ids can be known to the conversation by another process.
-        everywhere = callable(self.prompt) or any(each.message_id is not None for each in to_messages(self.prompt))
-        async with nullcontext() if locked else gateway.lock_context(context_id, everywhere=everywhere):
-            if context_id is not None:
-                exists = self.in_own_context = await gateway.find_context(self.principal, context_id)
-                earlier = await self._select_messages(context_id, exists=exists) if everywhere else None
+        has_ids = callable(self.prompt) or any(each.message_id is not None for each in to_messages(self.prompt))
+        is_shared = has_ids or self.when_busy == "refuse"
+        async with nullcontext() if locked else gateway.lock_conversation(key, across_processes=is_shared):
+            if key is not None and has_ids:
+                earlier = await self._select_messages(key)
                 if earlier is not None:
                     self.is_known = True
                     return earlier
-                if exists and self.when_busy == "refuse":
-                    await self._check_idle(context_id)
+            if key is not None and self.when_busy == "refuse":
+                await self._check_idle(key)
             async with gateway.reserve_run(self.principal):
                 return await self.submit()
 
@@ -193,26 +156,28 @@ class _Start:
         prompt = self.prompt(None) if callable(self.prompt) else self.prompt
         return await self.gateway.runtime.start(self.agent, prompt, key=self.key, **self.options)
 
-    async def _select_messages(self, context_id: str, *, exists: bool) -> RunRecord | None:
+    async def _select_messages(self, key: str) -> RunRecord | None:
         """Remove known messages from the prompt. If all messages are known, return the run with the last message."""
         self.gateway.check_accepting()
-        stored = await history(self.gateway.runtime.log, context_id, public=True) if exists else None
+        log = self.gateway.runtime.log
+        exists = bool(await read_log(log.list_conversation, key, limit=1))
+        stored = await read_public_messages(log, key) if exists else None
         self.prompt, last = _find_new(self.prompt, stored)
         if last is None:
             return None
-        earlier, is_answered = await _find_run_with(self.gateway, context_id, last)
+        earlier, is_answered = await _find_message_run(self.gateway, key, last)
         # This message was followed by another one and never answered separately, so return its run.
-        if earlier is not None and self.again and is_answered and earlier.state in AT_REST:
+        if earlier is not None and self.rerun and is_answered and earlier.state in IDLE_STATES:
             return None
         return earlier
 
-    async def _check_idle(self, context_id: str) -> None:
-        list_runs = self.gateway.runtime.log.list_runs
-        if await read_log(list_runs, context_id=context_id, states=("submitted", "working"), limit=1):
-            raise Refused(409, "context_busy", "the conversation has a run under way")
+    async def _check_idle(self, key: str) -> None:
+        list_runs = self.gateway.runtime.log.list_conversation
+        if await read_log(list_runs, key, states=("submitted", "working"), limit=1):
+            raise Refused(409, "context_busy", "the conversation already has an active run")
 
 
-def _find_new(prompt: Prompt | Choose, stored: Sequence[Message] | None) -> tuple[Prompt, Message | None]:
+def _find_new(prompt: Prompt | SelectMessages, stored: Sequence[Message] | None) -> tuple[Prompt, Message | None]:
     """Remove the messages that a conversation already contains from a prompt.
 
     Returns:
@@ -227,18 +192,18 @@ def _find_new(prompt: Prompt | Choose, stored: Sequence[Message] | None) -> tupl
     return messages[-1:], messages[-1]
 
 
-async def _find_run_with(gateway: Gateway, context_id: str, message: Message) -> tuple[RunRecord | None, bool]:
+async def _find_message_run(gateway: Gateway, key: str, message: Message) -> tuple[RunRecord | None, bool]:
     """Return the latest run that received a message, in its prompt or later.
 
     Returns:
         The run, and True if the message was sent to the run or is the last prompt message.
     """
-    for record in await read_log(gateway.runtime.log.list_runs, context_id=context_id, newest_first=True):
+    for record in await read_log(gateway.runtime.log.list_conversation, key, newest_first=True):
         for event in await read_log(gateway.runtime.log.read, record.task_id):
-            asked = [each.message_id for each in event.messages] if isinstance(event, TaskEvent) else []
-            said = event.message_id if isinstance(event, MessageAddedEvent) else None
-            if message.message_id == said or message.message_id in asked:
-                return record, message.message_id in (said, *asked[-1:])
+            prompt_ids = [each.message_id for each in event.messages] if isinstance(event, TaskEvent) else []
+            sent_id = event.message_id if isinstance(event, MessageAddedEvent) else None
+            if message.message_id == sent_id or message.message_id in prompt_ids:
+                return record, message.message_id in (sent_id, *prompt_ids[-1:])
     return None, False
 
 
@@ -247,21 +212,37 @@ def digest_request(request: bytes) -> str:
     return sha256(request).hexdigest()
 
 
+def _rename_hidden_names(gateway: Gateway, agent: str, tools: Sequence[ClientTool]) -> Sequence[ClientTool]:
+    """Rename client tools that have the name of a hidden tool.
+
+    Refusing them would reveal the hidden names. Replacing the hidden tools would allow clients to forge their results.
+    The new names have the same length, so that the number of tools and of estimated tokens does not differ either.
+    """
+    collection = gateway.runtime.agents[agent].definition.tools
+    taken = {*collection.plain_tools, *(tool.definition.name for tool in tools)}
+    renamed: list[ClientTool] = []
+    for tool in tools:
+        name = tool.definition.name
+        if not (name in collection.plain_tools and collection.hides(name)):
+            renamed.append(tool)
+            continue
+        log.info("Renaming the client tool %r: agent %r has a hidden tool with this name", name, agent)
+        digests = (sha256(f"{name} {number}".encode()).hexdigest() for number in range(_MAX_NAMES))
+        kept = name[: max(len(name) - _SUFFIX_LENGTH, 0)]
+        candidates = (f"{kept}{digest[: len(name) - len(kept)]}" for digest in digests)
+        new_name = next((each for each in candidates if each not in taken), None)
+        if new_name is not None:
+            taken.add(new_name)
+            renamed += client_tools([{**tool.to_definition(), "name": new_name}])
+    return renamed
+
+
 async def find_started_run(gateway: Gateway, principal: Principal, agent: str, key: str | None) -> RunRecord | None:
     """Look up a principal's run by idempotency key."""
     if key is not None:
         with suppress(UnknownRun):
-            return await gateway.runtime.get_record(gateway.runtime.id_of(agent, key, principal.id or None))
+            return await gateway.runtime.get_record(gateway.runtime.derive_run_id(agent, key, principal.id or None))
     return None
-
-
-async def _check_first(gateway: Gateway, principal: Principal, record: RunRecord) -> None:
-    """Cancel the run if another principal has concurrently created the conversation."""
-    try:
-        await gateway.find_context(principal, record.context_id)
-    except Refused:
-        await gateway.runtime.cancel(record.task_id, "the conversation is somebody else's")
-        raise
 
 
 async def cancel_run(gateway: Gateway, task_id: str, reason: str | None = None) -> None:
@@ -278,7 +259,7 @@ async def cancel_abandoned_run(gateway: Gateway, task_id: str) -> None:
     with suppress(EventLogError, ConflictError, RunOver):
         # The client of a waiting run has received all events and must answer.
         if (await gateway.runtime.get_record(task_id)).state in ("submitted", "working"):
-            await gateway.runtime.cancel(task_id, "the client left")
+            await gateway.runtime.cancel(task_id, "the client disconnected")
 
 
 def read_idempotency_key(request: HTTPConnection) -> str | None:
@@ -289,7 +270,7 @@ def read_idempotency_key(request: HTTPConnection) -> str | None:
     """
     key = request.headers.get("idempotency-key")
     if key is not None and not 0 < len(key) <= MAX_KEY_LENGTH:
-        raise Refused(422, "invalid", f"an Idempotency-Key has 1 to {MAX_KEY_LENGTH} characters")
+        raise Refused(422, "invalid", f"Idempotency-Key must have 1 to {MAX_KEY_LENGTH} characters")
     return key
 
 
@@ -304,7 +285,7 @@ def parse_client_tools(
     """
     tools = client_tools(definitions)
     for name in {each.definition.name for each in tools} & {*gateway.runtime.agents[agent].definition.tool_names}:
-        raise ConfigurationError(f"the agent has a tool called {name!r}")
+        raise ConfigurationError(f"the agent already has a tool named {name!r}")
     return tools or None
 
 
@@ -318,6 +299,6 @@ def resolve_agent(gateway: Gateway, name: str | None, field: str = "agent") -> s
     if name is None and len(agents) == 1:
         return next(iter(agents))
     if name is None or name not in agents:
-        message = "name one of the agents" if name is None else "there is no such agent"
+        message = "an agent name is required" if name is None else "the agent does not exist"
         raise Refused(404, "unknown_agent", message, fields={field: f"one of {', '.join(agents)}"})
     return name

@@ -27,11 +27,11 @@ log = logging.getLogger("rxloop")
 
 T = TypeVar("T")
 
-_MAX_PIECE = 1 << 16
+_MAX_CHUNK = 1 << 16
 """Chunk size in bytes after which no more frames are added."""
 
 StreamEnd = Literal["complete", "disconnected", "stalled", "draining", "broken"]
-"""Reason why a stream ended.
+"""Reason for the end of a stream.
 
 The stream completed, the client disconnected or stalled, the server is draining, or the log failed.
 """
@@ -71,8 +71,8 @@ def _encode_line(event: Event) -> bytes:
     return encoded[encoded.index(b"\ndata: ") + 7 : -1]
 
 
-_COME_BACK = b": the server goes away, come back with the last id\n\n"
-SSE = FrameWriter[Event]("text/event-stream", encode_frame, b"retry: 2000\n\n", draining=_COME_BACK)
+_RECONNECT = b": the server is shutting down, reconnect with the last id\n\n"
+SSE = FrameWriter[Event]("text/event-stream", encode_frame, b"retry: 2000\n\n", draining=_RECONNECT)
 NDJSON = FrameWriter[Event]("application/x-ndjson", _encode_line, heartbeat=b"\n")
 
 
@@ -99,16 +99,18 @@ async def deliver(
     *,
     heartbeat: float | None,
     disconnected: Disconnected,
+    max_chunk: int | None = None,
 ) -> StreamEnd:
     """Send a stream to a client until the stream ends, the client disconnects, or the server drains.
 
     Args:
         slot: Reserved with `Gateway.reserve_stream` and entered by the caller, who exits it after the closing frame.
         events: Events, or the output of a view. This function subscribes to the stream.
-        send: Sends a chunk that consists of whole frames.
+        send: Sends a chunk. It consists of whole frames unless `max_chunk` is set.
         writer: Encodes the items.
         heartbeat: Idle seconds before a heartbeat is sent; None disables heartbeats.
         disconnected: Returns after the client has disconnected.
+        max_chunk: Maximum chunk size. Larger frames are split, because servers buffer a whole chunk.
 
     Returns:
         The reason why the stream ended.
@@ -118,46 +120,56 @@ async def deliver(
     with slot.scope:
         async with anyio.create_task_group() as group:
 
-            def leave(reason: StreamEnd) -> None:
+            def stop(reason: StreamEnd) -> None:
                 nonlocal end
                 end = reason
                 group.cancel_scope.cancel()
 
             async def watch() -> None:
                 await disconnected()
-                leave("disconnected")
+                stop("disconnected")
 
             group.start_soon(watch)
-            with _limit_sends(send, stalled_after, partial(leave, "stalled")) as send_in_time:
-                end = await _send_all(events, send_in_time, writer, heartbeat)
+            with _limit_sends(send, stalled_after, partial(stop, "stalled")) as send_in_time:
+                send_chunk = send_in_time if max_chunk is None else partial(_send_slices, send_in_time, max_chunk)
+                end = await _send_all(events, send_chunk, writer, heartbeat)
             group.cancel_scope.cancel()
     end = end or "draining"
-    last = {"complete": writer.closing, "draining": writer.draining, "broken": writer.broken}.get(end)
-    if last:
-        await _send_last(send, last, stalled_after)
+    final_frame = {"complete": writer.closing, "draining": writer.draining, "broken": writer.broken}.get(end)
+    if final_frame:
+        await _send_last(send, final_frame, stalled_after)
     return end
 
 
 async def _send_all(events: Stream[T], send: SendBytes, writer: FrameWriter[T], heartbeat: float | None) -> StreamEnd:
-    async with aclosing(_pieces(aiter(events), heartbeat, writer)) as pieces:
+    async with aclosing(_read_chunks(aiter(events), heartbeat, writer)) as chunks:
         try:
             if writer.opening:
                 await send(writer.opening)
-            async for piece in pieces:
-                await send(piece)
+            async for chunk in chunks:
+                await send(chunk)
         except (OSError, WebSocketDisconnect):
             return "disconnected"
         except RxloopError as error:
             # The log failed after the response started. The client receives the error when it reconnects.
-            log.warning("a stream breaks off: %s", error)
+            log.warning("Stream failed: %s", error)
             return "broken"
     return "complete"
 
 
-async def _send_last(send: SendBytes, last: bytes, seconds: float) -> None:
+async def _send_slices(send: SendBytes, size: int, chunk: bytes) -> None:
+    if len(chunk) <= size:
+        await send(chunk)
+        return
+    view = memoryview(chunk)
+    for start in range(0, len(chunk), size):
+        await send(bytes(view[start : start + size]))
+
+
+async def _send_last(send: SendBytes, final_frame: bytes, seconds: float) -> None:
     with suppress(TimeoutError, OSError, WebSocketDisconnect):
         async with asyncio.timeout(seconds):
-            await send(last)
+            await send(final_frame)
 
 
 async def read_to_end(slot: StreamSlot, events: AsyncIterable[Any], *, disconnected: Disconnected) -> StreamEnd:
@@ -237,8 +249,8 @@ class EventStream(Response):
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_body(piece: bytes, *, more: bool = True) -> None:
-            await send({"type": "http.response.body", "body": piece, "more_body": more})
+        async def send_body(chunk: bytes, *, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": chunk, "more_body": more})
 
         with self._slot as slot:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -253,6 +265,7 @@ class EventStream(Response):
                     self._writer,
                     heartbeat=self._heartbeat,
                     disconnected=partial(wait_disconnected, receive),
+                    max_chunk=_MAX_CHUNK,
                 )
             if end not in ("disconnected", "stalled"):
                 await _send_last(partial(send_body, more=False), b"", slot.gateway.limits.stalled)
@@ -260,53 +273,59 @@ class EventStream(Response):
                 slot.gateway.spawn(self._on_disconnect())
 
 
-async def _pieces(events: Reader[T], heartbeat: float | None, writer: FrameWriter[T]) -> AsyncGenerator[bytes]:
+async def _read_chunks(events: Reader[T], heartbeat: float | None, writer: FrameWriter[T]) -> AsyncGenerator[bytes]:
     """Join all available items into a single chunk, because sending is slower than encoding."""
     encode = writer.encode
     try:
         while True:
             try:
-                written = encode(await events.read(heartbeat))
+                first = encode(await events.read(heartbeat))
             except StopAsyncIteration:
                 return
             except ReadTimeout:
                 yield writer.heartbeat
                 continue
-            more: list[bytes] = []
-            size = len(written)
+            frames = [first]
+            size = len(first)
             for event in events.drain():
-                more.append(encode(event))
-                size += len(more[-1])
-                if size > _MAX_PIECE:
+                frames.append(encode(event))
+                size += len(frames[-1])
+                if size > _MAX_CHUNK:
                     break
-            yield b"".join((written, *more)) if more else written
+            # Joining would copy a large frame.
+            large = frames.pop() if len(frames[-1]) > _MAX_CHUNK else None
+            if frames:
+                yield b"".join(frames)
+            if large is not None:
+                frames.clear()
+                yield large
     finally:
         await events.aclose()
 
 
 @contextmanager
-def _limit_sends(send: SendBytes, seconds: float, leave: Callable[[], None]) -> Generator[SendBytes]:
-    """Yield a `send` function with a timeout, calling `leave` if it expires.
+def _limit_sends(send: SendBytes, seconds: float, stop: Callable[[], None]) -> Generator[SendBytes]:
+    """Yield a `send` function with a timeout, calling `stop` if it expires.
 
     A single timer checks at intervals, because starting a timer per call would cost more than most calls.
     """
     loop = asyncio.get_running_loop()
-    since: float | None = None
+    send_started: float | None = None
 
-    async def send_in_time(piece: bytes) -> None:
-        nonlocal since
-        since = loop.time()
-        await send(piece)
-        since = None
+    async def send_in_time(chunk: bytes) -> None:
+        nonlocal send_started
+        send_started = loop.time()
+        await send(chunk)
+        send_started = None
 
     def check() -> None:
         nonlocal timer
-        until = (loop.time() if since is None else since) + seconds
-        if since is not None and until <= loop.time():
-            log.info("a client that took nothing for %g s is let go", seconds)
-            leave()
+        deadline = (loop.time() if send_started is None else send_started) + seconds
+        if send_started is not None and deadline <= loop.time():
+            log.info("Disconnecting a client that stalled for %g s", seconds)
+            stop()
         else:
-            timer = loop.call_at(until, check)
+            timer = loop.call_at(deadline, check)
 
     timer = loop.call_later(seconds, check)
     try:

@@ -1,4 +1,4 @@
-"""The HTTP API: runs, their events, and what can be asked of them."""
+"""HTTP API for runs, events, conversations and agents."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from rxloop.errors import ConfigurationError, UnknownRun
 from rxloop.protocol.http_api import RunSettings
 from rxloop.runtime.runtime import Runtime
 from rxloop.server.core.adapter import Adapter, AdapterOptions, Endpoint, OnDisconnect
-from rxloop.server.core.errors import Refused, answer
+from rxloop.server.core.errors import Refused, write_problem
 from rxloop.server.core.gateway import Principal
-from rxloop.server.http.openapi import OPERATIONS, document
+from rxloop.server.http.openapi import OPERATIONS, make_document
 from rxloop.server.http.requests import ApiCall
 
 
 class Api(Adapter):
-    """Adapter for the HTTP API; see `api`."""
+    """Adapter for the HTTP API, created by `api`."""
 
     def __init__(
         self, runtime: Runtime, settings: Collection[str], on_disconnect: OnDisconnect, options: AdapterOptions
     ) -> None:
-        """Initialize the adapter; see `api`."""
+        """Initialize the adapter for `api`."""
         super().__init__(runtime, on_disconnect=on_disconnect, **options)
         unknown = sorted({*settings} - {*RunSettings.model_fields})
         if isinstance(settings, str) or unknown:
             known = ", ".join(RunSettings.model_fields)
-            raise ConfigurationError(f"settings must be names of settings, of {known}, not {settings!r}")
+            raise ConfigurationError(f"settings must be names of model settings ({known}), got {settings!r}")
         self._settings = frozenset(settings)
 
     @cached_property
     def openapi(self) -> dict[str, Any]:
         """OpenAPI document, served as `/openapi.json`."""
-        return document(secured=self.gateway.secured)
+        return make_document(secured=self.gateway.requires_auth)
 
     @override
     def endpoints(self) -> Sequence[Endpoint | BaseRoute]:
         # Conversation ids may contain slashes.
         path = "{context_id:rxloop_id}"
         operations = [replace(each, path=each.path.replace("{context_id}", path)) for each in OPERATIONS]
-        return [*operations, Route("/openapi.json", self._document, methods=["GET"])]
+        return [*operations, Route("/openapi.json", self._serve_document, methods=["GET"])]
 
     @override
     def make_call(self, request: Request, principal: Principal, body: Any, query: Any) -> ApiCall[Any, Any]:
@@ -62,9 +62,9 @@ class Api(Adapter):
 
     @override
     def write_error(self, refused: Refused, request: HTTPConnection) -> Response:
-        return answer(refused)
+        return write_problem(refused)
 
-    async def _document(self, request: Request) -> Response:
+    async def _serve_document(self, request: Request) -> Response:
         servers = [{"url": request.scope.get("root_path") or "/"}]
         return Response(orjson.dumps({**self.openapi, "servers": servers}), media_type="application/json")
 

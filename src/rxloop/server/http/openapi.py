@@ -19,10 +19,12 @@ from rxloop.server.core.stream import NDJSON, SSE
 from rxloop.server.http import operations as runs
 from rxloop.server.http import reads
 from rxloop.server.http.requests import (
+    ContextQuery,
     EventsQuery,
     GraphQuery,
     InfoQuery,
     PageQuery,
+    PendingQuery,
     Query,
     RunsInContextQuery,
     RunsQuery,
@@ -36,13 +38,13 @@ class Operation(Endpoint):
     """Endpoint with OpenAPI metadata."""
 
     query: type[Query] = Query
-    answers: Mapping[int, type[BaseModel] | None]
-    """Response model by status code, excluding errors; None for responses without a model."""
+    responses: Mapping[int, type[BaseModel] | None]
+    """Response model by status code, without errors. None for responses without a model."""
     headers: tuple[str, ...] = ()
     """Supported request header names."""
     streams: bool = False
     """True if the response may be an event stream."""
-    others: tuple[str, ...] = ()
+    media_types: tuple[str, ...] = ()
     """Media types for responses without a model."""
 
     @property
@@ -53,33 +55,34 @@ class Operation(Endpoint):
 
 _RUN = "/runs/{task_id}"
 _CONTEXT = "/contexts/{context_id}"
-_STARTED = {202: RunInfo, 200: RunInfo}
-_EVENTS = {200: None, 204: None}
-_DRAWN = ("application/json", "text/plain", "text/html")
+_START = {202: RunInfo, 200: RunInfo}
+_EVENT = {200: None, 204: None}
+_GRAPH_TYPES = ("application/json", "text/plain", "text/html")
 _KEY = ("Idempotency-Key",)
 _CURSOR = ("Last-Event-ID",)
 OPERATIONS = (
     Operation(
-        "POST", "/runs", runs.start, http.StartRun, query=StartQuery, answers=_STARTED, headers=_KEY, streams=True
+        "POST", "/runs", runs.start, http.StartRun, query=StartQuery, responses=_START, headers=_KEY, streams=True
     ),
-    Operation("GET", "/runs", reads.runs, query=RunsQuery, answers={200: http.RunPage}),
-    Operation("GET", _RUN, reads.record, query=InfoQuery, answers={200: RunInfo}),
-    Operation("GET", f"{_RUN}/events", runs.events, query=EventsQuery, answers=_EVENTS, headers=_CURSOR, streams=True),
-    Operation("POST", f"{_RUN}/resume", runs.resume, http.ResumeRun, query=StartQuery, answers=_STARTED, streams=True),
-    Operation("POST", f"{_RUN}/say", runs.say, http.SendMessage, answers={202: RunInfo}),
-    Operation("POST", f"{_RUN}/cancel", runs.cancel, http.CancelRun, answers=_STARTED),
-    Operation("POST", f"{_RUN}/fork", runs.fork, http.ForkRun, answers={202: RunInfo}),
-    Operation("GET", f"{_RUN}/state", reads.state, query=StateQuery, answers={200: http.StateInfo}),
-    Operation("GET", f"{_RUN}/graph", reads.graph, query=GraphQuery, answers={200: None}, others=_DRAWN),
-    Operation("GET", "/contexts", reads.contexts, query=PageQuery, answers={200: http.ContextPage}),
-    Operation("GET", f"{_CONTEXT}/runs", reads.context_runs, query=RunsInContextQuery, answers={200: http.RunPage}),
-    Operation("GET", f"{_CONTEXT}/messages", reads.messages, answers={200: http.MessageList}),
-    Operation("GET", "/agents", reads.agents, answers={200: http.AgentList}),
-    Operation("GET", "/healthz", reads.healthz, answers={200: http.Health}, public=True),
-    Operation("GET", "/readyz", reads.readyz, answers={200: http.Health}, public=True),
+    Operation("GET", "/runs", reads.runs, query=RunsQuery, responses={200: http.RunPage}),
+    Operation("GET", "/pending", reads.pending, query=PendingQuery, responses={200: http.RunPage}),
+    Operation("GET", _RUN, reads.record, query=InfoQuery, responses={200: RunInfo}),
+    Operation("GET", f"{_RUN}/events", runs.events, query=EventsQuery, responses=_EVENT, headers=_CURSOR, streams=True),
+    Operation("POST", f"{_RUN}/resume", runs.resume, http.ResumeRun, query=StartQuery, responses=_START, streams=True),
+    Operation("POST", f"{_RUN}/say", runs.say, http.SendMessage, responses={202: RunInfo}),
+    Operation("POST", f"{_RUN}/cancel", runs.cancel, http.CancelRun, responses=_START),
+    Operation("POST", f"{_RUN}/fork", runs.fork, http.ForkRun, responses={202: RunInfo}),
+    Operation("GET", f"{_RUN}/state", reads.state, query=StateQuery, responses={200: http.StateInfo}),
+    Operation("GET", f"{_RUN}/graph", reads.graph, query=GraphQuery, responses={200: None}, media_types=_GRAPH_TYPES),
+    Operation("GET", "/contexts", reads.contexts, query=PageQuery, responses={200: http.ContextPage}),
+    Operation("GET", f"{_CONTEXT}/runs", reads.context_runs, query=RunsInContextQuery, responses={200: http.RunPage}),
+    Operation("GET", f"{_CONTEXT}/messages", reads.messages, query=ContextQuery, responses={200: http.MessageList}),
+    Operation("GET", "/agents", reads.agents, responses={200: http.AgentList}),
+    Operation("GET", "/healthz", reads.healthz, responses={200: http.Health}, public=True),
+    Operation("GET", "/readyz", reads.readyz, responses={200: http.Health}, public=True),
 )
 
-_PLACE = "#/components/schemas/"
+_SCHEMA_PREFIX = "#/components/schemas/"
 _LINKS = {
     each.name: {"operationId": each.name, "parameters": {"task_id": "$response.body#/taskId"}}
     for each in OPERATIONS
@@ -88,62 +91,62 @@ _LINKS = {
 """OpenAPI links to the operations on a run."""
 _HEADERS = {
     "Rxloop-Deltas": {
-        "description": "Of a stream: `live` has the deltas as they are made, `kept` those that the log keeps, `none` "
-        "whole messages alone.",
+        "description": "Deltas in the stream: `live` for all new deltas, `kept` for the deltas stored in the log, "
+        "`none` for complete messages only.",
         "schema": {"type": "string", "enum": [*get_args(Deltas)]},
     }
 }
-_IDS = {"task_id": "The run.", "context_id": "The conversation."}
+_IDS = {"task_id": "Id of the run.", "context_id": "Id of the conversation."}
 
 
-def document(*, secured: bool) -> dict[str, Any]:
+def make_document(*, secured: bool) -> dict[str, Any]:
     """Generate the OpenAPI document.
 
     Args:
         secured: Whether clients must authenticate.
     """
     bodies: list[Any] = [(each.body, "validation") for each in OPERATIONS if each.body is not None]
-    answers: list[Any] = [
-        (model, "serialization") for each in OPERATIONS for model in each.answers.values() if model is not None
+    responses: list[Any] = [
+        (model, "serialization") for each in OPERATIONS for model in each.responses.values() if model is not None
     ]
-    models: list[Any] = [*bodies, *answers, (Problem, "serialization")]
-    refs, schemas = models_json_schema(models, ref_template=f"{_PLACE}{{model}}")
+    models: list[Any] = [*bodies, *responses, (Problem, "serialization")]
+    refs, schemas = models_json_schema(models, ref_template=f"{_SCHEMA_PREFIX}{{model}}")
     paths: dict[str, Any] = {}
     for operation in OPERATIONS:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, refs, secured)
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _describe_operation(operation, refs, secured)
     components: dict[str, Any] = {"schemas": schemas["$defs"]}
     if secured:
         components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
-    info = {"title": "rxloop", "version": __version__, "description": "Runs of agents, as streams of events."}
+    info = {"title": "rxloop", "version": __version__, "description": "Agent runs as event streams."}
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
 
 
-def _operation(operation: Operation, refs: Any, secured: bool) -> dict[str, Any]:
+def _describe_operation(operation: Operation, refs: Any, secured: bool) -> dict[str, Any]:
     error = {"application/json": {"schema": refs[Problem, "serialization"]}}
-    made: dict[str, Any] = {
+    result: dict[str, Any] = {
         "operationId": operation.name,
         "summary": (inspect.getdoc(operation.handle) or "").splitlines()[0],
-        "parameters": [*_parameters(operation)],
+        "parameters": [*_list_parameters(operation)],
         "responses": {
-            **{str(status): _answer(operation, status, refs) for status in operation.answers},
+            **{str(status): _describe_response(operation, status, refs) for status in operation.responses},
             "default": {"description": "An error.", "content": error},
         },
     }
     if secured and not operation.public:
-        made["security"] = [{"bearer": []}]
-        made["responses"]["401"] = {"description": "Nobody knows who asks.", "content": error}
+        result["security"] = [{"bearer": []}]
+        result["responses"]["401"] = {"description": "Authentication failed.", "content": error}
     if operation.body is not None:
         schema = refs[operation.body, "validation"]
-        made["requestBody"] = {
+        result["requestBody"] = {
             "required": any(each.is_required() for each in operation.body.model_fields.values()),
             "content": {"application/json": {"schema": schema}},
         }
-    return made
+    return result
 
 
-def _answer(operation: Operation, status: int, refs: Any) -> dict[str, Any]:
-    model = operation.answers[status]
-    content: dict[str, Any] = {each: {"schema": {}} for each in operation.others}
+def _describe_response(operation: Operation, status: int, refs: Any) -> dict[str, Any]:
+    model = operation.responses[status]
+    content: dict[str, Any] = {each: {"schema": {}} for each in operation.media_types}
     headers: dict[str, Any] = {}
     if model is not None:
         content["application/json"] = {"schema": refs[model, "serialization"]}
@@ -152,38 +155,38 @@ def _answer(operation: Operation, status: int, refs: Any) -> dict[str, Any]:
             content[form.media_type] = {}
         headers = {"headers": _HEADERS}
     links = {"links": _LINKS} if model is RunInfo else {}
-    said = "Nothing more comes." if status == 204 else "As asked."
-    return {"description": said, **({"content": content} if content else {}), **headers, **links}
+    description = "There are no more events." if status == 204 else "Success."
+    return {"description": description, **({"content": content} if content else {}), **headers, **links}
 
 
-def _parameters(operation: Operation) -> Iterable[dict[str, Any]]:
-    for name, said in _IDS.items():
+def _list_parameters(operation: Operation) -> Iterable[dict[str, Any]]:
+    for name, description in _IDS.items():
         if f"{{{name}}}" in operation.path:
-            yield _parameter(name, "path", {"type": "string"}, said, required=True)
+            yield _make_parameter(name, "path", {"type": "string"}, description, required=True)
     for name in operation.headers:
-        least = 0 if name == "Last-Event-ID" else 1  # Allow an empty value for missing cursors.
-        yield _parameter(name, "header", {"type": "string", "minLength": least, "maxLength": 200}, "")
-    for name, schema in _properties(operation.query).items():
-        made = _parameter(name, "query", _given(schema), schema.pop("description", ""))
+        min_length = 0 if name == "Last-Event-ID" else 1  # Allow an empty value for missing cursors.
+        yield _make_parameter(name, "header", {"type": "string", "minLength": min_length, "maxLength": 200}, "")
+    for name, schema in _read_properties(operation.query).items():
+        result = _make_parameter(name, "query", _simplify_schema(schema), schema.pop("description", ""))
         if name == "kinds":
             items = {"type": "string", "enum": sorted(EVENT_TYPES)}
-            made |= {"schema": {**made["schema"], "items": items}, "style": "form", "explode": False}
-        yield made
+            result |= {"schema": {**result["schema"], "items": items}, "style": "form", "explode": False}
+        yield result
 
 
-def _parameter(name: str, where: str, schema: Any, said: str, *, required: bool = False) -> dict[str, Any]:
-    described = {"description": said} if said else {}
+def _make_parameter(name: str, where: str, schema: Any, description: str, *, required: bool = False) -> dict[str, Any]:
+    described = {"description": description} if description else {}
     return {"name": name, "in": where, "required": required, "schema": schema, **described}
 
 
-def _properties(query: type[BaseModel]) -> dict[str, Any]:
+def _read_properties(query: type[BaseModel]) -> dict[str, Any]:
     return query.model_json_schema(by_alias=True).get("properties", {})
 
 
-def _given(schema: dict[str, Any]) -> dict[str, Any]:
+def _simplify_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Simplify the schema of an optional query parameter, which can be omitted but cannot be null."""
-    kept = {name: value for name, value in schema.items() if name not in ("title", "description")}
-    options = [each for each in kept.pop("anyOf", ()) if each.get("type") != "null"]
-    if kept.get("default", ...) is None:
-        del kept["default"]
-    return {**kept, **(options[0] if options else {})}
+    simplified = {name: value for name, value in schema.items() if name not in ("title", "description")}
+    options = [each for each in simplified.pop("anyOf", ()) if each.get("type") != "null"]
+    if simplified.get("default", ...) is None:
+        del simplified["default"]
+    return {**simplified, **(options[0] if options else {})}

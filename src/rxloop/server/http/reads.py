@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
 from starlette.responses import Response
 
+from rxloop.coordination.answers import read_snapshot
 from rxloop.coordination.order import is_idle
 from rxloop.errors import EventLogError
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.events import WAITING, StatusUpdateEvent, ends_attempt
+from rxloop.protocol.events import WAITING, Event, StatusUpdateEvent, ends_attempt
 from rxloop.protocol.http_api import (
     AgentInfo,
     AgentList,
@@ -27,36 +29,39 @@ from rxloop.protocol.http_api import (
 )
 from rxloop.protocol.messages import public_question
 from rxloop.protocol.visibility import PUBLIC_METADATA, redact_error, select_public_messages
-from rxloop.recorded.follow import OVER
-from rxloop.recorded.replay import history, replay
+from rxloop.recorded.follow import FINAL_STATES
+from rxloop.recorded.questions import IDLE_STATES, RunStatus, list_pending, read_status
+from rxloop.recorded.replay import history
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Gateway
-from rxloop.server.core.runs import AT_REST, find_last_update, list_pending_inputs
 from rxloop.server.http.requests import (
     ApiCall,
+    ContextQuery,
     GraphQuery,
     InfoQuery,
     PageQuery,
+    PendingQuery,
     Query,
     RunsInContextQuery,
     RunsQuery,
     StateQuery,
-    written,
+    write_json,
 )
 from rxloop.state.fold import fold_all
 from rxloop.state.run_state import RunState
+from rxloop.thinking.graph import ThoughtGraph
 
 
 async def wait_until_idle(
     call: ApiCall[Any, Any], record: RunRecord, seconds: float, after: str | None
 ) -> tuple[RunRecord, StatusUpdateEvent | None]:
-    """Wait with a timeout until a run is idle.
+    """Wait until a run is idle, or until the timeout.
 
     Args:
         call: Current request.
         record: Record of the run.
         seconds: Timeout in seconds.
-        after: Cursor after which the end of an attempt counts. If None, a run that is already idle is returned
+        after: Cursor that the end of the attempt must follow. If None, a run that is already idle is returned
             immediately.
 
     Returns:
@@ -66,15 +71,15 @@ async def wait_until_idle(
         Refused: If the principal has too many open streams.
     """
     gateway = call.gateway
-    if seconds and after is None and not await _is_at_rest(gateway, record):
+    if seconds and after is None and not await _is_idle(gateway, record):
         # Ignore earlier attempts.
-        after = cursor_of(record)
+        after = record.cursor
     if seconds and after is not None:
         with gateway.reserve_stream(call.principal) as slot, slot.scope:
             slot.scope.deadline = anyio.current_time() + min(seconds, gateway.limits.wait)
             async for event in gateway.runtime.follow(record.task_id, after=after):
-                if isinstance(event, StatusUpdateEvent) and event.state in AT_REST and ends_attempt(event):
-                    return record.ended_by(event), event
+                if isinstance(event, StatusUpdateEvent) and event.state in IDLE_STATES and ends_attempt(event):
+                    return record.apply_end(event), event
                 if ends_attempt(event):
                     break
     if after is not None:
@@ -82,49 +87,45 @@ async def wait_until_idle(
     return record, None
 
 
-async def _is_at_rest(gateway: Gateway, record: RunRecord) -> bool:
-    """True if the run is over, or is waiting and has no pending answers."""
+async def _is_idle(gateway: Gateway, record: RunRecord) -> bool:
+    """Return True if the run is over, or is waiting and has no pending answers."""
     if record.state not in WAITING:
-        return record.state in OVER
-    return is_idle(await read_log(gateway.runtime.log.snapshot, record.task_id))
+        return record.state in FINAL_STATES
+    return is_idle(await read_snapshot(gateway.runtime.log, record.task_id))
 
 
-def cursor_of(record: RunRecord) -> str:
-    """Return the cursor of a run's last event."""
-    return f"{record.task_id}/{record.attempt}.{record.seq}.0"
-
-
-async def info_of(call: ApiCall[Any, Any], record: RunRecord, last: StatusUpdateEvent | None = None) -> RunInfo:
+async def make_info(call: ApiCall[Any, Any], record: RunRecord, last: StatusUpdateEvent | None = None) -> RunInfo:
     """Return a run's state, open questions and last outcome.
 
     Args:
         call: Current request.
-        record: Record of the run.
-        last: Final event of the last attempt, if the caller has already read it. By default, it is read from the log.
+        record: Record of the run. It may be outdated.
+        last: Final event that `record` includes, if the caller has just read it.
     """
-    made = short_info(call, record)
-    if record.state == "working":
-        pending = await list_pending_inputs(call.gateway, record)
-        return made.model_copy(update={"pending": [public_question(each) for each in pending]})
-    last = last or await find_last_update(call.gateway, record)
-    shown = last.to_public() if last is not None else None
-    if not isinstance(shown, StatusUpdateEvent):
-        return made
+    if last is not None:
+        status = RunStatus(record, last.state, last.pending, last)
+    else:
+        status = await read_status(call.gateway.runtime.log, record)
+    info = make_short_info(call, status.record).model_copy(update={"state": status.state})
+    public_last = status.last.to_public() if status.last is not None else None
+    if not isinstance(public_last, StatusUpdateEvent):
+        return info.model_copy(update={"pending": [public_question(each) for each in status.pending]})
     names = ("content", "reason", "finish_reason", "pending", "usage", "error")
-    return made.model_copy(update={name: getattr(shown, name) for name in names})
+    return info.model_copy(update={name: getattr(public_last, name) for name in names})
 
 
-def short_info(call: ApiCall[Any, Any], record: RunRecord) -> RunInfo:
+def make_short_info(call: ApiCall[Any, Any], record: RunRecord) -> RunInfo:
     """Return a run's state without reading events."""
     return RunInfo(
         task_id=record.task_id,
         context_id=record.context_id,
         agent=record.agent_name,
+        owner=record.owner if "others" in call.principal.scopes else None,
         state=record.state,
         attempt=record.attempt,
         seq=record.seq,
-        deltas=deltas_of(call.gateway, record),
-        cursor=cursor_of(record),
+        deltas=get_delta_availability(call.gateway, record),
+        cursor=record.cursor,
         created=record.created,
         updated=record.updated,
         events=call.path("runs", record.task_id, "events"),
@@ -134,7 +135,7 @@ def short_info(call: ApiCall[Any, Any], record: RunRecord) -> RunInfo:
     )
 
 
-def state_info(task_id: str, seq: int, state: RunState) -> StateInfo:
+def make_state_info(task_id: str, seq: int, state: RunState) -> StateInfo:
     """Convert a run state to its JSON model, including internal data."""
     batch = state.batch
     return StateInfo(
@@ -146,14 +147,14 @@ def state_info(task_id: str, seq: int, state: RunState) -> StateInfo:
         error=state.error,
         iteration=state.iteration,
         messages=list(state.messages),
-        calls=[] if batch is None else [batch.calls[place] for place in batch.open],
+        calls=[] if batch is None else [batch.calls[index] for index in batch.open],
         pending=list(state.pending.values()),
         content=state.content,
         usage=state.usage,
     )
 
 
-def for_clients(info: StateInfo) -> StateInfo:
+def redact_state(info: StateInfo) -> StateInfo:
     """Remove internal data from a state, following the rules for events."""
     return info.model_copy(
         update={
@@ -165,51 +166,73 @@ def for_clients(info: StateInfo) -> StateInfo:
     )
 
 
-def deltas_of(gateway: Gateway, record: RunRecord, *, replayed: bool = False) -> Deltas:
+def get_delta_availability(gateway: Gateway, record: RunRecord, *, replayed: bool = False) -> Deltas:
     """Return the current availability of deltas in a run's stream."""
     log = gateway.runtime.log
-    passed_on = log.takes_deltas and not log.keeps_deltas
-    is_driven = record.state in ("submitted", "working") and gateway.runtime.drives(record.task_id)
-    if not replayed and record.state not in OVER and (passed_on or is_driven):
+    passes_deltas = log.takes_deltas and not log.keeps_deltas
+    is_executing = record.state in ("submitted", "working") and gateway.runtime.is_executing(record.task_id)
+    if not replayed and record.state not in FINAL_STATES and (passes_deltas or is_executing):
         return "live"
     return "kept" if log.keeps_deltas else "none"
 
 
 async def record(call: ApiCall[None, InfoQuery]) -> Response:
-    """Tell where a run stands."""
-    found, last = await wait_until_idle(call, await call.record(), call.query.wait, None)
-    return written(await info_of(call, found, last))
+    """Return the state of a run."""
+    latest, last = await wait_until_idle(call, await call.record(), call.query.wait, None)
+    return write_json(await make_info(call, latest, last))
 
 
 async def runs(call: ApiCall[None, RunsQuery]) -> Response:
-    """List the runs of whoever asks, newest first."""
-    return await _runs(call, call.query.context_id)
+    """List the caller's runs, newest first."""
+    return await _respond_runs(call, await _find_owner(call), call.query.context_id)
 
 
 async def context_runs(call: ApiCall[None, RunsInContextQuery]) -> Response:
     """List the runs of a conversation, newest first."""
-    return await _runs(call, await call.context_id())
+    context_id, owner = await call.find_conversation(call.query.owner)
+    await _find_owner(call)
+    return await _respond_runs(call, owner, context_id)
 
 
-async def _runs(call: ApiCall[None, Any], context_id: str | None) -> Response:
+async def _respond_runs(call: ApiCall[None, Any], owner: str | None, context_id: str | None) -> Response:
     states = None if call.query.state is None else (call.query.state,)
-    found, following = await _page(call, context_id=context_id, states=states)
-    return written(RunPage(runs=[short_info(call, record) for record in found], next=following))
+    records, next_cursor = await _read_page(call, owner, context_id=context_id, states=states)
+    return write_json(RunPage(runs=[make_short_info(call, record) for record in records], next=next_cursor))
+
+
+async def pending(call: ApiCall[None, PendingQuery]) -> Response:
+    """List the caller's runs with unanswered questions, newest first."""
+    query = call.query
+    found = await list_pending(
+        call.gateway.runtime.log,
+        owner=await _find_owner(call),
+        context_id=query.context_id,
+        agent_name=query.agent,
+        newest_first=True,
+        after=query.after,
+        limit=query.limit + 1,
+    )
+    visible = [each for each in found if call.principal.may_see(each.record)][: query.limit]
+    infos = [
+        make_short_info(call, each.record).model_copy(
+            update={"pending": [public_question(question) for question in each.inputs]}
+        )
+        for each in visible
+    ]
+    return write_json(RunPage(runs=infos, next=infos[-1].task_id if infos and len(found) > query.limit else None))
 
 
 async def contexts(call: ApiCall[None, PageQuery]) -> Response:
-    """List the conversations of whoever asks, by their latest runs, newest first."""
-    found, following = await _page(call, latest_only=True)
+    """List the caller's conversations, by their latest runs, newest first."""
+    records, next_cursor = await _read_page(call, await _find_owner(call), latest_only=True)
     infos: list[ContextInfo] = []
-    for latest in found:
-        first = next(
-            iter(await read_log(call.gateway.runtime.log.list_runs, context_id=latest.context_id, limit=1)), latest
-        )
-        if not call.principal.may_see(first):
-            continue  # Another principal owns the conversation because of a concurrent start.
+    for latest in records:
+        earliest = await read_log(call.gateway.runtime.log.list_conversation, latest.conversation, limit=1)
+        first = next(iter(earliest), latest)
         infos.append(
             ContextInfo(
                 context_id=latest.context_id,
+                owner=latest.owner if "others" in call.principal.scopes else None,
                 created=first.created,
                 updated=latest.updated,
                 task_id=latest.task_id,
@@ -218,72 +241,87 @@ async def contexts(call: ApiCall[None, PageQuery]) -> Response:
                 metadata=dict(first.metadata.get(PUBLIC_METADATA) or {}),
             )
         )
-    return written(ContextPage(contexts=infos, next=following))
+    return write_json(ContextPage(contexts=infos, next=next_cursor))
 
 
-async def _page(call: ApiCall[None, Any], **wanted: Any) -> tuple[list[RunRecord], str | None]:
+async def _find_owner(call: ApiCall[None, Any]) -> str | None:
+    """Check the cursor of a page, and return the owner of all visible runs. None includes every owner.
+
+    Raises:
+        Refused: The run of the cursor is unknown or belongs to another principal.
+    """
+    if call.query.after is not None:
+        await call.gateway.find_run(call.principal, call.query.after)
+    return None if "others" in call.principal.scopes else call.principal.id
+
+
+async def _read_page(call: ApiCall[None, Any], owner: str | None, **filters: Any) -> tuple[list[RunRecord], str | None]:
     """Return a page of visible runs, newest first, with the next page's cursor."""
-    query, principal = call.query, call.principal
-    if query.after is not None:
-        await call.gateway.find_run(principal, query.after)
-    owner = None if "others" in principal.scopes else principal.id
+    query = call.query
     limits: dict[str, Any] = {"newest_first": True, "after": query.after, "limit": query.limit + 1}
-    found = await read_log(call.gateway.runtime.log.list_runs, owner=owner, **wanted, **limits)
-    shown = [record for record in found if principal.may_see(record)][: query.limit]
-    return shown, shown[-1].task_id if shown and len(found) > query.limit else None
+    records = await read_log(call.gateway.runtime.log.list_runs, owner=owner, **filters, **limits)
+    visible = [record for record in records if call.principal.may_see(record)][: query.limit]
+    return visible, visible[-1].task_id if visible and len(records) > query.limit else None
 
 
-async def messages(call: ApiCall[None, Query]) -> Response:
-    """Give the messages of a conversation, as clients may see them."""
-    shown = await history(call.gateway.runtime.log, await call.context_id(), public=True)
-    return written(MessageList(messages=shown))
+async def messages(call: ApiCall[None, ContextQuery]) -> Response:
+    """Return the public messages of a conversation."""
+    context_id, owner = await call.find_conversation(call.query.owner)
+    public_messages = await history(call.gateway.runtime.log, context_id, owner=owner, public=True)
+    return write_json(MessageList(messages=public_messages))
 
 
 async def state(call: ApiCall[None, StateQuery]) -> Response:
-    """Tell how a run stood after one of its events, as clients may see it, or all of it for those who may."""
+    """Return the state of a run after an event, including internal data only if requested and permitted."""
     record, query = await call.record(), call.query
     call.check_visibility(query.visibility)
     seq = record.seq if query.seq is None else query.seq
     if seq > record.seq:
-        raise Refused(422, "invalid", "there is no such event", fields={"seq": f"from 1 to {record.seq}"})
-    events = await read_log(call.gateway.runtime.log.read, record.task_id)
-    stood = fold_all(event for event in events if event.seq <= seq)
-    info = state_info(record.task_id, seq, stood)
-    return written(info if query.visibility == "all" else for_clients(info))
+        raise Refused(422, "invalid", "the event does not exist", fields={"seq": f"must be from 1 to {record.seq}"})
+
+    def respond(events: Sequence[Event]) -> Response:
+        info = make_state_info(record.task_id, seq, fold_all(event for event in events if event.seq <= seq))
+        return write_json(info if query.visibility == "all" else redact_state(info))
+
+    return await call.gateway.compute(call.principal, record.task_id, respond)
 
 
 async def graph(call: ApiCall[None, GraphQuery]) -> Response:
-    """Draw the thoughts of a run."""
-    record = await call.record()
-    thoughts = (await replay(call.gateway.runtime.log, record.task_id).result()).thoughts
-    match call.query.form:
-        case "json":
-            return Response(thoughts.to_json(), media_type="application/json")
-        case "mermaid":
-            return Response(thoughts.to_mermaid(), media_type="text/plain")
-        case "html":
-            return Response(thoughts.to_html(), media_type="text/html")
+    """Return the thought graph of a run."""
+    record, form = await call.record(), call.query.form
+
+    def respond(events: Sequence[Event]) -> Response:
+        thoughts = ThoughtGraph.of(events)
+        match form:
+            case "json":
+                return Response(thoughts.to_json(), media_type="application/json")
+            case "mermaid":
+                return Response(thoughts.to_mermaid(), media_type="text/plain")
+            case "html":
+                return Response(thoughts.to_html(), media_type="text/html")
+
+    return await call.gateway.compute(call.principal, record.task_id, respond)
 
 
 async def agents(call: ApiCall[None, Query]) -> Response:
-    """List the agents that runs can be started of."""
-    return written(AgentList(agents=[_agent_info(name, each) for name, each in call.gateway.runtime.agents.items()]))
+    """List the available agents."""
+    return write_json(AgentList(agents=[_agent_info(name, each) for name, each in call.gateway.runtime.agents.items()]))
 
 
 async def healthz(call: ApiCall[None, Query]) -> Response:
-    """Tell that the server is there."""
-    return written(Health())
+    """Report that the server is running."""
+    return write_json(Health())
 
 
 async def readyz(call: ApiCall[None, Query]) -> Response:
-    """Tell whether the server takes runs: it does not drain, and its log answers."""
+    """Report whether the server accepts new runs and its event log responds."""
     call.gateway.check_accepting()
     try:
         async with asyncio.timeout(2):
             await call.gateway.runtime.log.list_runs(limit=1)
     except (TimeoutError, EventLogError):
-        raise Refused(503, "log", "the log is out of reach", headers={"retry-after": "5"}) from None
-    return written(Health())
+        raise Refused(503, "log", "the event log is unavailable", headers={"retry-after": "5"}) from None
+    return write_json(Health())
 
 
 def _agent_info(name: str, agent: Any) -> AgentInfo:

@@ -13,10 +13,11 @@ from starlette.responses import Response
 
 from rxloop.operators.views import EventView
 from rxloop.operators.views.make_view import ViewOutput, make_view
+from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import Event, GapEvent, State
-from rxloop.protocol.ids import Id
-from rxloop.server.core.adapter import Call, OnDisconnect, id_in_path
+from rxloop.protocol.ids import Id, make_conversation_key
+from rxloop.server.core.adapter import Call, OnDisconnect, read_path_id
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.stream import NDJSON, SSE, FrameWriter
 
@@ -44,16 +45,31 @@ class ApiCall(Call[B, Q]):
         """
         return await self.gateway.find_run(self.principal, self.task_id)
 
-    async def context_id(self) -> str:
-        """Return the conversation id in the path.
+    async def find_conversation(self, owner: str | None) -> tuple[str, str]:
+        """Return the conversation id in the path, and the owner of the conversation that the principal may read.
+
+        Args:
+            owner: Requested owner. If None, it is the principal. With access to runs of other principals, it is the
+                only owner of conversations with this id if the principal has none.
 
         Raises:
-            Refused: If the conversation does not exist or is not accessible to the principal.
+            Refused: If the conversation does not exist or is not accessible to the principal, or if several owners have
+                a conversation with this id.
         """
-        context_id = id_in_path(self.request, "context_id")
-        if not await self.gateway.find_context(self.principal, context_id):
-            raise Refused(404, "not_found", "there is no such conversation")
-        return context_id
+        context_id, log = read_path_id(self.request, "context_id"), self.gateway.runtime.log
+        may_see_others = "others" in self.principal.scopes
+        wanted = self.principal.id if owner is None or not may_see_others else owner
+        key = make_conversation_key(context_id, wanted)
+        if await read_log(log.list_conversation, key, limit=1) and owner in (None, wanted):
+            return context_id, wanted
+        if may_see_others and owner is None:
+            latest = await read_log(log.list_runs, context_id=context_id, latest_only=True, limit=2)
+            if len(latest) > 1:
+                message = "several owners have a conversation with this id"
+                raise Refused(409, "ambiguous", message, fields={"owner": "required"})
+            if latest:
+                return context_id, latest[0].owner or ""
+        raise Refused(404, "not_found", "the conversation does not exist")
 
     def check_visibility(self, visibility: str) -> None:
         """Check permission to read internal data, if requested.
@@ -62,20 +78,20 @@ class ApiCall(Call[B, Q]):
             Refused: If the principal does not have the `internal` scope.
         """
         if visibility == "all" and "internal" not in self.principal.scopes:
-            raise Refused(403, "forbidden", "visibility=all is not for you")
+            raise Refused(403, "forbidden", "visibility=all requires the internal scope")
 
     def path(self, *parts: str) -> str:
         """Return an absolute path within this API, including its mount prefix."""
         return "/".join((self.request.scope.get("root_path", "").rstrip("/"), *parts))
 
 
-def written(model: BaseModel, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def write_json(model: BaseModel, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """Create a JSON response from a model."""
-    given = {"cache-control": "no-store", **(headers or {})}
-    return Response(model.model_dump_json(by_alias=True), status, given, media_type="application/json")
+    all_headers = {"cache-control": "no-store", **(headers or {})}
+    return Response(model.model_dump_json(by_alias=True), status, all_headers, media_type="application/json")
 
 
-def _listed(value: Any) -> Any:
+def _split_list(value: Any) -> Any:
     return value.split(",") if isinstance(value, str) else value
 
 
@@ -105,7 +121,7 @@ class EventsQuery(Query):
 
     after: Annotated[str, Field(max_length=200)] | None = None
     """Last received event cursor. The `Last-Event-ID` header takes precedence."""
-    kinds: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)] | None = None
+    kinds: Annotated[list[str], BeforeValidator(_split_list), Field(min_length=1)] | None = None
     visibility: Literal["public", "all"] = "public"
     branch: Annotated[str, Field(max_length=128)] | None = None
     """Only events of this branch; an empty string selects the main branch."""
@@ -127,16 +143,31 @@ class PageQuery(Query):
     limit: Annotated[int, Field(ge=1, le=100)] = 20
 
 
-class RunsInContextQuery(PageQuery):
+class ContextQuery(Query):
+    """Query parameters for reading a conversation."""
+
+    owner: str | None = None
+    """Owner of the conversation, for clients with the scope `others`. An empty string selects runs without an owner."""
+
+
+class RunsInContextQuery(ContextQuery, PageQuery):
     """Query parameters for listing the runs of a conversation."""
 
     state: State | None = None
 
 
-class RunsQuery(RunsInContextQuery):
+class RunsQuery(PageQuery):
     """Query parameters for listing runs."""
 
+    state: State | None = None
     context_id: Id | None = None
+
+
+class PendingQuery(PageQuery):
+    """Query parameters for listing runs with unanswered questions."""
+
+    context_id: Id | None = None
+    agent: str | None = None
 
 
 class StateQuery(Query):
@@ -153,35 +184,35 @@ class GraphQuery(Query):
     form: Literal["json", "mermaid", "html"] = "json"
 
 
-def selected(query: EventsQuery) -> EventView:
+def make_event_view(query: EventsQuery) -> EventView:
     """Create the view that selects events for a client, whether live, stored or replayed.
 
     ::
 
         source                       --a--i--b--g--a--|      i internal, g a gap
-        selected(kinds=a)            --a--------g--a--|
+        make_event_view(kinds=a)     --a--------g--a--|
 
     Gap events are always included, because they report missing events.
 
     Args:
         query: Query of the client.
     """
-    wanted = chosen(query)
+    choose = make_event_selector(query)
 
     def select(out: ViewOutput[Event]) -> Callable[[Event], None]:
         emit = out.emit
 
         def take(event: Event) -> None:
-            shown = wanted(event)
-            if shown is not None:
-                emit(shown)
+            selected = choose(event)
+            if selected is not None:
+                emit(selected)
 
         return take
 
     return cast("EventView", make_view(select))
 
 
-def chosen(query: EventsQuery) -> Callable[[Event], Event | None]:
+def make_event_selector(query: EventsQuery) -> Callable[[Event], Event | None]:
     """Create a function that returns the client's version of an event, or None to skip the event."""
     kinds = frozenset(query.kinds) if query.kinds is not None else None
     internal, nested = query.visibility == "all", query.nested
@@ -199,26 +230,26 @@ def chosen(query: EventsQuery) -> Callable[[Event], Event | None]:
     return choose
 
 
-def streams_in(request: Request) -> FrameWriter[Event] | None:
+def find_stream_format(request: Request) -> FrameWriter[Event] | None:
     """Return the streaming format requested by the `Accept` header, or None."""
-    accepted = _accepted(request)
+    accepted = _parse_accept(request)
     forms = [form for form in (SSE, NDJSON) if form.media_type in accepted]
     return min(forms, key=lambda form: accepted.index(form.media_type)) if forms else None
 
 
-def format_of_events(request: Request) -> FrameWriter[Event]:
+def choose_event_format(request: Request) -> FrameWriter[Event]:
     """Select the event stream format, which defaults to SSE.
 
     Raises:
         Refused: If the client accepts no supported format.
     """
-    form = streams_in(request)
-    if form is None and not {"*/*", "text/*"} & {*_accepted(request)}:
-        raise Refused(406, "not_acceptable", "events come as text/event-stream or as application/x-ndjson")
+    form = find_stream_format(request)
+    if form is None and not {"*/*", "text/*"} & {*_parse_accept(request)}:
+        raise Refused(406, "not_acceptable", "Accept must include text/event-stream or application/x-ndjson")
     return form or SSE
 
 
-def _accepted(request: Request) -> list[str]:
+def _parse_accept(request: Request) -> list[str]:
     """Return the accepted media types in the order of the header."""
     accepted: list[str] = []
     for each in (request.headers.get("accept") or "*/*").lower().split(","):

@@ -7,7 +7,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import anyio
@@ -21,24 +21,30 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import Unpack, override
 
 from rxloop._version import __version__
 from rxloop.errors import ConfigurationError
 from rxloop.runtime.runtime import Runtime
-from rxloop.server.core.adapter import Adapter, AdapterOptions, OnDisconnect, read_bytes
+from rxloop.server.core.account import ServerLimits
+from rxloop.server.core.adapter import Adapter, AdapterOptions, OnDisconnect
+from rxloop.server.core.bodies import check_json, read_bytes
 from rxloop.server.core.errors import Refused, to_refusal
-from rxloop.server.core.gateway import ANYBODY, Auth, Gateway, ServerLimits, StreamSlot
-from rxloop.server.mcp.calls import PRINCIPAL, Calls, Context, Given
+from rxloop.server.core.gateway import Auth, Gateway, Principal, StreamSlot
+from rxloop.server.mcp.calls import PRINCIPAL, Calls, Context, ToolResult
+from rxloop.server.mcp.http_sessions import HttpSessions
 from rxloop.server.mcp.thinking_tools import ThinkingTools
-from rxloop.server.mcp.tools import Chosen, offered
+from rxloop.server.mcp.tools import AgentSelection, make_agent_tools
 from rxloop.thinking.sessions import ThinkingSessions
 
 log = logging.getLogger("rxloop")
 
-_WRITTEN_IN = 3.0
+_SEND_TIMEOUT = 3.0
 """Timeout in seconds for sending pending results before sessions are closed."""
+
+_SESSION_VERSIONS = ("", *HANDSHAKE_PROTOCOL_VERSIONS)
+"""Protocol versions in the header of requests with sessions. Initial requests have no header."""
 
 
 class AllowedHosts:
@@ -71,8 +77,8 @@ class AllowedHosts:
                     raise Refused(403, "forbidden", "Invalid Origin header")
 
     def _is_allowed(self, host: str) -> bool:
-        found = _HOST.fullmatch(host)
-        return found is not None and (found["name"] in self._names or host in self._names)
+        match = _HOST.fullmatch(host)
+        return match is not None and (match["name"] in self._names or host in self._names)
 
 
 _LOCAL = ("127.0.0.1", "localhost", "[::1]")
@@ -100,34 +106,43 @@ class Endpoint:
             raise ConfigurationError(f"max_sessions must be at least 1, got {max_sessions}")
         self._gateway, self._server, self._hosts, self._stateless = gateway, server, hosts, not sessions
         self._session_timeout, self._max_sessions = session_timeout, max_sessions
+        self._http_sessions = HttpSessions(gateway, session_timeout)
         self._opening: asyncio.Future[StreamableHTTPSessionManager] | None = None
-        self._life: asyncio.Task[None] | None = None
+        self._runner: asyncio.Task[None] | None = None
         self._posts = 0
         self._no_posts = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request (ASGI entry point)."""
         request = Request(scope, receive)
-        with self._counted(request.method == "POST"):
+        with self._count_posts(request.method == "POST"), ExitStack() as stack:
             try:
                 if self._hosts is not None:
                     self._hosts.check(request)
                 principal = await self._gateway.authenticate(request)
                 if self._stateless and request.method == "GET":
                     # Without sessions, a server-to-client stream would stay open and empty forever.
-                    words = "without sessions there is nothing to listen to here"
-                    raise Refused(405, "method_not_allowed", words, headers={"allow": "POST"})
+                    message = "GET is not supported, because sessions are disabled"
+                    raise Refused(405, "method_not_allowed", message, headers={"allow": "POST"})
                 sessions = await self._sessions()
                 if request.method == "POST":
-                    receive = _replay_body(await read_bytes(request, self._gateway.limits), receive)
+                    with self._gateway.reserve(principal, "requests"):
+                        body = await read_bytes(request, self._gateway.limits)
+                        check_json(body, "body", self._gateway.limits)
+                    receive = _replay_body(body, receive)
+                tracked = stack.enter_context(self._track(request, principal, send))
             except Exception as error:
-                await _answer(to_refusal(error, request))(scope, receive, send)
+                await _write_problem(to_refusal(error, request))(scope, receive, send)
                 return
-            known: dict[str, Any] = {PRINCIPAL: principal}
-            if self._gateway.secured:
+            scope_fields: dict[str, Any] = {PRINCIPAL: principal}
+            if self._gateway.requires_auth:
                 # The SDK uses this user to protect sessions from other users.
-                known["user"] = AuthenticatedUser(AccessToken(token="", client_id=principal.id, scopes=[]))
-            await sessions.handle_request({**scope, **known}, receive, send)
+                scope_fields["user"] = AuthenticatedUser(AccessToken(token="", client_id=principal.id, scopes=[]))
+            await _complete(sessions.handle_request, {**scope, **scope_fields}, receive, tracked)
+
+    def _track(self, request: Request, principal: Principal, send: Send) -> AbstractContextManager[Send]:
+        has_session = not self._stateless and request.headers.get("mcp-protocol-version", "") in _SESSION_VERSIONS
+        return self._http_sessions.serve(request, principal, send) if has_session else nullcontext(send)
 
     async def _sessions(self) -> StreamableHTTPSessionManager:
         """Return the session manager, which the SDK requires to be opened and closed in the same task.
@@ -135,13 +150,13 @@ class Endpoint:
         Raises:
             Refused: If the server is shutting down.
         """
-        if self._opening is None or (self._life is not None and self._life.done()):
-            slot = self._gateway.reserve_stream(ANYBODY)
+        if self._opening is None or (self._runner is not None and self._runner.done()):
+            slot = self._gateway.reserve_stream(None)
             self._opening = asyncio.get_running_loop().create_future()
-            self._life = asyncio.create_task(self._live(slot, self._opening), name="rxloop-mcp-sessions")
+            self._runner = asyncio.create_task(self._run_sessions(slot, self._opening), name="rxloop-mcp-sessions")
         return await asyncio.shield(self._opening)
 
-    async def _live(self, slot: StreamSlot, opening: asyncio.Future[StreamableHTTPSessionManager]) -> None:
+    async def _run_sessions(self, slot: StreamSlot, opening: asyncio.Future[StreamableHTTPSessionManager]) -> None:
         sessions = StreamableHTTPSessionManager(
             self._server,
             stateless=self._stateless,
@@ -156,13 +171,14 @@ class Endpoint:
                 with slot.scope:
                     await anyio.sleep_forever()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_WRITTEN_IN):
+                    async with asyncio.timeout(_SEND_TIMEOUT):
                         while self._posts:
                             self._no_posts.clear()
                             await self._no_posts.wait()
+        self._http_sessions.clear()
 
     @contextmanager
-    def _counted(self, post: bool) -> Generator[None]:
+    def _count_posts(self, post: bool) -> Generator[None]:
         self._posts += post
         try:
             yield
@@ -172,7 +188,24 @@ class Endpoint:
                 self._no_posts.set()
 
 
-def _answer(refused: Refused) -> Response:
+async def _complete(handle: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Handle a request, and end its response if the SDK has stopped without ending it.
+
+    `sse_starlette` stops all responses when uvicorn receives a signal.
+    """
+    is_open = False
+
+    async def send_message(message: Message) -> None:
+        nonlocal is_open
+        await send(message)
+        is_open = message["type"] == "http.response.start" or message.get("more_body", False)
+
+    await handle(scope, receive, send_message)
+    if is_open:
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _write_problem(refused: Refused) -> Response:
     """Convert an error to a JSON-RPC response."""
     info = types.ErrorData(code=types.INVALID_REQUEST, message=str(refused), data={"code": refused.code})
     body = types.JSONRPCError(jsonrpc="2.0", id=None, error=info)
@@ -210,10 +243,12 @@ class McpServer(Adapter):
         on_disconnect: OnDisconnect,
         **options: Unpack[AdapterOptions],
     ) -> None:
-        """Initialize the adapter; see `mcp_server`."""
+        """Initialize the adapter for `mcp_server`."""
         if not path.startswith("/"):
-            raise ConfigurationError(f"path must begin with /, not {path!r}")
+            raise ConfigurationError(f"path must start with /, got {path!r}")
         super().__init__(runtime, on_disconnect=on_disconnect, **options)
+        # `sse_starlette` cancels the SDK's responses within half a second, so finish the calls immediately.
+        self.gateway.drain_delay = 0
         self.path = path
         self.server, self._endpoint = make(self.gateway)
 
@@ -223,7 +258,7 @@ class McpServer(Adapter):
 
     @override
     def write_error(self, refused: Refused, request: HTTPConnection) -> Response:
-        return _answer(refused)
+        return _write_problem(refused)
 
 
 def mcp_server(
@@ -231,7 +266,7 @@ def mcp_server(
     *,
     auth: Auth | None = None,
     limits: ServerLimits | None = None,
-    agents: Chosen = None,
+    agents: AgentSelection = None,
     name: str = "rxloop",
     instructions: str | None = None,
     sequential_thinking: bool | ThinkingSessions | ThinkingTools = False,
@@ -269,7 +304,8 @@ def mcp_server(
             process, answers need `continue_run`, and clients cancel by closing the connection. By default, sessions are
             enabled unless the runtime has a queue, because a queue implies several servers.
         session_timeout: Idle seconds after which a session is closed.
-        max_sessions: Maximum number of open sessions. Further clients receive status 503.
+        max_sessions: Maximum number of open sessions of all clients, in addition to `ServerLimits.sessions`. Further
+            clients receive status 503.
         path: URL path of the endpoint.
         allowed_hosts: Host names for HTTP requests, in addition to local names. Without `auth`, only local names are
             allowed by default, which protects against requests from browser pages. With `auth`, all names are allowed
@@ -289,7 +325,7 @@ def mcp_server(
     hosts = None if auth is not None and allowed_hosts is None else AllowedHosts(allowed_hosts or ())
 
     def make(gateway: Gateway) -> tuple[Server[Any], Endpoint]:
-        calls = Calls(gateway, offered(runtime.agents, agents), wait=wait, on_disconnect=on_disconnect)
+        calls = Calls(gateway, make_agent_tools(runtime.agents, agents), wait=wait, on_disconnect=on_disconnect)
         server = _make_server(name, instructions, calls, _make_thinking(sequential_thinking))
         return server, Endpoint(
             gateway, server, hosts, sessions=sessions, session_timeout=session_timeout, max_sessions=max_sessions
@@ -298,19 +334,19 @@ def mcp_server(
     return McpServer(runtime, path, make, on_disconnect=on_disconnect, auth=auth, limits=limits)
 
 
-def _make_thinking(given: bool | ThinkingSessions | ThinkingTools) -> ThinkingTools | None:
-    if isinstance(given, ThinkingTools):
-        return given
-    if isinstance(given, ThinkingSessions):
-        return ThinkingTools(given)
-    return ThinkingTools() if given else None
+def _make_thinking(option: bool | ThinkingSessions | ThinkingTools) -> ThinkingTools | None:
+    if isinstance(option, ThinkingTools):
+        return option
+    if isinstance(option, ThinkingSessions):
+        return ThinkingTools(option)
+    return ThinkingTools() if option else None
 
 
 def _make_server(name: str, instructions: str | None, calls: Calls, thinking: ThinkingTools | None) -> Server[Any]:
     async def list_tools(ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[*calls.list_tools(), *(thinking.list_tools() if thinking else ())])
 
-    async def call_tool(ctx: Context, params: types.CallToolRequestParams) -> Given:
+    async def call_tool(ctx: Context, params: types.CallToolRequestParams) -> ToolResult:
         if thinking is not None and params.name in thinking.names:
             return await thinking.call_tool(ctx, params)
         return await calls.call(ctx, params)
@@ -319,7 +355,7 @@ def _make_server(name: str, instructions: str | None, calls: Calls, thinking: Th
     if thinking is not None:
         for each in thinking.names:
             if calls.has(each):
-                raise ConfigurationError(f"an agent is called {each!r}, like a tool of sequential thinking: rename it")
+                raise ConfigurationError(f"{each!r} is the name of a sequential thinking tool; rename the agent")
         options = {
             "lifespan": thinking.open_connections,
             "on_list_resources": thinking.list_resources,

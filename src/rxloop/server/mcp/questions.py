@@ -16,21 +16,21 @@ from rxloop.protocol.messages import PendingInput
 ANSWER = "answer"
 """Name of the only field in a single-value form."""
 
-_PRIMITIVE: dict[str, frozenset[str]] = {
+_KEYWORDS: dict[str, frozenset[str]] = {
     "string": frozenset({"minLength", "maxLength", "format", "enum", "enumNames", "oneOf"}),
     "number": frozenset({"minimum", "maximum"}),
     "integer": frozenset({"minimum", "maximum"}),
     "boolean": frozenset(),
 }
 """Supported schema keywords per type. MCP forms support only this subset of JSON Schema."""
-_ALWAYS = frozenset({"type", "title", "description", "default"})
+_COMMON = frozenset({"type", "title", "description", "default"})
 _DEFS = "#/$defs/"
-_DEEPEST = 8
+_MAX_DEPTH = 8
 """Maximum depth of references in a field schema."""
 _FORMATS = ("date", "date-time", "email", "uri")
 
 
-class NoAnswer(Exception):
+class InvalidResponse(Exception):
     """Raised for a form response that cannot be parsed. The message contains the reason."""
 
 
@@ -39,82 +39,84 @@ class Form:
     """Form for a question, including a response parser."""
 
     schema: dict[str, Any]
-    read: Callable[[Mapping[str, Any]], Any]
-    """Response parser, which raises `NoAnswer` for invalid responses."""
+    parse: Callable[[Mapping[str, Any]], Any]
+    """Response parser, which raises `InvalidResponse` for invalid responses."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asks:
-    """Elicitation capabilities of a client."""
+class Elicitation:
+    """Elicitation modes supported by a client."""
 
     form: bool = False
-    page: bool = False
+    url: bool = False
 
     @classmethod
-    def of(cls, capabilities: types.ClientCapabilities | None) -> Asks:
+    def from_capabilities(cls, capabilities: types.ClientCapabilities | None) -> Elicitation:
         """Read client capabilities. Elicitation without further details means forms."""
-        can = None if capabilities is None else capabilities.elicitation
-        if can is None:
+        elicitation = None if capabilities is None else capabilities.elicitation
+        if elicitation is None:
             return cls()
-        return cls(can.form is not None or can.url is None, can.url is not None)
+        return cls(elicitation.form is not None or elicitation.url is None, elicitation.url is not None)
 
-    def put(self, question: PendingInput, wrong: str = "", *, by_id: bool = False) -> types.ElicitRequest | None:
+    def make_request(
+        self, question: PendingInput, error: str = "", *, with_id: bool = False
+    ) -> types.ElicitRequest | None:
         """Convert a question to an elicitation request, or None if the client does not support it.
 
         Args:
             question: Public version of the question.
-            wrong: Error message for the previous answer.
-            by_id: Whether to include an elicitation id, as required before protocol 2026.
+            error: Error message for the previous answer.
+            with_id: Whether to include an elicitation id, as required before protocol 2026.
         """
-        message = f"{wrong}\n{question.prompt}" if wrong else question.prompt
+        message = f"{error}\n{question.prompt}" if error else question.prompt
         if question.secret:
-            if not self.page or question.url is None or question.public_key is not None:
+            if not self.url or question.url is None or question.public_key is not None:
                 return None
-            name = question.input_id if by_id else None
-            params = types.ElicitRequestURLParams(message=message, url=question.url, elicitation_id=name)
+            elicitation_id = question.input_id if with_id else None
+            params = types.ElicitRequestURLParams(message=message, url=question.url, elicitation_id=elicitation_id)
             return types.ElicitRequest(params=params)
         if not self.form or question.input_kind == "tool":
             return None
-        form = form_of(question)
+        form = make_form(question)
         return types.ElicitRequest(params=types.ElicitRequestFormParams(message=message, requested_schema=form.schema))
 
 
-def form_of(question: PendingInput) -> Form:
+def make_form(question: PendingInput) -> Form:
     """Create a flat form for a question, using a JSON text field for nested data."""
     schema, options = question.answer_schema, question.options
     if question.input_kind == "confirmation":
-        return _one({"type": "boolean"})
+        return _make_single({"type": "boolean"})
     if options:
-        shown = {option if isinstance(option, str) else json.dumps(option): option for option in options}
-        return _one({"type": "string", "enum": [*shown]}, lambda given: _chosen(shown, given))
+        labels = {option if isinstance(option, str) else json.dumps(option): option for option in options}
+        return _make_single({"type": "string", "enum": [*labels]}, lambda value: _parse_option(labels, value))
     if not schema and question.input_kind in ("text", "selection"):
-        return _one({"type": "string"})
-    field = _field(schema, schema)
+        return _make_single({"type": "string"})
+    field = _make_field(schema, schema)
     if field is not None:
-        return _one(field)
-    fields = _fields(schema)
+        return _make_single(field)
+    fields = _make_fields(schema)
     if fields is not None:
         required = [name for name in schema.get("required", ()) if name in fields]
         return Form({"type": "object", "properties": fields, "required": required}, dict)
-    wanted = f" It must fit {json.dumps(schema)}" if schema else ""
-    return _one({"type": "string", "description": f"As JSON.{wanted}"[:4_000]}, _as_json)
+    condition = f" It must fit {json.dumps(schema)}" if schema else ""
+    return _make_single({"type": "string", "description": f"As JSON.{condition}"[:4_000]}, _parse_json)
 
 
-def answer_of(question: PendingInput, said: types.ElicitResult) -> tuple[bool, Any]:
+def parse_response(question: PendingInput, response: types.ElicitResult) -> tuple[bool, Any]:
     """Parse an elicitation response.
 
     Returns:
         Whether the response is an answer, and its value. Declining a confirmation counts as the answer no.
 
     Raises:
-        NoAnswer: If the response cannot be parsed.
+        InvalidResponse: If the response cannot be parsed.
     """
     if question.secret:
         # The only information is that the person opened the page. Declining is answered with None.
-        return said.action != "cancel", True if said.action == "accept" else None
-    if said.action == "accept":
-        return True, form_of(question).read(said.content or {})
-    return said.action == "decline" and question.input_kind == "confirmation", False
+        return response.action != "cancel", True if response.action == "accept" else None
+    if response.action == "accept":
+        return True, make_form(question).parse(response.content or {})
+    return response.action == "decline" and question.input_kind == "confirmation", False
 
 
 def check_credential(question: PendingInput, answer: Any) -> None:
@@ -127,129 +129,132 @@ def check_credential(question: PendingInput, answer: Any) -> None:
         return
     if question.url is None or answer is not True:
         raise ToolError(
-            f"{question.input_id} asks for a credential, which is not to go through here. The person gives it where "
-            "the agent is at home; here true says that the page was opened, and null declines."
+            f"{question.input_id} asks for a credential. Credentials must not be sent through this conversation. The "
+            "person enters it on the page of the agent. Answer true after the page was opened, or null to decline."
         )
 
 
-def _one(field: dict[str, Any], read: Callable[[Any], Any] = lambda given: given) -> Form:
-    def content(given: Mapping[str, Any]) -> Any:
-        if ANSWER not in given:
-            raise NoAnswer("There was no answer.")
-        return read(given[ANSWER])
+def _make_single(field: dict[str, Any], parse: Callable[[Any], Any] = lambda value: value) -> Form:
+    def parse_content(content: Mapping[str, Any]) -> Any:
+        if ANSWER not in content:
+            raise InvalidResponse("The answer is missing.")
+        return parse(content[ANSWER])
 
-    return Form({"type": "object", "properties": {ANSWER: field}, "required": [ANSWER]}, content)
-
-
-def _chosen(options: Mapping[str, Any], given: Any) -> Any:
-    if not isinstance(given, str) or given not in options:
-        raise NoAnswer("That is none of the options.")
-    return options[given]
+    return Form({"type": "object", "properties": {ANSWER: field}, "required": [ANSWER]}, parse_content)
 
 
-def _as_json(given: Any) -> Any:
+def _parse_option(options: Mapping[str, Any], value: Any) -> Any:
+    if not isinstance(value, str) or value not in options:
+        raise InvalidResponse("The answer is not one of the options.")
+    return options[value]
+
+
+def _parse_json(value: Any) -> Any:
     try:
-        return orjson.loads(given)
+        return orjson.loads(value)
     except (orjson.JSONDecodeError, TypeError):
-        raise NoAnswer("That is not JSON.") from None
+        raise InvalidResponse("The answer is not valid JSON.") from None
 
 
-def _fields(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+def _make_fields(schema: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return form fields for a flat object schema, otherwise None."""
     properties: Any = schema.get("properties")
     if schema.get("type") != "object" or not properties or not isinstance(properties, dict):
         return None
-    found = {name: _field(each, schema) for name, each in cast("dict[str, Any]", properties).items()}
-    return None if None in found.values() else found
+    fields = {name: _make_field(each, schema) for name, each in cast("dict[str, Any]", properties).items()}
+    return None if None in fields.values() else fields
 
 
-def _field(given: Any, root: Mapping[str, Any], depth: int = 0) -> dict[str, Any] | None:
+def _make_field(schema: Any, root: Mapping[str, Any], depth: int = 0) -> dict[str, Any] | None:
     """Convert a schema to a form field, or return None if it is nested or recursive."""
-    if not isinstance(given, dict) or depth > _DEEPEST:
+    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         return None
-    field = cast("dict[str, Any]", given)
-    inner = _behind(field, root)
-    if inner is not None:
-        return _field({**inner, **_described(field)}, root, depth + 1)
+    field = cast("dict[str, Any]", schema)
+    target = _resolve(field, root)
+    if target is not None:
+        return _make_field({**target, **_copy_description(field)}, root, depth + 1)
     if field.get("type") == "array":
-        return _several(field, root, depth)
+        return _make_list_field(field, root, depth)
     kind = field.get("type")
-    if not isinstance(kind, str) or kind not in _PRIMITIVE:
+    if not isinstance(kind, str) or kind not in _KEYWORDS:
         return None
-    known = {name: value for name, value in field.items() if name in _PRIMITIVE[kind] | _ALWAYS and value is not None}
-    if known.get("format") not in _FORMATS:
-        known.pop("format", None)
-    return known if all(isinstance(each, str) for each in known.get("enum", ())) else None
+    result = {name: value for name, value in field.items() if name in _KEYWORDS[kind] | _COMMON and value is not None}
+    if result.get("format") not in _FORMATS:
+        result.pop("format", None)
+    return result if all(isinstance(each, str) for each in result.get("enum", ())) else None
 
 
-def _behind(field: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any] | None:
+def _resolve(field: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any] | None:
     """Resolve a reference or an optional type, returning None for other schemas."""
-    reference, either = field.get("$ref"), field.get("anyOf")
-    found: Any = None
+    reference, alternatives = field.get("$ref"), field.get("anyOf")
+    target: Any = None
     if isinstance(reference, str) and reference.startswith(_DEFS):
-        found = root.get("$defs", {}).get(reference.removeprefix(_DEFS))
-    elif isinstance(either, list):
-        others = [each for each in cast("list[Any]", either) if each != {"type": "null"}]
-        found = others[0] if len(others) == 1 else None
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else None
+        target = root.get("$defs", {}).get(reference.removeprefix(_DEFS))
+    elif isinstance(alternatives, list):
+        non_null = [each for each in cast("list[Any]", alternatives) if each != {"type": "null"}]
+        target = non_null[0] if len(non_null) == 1 else None
+    return cast("dict[str, Any]", target) if isinstance(target, dict) else None
 
 
-def _several(field: dict[str, Any], root: Mapping[str, Any], depth: int) -> dict[str, Any] | None:
+def _make_list_field(field: dict[str, Any], root: Mapping[str, Any], depth: int) -> dict[str, Any] | None:
     """Convert a list of enum strings. Forms support no other list types."""
-    given: Any = field.get("items")
-    titled: Any = cast("dict[str, Any]", given).get("anyOf") if isinstance(given, dict) else None
+    item: Any = field.get("items")
+    titled: Any = cast("dict[str, Any]", item).get("anyOf") if isinstance(item, dict) else None
     if isinstance(titled, list) and all("const" in each for each in cast("list[Any]", titled)):
         items: dict[str, Any] = {"anyOf": titled}
     else:
-        plain = _field(given, root, depth + 1)
+        plain = _make_field(item, root, depth + 1)
         if plain is None or "enum" not in plain:
             return None
         items = {"type": "string", "enum": plain["enum"]}
-    kept = {name: field[name] for name in ("title", "description", "default", "minItems", "maxItems") if name in field}
-    return {"type": "array", "items": items, **kept}
+    same = {name: field[name] for name in ("title", "description", "default", "minItems", "maxItems") if name in field}
+    return {"type": "array", "items": items, **same}
 
 
-def _described(field: Mapping[str, Any]) -> dict[str, Any]:
+def _copy_description(field: Mapping[str, Any]) -> dict[str, Any]:
     return {name: field[name] for name in ("title", "description", "default") if name in field}
 
 
 class Questions:
     """Pending questions of a run during elicitation."""
 
-    def __init__(self, pending: Sequence[PendingInput]) -> None:
-        """Initialize with the public questions."""
-        self.left = list(pending)
+    def __init__(
+        self, pending: Sequence[PendingInput], may_answer: Callable[[PendingInput], bool] = lambda question: True
+    ) -> None:
+        """Initialize with the public questions. Only those that the client may answer are elicited."""
+        self.unanswered = list(pending)
         """Unanswered questions."""
-        self._again: dict[str, str] = {each.input_id: "" for each in pending}
-        """Questions to ask, with error messages for previous answers."""
+        self._to_ask: dict[str, str] = {each.input_id: "" for each in pending if may_answer(each)}
+        """Questions to ask, with the error message for the previous answer or an empty string."""
 
-    def requests(self, asks: Asks, *, by_id: bool) -> dict[str, types.ElicitRequest]:
+    def make_requests(self, elicitation: Elicitation, *, with_id: bool) -> dict[str, types.ElicitRequest]:
         """Return elicitation requests by question id, skipping questions that the client does not support."""
-        wanted = [each for each in self.left if each.input_id in self._again]
-        made = {each.input_id: asks.put(each, self._again[each.input_id], by_id=by_id) for each in wanted}
-        return {name: request for name, request in made.items() if request is not None}
+        asked = [each for each in self.unanswered if each.input_id in self._to_ask]
+        make, errors = elicitation.make_request, self._to_ask
+        requests = {each.input_id: make(each, errors[each.input_id], with_id=with_id) for each in asked}
+        return {name: request for name, request in requests.items() if request is not None}
 
-    def read(self, said: Mapping[str, Any]) -> dict[str, Any]:
+    def parse_responses(self, responses: Mapping[str, Any]) -> dict[str, Any]:
         """Parse responses and return the valid answers. Questions with invalid responses are asked again."""
         answers: dict[str, Any] = {}
-        for question in self.left:
-            heard = said.get(question.input_id)
-            if not isinstance(heard, types.ElicitResult):
+        for question in self.unanswered:
+            response = responses.get(question.input_id)
+            if not isinstance(response, types.ElicitResult):
                 continue
-            self._again.pop(question.input_id, None)
+            self._to_ask.pop(question.input_id, None)
             try:
-                there, value = answer_of(question, heard)
-            except NoAnswer as error:
-                self._again[question.input_id] = str(error)
+                is_answer, value = parse_response(question, response)
+            except InvalidResponse as error:
+                self._to_ask[question.input_id] = str(error)
                 continue
-            if there:
+            if is_answer:
                 answers[question.input_id] = value
         return answers
 
-    def taken(self, answers: Mapping[str, Any]) -> None:
+    def mark_answered(self, answers: Mapping[str, Any]) -> None:
         """Mark questions as answered."""
-        self.left = [each for each in self.left if each.input_id not in answers]
+        self.unanswered = [each for each in self.unanswered if each.input_id not in answers]
 
-    def misfit(self, answers: Mapping[str, Any], why: str) -> None:
+    def reject_answers(self, answers: Mapping[str, Any], reason: str) -> None:
         """Ask questions again after rejected answers."""
-        self._again |= dict.fromkeys(answers, why)
+        self._to_ask |= dict.fromkeys(answers, reason)

@@ -22,7 +22,7 @@ from rxloop.protocol.json_data import replace_surrogates
 
 _STDIN = 0
 _CHUNK = 65_536
-_AHEAD = 16
+_MAX_CHUNKS_AHEAD = 16
 """Maximum number of chunks read from stdin in advance."""
 _GRACE = 5.0
 """Grace period in seconds for pending requests after the end of stdin."""
@@ -36,13 +36,13 @@ async def serve_stdio(server: Server[Any]) -> None:
     Meanwhile, other output to stdout is redirected to stderr. Requests received before the end of stdin are still
     answered.
     """
-    lines: Any = _Lines(_STDIN)
+    lines: Any = _LineReader(_STDIN)
     try:
         async with stdio_server(stdin=lines) as (read, write):
-            unanswered = _Unanswered()
+            pending = _PendingRequests()
             options = server.create_initialization_options()
             try:
-                await server.run(cast("Any", _Read(read, unanswered)), cast("Any", _Write(write, unanswered)), options)
+                await server.run(cast("Any", _Receiver(read, pending)), cast("Any", _Sender(write, pending)), options)
             finally:
                 # Flush buffered output while stdout is still redirected to stderr.
                 sys.stdout.flush()
@@ -51,7 +51,7 @@ async def serve_stdio(server: Server[Any]) -> None:
         pass
 
 
-class _Lines:
+class _LineReader:
     """Asynchronous line reader for a file descriptor.
 
     Reading happens in a daemon thread, because a blocking read from stdin cannot be interrupted.
@@ -60,14 +60,14 @@ class _Lines:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._chunks: asyncio.Queue[bytes] = asyncio.Queue()
-        self._ahead = threading.Semaphore(_AHEAD)
+        self._slots = threading.Semaphore(_MAX_CHUNKS_AHEAD)
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._read, name="stdin", daemon=True).start()
 
     def _read(self) -> None:
         chunk = b"more"
         while chunk:
-            self._ahead.acquire()
+            self._slots.acquire()
             try:
                 chunk = os.read(self._descriptor, _CHUNK)
             except OSError:
@@ -81,19 +81,19 @@ class _Lines:
     async def __aiter__(self) -> AsyncIterator[str]:
         parts: list[bytes] = []
         while chunk := await self._chunks.get():
-            self._ahead.release()
+            self._slots.release()
             *ends, rest = chunk.split(b"\n")
             for end in ends:
                 line = b"".join([*parts, end])
                 parts.clear()
                 if line.strip():
-                    yield _line(line)
+                    yield _decode_line(line)
             parts.append(rest)
         if last := b"".join(parts).strip():
-            yield _line(last)
+            yield _decode_line(last)
 
 
-def _line(line: bytes) -> str:
+def _decode_line(line: bytes) -> str:
     """Decode a message, replacing unpaired surrogates."""
     text = line.decode("utf-8", "replace")
     if _SURROGATE.search(text):
@@ -104,43 +104,43 @@ def _line(line: bytes) -> str:
     return text
 
 
-class _Unanswered:
+class _PendingRequests:
     """Pending requests."""
 
     def __init__(self) -> None:
         self._ids: set[str | int] = set()
-        self._none = asyncio.Event()
+        self._removed = asyncio.Event()
 
-    def asked(self, message: object) -> None:
+    def record_incoming(self, message: object) -> None:
         """Record a message from the client."""
         if isinstance(message, types.JSONRPCRequest):
             self._ids.add(message.id)
         elif isinstance(message, types.JSONRPCNotification) and message.method == "notifications/cancelled":
-            self._done((message.params or {}).get("requestId"))
+            self._remove((message.params or {}).get("requestId"))
 
-    def answered(self, message: object) -> None:
+    def record_outgoing(self, message: object) -> None:
         """Record a message from the server."""
         if isinstance(message, types.JSONRPCResponse | types.JSONRPCError) and message.id is not None:
-            self._done(message.id)
+            self._remove(message.id)
 
     async def wait(self) -> None:
         """Wait until all requests are answered or the grace period ends."""
         with anyio.move_on_after(_GRACE):
             while self._ids:
-                self._none.clear()
-                await self._none.wait()
+                self._removed.clear()
+                await self._removed.wait()
 
-    def _done(self, request: Any) -> None:
+    def _remove(self, request: Any) -> None:
         self._ids.discard(request)
-        self._none.set()
+        self._removed.set()
 
 
-class _Wrapped:
+class _StreamWrapper:
     """Wrapper for an SDK stream."""
 
-    def __init__(self, inner: Any, unanswered: _Unanswered) -> None:
+    def __init__(self, inner: Any, pending: _PendingRequests) -> None:
         self._inner = inner
-        self._unanswered = unanswered
+        self._pending = pending
 
     async def aclose(self) -> None:
         """Close the stream."""
@@ -155,12 +155,12 @@ class _Wrapped:
         await self.aclose()
 
 
-class _Read(_Wrapped):
+class _Receiver(_StreamWrapper):
     """Client messages. The stream ends after all requests have been answered."""
 
     @property
     def last_context(self) -> Any:
-        """Context variables of the sender."""
+        """Sender's context variables for the last message."""
         return self._inner.last_context
 
     async def receive(self) -> SessionMessage | Exception:
@@ -168,10 +168,10 @@ class _Read(_Wrapped):
         try:
             item = await self._inner.receive()
         except anyio.EndOfStream:
-            await self._unanswered.wait()
+            await self._pending.wait()
             raise
         if isinstance(item, SessionMessage):
-            self._unanswered.asked(item.message)
+            self._pending.record_incoming(item.message)
         return item
 
     def __aiter__(self) -> Self:
@@ -184,10 +184,10 @@ class _Read(_Wrapped):
             raise StopAsyncIteration from None
 
 
-class _Write(_Wrapped):
+class _Sender(_StreamWrapper):
     """Server messages."""
 
     async def send(self, item: SessionMessage, /) -> None:
         """Send a message."""
         await self._inner.send(item)
-        self._unanswered.answered(item.message)
+        self._pending.record_outgoing(item.message)

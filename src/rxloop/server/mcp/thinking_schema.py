@@ -6,8 +6,9 @@ from typing import Any
 
 import mcp_types as types
 
+from rxloop.pipeline.requests import ToolDefinition
 from rxloop.support.text import to_mermaid_text, to_one_line
-from rxloop.thinking.sessions.session import Placed, Session
+from rxloop.thinking.sessions.session import PlacedThought, Session
 from rxloop.thinking.sessions.thought import DESCRIPTION, PROPERTIES, REQUIRED, SESSION_PROPERTIES
 
 THINK = "sequentialthinking"
@@ -22,10 +23,10 @@ PAGE = 50
 MAX_PAGE = 500
 """Maximum page size of the history."""
 
-_DRAWN_CHARACTERS = 120
+_MAX_DRAWN_CHARACTERS = 120
 """Maximum thought length in the flowchart."""
 
-_LARGEST = 2**53 - 1
+_MAX_INTEGER = 2**53 - 1
 _TEXT = {"type": "string"}
 _NUMBER = {"type": "number"}
 _COUNT = {"type": "integer", "minimum": 0}
@@ -37,14 +38,14 @@ _WARNINGS = {
         "required": ["code", "message"],
     },
 }
-_OFFICIAL: dict[str, Any] = {
+_OFFICIAL_FIELDS: dict[str, Any] = {
     "thoughtNumber": _NUMBER,
     "totalThoughts": _NUMBER,
     "nextThoughtNeeded": {"type": "boolean"},
     "branches": {"type": "array", "items": _TEXT},
     "thoughtHistoryLength": _NUMBER,
 }
-_KEPT = {
+_STORED_THOUGHT = {
     "type": "object",
     "properties": {
         "place": {"type": "integer", "minimum": 1, "description": "Its place in the session, from 1."},
@@ -60,21 +61,22 @@ _KEPT = {
 }
 
 
-def _lenient(field: dict[str, Any]) -> dict[str, Any]:
+def _relax(field: dict[str, Any]) -> dict[str, Any]:
     """Return a field as the reference server defines it, with booleans that may be strings and bounded integers."""
     if field.get("type") == "boolean":
         return {**field, "type": ["boolean", "string"]}
     if field.get("type") == "integer":
-        return {**field, "maximum": _LARGEST}
+        return {**field, "maximum": _MAX_INTEGER}
     return field
 
 
 _SESSION_ID = {**SESSION_PROPERTIES["sessionId"], "description": "Another session than that of this connection."}
 
 
-def list_tools() -> list[types.Tool]:
-    """Return the sequential thinking tools."""
-    return [_think_tool(), _history_tool(), _clear_tool()]
+def list_tools(strategic: ToolDefinition | None) -> list[types.Tool]:
+    """Return the thinking tools, including the tool for strategies if there are any."""
+    more = [] if strategic is None else [_make_strategic_tool(strategic)]
+    return [_make_think_tool(), _make_history_tool(), _make_clear_tool(), *more]
 
 
 def list_resources() -> list[types.Resource]:
@@ -97,14 +99,14 @@ def list_resources() -> list[types.Resource]:
     ]
 
 
-def _think_tool() -> types.Tool:
+def _make_think_tool() -> types.Tool:
     return types.Tool(
         name=THINK,
         title="Sequential Thinking",
         description=DESCRIPTION,
-        input_schema=_object({name: _lenient(field) for name, field in PROPERTIES.items()}, REQUIRED),
-        output_schema=_object(
-            {**_OFFICIAL, "sessionId": _TEXT, "summary": _TEXT, "warnings": _WARNINGS}, list(_OFFICIAL)
+        input_schema=_make_schema({name: _relax(field) for name, field in PROPERTIES.items()}, REQUIRED),
+        output_schema=_make_schema(
+            {**_OFFICIAL_FIELDS, "sessionId": _TEXT, "summary": _TEXT, "warnings": _WARNINGS}, list(_OFFICIAL_FIELDS)
         ),
         # Each call only adds a thought.
         annotations=types.ToolAnnotations(
@@ -113,7 +115,19 @@ def _think_tool() -> types.Tool:
     )
 
 
-def _history_tool() -> types.Tool:
+def _make_strategic_tool(definition: ToolDefinition) -> types.Tool:
+    return types.Tool(
+        name=definition.name,
+        title="Strategic Thinking",
+        description=definition.description,
+        input_schema=definition.parameters,
+        annotations=types.ToolAnnotations(
+            read_only_hint=False, destructive_hint=False, idempotent_hint=False, open_world_hint=False
+        ),
+    )
+
+
+def _make_history_tool() -> types.Tool:
     page = {"type": "integer", "minimum": 1}
     return types.Tool(
         name=HISTORY,
@@ -122,7 +136,7 @@ def _history_tool() -> types.Tool:
             "Read the thoughts of this session again, in the order in which they came. Use it when you no longer see "
             "the earlier thoughts, and before you conclude from a long session."
         ),
-        input_schema=_object(
+        input_schema=_make_schema(
             {
                 "branchId": {**_TEXT, "description": "Only the thoughts of this branch."},
                 "first": {**page, "description": "The place of the first thought to give, from 1; 1 by default."},
@@ -130,13 +144,13 @@ def _history_tool() -> types.Tool:
                 "sessionId": _SESSION_ID,
             }
         ),
-        output_schema=_object(
+        output_schema=_make_schema(
             {
                 "sessionId": {"type": ["string", "null"]},
                 "status": {"type": "string", "enum": ["active", "complete"]},
                 "thoughtHistoryLength": _COUNT,
-                "branches": _OFFICIAL["branches"],
-                "thoughts": {"type": "array", "items": _KEPT},
+                "branches": _OFFICIAL_FIELDS["branches"],
+                "thoughts": {"type": "array", "items": _STORED_THOUGHT},
                 "next": {"type": "integer", "minimum": 1, "description": "The `first` of the next page."},
             },
             ["sessionId", "status", "thoughtHistoryLength", "branches", "thoughts"],
@@ -147,13 +161,13 @@ def _history_tool() -> types.Tool:
     )
 
 
-def _clear_tool() -> types.Tool:
+def _make_clear_tool() -> types.Tool:
     return types.Tool(
         name=CLEAR,
         title="Clear thinking",
         description="Forget all thoughts of this session and begin anew. Use it when another problem begins.",
-        input_schema=_object({"sessionId": _SESSION_ID}),
-        output_schema=_object(
+        input_schema=_make_schema({"sessionId": _SESSION_ID}),
+        output_schema=_make_schema(
             {
                 "sessionId": {"type": ["string", "null"], "description": "The session from now on."},
                 "forgotten": {**_COUNT, "description": "How many thoughts there were."},
@@ -166,7 +180,7 @@ def _clear_tool() -> types.Tool:
     )
 
 
-def _object(properties: dict[str, Any], required: list[str] | None = None) -> dict[str, Any]:
+def _make_schema(properties: dict[str, Any], required: list[str] | None = None) -> dict[str, Any]:
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "type": "object",
@@ -184,32 +198,32 @@ def make_page(session: Session, *, first: int, limit: int, branch: str | None) -
         limit: Maximum number of thoughts.
         branch: Name of a branch to filter by, or None for all thoughts.
     """
-    found: list[Placed] = []
-    further: int | None = None
-    for place in range(first, len(session) + 1):
-        placed = session.at(place)
+    page: list[PlacedThought] = []
+    next_position: int | None = None
+    for position in range(first, len(session) + 1):
+        placed = session.get_thought(position)
         if branch is not None and placed.branch != branch:
             continue
-        if len(found) == limit:
-            further = place
+        if len(page) == limit:
+            next_position = position
             break
-        found.append(placed)
-    thoughts = {**_head(session), "thoughts": [_thought(placed) for placed in found]}
-    return thoughts if further is None else {**thoughts, "next": further}
+        page.append(placed)
+    thoughts = {**_make_header(session), "thoughts": [_convert_thought(placed) for placed in page]}
+    return thoughts if next_position is None else {**thoughts, "next": next_position}
 
 
 def to_json(session: Session) -> dict[str, Any]:
     """Return a session as JSON data."""
-    return {**_head(session), "thoughts": [_thought(placed) for placed in session.placed()]}
+    return {**_make_header(session), "thoughts": [_convert_thought(placed) for placed in session.list_placed()]}
 
 
 def to_mermaid(session: Session) -> str:
     """Return a session as a Mermaid flowchart, with dotted lines from revisions to the revised thoughts."""
     lines = ["flowchart TD"]
     edges: list[str] = []
-    for placed in session.placed():
-        text = to_mermaid_text(to_one_line(placed.thought.thought, _DRAWN_CHARACTERS))
-        lines.append(f'    n{placed.place}["{to_mermaid_text(_title(placed))}<br/>{text}"]')
+    for placed in session.list_placed():
+        text = to_mermaid_text(to_one_line(placed.thought.thought, _MAX_DRAWN_CHARACTERS))
+        lines.append(f'    n{placed.place}["{to_mermaid_text(_format_title(placed))}<br/>{text}"]')
         if placed.follows is not None:
             name = f'|"{to_mermaid_text(to_one_line(placed.branch or ""))}"| ' if placed.opens else ""
             edges.append(f"    n{placed.follows} -->{name or ' '}n{placed.place}")
@@ -218,7 +232,7 @@ def to_mermaid(session: Session) -> str:
     return "\n".join([*lines, *edges]) + "\n"
 
 
-def _head(session: Session) -> dict[str, Any]:
+def _make_header(session: Session) -> dict[str, Any]:
     return {
         "sessionId": session.session_id or None,
         "status": session.status,
@@ -227,7 +241,7 @@ def _head(session: Session) -> dict[str, Any]:
     }
 
 
-def _thought(placed: Placed) -> dict[str, Any]:
+def _convert_thought(placed: PlacedThought) -> dict[str, Any]:
     thought = placed.thought
     return {
         "place": placed.place,
@@ -237,6 +251,6 @@ def _thought(placed: Placed) -> dict[str, Any]:
     }
 
 
-def _title(placed: Placed) -> str:
+def _format_title(placed: PlacedThought) -> str:
     thought = placed.thought
     return f"{thought.thought_number}/{thought.total_thoughts}"

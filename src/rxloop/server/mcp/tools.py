@@ -26,9 +26,9 @@ CONTEXT = "context_id"
 """Name of the conversation argument."""
 RESULT = "result"
 """Field for non-object answers, because structured content must be an object."""
-NOT_OVER: dict[str, Any] = {
+UNFINISHED_SCHEMA: dict[str, Any] = {
     "type": "object",
-    "description": "The run is not over: call continue_run.",
+    "description": "The run is not finished. Call continue_run.",
     "properties": {
         "state": {"type": "string", "enum": ["working", "input-required", "auth-required"]},
         "taskId": {"type": "string"},
@@ -39,7 +39,7 @@ NOT_OVER: dict[str, Any] = {
     "required": ["state", "taskId", "contextId", "next"],
 }
 """Schema of the structured content for an unfinished run."""
-FAILED: dict[str, Any] = {
+FAILED_SCHEMA: dict[str, Any] = {
     "type": "object",
     "description": "The call failed.",
     "properties": {
@@ -53,7 +53,7 @@ FAILED: dict[str, Any] = {
     "required": ["state"],
 }
 """Schema of the structured content for a failed call. Some clients validate errors against the output schema."""
-_NOWHERE: Any = None
+_NO_CONTEXT: Any = None
 """Placeholder for a missing run context."""
 
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]+")
@@ -77,7 +77,7 @@ class AgentTool:
     annotations: Mapping[str, Any] | None = None
 
 
-Chosen = Sequence[str] | Mapping[str, str | AgentTool] | None
+AgentSelection = Sequence[str] | Mapping[str, str | AgentTool] | None
 """Agents to expose, as names or as a mapping to descriptions or `AgentTool` instances. None selects all agents."""
 
 
@@ -87,7 +87,7 @@ def _prompt(
         Field(
             min_length=1,
             max_length=100_000,
-            description="The whole task: the agent knows nothing else of this conversation.",
+            description="The complete task. The agent cannot see this conversation.",
         ),
     ],
 ) -> str:
@@ -96,15 +96,15 @@ def _prompt(
 
 def _context(
     context_id: Annotated[
-        Id | None, Field(description="A conversation with the agent to go on with, as an earlier answer names it.")
+        Id | None, Field(description="ID of the conversation to continue, from an earlier answer.")
     ] = None,
 ) -> None: ...
 
 
 def _continue(
-    task_id: Annotated[Id, Field(description="The run, as an earlier result names it.")],
+    task_id: Annotated[Id, Field(description="Run id from an earlier result.")],
     answers: Annotated[
-        dict[str, Any] | None, Field(description="The answers to its questions, by their input_id.", max_length=64)
+        dict[str, Any] | None, Field(description="Answers to the questions of the run, by input_id.", max_length=64)
     ] = None,
 ) -> None: ...
 
@@ -112,47 +112,49 @@ def _continue(
 _CONTINUE = Parameters(_continue, CONTINUE)
 
 
-class Offered:
+class ExposedAgent:
     """Agent exposed as a tool."""
 
-    def __init__(self, name: str, agent: Agent[Any, Any], how: AgentTool) -> None:
+    def __init__(self, name: str, agent: Agent[Any, Any], settings: AgentTool) -> None:
         """Create the tool definition of an agent.
 
         Raises:
             ConfigurationError: If the parameters of the prompt function are not supported.
         """
         self.agent_name, self._agent = name, agent
-        self._function = how.prompt or _prompt
+        self._function = settings.prompt or _prompt
         tool_name = _NOT_IN_A_NAME.sub("_", name)[:64]
         self._parameters = Parameters(self._function, tool_name)
         self._context = Parameters(_context, tool_name)
         if CONTEXT in self._parameters.schema.get("properties", {}):
-            raise ConfigurationError(f"agent {name!r}: prompt= has a parameter {CONTEXT}, which every tool has anyway")
+            raise ConfigurationError(f"agent {name!r}: prompt= must not have a parameter {CONTEXT}, which is reserved")
         answer = agent.definition.output_schema
-        self._wrapped = answer is not None and not is_object(answer)
-        usual = f"Hands a task to the agent {name}, and gives its answer."
-        description = how.description or self._parameters.description or usual
+        self._is_wrapped = answer is not None and not is_object(answer)
+        default_description = f"Give a task to the agent {name}, and return its answer."
+        description = settings.description or self._parameters.description or default_description
         self.tool = types.Tool(
             name=tool_name,
-            title=how.title,
+            title=settings.title,
             description=inspect.cleandoc(description),
-            input_schema=_together(self._parameters.schema, self._context.schema),
-            output_schema=None if answer is None else _output_schema(answer),
-            annotations=None if how.annotations is None else types.ToolAnnotations.model_validate(how.annotations),
+            input_schema=_merge_properties(self._parameters.schema, self._context.schema),
+            output_schema=None if answer is None else _make_output_schema(answer),
+            annotations=None
+            if settings.annotations is None
+            else types.ToolAnnotations.model_validate(settings.annotations),
         )
 
-    async def prompt(self, arguments: Mapping[str, Any]) -> tuple[Prompt, str | None]:
+    async def make_prompt(self, arguments: Mapping[str, Any]) -> tuple[Prompt, str | None]:
         """Create the prompt from call arguments and return it with the conversation id.
 
         Raises:
             ToolError: If the arguments are invalid.
         """
         own = {name: value for name, value in arguments.items() if name != CONTEXT}
-        positional, keyword = self._parameters.bind(own, _NOWHERE)
-        context = _bound(self._context, {name: arguments[name] for name in arguments if name == CONTEXT})[CONTEXT]
+        positional, keyword = self._parameters.bind(own, _NO_CONTEXT)
+        context = _bind(self._context, {name: arguments[name] for name in arguments if name == CONTEXT})[CONTEXT]
         return await call_user_function(partial(self._function, *positional, **keyword)), context
 
-    def structured(self, content: str) -> Any:
+    def to_structured_content(self, content: str) -> Any:
         """Convert an answer to structured content, or return None for a text answer.
 
         Raises:
@@ -161,65 +163,66 @@ class Offered:
         if self.tool.output_schema is None:
             return None
         value = self._agent.definition.output_json(content)
-        return {RESULT: value} if self._wrapped else value
+        return {RESULT: value} if self._is_wrapped else value
 
 
-def offered(agents: Mapping[str, Agent[Any, Any]], chosen: Chosen) -> dict[str, Offered]:
+def make_agent_tools(agents: Mapping[str, Agent[Any, Any]], selection: AgentSelection) -> dict[str, ExposedAgent]:
     """Create agent tools by tool name.
 
     Raises:
         ConfigurationError: If an agent does not exist, no agent is selected, or two tools have the same name.
     """
-    wanted = dict.fromkeys(agents if chosen is None else chosen)
-    if isinstance(chosen, Mapping):
-        wanted = dict(chosen)
-    found: dict[str, Offered] = {}
-    for name, how in wanted.items():
+    settings_by_name = dict.fromkeys(agents if selection is None else selection)
+    if isinstance(selection, Mapping):
+        settings_by_name = dict(selection)
+    exposed: dict[str, ExposedAgent] = {}
+    for name, option in settings_by_name.items():
         if name not in agents:
-            raise ConfigurationError(f"there is no agent {name!r}: the runtime has {', '.join(agents)}")
-        made = Offered(name, agents[name], how if isinstance(how, AgentTool) else AgentTool(description=how))
-        if made.tool.name in (*found, CONTINUE):
-            raise ConfigurationError(f"the agent {name!r} would be one more tool {made.tool.name!r}: rename it")
-        found[made.tool.name] = made
-    if not found and chosen is not None:
-        raise ConfigurationError("agents= names none: leave it out for all agents of the runtime")
-    return found
+            raise ConfigurationError(f"unknown agent {name!r}; the runtime has {', '.join(agents)}")
+        settings = option if isinstance(option, AgentTool) else AgentTool(description=option)
+        agent = ExposedAgent(name, agents[name], settings)
+        if agent.tool.name in (*exposed, CONTINUE):
+            raise ConfigurationError(f"agent {name!r} duplicates the tool name {agent.tool.name!r}; rename the agent")
+        exposed[agent.tool.name] = agent
+    if not exposed and selection is not None:
+        raise ConfigurationError("agents= must not be empty; omit it to expose all agents of the runtime")
+    return exposed
 
 
-def continuing() -> types.Tool:
+def make_continue_tool() -> types.Tool:
     """Return the definition of the `continue_run` tool."""
     return types.Tool(
         name=CONTINUE,
         description=(
-            "Goes on with a run of an agent whose result said that it waits for an answer, or that it was not over "
-            "yet. Ask the person for the answers; never make them up."
+            "Continue an agent run that waits for an answer or is still running, according to its last result. Ask the "
+            "person for the answers. Never invent them."
         ),
         input_schema=_CONTINUE.schema,
     )
 
 
-def to_continue(arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def parse_continue_arguments(arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Parse `continue_run` arguments into a run id and answers.
 
     Raises:
         ToolError: If the arguments are invalid.
     """
-    given = _bound(_CONTINUE, arguments)
-    return given["task_id"], given["answers"] or {}
+    values = _bind(_CONTINUE, arguments)
+    return values["task_id"], values["answers"] or {}
 
 
-def _bound(parameters: Parameters, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return parameters.bind(arguments, _NOWHERE)[1]
+def _bind(parameters: Parameters, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return parameters.bind(arguments, _NO_CONTEXT)[1]
 
 
-def _together(own: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    return {**own, "properties": {**own.get("properties", {}), **more["properties"]}}
+def _merge_properties(schema: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    return {**schema, "properties": {**schema.get("properties", {}), **other["properties"]}}
 
 
-def _output_schema(answer: dict[str, Any]) -> dict[str, Any]:
+def _make_output_schema(answer: dict[str, Any]) -> dict[str, Any]:
     """Return the output schema of a tool, which includes unfinished and failed runs."""
     inner = {key: value for key, value in answer.items() if key != "$defs"}
     if not is_object(answer):
         inner = {"type": "object", "properties": {RESULT: inner}, "required": [RESULT]}
     shared = {"$defs": answer["$defs"]} if "$defs" in answer else {}
-    return {"type": "object", "anyOf": [inner, NOT_OVER, FAILED], **shared}
+    return {"type": "object", "anyOf": [inner, UNFINISHED_SCHEMA, FAILED_SCHEMA], **shared}

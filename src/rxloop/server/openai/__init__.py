@@ -1,4 +1,4 @@
-"""The protocol of OpenAI: the Responses API, a small Chat Completions API, and the list of models."""
+"""OpenAI adapter: Responses API, Chat Completions API and list of models."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from rxloop.server.core.adapter import Adapter, AdapterOptions, Endpoint
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Principal
 from rxloop.server.openai import completions, responses
-from rxloop.server.openai.answers import json
-from rxloop.server.openai.call import Instructions, OpenAiCall, answer
+from rxloop.server.openai.call import Instructions, OpenAiCall, respond_error
+from rxloop.server.openai.delivery import json_response
 from rxloop.server.openai.requests import CreateCompletion, CreateResponse
 from rxloop.server.openai.response_items import Json
 
-_BEGUN = 1_700_000_000
+_CREATION_TIME = 1_700_000_000
 """Placeholder creation time, because agents have no date and clients expect one."""
 
 
-async def _models(call: OpenAiCall[Any]) -> Response:
-    return json({"object": "list", "data": [_model(name) for name in call.gateway.runtime.agents]})
+async def _list_models(call: OpenAiCall[Any]) -> Response:
+    return json_response({"object": "list", "data": [_describe_model(name) for name in call.gateway.runtime.agents]})
 
 
-async def _one_model(call: OpenAiCall[Any]) -> Response:
+async def _get_model(call: OpenAiCall[Any]) -> Response:
     name = call.request.path_params["model"]
     if name not in call.gateway.runtime.agents:
-        raise Refused(404, "unknown_agent", "there is no such model", fields={"model": "there is no such model"})
-    return json(_model(name))
+        raise Refused(404, "unknown_agent", "the model does not exist", fields={"model": "the model does not exist"})
+    return json_response(_describe_model(name))
 
 
-async def _conversation(call: OpenAiCall[Any]) -> Response:
+async def _create_conversation(call: OpenAiCall[Any]) -> Response:
     # The conversation is stored together with its first response.
-    made: Json = {"id": make_id(), "object": "conversation", "created_at": int(time.time()), "metadata": {}}
-    return json(made)
+    conversation: Json = {"id": make_id(), "object": "conversation", "created_at": int(time.time()), "metadata": {}}
+    return json_response(conversation)
 
 
-def _model(name: str) -> Json:
-    return {"id": name, "object": "model", "created": _BEGUN, "owned_by": "rxloop"}
+def _describe_model(name: str) -> Json:
+    return {"id": name, "object": "model", "created": _CREATION_TIME, "owned_by": "rxloop"}
 
 
-_ONE = "/v1/responses/{response_id}"
+_RESPONSE_PATH = "/v1/responses/{response_id}"
 
 
 class OpenAi(Adapter):
@@ -59,7 +59,7 @@ class OpenAi(Adapter):
         """Initialize the adapter; see `openai_api`."""
         super().__init__(runtime, **options)
         if instructions not in ("data", "ignore", "refuse"):
-            raise ConfigurationError(f"instructions must be 'data', 'ignore' or 'refuse', not {instructions!r}")
+            raise ConfigurationError(f"instructions must be 'data', 'ignore' or 'refuse', got {instructions!r}")
         self._instructions: Instructions = instructions
         self._reasoning_content = reasoning_content
 
@@ -67,13 +67,13 @@ class OpenAi(Adapter):
     def endpoints(self) -> Sequence[Endpoint]:
         return [
             Endpoint("POST", "/v1/responses", responses.create, CreateResponse),
-            Endpoint("GET", _ONE, responses.retrieve),
-            Endpoint("POST", f"{_ONE}/cancel", responses.cancel_response),
-            Endpoint("GET", f"{_ONE}/input_items", responses.input_items),
+            Endpoint("GET", _RESPONSE_PATH, responses.retrieve),
+            Endpoint("POST", f"{_RESPONSE_PATH}/cancel", responses.cancel_response),
+            Endpoint("GET", f"{_RESPONSE_PATH}/input_items", responses.input_items),
             Endpoint("POST", "/v1/chat/completions", completions.complete, CreateCompletion),
-            Endpoint("POST", "/v1/conversations", _conversation),
-            Endpoint("GET", "/v1/models", _models),
-            Endpoint("GET", "/v1/models/{model:path}", _one_model),
+            Endpoint("POST", "/v1/conversations", _create_conversation),
+            Endpoint("GET", "/v1/models", _list_models),
+            Endpoint("GET", "/v1/models/{model:path}", _get_model),
         ]
 
     @override
@@ -82,7 +82,7 @@ class OpenAi(Adapter):
 
     @override
     def write_error(self, refused: Refused, request: HTTPConnection) -> Response:
-        return answer(refused)
+        return respond_error(refused)
 
 
 def openai_api(

@@ -14,12 +14,12 @@ from rxloop.protocol.visibility import PUBLIC_METADATA
 from rxloop.runtime.runtime import Runtime
 from rxloop.server.core.adapter import Call
 from rxloop.server.core.errors import Refused
-from rxloop.server.openai.response_fold import About
+from rxloop.server.openai.response_fold import ResponseInfo
 from rxloop.server.openai.response_items import Json
 
 B = TypeVar("B")
 
-_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _CODES = {"unauthorized": "invalid_api_key", "too_many": "rate_limit_exceeded", "unknown_agent": "model_not_found"}
 
 
@@ -33,17 +33,17 @@ def invalid(param: str, message: str, code: str = "invalid_value") -> Refused:
     return Refused(400, code, message, fields={param: message})
 
 
-def error_of_run(event: StatusUpdateEvent) -> dict[str, Any]:
+def convert_error(event: StatusUpdateEvent) -> dict[str, Any]:
     """Convert the public final event of an unsuccessful run to an OpenAI error."""
     error = event.error
     code = "canceled" if event.state == "canceled" else "server_error" if error is None else error.code
-    said = "The run was cancelled." if event.state == "canceled" else "The run failed."
-    message = said if error is None else error.message
+    default = "The run was cancelled." if event.state == "canceled" else "The run failed."
+    message = default if error is None else error.message
     kind = "rate_limit_error" if code == "rate_limited" else "server_error"
     return {"message": message, "type": kind, "param": None, "code": code}
 
 
-def answer(refused: Refused) -> Response:
+def respond_error(refused: Refused) -> Response:
     """Convert an error to a response in the OpenAI format."""
     # OpenAI uses status 400 for all invalid bodies.
     status = 400 if refused.status == 422 else refused.status
@@ -51,7 +51,7 @@ def answer(refused: Refused) -> Response:
     message = str(refused)
     if param is not None and refused.fields is not None and refused.fields[param] != message:
         message = f"{message}: {param}: {refused.fields[param]}"
-    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    kind = _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     code = _CODES.get(refused.code, refused.code)
     headers = {"cache-control": "no-store", **refused.headers}
     if status == 409:
@@ -75,12 +75,12 @@ class OpenAiCall(Call[B, None]):
     reasoning_content: bool
 
 
-def about_of(record: RunRecord, runtime: Runtime) -> About:
+def get_response_info(record: RunRecord, runtime: Runtime) -> ResponseInfo:
     """Return the response metadata of a run, including runs started by other adapters."""
     agent = runtime.agents.get(record.agent_name)
-    said: Json = dict(record.metadata.get(OPENAI) or {})
+    stored: Json = dict(record.metadata.get(OPENAI) or {})
     public = record.metadata.get(PUBLIC_METADATA)
     metadata = {key: value for key, value in public.items() if isinstance(value, str)} if public else {}
-    known = {name: said[name] for name in ("background", "previous", "tools", "text") if name in said}
+    extra = {name: stored[name] for name in ("background", "previous", "tools", "text") if name in stored}
     client = frozenset[str]() if agent is None else frozenset(agent.definition.client_tool_names)
-    return About(record.agent_name, record.context_id, record.created, metadata=metadata, client=client, **known)
+    return ResponseInfo(record.agent_name, record.context_id, record.created, metadata=metadata, client=client, **extra)

@@ -14,8 +14,8 @@ from rxloop.protocol.messages import Message, Part, TextPart
 from rxloop.server.core.runs import resolve_agent
 from rxloop.server.openai.call import OpenAiCall, invalid, unsupported
 
-_ADDRESS = re.compile(r"https?://[!-~]{1,1990}", re.IGNORECASE)
-_Address = Annotated[str, Field(min_length=1)]
+_URL = re.compile(r"https?://[!-~]{1,1990}", re.IGNORECASE)
+_Url = Annotated[str, Field(min_length=1)]
 _Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
@@ -35,24 +35,24 @@ class TextContent(_Body):
     type: Literal["text", "input_text", "output_text"]
     text: Annotated[str, Field(max_length=100_000)]
 
-    def part(self) -> Part | None:
+    def to_part(self) -> Part | None:
         """Convert to a message part."""
         return TextPart(text=self.text) if self.text else None
 
 
-class ImageAddress(_Body):
+class ImageUrl(_Body):
     """Image URL object."""
 
-    url: _Address
+    url: _Url
 
 
 class ImageContent(_Body):
     """Image content, as a URL or data URL."""
 
     type: Literal["image_url", "input_image"]
-    image_url: _Address | ImageAddress
+    image_url: _Url | ImageUrl
 
-    def part(self) -> Part:
+    def to_part(self) -> Part:
         """Convert to a message part."""
         url = self.image_url if isinstance(self.image_url, str) else self.image_url.url
         return _read_media("image_url", url=url, image=True)
@@ -61,10 +61,10 @@ class ImageContent(_Body):
 class FileData(_Body):
     """Inline file data."""
 
-    file_data: _Address
+    file_data: _Url
     filename: Annotated[str, Field(max_length=200)] | None = None
 
-    def part(self) -> Part:
+    def to_part(self) -> Part:
         """Convert to a message part."""
         if self.file_data.lstrip()[:5].lower() != "data:":
             # Some clients send plain base64 with a file name that determines the type.
@@ -76,16 +76,16 @@ class FileContent(_Body):
     """File content, as a URL or inline data."""
 
     type: Literal["input_file"]
-    file_url: _Address | None = None
-    file_data: _Address | None = None
+    file_url: _Url | None = None
+    file_data: _Url | None = None
     filename: Annotated[str, Field(max_length=200)] | None = None
 
-    def part(self) -> Part:
+    def to_part(self) -> Part:
         """Convert to a message part."""
         if self.file_data is not None:
-            return FileData(file_data=self.file_data, filename=self.filename).part()
+            return FileData(file_data=self.file_data, filename=self.filename).to_part()
         if self.file_url is None:
-            raise unsupported("input_file", "a file comes by file_url or file_data: there is no store of files")
+            raise unsupported("input_file", "file_url or file_data is required, because this server stores no files")
         return _read_media("file_url", url=self.file_url, name=self.filename)
 
 
@@ -95,9 +95,9 @@ class ChatFile(_Body):
     type: Literal["file"]
     file: FileData
 
-    def part(self) -> Part:
+    def to_part(self) -> Part:
         """Convert to a message part."""
-        return self.file.part()
+        return self.file.to_part()
 
 
 class Refusal(_Body):
@@ -106,7 +106,7 @@ class Refusal(_Body):
     type: Literal["refusal"]
     refusal: Annotated[str, Field(max_length=100_000)]
 
-    def part(self) -> Part | None:
+    def to_part(self) -> Part | None:
         """Convert to a message part."""
         return TextPart(text=self.refusal) if self.refusal else None
 
@@ -122,12 +122,12 @@ def _read_media(
     param: str, *, url: str | None = None, data: str | None = None, name: str | None = None, image: bool = False
 ) -> Part:
     """Convert a media parameter to a message part."""
-    if url is not None and url.lstrip()[:5].lower() != "data:" and _ADDRESS.fullmatch(url) is None:
-        raise invalid(param, "give an address with http:// or https://, or data:type;base64,...")
+    if url is not None and url.lstrip()[:5].lower() != "data:" and _URL.fullmatch(url) is None:
+        raise invalid(param, f"{param} must be an http or https URL, or data:type;base64,...")
     try:
         return make_part(url=url, data=data, name=name, image=image)
     except ValueError as error:
-        raise invalid(param, f"{param} cannot be used: {error}") from None
+        raise invalid(param, f"{param} is invalid: {error}") from None
 
 
 # -- request bodies
@@ -147,13 +147,13 @@ class MessageItem(_Body):
             return self.content or ""
         return "\n".join(each.text for each in self.content if isinstance(each, TextContent))
 
-    def message(self) -> Message | None:
+    def to_message(self) -> Message | None:
         """Convert to a run message, or None if the message is empty."""
         if self.role == "assistant":
             return Message.assistant(self.text) if self.text else None
         if self.content is None or isinstance(self.content, str):
             return Message.user(self.content) if self.content else None
-        parts = [part for each in self.content if (part := each.part()) is not None]
+        parts = [part for each in self.content if (part := each.to_part()) is not None]
         return Message.user(parts) if parts else None
 
 
@@ -179,7 +179,7 @@ class OutputItem(_Body):
 
 
 class EchoItem(_Body):
-    """Output item repeated by a client. It is ignored, because the server has already stored it."""
+    """Output item repeated by a client. The server has stored it and ignores it."""
 
     type: Literal[
         "reasoning",
@@ -191,15 +191,15 @@ class EchoItem(_Body):
     ]
 
 
-_OTHERS = ("mcp_approval_response", "function_call_output")
-_ECHOES = ("reasoning", "function_call", "mcp_call", "mcp_list_tools", "mcp_approval_request", "item_reference")
+_ANSWERS = ("mcp_approval_response", "function_call_output")
+_ECHOED_ITEMS = ("reasoning", "function_call", "mcp_call", "mcp_list_tools", "mcp_approval_request", "item_reference")
 
 
-def _kind(value: Any) -> str:
-    found: Any = getattr(value, "type", "message")
+def _find_tag(value: Any) -> str:
+    kind: Any = getattr(value, "type", "message")
     if isinstance(value, dict):
-        found = cast("dict[str, Any]", value).get("type", "message")
-    return "echo" if found in _ECHOES else found if found in _OTHERS else "message"
+        kind = cast("dict[str, Any]", value).get("type", "message")
+    return "echo" if kind in _ECHOED_ITEMS else kind if kind in _ANSWERS else "message"
 
 
 Item = Annotated[
@@ -207,7 +207,7 @@ Item = Annotated[
     | Annotated[ApprovalItem, Tag("mcp_approval_response")]
     | Annotated[OutputItem, Tag("function_call_output")]
     | Annotated[EchoItem, Tag("echo")],
-    Discriminator(_kind),
+    Discriminator(_find_tag),
 ]
 
 
@@ -219,6 +219,21 @@ class FunctionTool(_Body):
     description: Annotated[str, Field(max_length=10_000)] | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+class AgentTools(_Body):
+    """Reference to the agent's own tools, which responses show as tools of this MCP server.
+
+    The Agents SDK accepts approval requests only from servers that its requests name. All other settings, such as the
+    URL, are ignored, because the server does not connect to it.
+    """
+
+    type: Literal["mcp"]
+    server_label: Literal["rxloop"]
+    allowed_tools: None = None
+
+
+Tool = Annotated[FunctionTool | AgentTools, Field(discriminator="type")]
 
 
 class ConversationParam(_Body):
@@ -250,7 +265,7 @@ class CreateResponse(_Body):
     background: bool | None = None
     stream: bool | None = None
     metadata: _Metadata | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     tool_choice: Any = None
     text: TextParam | None = None
     prompt: Any = None
@@ -305,10 +320,10 @@ class ItemsQuery(BaseModel):
     after: str | None = None
 
 
-def check_format(call: OpenAiCall[Any], model: str | None, form: str, param: str) -> None:
+def check_format(call: OpenAiCall[Any], model: str | None, output_format: str, param: str) -> None:
     """Check that the agent supports JSON output if requested. The schema is always the agent's own."""
     if (
-        form != "text"
+        output_format != "text"
         and call.gateway.runtime.agents[resolve_agent(call.gateway, model, "model")].definition.output_schema is None
     ):
-        raise unsupported(param, "the agent answers in text: give it an output_type for answers in JSON")
+        raise unsupported(param, "the agent answers in text; JSON output requires an agent with output_type")

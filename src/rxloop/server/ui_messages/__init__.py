@@ -1,4 +1,4 @@
-"""The AI SDK's UI message stream: what `useChat` of a page speaks."""
+"""UI message stream adapter, for pages with `useChat` of the AI SDK."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import Event, ends_attempt
 from rxloop.protocol.visibility import PUBLIC_METADATA
+from rxloop.recorded.questions import IDLE_STATES
 from rxloop.runtime.runtime import Runtime
 from rxloop.server.core import runs
-from rxloop.server.core.adapter import Adapter, AdapterOptions, Call, Endpoint, OnDisconnect, id_in_path
+from rxloop.server.core.adapter import Adapter, AdapterOptions, Call, Endpoint, OnDisconnect, read_path_id
 from rxloop.server.core.chat_fold import chat
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.stream import EventStream, FrameWriter
-from rxloop.server.ui_messages.chats import NOTE, Chat, answer, check_chat_id, note_of
+from rxloop.server.ui_messages.chats import NOTE, Chat, answer_questions, check_chat_id, read_note
 from rxloop.server.ui_messages.fold import chunks
 from rxloop.server.ui_messages.frames import DONE, encode
-from rxloop.server.ui_messages.requests import Answers, Asked, Post, messages_of, new_of
+from rxloop.server.ui_messages.requests import Answers, Post, UserMessage, parse_new, to_messages
 
-_GOES_AWAY = {"type": "error", "errorText": "The server goes away, and the answer goes on: come back in a moment."}
+_DRAINING = {"type": "error", "errorText": "The server is shutting down. The answer continues; please reconnect."}
 _WRITER = FrameWriter(
-    "text/event-stream", encode, heartbeat=b": heartbeat\n\n", closing=DONE, draining=encode(_GOES_AWAY)
+    "text/event-stream", encode, heartbeat=b": heartbeat\n\n", closing=DONE, draining=encode(_DRAINING)
 )
 _HEADERS = {"x-vercel-ai-ui-message-stream": "v1"}
-_NEVER_STORED = {"cache-control": "no-store"}
+_NO_STORE = {"cache-control": "no-store"}
 
 
 class UiStream(Adapter):
@@ -46,7 +47,7 @@ class UiStream(Adapter):
         """Initialize the adapter; see `ui_stream`."""
         super().__init__(runtime, agent=agent, on_disconnect=on_disconnect, **options)
         if path and (not path.startswith("/") or path.endswith("/") or "{" in path):
-            raise ConfigurationError(f"path must begin with / and not end with it, such as '/api/chat', not {path!r}")
+            raise ConfigurationError(f"path must start with / and not end with /, such as '/api/chat', got {path!r}")
         self._path = path
 
     @override
@@ -57,14 +58,14 @@ class UiStream(Adapter):
             Endpoint("POST", self._path or "/", self._post, Post),
             Endpoint("GET", f"{chat_path}/stream", self._resume),
             Endpoint("POST", f"{chat_path}/stop", self._stop),
-            Endpoint("GET", chat_path, self._messages),
+            Endpoint("GET", chat_path, self._list_messages),
         ]
 
     @override
     def write_error(self, refused: Refused, request: HTTPConnection) -> Response:
         # Return plain text, because pages display it unchanged.
-        fields = "".join(f"; {name}: {said}" for name, said in (refused.fields or {}).items())
-        headers = {**_NEVER_STORED, **refused.headers}
+        fields = "".join(f"; {name}: {text}" for name, text in (refused.fields or {}).items())
+        headers = {**_NO_STORE, **refused.headers}
         return PlainTextResponse(f"{refused}{fields}", refused.status, headers)
 
     # -- routes
@@ -72,129 +73,130 @@ class UiStream(Adapter):
     async def _post(self, call: Call[Post, None]) -> Response:
         """Start or regenerate a run or answer its questions, streaming new message content."""
         self.gateway.check_stream(call.principal)
-        found = await Chat(self.gateway, call.principal, call.body.id).find()
-        new = new_of(call.body)
+        ui_chat = await Chat(self.gateway, call.principal, call.body.id).load()
+        new = parse_new(call.body)
         if isinstance(new, Answers):
-            return await self._answered(call, found, new)
-        async with self.gateway.lock_context(call.body.id, everywhere=True):
-            # Repeat the lookup, because another request may have started a run.
-            found = await Chat(self.gateway, call.principal, call.body.id).find()
-            record = await self._asked(call, found, new)
-        return self._streamed(call, record)
+            return await self._answer(call, ui_chat, new)
+        key = call.principal.get_conversation(call.body.id)
+        async with self.gateway.lock_conversation(key, across_processes=True):
+            # Repeat the lookup after locking, because another request may have started a run.
+            ui_chat = await Chat(self.gateway, call.principal, call.body.id).load()
+            record = await self._find_or_start(call, ui_chat, new)
+        return self._stream(call, record)
 
-    async def _messages(self, call: Call[None, None]) -> Response:
+    async def _list_messages(self, call: Call[None, None]) -> Response:
         """Return all chat messages for a page reload."""
-        found = await self._chat(call)
-        made = await found.messages() if found is not None else []
-        return Response(orjson.dumps(made), media_type="application/json", headers=_NEVER_STORED)
+        ui_chat = await self._find_chat(call)
+        messages = await ui_chat.list_messages() if ui_chat is not None else []
+        return Response(orjson.dumps(messages), media_type="application/json", headers=_NO_STORE)
 
     async def _resume(self, call: Call[None, None]) -> Response:
-        """Stream the active run from its first event."""
-        record = await self._newest(call)
-        if record is None or record.state in runs.AT_REST:
-            return Response(status_code=204, headers=_NEVER_STORED)
-        return self._streamed(call, record)
+        """Stream the active run from its first event.
+
+        With `after`, an idle run is also streamed, unless the page already has its end. A run may end between the
+        requests for the messages and for the stream.
+        """
+        record, after = await self._find_latest_run(call), call.request.query_params.get("after")
+        if record is None or (record.state in IDLE_STATES and after in (None, record.cursor)):
+            return Response(status_code=204, headers=_NO_STORE)
+        return self._stream(call, record)
 
     async def _stop(self, call: Call[None, None]) -> Response:
         """Cancel the active or waiting run."""
-        record = await self._newest(call)
+        record = await self._find_latest_run(call)
         if record is not None:
             await runs.cancel_run(self.gateway, record.task_id, "The user stopped it.")
-        return Response(status_code=204, headers=_NEVER_STORED)
+        return Response(status_code=204, headers=_NO_STORE)
 
     # -- helpers
 
-    async def _chat(self, call: Call[None, None]) -> Chat | None:
+    async def _find_chat(self, call: Call[None, None]) -> Chat | None:
         """Return the chat in the path, or None if it is missing or belongs to another principal."""
-        chat_id = id_in_path(call.request, "chat_id")
+        chat_id = read_path_id(call.request, "chat_id")
         try:
             check_chat_id(chat_id)
-            found = await Chat(self.gateway, call.principal, chat_id).find()
+            ui_chat = await Chat(self.gateway, call.principal, chat_id).load()
         except Refused as refused:
             if refused.status != 404:
                 raise
             return None
-        return found if found.begun else None
+        return ui_chat if ui_chat.exists else None
 
-    async def _newest(self, call: Call[None, None]) -> RunRecord | None:
-        found = await self._chat(call)
-        if found is None:
+    async def _find_latest_run(self, call: Call[None, None]) -> RunRecord | None:
+        ui_chat = await self._find_chat(call)
+        if ui_chat is None:
             return None
-        context_id = found.conversations[-1]
-        found_runs = await read_log(
-            self.gateway.runtime.log.list_runs, context_id=context_id, newest_first=True, limit=1
-        )
-        return found_runs[0] if found_runs else None
+        key = call.principal.get_conversation(ui_chat.conversations[-1])
+        latest = await read_log(self.gateway.runtime.log.list_conversation, key, newest_first=True, limit=1)
+        return latest[0] if latest else None
 
-    async def _asked(self, call: Call[Post, None], found: Chat, asked: list[Asked]) -> RunRecord:
+    async def _find_or_start(self, call: Call[Post, None], ui_chat: Chat, messages: list[UserMessage]) -> RunRecord:
         """Return the run for a posted message, starting it unless it already exists."""
-        agent, newest = self.agent or runs.resolve_agent(self.gateway, call.body.agent), asked[-1]
-        place = await found.run_of(agent, newest.id)
-        if place is None:
-            new = await found.not_begun(agent, asked)
-            return await self._started(call, found, agent, new)
-        record = place.record
-        note = note_of(record)
-        anew = call.body.trigger == "regenerate-message"
+        agent, newest = self.agent or runs.resolve_agent(self.gateway, call.body.agent), messages[-1]
+        chat_run = await ui_chat.find_run(agent, newest.id)
+        if chat_run is None:
+            new = await ui_chat.select_new(agent, messages)
+            return await self._start(call, ui_chat, agent, new)
+        record = chat_run.record
+        note = read_note(record)
+        regenerate = call.body.trigger == "regenerate-message"
         # A regenerated answer is the first run of its conversation, so this is a repeated request.
-        under_way = place.newest and "replaces" in note and record.state not in runs.AT_REST
-        if record.metadata.get(runs.REQUEST) == runs.digest_request(newest.written()) and (not anew or under_way):
+        is_retry = chat_run.newest and "replaces" in note and record.state not in IDLE_STATES
+        if record.metadata.get(runs.REQUEST) == runs.digest_request(newest.to_bytes()) and (not regenerate or is_retry):
             return record
-        return await self._started(call, found, agent, [newest], instead_of=record)
+        return await self._start(call, ui_chat, agent, [newest], replaced=record)
 
-    async def _started(
+    async def _start(
         self,
         call: Call[Post, None],
-        found: Chat,
+        ui_chat: Chat,
         agent: str,
-        asked: list[Asked],
-        instead_of: RunRecord | None = None,
+        messages: list[UserMessage],
+        replaced: RunRecord | None = None,
     ) -> RunRecord:
-        body, context_id = call.body, found.conversations[-1] if instead_of is None else found.next_id()
-        own = self.gateway.runtime.agents[agent].definition.client_tool_names
-        note: dict[str, Any] = {"new": len(asked), "tools": [*own, *(each.name for each in body.tools)]}
-        before = []
-        if instead_of is not None:
-            note["replaces"] = instead_of.task_id
-            before = await found.before(instead_of)
+        body, context_id = call.body, ui_chat.conversations[-1] if replaced is None else ui_chat.next_id()
+        own_tools = self.gateway.runtime.agents[agent].definition.client_tool_names
+        note: dict[str, Any] = {"new": len(messages), "tools": [*own_tools, *(each.name for each in body.tools)]}
+        history = []
+        if replaced is not None:
+            note["replaces"] = replaced.task_id
+            history = await ui_chat.load_history(replaced)
         public = {PUBLIC_METADATA: body.metadata} if body.metadata else {}
         return await runs.start_run(
             self.gateway,
             call.principal,
             agent,
-            [*before, *messages_of(asked)],
-            key=found.key(asked[-1].id, context_id),
-            request=asked[-1].written(),
+            [*history, *to_messages(messages)],
+            key=ui_chat.make_key(messages[-1].id, context_id),
+            request=messages[-1].to_bytes(),
             context_id=context_id,
             metadata={**public, NOTE: note},
             client_tools=[each.model_dump() for each in body.tools] or None,
             locked=True,
         )
 
-    async def _answered(self, call: Call[Post, None], found: Chat, answers: Answers) -> Response:
+    async def _answer(self, call: Call[Post, None], ui_chat: Chat, answers: Answers) -> Response:
         record = await self.gateway.find_run(call.principal, answers.task_id)
-        if record.context_id not in found.conversations:
+        if record.context_id not in ui_chat.conversations:
             raise Refused(404, "not_found", "there is no such run in this conversation")
-        new = await answer(self.gateway, record, answers, call.body.inputs)
-        return self._streamed(call, record, after=record.seq if new else answers.seen, goes_on=new)
+        new = await answer_questions(self.gateway, call.principal, record, answers, call.body.inputs)
+        return self._stream(call, record, after=record.seq if new else answers.seen, resumed=new)
 
-    def _streamed(
-        self, call: Call[Any, Any], record: RunRecord, *, after: int = 0, goes_on: bool = False
-    ) -> EventStream:
+    def _stream(self, call: Call[Any, Any], record: RunRecord, *, after: int = 0, resumed: bool = False) -> EventStream:
         """Stream a run's message until its attempt ends.
 
         Args:
             call: Current request.
             record: Record of the run, read before any answers were sent.
             after: Sequence number of the last event that the client has.
-            goes_on: True if the run received answers.
+            resumed: True if the run received answers.
         """
         task_id, known = record.task_id, record.seq
-        over = record.state in runs.AT_REST and not goes_on
-        tools = note_of(record).get("tools", ())
+        is_idle = record.state in IDLE_STATES and not resumed
+        tools = read_note(record).get("tools", ())
         return call.stream(
             self.gateway.runtime.follow(task_id).pipe(
-                _until(known - 1 if over else known),
+                _take_until_end(known - 1 if is_idle else known),
                 chat(),
                 chunks(task_id, record.context_id, client_tools=tools, after=after, known=known),
             ),
@@ -206,13 +208,13 @@ class UiStream(Adapter):
         )
 
 
-def _until(seq: int) -> EventView:
+def _take_until_end(seq: int) -> EventView:
     """Complete at the next end of an attempt after `seq`, ignoring earlier attempts."""
 
-    def goes_on(event: Event) -> bool:
+    def is_before_end(event: Event) -> bool:
         return not (ends_attempt(event) and event.seq > seq)
 
-    return cast("EventView", ops.take_while(goes_on, inclusive=True))
+    return cast("EventView", ops.take_while(is_before_end, inclusive=True))
 
 
 def ui_stream(
@@ -226,8 +228,9 @@ def ui_stream(
     """Serve a runtime to `useChat` of the AI SDK 6.
 
     `POST /api/chat` starts a run or answers its questions, and streams its message. `GET /api/chat/{id}/stream`
-    continues the stream of the active run, or returns 204. `GET /api/chat/{id}` returns the messages of a chat, for a
-    page reload. `POST /api/chat/{id}/stop` cancels the run. A chat id is a conversation id.
+    continues the stream of the active run, or returns 204. With `?after=`, it also streams a run that has ended since
+    this cursor. `GET /api/chat/{id}` returns the messages of a chat, for a page reload. `POST /api/chat/{id}/stop`
+    cancels the run. A chat id is a conversation id.
 
     Args:
         runtime: Runtime with the agents and the event log.

@@ -21,9 +21,9 @@ from rxloop.protocol.events import (
     ends_attempt,
 )
 from rxloop.protocol.messages import Usage
-from rxloop.server.core import chat_changes as to
+from rxloop.server.core import chat_changes as changes
 from rxloop.server.core.chat_changes import Change
-from rxloop.server.ui_messages.frames import Chunk, data_part, parts_beside
+from rxloop.server.ui_messages.frames import Chunk, list_sources_and_files, to_data_part
 
 log = logging.getLogger("rxloop")
 
@@ -32,8 +32,8 @@ _Emit = Callable[[Chunk], None]
 _FINISH = {"length": "length", "content_filter": "content-filter", "tool_calls": "tool-calls", "stop": "stop"}
 LIMITS = ("max_iterations", "tool_failures", "tokens", "timeout", "attempts")
 """Reasons for ending an attempt at a limit without an error."""
-_BROKE_OFF = "The stream broke off, and the answer goes on without it: come back in a moment."
-_VOIDED = "This call came to nothing, and was not carried out."
+_INTERRUPTED_TEXT = "The stream was interrupted. The answer continues; please reconnect."
+_DISCARDED_TEXT = "The call was discarded and not executed."
 
 
 def chunks(
@@ -66,15 +66,15 @@ def chunks(
     def write(out: ViewOutput[Chunk]) -> Callable[[Change | Event], None]:
         fold = _Fold(out.emit, task_id, frozenset(client_tools), after, known)
 
-        def break_off(error: Exception) -> None:
-            log.warning("a stream of the run %s breaks off: %s", task_id, error)
-            out.emit({"type": "error", "errorText": _BROKE_OFF})
+        def fail(error: Exception) -> None:
+            log.warning("Stream of run %s failed: %s", task_id, error)
+            out.emit({"type": "error", "errorText": _INTERRUPTED_TEXT})
             out.complete()
 
         out.on_end(fold.end)
-        out.on_error(break_off)
-        place = {"taskId": task_id, "contextId": context_id, "state": "working", "reason": None}
-        out.emit({"type": "start", "messageId": task_id, "messageMetadata": {"rxloop": place}})
+        out.on_error(fail)
+        run = {"taskId": task_id, "contextId": context_id, "state": "working", "reason": None}
+        out.emit({"type": "start", "messageId": task_id, "messageMetadata": {"rxloop": run}})
         return fold.take
 
     return make_view(write)
@@ -86,9 +86,9 @@ class _Fold:
     def __init__(self, emit: _Emit, task_id: str, client_tools: frozenset[str], after: int, known: int) -> None:
         self._out, self._task_id, self._client_tools, self._after = emit, task_id, client_tools, after
         self._known, self._seq = known, 0
-        self._held: dict[str, str] = {}
+        self._early: dict[str, str] = {}
         """Call slots by question id, for client tool questions before the request."""
-        self._quiet = False
+        self._is_replaying = False
         """True while processing events that the client already has."""
         self._step: str | None = None
         self._open = False
@@ -104,12 +104,12 @@ class _Fold:
         self._approvals: dict[str, str] = {}
         """Slots of pending and answered approvals, by approval id."""
         self._answered: set[str] = set()
-        self._asked: dict[str, Chunk] = {}
+        self._open_questions: dict[str, Chunk] = {}
         """Other pending questions as sent."""
-        self._told: set[str] = set()
+        self._sent_questions: set[str] = set()
         """Ids of sent questions."""
         self._artifacts: dict[str, dict[str, Any]] = {}
-        self._by_client: list[Chunk] = []
+        self._client_results: list[Chunk] = []
         """Results of client tools in the current step."""
         self._last: StatusUpdateEvent | None = None
 
@@ -117,55 +117,55 @@ class _Fold:
         """Process the next change or event."""
         event = item if isinstance(item, Event) else item.event
         self._seq = event.seq
-        self._quiet = event.seq <= self._after
+        self._is_replaying = event.seq <= self._after
         self._last = None
         if isinstance(item, Event):
-            self._event(item)
+            self._take_event(item)
         elif event.parent_task_id is None and event.branch is None:
-            self._change(item)
+            self._take_change(item)
 
     def _emit(self, type: str, **fields: Any) -> None:
-        if not self._quiet:
+        if not self._is_replaying:
             self._out({"type": type, **fields})
 
     # -- steps
 
-    def _change(self, item: Change) -> None:
+    def _take_change(self, item: Change) -> None:
         match item:
-            case to.TextDelta():
+            case changes.TextDelta():
                 self._emit("text-delta", id=item.id, delta=item.delta)
-            case to.StepBegan():
-                self._begin(item.event.step)
-            case to.StepEnded():
-                if item.outcome == "void" and self._text_shown:
+            case changes.StepBegan():
+                self._start_step(item.event.step)
+            case changes.StepEnded():
+                if item.outcome == "discarded" and self._text_shown:
                     self._emit("data-rxloop-void", data={"step": item.event.step})
                 elif isinstance(item.event, ContentCompleteEvent) and item.outcome == "complete":
-                    for part in parts_beside(item.id, item.event):
+                    for part in list_sources_and_files(item.id, item.event):
                         self._emit(**part)
                 self._text_shown = False
-            case to.TextBegan():
+            case changes.TextBegan():
                 self._text_shown = True
                 self._emit("text-start", id=item.id)
-            case to.TextEnded():
+            case changes.TextEnded():
                 self._emit("text-end", id=item.id)
-            case to.ReasoningBegan():
+            case changes.ReasoningBegan():
                 self._text_shown = True
                 self._emit("reasoning-start", id=item.id)
-            case to.ReasoningDelta():
+            case changes.ReasoningDelta():
                 self._emit("reasoning-delta", id=item.id, delta=item.delta)
-            case to.ReasoningEnded():
+            case changes.ReasoningEnded():
                 self._emit("reasoning-end", id=item.id)
-            case to.CallBegan():
+            case changes.CallBegan():
                 self._begin_call(item)
             case _:
                 self._call(item, self._slots[item.id])
 
-    def _begin(self, step: str | None) -> None:
+    def _start_step(self, step: str | None) -> None:
         if self._open and self._step == step:
             return
         self._finish_step()
         self._step, self._open = step, True
-        self._by_client.clear()
+        self._client_results.clear()
         self._emit("start-step")
 
     def _finish_step(self) -> None:
@@ -173,32 +173,32 @@ class _Fold:
             self._open = False
             self._emit("finish-step")
 
-    def _begin_call(self, item: to.CallBegan) -> None:
-        slot = self._slots[item.id] = f"{self._task_id}:{item.event.step}:{item.place}"
+    def _begin_call(self, item: changes.CallBegan) -> None:
+        slot = self._slots[item.id] = f"{self._task_id}:{item.event.step}:{item.call_index}"
         part = self._calls[slot] = {"toolCallId": slot, "toolName": item.name}
         self._started.discard(slot)
         if item.name in self._client_tools:
             self._client_calls.add(slot)
         else:
-            # Otherwise clients treat this as their own call and post again after the result.
+            # Without these fields, clients consider the call their own and post again after the result.
             part.update(dynamic=True, providerExecuted=True)
         self._emit("tool-input-start", **part)
 
     def _call(
         self,
-        item: to.CallDelta
-        | to.CallEnded
-        | to.CallRevised
-        | to.CallVoided
-        | to.CallStarted
-        | to.CallProgress
-        | to.CallResult,
+        item: changes.CallDelta
+        | changes.CallEnded
+        | changes.CallRevised
+        | changes.CallDiscarded
+        | changes.CallStarted
+        | changes.CallProgress
+        | changes.CallResult,
         slot: str,
     ) -> None:
         match item:
-            case to.CallDelta():
+            case changes.CallDelta():
                 self._emit("tool-input-delta", toolCallId=slot, inputTextDelta=item.delta)
-            case to.CallEnded():
+            case changes.CallEnded():
                 part, call = self._calls[slot], item.call
                 part["input"] = call.arguments
                 if call.error is not None:
@@ -206,126 +206,129 @@ class _Fold:
                 elif slot not in self._client_calls:
                     # Client tool calls become available with their question, because only then they must be executed.
                     self._emit("tool-input-available", **part)
-            case to.CallRevised():
+            case changes.CallRevised():
                 part = self._calls[slot]
                 part["input"] = item.call.arguments
                 if slot not in self._client_calls:
                     self._emit("tool-input-available", **part)
-            case to.CallVoided():
-                self._emit("tool-output-error", toolCallId=slot, errorText=_VOIDED)
-            case to.CallStarted():
+            case changes.CallDiscarded():
+                self._emit("tool-output-error", toolCallId=slot, errorText=_DISCARDED_TEXT)
+            case changes.CallStarted():
                 self._started.add(slot)
                 if slot in self._approvals.values():
                     self._emit("tool-input-available", **self._calls[slot])
-            case to.CallProgress():
-                said = {"toolCallId": slot, "message": item.event.message, "fraction": item.event.fraction}
-                self._emit("data-tool-progress", id=slot, transient=True, data=said)
-            case to.CallResult():
-                self._result(slot, item.event)
+            case changes.CallProgress():
+                data = {"toolCallId": slot, "message": item.event.message, "fraction": item.event.fraction}
+                self._emit("data-tool-progress", id=slot, transient=True, data=data)
+            case changes.CallResult():
+                self._emit_result(slot, item.event)
 
-    def _result(self, slot: str, event: ToolCompleteEvent) -> None:
-        refused = [asked for asked, place in self._approvals.items() if place == slot and asked in self._answered]
+    def _emit_result(self, slot: str, event: ToolCompleteEvent) -> None:
+        denied = [each for each in self._answered if self._approvals.get(each) == slot]
         if event.success:
             result: Chunk = {"type": "tool-output-available", "toolCallId": slot, "output": event.result}
-        elif refused and slot not in self._started:
+        elif denied and slot not in self._started:
             result = {"type": "tool-output-denied", "toolCallId": slot}
         else:
             failed = event.content or event.error or "It failed."
             result = {"type": "tool-output-error", "toolCallId": slot, "errorText": failed}
         if slot in self._client_calls and result["type"] != "tool-output-denied":
-            self._by_client.append(result)
+            self._client_results.append(result)
             result = {**result, "providerExecuted": False}
         self._emit(**result)
 
     # -- events outside of steps
 
-    def _event(self, event: Event) -> None:
+    def _take_event(self, event: Event) -> None:
         match event:
             case StatusUpdateEvent():
                 if ends_attempt(event):
-                    self._rest(event)
+                    self._end_attempt(event)
             case InputReceivedEvent():
-                self._received(event)
+                self._add_answer(event)
             case ArtifactUpdateEvent():
-                self._artifact(event)
+                self._emit_artifact(event)
             case _ if isinstance(event, QuestionEvent):
-                self._question(event.input, event.task_id)
+                self._ask(event.input, event.task_id)
             case _:
-                part = data_part(event)
+                part = to_data_part(event)
                 if part is not None:
                     self._emit(**part)
 
-    def _question(self, question: PendingInput, task_id: str) -> None:
-        asked = f"{self._task_id}:{question.input_id}"
+    def _ask(self, question: PendingInput, task_id: str) -> None:
+        question_id = f"{self._task_id}:{question.input_id}"
         slot = f"{question.task_id or task_id}:{question.step}:{question.index}"
         part = self._calls.get(slot) if question.call is not None else None
         if part is not None and question.input_kind == "tool":
             # The question shows that this is a client tool. Questions before the request count as answered.
             self._client_calls.add(slot)
-            held = self._seq <= self._known and not self._quiet
-            if held:
-                self._held[asked] = slot
-            if held or "providerExecuted" in part:
-                part["providerExecuted"] = held
+            is_early = self._seq <= self._known and not self._is_replaying
+            if is_early:
+                self._early[question_id] = slot
+            if is_early or "providerExecuted" in part:
+                part["providerExecuted"] = is_early
             self._emit("tool-input-available", **part)
         elif part is not None and question.input_kind == "confirmation":
-            self._approvals[asked] = slot
+            self._approvals[question_id] = slot
             about = {"prompt": question.prompt}
-            self._emit("tool-approval-request", approvalId=asked, toolCallId=slot, approvalDescriptor=about)
+            self._emit("tool-approval-request", approvalId=question_id, toolCallId=slot, approvalDescriptor=about)
         else:
-            said = question.model_dump(mode="json", by_alias=True, exclude={"hidden"}, exclude_none=True)
-            of = {"toolCallId": slot} if part is not None else {}
-            self._asked[asked] = {"id": asked, "data": {**said, **of, "waits": True}}
-            self._emit("data-input-required", **self._asked[asked])
-        self._told.add(asked)
+            data = question.model_dump(mode="json", by_alias=True, exclude={"hidden"}, exclude_none=True)
+            call = {"toolCallId": slot} if part is not None else {}
+            self._open_questions[question_id] = {"id": question_id, "data": {**data, **call, "waits": True}}
+            self._emit("data-input-required", **self._open_questions[question_id])
+        self._sent_questions.add(question_id)
 
-    def _received(self, event: InputReceivedEvent) -> None:
-        asked = f"{self._task_id}:{event.input_id}"
-        self._answered.add(asked)
-        self._waits_no_more(asked)
+    def _add_answer(self, event: InputReceivedEvent) -> None:
+        question_id = f"{self._task_id}:{event.input_id}"
+        self._answered.add(question_id)
+        self._close_question(question_id)
 
-    def _waits_no_more(self, asked: str) -> None:
-        if told := self._asked.pop(asked, None):
-            self._emit("data-input-required", id=asked, data={**told["data"], "waits": False})
+    def _close_question(self, question_id: str) -> None:
+        if sent := self._open_questions.pop(question_id, None):
+            self._emit("data-input-required", id=question_id, data={**sent["data"], "waits": False})
 
-    def _rest(self, event: StatusUpdateEvent) -> None:
+    def _end_attempt(self, event: StatusUpdateEvent) -> None:
         """End an attempt, emitting questions without a public event."""
         self._last = event
         pending = {f"{self._task_id}:{question.input_id}": question for question in event.pending}
-        for asked in [asked for asked in self._asked if asked not in pending]:
-            self._waits_no_more(asked)
-        for asked, question in pending.items():
-            if asked not in self._told:
-                self._question(question, self._task_id)
-            elif asked in self._held and self._seq >= self._known:
-                part = self._calls[self._held.pop(asked)]
+        for question_id in [question_id for question_id in self._open_questions if question_id not in pending]:
+            self._close_question(question_id)
+        for question_id, question in pending.items():
+            if question_id not in self._sent_questions:
+                self._ask(question, self._task_id)
+            elif question_id in self._early and self._seq >= self._known:
+                part = self._calls[self._early.pop(question_id)]
                 part["providerExecuted"] = False
                 self._emit("tool-input-available", **part)
         if event.state in WAITING:
             # The run needs other answers. Clients would post again if all calls looked complete.
-            for result in self._by_client:
+            for result in self._client_results:
                 self._emit(**result, providerExecuted=True)
 
-    def _artifact(self, event: ArtifactUpdateEvent) -> None:
-        named = f"{event.artifact_id}:{event.artifact_version}"
+    def _emit_artifact(self, event: ArtifactUpdateEvent) -> None:
+        artifact_id = f"{event.artifact_id}:{event.artifact_version}"
         # Only the name is in the first chunk. Later parts with this id replace earlier parts.
-        about = self._artifacts.setdefault(named, {"artifactId": event.artifact_id, "version": event.artifact_version})
-        given = {"name": event.name, "mediaType": event.media_type}
-        about.update({key: value for key, value in given.items() if value is not None})
+        initial = {"artifactId": event.artifact_id, "version": event.artifact_version}
+        about = self._artifacts.setdefault(artifact_id, initial)
+        fields = {"name": event.name, "mediaType": event.media_type, "url": event.url}
+        about.update({key: value for key, value in fields.items() if value is not None})
         about.update(size=event.offset + event.size, complete=event.last)
-        self._emit("data-artifact", id=named, data=dict(about))
-        piece = {"index": event.index, "offset": event.offset, "data": event.data, "encoding": event.encoding}
-        self._emit("data-artifact-chunk", id=named, transient=True, data=piece)
+        self._emit("data-artifact", id=artifact_id, data=dict(about))
+        if event.url is not None:
+            return
+        chunk = {"index": event.index, "offset": event.offset, "data": event.data, "encoding": event.encoding}
+        self._emit("data-artifact-chunk", id=artifact_id, transient=True, data=chunk)
 
     # -- stream end
 
     def end(self) -> None:
-        """Emit the last attempt's end, unless the stream stopped before it."""
+        """Emit the end of the last attempt if the stream reached it."""
         event = self._last
         if event is None:
             return
         self._finish_step()
-        if self._by_client and event.state not in WAITING:
+        if self._client_results and event.state not in WAITING:
             # Otherwise clients see their own completed step last and post again in an endless loop.
             self._emit("start-step")
             self._emit("finish-step")
@@ -348,13 +351,13 @@ class _Fold:
 
 def _usage(usage: Usage) -> Chunk:
     """Convert usage to the AI SDK format. Cache write tokens are only supported since version 6."""
-    kept = usage.cache_write_tokens
-    details = {"cacheReadTokens": usage.cached_tokens, "cacheWriteTokens": kept}
+    written = usage.cache_write_tokens
+    details = {"cacheReadTokens": usage.cached_tokens, "cacheWriteTokens": written}
     return {
         "inputTokens": usage.input_tokens,
         "outputTokens": usage.output_tokens,
         "totalTokens": usage.total_tokens,
         "cachedInputTokens": usage.cached_tokens,
         "reasoningTokens": usage.reasoning_tokens,
-        **({"inputTokenDetails": details} if kept else {}),
+        **({"inputTokenDetails": details} if written else {}),
     }

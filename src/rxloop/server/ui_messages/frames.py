@@ -23,43 +23,43 @@ Chunk = dict[str, Any]
 """Chunk data, typed like `UIMessageChunk` in the `ai` package."""
 
 _ENVELOPE = frozenset(to for field in Event.model_fields.values() if (to := field.serialization_alias) is not None)
-_TOLD = frozenset(("stage", "context-compressed", "thinking-failed", "tools-unavailable"))
+_FORWARDED_KINDS = frozenset(("stage", "context-compressed", "thinking-failed", "tools-unavailable"))
 """Other event kinds that are forwarded unchanged."""
 
 
-def data_part(event: Event) -> dict[str, Any] | None:
+def to_data_part(event: Event) -> dict[str, Any] | None:
     """Return the chunk fields of an event, or None if the event is not forwarded."""
     match event:
         case CustomEvent():
             return {"type": f"data-{event.name}", "data": event.data}
         case ThoughtStreamEvent():
-            return {"type": "data-thought", "id": event.thought_id, "data": _fields(event)}
+            return {"type": "data-thought", "id": event.thought_id, "data": _select_fields(event)}
         case SubtaskEvent():
-            return {"type": "data-subtask", "id": event.subtask_id, "data": _fields(event)}
+            return {"type": "data-subtask", "id": event.subtask_id, "data": _select_fields(event)}
         case MessageAddedEvent():
-            return {"type": "data-message", "data": _fields(event)}
+            return {"type": "data-message", "data": _select_fields(event)}
         case GapEvent():
-            return {"type": "data-gap", "transient": True, "data": _fields(event)}
-        case _ if event.kind in _TOLD:
-            return {"type": f"data-{event.kind}", "data": _fields(event)}
+            return {"type": "data-gap", "transient": True, "data": _select_fields(event)}
+        case _ if event.kind in _FORWARDED_KINDS:
+            return {"type": f"data-{event.kind}", "data": _select_fields(event)}
         case _:
             return None
 
 
-def _fields(event: Event) -> dict[str, Any]:
+def _select_fields(event: Event) -> dict[str, Any]:
     """Return public event fields without the envelope."""
     fields: dict[str, Any] = orjson.loads(event.to_json(public=True))
     return {name: value for name, value in fields.items() if name not in _ENVELOPE}
 
 
-def parts_beside(id: str, message: ContentCompleteEvent) -> Iterator[dict[str, Any]]:
+def list_sources_and_files(id: str, message: ContentCompleteEvent) -> Iterator[dict[str, Any]]:
     """Yield source and file chunks for a message.
 
     Args:
         id: Id of the message text.
         message: Complete message.
     """
-    # List each page only once.
+    # Each page is listed once.
     pages: dict[str, str | None] = {}
     for citation in message.citations:
         if citation.url and citation.url.startswith(("https://", "http://")):
@@ -68,10 +68,10 @@ def parts_beside(id: str, message: ContentCompleteEvent) -> Iterator[dict[str, A
         named = {"title": title} if title else {}
         yield {"type": "source-url", "sourceId": f"{id}:source:{number}", "url": url, **named}
     for file in message.files:
-        yield file_part(file, named=False)
+        yield to_file_part(file, named=False)
 
 
-def file_part(file: ImagePart | FilePart, *, named: bool = True) -> dict[str, Any]:
+def to_file_part(file: ImagePart | FilePart, *, named: bool = True) -> dict[str, Any]:
     """Convert a file to an AI SDK part. Chunks do not support file names."""
     media_type = file.media_type or ("image/*" if isinstance(file, ImagePart) else "application/octet-stream")
     url = file.url if file.url is not None else f"data:{media_type};base64,{b64encode(file.data or b'').decode()}"
@@ -84,27 +84,27 @@ DONE = b"data: [DONE]\n\n"
 
 
 def encode(chunk: Chunk) -> bytes:
-    """Encode a chunk as an SSE frame."""
+    """Encode a chunk as a server-sent event."""
     data = orjson.dumps(chunk)
     if b'"__proto__"' in data or b'"prototype"' in data:
         # Clients reject streams containing these keys, even if they come from a tool result.
-        data = orjson.dumps(_without_prototypes(chunk))
+        data = orjson.dumps(_remove_prototypes(chunk))
     return b"data: %b\n\n" % data
 
 
-def _without_prototypes(value: Any) -> Any:
+def _remove_prototypes(value: Any) -> Any:
     if isinstance(value, list):
-        return [_without_prototypes(each) for each in cast("list[Any]", value)]
+        return [_remove_prototypes(each) for each in cast("list[Any]", value)]
     if not isinstance(value, dict):
         return value
-    given = cast("dict[str, Any]", value)
-    kept = {key: _without_prototypes(each) for key, each in given.items() if key != "__proto__"}
-    if isinstance(made := kept.get("constructor"), dict):
-        cast("dict[str, Any]", made).pop("prototype", None)
-    return kept
+    values = cast("dict[str, Any]", value)
+    cleaned = {key: _remove_prototypes(each) for key, each in values.items() if key != "__proto__"}
+    if isinstance(constructor := cleaned.get("constructor"), dict):
+        cast("dict[str, Any]", constructor).pop("prototype", None)
+    return cleaned
 
 
-_CLOSED = {
+_FINAL_STATES = {
     "tool-input-available": ("input-available", ()),
     "tool-input-error": ("output-error", ("errorText",)),
     "tool-output-available": ("output-available", ("output",)),
@@ -114,7 +114,7 @@ _CLOSED = {
 """Part state and fields set by each final call chunk."""
 
 
-def ui_message(chunks: Iterable[Chunk]) -> dict[str, Any]:
+def assemble_message(chunks: Iterable[Chunk]) -> dict[str, Any]:
     """Assemble a message from a run's chunks."""
     message: dict[str, Any] = {"id": "", "role": "assistant", "parts": []}
     parts: list[dict[str, Any]] = message["parts"]
@@ -123,7 +123,7 @@ def ui_message(chunks: Iterable[Chunk]) -> dict[str, Any]:
     for chunk in chunks:
         kind: str = chunk["type"]
         if "messageMetadata" in chunk:
-            message["metadata"] = _merged(message.get("metadata", {}), chunk["messageMetadata"])
+            message["metadata"] = _merge(message.get("metadata", {}), chunk["messageMetadata"])
         if kind == "start":
             message["id"] = chunk["messageId"]
         elif kind == "start-step":
@@ -140,13 +140,13 @@ def ui_message(chunks: Iterable[Chunk]) -> dict[str, Any]:
         elif kind in ("file", "source-url"):
             parts.append(dict(chunk))
         elif kind.startswith("tool-"):
-            _call(parts, calls, chunk)
+            _apply_call(parts, calls, chunk)
         elif kind.startswith("data-") and not chunk.get("transient"):
-            _data(parts, chunk)
+            _apply_data(parts, chunk)
     return message
 
 
-def _call(parts: list[dict[str, Any]], calls: dict[str, dict[str, Any]], chunk: Chunk) -> None:
+def _apply_call(parts: list[dict[str, Any]], calls: dict[str, dict[str, Any]], chunk: Chunk) -> None:
     kind, slot = chunk["type"], chunk["toolCallId"]
     part = calls.get(slot)
     if part is None:
@@ -167,15 +167,15 @@ def _call(parts: list[dict[str, Any]], calls: dict[str, dict[str, Any]], chunk: 
     elif kind == "tool-approval-request":
         part.update(state="approval-requested", approval={"id": chunk["approvalId"]})
         part["approval"]["descriptor"] = chunk["approvalDescriptor"]
-    elif kind in _CLOSED:
-        part["state"], fields = _CLOSED[kind]
+    elif kind in _FINAL_STATES:
+        part["state"], fields = _FINAL_STATES[kind]
         for name in ("output", "errorText"):
             if kind != "tool-output-denied":
                 part.pop(name, None)
         part.update({name: chunk[name] for name in (*fields, "input") if name in chunk})
 
 
-def _data(parts: list[dict[str, Any]], chunk: Chunk) -> None:
+def _apply_data(parts: list[dict[str, Any]], chunk: Chunk) -> None:
     for part in parts:
         if "id" in chunk and (part["type"], part.get("id")) == (chunk["type"], chunk["id"]):
             part["data"] = chunk["data"]
@@ -183,11 +183,11 @@ def _data(parts: list[dict[str, Any]], chunk: Chunk) -> None:
     parts.append(dict(chunk))
 
 
-def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def _merge(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Recursively merge metadata, as clients do."""
     merged = dict(one)
     for key, value in other.items():
-        before = merged.get(key)
-        both = isinstance(before, dict) and isinstance(value, dict)
-        merged[key] = _merged(cast("Chunk", before), cast("Chunk", value)) if both else value
+        existing = merged.get(key)
+        nested = isinstance(existing, dict) and isinstance(value, dict)
+        merged[key] = _merge(cast("Chunk", existing), cast("Chunk", value)) if nested else value
     return merged

@@ -12,18 +12,18 @@ from rxloop.protocol.http_api import Text, ToolSpec
 from rxloop.protocol.ids import Id, read_cursor
 from rxloop.protocol.media import make_part
 from rxloop.protocol.messages import Message, Part, TextPart, Wire
-from rxloop.server.core.errors import Refused, misfit
+from rxloop.server.core.errors import Refused, make_invalid_data_error
 
 M = TypeVar("M", bound=BaseModel)
 
 
-class _Sent(Wire):
+class _ClientData(Wire):
     """Base class for client data, which may contain unknown fields."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class Post(_Sent):
+class Post(_ClientData):
     """Request body sent by `DefaultChatTransport`."""
 
     id: Id
@@ -40,53 +40,53 @@ class Post(_Sent):
     """Answers to `data-input-required` parts, by part id or `inputId`."""
 
 
-class _TextSent(_Sent):
+class _TextPart(_ClientData):
     type: Literal["text"]
     text: Text
 
 
-class _FileSent(_Sent):
+class _FilePart(_ClientData):
     type: Literal["file"]
     media_type: Annotated[str, Field(min_length=1, max_length=200)]
     url: Annotated[str, Field(pattern=r"^([hH][tT][tT][pP][sS]?://[!-~]{1,2000}|[dD][aA][tT][aA]:[ -~\s]*)$")]
     filename: Annotated[str, Field(max_length=500)] | None = None
 
 
-class Asked(_Sent):
+class UserMessage(_ClientData):
     """A user message."""
 
     id: Id
     role: Literal["user"]
     parts: Annotated[
-        list[Annotated[_TextSent | _FileSent, Field(discriminator="type")]], Field(min_length=1, max_length=64)
+        list[Annotated[_TextPart | _FilePart, Field(discriminator="type")]], Field(min_length=1, max_length=64)
     ]
 
-    def written(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Return the content for comparison, because a repeated message may have been edited."""
         return self.model_dump_json().encode()
 
-    def message(self) -> Message:
+    def to_message(self) -> Message:
         """Convert to a run message.
 
         Raises:
             Refused: If a file is invalid.
         """
         parts = [
-            TextPart(text=part.text) if isinstance(part, _TextSent) else _file(part, place)
-            for place, part in enumerate(self.parts)
+            TextPart(text=part.text) if isinstance(part, _TextPart) else _convert_file(part, index)
+            for index, part in enumerate(self.parts)
         ]
         only = parts[0] if len(parts) == 1 else None
         return Message.user(only.text if isinstance(only, TextPart) else parts, message_id=self.id)
 
 
-class _Approval(_Sent):
+class _Approval(_ClientData):
     id: Annotated[str, Field(max_length=400)]
     # Only true counts as approval.
     approved: Annotated[bool, Field(strict=True)]
     reason: Text | None = None
 
 
-class _Answered(_Sent):
+class _AnswerPart(_ClientData):
     """Message part with a potential answer."""
 
     state: str = ""
@@ -97,7 +97,7 @@ class _Answered(_Sent):
     error_text: str | None = None
 
 
-class _AnswerMessage(_Sent):
+class _AnswerMessage(_ClientData):
     id: Annotated[str, Field(max_length=200)]
     parts: Annotated[list[Any], Field(max_length=10_000)]
     metadata: Any = None
@@ -118,7 +118,7 @@ class Answers:
     """Page tool results by call id."""
 
 
-def new_of(post: Post) -> list[Asked] | Answers:
+def parse_new(post: Post) -> list[UserMessage] | Answers:
     """Return new user messages, or answers within the last agent message.
 
     Raises:
@@ -126,29 +126,29 @@ def new_of(post: Post) -> list[Asked] | Answers:
     """
     newest: list[Any] = []
     for message in reversed(post.messages):
-        role = _field(message, "role")
+        role = _get_field(message, "role")
         if role == "assistant":
-            if not newest or _field(message, "id") == post.message_id:
-                return _answers(message)
+            if not newest or _get_field(message, "id") == post.message_id:
+                return _parse_answers(message)
             break
         if role == "user":
             newest.insert(0, message)
     if not newest:
-        raise Refused(422, "invalid", "there is no message of the user, and none of the agent that could be answered")
-    return [_read(Asked, each) for each in newest]
+        raise Refused(422, "invalid", "there is no new user message and no agent message to answer")
+    return [_parse(UserMessage, each) for each in newest]
 
 
-def _answers(given: Any) -> Answers:
-    message = _read(_AnswerMessage, given)
-    said = _field(_field(message.metadata, "rxloop"), "cursor")
-    cursor = read_cursor(said[:200] if isinstance(said, str) else "", strict=False)
+def _parse_answers(data: Any) -> Answers:
+    message = _parse(_AnswerMessage, data)
+    cursor_text = _get_field(_get_field(message.metadata, "rxloop"), "cursor")
+    cursor = read_cursor(cursor_text[:200] if isinstance(cursor_text, str) else "", strict=False)
     answers = Answers(message.id, cursor.seq if cursor.task_id == message.id else 0)
-    for sent in message.parts:
-        if not isinstance(sent, dict) or "toolCallId" not in sent:
+    for raw_part in message.parts:
+        if not isinstance(raw_part, dict) or "toolCallId" not in raw_part:
             continue
-        part = _read(_Answered, sent)
+        part = _parse(_AnswerPart, raw_part)
         if part.state == "approval-responded":
-            approval = _read(_Approval, part.approval)
+            approval = _parse(_Approval, part.approval)
             answers.approvals[approval.id] = approval.approved
             if approval.reason:
                 answers.reasons[approval.id] = approval.reason
@@ -158,26 +158,26 @@ def _answers(given: Any) -> Answers:
     return answers
 
 
-def _field(given: Any, name: str) -> Any:
+def _get_field(data: Any, name: str) -> Any:
     """Return a field of a possibly untyped value."""
-    return cast("dict[Any, Any]", given).get(name) if isinstance(given, dict) else None
+    return cast("dict[Any, Any]", data).get(name) if isinstance(data, dict) else None
 
 
-def _read(model: type[M], given: Any) -> M:
+def _parse(model: type[M], data: Any) -> M:
     try:
-        return model.model_validate(given)
+        return model.model_validate(data)
     except ValidationError as error:
-        raise misfit(error, "message") from None
+        raise make_invalid_data_error(error, "message") from None
 
 
-def _file(part: _FileSent, place: int) -> Part:
+def _convert_file(part: _FilePart, index: int) -> Part:
     image = part.media_type.lower().startswith("image/")
     try:
         return make_part(url=part.url, media_type=part.media_type, name=part.filename, image=image)
     except ValueError as error:
-        raise Refused(422, "invalid", f"parts[{place}] of the message cannot be used: {error}") from None
+        raise Refused(422, "invalid", f"parts[{index}] of the message is invalid: {error}") from None
 
 
-def messages_of(asked: Sequence[Asked]) -> list[Message]:
+def to_messages(messages: Sequence[UserMessage]) -> list[Message]:
     """Convert user messages to run messages."""
-    return [each.message() for each in asked]
+    return [each.to_message() for each in messages]

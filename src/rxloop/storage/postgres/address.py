@@ -5,18 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
-import psycopg
-from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
 from typing_extensions import override
 
 from rxloop.errors import ConfigurationError, EventLogError, LogUnreachable
+from rxloop.storage.postgres import conninfo, psycopg, sql
 
 Row = tuple[Any, ...]
 
-Connection = psycopg.AsyncConnection[Row]
+Connection: TypeAlias = "psycopg.AsyncConnection[Row]"
 
 _DEFAULTS: dict[str, Any] = {
     # Detect an unresponsive server within seconds, because system defaults take minutes.
@@ -31,7 +29,7 @@ _DEFAULTS: dict[str, Any] = {
 KEEPALIVES = "SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3"
 """Server-side keepalive settings. By default, the server would keep sessions of a dead host for two hours."""
 
-_SILENT_IN_TRANSACTION = 5_000
+_TRANSACTION_TIMEOUT = 5_000
 """Timeout in milliseconds for idle transactions, because a frozen process would block others."""
 
 _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,40}")
@@ -54,26 +52,26 @@ class Address:
 
     def __post_init__(self) -> None:
         if not _SCHEMA.fullmatch(self.schema):
-            raise ConfigurationError(f"schema is a plain name of at most 41 letters, digits and _, not {self.schema!r}")
+            raise ConfigurationError(f"schema must be a name of at most 41 letters, digits and _, got {self.schema!r}.")
         for name, dsn in (("dsn", self.dsn), ("session_dsn", self.session_dsn)):
             try:
-                conninfo_to_dict(dsn)
+                conninfo.conninfo_to_dict(dsn)
             except (psycopg.Error, AttributeError, TypeError):
                 # Suppress the driver error, because it contains the URL and possibly a password.
                 raise ConfigurationError(
-                    f"{name} is no address of a Postgres database: write postgresql://user@host:5432/database, with "
-                    "nothing but parameters of libpq behind a ?"
+                    f"{name} must be a Postgres URL such as postgresql://user@host:5432/database. After a ?, only "
+                    "parameters of libpq are allowed."
                 ) from None
             # An unescaped @ or / in the password is parsed as part of the host or database, which appear in messages.
             server, _, database = dsn.partition("://")[2].partition("?")[0].partition("/")
             if server.count("@") > 1 or "@" in database:
                 raise ConfigurationError(
-                    f"{name} has an @ too many: in a user, a password and a database write %40 for it, and %2F for /"
+                    f"{name} contains an unescaped @ or / in the user, password or database. Write %40 and %2F instead."
                 )
 
     @cached_property
     def _parts(self) -> dict[str, Any]:
-        return conninfo_to_dict(self.session_dsn)
+        return conninfo.conninfo_to_dict(self.session_dsn)
 
     @override
     def __str__(self) -> str:
@@ -82,19 +80,14 @@ class Address:
         host = parts.get("host") or parts.get("hostaddr") or parts.get("service") or "localhost"
         return f"postgresql://{host}:{parts.get('port') or 5432}/{parts.get('dbname') or ''} ({self.schema})"
 
-    @property
-    def channel(self) -> str:
-        """Notification channel of the schema."""
-        return f"rxloop_{self.schema}"
-
     def sql(self, text: str) -> bytes:
         """Return a statement with `$s` replaced by the schema."""
-        return _statement(text, self.schema)
+        return _encode_statement(text, self.schema)
 
     def options(self, *, session: bool = False, **others: Any) -> dict[str, Any]:
         """Return connection options that the URL does not contain. `others` override the defaults."""
-        given = conninfo_to_dict(self.session_dsn if session else self.dsn)
-        return {name: value for name, value in (_DEFAULTS | others).items() if name not in given}
+        specified = conninfo.conninfo_to_dict(self.session_dsn if session else self.dsn)
+        return {name: value for name, value in (_DEFAULTS | others).items() if name not in specified}
 
     async def connect(self, *, session: bool = False) -> Connection:
         """Open a connection.
@@ -114,12 +107,12 @@ class Address:
         except psycopg.InterfaceError as error:
             if "ProactorEventLoop" in str(error):
                 raise ConfigurationError(
-                    "psycopg does not work in the event loop that Windows takes by itself: "
-                    "run it with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)"
+                    "psycopg does not support the default event loop of Windows. "
+                    "Use asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)."
                 ) from error
             raise
 
-    async def tuned(self, connection: Connection, *, keeps_plans: bool) -> None:
+    async def configure(self, connection: Connection, *, keeps_plans: bool) -> None:
         """Set timeouts and the plan cache mode of a connection.
 
         The server ends transactions of a silent process, and connections to an unreachable host.
@@ -133,16 +126,16 @@ class Address:
         if self.dsn == self.session_dsn:
             plans = "force_generic_plan" if keeps_plans else "force_custom_plan"
             settings = (f"plan_cache_mode = {plans}", "jit = off", "tcp_user_timeout = 5000")
-            settings += (f"idle_in_transaction_session_timeout = {_SILENT_IN_TRANSACTION}",)
+            settings += (f"idle_in_transaction_session_timeout = {_TRANSACTION_TIMEOUT}",)
             await connection.execute("; ".join([KEEPALIVES, *(f"SET {setting}" for setting in settings)]).encode())
 
 
 @lru_cache(maxsize=512)
-def _statement(text: str, schema: str) -> bytes:
+def _encode_statement(text: str, schema: str) -> bytes:
     return text.replace("$s", sql.Identifier(schema).as_string(None)).encode()
 
 
-def can_keep(*texts: object) -> bool:
+def can_store(*texts: object) -> bool:
     """Return True if Postgres can store the values. Strings must not contain NUL characters or unpaired surrogates."""
     try:
         return not any(isinstance(text, str) and b"\0" in text.encode() for text in texts)
@@ -150,53 +143,59 @@ def can_keep(*texts: object) -> bool:
         return False
 
 
-_PASSING = ("08", "40", "53", "55", "57", "25006", "25P03")
+_TEMPORARY_CODES = ("08", "40", "53", "55", "57", "25006", "25P03")
 """SQLSTATE prefixes of temporary errors, such as connection failures, deadlocks, insufficient resources, shutdowns,
 standby servers and idle transaction timeouts."""
 
 _REFUSED = ("authentication failed", "pg_hba.conf", "does not exist", "no password supplied", "not permitted to log in")
 """Message fragments of rejected connections, which have no SQLSTATE."""
 
-_SILENT = ("timeout expired", "timed out", "unreachable", "No route to host")
+_TIMEOUT_MESSAGES = ("timeout expired", "timed out", "unreachable", "No route to host")
 """Message fragments of connection attempts without any response from the host."""
 
 _HINTS = {
-    "42501": "the role may not do that: let a role that may call `migrate(grant=...)` once (docs/durability.md)",
-    "42P01": "its tables are not there: let a role that may make them call `migrate()` once (docs/durability.md)",
-    "3F000": "its schema is not there: let a role that may make it call `migrate()` once (docs/durability.md)",
-    "53100": "the disk of the server is full: make room",
-    "53200": "the server has no memory left, or too few locks: raise max_locks_per_transaction",
-    "53300": "the server takes no more connections: raise max_connections, or put PgBouncer in between",
-    "25006": "this server only reads: it is a standby, or its disk is full",
+    "42501": "the role lacks permissions: call `migrate(grant=...)` once with another role (docs/durability.md)",
+    "42P01": "its tables are missing: call `migrate()` once with a role that can create them (docs/durability.md)",
+    "42703": "another version of rxloop has changed the tables: restart this program with that version",
+    "3F000": "its schema is missing: call `migrate()` once with a role that can create it (docs/durability.md)",
+    "53100": "the disk of the server is full: free some space",
+    "53200": "the server is out of memory or locks: raise max_locks_per_transaction",
+    "53300": "the server is out of connections: raise max_connections or use PgBouncer",
+    "25006": "the server is read-only: it is a standby, or its disk is full",
 }
 
+_MISSING_DATABASE = re.compile(r'FATAL: database ".*" does not exist$')
+"""Message of a rejected connection, which has no SQLSTATE."""
 
-def passes(error: psycopg.Error) -> bool:
+
+def is_temporary(error: psycopg.Error) -> bool:
     """Return True if a retry may succeed."""
     if error.sqlstate is not None:
-        return error.sqlstate.startswith(_PASSING)
+        return error.sqlstate.startswith(_TEMPORARY_CODES)
     return isinstance(error, psycopg.OperationalError) and not any(word in str(error) for word in _REFUSED)
 
 
-def lacks(error: psycopg.Error) -> bool:
+def lacks_resources(error: psycopg.Error) -> bool:
     """Return True if the server lacks resources, such as disk space, and an operator needs to act."""
     return (error.sqlstate or "").startswith("53")
 
 
-def silent(error: psycopg.Error) -> bool:
+def is_unanswered(error: psycopg.Error) -> bool:
     """Return True if the server did not respond. The server may be running but unreachable from this process."""
-    waited_in_vain = isinstance(error, psycopg.errors.ConnectionTimeout)
-    return error.sqlstate is None and (waited_in_vain or any(word in str(error) for word in _SILENT))
+    timed_out = isinstance(error, psycopg.errors.ConnectionTimeout)
+    return error.sqlstate is None and (timed_out or any(word in str(error) for word in _TIMEOUT_MESSAGES))
 
 
-def failure(error: psycopg.Error, place: str) -> EventLogError:
+def to_error(error: psycopg.Error, database_name: str) -> EventLogError:
     """Convert a Postgres error to an `EventLogError`, with the database name and a hint.
 
     Args:
         error: Driver error.
-        place: Database name without credentials.
+        database_name: Database name without credentials.
     """
-    said = " ".join(str(error).split()) or type(error).__name__
+    message = " ".join(str(error).split()) or type(error).__name__
     hint = _HINTS.get(error.sqlstate or "")
-    text = f"the event log {place}: {said}" + (f"; {hint}" if hint else "")
-    return LogUnreachable(text) if passes(error) else EventLogError(text, retryable=False)
+    if _MISSING_DATABASE.search(message):
+        hint = "create it, for example with createdb, or correct the URL"
+    text = f"the event log {database_name}: {message}" + (f"; {hint}" if hint else "")
+    return LogUnreachable(text) if is_temporary(error) else EventLogError(text, retryable=False)

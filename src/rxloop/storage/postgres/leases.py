@@ -6,60 +6,60 @@ import asyncio
 import hashlib
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-import psycopg
-from psycopg import sql
-
 from rxloop.errors import EventLogError
-from rxloop.storage.postgres.address import Address, Connection, can_keep
-from rxloop.storage.postgres.rows import numbers
-from rxloop.storage.postgres.serial_connection import Lane, to_its_end
+from rxloop.storage.postgres import psycopg, sql
+from rxloop.storage.postgres.address import Address, Connection, can_store
+from rxloop.storage.postgres.rows import to_array
+from rxloop.storage.postgres.serial_connection import SerialConnection, complete
 
 log = logging.getLogger("rxloop")
 
-_IN_DOUBT = 0.2
+_REACQUIRE_PAUSE = 0.2
 """Interval in seconds between attempts to acquire leases again after a reconnect."""
 
-_ANSWERS_IN = 5.0
+_MIN_TIMEOUT = 5.0
 """Minimum timeout in seconds for connecting and for multiple statements, regardless of the lease duration."""
 
-_IDLE = 60.0
+_IDLE_SECONDS = 60.0
 """Time in seconds without leases after which the session is closed."""
 
 _LOCK = "SELECT pg_try_advisory_lock(%s)"
 
 _UNLOCK = "SELECT pg_advisory_unlock(%s)"
 
-_TAKE = """
-WITH before AS (
-    SELECT task_id FROM $s.turns WHERE context_id = %(context)s
-), marked AS (
-    UPDATE $s.runs SET holder = CASE WHEN task_id = %(task)s THEN %(me)s END
-    WHERE task_id = %(task)s OR task_id IN (SELECT task_id FROM before)
+_ACQUIRE = """
+WITH previous AS (
+    SELECT task_id FROM $s.leases WHERE context_id = %(context)s
+), updated AS (
+    UPDATE $s.runs SET holder_id = CASE WHEN task_id = %(task)s THEN %(holder)s END
+    WHERE task_id = %(task)s OR task_id IN (SELECT task_id FROM previous)
 )
-INSERT INTO $s.turns (context_id, task_id, holder, key) VALUES (%(context)s, %(task)s, %(me)s, %(key)s)
-ON CONFLICT (context_id) DO UPDATE SET task_id = EXCLUDED.task_id, holder = EXCLUDED.holder, key = EXCLUDED.key
+INSERT INTO $s.leases (context_id, task_id, holder_id, lock_key) VALUES (%(context)s, %(task)s, %(holder)s, %(key)s)
+ON CONFLICT (context_id) DO UPDATE
+SET task_id = EXCLUDED.task_id, holder_id = EXCLUDED.holder_id, lock_key = EXCLUDED.lock_key
 """
 
-_GIVE_BACK = """
-WITH gone AS (
-    DELETE FROM $s.turns WHERE context_id = %(context)s AND holder = %(me)s AND task_id = %(task)s
-), marked AS (
-    UPDATE $s.runs SET holder = NULL WHERE task_id = %(task)s AND holder = %(me)s
+_RELEASE = """
+WITH deleted AS (
+    DELETE FROM $s.leases WHERE context_id = %(context)s AND holder_id = %(holder)s AND task_id = %(task)s
+), updated AS (
+    UPDATE $s.runs SET holder_id = NULL WHERE task_id = %(task)s AND holder_id = %(holder)s
 )
 SELECT pg_advisory_unlock(%(key)s)
 """
 
-_MINE = "SELECT context_id, task_id FROM $s.turns WHERE holder = %s AND context_id = ANY (%s)"
+_OWN_LEASES = "SELECT context_id, task_id FROM $s.leases WHERE holder_id = %s AND context_id = ANY (%s)"
 
-_LOCK_AGAIN = "SELECT key, pg_try_advisory_lock(key) FROM unnest(%s::bigint[]) AS k(key)"
+_LOCK_ALL = "SELECT key, pg_try_advisory_lock(key) FROM unnest(%s::bigint[]) AS k(key)"
 
 _SESSION = "SELECT pid, backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid()"
 
-_END = """
+_END_SESSION = """
 SET LOCAL lock_timeout = 1000;
 WITH ended AS MATERIALIZED (
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = {} AND backend_start::text = {}
@@ -72,20 +72,20 @@ overtaken."""
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
+class Lease:
     """Conversation lease for a run."""
 
-    context_id: str
+    conversation: str
     task_id: str
-    lost: Callable[[], None]
+    on_lost: Callable[[], None]
     key: int
-    doubt: bool = False
+    unconfirmed: bool = False
     """True until the lock is acquired again after reconnecting."""
-    leaving: bool = False
+    releasing: bool = False
     """True while the lease is being released."""
 
 
-class Turns:
+class Leases:
     """Leases of a log object in one event loop, identified by a holder ID.
 
     An advisory lock shows that the holder is alive, and a row identifies the holder. Appends by a former holder are
@@ -96,124 +96,131 @@ class Turns:
         self,
         address: Address,
         lease: float,
-        patience: float,
+        retry_seconds: float,
         check: Callable[[], Awaitable[None]],
-        anew: Callable[[], None],
+        on_reconnect: Callable[[], None],
     ) -> None:
-        """Create an empty collection.
+        """Create the collection without leases or a session.
 
         Args:
             address: Database address.
             lease: Time in seconds after which the server ends a silent session.
-            patience: Maximum time for retries in seconds.
+            retry_seconds: Maximum time for retries in seconds.
             check: Function that checks the schema.
-            anew: Called after a broken session was replaced.
+            on_reconnect: Called after a broken session was replaced.
         """
-        self._address, self._lease, self._patience, self._check = address, lease, patience, check
-        self.me = secrets.token_hex(8)
-        self._held: dict[str, Turn] = {}
-        self._taking: set[str] = set()
-        self._nudge = asyncio.Event()
-        self.lane = Lane(
-            self._connect, str(address), answers_in=max(lease / 2, _ANSWERS_IN), broke=self._nudge.set, anew=anew
+        self._address, self._seconds, self._retry_seconds, self._check = address, lease, retry_seconds, check
+        self.holder_id = secrets.token_hex(8)
+        self._leases: dict[str, Lease] = {}
+        self._by_task = Counter[str]()
+        self._acquiring: set[str] = set()
+        self._check_now = asyncio.Event()
+        timeout = max(lease / 2, _MIN_TIMEOUT)
+        self.connection = SerialConnection(
+            self._connect, str(address), timeout=timeout, on_broken=self._check_now.set, on_reconnect=on_reconnect
         )
         self._session: tuple[int, str] | None = None
-        self._beating: asyncio.Task[None] | None = None
+        self._heartbeat_task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[bool]] = set()
-        self._later: set[asyncio.Task[None]] = set()
+        self._releases: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    def has(self, context_id: str, task_id: str) -> bool:
-        """Return True if this holder believes that it has the lease."""
-        turn = self._held.get(context_id)
-        return turn is not None and turn.task_id == task_id
+    def has(self, task_id: str) -> bool:
+        """Return True if this holder believes that it has the lease of a run."""
+        return self._by_task[task_id] > 0
 
-    async def take(self, context_id: str, task_id: str, lost: Callable[[], None]) -> bool:
+    async def acquire(self, conversation: str, task_id: str, on_lost: Callable[[], None]) -> bool:
         """Acquire a lease unless another live holder has it."""
-        if not can_keep(context_id, task_id):
-            said = f"run {task_id!r} in the conversation {context_id!r}: Postgres keeps no such ids"
-            raise EventLogError(f"{said}, which have a NUL character or half of a surrogate pair", retryable=False)
-        if context_id in self._held or context_id in self._taking:
+        if not can_store(conversation, task_id):
+            message = f"Postgres cannot store the run ID {task_id!r} and the conversation ID {conversation!r}"
+            raise EventLogError(f"{message}, because of a NUL character or an unpaired surrogate.", retryable=False)
+        if conversation in self._leases or conversation in self._acquiring:
             # A session can acquire its own advisory lock repeatedly.
             return False
-        turn = Turn(context_id, task_id, lost, self._key(context_id))
-        self._taking.add(context_id)
+        lease = Lease(conversation, task_id, on_lost, self._lock_key(conversation))
+        self._acquiring.add(conversation)
         try:
-            return await to_its_end(self._take(turn), self._tasks)
+            return await complete(self._acquire(lease), self._tasks)
         except asyncio.CancelledError:
             # The lease may still be acquired after the cancellation.
-            task = asyncio.get_running_loop().create_task(self._give_back_later(turn))
-            self._later.add(task)
-            task.add_done_callback(self._later.discard)
+            task = asyncio.get_running_loop().create_task(self._release_later(lease))
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
             raise
 
-    async def _take(self, turn: Turn) -> bool:
-        values = {"context": turn.context_id, "task": turn.task_id, "me": self.me, "key": turn.key}
+    async def _acquire(self, lease: Lease) -> bool:
+        values = {"context": lease.conversation, "task": lease.task_id, "holder": self.holder_id, "key": lease.key}
 
         async def work(connection: Connection) -> bool:
-            cursor = await connection.execute(_LOCK.encode(), (turn.key,))
-            [[taken]] = await cursor.fetchall()
-            if taken:
+            cursor = await connection.execute(_LOCK.encode(), (lease.key,))
+            [[acquired]] = await cursor.fetchall()
+            if acquired:
                 try:
                     # Execute this after locking, so that it sees the previous holder's final state.
-                    await connection.execute(self._address.sql(_TAKE), values)
+                    await connection.execute(self._address.sql(_ACQUIRE), values)
                 except Exception:
                     # Advisory locks are counted, so an extra lock would remain in the session.
                     with suppress(psycopg.Error):
-                        await connection.execute(_UNLOCK.encode(), (turn.key,))
+                        await connection.execute(_UNLOCK.encode(), (lease.key,))
                     raise
-                self._held[turn.context_id] = turn
-            return taken
+                self._leases[lease.conversation] = lease
+                self._by_task[lease.task_id] += 1
+            return acquired
 
         try:
-            taken = await self.lane.do(work, patience=self._patience)
+            acquired = await self.connection.do(work, retry_seconds=self._retry_seconds)
         finally:
-            self._taking.discard(turn.context_id)
-        if taken and self._closed:
+            self._acquiring.discard(lease.conversation)
+        if acquired and self._closed:
             # No heartbeat task is running to keep the lease.
-            await self.give_back(turn.context_id, turn.task_id)
+            await self.release(lease.conversation, lease.task_id)
             return False
-        if taken:
-            self._beat()
-        return taken
+        if acquired:
+            self._start_heartbeats()
+        return acquired
 
-    async def _give_back_later(self, turn: Turn) -> None:
+    async def _release_later(self, lease: Lease) -> None:
         """Release a lease whose caller was cancelled, as soon as the outcome is known."""
-        while turn.context_id in self._taking:
+        while lease.conversation in self._acquiring:
             await asyncio.wait(set(self._tasks))
-        if self._held.get(turn.context_id) is turn:
+        if self._leases.get(lease.conversation) is lease:
             with suppress(EventLogError):
-                await self.give_back(turn.context_id, turn.task_id)
+                await self.release(lease.conversation, lease.task_id)
 
-    async def ask(self, context_id: str, task_id: str) -> bool:
+    async def verify(self, conversation: str, task_id: str) -> bool:
         """Ask the server if the lease is still held."""
-        turn = self._held.get(context_id)
-        if turn is None or turn.task_id != task_id:
+        lease = self._leases.get(conversation)
+        if lease is None or lease.task_id != task_id:
             return False
 
         async def work(connection: Connection) -> bool:
-            cursor = await connection.execute(self._address.sql(_MINE), (self.me, [context_id]))
-            return (context_id, task_id) in await cursor.fetchall()
+            cursor = await connection.execute(self._address.sql(_OWN_LEASES), (self.holder_id, [conversation]))
+            return (conversation, task_id) in await cursor.fetchall()
 
         # This replaces a broken session and restores its leases.
-        mine = await self.lane.do(work, patience=self._patience)
-        return mine and self._held.get(context_id) is turn
+        is_owner = await self.connection.do(work, retry_seconds=self._retry_seconds)
+        return is_owner and self._leases.get(conversation) is lease
 
-    async def give_back(self, context_id: str, task_id: str) -> None:
+    async def release(self, conversation: str, task_id: str) -> None:
         """Release a lease, ignoring leases that were lost."""
-        turn = self._held.get(context_id)
-        if turn is None or turn.task_id != task_id:
+        lease = self._leases.get(conversation)
+        if lease is None or lease.task_id != task_id:
             return
-        turn.leaving = True
-        values = {"context": context_id, "task": task_id, "me": self.me, "key": turn.key}
+        lease.releasing = True
+        values = {"context": conversation, "task": task_id, "holder": self.holder_id, "key": lease.key}
         try:
-            await self.lane.do(
-                lambda connection: connection.execute(self._address.sql(_GIVE_BACK), values), patience=self._patience
-            )
+            statement = self._address.sql(_RELEASE)
+            await self.connection.do(lambda each: each.execute(statement, values), retry_seconds=self._retry_seconds)
         finally:
             # On failure, the lock is released when the session ends.
-            if self._held.get(context_id) is turn:
-                del self._held[context_id]
+            if self._leases.get(conversation) is lease:
+                self._remove(lease)
+
+    def _remove(self, lease: Lease) -> None:
+        del self._leases[lease.conversation]
+        self._by_task[lease.task_id] -= 1
+        if not self._by_task[lease.task_id]:
+            del self._by_task[lease.task_id]
 
     async def _connect(self) -> Connection:
         await self._check()
@@ -224,24 +231,24 @@ class Turns:
             cursor = await connection.execute(_SESSION.encode())
             [session] = await cursor.fetchall()
             if session[0] != connection.info.backend_pid:
-                await self._see_that_it_is_not_shared(connection)
-            milliseconds = max(round(self._lease * 1000), 1)
+                await self._check_session(connection)
+            milliseconds = max(round(self._seconds * 1000), 1)
             await connection.execute(f"SET idle_session_timeout = {milliseconds}; SET tcp_user_timeout = 5000".encode())
             if self._session is not None:
-                key = next((turn.key for turn in self._held.values()), self._key(""))
+                key = next((lease.key for lease in self._leases.values()), self._lock_key(""))
                 # The server may still consider the old session alive and keep its locks.
                 with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable):
-                    await connection.execute(sql.SQL(_END).format(*self._session, key, key))
+                    await connection.execute(sql.SQL(_END_SESSION).format(*self._session, key, key))
             self._session = session
-            for turn in self._held.values():
-                turn.doubt = True
-            await self._take_again(connection)
+            for lease in self._leases.values():
+                lease.unconfirmed = True
+            await self._reacquire(connection)
         except BaseException:
             await connection.close()
             raise
         return connection
 
-    async def _see_that_it_is_not_shared(self, connection: Connection) -> None:
+    async def _check_session(self, connection: Connection) -> None:
         """Check that a pooler does not share the session.
 
         Clients in a shared session could acquire each other's leases.
@@ -259,114 +266,120 @@ class Turns:
         await connection.execute(_UNLOCK.encode(), lock)
         if shared:
             raise EventLogError(
-                f"the event log {self._address} is behind a pooler that shares sessions, as PgBouncer does in its "
-                "transaction mode, and a turn needs one of its own: name the server itself as session_dsn",
+                f"The event log {self._address} is behind a pooler that shares sessions, such as PgBouncer in "
+                "transaction mode. Leases need their own session. Pass the URL of the server as session_dsn.",
                 retryable=False,
             )
 
-    async def _take_again(self, connection: Connection) -> None:
+    async def _reacquire(self, connection: Connection) -> None:
         """Acquire leases again in a new session, and report lost leases."""
-        doubtful = [turn for turn in self._held.values() if turn.doubt and not turn.leaving]
-        if not doubtful:
+        pending = [lease for lease in self._leases.values() if lease.unconfirmed and not lease.releasing]
+        if not pending:
             return
-        cursor = await connection.execute(_LOCK_AGAIN.encode(), (numbers(turn.key for turn in doubtful),))
+        cursor = await connection.execute(_LOCK_ALL.encode(), (to_array(lease.key for lease in pending),))
         locked = dict(await cursor.fetchall())
         # Queried after locking, so that no other holder can acquire a lease in between.
-        cursor = await connection.execute(self._address.sql(_MINE), (self.me, [turn.context_id for turn in doubtful]))
-        mine = dict(await cursor.fetchall())
-        for turn in doubtful:
-            if self._held.get(turn.context_id) is not turn:
+        conversations = [lease.conversation for lease in pending]
+        cursor = await connection.execute(self._address.sql(_OWN_LEASES), (self.holder_id, conversations))
+        own_leases = dict(await cursor.fetchall())
+        for lease in pending:
+            if self._leases.get(lease.conversation) is not lease:
                 continue
-            if mine.get(turn.context_id) == turn.task_id:
+            if own_leases.get(lease.conversation) == lease.task_id:
                 # If the row still names this holder, only its previous session can hold the lock.
-                turn.doubt = not locked[turn.key]
+                lease.unconfirmed = not locked[lease.key]
             else:
-                del self._held[turn.context_id]
-                turn.lost()
+                self._remove(lease)
+                lease.on_lost()
         # A concurrent task may have reported a lease as lost. Its lock would last as long as the session.
-        while free := [turn for turn in doubtful if locked[turn.key] and self._held.get(turn.context_id) is not turn]:
-            await connection.execute(_UNLOCK.encode(), (free[0].key,))
-            locked[free[0].key] = False
-        if any(turn.doubt for turn in doubtful):
-            self._nudge.set()
+        while extra := [
+            each for each in pending if locked[each.key] and self._leases.get(each.conversation) is not each
+        ]:
+            await connection.execute(_UNLOCK.encode(), (extra[0].key,))
+            locked[extra[0].key] = False
+        if any(lease.unconfirmed for lease in pending):
+            self._check_now.set()
 
-    def _beat(self) -> None:
-        if self._beating is None or self._beating.done():
-            self._beating = asyncio.get_running_loop().create_task(self._say_alive(), name="rxloop-log-turns")
+    def _start_heartbeats(self) -> None:
+        if self._heartbeat_task is None or self._heartbeat_task.done():
+            loop = asyncio.get_running_loop()
+            self._heartbeat_task = loop.create_task(self._send_heartbeats(), name="rxloop-log-leases")
 
-    async def _say_alive(self) -> None:
+    async def _send_heartbeats(self) -> None:
         """Send heartbeats, and detect a broken session immediately."""
         loop = asyncio.get_running_loop()
-        held_at = loop.time()
+        used_at = loop.time()
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._lease / 4):
-                    await self._nudge.wait()
-            self._nudge.clear()
-            if self._held:
-                held_at = loop.time()
-            elif loop.time() > held_at + _IDLE and not self._taking:
-                await self.lane.aclose()
-                if not self._held and not self._taking:
+                async with asyncio.timeout(self._seconds / 4):
+                    await self._check_now.wait()
+            self._check_now.clear()
+            if self._leases:
+                used_at = loop.time()
+            elif loop.time() > used_at + _IDLE_SECONDS and not self._acquiring:
+                await self.connection.aclose()
+                if not self._leases and not self._acquiring:
                     return
-            if not self.lane.busy:
+            if not self.connection.is_busy:
                 try:
-                    async with asyncio.timeout(self._lease / 4):
-                        await self.lane.do(self._say, patience=self._lease / 4, answers_in=max(self._lease / 2, 0.5))
+                    async with asyncio.timeout(self._seconds / 4):
+                        limit = max(self._seconds / 2, 0.5)
+                        await self.connection.do(self._ping, retry_seconds=self._seconds / 4, time_limit=limit)
                 except TimeoutError:
-                    log.debug("%s has not answered for %g s", self._address, self.lane.silent)
+                    log.debug("%s has not responded for %g s", self._address, self.connection.silence)
                 except EventLogError as error:
                     # Other holders cannot acquire leases while the server is unavailable.
-                    log.warning("the turns of this process cannot be kept: %s", error)
-                    await asyncio.sleep(_IN_DOUBT)
-                    self._nudge.set()
-            await self._lose_what_others_may_have()
+                    log.warning("Cannot renew the leases of this process: %s", error)
+                    await asyncio.sleep(_REACQUIRE_PAUSE)
+                    self._check_now.set()
+            await self._report_possible_losses()
 
-    async def _lose_what_others_may_have(self) -> None:
+    async def _report_possible_losses(self) -> None:
         """Report all leases as lost if the server has not responded for most of the lease duration."""
-        if not self._held or self.lane.silent < (silence := self._lease * 3 / 4):
+        if not self._leases or self.connection.silence < (silence := self._seconds * 3 / 4):
             return
         # After a freeze, an unread response may be available.
-        await asyncio.sleep(_IN_DOUBT)
-        if self.lane.silent < silence:
+        await asyncio.sleep(_REACQUIRE_PAUSE)
+        if self.connection.silence < silence:
             return
-        log.warning("%s has not answered for %.1f s: others may have the turns by now", self._address, self.lane.silent)
-        for turn in [turn for turn in self._held.values() if not turn.leaving]:
-            del self._held[turn.context_id]
-            turn.lost()
+        log.warning("%s has not responded for %.1f s, its leases may be lost", self._address, self.connection.silence)
+        for lease in [lease for lease in self._leases.values() if not lease.releasing]:
+            self._remove(lease)
+            lease.on_lost()
         # If the server responds again, the session would keep the locks of lost leases.
-        self.lane.cut()
+        self.connection.disconnect()
 
-    async def _say(self, connection: Connection) -> None:
-        if any(turn.doubt for turn in self._held.values()):
-            await asyncio.sleep(_IN_DOUBT)
-            await self._take_again(connection)
+    async def _ping(self, connection: Connection) -> None:
+        if any(lease.unconfirmed for lease in self._leases.values()):
+            await asyncio.sleep(_REACQUIRE_PAUSE)
+            await self._reacquire(connection)
         else:
             await connection.execute(b"SELECT 1")
 
     async def aclose(self) -> None:
         """Release all leases and close the session."""
         self._closed = True
-        if self._beating is not None:
-            self._beating.cancel()
-            await asyncio.wait([self._beating])
-        if under_way := {*self._tasks, *self._later}:
-            await asyncio.wait(under_way)
+        if self._heartbeat_task is not None:
+            self._heartbeat_task.cancel()
+            await asyncio.wait([self._heartbeat_task])
+        if pending_tasks := {*self._tasks, *self._releases}:
+            await asyncio.wait(pending_tasks)
         # Release leases explicitly, so that the next holder finds no trace of them. Stop after the first failure if the
         # server is unavailable.
         with suppress(EventLogError):
-            for turn in list(self._held.values()):
-                await self.give_back(turn.context_id, turn.task_id)
-        self._held.clear()
-        await self.lane.aclose()
+            for lease in list(self._leases.values()):
+                await self.release(lease.conversation, lease.task_id)
+        self._leases.clear()
+        self._by_task.clear()
+        await self.connection.aclose()
 
-    def _key(self, context_id: str) -> int:
-        text = f"{self._address.schema}\0{context_id}"
+    def _lock_key(self, conversation: str) -> int:
+        text = f"{self._address.schema}\0{conversation}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True)
 
 
 ALIVE = """
-SELECT (classid::bigint << 32) | objid::bigint AS key FROM pg_locks
+SELECT (classid::bigint << 32) | objid::bigint AS lock_key FROM pg_locks
 WHERE locktype = 'advisory' AND objsubid = 1 AND granted
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """

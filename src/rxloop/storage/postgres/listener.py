@@ -8,109 +8,117 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-import psycopg
-
 from rxloop.errors import EventLogError, LogRolledBack
 from rxloop.protocol.events import Event
+from rxloop.storage.postgres import psycopg
 from rxloop.storage.postgres.address import KEEPALIVES, Address, Connection, Row
-from rxloop.storage.postgres.rows import numbers
-from rxloop.storage.postgres.serial_connection import Lane, release
-from rxloop.storage.rules import unknown_run, went_back
-from rxloop.storage.tail import Tail, Tails
+from rxloop.storage.postgres.rows import to_array
+from rxloop.storage.postgres.serial_connection import SerialConnection, release
+from rxloop.storage.rules import make_rollback_error, make_unknown_run_error
+from rxloop.storage.tail import PAGE_BYTES, Tail, Tails
 
 log = logging.getLogger("rxloop")
 
 POLL_SECONDS = 1.0
 """Polling interval in seconds, as a fallback for lost notifications."""
 
-_AGAIN_SECONDS = (0.05, 2.0)
+_RETRY_PAUSES = (0.05, 2.0)
 
-_LISTENS_IN = 10.0
+_LISTEN_TIMEOUT = 10.0
 """Timeout in seconds for starting to listen."""
 
-_AT_ONCE = 256
+_MAX_EVENTS = 256
 """Maximum number of events per run and query."""
 
-_NEW = f"""
+_LISTEN = "DO $$ BEGIN EXECUTE format('LISTEN %I', (SELECT channel FROM $s.version)); END $$"
+"""Listen without revealing the secret name of the channel to roles that can see statements."""
+
+_NEW_EVENTS = f"""
 SELECT f.run, e.json FROM unnest(%s::bigint[], %s::int[], %s::int[]) AS f(run, seq, sub) CROSS JOIN LATERAL (
-    SELECT json FROM $s.events
-    WHERE run = f.run AND (seq, sub) >= (f.seq, 0) AND (sub = 0 OR (seq, sub) > (f.seq, f.sub))
-    ORDER BY seq, sub LIMIT {_AT_ONCE}
+    SELECT json FROM (
+        SELECT seq, sub, json, sum(octet_length(json)) FILTER (WHERE (seq, sub) > (f.seq, f.sub))
+            OVER (ORDER BY seq, sub ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS size_before
+        FROM (
+            SELECT seq, sub, json FROM $s.events
+            WHERE run = f.run AND (seq, sub) >= (f.seq, 0) AND (sub = 0 OR (seq, sub) > (f.seq, f.sub))
+            ORDER BY seq, sub LIMIT {_MAX_EVENTS}
+        ) AS events
+    ) AS sized WHERE size_before IS NULL OR size_before < {PAGE_BYTES} ORDER BY seq, sub
 ) AS e
 """
 
 # Compared with the last known durable event, because a run number may belong to another run after a log rollback.
-_STANDINGS = "SELECT task_id, number, seq FROM $s.runs WHERE task_id = ANY (%s)"
+_POSITIONS = "SELECT task_id, number, seq FROM $s.runs WHERE task_id = ANY (%s)"
 
-_MAILED = """
-SELECT task_id, (SELECT max(number) FROM $s.mail WHERE run = runs.number) FROM $s.runs WHERE task_id = ANY (%s)
+_LAST_COMMANDS = """
+SELECT task_id, (SELECT max(number) FROM $s.commands WHERE run = runs.number) FROM $s.runs WHERE task_id = ANY (%s)
 """
 
 
-class Hearing:
-    """Listener that updates the shared tails of an event loop and notifies command watchers."""
+class Listener:
+    """Listener that feeds new events to the followers in an event loop and notifies command watchers."""
 
-    def __init__(self, address: Address, lane: Lane) -> None:
+    def __init__(self, address: Address, query_connection: SerialConnection) -> None:
         """Create a listener without connecting.
 
         Args:
             address: Database address.
-            lane: Serial connection for queries.
+            query_connection: Serial connection for queries.
         """
-        self._address, self._lane = address, lane
-        self.tails = Tails(self._begun)
+        self._address, self._query_connection = address, query_connection
+        self.tails = Tails(self._start_tail)
         self._watchers: dict[str, set[Callable[[], None]]] = {}
-        self._letters: dict[str, int] = {}
+        self._last_commands: dict[str, int] = {}
         self._dirty: set[Tail] = set()
-        self._new = asyncio.Event()
-        self._due = False
+        self._changed = asyncio.Event()
+        self._poll_due = False
         """True if a poll for lost notifications is due."""
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
         self._connection: Connection | None = None
-        self._pieces: dict[int, list[str]] = {}
+        self._fragments: dict[int, list[str]] = {}
 
-    def watch(self, task_id: str, arrived: Callable[[], None]) -> Callable[[], None]:
+    def watch(self, task_id: str, on_command: Callable[[], None]) -> Callable[[], None]:
         """Register a callback for new commands of a run, returning a function to remove it."""
         loop = asyncio.get_running_loop()
 
-        def tell() -> None:
+        def notify() -> None:
             # Deferred, so that the callback never runs inside the current call.
-            loop.call_soon(arrived)
+            loop.call_soon(on_command)
 
-        self._watchers.setdefault(task_id, set()).add(tell)
+        self._watchers.setdefault(task_id, set()).add(notify)
         self._listen()
 
-        def leave() -> None:
+        def remove() -> None:
             watchers = self._watchers.get(task_id, set())
-            watchers.discard(tell)
+            watchers.discard(notify)
             if not watchers:
                 self._watchers.pop(task_id, None)
-                self._letters.pop(task_id, None)
+                self._last_commands.pop(task_id, None)
 
         def stop() -> None:
             # A closed event loop has no watchers left.
             with suppress(RuntimeError):
-                leave() if _here() is loop else loop.call_soon_threadsafe(leave)
+                remove() if _get_running_loop() is loop else loop.call_soon_threadsafe(remove)
 
         return stop
 
-    def sent(self, task_id: str) -> None:
+    def notify_watchers(self, task_id: str) -> None:
         """Notify watchers of a sent command."""
-        for tell in tuple(self._watchers.get(task_id, ())):
-            tell()
+        for notify in tuple(self._watchers.get(task_id, ())):
+            notify()
 
-    def _begun(self, tail: Tail) -> None:
+    def _start_tail(self, tail: Tail) -> None:
         if self._closed:
-            self._gone(tail, self._was_closed())
+            self._fail_tail(tail, self._make_closed_error())
             return
         self._listen()
         # Read events that were stored after the initial page.
-        self._look(tail)
+        self._mark_dirty(tail)
 
-    def _look(self, *tails: Tail) -> None:
+    def _mark_dirty(self, *tails: Tail) -> None:
         self._dirty.update(tails)
-        self._new.set()
+        self._changed.set()
 
     def _listen(self) -> None:
         """Start the listener tasks if they are not running."""
@@ -118,145 +126,148 @@ class Hearing:
             return
         if not any(not task.done() for task in self._tasks):
             loop = asyncio.get_running_loop()
-            work = (self._hear(), self._fetch(), self._tick())
+            work = (self._receive_notifications(), self._read_dirty_tails(), self._schedule_polls())
             self._tasks = [loop.create_task(each, name="rxloop-log-tails") for each in work]
 
-    async def _tick(self) -> None:
+    async def _schedule_polls(self) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            self._due = True
-            self._new.set()
+            self._poll_due = True
+            self._changed.set()
 
-    async def _hear(self) -> None:
-        pause, longest = _AGAIN_SECONDS
+    async def _receive_notifications(self) -> None:
+        pause, max_pause = _RETRY_PAUSES
         while True:
             try:
-                async with asyncio.timeout(_LISTENS_IN):
+                async with asyncio.timeout(_LISTEN_TIMEOUT):
                     self._connection = connection = await self._address.connect(session=True)
                     # The server closes the connection of a frozen process, so that its notification queue does not fill
                     # up.
                     await connection.execute(f"{KEEPALIVES}; SET tcp_user_timeout = 2500".encode())
-                    await connection.execute(f'LISTEN "{self._address.channel}"'.encode())
-                pause = _AGAIN_SECONDS[0]
-                self._missed()
+                    await connection.execute(self._address.sql(_LISTEN))
+                pause = _RETRY_PAUSES[0]
+                self._refresh_all()
                 async for notify in connection.notifies():
                     try:
-                        self._told(notify.payload, notify.pid)
+                        self._handle_notification(notify.payload, notify.pid)
                     except Exception as error:
                         # Notifications are not trusted, because any database client can send them.
-                        log.debug("%r was told of the event log %s: %s", notify.payload, self._address, error)
+                        log.debug("Ignoring notification %r of %s: %s", notify.payload, self._address, error)
             except (psycopg.Error, OSError) as error:
-                log.debug("the event log %s cannot be listened to: %s", self._address, error)
+                log.debug("Cannot listen to the event log %s: %s", self._address, error)
             finally:
                 if self._connection is not None:
                     await self._connection.close()
                     self._connection = None
             await asyncio.sleep(pause)
-            pause = min(2 * pause, longest)
+            pause = min(2 * pause, max_pause)
 
-    def _missed(self) -> None:
+    def _refresh_all(self) -> None:
         """Read everything that may have changed before listening started."""
-        self._pieces.clear()
+        self._fragments.clear()
         # A different server may lack events after a failover.
-        self._due = True
-        self._look(*self.tails.of_number.values())
+        self._poll_due = True
+        self._mark_dirty(*self.tails.by_number.values())
         for task_id in tuple(self._watchers):
-            self.sent(task_id)
+            self.notify_watchers(task_id)
 
-    def _told(self, payload: str, pid: int) -> None:
+    def _handle_notification(self, payload: str, pid: int) -> None:
         kind, rest = payload[:1], payload[1:]
-        if kind == "m":
-            self.sent(rest)
+        if kind == "c":
+            self.notify_watchers(rest)
         elif kind == "e":
-            following = self.tails.of_number
-            if following:
-                self._look(*(following[number] for number in map(int, rest.split(",")) if number in following))
+            followed = self.tails.by_number
+            if followed:
+                self._mark_dirty(*(followed[number] for number in map(int, rest.split(",")) if number in followed))
         elif kind == "d":
-            self._said(rest, pid)
+            self._add_fragment(rest, pid)
 
-    def _said(self, text: str, pid: int) -> None:
+    def _add_fragment(self, text: str, pid: int) -> None:
         """Add a fragment of a transient event. Fragments of an event arrive consecutively."""
-        number, _, place, count, piece = text.split(":", 4)
-        tail = self.tails.of_number.get(int(number))
+        number, _, position, count, fragment = text.split(":", 4)
+        tail = self.tails.by_number.get(int(number))
         if tail is None:
             return
-        pieces = self._pieces.setdefault(pid, [])
-        if place == "0":
-            pieces.clear()
-        pieces.append(piece)
-        if len(pieces) == int(count):
-            del self._pieces[pid]
-            tail.told(Event.from_json("".join(pieces)))
+        fragments = self._fragments.setdefault(pid, [])
+        if position == "0":
+            fragments.clear()
+        fragments.append(fragment)
+        if len(fragments) == int(count):
+            del self._fragments[pid]
+            event = Event.from_json("".join(fragments))
+            # Durable events are only read from the tables.
+            if not event.durable:
+                tail.add_transient(event)
 
-    async def _fetch(self) -> None:
+    async def _read_dirty_tails(self) -> None:
         while True:
-            await self._new.wait()
-            self._new.clear()
-            due, self._due = self._due, False
+            await self._changed.wait()
+            self._changed.clear()
+            poll_due, self._poll_due = self._poll_due, False
             dirty, self._dirty = self._dirty, set()
             try:
-                if due and (self.tails.of_number or self._watchers):
-                    dirty |= await self._look_at_all()
+                if poll_due and (self.tails.by_number or self._watchers):
+                    dirty |= await self._poll()
                 tails = [tail for tail in dirty if tail.readers]
                 if tails:
-                    await self._lane.do(partial(self._feed, tails), patience=POLL_SECONDS)
+                    await self._query_connection.do(partial(self._feed, tails), retry_seconds=POLL_SECONDS)
             except EventLogError as error:
                 # The next poll tries again for all runs.
                 if not error.retryable:
                     self.tails.fail(error)
             except Exception as error:
-                log.warning("the event log %s cannot be followed", self._address, exc_info=True)
-                self.tails.fail(EventLogError(f"the event log {self._address} cannot be followed: {error}"))
+                log.warning("Cannot follow the event log %s", self._address, exc_info=True)
+                self.tails.fail(EventLogError(f"Cannot follow the event log {self._address}: {error}"))
 
     async def _feed(self, tails: Sequence[Tail], connection: Connection) -> None:
         """Read new events for several runs in one query."""
-        places = [tail.place for tail in tails]
-        values = [numbers(each) for each in ((tail.number for tail in tails), *zip(*places, strict=True))]
-        cursor = await connection.execute(self._address.sql(_NEW), values, binary=True)
-        found: dict[int, list[bytes]] = {}
+        positions = [tail.position for tail in tails]
+        values = [to_array(each) for each in ((tail.number for tail in tails), *zip(*positions, strict=True))]
+        cursor = await connection.execute(self._address.sql(_NEW_EVENTS), values, binary=True)
+        data: dict[int, list[bytes]] = {}
         for number, json in await cursor.fetchall():
-            found.setdefault(number, []).append(json)
-        for tail, place in zip(tails, places, strict=True):
-            rows = found.get(tail.number, ())
+            data.setdefault(number, []).append(json)
+        for tail, position in zip(tails, positions, strict=True):
+            rows = data.get(tail.number, ())
             try:
-                tail.grow([*map(Event.from_json, rows)], place)
+                tail.add_page([*map(Event.from_json, rows)], position)
             except LogRolledBack as error:
-                self._gone(tail, error)
+                self._fail_tail(tail, error)
             except Exception as error:
-                said = f"an event of the run {tail.task_id} cannot be read: {error}"
-                self._gone(tail, EventLogError(said, retryable=False))
-            if len(rows) == _AT_ONCE:
-                self._look(tail)
+                message = f"Cannot read an event of the run {tail.task_id}: {error}"
+                self._fail_tail(tail, EventLogError(message, retryable=False))
+            # The first row is the known event at the position.
+            if len(rows) == _MAX_EVENTS or sum(map(len, rows[1:])) >= PAGE_BYTES:
+                self._mark_dirty(tail)
 
-    async def _look_at_all(self) -> set[Tail]:
+    async def _poll(self) -> set[Tail]:
         """Return the runs with new or missing events, and notify command watchers."""
-        grown = set[Tail]()
-        before = {tail: tail.place[0] for tail in self.tails.of_number.values()}
-        following, watched = [tail.task_id for tail in before], [*self._watchers]
+        changed = set[Tail]()
+        before = {tail: tail.position[0] for tail in self.tails.by_number.values()}
+        followed, watched = [tail.task_id for tail in before], [*self._watchers]
 
         async def work(connection: Connection) -> tuple[list[Row], list[Row]]:
-            runs = await connection.execute(self._address.sql(_STANDINGS), (following,))
-            mail = await connection.execute(self._address.sql(_MAILED), (watched,)) if watched else None
-            return await runs.fetchall(), await mail.fetchall() if mail else []
+            runs = await connection.execute(self._address.sql(_POSITIONS), (followed,))
+            commands = await connection.execute(self._address.sql(_LAST_COMMANDS), (watched,)) if watched else None
+            return await runs.fetchall(), await commands.fetchall() if commands else []
 
-        standings, letters = await self._lane.do(work, patience=POLL_SECONDS)
-        standing = {task_id: (number, seq) for task_id, number, seq in standings}
+        run_rows, command_rows = await self._query_connection.do(work, retry_seconds=POLL_SECONDS)
+        positions = {task_id: (number, seq) for task_id, number, seq in run_rows}
         for tail, seq in before.items():
-            number, found = standing.get(tail.task_id, (None, 0))
+            number, last_seq = positions.get(tail.task_id, (None, 0))
             if number is None:
-                self._gone(tail, unknown_run(tail.task_id))
-            elif number != tail.number or found < seq:
-                self._gone(tail, went_back(tail.task_id, seq))
-            elif found > tail.place[0]:
-                grown.add(tail)
-        for task_id, letter in letters:
-            known = self._letters.get(task_id)
-            if letter is not None and letter != known:
-                self._letters[task_id] = letter
-                self.sent(task_id)
-        return grown
+                self._fail_tail(tail, make_unknown_run_error(tail.task_id))
+            elif number != tail.number or last_seq < seq:
+                self._fail_tail(tail, make_rollback_error(tail.task_id, seq))
+            elif last_seq > tail.position[0]:
+                changed.add(tail)
+        for task_id, last_command in command_rows:
+            if last_command is not None and last_command != self._last_commands.get(task_id):
+                self._last_commands[task_id] = last_command
+                self.notify_watchers(task_id)
+        return changed
 
-    def _gone(self, tail: Tail, error: EventLogError) -> None:
+    def _fail_tail(self, tail: Tail, error: EventLogError) -> None:
         self.tails.forget(tail)
         tail.fail(error)
 
@@ -268,18 +279,18 @@ class Hearing:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        self.tails.fail(self._was_closed())
+        self.tails.fail(self._make_closed_error())
 
-    def _was_closed(self) -> EventLogError:
-        return EventLogError(f"the event log {self._address} was closed while the run was followed")
+    def _make_closed_error(self) -> EventLogError:
+        return EventLogError(f"The event log {self._address} was closed while the run was being followed.")
 
     def drop(self, *, forked: bool = False) -> None:
-        """Release the connection of a stopped event loop, as in `Lane.drop`."""
+        """Release the connection of a stopped event loop, as in `SerialConnection.drop`."""
         release(self._connection, forked=forked)
         self._connection = None
 
 
-def _here() -> asyncio.AbstractEventLoop | None:
+def _get_running_loop() -> asyncio.AbstractEventLoop | None:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

@@ -7,12 +7,10 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
-import psycopg
-
 from rxloop.errors import EventLogError
 from rxloop.pipeline.records import (
     FINISHED,
-    NOTHING_DONE,
+    IDLE_RUN_EVENTS,
     ConversationPage,
     HistoryQuery,
     Mark,
@@ -25,87 +23,103 @@ from rxloop.pipeline.records import (
 from rxloop.protocol.commands import Command
 from rxloop.protocol.events import Event
 from rxloop.state.run_state import RunFold
-from rxloop.storage.postgres.address import Address, Connection, can_keep
+from rxloop.storage.postgres import psycopg
+from rxloop.storage.postgres.address import Address, Connection, can_store
 from rxloop.storage.postgres.leases import ALIVE
-from rxloop.storage.postgres.rows import labels, numbers
-from rxloop.storage.rules import unknown_run
+from rxloop.storage.postgres.rows import hash_labels, to_array
+from rxloop.storage.rules import find_owner_conditions, make_unknown_run_error
 from rxloop.storage.sql_rows import RECORD, FoldRow, RunRow, checksum, cover_runs, extend_mark, to_commands, to_record
-from rxloop.storage.tail import Page, Place
+from rxloop.storage.tail import PAGE_BYTES, PAGE_SIZE, Page, Position
 
-MOST = (1 << 31) - 1
+MAX_NUMBER = (1 << 31) - 1
 """Maximum event number in the schema."""
 
 _PAGE = """
-SELECT r.number, r.seq, r.at_rest, r.state, r.error, e.seq, e.sub, e.json FROM $s.runs r LEFT JOIN LATERAL (
-    SELECT seq, sub, json FROM $s.events WHERE run = r.number AND {after} ORDER BY seq, sub LIMIT %(limit)s
+SELECT r.number, r.seq, r.idle, r.state, r.error, e.seq, e.sub, e.json FROM $s.runs r LEFT JOIN LATERAL (
+    {events}
 ) AS e ON true WHERE r.task_id = %(task)s ORDER BY e.seq, e.sub
 """
 
-NOWHERE = Mark(-1, 0, 0, "")
+_RUN_EVENTS = "SELECT seq, sub, json FROM $s.events WHERE run = r.number AND {after} ORDER BY seq, sub"
+
+_EVENTS_OF_PAGE = f"""
+    SELECT seq, sub, json FROM (
+        SELECT seq, sub, json, sum(octet_length(json)) FILTER (WHERE (seq, sub) > (%(seq)s, %(sub)s))
+            OVER (ORDER BY seq, sub ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS size_before
+        FROM ({_RUN_EVENTS} LIMIT {PAGE_SIZE}) AS events
+    ) AS sized WHERE size_before IS NULL OR size_before < {PAGE_BYTES}
+"""
+
+NO_MARK = Mark(-1, 0, 0, "")
 """Placeholder for a missing mark, which matches no conversation."""
 
-SPAN = """until AS (
-    SELECT number FROM $s.runs WHERE task_id = %(before)s AND context_id = %(context)s
+RANGE_CTE = """until AS (
+    SELECT number FROM $s.runs WHERE task_id = %(before)s AND conversation = %(conversation)s
 ), mark AS (
-    SELECT m.number FROM $s.runs m WHERE m.task_id = %(last)s AND m.context_id = %(context)s
+    SELECT m.number FROM $s.runs m WHERE m.task_id = %(last)s AND m.conversation = %(conversation)s
         AND m.number < coalesce((SELECT number FROM until), m.number + 1)
         AND (%(runs)s, %(events)s, %(updated)s) = (
             SELECT count(*), coalesce(sum(seq), 0), coalesce(sum(updated), 0) FROM $s.runs
-            WHERE context_id = %(context)s AND number <= m.number
+            WHERE conversation = %(conversation)s AND number <= m.number
         )
 ), span AS (
-    SELECT number, task_id, seq, updated, at_rest FROM $s.runs WHERE context_id = %(context)s
+    SELECT number, task_id, seq, updated, idle FROM $s.runs WHERE conversation = %(conversation)s
         AND number > coalesce((SELECT number FROM mark), 0)
         AND number < coalesce((SELECT number FROM until), number + 1)
 )
 """
 """Runs before a given run of a conversation. With a valid mark, only later runs are included."""
 
-_ORPHANS = f"""
+_ORPHANED = f"""
 WITH alive AS MATERIALIZED ({ALIVE}), submitted AS (
-    SELECT number FROM $s.runs s WHERE state = 'submitted' AND NOT at_rest
-        AND arrived <= now() - %(before)s * interval '1 second'
+    SELECT number FROM $s.runs s WHERE state = 'submitted' AND NOT idle
+        AND inserted_at <= now() - %(before)s * interval '1 second'
         AND number > coalesce((SELECT number FROM $s.runs WHERE task_id = %(after)s), 0)
-        AND NOT EXISTS (SELECT FROM $s.turns t WHERE t.context_id = s.context_id AND t.task_id = s.task_id)
+        AND NOT EXISTS (SELECT FROM $s.leases l WHERE l.context_id = s.conversation AND l.task_id = s.task_id)
     ORDER BY number LIMIT %(limit)s
 )
 SELECT {RECORD} FROM $s.runs r
 WHERE now() > pg_postmaster_start_time() + %(settling)s * interval '1 second' AND number IN (
-    SELECT number FROM $s.runs WHERE NOT at_rest AND state <> 'submitted'
+    SELECT number FROM $s.runs WHERE NOT idle AND state <> 'submitted'
     UNION ALL
     SELECT number FROM submitted
     UNION ALL
-    SELECT b.number FROM $s.turns JOIN $s.runs b USING (task_id) WHERE b.state = 'submitted' AND NOT b.at_rest
+    SELECT b.number FROM $s.leases JOIN $s.runs b USING (task_id) WHERE b.state = 'submitted' AND NOT b.idle
     UNION ALL
-    SELECT number FROM $s.runs w WHERE at_rest AND state IN ('input-required', 'auth-required')
-        AND EXISTS (SELECT FROM $s.mail m WHERE m.run = w.number AND m.number > w.taken AND m.kind <> 'say')
+    SELECT number FROM $s.runs w WHERE idle AND state IN ('input-required', 'auth-required')
+        AND EXISTS (
+            SELECT FROM $s.commands c WHERE c.run = w.number AND c.number > w.last_command AND c.kind <> 'message'
+        )
 ) AND NOT EXISTS (
-    SELECT FROM $s.turns t JOIN alive USING (key) WHERE t.context_id = r.context_id AND t.task_id = r.task_id
+    SELECT FROM $s.leases l JOIN alive USING (lock_key) WHERE l.context_id = r.conversation AND l.task_id = r.task_id
 ) ORDER BY number
 """
 
 
 async def read_page(
-    connection: Connection, address: Address, task_id: str, after: Place, deltas: bool, limit: int | None
+    connection: Connection, address: Address, task_id: str, after: Position, deltas: bool, paged: bool
 ) -> Page:
-    """Return events starting at a position, including its durable event.
+    """Return a page of events starting at a position, including its durable event, or all of these events.
 
     Raises:
         UnknownRun: If the run does not exist.
     """
     transient = "(seq, sub) > (%(seq)s, %(sub)s)" if deltas else "false"
     condition = f"(seq, sub) >= (%(seq)s, 0) AND (sub = 0 OR {transient})"
-    place = (min(after[0], MOST), min(after[1], MOST))
-    values = {"task": task_id, "seq": place[0], "sub": place[1], "limit": limit}
-    query = address.sql(_PAGE.replace("{after}", condition))
-    rows = await (await connection.execute(query, values, binary=True)).fetchall() if can_keep(task_id) else []
+    position = (min(after[0], MAX_NUMBER), min(after[1], MAX_NUMBER))
+    values = {"task": task_id, "seq": position[0], "sub": position[1]}
+    events_query = _EVENTS_OF_PAGE if paged else _RUN_EVENTS
+    query = address.sql(_PAGE.replace("{events}", events_query).replace("{after}", condition))
+    rows = await (await connection.execute(query, values, binary=True)).fetchall() if can_store(task_id) else []
     if not rows:
-        raise unknown_run(task_id)
-    number, seq, at_rest, state, error = rows[0][:5]
-    found = [row[5:] for row in rows if row[5] is not None]
-    end = max(found[-1][:2], after) if found else after
+        raise make_unknown_run_error(task_id)
+    number, seq, idle, state, error = rows[0][:5]
+    events = [row[5:] for row in rows if row[5] is not None]
+    end = max(events[-1][:2], after) if events else after
+    new_size = sum(len(row[2]) for row in events if row[:2] > after)
+    is_full = paged and (new_size >= PAGE_BYTES or len(events) == PAGE_SIZE)
     return Page(
-        parsed((task_id, *row) for row in found), len(found), end, seq, at_rest, is_finished(state, error), number
+        parse_events((task_id, *row) for row in events), is_full, end, seq, idle, is_finished(state, error), number
     )
 
 
@@ -116,61 +130,61 @@ async def read_record(connection: Connection, address: Address, task_id: str) ->
         UnknownRun: If the run does not exist.
     """
     query = address.sql(f"SELECT {RECORD} FROM $s.runs WHERE task_id = %s")
-    row = await (await connection.execute(query, (task_id,))).fetchone() if can_keep(task_id) else None
+    row = await (await connection.execute(query, (task_id,))).fetchone() if can_store(task_id) else None
     if row is None:
-        raise unknown_run(task_id)
+        raise make_unknown_run_error(task_id)
     return to_record(row)
 
 
-async def read_records(connection: Connection, address: Address, wanted: RunFilter) -> list[RunRecord]:
+async def read_records(connection: Connection, address: Address, criteria: RunFilter) -> list[RunRecord]:
     """Return a page of matching records.
 
     Raises:
         UnknownRun: If the run `after` does not exist.
     """
-    condition, values = _condition(wanted)
-    order, beyond = ("DESC", "<") if wanted.newest_first else ("ASC", ">")
-    if wanted.after is not None:
+    condition, values = _build_condition(criteria)
+    order, comparison = ("DESC", "<") if criteria.newest_first else ("ASC", ">")
+    if criteria.after is not None:
         query = address.sql("SELECT number FROM $s.runs WHERE task_id = %s")
-        row = await (await connection.execute(query, (wanted.after,))).fetchone() if can_keep(wanted.after) else None
+        after = criteria.after
+        row = await (await connection.execute(query, (after,))).fetchone() if can_store(after) else None
         if row is None:
-            raise unknown_run(wanted.after)
-        condition, values = f"{condition} AND number {beyond} %s", [*values, row[0]]
-    if not can_keep(*values):
+            raise make_unknown_run_error(after)
+        condition, values = f"{condition} AND number {comparison} %s", [*values, row[0]]
+    if not can_store(*values):
         return []
     query = f"SELECT {RECORD} FROM $s.runs WHERE {condition} ORDER BY number {order} LIMIT %s"
-    rows = await (await connection.execute(address.sql(query), (*values, wanted.limit))).fetchall()
+    rows = await (await connection.execute(address.sql(query), (*values, criteria.limit))).fetchall()
     return [to_record(row) for row in rows]
 
 
-def _condition(wanted: RunFilter) -> tuple[str, list[Any]]:
+def _build_condition(criteria: RunFilter) -> tuple[str, list[Any]]:
     """Return the SQL condition for a filter, with its parameters."""
     where, values = ["true"], list[Any]()
     for column, value in (
-        ("context_id = %s", wanted.context_id),
-        ("agent_name = %s", wanted.agent_name),
-        ("owner = %s", wanted.owner),
-        ("created >= %s", wanted.since),
-        ("created < %s", wanted.until),
+        *find_owner_conditions(criteria, "%s"),
+        ("agent_name = %s", criteria.agent_name),
+        ("created >= %s", criteria.since),
+        ("created < %s", criteria.until),
     ):
         if value is not None:
             where.append(column)
             values.append(value)
-    if wanted.states is not None:
+    if criteria.states is not None:
         where.append("state = ANY (%s)")
-        values.append([*wanted.states])
-    if wanted.unfinished or (wanted.states is not None and not {*wanted.states} & {*FINISHED}):
+        values.append([*criteria.states])
+    if criteria.unfinished or (criteria.states is not None and not {*criteria.states} & {*FINISHED}):
         # The partial index requires this exact condition.
         where.append("state NOT IN ('completed', 'failed')")
-    if wanted.metadata:
+    if criteria.metadata:
         where.append("labels @> %s")
-        values.append(labels(wanted.metadata))
-    met = " AND ".join(where)
-    if wanted.latest_only:
+        values.append(hash_labels(criteria.metadata))
+    condition = " AND ".join(where)
+    if criteria.latest_only:
         # Unqualified columns in the subquery refer to `later`.
-        later = "later.context_id = runs.context_id AND later.number > runs.number"
-        return f"{met} AND NOT EXISTS (SELECT FROM $s.runs AS later WHERE {later} AND {met})", values * 2
-    return met, values
+        later = "later.conversation = runs.conversation AND later.number > runs.number"
+        return f"{condition} AND NOT EXISTS (SELECT FROM $s.runs AS later WHERE {later} AND {condition})", values * 2
+    return condition, values
 
 
 async def read_commands(
@@ -183,19 +197,19 @@ async def read_commands(
         EventLogError: If a command cannot be parsed.
     """
     query = address.sql(
-        "SELECT m.number, m.json FROM $s.runs r LEFT JOIN $s.mail m ON m.run = r.number AND m.number > %s"
-        " WHERE r.task_id = %s ORDER BY m.number"
+        "SELECT c.number, c.json FROM $s.runs r LEFT JOIN $s.commands c ON c.run = r.number AND c.number > %s"
+        " WHERE r.task_id = %s ORDER BY c.number"
     )
     rows = (
-        await (await connection.execute(query, (after, task_id), binary=True)).fetchall() if can_keep(task_id) else []
+        await (await connection.execute(query, (after, task_id), binary=True)).fetchall() if can_store(task_id) else []
     )
     if not rows:
-        raise unknown_run(task_id)
+        raise make_unknown_run_error(task_id)
     return to_commands(task_id, [row for row in rows if row[0] is not None])
 
 
 async def list_orphaned(
-    connection: Connection, address: Address, submitted: tuple[float, int | None, str | None], settling: float
+    connection: Connection, address: Address, submitted: tuple[float, int | None, str | None], grace_period: float
 ) -> list[RunRecord]:
     """Return resumable runs without a live holder, including runs submitted long ago.
 
@@ -203,15 +217,15 @@ async def list_orphaned(
         connection: Database connection.
         address: Database address.
         submitted: Filter for submitted runs: minimum age in seconds, maximum number, and previous run ID.
-        settling: Grace period in seconds after a server start, in which owners acquire their leases again.
+        grace_period: Grace period in seconds after a server start, in which owners acquire their leases again.
     """
     before, limit, after = submitted
-    values = {"before": before, "limit": limit, "after": after, "settling": settling}
-    rows = await (await connection.execute(address.sql(_ORPHANS), values)).fetchall()
+    values = {"before": before, "limit": limit, "after": after, "settling": grace_period}
+    rows = await (await connection.execute(address.sql(_ORPHANED), values)).fetchall()
     return [to_record(row) for row in rows]
 
 
-def parsed(rows: Iterable[tuple[str, int, int, bytes]]) -> list[Event]:
+def parse_events(rows: Iterable[tuple[str, int, int, bytes]]) -> list[Event]:
     """Parse event rows.
 
     Raises:
@@ -223,48 +237,48 @@ def parsed(rows: Iterable[tuple[str, int, int, bytes]]) -> list[Event]:
             events.append(Event.from_json(data))
         except Exception as error:
             raise EventLogError(
-                f"the event {seq} of the run {task_id} cannot be read: {error}; all other runs are as they were",
+                f"Cannot read event {seq} of run {task_id}: {error}. Other runs are not affected.",
                 retryable=False,
             ) from error
     return events
 
 
 _RUNS = f"""
-WITH {SPAN}
-SELECT s.number, s.task_id, s.seq, s.updated, s.at_rest, EXISTS (SELECT FROM mark),
+WITH {RANGE_CTE}
+SELECT s.number, s.task_id, s.seq, s.updated, s.idle, EXISTS (SELECT FROM mark),
     f.last, f.runs, f.events, f.crc, f.summary, f.messages
 FROM (SELECT 1) AS one LEFT JOIN span s ON true
-LEFT JOIN $s.folds f ON f.context_id = %(context)s AND f.first = s.number AND f.version = %(version)s
+LEFT JOIN $s.folds f ON f.context_id = %(conversation)s AND f.first = s.number AND f.version = %(version)s
 ORDER BY s.number
 """
 
 _EVENTS = "SELECT run, seq, json FROM $s.events WHERE run = ANY (%s::bigint[]) AND sub = 0 ORDER BY run, seq"
 
-_KEEP = """
+_STORE_FOLD = """
 WITH ends AS (
-    SELECT (SELECT number FROM $s.runs WHERE task_id = %(first)s AND context_id = %(context)s) AS first,
-        (SELECT number FROM $s.runs WHERE task_id = %(last)s AND context_id = %(context)s) AS last
+    SELECT (SELECT number FROM $s.runs WHERE task_id = %(first)s AND conversation = %(conversation)s) AS first,
+        (SELECT number FROM $s.runs WHERE task_id = %(last)s AND conversation = %(conversation)s) AS last
 ), fitting AS (
     SELECT first, last FROM ends WHERE (%(runs)s, %(events)s) = (
         SELECT count(*), coalesce(sum(seq), 0) FROM $s.runs
-        WHERE context_id = %(context)s AND number BETWEEN ends.first AND ends.last
+        WHERE conversation = %(conversation)s AND number BETWEEN ends.first AND ends.last
     )
 ), gone AS (
     DELETE FROM $s.folds f USING fitting
-    WHERE f.context_id = %(context)s AND f.first <= fitting.last AND f.last >= fitting.first
+    WHERE f.context_id = %(conversation)s AND f.first <= fitting.last AND f.last >= fitting.first
 )
 INSERT INTO $s.folds (context_id, first, last, runs, events, version, crc, summary, messages)
-SELECT %(context)s, first, last, %(runs)s, %(events)s, %(version)s, %(crc)s, %(summary)b, %(messages)b FROM fitting
+SELECT %(conversation)s, first, last, %(runs)s, %(events)s, %(version)s, %(crc)s, %(summary)b, %(messages)b FROM fitting
 """
 
 
 async def read_conversation(
-    connection: Connection, address: Address, context_id: str, before: str, after: Mark | None, version: int
+    connection: Connection, address: Address, conversation: str, before: str, after: Mark | None, version: int
 ) -> ConversationPage:
     """Return earlier runs of a conversation. With a valid mark, only runs after the mark are returned."""
-    values = {"context": context_id, "before": before, "version": version, **asdict(after or NOWHERE)}
+    values = {"conversation": conversation, "before": before, "version": version, **asdict(after or NO_MARK)}
     rows = await (await connection.execute(address.sql(_RUNS), values, binary=True)).fetchall()
-    marked = bool(rows[0][5])
+    has_mark = bool(rows[0][5])
     folds: dict[int, FoldRow] = {}
     runs: list[RunRow] = []
     for row in rows:
@@ -275,39 +289,39 @@ async def read_conversation(
             runs.append(run)
         if fold[0] is not None:
             folds[run.number] = fold
-    covered = cover_runs(runs, folds)
-    events = await _events(connection, address, [run for run, fold in covered if fold is None])
-    parts = [fold or _unfolded(run, events.get(run.number, ())) for run, fold in covered]
-    return ConversationPage(parts, extend_mark(after if marked else None, runs), whole=not marked)
+    covered_runs = cover_runs(runs, folds)
+    events = await _read_events(connection, address, [run for run, fold in covered_runs if fold is None])
+    parts = [fold or _to_run_events(run, events.get(run.number, ())) for run, fold in covered_runs]
+    return ConversationPage(parts, extend_mark(after if has_mark else None, runs), from_start=not has_mark)
 
 
-async def _events(
+async def _read_events(
     connection: Connection, address: Address, runs: Sequence[RunRow]
 ) -> dict[int, list[tuple[str, int, int, bytes]]]:
     """Return durable event rows by run number."""
     if not runs:
         return {}
     names = {run.number: run.task_id for run in runs}
-    cursor = await connection.execute(address.sql(_EVENTS), (numbers(names),), binary=True)
+    cursor = await connection.execute(address.sql(_EVENTS), (to_array(names),), binary=True)
     events: dict[int, list[tuple[str, int, int, bytes]]] = {}
     for number, seq, json in await cursor.fetchall():
         events.setdefault(number, []).append((names[number], seq, 0, json))
     return events
 
 
-def _unfolded(run: RunRow, rows: Sequence[tuple[str, int, int, bytes]]) -> RunEvents:
+def _to_run_events(run: RunRow, rows: Sequence[tuple[str, int, int, bytes]]) -> RunEvents:
     # Later events are not included in the `seq` of the run row.
-    events = parsed(row for row in rows if row[1] <= run.seq)
-    return RunEvents(run.task_id, run.at_rest and len(events) == run.seq, events)
+    events = parse_events(row for row in rows if row[1] <= run.seq)
+    return RunEvents(run.task_id, run.idle and len(events) == run.seq, events)
 
 
 async def store_folds(
-    connection: Connection, address: Address, context_id: str, folds: Sequence[RunFold], version: int
+    connection: Connection, address: Address, conversation: str, folds: Sequence[RunFold], version: int
 ) -> None:
     """Store folds whose runs are unchanged, replacing overlapping folds."""
     for fold in folds:
         values = {
-            "context": context_id,
+            "conversation": conversation,
             "first": fold.first,
             "last": fold.last,
             "version": version,
@@ -317,26 +331,26 @@ async def store_folds(
             "summary": fold.summary,
             "messages": fold.messages,
         }
-        await connection.execute(address.sql(_KEEP), values)
+        await connection.execute(address.sql(_STORE_FOLD), values)
 
 
 _RUN = "(SELECT number FROM $s.runs WHERE task_id = %(task)s)"
 
 _NEW_EVENTS = f"SELECT seq, json FROM $s.events WHERE run = {_RUN} AND sub = 0 AND seq > %(seq)s ORDER BY seq"
 
-_NEW_COMMANDS = f"SELECT number, json FROM $s.mail WHERE run = {_RUN} AND number > %(mail)s ORDER BY number"
+_NEW_COMMANDS = f"SELECT number, json FROM $s.commands WHERE run = {_RUN} AND number > %(command)s ORDER BY number"
 
 _NEIGHBOURS = f"""
-WITH run AS MATERIALIZED (SELECT number, context_id FROM $s.runs WHERE task_id = %(task)s), later AS (
-    SELECT r.number FROM run, $s.runs r WHERE r.context_id = run.context_id AND r.number > run.number
-        AND r.state <> 'submitted' AND NOT (r.state IN ('canceled', 'failed') AND r.seq <= {NOTHING_DONE})
+WITH run AS MATERIALIZED (SELECT number, conversation FROM $s.runs WHERE task_id = %(task)s), later AS (
+    SELECT r.number FROM run, $s.runs r WHERE r.conversation = run.conversation AND r.number > run.number
+        AND r.state <> 'submitted' AND NOT (r.state IN ('canceled', 'failed') AND r.seq <= {IDLE_RUN_EVENTS})
     ORDER BY r.number LIMIT 1
-), found AS (
+), listed AS (
     SELECT number FROM run UNION ALL SELECT number FROM later UNION ALL
-    SELECT r.number FROM run, $s.runs r WHERE r.context_id = run.context_id AND r.number < run.number
+    SELECT r.number FROM run, $s.runs r WHERE r.conversation = run.conversation AND r.number < run.number
         AND r.state IN ('input-required', 'auth-required') AND r.state NOT IN ('completed', 'failed')
 )
-SELECT number, {RECORD} FROM $s.runs JOIN found USING (number) ORDER BY number
+SELECT number, {RECORD} FROM $s.runs JOIN listed USING (number) ORDER BY number
 """
 """Query for the run, earlier runs waiting for input, and the first later run that has started."""
 
@@ -350,13 +364,13 @@ async def read_snapshot(
         UnknownRun: If the run does not exist.
         EventLogError: If an event or command cannot be parsed.
     """
-    if not can_keep(task_id):
-        raise unknown_run(task_id)
+    if not can_store(task_id):
+        raise make_unknown_run_error(task_id)
     known = since.events if since is not None else ()
     values = {
         "task": task_id,
         "seq": known[-1].seq if known else 0,
-        "mail": since.state.last_command if since is not None else 0,
+        "command": since.state.last_command if since is not None else 0,
     }
     # The statements share a round trip and are executed in this order.
     async with connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext():
@@ -365,19 +379,19 @@ async def read_snapshot(
         commands = await connection.execute(address.sql(_NEW_COMMANDS), values, binary=True)
         records = [to_record(row[1:]) for row in await runs.fetchall()]
         rows = await events.fetchall()
-        sent = await commands.fetchall()
-    place = next((place for place, record in enumerate(records) if record.task_id == task_id), None)
-    if place is None:
-        raise unknown_run(task_id)
+        command_rows = await commands.fetchall()
+    position = next((position for position, record in enumerate(records) if record.task_id == task_id), None)
+    if position is None:
+        raise make_unknown_run_error(task_id)
     page = None
     if history is not None:
         after, version = history
-        page = await read_conversation(connection, address, records[place].context_id, task_id, after, version)
+        page = await read_conversation(connection, address, records[position].conversation, task_id, after, version)
     return Snapshot(
-        record=records[place],
-        events=[*known, *parsed((task_id, seq, 0, json) for seq, json in rows)],
-        commands=to_commands(task_id, sent),
-        waiting=records[:place][::-1],
-        later=next(iter(records[place + 1 :]), None),
+        record=records[position],
+        events=[*known, *parse_events((task_id, seq, 0, json) for seq, json in rows)],
+        commands=to_commands(task_id, command_rows),
+        waiting=records[:position][::-1],
+        later=next(iter(records[position + 1 :]), None),
         history=page,
     )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import psycopg
-from psycopg import sql
-
 from rxloop.errors import EventLogError
+from rxloop.storage.postgres import psycopg, sql
 from rxloop.storage.postgres.address import Address, Connection
 
 SCHEMA = (
@@ -104,10 +102,51 @@ SCHEMA = (
     CREATE INDEX runs_waiting ON $s.runs (state, number)
         WHERE state IN ('submitted', 'input-required', 'auth-required');
     """,
+    """
+    ALTER TABLE $s.runs RENAME COLUMN at_rest TO idle;
+    ALTER TABLE $s.runs RENAME COLUMN holder TO holder_id;
+    ALTER TABLE $s.runs RENAME COLUMN taken TO last_command;
+    ALTER TABLE $s.runs RENAME COLUMN arrived TO inserted_at;
+    ALTER INDEX $s.runs_under_way RENAME TO runs_active;
+    ALTER TABLE $s.turns RENAME TO leases;
+    ALTER TABLE $s.leases RENAME COLUMN holder TO holder_id;
+    ALTER TABLE $s.leases RENAME COLUMN key TO lock_key;
+    ALTER INDEX $s.turns_pkey RENAME TO leases_pkey;
+    ALTER TABLE $s.mail RENAME TO commands;
+    ALTER INDEX $s.mail_pkey RENAME TO commands_pkey;
+    ALTER INDEX $s.mail_key_key RENAME TO commands_key_key;
+    ALTER INDEX $s.mail_by_run RENAME TO commands_by_run;
+    ALTER SEQUENCE $s.mail_number_seq RENAME TO commands_number_seq;
+    UPDATE $s.commands SET kind = 'message', json = '{"kind":"message"'::bytea || substring(json FROM 14)
+        WHERE kind = 'say';
+    ALTER TABLE $s.artifact_chunks RENAME COLUMN place TO position;
+    """,
+    # Any role that can connect to the database can listen to a channel and send to it, so its name is a secret.
+    """
+    ALTER TABLE $s.version ADD COLUMN channel text NOT NULL
+        DEFAULT 'rxloop_' || replace(gen_random_uuid()::text, '-', '');
+    """,
+    # Folds and artifacts of a conversation belong to the owner of its first run. Folds with runs of several owners are
+    # deleted.
+    """
+    ALTER TABLE $s.runs ADD COLUMN conversation text NOT NULL GENERATED ALWAYS AS (
+        CASE WHEN coalesce(owner, '') = '' THEN context_id ELSE chr(31) || owner || chr(31) || context_id END
+    ) STORED;
+    CREATE INDEX runs_by_conversation ON $s.runs (conversation, number);
+    DELETE FROM $s.folds WHERE (
+        SELECT count(DISTINCT r.conversation) FROM $s.runs r WHERE r.context_id = folds.context_id
+    ) > 1;
+    UPDATE $s.folds f SET context_id = r.conversation FROM $s.runs r
+        WHERE r.number = f.first AND r.conversation <> f.context_id;
+    UPDATE $s.leases l SET context_id = r.conversation FROM $s.runs r WHERE r.task_id = l.task_id AND r.owner <> '';
+    UPDATE $s.artifacts a SET context_id = f.conversation FROM (
+        SELECT DISTINCT ON (context_id) context_id, conversation FROM $s.runs ORDER BY context_id, number
+    ) AS f WHERE f.context_id = a.context_id AND f.conversation <> f.context_id;
+    """,
 )
 """Schema migrations. The schema version is the number of applied migrations."""
 
-_OLDEST = 140_000
+_MIN_SERVER_VERSION = 140_000
 """Minimum server version, which supports `idle_session_timeout`."""
 
 
@@ -118,17 +157,16 @@ async def check(connection: Connection, address: Address) -> bool:
         EventLogError: If the schema is too new, the server is too old, or the database encoding does not support
             Unicode.
     """
-    if connection.info.server_version < _OLDEST:
+    if connection.info.server_version < _MIN_SERVER_VERSION:
         raise EventLogError(
-            f"the server of the event log {address} is PostgreSQL {connection.info.server_version // 10_000}: "
-            "version 14 or later is needed",
+            f"The event log {address} requires PostgreSQL 14 or later, got {connection.info.server_version // 10_000}.",
             retryable=False,
         )
     encoding = connection.info.parameter_status("server_encoding")
     if encoding not in ("UTF8", "SQL_ASCII"):
         raise EventLogError(
-            f"the database of the event log {address} has the encoding {encoding}, and UTF8 is needed for all texts: "
-            "make one with ENCODING 'UTF8' TEMPLATE template0",
+            f"The database of the event log {address} must have the encoding UTF8, got {encoding}. Create a database "
+            "with ENCODING 'UTF8' TEMPLATE template0.",
             retryable=False,
         )
     try:
@@ -139,8 +177,8 @@ async def check(connection: Connection, address: Address) -> bool:
     version = row[0] if row else 0
     if version > len(SCHEMA):
         raise EventLogError(
-            f"the event log {address} was written by a newer version of rxloop (schema {version}; this one knows "
-            f"{len(SCHEMA)}): install that version",
+            f"The event log {address} was written by a newer version of rxloop (schema {version}, supported "
+            f"{len(SCHEMA)}). Install that version.",
             retryable=False,
         )
     return version == len(SCHEMA)
@@ -163,8 +201,8 @@ async def migrate(connection: Connection, address: Address, grant: str | None = 
         row = await cursor.fetchone()
         if row is None or row[0] is None:
             cursor = await connection.execute(b"SELECT to_regnamespace(%s)", (f'"{address.schema}"',))
-            [[there]] = await cursor.fetchall()
-            if there is None:
+            [[schema_oid]] = await cursor.fetchall()
+            if schema_oid is None:
                 # The owner of a schema does not necessarily have permission to create schemas.
                 await connection.execute(address.sql("CREATE SCHEMA $s"))
             await connection.execute(address.sql("CREATE TABLE $s.version (number int NOT NULL)"))
@@ -172,8 +210,8 @@ async def migrate(connection: Connection, address: Address, grant: str | None = 
         if not await check(connection, address):
             cursor = await connection.execute(address.sql("SELECT number FROM $s.version"))
             [[version]] = await cursor.fetchall()
-            for step in SCHEMA[version:]:
-                await connection.execute(address.sql(step))
+            # One round trip, because the server may be far away.
+            await connection.execute(address.sql("".join(SCHEMA[version:])))
             await connection.execute(address.sql("UPDATE $s.version SET number = %s"), (len(SCHEMA),))
         if grant is not None:
             role = sql.Identifier(grant).as_string(None)

@@ -11,10 +11,9 @@ from contextlib import suppress
 from math import inf
 from typing import Any, TypeVar
 
-import psycopg
-
 from rxloop.errors import EventLogError
-from rxloop.storage.postgres.address import Connection, failure, lacks, passes, silent
+from rxloop.storage.postgres import psycopg
+from rxloop.storage.postgres.address import Connection, is_temporary, is_unanswered, lacks_resources, to_error
 
 log = logging.getLogger("rxloop")
 
@@ -22,11 +21,11 @@ T = TypeVar("T")
 
 Work = Callable[[Connection], Awaitable[T]]
 
-_PAUSES = (0.05, 1.0)
+_RETRY_PAUSES = (0.05, 1.0)
 """Initial and maximum pause between retries in seconds. The pause doubles after each attempt."""
 
 
-class Lane:
+class SerialConnection:
     """Serial connection that connects on demand, and reconnects after a failure. It belongs to one event loop.
 
     Cancelling a caller does not interrupt its statement, because an interrupted statement would break the connection.
@@ -36,119 +35,119 @@ class Lane:
     def __init__(
         self,
         connect: Callable[[], Awaitable[Connection]],
-        place: str,
+        database_name: str,
         *,
-        answers_in: float,
-        plans_for: float = inf,
-        broke: Callable[[], None] | None = None,
-        anew: Callable[[], None] | None = None,
+        timeout: float,
+        plan_lifetime: float = inf,
+        on_broken: Callable[[], None] | None = None,
+        on_reconnect: Callable[[], None] | None = None,
     ) -> None:
         """Create a serial connection without connecting.
 
         Args:
             connect: Function that opens and configures a connection.
-            place: Database name for error messages.
-            answers_in: Statement timeout in seconds.
-            plans_for: Maximum age of cached plans in seconds.
-            broke: Called when an idle connection breaks or receives data.
-            anew: Called after a broken connection was replaced.
+            database_name: Database name for error messages.
+            timeout: Statement timeout in seconds.
+            plan_lifetime: Maximum age of cached plans in seconds.
+            on_broken: Called when an idle connection breaks or receives data.
+            on_reconnect: Called after a broken connection was replaced.
         """
         self._connect = connect
-        self._place = place
-        self._answers_in = answers_in
-        self._plans_for, self._planned = plans_for, -inf
-        self._broke, self._anew = broke, anew
-        self._had = False
+        self._database_name = database_name
+        self._timeout = timeout
+        self._plan_lifetime, self._planned_at = plan_lifetime, -inf
+        self._on_broken, self._on_reconnect = on_broken, on_reconnect
+        self._was_connected = False
         """True if there was a connection that this object did not close itself."""
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._failed: tuple[float, psycopg.Error] | None = None
+        self._last_failure: tuple[float, psycopg.Error] | None = None
         """Time and error of the last attempt, if it failed temporarily."""
-        self._asked: float | None = None
+        self._unanswered_since: float | None = None
         """Start time of the first unanswered request."""
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """True while work is in progress."""
         return self._lock.locked()
 
     @property
-    def silent(self) -> float:
+    def silence(self) -> float:
         """Time in seconds without any response, including connection errors."""
-        return 0.0 if self._asked is None else asyncio.get_running_loop().time() - self._asked
+        return 0.0 if self._unanswered_since is None else asyncio.get_running_loop().time() - self._unanswered_since
 
-    async def do(self, work: Work[T], *, patience: float, answers_in: float | None = None) -> T:
+    async def do(self, work: Work[T], *, retry_seconds: float, time_limit: float | None = None) -> T:
         """Execute `work` with the connection.
 
         Args:
             work: Idempotent function, which is retried after temporary failures.
-            patience: Maximum time for retries in seconds.
-            answers_in: Statement timeout in seconds, overriding the default.
+            retry_seconds: Maximum time for retries in seconds.
+            time_limit: Statement timeout in seconds, overriding the default.
 
         Raises:
             LogUnreachable: If retries failed until the timeout.
             EventLogError: If a permanent error occurred.
         """
-        return await to_its_end(self._patiently(work, patience, answers_in or self._answers_in), self._tasks)
+        return await complete(self._run_with_retries(work, retry_seconds, time_limit or self._timeout), self._tasks)
 
-    async def _patiently(self, work: Work[T], patience: float, answers_in: float) -> T:
+    async def _run_with_retries(self, work: Work[T], retry_seconds: float, time_limit: float) -> T:
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        deadline = began + patience
-        pause, longest = _PAUSES
+        started_at = loop.time()
+        deadline = started_at + retry_seconds
+        pause, max_pause = _RETRY_PAUSES
         async with self._lock:
-            if self._failed is not None and self._failed[0] >= began and loop.time() > deadline:
+            if self._last_failure is not None and self._last_failure[0] >= started_at and loop.time() > deadline:
                 # Earlier callers have already retried for this long.
-                raise failure(self._failed[1], self._place)
+                raise to_error(self._last_failure[1], self._database_name)
             while True:
-                self._asked = self._asked or loop.time()
-                known = self._connection is not None and not self._connection.closed
+                self._unanswered_since = self._unanswered_since or loop.time()
+                was_open = self._connection is not None and not self._connection.closed
                 try:
-                    result = await self._once(work, answers_in)
+                    result = await self._run_once(work, time_limit)
                 except psycopg.Error as error:
-                    self._asked = self._asked if silent(error) else None
-                    self._failed = (loop.time(), error) if passes(error) else None
+                    self._unanswered_since = self._unanswered_since if is_unanswered(error) else None
+                    self._last_failure = (loop.time(), error) if is_temporary(error) else None
                     # The connection may be dead although the server is available, so retry once.
-                    again = loop.time() + pause <= deadline or (known and silent(error))
-                    if self._failed is None or not again:
-                        raise failure(error, self._place) from error
-                    if lacks(error) and pause == _PAUSES[0]:
+                    retry = loop.time() + pause <= deadline or (was_open and is_unanswered(error))
+                    if self._last_failure is None or not retry:
+                        raise to_error(error, self._database_name) from error
+                    if lacks_resources(error) and pause == _RETRY_PAUSES[0]:
                         # The caller may have a shorter timeout and would not see the reason.
-                        log.warning("%s; trying again", failure(error, self._place))
+                        log.warning("%s; trying again", to_error(error, self._database_name))
                 except BaseException:
-                    self._asked = None
+                    self._unanswered_since = None
                     raise
                 else:
-                    self._failed = self._asked = None
+                    self._last_failure = self._unanswered_since = None
                     return result
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, longest)
+                pause = min(2 * pause, max_pause)
 
-    async def _once(self, work: Work[T], answers_in: float) -> T:
+    async def _run_once(self, work: Work[T], time_limit: float) -> T:
         self._watch(False)
         if self._connection is None or self._connection.closed:
             self._connection = None
             try:
-                async with asyncio.timeout(self._answers_in):
+                async with asyncio.timeout(self._timeout):
                     self._connection = await self._connect()
             except TimeoutError as error:
-                said = f"no connection came about in {self._answers_in:g} s"
-                raise psycopg.errors.ConnectionTimeout(said) from error
-            if self._had and self._anew is not None:
-                self._anew()
-            self._had = True
+                message = f"no connection within {self._timeout:g} s"
+                raise psycopg.errors.ConnectionTimeout(message) from error
+            if self._was_connected and self._on_reconnect is not None:
+                self._on_reconnect()
+            self._was_connected = True
         connection = self._connection
-        late = asyncio.Event()
-        timer = asyncio.get_running_loop().call_later(answers_in, lambda: (late.set(), cut(connection)))
+        timed_out = asyncio.Event()
+        timer = asyncio.get_running_loop().call_later(time_limit, lambda: (timed_out.set(), disconnect(connection)))
         try:
-            if (now := asyncio.get_running_loop().time()) > self._planned + self._plans_for:
+            if (now := asyncio.get_running_loop().time()) > self._planned_at + self._plan_lifetime:
                 await connection.execute(b"DISCARD PLANS")
-                self._planned = now
+                self._planned_at = now
             return await work(connection)
         except BaseException as error:
-            if late.is_set() and isinstance(error, psycopg.OperationalError):
-                raise psycopg.errors.ConnectionTimeout(f"no answer came in {answers_in:g} s") from error
+            if timed_out.is_set() and isinstance(error, psycopg.OperationalError):
+                raise psycopg.errors.ConnectionTimeout(f"no response within {time_limit:g} s") from error
             # The state of an interrupted connection is undefined.
             if not isinstance(error, psycopg.Error | EventLogError):
                 await connection.close()
@@ -157,26 +156,26 @@ class Lane:
             timer.cancel()
             self._watch(True)
 
-    def _watch(self, watch: bool) -> None:
+    def _watch(self, enabled: bool) -> None:
         """Watch an idle connection. Data on it means that the server has closed the session."""
         connection = self._connection
-        if self._broke is None or connection is None or connection.closed:
+        if self._on_broken is None or connection is None or connection.closed:
             return
         loop = asyncio.get_running_loop()
-        if watch:
-            loop.add_reader(connection.fileno(), self._hear)
+        if enabled:
+            loop.add_reader(connection.fileno(), self._on_readable)
         else:
             loop.remove_reader(connection.fileno())
 
-    def _hear(self) -> None:
+    def _on_readable(self) -> None:
         self._watch(False)
-        if self._broke is not None:
-            self._broke()
+        if self._on_broken is not None:
+            self._on_broken()
 
-    def cut(self) -> None:
+    def disconnect(self) -> None:
         """Disconnect immediately. Running work is retried with a new connection."""
         if self._connection is not None and not self._connection.closed:
-            cut(self._connection)
+            disconnect(self._connection)
 
     async def aclose(self) -> None:
         """Finish running work and close the connection."""
@@ -187,7 +186,7 @@ class Lane:
             if self._connection is not None:
                 await self._connection.close()
                 self._connection = None
-            self._had = False
+            self._was_connected = False
 
     def drop(self, *, forked: bool = False) -> None:
         """Release the connection of a stopped event loop.
@@ -199,22 +198,22 @@ class Lane:
         self._connection = None
 
 
-class Lanes:
+class ConnectionPool:
     """Pool of serial connections, so that slow statements do not block others."""
 
-    def __init__(self, lanes: list[Lane]) -> None:
-        self.lanes = lanes
+    def __init__(self, connections: list[SerialConnection]) -> None:
+        self.connections = connections
 
-    async def do(self, work: Work[T], *, patience: float) -> T:
+    async def do(self, work: Work[T], *, retry_seconds: float) -> T:
         """Execute `work` on an idle connection, or else on the least recently used one."""
-        lane = next((lane for lane in self.lanes if not lane.busy), self.lanes[0])
+        connection = next((each for each in self.connections if not each.is_busy), self.connections[0])
         # Rotate the list, so that another connection is first next time.
-        self.lanes.remove(lane)
-        self.lanes.append(lane)
-        return await lane.do(work, patience=patience)
+        self.connections.remove(connection)
+        self.connections.append(connection)
+        return await connection.do(work, retry_seconds=retry_seconds)
 
 
-async def to_its_end(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> T:
+async def complete(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> T:
     """Complete a coroutine even if the caller is cancelled.
 
     Args:
@@ -227,20 +226,20 @@ async def to_its_end(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        task.add_done_callback(_look_at)
+        task.add_done_callback(_retrieve_exception)
         raise
 
 
-def _look_at(task: asyncio.Task[Any]) -> None:
+def _retrieve_exception(task: asyncio.Task[Any]) -> None:
     """Retrieve the exception, because no caller is waiting for the task."""
     if not task.cancelled():
         task.exception()
 
 
-def cut(connection: Connection) -> None:
+def disconnect(connection: Connection) -> None:
     """Shut down the socket, so that pending statements fail immediately."""
-    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as end:
-        end.shutdown(socket.SHUT_RDWR)
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as connection_socket:
+        connection_socket.shutdown(socket.SHUT_RDWR)
 
 
 def release(connection: Connection | None, *, forked: bool) -> None:
@@ -254,7 +253,7 @@ def release(connection: Connection | None, *, forked: bool) -> None:
         return
     if forked:
         with suppress(OSError, psycopg.Error):
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            os.dup2(nowhere, connection.fileno())
-            os.close(nowhere)
+            null_device = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null_device, connection.fileno())
+            os.close(null_device)
     connection.pgconn.finish()

@@ -1,1 +1,1 @@
-"""Parts of the event log and of the artifact store in SQLite."""
+"""Internals of the SQLite event log and artifact store."""

@@ -20,7 +20,10 @@ APPLICATION_ID = 0x72786C70
 
 BUSY_SECONDS = 5.0
 
-_AGAIN_SECONDS = 0.005
+_RETRY_SECONDS = 0.005
+
+_SEPARATOR = "char(31)"
+"""Separator in conversation keys, see `make_conversation_key`."""
 
 SCHEMA = (
     """
@@ -141,41 +144,87 @@ SCHEMA = (
     """
     ALTER TABLE runs ADD COLUMN arrived REAL NOT NULL DEFAULT 0;
     """,
+    # SQLite cannot rename an index.
+    """
+    ALTER TABLE runs RENAME COLUMN at_rest TO idle;
+    ALTER TABLE runs RENAME COLUMN arrived TO inserted_at;
+    DROP INDEX runs_under_way;
+    CREATE INDEX runs_active ON runs (number) WHERE idle = 0;
+    ALTER TABLE holders RENAME TO lease_holders;
+    ALTER TABLE lease_holders RENAME COLUMN holder TO holder_id;
+    ALTER TABLE lease_holders RENAME COLUMN beat TO heartbeat_at;
+    ALTER TABLE lease_holders RENAME COLUMN lease TO lease_seconds;
+    ALTER TABLE turns RENAME TO leases;
+    ALTER TABLE leases RENAME COLUMN holder TO holder_id;
+    DROP INDEX turns_by_holder;
+    CREATE INDEX leases_by_holder ON leases (holder_id);
+    ALTER TABLE mail RENAME TO commands;
+    DROP INDEX mail_by_run;
+    CREATE INDEX commands_by_run ON commands (run, number);
+    UPDATE commands SET json = CAST('{"kind":"message"' || substr(CAST(json AS TEXT), 14) AS BLOB)
+        WHERE substr(CAST(json AS TEXT), 1, 13) = '{"kind":"say"';
+    ALTER TABLE artifact_chunks RENAME COLUMN place TO position;
+    """,
+    # Folds and artifacts of a conversation belong to the owner of its first run. Folds with runs of several owners are
+    # deleted.
+    f"""
+    ALTER TABLE runs ADD COLUMN conversation TEXT GENERATED ALWAYS AS (
+        CASE WHEN ifnull(owner, '') = '' THEN context_id ELSE {_SEPARATOR} || owner || {_SEPARATOR} || context_id END
+    ) VIRTUAL;
+    CREATE INDEX runs_by_conversation ON runs (conversation, number);
+    DELETE FROM folds WHERE (
+        SELECT count(DISTINCT conversation) FROM runs WHERE runs.context_id = folds.context_id
+    ) > 1;
+    UPDATE folds SET context_id = (SELECT conversation FROM runs WHERE runs.number = folds.first)
+        WHERE EXISTS (SELECT 1 FROM runs WHERE runs.number = folds.first AND runs.conversation <> folds.context_id);
+    UPDATE leases SET context_id = (SELECT conversation FROM runs WHERE runs.task_id = leases.task_id)
+        WHERE EXISTS (SELECT 1 FROM runs WHERE runs.task_id = leases.task_id AND runs.owner <> '');
+    UPDATE artifacts SET context_id = (
+        SELECT conversation FROM runs WHERE runs.context_id = artifacts.context_id ORDER BY number LIMIT 1
+    ) WHERE EXISTS (SELECT 1 FROM runs WHERE runs.context_id = artifacts.context_id);
+    """,
 )
 """Schema migrations. The schema version is the number of applied migrations."""
 
 _HINTS = {
-    "SQLITE_FULL": "the disk is full: make room, or put the log somewhere else",
-    "SQLITE_READONLY": "the file cannot be written: check its permissions and those of its folder",
-    "SQLITE_CANTOPEN": "the file cannot be opened: check that its folder exists and can be written",
-    "SQLITE_BUSY": f"another process has held the file for more than {BUSY_SECONDS:g} s",
-    "SQLITE_LOCKED": f"another process has held the file for more than {BUSY_SECONDS:g} s",
-    "SQLITE_NOTADB": "this is not a SQLite file: give the log another one",
-    "SQLITE_CORRUPT": "the file is damaged: move it away, and get back what can be read with `sqlite3 FILE .recover`",
-    "SQLITE_IOERR": "the disk could not be read or written",
+    "SQLITE_FULL": "the disk is full: free some space or move the log",
+    "SQLITE_READONLY": "the file is not writable: check the permissions of the file and its folder",
+    "SQLITE_CANTOPEN": "cannot open the file: check that its folder exists and is writable",
+    "SQLITE_BUSY": f"another process has locked the file for more than {BUSY_SECONDS:g} s",
+    "SQLITE_LOCKED": f"another process has locked the file for more than {BUSY_SECONDS:g} s",
+    "SQLITE_NOTADB": "this is not a SQLite file: choose another path",
+    "SQLITE_CORRUPT": "the file is damaged: move it away and recover its data with `sqlite3 FILE .recover`",
+    "SQLITE_IOERR": "the disk cannot be read or written",
 }
 
+_OTHER_TABLES = ("no such table", "no such column", "has no column named")
+"""Message fragments of SQLite for missing tables and columns, which have no separate error code."""
+
+_OTHER_VERSION = "another version of rxloop has changed the tables: restart this program with that version"
+
 _NO_DESCRIPTOR = (
-    "this process has no file descriptor left: raise its limit (ulimit -n), or let fewer runs go on at once, as "
-    "limited(model, concurrent=...) does"
+    "this process is out of file descriptors: raise the limit (ulimit -n), or start fewer runs at a time, for example "
+    "with limited(model, concurrent=...)"
 )
 
-_LASTING = ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_NOTADB", "SQLITE_CORRUPT", "SQLITE_PERM", "SQLITE_AUTH")
+_PERMANENT = ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_NOTADB", "SQLITE_CORRUPT", "SQLITE_PERM", "SQLITE_AUTH")
 """Errors that a retry cannot fix. A full disk or a locked file may be temporary."""
 
 
 @contextmanager
-def errors_of(path: Path) -> Generator[None]:
+def convert_errors(path: Path) -> Generator[None]:
     """Convert SQLite and OS errors to `EventLogError`, with the file path and a hint."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
         name = str(getattr(error, "sqlite_errorname", ""))
         hint = next((hint for code, hint in _HINTS.items() if name.startswith(code)), None)
-        retryable = not name.startswith(_LASTING)
+        retryable = not name.startswith(_PERMANENT)
+        if any(words in str(error) for words in _OTHER_TABLES):
+            hint, retryable = _OTHER_VERSION, False
         if name.startswith("SQLITE_CANTOPEN") or isinstance(error, OSError):
             # SQLite reports a missing folder and a lack of file descriptors with the same code.
-            if no_descriptor_left(error):
+            if is_out_of_descriptors(error):
                 hint, retryable = _NO_DESCRIPTOR, True
             elif path.is_file() and os.access(path, os.R_OK | os.W_OK) and os.access(path.parent, os.W_OK):
                 retryable = True
@@ -188,15 +237,15 @@ def is_busy(error: sqlite3.OperationalError) -> bool:
     return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
 
 
-def no_descriptor_left(error: BaseException) -> bool:
+def is_out_of_descriptors(error: BaseException) -> bool:
     """Return True if the process or system has run out of file descriptors."""
     if isinstance(error, OSError):
         return error.errno in (errno.EMFILE, errno.ENFILE)
     try:
         # Do not open the database file itself, because closing it would release SQLite's locks.
         os.close(os.open(os.devnull, os.O_RDONLY))
-    except OSError as refusal:
-        return refusal.errno in (errno.EMFILE, errno.ENFILE)
+    except OSError as failure:
+        return failure.errno in (errno.EMFILE, errno.ENFILE)
     return False
 
 
@@ -211,7 +260,7 @@ def connect(path: Path, fsync: Fsync) -> sqlite3.Connection:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:
         # SQLite reports other errors with more detail. Usually the file already exists.
-        if no_descriptor_left(error):
+        if is_out_of_descriptors(error):
             raise
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
@@ -221,7 +270,7 @@ def connect(path: Path, fsync: Fsync) -> sqlite3.Connection:
             # If several processes enable WAL mode concurrently, SQLite ignores the busy timeout for all but one.
             if not is_busy(error) or time.monotonic() > deadline:
                 raise
-            time.sleep(_AGAIN_SECONDS)
+            time.sleep(_RETRY_SECONDS)
 
 
 def _connect(path: Path, fsync: Fsync) -> sqlite3.Connection:
@@ -229,7 +278,7 @@ def _connect(path: Path, fsync: Fsync) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     try:
         _check(connection, path)
-        if _number(connection, "user_version") < len(SCHEMA):
+        if _read_pragma(connection, "user_version") < len(SCHEMA):
             _migrate(connection, path)
         connection.execute(f"PRAGMA synchronous = {fsync}")
         # Automatic checkpoints would block a commit on the event loop while writing to the disk.
@@ -243,23 +292,23 @@ def _connect(path: Path, fsync: Fsync) -> sqlite3.Connection:
 def _check(connection: sqlite3.Connection, path: Path) -> None:
     """Check the application ID and schema version before writing."""
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    owner, version = _number(connection, "application_id"), _number(connection, "user_version")
+    owner, version = _read_pragma(connection, "application_id"), _read_pragma(connection, "user_version")
     if owner != APPLICATION_ID and (tables or owner):
         raise EventLogError(
-            f"{path} is the database of another program: give the event log a file of its own",
+            f"{path} belongs to another program. Use a separate file for the event log.",
             retryable=False,
         )
     if version > len(SCHEMA):
         raise EventLogError(
-            f"{path} was written by a newer version of rxloop (schema {version}; this one knows {len(SCHEMA)}): "
-            "install that version",
+            f"{path} was written by a newer version of rxloop (schema {version}, supported {len(SCHEMA)}). "
+            "Install that version.",
             retryable=False,
         )
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Apply pending migrations in one transaction."""
-    if _number(connection, "user_version") == 0:
+    if _read_pragma(connection, "user_version") == 0:
         # SQLite only accepts this setting before the first table is created.
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     connection.execute("PRAGMA journal_mode = WAL")
@@ -267,7 +316,7 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     try:
         # Check again, because another process may have migrated the file.
         _check(connection, path)
-        for step in SCHEMA[_number(connection, "user_version") :]:
+        for step in SCHEMA[_read_pragma(connection, "user_version") :]:
             for statement in step.split(";"):
                 connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -284,11 +333,11 @@ def begin(connection: sqlite3.Connection, wait: float) -> None:
     connection.execute("BEGIN IMMEDIATE")
 
 
-def checkpoint(connection: sqlite3.Connection, *, cut: bool) -> None:
+def checkpoint(connection: sqlite3.Connection, *, truncate: bool) -> None:
     """Copy pages from the WAL to the database without waiting for readers, and optionally truncate the WAL."""
     # The passive checkpoint does most of the work without blocking writers. Truncation does not wait for readers.
     connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-    if not cut:
+    if not truncate:
         return
     connection.execute("PRAGMA busy_timeout = 0")
     try:
@@ -304,7 +353,7 @@ def roll_back(connection: sqlite3.Connection) -> None:
             connection.execute("ROLLBACK")
 
 
-def _number(connection: sqlite3.Connection, pragma: str) -> int:
+def _read_pragma(connection: sqlite3.Connection, pragma: str) -> int:
     (value,) = connection.execute(f"PRAGMA {pragma}").fetchone()
     return value
 

@@ -8,7 +8,7 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from rxloop.errors import ConfigurationError, EventLogError
-from rxloop.storage.sqlite.database import Fsync, checkpoint, connect, errors_of
+from rxloop.storage.sqlite.database import Fsync, checkpoint, connect, convert_errors
 
 _INode = tuple[int, int]
 
@@ -26,9 +26,9 @@ class OpenFile:
         # SQLite resolves symbolic links before it names the WAL file.
         self._wal = f"{path.resolve()}-wal"
         self._fsync: Fsync = fsync
-        self._opened: tuple[_INode | None, _INode | None] | None = None
-        self._ahead = 0
-        self._cut = False
+        self._inodes: tuple[_INode | None, _INode | None] | None = None
+        self._events_since_checkpoint = 0
+        self._truncate_wal = False
 
     def open(self) -> sqlite3.Connection:
         """Open or create the file.
@@ -36,11 +36,11 @@ class OpenFile:
         Raises:
             EventLogError: If the file cannot be opened, or is not usable.
         """
-        with errors_of(self.path):
+        with convert_errors(self.path):
             connection = connect(self.path, self._fsync)
-            self._opened = _inode(self.path), _inode(self._wal)
+            self._inodes = _read_inode(self.path), _read_inode(self._wal)
             # Other processes may have left a large WAL, so check its size on the first write.
-            self._ahead = _AGAIN
+            self._events_since_checkpoint = _TRUNCATE_EVENTS
             return connection
 
     def check(self) -> None:
@@ -49,10 +49,10 @@ class OpenFile:
         Raises:
             EventLogError: If the file was deleted or replaced.
         """
-        if self._opened is not None and _inode(self.path) != self._opened[0]:
-            raise self._lost(self.path)
+        if self._inodes is not None and _read_inode(self.path) != self._inodes[0]:
+            raise self._make_replaced_error(self.path)
 
-    def written(self, events: int) -> bool:
+    def needs_checkpoint(self, events: int) -> bool:
         """Check the files after a commit, and return True if a checkpoint is due.
 
         Raises:
@@ -62,34 +62,34 @@ class OpenFile:
         try:
             wal = os.stat(self._wal)  # noqa: PTH116 - at each write: a Path would take twice as long
         except OSError:
-            raise self._lost(self._wal) from None
-        if self._opened is not None and (wal.st_dev, wal.st_ino) != self._opened[1]:
-            raise self._lost(self._wal)
-        self._ahead += events
-        self._cut = wal.st_size >= WAL_BYTES
-        if self._ahead < (_AGAIN if self._cut else _MOVE):
+            raise self._make_replaced_error(self._wal) from None
+        if self._inodes is not None and (wal.st_dev, wal.st_ino) != self._inodes[1]:
+            raise self._make_replaced_error(self._wal)
+        self._events_since_checkpoint += events
+        self._truncate_wal = wal.st_size >= WAL_BYTES
+        if self._events_since_checkpoint < (_TRUNCATE_EVENTS if self._truncate_wal else _CHECKPOINT_EVENTS):
             return False
-        self._ahead = 0
+        self._events_since_checkpoint = 0
         return True
 
-    def move(self, connection: sqlite3.Connection) -> None:
+    def checkpoint_wal(self, connection: sqlite3.Connection) -> None:
         """Copy pages from the WAL to the database without waiting for readers."""
-        with errors_of(self.path):
-            checkpoint(connection, cut=self._cut)
+        with convert_errors(self.path):
+            checkpoint(connection, truncate=self._truncate_wal)
 
     def close(self, connection: sqlite3.Connection) -> None:
         """Run a checkpoint and truncate the WAL.
 
         SQLite itself only does this when the last connection is closed.
         """
-        with errors_of(self.path):
-            checkpoint(connection, cut=True)
+        with convert_errors(self.path):
+            checkpoint(connection, truncate=True)
 
-    def _lost(self, path: str | Path) -> EventLogError:
+    def _make_replaced_error(self, path: str | Path) -> EventLogError:
         return EventLogError(
-            f"the event log {self.path}: {path} was removed or replaced while it was open; what this log has written "
-            "since is not in the file that is there now. Put the file back in its place, or close the log and begin "
-            "with the one that is there",
+            f"the event log {self.path}: {path} was removed or replaced while it was open. The current file does not "
+            "contain the events written since then. Restore the original file, or close the log to use the current "
+            "file.",
             retryable=False,
         )
 
@@ -98,22 +98,22 @@ WAL_BYTES = 32 << 20
 """Size at which the WAL is truncated, including data from other writers. A single writer overwrites the WAL from the
 start long before, which is cheaper."""
 
-_MOVE = 1_000
+_CHECKPOINT_EVENTS = 1_000
 """Number of events between checkpoints."""
 
-_AGAIN = 100
+_TRUNCATE_EVENTS = 100
 """Number of events between attempts to truncate the WAL while a reader prevents it."""
 
 
-def _inode(path: str | Path) -> _INode | None:
+def _read_inode(path: str | Path) -> _INode | None:
     try:
-        found = os.stat(path)  # noqa: PTH116
+        status = os.stat(path)  # noqa: PTH116
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
-def checked_place(path: str | PathLike[str], fsync: str, in_memory: str) -> Path:
+def check_path(path: str | PathLike[str], fsync: str, in_memory: str) -> Path:
     """Validate the file options and return the absolute path.
 
     Args:
@@ -125,7 +125,9 @@ def checked_place(path: str | PathLike[str], fsync: str, in_memory: str) -> Path
         ConfigurationError: If an argument is invalid.
     """
     if fspath(path) in ("", ":memory:"):
-        raise ConfigurationError(f"{path!r} is not a file: use {in_memory}")
+        raise ConfigurationError(f"path must be a file path, got {path!r}. Use {in_memory}.")
+    if "://" in fspath(path):
+        raise ConfigurationError(f"path must be a file path, got {path!r}. Pass a URL to open_log().")
     if fsync not in ("normal", "full"):
-        raise ConfigurationError(f"fsync is 'normal' or 'full', not {fsync!r}")
+        raise ConfigurationError(f"fsync must be 'normal' or 'full', got {fsync!r}.")
     return Path(path).absolute()

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from rxloop.errors import EventLogError
 from rxloop.pipeline.records import (
     FINISHED,
-    NOTHING_DONE,
+    IDLE_RUN_EVENTS,
     ConversationPage,
     HistoryQuery,
     Mark,
@@ -20,12 +20,13 @@ from rxloop.pipeline.records import (
     RunFilter,
     RunRecord,
     Snapshot,
-    as_json,
+    canonical_json,
     is_finished,
 )
 from rxloop.protocol.commands import Command
 from rxloop.protocol.events import Event
 from rxloop.state.run_state import RunFold
+from rxloop.storage.rules import find_owner_conditions
 from rxloop.storage.sql_rows import (
     FOLD,
     RECORD,
@@ -37,8 +38,8 @@ from rxloop.storage.sql_rows import (
     to_commands,
     to_record,
 )
-from rxloop.storage.sqlite.followers import STANDING, Standing
-from rxloop.storage.tail import Page, Place
+from rxloop.storage.sqlite.followers import STATUS_COLUMNS, RunStatus
+from rxloop.storage.tail import PAGE_BYTES, PAGE_SIZE, Page, Position
 
 log = logging.getLogger("rxloop")
 
@@ -46,31 +47,58 @@ Corrupt = Literal["refuse", "skip"]
 
 
 @dataclass(frozen=True, slots=True)
-class SeenPage(Page):
-    """Page with a standing, which is used to detect new events."""
+class StatusPage(Page):
+    """Page with a run status, which is used to detect new events."""
 
-    standing: Standing
+    status: RunStatus
 
 
 def read_page(
-    connection: sqlite3.Connection, task_id: str, after: Place, deltas: bool, limit: int, corrupt: Corrupt
-) -> SeenPage | None:
-    """Return events starting at a position, including its durable event, or None for an unknown run."""
-    with one_moment(connection):
-        query = f"SELECT number, state, error, {STANDING} FROM runs WHERE task_id = ?"
-        found = connection.execute(query, (task_id,)).fetchone()
-        if found is None:
+    connection: sqlite3.Connection, task_id: str, after: Position, deltas: bool, paged: bool, corrupt: Corrupt
+) -> StatusPage | None:
+    """Return events starting at a position, including its durable event, or None for an unknown run.
+
+    Args:
+        connection: Database connection.
+        task_id: Run ID.
+        after: Start position.
+        deltas: Include transient events.
+        paged: Limit the size of the page. Otherwise, all events are returned.
+        corrupt: Handling of unreadable events.
+    """
+    with read_transaction(connection):
+        query = f"SELECT number, state, error, {STATUS_COLUMNS} FROM runs WHERE task_id = ?"
+        row = connection.execute(query, (task_id,)).fetchone()
+        if row is None:
             return None
-        number, state, error, *standing = found
+        number, state, error, *status = row
         query = "SELECT ?, seq, sub, json FROM events WHERE run = ? AND (seq, sub) >= (?, 0)" + (
             " AND (sub = 0 OR (seq, sub) > (?, ?))" if deltas else " AND sub = 0"
         )
-        place = (after[0], *after) if deltas else after[:1]
-        rows = connection.execute(f"{query} ORDER BY seq, sub LIMIT ?", (task_id, number, *place, limit)).fetchall()
+        position = (after[0], *after) if deltas else after[:1]
+        cursor = connection.execute(f"{query} ORDER BY seq, sub", (task_id, number, *position))
+        rows, is_full = _fetch_page(cursor, after) if paged else (cursor.fetchall(), False)
+        # An unfinished statement would keep the transaction open.
+        cursor.close()
     end = max(rows[-1][1:3], after) if rows else after
-    seq, at_rest, sub = standing
+    seq, idle, sub = status
     finished = is_finished(state, error)
-    return SeenPage(parsed(rows, corrupt), len(rows), end, seq, bool(at_rest), finished, number, (seq, at_rest, sub))
+    return StatusPage(parse_events(rows, corrupt), is_full, end, seq, bool(idle), finished, number, (seq, idle, sub))
+
+
+_EventRow = tuple[str, int, int, bytes]
+
+
+def _fetch_page(rows: Iterable[_EventRow], after: Position) -> tuple[list[_EventRow], bool]:
+    """Return the rows of a page, and True if it has ended because of its size."""
+    page: list[_EventRow] = []
+    size = 0
+    for row in rows:
+        page.append(row)
+        size += len(row[3]) if row[1:3] > after else 0
+        if size >= PAGE_BYTES or len(page) == PAGE_SIZE:
+            return page, True
+    return page, False
 
 
 def read_record(connection: sqlite3.Connection, task_id: str) -> RunRecord | None:
@@ -79,64 +107,63 @@ def read_record(connection: sqlite3.Connection, task_id: str) -> RunRecord | Non
     return None if row is None else to_record(row)
 
 
-def read_records(connection: sqlite3.Connection, wanted: RunFilter) -> list[RunRecord]:
+def read_records(connection: sqlite3.Connection, criteria: RunFilter) -> list[RunRecord]:
     """Return a page of matching records."""
-    where, values = _condition(wanted)
-    order, beyond = ("DESC", "<") if wanted.newest_first else ("ASC", ">")
-    if wanted.after is not None:
-        where = f"{where} AND number {beyond} (SELECT number FROM runs WHERE task_id = ?)"
-        values = [*values, wanted.after]
+    where, values = _build_condition(criteria)
+    order, comparison = ("DESC", "<") if criteria.newest_first else ("ASC", ">")
+    if criteria.after is not None:
+        where = f"{where} AND number {comparison} (SELECT number FROM runs WHERE task_id = ?)"
+        values = [*values, criteria.after]
     query = f"SELECT {RECORD} FROM runs WHERE {where} ORDER BY number {order} LIMIT ?"
-    limit = -1 if wanted.limit is None else wanted.limit
+    limit = -1 if criteria.limit is None else criteria.limit
     return [to_record(row) for row in connection.execute(query, (*values, limit))]
 
 
-def _condition(wanted: RunFilter) -> tuple[str, list[Any]]:
+def _build_condition(criteria: RunFilter) -> tuple[str, list[Any]]:
     """Return the SQL condition for a filter, with its parameters."""
     where, values = ["1"], list[Any]()
     for column, value in (
-        ("context_id = ?", wanted.context_id),
-        ("agent_name = ?", wanted.agent_name),
-        ("owner = ?", wanted.owner),
-        ("created >= ?", wanted.since),
-        ("created < ?", wanted.until),
+        *find_owner_conditions(criteria, "?"),
+        ("agent_name = ?", criteria.agent_name),
+        ("created >= ?", criteria.since),
+        ("created < ?", criteria.until),
     ):
         if value is not None:
             where.append(column)
             values.append(value)
-    if wanted.states is not None:
-        where.append(f"state IN ({', '.join('?' * len(wanted.states))})")
-        values += wanted.states
-    if wanted.unfinished or (wanted.states is not None and not {*wanted.states} & {*FINISHED}):
+    if criteria.states is not None:
+        where.append(f"state IN ({', '.join('?' * len(criteria.states))})")
+        values += criteria.states
+    if criteria.unfinished or (criteria.states is not None and not {*criteria.states} & {*FINISHED}):
         # The partial index requires this exact condition.
         where.append("state NOT IN ('completed', 'failed')")
-    for key, value in (wanted.metadata or {}).items():
+    for key, value in (criteria.metadata or {}).items():
         where.append(
             "EXISTS (SELECT 1 FROM json_each(metadata) AS has, json_each(?) AS wanted"
             " WHERE has.key = ? AND has.type = wanted.type AND has.value IS wanted.value)"
         )
-        values += [as_json([value]), key]
-    met = " AND ".join(where)
-    if wanted.latest_only:
+        values += [canonical_json([value]), key]
+    condition = " AND ".join(where)
+    if criteria.latest_only:
         # Unqualified columns in the subquery refer to `later`.
-        later = "later.context_id = runs.context_id AND later.number > runs.number"
-        return f"{met} AND NOT EXISTS (SELECT 1 FROM runs AS later WHERE {later} AND {met})", values * 2
-    return met, values
+        later = "later.conversation = runs.conversation AND later.number > runs.number"
+        return f"{condition} AND NOT EXISTS (SELECT 1 FROM runs AS later WHERE {later} AND {condition})", values * 2
+    return condition, values
 
 
 def read_commands(connection: sqlite3.Connection, task_id: str, after: int) -> list[tuple[int, Command]] | None:
     """Return commands after a number, or None for an unknown run."""
-    with one_moment(connection):
-        found = connection.execute("SELECT number FROM runs WHERE task_id = ?", (task_id,)).fetchone()
-        if found is None:
+    with read_transaction(connection):
+        row = connection.execute("SELECT number FROM runs WHERE task_id = ?", (task_id,)).fetchone()
+        if row is None:
             return None
-        return commands_of(connection, task_id, found[0], after)
+        return select_commands(connection, task_id, row[0], after)
 
 
-def commands_of(connection: sqlite3.Connection, task_id: str, run: int, after: int) -> list[tuple[int, Command]]:
+def select_commands(connection: sqlite3.Connection, task_id: str, run: int, after: int) -> list[tuple[int, Command]]:
     """Return commands after a number, using the row number of the run."""
     rows = connection.execute(
-        "SELECT number, json FROM mail WHERE run = ? AND number > ? ORDER BY number", (run, after)
+        "SELECT number, json FROM commands WHERE run = ? AND number > ? ORDER BY number", (run, after)
     )
     return to_commands(task_id, rows.fetchall())
 
@@ -144,53 +171,53 @@ def commands_of(connection: sqlite3.Connection, task_id: str, run: int, after: i
 Condition = tuple[str, tuple[int, ...]]
 
 
-def span(
-    connection: sqlite3.Connection, context_id: str, before: str, after: Mark | None
+def find_range(
+    connection: sqlite3.Connection, conversation: str, before: str, after: Mark | None
 ) -> tuple[int | None, Condition]:
     """Return the last run number to skip, or None, and the end condition for a conversation range."""
-    end = _number(connection, context_id, before)
+    end = _find_number(connection, conversation, before)
     until: Condition = ("", ()) if end is None else (" AND number < ?", (end,))
-    begin = None if after is None else _number(connection, context_id, after.last)
-    if begin is not None and _mark(connection, context_id, " AND number <= ?", (begin,)) != after:
+    begin = None if after is None else _find_number(connection, conversation, after.last)
+    if begin is not None and _read_mark(connection, conversation, " AND number <= ?", (begin,)) != after:
         begin = None
     if begin is not None and end is not None and begin >= end:
         begin = None
     return begin, until
 
 
-def _number(connection: sqlite3.Connection, context_id: str, task_id: str) -> int | None:
-    query = "SELECT number FROM runs WHERE task_id = ? AND context_id = ?"
-    found = connection.execute(query, (task_id, context_id)).fetchone()
-    return None if found is None else found[0]
+def _find_number(connection: sqlite3.Connection, conversation: str, task_id: str) -> int | None:
+    query = "SELECT number FROM runs WHERE task_id = ? AND conversation = ?"
+    row = connection.execute(query, (task_id, conversation)).fetchone()
+    return None if row is None else row[0]
 
 
-def _mark(connection: sqlite3.Connection, context_id: str, where: str, values: tuple[int, ...]) -> Mark:
+def _read_mark(connection: sqlite3.Connection, conversation: str, where: str, values: tuple[int, ...]) -> Mark:
     # SQLite takes the bare column `task_id` from the row with max(number).
-    query = f"SELECT count(*), sum(seq), sum(updated), max(number), task_id FROM runs WHERE context_id = ?{where}"
-    runs, events, updated, _, last = connection.execute(query, (context_id, *values)).fetchone()
+    query = f"SELECT count(*), sum(seq), sum(updated), max(number), task_id FROM runs WHERE conversation = ?{where}"
+    runs, events, updated, _, last = connection.execute(query, (conversation, *values)).fetchone()
     return Mark(runs, events or 0, updated or 0, last or "")
 
 
-def parsed(rows: Iterable[tuple[str, int, int, bytes]], corrupt: Corrupt) -> list[Event]:
+def parse_events(rows: Iterable[_EventRow], corrupt: Corrupt) -> list[Event]:
     """Parse event rows. Unreadable events raise an error, or are skipped with a warning."""
     events: list[Event] = []
     for task_id, seq, _, data in rows:
         try:
             events.append(Event.from_json(data))
         except Exception as error:
-            found = f"the event {seq} of the run {task_id} cannot be read: {error}"
+            message = f"Cannot read event {seq} of run {task_id}: {error}"
             if corrupt == "refuse":
                 raise EventLogError(
-                    f'{found}; SqliteEventLog(..., corrupt="skip") and the command with --skip-corrupt read the run '
-                    "without it, and all other runs are as they were",
+                    f'{message}. To skip the event, use SqliteEventLog(..., corrupt="skip") or the option '
+                    "--skip-corrupt. Other runs are not affected.",
                     retryable=False,
                 ) from error
-            log.warning("%s; it is left out", found)
+            log.warning("%s. Skipping the event", message)
     return events
 
 
 @contextmanager
-def one_moment(connection: sqlite3.Connection) -> Generator[None]:
+def read_transaction(connection: sqlite3.Connection) -> Generator[None]:
     """Run the block in a read transaction with a consistent view."""
     connection.execute("BEGIN")
     try:
@@ -200,52 +227,52 @@ def one_moment(connection: sqlite3.Connection) -> Generator[None]:
 
 
 def read_conversation(
-    connection: sqlite3.Connection, context_id: str, before: str, after: Mark | None, version: int, corrupt: Corrupt
+    connection: sqlite3.Connection, conversation: str, before: str, after: Mark | None, version: int, corrupt: Corrupt
 ) -> ConversationPage:
     """Return earlier runs of a conversation. With a valid mark, only runs after the mark are returned."""
-    with one_moment(connection):
-        return conversation_page(connection, context_id, before, after, version, corrupt)
+    with read_transaction(connection):
+        return read_conversation_page(connection, conversation, before, after, version, corrupt)
 
 
-def conversation_page(
-    connection: sqlite3.Connection, context_id: str, before: str, after: Mark | None, version: int, corrupt: Corrupt
+def read_conversation_page(
+    connection: sqlite3.Connection, conversation: str, before: str, after: Mark | None, version: int, corrupt: Corrupt
 ) -> ConversationPage:
     """Return a conversation page within the current transaction."""
-    begin, until = span(connection, context_id, before, after)
-    place = (context_id, -1 if begin is None else begin)
-    query = f"SELECT number, task_id, seq, updated, at_rest FROM runs WHERE context_id = ? AND number > ?{until[0]}"
-    runs = [RunRow(*row) for row in connection.execute(f"{query} ORDER BY number", (*place, *until[1]))]
+    begin, until = find_range(connection, conversation, before, after)
+    position = (conversation, -1 if begin is None else begin)
+    query = f"SELECT number, task_id, seq, updated, idle FROM runs WHERE conversation = ? AND number > ?{until[0]}"
+    runs = [RunRow(*row) for row in connection.execute(f"{query} ORDER BY number", (*position, *until[1]))]
     query = f"SELECT first, {FOLD} FROM folds WHERE context_id = ? AND first > ? AND version = ?"
-    folds: dict[int, FoldRow] = {row[0]: row[1:] for row in connection.execute(query, (*place, version))}
+    folds: dict[int, FoldRow] = {row[0]: row[1:] for row in connection.execute(query, (*position, version))}
     parts: list[RunFold | RunEvents] = []
     for run, fold in cover_runs(runs, folds):
         if fold is None:
             query = "SELECT ?, seq, sub, json FROM events WHERE run = ? AND sub = 0 ORDER BY seq"
-            events = parsed(connection.execute(query, (run.task_id, run.number)), corrupt)
-            parts.append(RunEvents(run.task_id, bool(run.at_rest) and len(events) == run.seq, events))
+            events = parse_events(connection.execute(query, (run.task_id, run.number)), corrupt)
+            parts.append(RunEvents(run.task_id, bool(run.idle) and len(events) == run.seq, events))
         else:
             parts.append(fold)
-    return ConversationPage(parts, extend_mark(None if begin is None else after, runs), whole=begin is None)
+    return ConversationPage(parts, extend_mark(None if begin is None else after, runs), from_start=begin is None)
 
 
-def store_folds(connection: sqlite3.Connection, context_id: str, folds: Sequence[RunFold], version: int) -> None:
+def store_folds(connection: sqlite3.Connection, conversation: str, folds: Sequence[RunFold], version: int) -> None:
     """Store folds whose runs are unchanged, replacing overlapping folds."""
     for fold in folds:
-        query = "SELECT number FROM runs WHERE task_id = ? AND context_id = ?"
-        ends = [connection.execute(query, (run, context_id)).fetchone() for run in (fold.first, fold.last)]
+        query = "SELECT number FROM runs WHERE task_id = ? AND conversation = ?"
+        ends = [connection.execute(query, (run, conversation)).fetchone() for run in (fold.first, fold.last)]
         if None in ends:
             continue
         first, last = (end[0] for end in ends)
-        query = "SELECT count(*), sum(seq) FROM runs WHERE context_id = ? AND number BETWEEN ? AND ?"
-        if connection.execute(query, (context_id, first, last)).fetchone() != (fold.runs, fold.events):
+        query = "SELECT count(*), sum(seq) FROM runs WHERE conversation = ? AND number BETWEEN ? AND ?"
+        if connection.execute(query, (conversation, first, last)).fetchone() != (fold.runs, fold.events):
             continue
         query = "DELETE FROM folds WHERE context_id = ? AND first <= ? AND last >= ?"
-        connection.execute(query, (context_id, last, first))
+        connection.execute(query, (conversation, last, first))
         connection.execute(
             "INSERT INTO folds (context_id, first, last, runs, events, version, crc, summary, messages)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                *(context_id, first, last, fold.runs, fold.events),
+                *(conversation, first, last, fold.runs, fold.events),
                 *(version, checksum(fold.summary, fold.messages), fold.summary, fold.messages),
             ),
         )
@@ -255,14 +282,14 @@ _RUN = f"SELECT number, {RECORD} FROM runs WHERE task_id = ?"
 
 _EVENTS = "SELECT ?, seq, sub, json FROM events WHERE run = ? AND sub = 0 AND seq > ? ORDER BY seq"
 
-_EARLIER = f"""
-    SELECT {RECORD} FROM runs WHERE context_id = ? AND number < ? AND state IN ('input-required', 'auth-required')
+_EARLIER_RUN = f"""
+    SELECT {RECORD} FROM runs WHERE conversation = ? AND number < ? AND state IN ('input-required', 'auth-required')
     AND state NOT IN ('completed', 'failed') ORDER BY number DESC
 """
 
-_LATER = f"""
-    SELECT {RECORD} FROM runs WHERE context_id = ? AND number > ? AND state <> 'submitted'
-    AND NOT (state IN ('canceled', 'failed') AND seq <= {NOTHING_DONE}) ORDER BY number LIMIT 1
+_LATER_RUN = f"""
+    SELECT {RECORD} FROM runs WHERE conversation = ? AND number > ? AND state <> 'submitted'
+    AND NOT (state IN ('canceled', 'failed') AND seq <= {IDLE_RUN_EVENTS}) ORDER BY number LIMIT 1
 """
 
 
@@ -274,26 +301,26 @@ def read_snapshot(
     corrupt: Corrupt,
 ) -> Snapshot | None:
     """Return a consistent run snapshot, or None for an unknown run."""
-    known = since.events if since is not None else ()
-    mail = since.state.last_command if since is not None else 0
-    with one_moment(connection):
+    known_events = since.events if since is not None else ()
+    last_command = since.state.last_command if since is not None else 0
+    with read_transaction(connection):
         row = connection.execute(_RUN, (task_id,)).fetchone()
         if row is None:
             return None
         number, record = row[0], to_record(row[1:])
-        last = known[-1].seq if known else 0
+        last = known_events[-1].seq if known_events else 0
         rows = connection.execute(_EVENTS, (task_id, number, last)).fetchall()
-        commands = commands_of(connection, task_id, number, mail)
-        place = (record.context_id, number)
-        waiting = [to_record(each) for each in connection.execute(_EARLIER, place)]
-        later = _first(connection, place)
+        commands = select_commands(connection, task_id, number, last_command)
+        position = (record.conversation, number)
+        waiting = [to_record(each) for each in connection.execute(_EARLIER_RUN, position)]
+        later = _find_later_run(connection, position)
         page = None
         if history is not None:
             after, version = history
-            page = conversation_page(connection, record.context_id, task_id, after, version, corrupt)
-    return Snapshot(record, [*known, *parsed(rows, corrupt)], commands, waiting, later, page)
+            page = read_conversation_page(connection, record.conversation, task_id, after, version, corrupt)
+    return Snapshot(record, [*known_events, *parse_events(rows, corrupt)], commands, waiting, later, page)
 
 
-def _first(connection: sqlite3.Connection, place: tuple[str, int]) -> RunRecord | None:
-    row = connection.execute(_LATER, place).fetchone()
+def _find_later_run(connection: sqlite3.Connection, position: tuple[str, int]) -> RunRecord | None:
+    row = connection.execute(_LATER_RUN, position).fetchone()
     return None if row is None else to_record(row)

@@ -17,13 +17,13 @@ from typing import TypeVar
 import orjson
 
 from rxloop.errors import ConflictError
-from rxloop.pipeline.records import last_end, state_after
+from rxloop.pipeline.records import compute_state, find_last_end, get_conversation
 from rxloop.protocol.events import Event, TaskEvent, ends_attempt
-from rxloop.storage.rules import check_finished, conflict, repeated, unknown_run
-from rxloop.storage.sqlite.database import Fsync, errors_of, is_busy, transaction
+from rxloop.storage.rules import check_finished, count_repeats, make_conflict_error, make_unknown_run_error
+from rxloop.storage.sqlite.database import Fsync, convert_errors, is_busy, transaction
 from rxloop.storage.sqlite.file import OpenFile
-from rxloop.storage.sqlite.leases import Turn, Turns
-from rxloop.storage.sqlite.worker import Answer, Work, Worker
+from rxloop.storage.sqlite.leases import Lease, Leases
+from rxloop.storage.sqlite.worker import ThreadFuture, Work, Worker
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ _LATER = _Later.LATER
 
 _FREE_PAGES = 2_000
 
-_FEW = 32
+_MAX_DIRECT_EVENTS = 32
 """Maximum batch size for writing on the calling thread."""
 
 
@@ -50,7 +50,7 @@ class _Batch:
     events: tuple[Event, ...]
     expected_seq: int
     writer: str
-    written: Answer[None]
+    written: ThreadFuture[None]
     pid: int = field(default_factory=os.getpid)
 
 
@@ -68,8 +68,8 @@ class Writer:
         self.path = path
         self._fsync: Fsync = fsync
         self._file = OpenFile(path, fsync)
-        self._turns = Turns(lease)
-        self._worker = Worker(self._file.open, "rxloop-log-writer", self._turns.beat, lease / 4)
+        self._leases = Leases(lease)
+        self._worker = Worker(self._file.open, "rxloop-log-writer", self._leases.send_heartbeat, lease / 4)
         self._batches: deque[_Batch] = deque()
 
     def append_now(self, task_id: str, events: Sequence[Event], expected_seq: int, writer: str) -> bool:
@@ -79,19 +79,19 @@ class Writer:
             ConflictError: If the last stored `seq` is different.
             EventLogError: If writing the file fails.
         """
-        if len(events) > _FEW:
+        if len(events) > _MAX_DIRECT_EVENTS:
             return False
 
         def work(connection: sqlite3.Connection) -> ConflictError | None:
             with transaction(connection, wait=0):
-                return append(connection, task_id, events, expected_seq, writer, self._turns.fenced)
+                return append(connection, task_id, events, expected_seq, writer, self._leases.check_lease)
 
-        outcome = self._now(work, len(events))
+        outcome = self._write_directly(work, len(events))
         if isinstance(outcome, ConflictError):
             raise outcome
         return outcome is not _LATER
 
-    def _now(self, work: Callable[[sqlite3.Connection], T], events: int = 1) -> T | _Later:
+    def _write_directly(self, work: Callable[[sqlite3.Connection], T], events: int = 1) -> T | _Later:
         """Execute a short write on the calling thread, which is faster than switching threads.
 
         Return `_LATER` without writing if this would wait for the disk, the thread or another process.
@@ -102,7 +102,7 @@ class Writer:
         """
         if self._fsync == "full":
             return _LATER
-        with self._worker.borrowed() as connection, errors_of(self.path):
+        with self._worker.borrow() as connection, convert_errors(self.path):
             if connection is None:
                 return _LATER
             try:
@@ -112,8 +112,8 @@ class Writer:
                     return _LATER
                 raise
         # Check this before returning the outcome, which is meaningless if the file was replaced.
-        if self._file.written(events):
-            self._worker.submit(self._file.move, lambda error: None)
+        if self._file.needs_checkpoint(events):
+            self._worker.submit(self._file.checkpoint_wal, lambda error: None)
         return result
 
     async def append(self, task_id: str, events: Sequence[Event], expected_seq: int, writer: str) -> None:
@@ -123,7 +123,7 @@ class Writer:
             ConflictError: As in `append_now`.
             EventLogError: As in `append_now`.
         """
-        batch = _Batch(task_id, tuple(events), expected_seq, writer, Answer())
+        batch = _Batch(task_id, tuple(events), expected_seq, writer, ThreadFuture())
         self._batches.append(batch)
         # The first job writes all waiting batches, and later jobs find an empty queue.
         self._worker.submit(self._write, self._fail)
@@ -131,33 +131,33 @@ class Writer:
 
     def _write(self, connection: sqlite3.Connection) -> None:
         """Write all waiting batches in one transaction."""
-        batches, fence = self._waiting(), self._turns.fenced
+        batches, fence = self._take_batches(), self._leases.check_lease
         if not batches:
             return
         try:
-            with errors_of(self.path), transaction(connection):
+            with convert_errors(self.path), transaction(connection):
                 outcomes = [
                     append(connection, batch.task_id, batch.events, batch.expected_seq, batch.writer, fence)
                     for batch in batches
                 ]
-            if self._file.written(sum(len(batch.events) for batch in batches)):
-                self._file.move(connection)
+            if self._file.needs_checkpoint(sum(len(batch.events) for batch in batches)):
+                self._file.checkpoint_wal(connection)
         except Exception as error:
             for batch in batches:
-                batch.written.fail(error)
+                batch.written.set_exception(error)
             return
         for batch, outcome in zip(batches, outcomes, strict=True):
             if outcome is None:
-                batch.written.give(None)
+                batch.written.set_result(None)
             else:
-                batch.written.fail(outcome)
+                batch.written.set_exception(outcome)
 
     def _fail(self, error: Exception) -> None:
         """Fail all waiting batches, because the file cannot be opened."""
-        for batch in self._waiting():
-            batch.written.fail(error)
+        for batch in self._take_batches():
+            batch.written.set_exception(error)
 
-    def _waiting(self) -> list[_Batch]:
+    def _take_batches(self) -> list[_Batch]:
         batches: list[_Batch] = []
         with suppress(IndexError):
             while True:
@@ -165,17 +165,17 @@ class Writer:
         # Batches queued before a fork belong to the parent process.
         return [batch for batch in batches if batch.pid == os.getpid()]
 
-    async def do(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Execute a short write that creates its own transaction, and return the result."""
 
         def write(connection: sqlite3.Connection) -> T:
-            with errors_of(self.path):
+            with convert_errors(self.path):
                 result = work(connection)
-                if self._file.written(1):
-                    self._file.move(connection)
+                if self._file.needs_checkpoint(1):
+                    self._file.checkpoint_wal(connection)
                 return result
 
-        return await self._worker.do(write)
+        return await self._worker.run(write)
 
     async def remove(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Execute a deletion in a transaction, then free unused pages."""
@@ -186,85 +186,85 @@ class Writer:
             connection.execute(f"PRAGMA incremental_vacuum({_FREE_PAGES})").fetchall()
             return result
 
-        return await self.do(write)
+        return await self.run(write)
 
-    def when_there_is_time(self, work: Work, failed: Callable[[Exception], None]) -> None:
+    def run_in_background(self, work: Work, failed: Callable[[Exception], None]) -> None:
         """Execute background work in the thread. Errors are passed to `failed`."""
         self._worker.submit(work, failed)
 
-    async def take_turn(self, turn: Turn) -> bool:
+    async def acquire_lease(self, lease: Lease) -> bool:
         """Acquire a lease unless another live holder has it, then start sending heartbeats."""
 
         def work(connection: sqlite3.Connection, wait: float | None = None) -> bool:
-            taken = self._turns.take(connection, turn, wait)
-            self._worker.keep_looking(bool(self._turns.held))
-            return taken
+            acquired = self._leases.acquire(connection, lease, wait)
+            self._worker.set_polling(bool(self._leases.active))
+            return acquired
 
-        taken = self._now(lambda connection: work(connection, wait=0))
-        if taken is not _LATER:
-            return taken
+        acquired = self._write_directly(lambda connection: work(connection, wait=0))
+        if acquired is not _LATER:
+            return acquired
         try:
-            return await self.do(work)
+            return await self.run(work)
         except asyncio.CancelledError:
             # The thread may still acquire the lease after the cancellation.
-            self._worker.submit(lambda connection: self._give_back(connection, turn), lambda error: None)
+            self._worker.submit(lambda connection: self._release(connection, lease), lambda error: None)
             raise
 
-    async def has_turn(self, context_id: str, task_id: str) -> bool:
+    async def has_lease(self, conversation: str, task_id: str) -> bool:
         """Return True if the lease is still held."""
-        return await self.do(lambda connection: self._turns.has(connection, context_id, task_id))
+        return await self.run(lambda connection: self._leases.has(connection, conversation, task_id))
 
-    async def give_turn_back(self, context_id: str, task_id: str) -> None:
+    async def release_lease(self, conversation: str, task_id: str) -> None:
         """Release a lease if it is held."""
-        turn = self._turns.held.get(context_id)
-        if turn is None or turn.task_id != task_id:
+        lease = self._leases.active.get(conversation)
+        if lease is None or lease.task_id != task_id:
             return
-        if self._now(lambda connection: self._give_back(connection, turn, wait=0)) is _LATER:
-            await self.do(lambda connection: self._give_back(connection, turn))
+        if self._write_directly(lambda connection: self._release(connection, lease, wait=0)) is _LATER:
+            await self.run(lambda connection: self._release(connection, lease))
 
-    def _give_back(self, connection: sqlite3.Connection, turn: Turn, wait: float | None = None) -> None:
+    def _release(self, connection: sqlite3.Connection, lease: Lease, wait: float | None = None) -> None:
         try:
-            self._turns.give_back(connection, turn, wait)
+            self._leases.release(connection, lease, wait)
         finally:
-            self._worker.keep_looking(bool(self._turns.held))
+            self._worker.set_polling(bool(self._leases.active))
 
     async def aclose(self) -> None:
         """Finish pending work and close the file."""
-        await self._worker.aclose(last=self._file.close)
+        await self._worker.aclose(final_work=self._file.close)
 
 
 Fence = Callable[[str, str, str | None, str | None], ConflictError | None]
-"""Function that returns a `Fenced` error if the lease belongs to another holder. Its arguments are the conversation ID,
-the run ID, the leaseholding run and the holder ID."""
+"""Function that returns a `Fenced` error if the lease belongs to another holder. Its arguments are the conversation
+key, the run ID, the leaseholding run and the holder ID."""
 
-_FOUND = """
-    SELECT number, seq, state, at_rest, writer, runs.context_id, turns.task_id, holder FROM runs
-    LEFT JOIN turns USING (context_id) WHERE runs.task_id = ?
+_RUN = """
+    SELECT number, seq, state, idle, writer, conversation, leases.task_id, holder_id FROM runs
+    LEFT JOIN leases ON leases.context_id = conversation WHERE runs.task_id = ?
 """
 
-_TURN = "SELECT task_id, holder FROM turns WHERE context_id = ?"
+_LEASE = "SELECT task_id, holder_id FROM leases WHERE context_id = ?"
 
 
 def append(
     connection: sqlite3.Connection, task_id: str, events: Sequence[Event], expected_seq: int, writer: str, fence: Fence
 ) -> ConflictError | None:
     """Append a batch. Conflicts are returned, so that other batches in the transaction are still committed."""
-    found = connection.execute(_FOUND, (task_id,)).fetchone()
-    if found is None:
-        context_id = events[0].context_id
-        turn = connection.execute(_TURN, (context_id,)).fetchone() or (None, None)
-        found = (None, 0, "submitted", 0, "", context_id, *turn)
-    number, held, state, at_rest, last_writer, context_id, run, holder = found
-    if fenced := fence(context_id, task_id, run, holder):
+    row = connection.execute(_RUN, (task_id,)).fetchone()
+    if row is None:
+        conversation = get_conversation(events[0])
+        lease = connection.execute(_LEASE, (conversation,)).fetchone() or (None, None)
+        row = (None, 0, "submitted", 0, "", conversation, *lease)
+    number, last_seq, state, idle, last_writer, conversation, run, holder = row
+    if fenced := fence(conversation, task_id, run, holder):
         return fenced
-    if held != expected_seq:
-        new = repeated(events, held) if writer and writer == last_writer else None
-        if number is None or new is None or not _is_there(connection, number, _rows(events[:new])):
-            return conflict(task_id, expected_seq, held)
+    if last_seq != expected_seq:
+        new = count_repeats(events, last_seq) if writer and writer == last_writer else None
+        if number is None or new is None or not _are_stored(connection, number, _to_rows(events[:new])):
+            return make_conflict_error(task_id, expected_seq, last_seq)
         events = events[new:]
-    rows = _rows(events)
+    rows = _to_rows(events)
     if number is None:
-        number = _new_run(connection, task_id, events[0])
+        number = _insert_run(connection, task_id, events[0])
     # Transient events do not change `seq`, so a repeated batch replaces the first one.
     connection.executemany(
         "INSERT OR REPLACE INTO events (run, seq, sub, json) VALUES (?, ?, ?, ?)", [(number, *row) for row in rows]
@@ -276,21 +276,21 @@ def append(
             "UPDATE runs SET attempt = ?, seq = ?, updated = ?, writer = ? WHERE number = ?",
             (last.attempt, last.seq, last.timestamp, writer, number),
         )
-        now = state_after(state, durable), ends_attempt(last)
-        if now != (state, at_rest):
+        now = compute_state(state, durable), ends_attempt(last)
+        if now != (state, idle):
             # Updated separately, because these columns rarely change and are indexed.
-            connection.execute("UPDATE runs SET state = ?, at_rest = ? WHERE number = ?", (*now, number))
-    if final := last_end(durable):
+            connection.execute("UPDATE runs SET state = ?, idle = ? WHERE number = ?", (*now, number))
+    if final := find_last_end(durable):
         usage, error = (None if part is None else part.model_dump_json() for part in (final.usage, final.error))
         connection.execute("UPDATE runs SET usage = ?, error = ? WHERE number = ?", (usage, error, number))
     return None
 
 
-def _new_run(connection: sqlite3.Connection, task_id: str, first: Event) -> int | None:
+def _insert_run(connection: sqlite3.Connection, task_id: str, first: Event) -> int | None:
     task = first if isinstance(first, TaskEvent) else None
     return connection.execute(
-        "INSERT INTO runs (task_id, context_id, agent_name, state, at_rest, attempt, seq, created, updated, writer,"
-        " model, owner, metadata, arrived) VALUES (?, ?, ?, 'submitted', 0, 0, 0, ?, 0, '', ?, ?, ?, ?)",
+        "INSERT INTO runs (task_id, context_id, agent_name, state, idle, attempt, seq, created, updated, writer,"
+        " model, owner, metadata, inserted_at) VALUES (?, ?, ?, 'submitted', 0, 0, 0, ?, 0, '', ?, ?, ?, ?)",
         (
             *(task_id, first.context_id, task.agent_name if task else "", first.timestamp),
             *(task.model if task else "", task.owner if task else None),
@@ -300,11 +300,11 @@ def _new_run(connection: sqlite3.Connection, task_id: str, first: Event) -> int 
     ).lastrowid
 
 
-def _rows(events: Sequence[Event]) -> list[tuple[int, int, bytes]]:
+def _to_rows(events: Sequence[Event]) -> list[tuple[int, int, bytes]]:
     return [(event.seq, event.sub, event.to_json()) for event in events]
 
 
-def _is_there(connection: sqlite3.Connection, number: int, rows: Sequence[tuple[int, int, bytes]]) -> bool:
+def _are_stored(connection: sqlite3.Connection, number: int, rows: Sequence[tuple[int, int, bytes]]) -> bool:
     """Return True if identical rows already exist from an earlier write by the same writer."""
     query = "SELECT json FROM events WHERE run = ? AND seq = ? AND sub = ?"
     return all(connection.execute(query, (number, seq, sub)).fetchone() == (json,) for seq, sub, json in rows)
@@ -315,10 +315,10 @@ def remove(connection: sqlite3.Connection, numbers: Sequence[int], deltas_only: 
     keys = [(number,) for number in numbers]
     connection.executemany(f"DELETE FROM events WHERE run = ?{' AND sub > 0' if deltas_only else ''}", keys)
     if not deltas_only:
-        connection.executemany("DELETE FROM mail WHERE run = ?", keys)
+        connection.executemany("DELETE FROM commands WHERE run = ?", keys)
         # Named parameters avoid a deprecation warning in some releases of Python 3.12.
         connection.executemany(
-            "DELETE FROM folds WHERE context_id = (SELECT context_id FROM runs WHERE number = :run)"
+            "DELETE FROM folds WHERE context_id = (SELECT conversation FROM runs WHERE number = :run)"
             " AND :run BETWEEN first AND last",
             [{"run": number} for number in numbers],
         )
@@ -332,11 +332,11 @@ def remove_run(connection: sqlite3.Connection, task_id: str) -> None:
         UnknownRun: If the run does not exist.
         EventLogError: If the run is not finished.
     """
-    found = connection.execute("SELECT number, state FROM runs WHERE task_id = ?", (task_id,)).fetchone()
-    if found is None:
-        raise unknown_run(task_id)
-    check_finished(task_id, found[1])
-    remove(connection, [found[0]])
+    row = connection.execute("SELECT number, state FROM runs WHERE task_id = ?", (task_id,)).fetchone()
+    if row is None:
+        raise make_unknown_run_error(task_id)
+    check_finished(task_id, row[1])
+    remove(connection, [row[0]])
 
 
 def trim(connection: sqlite3.Connection, before: int, states: Sequence[str], deltas_only: bool) -> list[str]:
@@ -344,19 +344,19 @@ def trim(connection: sqlite3.Connection, before: int, states: Sequence[str], del
     marks = ", ".join("?" * len(states))
     having = " AND EXISTS (SELECT 1 FROM events WHERE run = number AND sub > 0)" if deltas_only else ""
     query = f"SELECT number, task_id FROM runs WHERE updated < ? AND state IN ({marks}){having} ORDER BY number"
-    found = connection.execute(query, (before, *states)).fetchall()
-    remove(connection, [number for number, _ in found], deltas_only)
-    return [task_id for _, task_id in found]
+    rows = connection.execute(query, (before, *states)).fetchall()
+    remove(connection, [number for number, _ in rows], deltas_only)
+    return [task_id for _, task_id in rows]
 
 
-def put_command(connection: sqlite3.Connection, task_id: str, letter: bytes) -> int:
+def insert_command(connection: sqlite3.Connection, task_id: str, data: bytes) -> int:
     """Store a command and return its number.
 
     Raises:
         UnknownRun: If the run does not exist.
     """
-    query = "INSERT INTO mail (run, json) SELECT number, ? FROM runs WHERE task_id = ? RETURNING number"
-    found = connection.execute(query, (letter, task_id)).fetchone()
-    if found is None:
-        raise unknown_run(task_id)
-    return found[0]
+    query = "INSERT INTO commands (run, json) SELECT number, ? FROM runs WHERE task_id = ? RETURNING number"
+    row = connection.execute(query, (data, task_id)).fetchone()
+    if row is None:
+        raise make_unknown_run_error(task_id)
+    return row[0]

@@ -1,4 +1,4 @@
-"""Workers that are killed and frozen while they carry out the runs of an agent, and a judge of what comes of it."""
+"""Fault injection for worker processes, with consistency checks."""
 
 from typing import TYPE_CHECKING
 
@@ -13,4 +13,4 @@ if TYPE_CHECKING:
     from rxloop.testing.chaos.faults import Fault as Fault
     from rxloop.testing.chaos.processes import Worker as Worker
     from rxloop.testing.chaos.report import Report as Report
-    from rxloop.testing.chaos.report import Wrong as Wrong
+    from rxloop.testing.chaos.report import Violation as Violation

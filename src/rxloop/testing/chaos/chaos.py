@@ -19,11 +19,11 @@ from rxloop.runtime.postgres_queue import PostgresQueue
 from rxloop.runtime.runtime import Runtime
 from rxloop.storage.postgres_log import PostgresEventLog
 from rxloop.support.tasks import wait_all
-from rxloop.testing.chaos.checker import Expect, Judge
-from rxloop.testing.chaos.faults import Fault, Faults, freeze, kill, stop
+from rxloop.testing.chaos.checker import Checker, Expect
+from rxloop.testing.chaos.faults import Fault, FaultInjector, freeze, kill, stop
 from rxloop.testing.chaos.processes import Worker, load_agents
-from rxloop.testing.chaos.report import Report, Witness, Wrong
-from rxloop.testing.chaos.workload import Answer, Play, Script
+from rxloop.testing.chaos.report import Report, Violation, Witness
+from rxloop.testing.chaos.workload import Answer, Scenario, ScenarioOptions
 
 
 def _agree(question: InputRequiredEvent) -> Any:
@@ -35,7 +35,7 @@ class Chaos:
 
     Example:
         >>> async with Chaos("shop:agent", "postgresql://localhost/empty") as chaos:
-        ...     report = await chaos.play("Pay Bob 5.", runs=100, seconds=60)
+        ...     report = await chaos.run_scenario("Pay Bob 5.", runs=100, seconds=60)
         ...     report.check()
     """
 
@@ -50,7 +50,7 @@ class Chaos:
         adopt_every: float = 0.5,
         grace: float = 1.0,
         deps: str | None = None,
-        within: Sequence[Sequence[str]] = (),
+        command_prefixes: Sequence[Sequence[str]] = (),
     ) -> None:
         """Configure the workers without starting them.
 
@@ -64,17 +64,18 @@ class Chaos:
             adopt_every: Interval in seconds between scans for runs of dead workers.
             grace: Seconds between SIGTERM and the forced end of a worker's runs.
             deps: Import path `module:function` of a function that creates the deps for a run.
-            within: Command prefixes, assigned to workers in rotation, such as `["ip", "netns", "exec", "host1"]` for
-                separate hosts. The prefix command must replace itself with the worker and share the file system.
+            command_prefixes: Command prefixes, assigned to workers in rotation, such as
+                `["ip", "netns", "exec", "host1"]` for separate hosts. The prefix command must replace itself with the
+                worker and share the file system.
 
         Raises:
             ConfigurationError: There are fewer than two workers, or the agents cannot be loaded.
         """
         if workers < 2:
-            raise ConfigurationError(f"chaos needs two workers at least, and not {workers}: one goes on for the other")
+            raise ConfigurationError(f"chaos needs at least 2 workers, got {workers}")
         self._agents = load_agents(agents)
         self._dsn, self._lease, self._grace = dsn, lease, grace
-        self._orders: dict[str, Any] = {
+        self._settings: dict[str, Any] = {
             "agents": agents,
             "dsn": dsn,
             "deps": deps,
@@ -83,10 +84,10 @@ class Chaos:
             "adopt_every": adopt_every,
             "grace": grace,
         }
-        self._count, self._within = workers, within or [()]
+        self._count, self._command_prefixes = workers, command_prefixes or [()]
         self.workers: list[Worker] = []
         """Workers, for use in custom faults."""
-        self._open: AsyncExitStack | None = None
+        self._exit_stack: AsyncExitStack | None = None
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -103,11 +104,13 @@ class Chaos:
             """Runtime without workers, used to start and follow runs."""
             await self.runtime.__aenter__()
             stack.push_async_callback(self.runtime.drain, 0)
-            orders = {**self._orders, "folder": self._folder.name}
-            self.workers = [Worker(orders, within) for _, within in zip(range(self._count), cycle(self._within))]
+            settings = {**self._settings, "folder": self._folder.name}
+            self.workers = [
+                Worker(settings, prefix) for _, prefix in zip(range(self._count), cycle(self._command_prefixes))
+            ]
             stack.push_async_callback(self._kill_all)
             await self._start_all()
-            self._open = stack.pop_all()
+            self._exit_stack = stack.pop_all()
         return self
 
     async def __aexit__(
@@ -117,7 +120,7 @@ class Chaos:
 
     async def aclose(self) -> None:
         """Kill the workers and close all resources. Can be called multiple times."""
-        stack, self._open = self._open, None
+        stack, self._exit_stack = self._exit_stack, None
         if stack is not None:
             await stack.aclose()
 
@@ -127,20 +130,20 @@ class Chaos:
         Raises:
             RxloopError: A worker failed to start.
         """
-        gone = [worker for worker in self.workers if not worker.alive]
-        if sys.dont_write_bytecode and gone:
+        stopped = [worker for worker in self.workers if not worker.alive]
+        if sys.dont_write_bytecode and stopped:
             # Let the first worker compile the modules, so that the other workers can reuse the bytecode.
-            await gone.pop().start()
-        starting = [asyncio.create_task(worker.start()) for worker in gone]
+            await stopped.pop().start()
+        tasks = [asyncio.create_task(worker.start()) for worker in stopped]
         try:
-            for done in asyncio.as_completed(starting):
+            for done in asyncio.as_completed(tasks):
                 await done
         finally:
-            for task in starting:
+            for task in tasks:
                 task.cancel()
-            await wait_all(starting)
+            await wait_all(tasks)
             # Only the first error is raised.
-            await asyncio.gather(*starting, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
         for worker in self.workers:
             worker.busy = False
 
@@ -148,7 +151,7 @@ class Chaos:
         # Send all signals first, so that an interruption cannot leave a worker running.
         await wait_all([asyncio.create_task(worker.kill()) for worker in self.workers])
 
-    async def play(
+    async def run_scenario(
         self,
         *prompts: str,
         runs: int = 40,
@@ -157,11 +160,11 @@ class Chaos:
         freeze_every: float | None = 5.0,
         stop_every: float | None = None,
         faults: Sequence[Fault] = (),
-        cancelled: float = 0.05,
-        paired: float = 0.2,
+        cancel_fraction: float = 0.05,
+        follow_up_fraction: float = 0.2,
         answer: Answer = _agree,
         expect: Expect | None = None,
-        patience: float = 60.0,
+        time_limit: float = 60.0,
         keep: bool = False,
         seed: int = 1,
     ) -> Report:
@@ -176,12 +179,12 @@ class Chaos:
                 expires).
             stop_every: Average seconds between graceful stops (SIGTERM).
             faults: Custom faults.
-            cancelled: Fraction of runs to cancel.
-            paired: Fraction of runs started in the conversation of the previous run.
+            cancel_fraction: Fraction of runs to cancel.
+            follow_up_fraction: Fraction of runs started in the conversation of the previous run.
             answer: Callback that answers questions, like a client.
             expect: Expected output of completed runs, or a predicate that accepts a prompt and an output. Failed runs
                 are then reported as errors. None disables the check.
-            patience: Timeout in seconds for the runs to become idle.
+            time_limit: Timeout in seconds for the runs to become idle. Other runs are reported as unfinished.
             keep: Whether to keep all runs in the log. By default, finished runs are deleted unless a check failed.
             seed: Random seed.
 
@@ -192,55 +195,55 @@ class Chaos:
             ConfigurationError: There are no prompts or workers, or an interval is not positive.
             RxloopError: A worker failed to restart.
         """
-        self._check_playable(prompts)
-        dice = random.Random(seed)
-        ours = [
+        self._check_ready(prompts)
+        rng = random.Random(seed)
+        standard = [
             ("kill", kill_every, kill),
-            ("freeze", freeze_every, freeze(self._lease, dice)),
+            ("freeze", freeze_every, freeze(self._lease, rng)),
             ("stop", stop_every, stop(self._grace)),
         ]
-        faults = [*(Fault(kind, every, do) for kind, every, do in ours if every is not None), *faults]
+        faults = [*(Fault(kind, every, apply) for kind, every, apply in standard if every is not None), *faults]
         _clear(Path(self._folder.name))
         await self._start_all()
-        script = Script(next(iter(self._agents)), prompts, runs, seconds, cancelled, paired, answer)
-        play = Play(self.runtime, script, dice)
+        options = ScenarioOptions(
+            next(iter(self._agents)), prompts, runs, seconds, cancel_fraction, follow_up_fraction, answer
+        )
+        scenario = Scenario(self.runtime, options, rng)
         try:
-            async with Faults(self.workers, dice) as hitting:
+            async with FaultInjector(self.workers, rng) as injector:
                 for fault in faults:
-                    hitting.begin(fault)
-                await play.start()
-                await hitting.cease()
-                await play.rest(patience)
+                    injector.schedule(fault)
+                await scenario.start()
+                await injector.stop()
+                await scenario.wait_until_idle(time_limit)
         finally:
-            await play.end()
-        report = await self._judge(play.witnesses, hitting, expect)
-        if not keep and not report.wrong:
-            await self._forget(play.witnesses)
+            await scenario.stop()
+        report = await self._check_runs(scenario.witnesses, injector, expect)
+        if not keep and not report.violations:
+            await self._delete_finished(scenario.witnesses)
         return report
 
-    def _check_playable(self, prompts: Sequence[str]) -> None:
+    def _check_ready(self, prompts: Sequence[str]) -> None:
         """Validate prompts and worker state.
 
         Raises:
             ConfigurationError: There are no prompts, or the workers are not running.
         """
         if not prompts:
-            raise ConfigurationError('chaos needs something to ask: chaos.play("Pay Bob 5.")')
-        if self._open is None:
-            raise ConfigurationError(
-                "chaos has no workers yet, or no more: async with Chaos(...) as chaos: chaos.play(...)"
-            )
+            raise ConfigurationError('chaos needs at least one prompt, such as chaos.run_scenario("Pay Bob 5.")')
+        if self._exit_stack is None:
+            raise ConfigurationError("chaos has no workers outside its block; use `async with Chaos(...) as chaos`")
 
-    async def _judge(self, witnesses: Sequence[Witness], faults: Faults, expect: Expect | None) -> Report:
+    async def _check_runs(self, witnesses: Sequence[Witness], faults: FaultInjector, expect: Expect | None) -> Report:
         """Check all runs and return a report, including fault statistics."""
-        judge = Judge(Path(self._folder.name), faults.hit, expect)
-        await judge.judge(self._log, witnesses)
-        report = judge.report
+        checker = Checker(Path(self._folder.name), faults.injected, expect)
+        await checker.check(self._log, witnesses)
+        report = checker.report
         report.faults, report.skipped = faults.done, faults.skipped
-        report.wrong += [Wrong("worker", what) for what in faults.broken]
+        report.violations += [Violation("worker", message) for message in faults.errors]
         return report
 
-    async def _forget(self, witnesses: Sequence[Witness]) -> None:
+    async def _delete_finished(self, witnesses: Sequence[Witness]) -> None:
         """Delete finished runs."""
         for witness in witnesses:
             if (await self._log.get_record(witness.task_id)).state in ("completed", "failed"):
@@ -249,5 +252,5 @@ class Chaos:
 
 def _clear(folder: Path) -> None:
     """Remove files from previous scenarios."""
-    for notes in folder.iterdir():
-        notes.unlink()
+    for file in folder.iterdir():
+        file.unlink()

@@ -26,15 +26,15 @@ def load(reference: str) -> Any:
     Raises:
         ConfigurationError: The object cannot be imported.
     """
-    place, colon, name = reference.partition(":")
-    if not (place and colon and name):
-        raise ConfigurationError(f"{reference!r} names nothing: write module:object, such as shop:agent")
+    module, colon, name = reference.partition(":")
+    if not (module and colon and name):
+        raise ConfigurationError(f"the import path must have the form module:object, got {reference!r}")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        return getattr(import_module(place), name)
+        return getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"{reference!r} cannot be loaded: {error}") from error
+        raise ConfigurationError(f"cannot load {reference!r}: {error}") from error
 
 
 def load_agents(reference: str) -> dict[str, Agent[Any, Any]]:
@@ -45,32 +45,34 @@ def load_agents(reference: str) -> dict[str, Agent[Any, Any]]:
     Raises:
         ConfigurationError: The object has the wrong type or cannot be imported.
     """
-    found: Any = load(reference)
-    if callable(found) and not isinstance(found, Agent):
-        found = found()
-    if isinstance(found, Agent):
-        agent = cast("Agent[Any, Any]", found)
+    loaded: Any = load(reference)
+    if callable(loaded) and not isinstance(loaded, Agent):
+        loaded = loaded()
+    if isinstance(loaded, Agent):
+        agent = cast("Agent[Any, Any]", loaded)
         return {agent.name: agent}
-    if isinstance(found, Mapping):
-        return dict(cast("Mapping[str, Agent[Any, Any]]", found))
-    raise ConfigurationError(f"{reference!r} is {found!r}: it must be an Agent, a dict of agents, or make one")
+    if isinstance(loaded, Mapping):
+        return dict(cast("Mapping[str, Agent[Any, Any]]", loaded))
+    raise ConfigurationError(
+        f"{reference!r} must be an agent, a dict of agents, or a function that returns one, got {loaded!r}"
+    )
 
 
-_STARTS_IN = 60.0
+_START_TIMEOUT = 60.0
 
 
 class Worker:
     """Worker process that can be restarted."""
 
-    def __init__(self, orders: dict[str, Any], within: Sequence[str] = ()) -> None:
+    def __init__(self, settings: dict[str, Any], command_prefix: Sequence[str] = ()) -> None:
         """Configure a worker without starting it.
 
         Args:
-            orders: Worker settings, passed through stdin to hide the database URL from other users.
-            within: Command prefix.
+            settings: Worker settings, passed through stdin to hide the database URL from other users.
+            command_prefix: Command prefix.
         """
-        self._within = tuple(within)
-        self._orders = json.dumps(orders).encode() + b"\n"
+        self._command_prefix = tuple(command_prefix)
+        self._settings = json.dumps(settings).encode() + b"\n"
         self._process: asyncio.subprocess.Process | None = None
         self.busy = False
         """True while a fault is being applied."""
@@ -87,40 +89,40 @@ class Worker:
         return self._process is not None and self._process.returncode is None
 
     @property
-    def ended_with(self) -> int | None:
+    def exit_code(self) -> int | None:
         """Exit code, the negative signal number, or None if the process is running."""
         return None if self._process is None else self._process.returncode
 
     async def start(self) -> None:
-        """Start the process and wait until it reports that it is ready.
+        """Start the process and wait until it is ready.
 
         Raises:
             RxloopError: The worker failed to start.
         """
         self._process = process = await asyncio.create_subprocess_exec(
-            *self._within,
+            *self._command_prefix,
             *(sys.executable, "-m", "rxloop.testing.chaos.worker"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=self._environment(),
+            env=self._make_environment(),
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        said = b""
+        ready = b""
         try:
-            async with asyncio.timeout(_STARTS_IN):
+            async with asyncio.timeout(_START_TIMEOUT):
                 # Keep stdin open, because workers exit when it is closed.
-                process.stdin.write(self._orders)
+                process.stdin.write(self._settings)
                 await process.stdin.drain()
-                said = await process.stdout.readline()
+                ready = await process.stdout.readline()
         except (TimeoutError, ConnectionError):
             pass
         finally:
-            if not said:
+            if not ready:
                 self.send(signal.SIGKILL)
-        if not said:
+        if not ready:
             code = await process.wait()
-            raise RxloopError(f"a worker does not start (it ended with {code}); what it says is on stderr")
+            raise RxloopError(f"a worker did not start (exit code {code}); see its stderr")
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal. Does nothing if the process has ended."""
@@ -138,17 +140,17 @@ class Worker:
             self.send(signal.SIGKILL)
             await self._process.wait()
 
-    def _environment(self) -> dict[str, str]:
+    def _make_environment(self) -> dict[str, str]:
         # Include the import path of the tests.
-        found = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         if sys.dont_write_bytecode and sys.pycache_prefix is None:
             # Without a bytecode cache, each start would spend most of its time compiling rxloop.
-            found |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": _bytecode()}
-        return found
+            environment |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": _create_bytecode_folder()}
+        return environment
 
 
 @cache
-def _bytecode() -> str:
+def _create_bytecode_folder() -> str:
     """Create a temporary bytecode folder, which is removed on exit."""
     folder = tempfile.mkdtemp(prefix="rxloop-bytecode-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -13,11 +13,24 @@ from typing_extensions import override
 from rxloop.protocol.events import Event
 
 Kind = Literal[
-    "stuck", "lost", "broken", "output", "result", "effect", "order", "follower", "answer", "cancel", "worker"
+    "unfinished",
+    "stuck",
+    "lost",
+    "broken",
+    "output",
+    "result",
+    "effect",
+    "order",
+    "follower",
+    "answer",
+    "cancel",
+    "worker",
 ]
 """Error category:
 
-* `stuck`: The run did not become idle before the timeout.
+* `unfinished`: The run was not idle when the time limit ended, for example because the machine is overloaded. Checks
+  that need an idle run were skipped.
+* `stuck`: The run waits for an answer that it cannot get.
 * `lost`: An acknowledged run or checkpoint is missing from the log.
 * `broken`: The log has gaps, multiple ends or interleaved attempts, or violates the event grammar.
 * `output`: The output does not match the expected output.
@@ -32,19 +45,22 @@ Kind = Literal[
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
+ACTIVE = ("submitted", "working")
+"""States of active runs."""
 
-class Wrong(NamedTuple):
+
+class Violation(NamedTuple):
     """Failed check."""
 
     kind: Kind
-    what: str
-    """Error message."""
+    message: str
+    """Description of the violation."""
     task_id: str | None = None
     """Run id, or None for worker errors."""
 
     @override
     def __str__(self) -> str:
-        return f"{self.kind}: {self.what}"
+        return f"{self.kind}: {self.message}"
 
 
 @dataclass
@@ -59,7 +75,7 @@ class Report:
         take_overs: Seconds between a fault and the next attempt of an affected run, by kind of fault.
         acknowledged: Number of acknowledged checkpoints.
         effects: Number of calls to non-idempotent tools.
-        wrong: Failed checks.
+        violations: Failed checks.
     """
 
     states: Counter[str] = field(default_factory=Counter[str])
@@ -68,7 +84,7 @@ class Report:
     take_overs: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     acknowledged: int = 0
     effects: int = 0
-    wrong: list[Wrong] = field(default_factory=list[Wrong])
+    violations: list[Violation] = field(default_factory=list[Violation])
 
     @property
     def runs(self) -> int:
@@ -78,8 +94,8 @@ class Report:
     @property
     def kinds(self) -> Mapping[Kind, int]:
         """Number of failed checks by kind, including zeros."""
-        found = Counter(wrong.kind for wrong in self.wrong)
-        return {kind: found[kind] for kind in KINDS}
+        counts = Counter(violation.kind for violation in self.violations)
+        return {kind: counts[kind] for kind in KINDS}
 
     def check(self) -> None:
         """Raise an error if any check failed.
@@ -87,12 +103,12 @@ class Report:
         Raises:
             AssertionError: Contains the summary and the first 20 failed checks.
         """
-        if self.wrong:
-            more = f"\n... and {len(self.wrong) - 20} more" if len(self.wrong) > 20 else ""
-            raise AssertionError("\n".join([str(self), *map(str, self.wrong[:20])]) + more)
+        if self.violations:
+            more = f"\n... and {len(self.violations) - 20} more" if len(self.violations) > 20 else ""
+            raise AssertionError("\n".join([str(self), *map(str, self.violations[:20])]) + more)
 
     def __add__(self, other: Report) -> Report:
-        overs = {
+        take_overs = {
             kind: [*self.take_overs.get(kind, ()), *other.take_overs.get(kind, ())]
             for kind in self.take_overs.keys() | other.take_overs.keys()
         }
@@ -100,42 +116,42 @@ class Report:
             states=self.states + other.states,
             faults=self.faults + other.faults,
             skipped=self.skipped + other.skipped,
-            take_overs=overs,
+            take_overs=take_overs,
             acknowledged=self.acknowledged + other.acknowledged,
             effects=self.effects + other.effects,
-            wrong=[*self.wrong, *other.wrong],
+            violations=[*self.violations, *other.violations],
         )
 
     @override
     def __str__(self) -> str:
-        states = _counts(self.states.most_common()) or "none"
-        faults = _counts(sorted(self.faults.items())) or "no faults"
-        skipped = f" ({_counts(sorted(self.skipped.items()))} left out)" if self.skipped.total() else ""
-        overs = "; ".join(
-            f"{len(seconds)} take-overs after {kind}: p50 {_part(seconds, 0.5):.1f} s, "
-            f"p90 {_part(seconds, 0.9):.1f} s, max {max(seconds):.1f} s"
+        states = _format_counts(self.states.most_common()) or "none"
+        faults = _format_counts(sorted(self.faults.items())) or "no faults"
+        skipped = f" ({_format_counts(sorted(self.skipped.items()))} skipped)" if self.skipped.total() else ""
+        take_overs = "; ".join(
+            f"{len(seconds)} take-overs after {kind}: p50 {_compute_percentile(seconds, 0.5):.1f} s, "
+            f"p90 {_compute_percentile(seconds, 0.9):.1f} s, max {max(seconds):.1f} s"
             for kind, seconds in sorted(self.take_overs.items())
         )
-        wrong = f"{len(self.wrong)} things wrong ({_counts(self.kinds.items())})"
+        violations = f"{len(self.violations)} violations ({_format_counts(self.kinds.items())})"
         return (
-            f"{self.runs} runs ({states}); {faults}{skipped}; {overs or 'no take-overs'}; {self.acknowledged} "
-            f"checkpoints and {self.effects} effects; {wrong}"
+            f"{self.runs} runs ({states}); {faults}{skipped}; {take_overs or 'no take-overs'}; {self.acknowledged} "
+            f"checkpoints and {self.effects} effects; {violations}"
         )
 
 
-def _counts(counts: Iterable[tuple[str, int]]) -> str:
+def _format_counts(counts: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in counts)
 
 
-def _part(seconds: Sequence[float], part: float) -> float:
-    return sorted(seconds)[min(len(seconds) - 1, int(part * len(seconds)))]
+def _compute_percentile(seconds: Sequence[float], share: float) -> float:
+    return sorted(seconds)[min(len(seconds) - 1, int(share * len(seconds)))]
 
 
-Seen = tuple[int, int, str, int]
+EventSummary = tuple[int, int, str, int]
 """Event summary: seq, attempt, kind and checksum."""
 
 
-def seen(event: Event) -> Seen:
+def summarize(event: Event) -> EventSummary:
     """Return an event summary."""
     return event.seq, event.attempt, event.kind, crc32(event.to_json())
 
@@ -152,12 +168,12 @@ class Digest:
         """Update the checksum with the next event."""
         self._last = self._sums[event.seq] = crc32(event.to_json(), self._last)
 
-    def at(self, seq: int) -> int | None:
+    def get(self, seq: int) -> int | None:
         """Return the checksum up to and including an event, or None if the event is missing."""
         return self._sums.get(seq)
 
 
-def digest_of(events: Iterable[Event], attempt: int) -> Digest:
+def compute_digest(events: Iterable[Event], attempt: int) -> Digest:
     """Compute a checksum for the events in an attempt."""
     digest = Digest()
     # Exclude the `task` event, because workers start recording at the status update.
@@ -175,22 +191,24 @@ class Witness:
         task_id: Run id. The start of the run was acknowledged.
         context_id: Conversation id.
         prompt: Prompt.
-        seen: Events received by the follower.
-        saw_its_end: True if the follower reached the end of the stream.
+        received: Events received by the follower.
+        reached_end: True if the follower reached the end of the stream.
         failed: Error raised by the follower.
         answered: Input ids of acknowledged answers.
         refused: Error messages for refused answers, by input id.
-        cancelling: True if a cancel was requested.
+        cancel_requested: True if a cancel was requested.
         cancelled_at: Time of the cancel acknowledgement, in milliseconds since 1970.
+        unfinished: True if the run was not idle when the time limit ended.
     """
 
     task_id: str
     context_id: str
     prompt: str = ""
-    seen: list[Seen] = field(default_factory=list[Seen])
-    saw_its_end: bool = False
+    received: list[EventSummary] = field(default_factory=list[EventSummary])
+    reached_end: bool = False
     failed: str | None = None
     answered: list[str] = field(default_factory=list[str])
     refused: dict[str, str] = field(default_factory=dict[str, str])
-    cancelling: bool = False
+    cancel_requested: bool = False
     cancelled_at: int | None = None
+    unfinished: bool = False

@@ -27,84 +27,84 @@ from rxloop.tools.function import FunctionTool
 _PR_SET_PDEATHSIG = 1
 
 
-def _note_effects(file: Path) -> None:
+def _record_effects(file: Path) -> None:
     """Record all calls to non-idempotent function tools before they are executed."""
     call: Any = vars(FunctionTool)["call"]
 
-    async def noted(self: Any, arguments: Any, ctx: Any) -> Any:
+    async def record_and_call(self: Any, arguments: Any, ctx: Any) -> Any:
         if not self.idempotent:
-            _add(file, {"key": ctx.idempotency_key, "tool": self.definition.name, "context": ctx.context_id})
+            _append_line(file, {"key": ctx.idempotency_key, "tool": self.definition.name, "context": ctx.context_id})
         return await call(self, arguments, ctx)
 
-    FunctionTool.call = noted
+    FunctionTool.call = record_and_call
 
 
-class _Notes:
+class _Recorder:
     """Recorder for acknowledged checkpoints, with a checksum for each, and for started attempts."""
 
     def __init__(self, folder: Path) -> None:
-        self._acknowledged, self._begun = folder / "acknowledged", folder / "begun"
+        self._acknowledged, self._attempts = folder / "acknowledged", folder / "attempts"
         self._digests: dict[str, Digest] = {}
 
-    def told(self, event: AnyEvent) -> None:
+    def record(self, event: AnyEvent) -> None:
         # Skip nested runs because they do not have a separate log.
         if not event.durable or event.parent_task_id is not None:
             return
-        about = {"task": event.task_id, "attempt": event.attempt}
+        ids = {"task": event.task_id, "attempt": event.attempt}
         digest = self._digests.get(event.task_id)
         if isinstance(event, StatusUpdateEvent) and event.state == "working" and not event.final:
             digest = self._digests[event.task_id] = Digest()
-            _add(self._begun, {**about, "pid": os.getpid()})
+            _append_line(self._attempts, {**ids, "pid": os.getpid()})
         if digest is None:
             return
         if isinstance(event, CheckpointEvent) and event.durable_seq is not None:
-            _add(self._acknowledged, {**about, "seq": event.durable_seq, "digest": digest.at(event.durable_seq)})
+            _append_line(self._acknowledged, {**ids, "seq": event.durable_seq, "digest": digest.get(event.durable_seq)})
         digest.add(event)
         if ends_attempt(event):
             del self._digests[event.task_id]
 
 
-def _add(file: Path, line: dict[str, Any]) -> None:
+def _append_line(file: Path, line: dict[str, Any]) -> None:
     with file.open("ab", buffering=0) as end:
         end.write(json.dumps(line).encode() + b"\n")
 
 
-async def _work(orders: dict[str, Any], come: int, go: int) -> None:
+async def _run_worker(settings: dict[str, Any], input_fd: int, output_fd: int) -> None:
     """Run a worker until SIGTERM, or until stdin is closed.
 
     Args:
-        orders: Worker settings.
-        come: File descriptor that is closed by the parent at the end of the test.
-        go: File descriptor for reporting that the worker is ready.
+        settings: Worker settings.
+        input_fd: File descriptor that is closed by the parent at the end of the test.
+        output_fd: File descriptor for reporting that the worker is ready.
     """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
-    loop.add_reader(come, os._exit, 1)
-    log = PostgresEventLog(orders["dsn"], lease=orders["lease"])
-    queue = PostgresQueue(orders["dsn"])
+    loop.add_reader(input_fd, os._exit, 1)
+    log = PostgresEventLog(settings["dsn"], lease=settings["lease"])
+    queue = PostgresQueue(settings["dsn"])
     runtime = Runtime(
-        load_agents(orders["agents"]),
+        load_agents(settings["agents"]),
         log=log,
-        deps=load(orders["deps"]) if orders["deps"] else None,
+        deps=load(settings["deps"]) if settings["deps"] else None,
         queue=queue,
-        works=True,
-        concurrency=orders["concurrency"],
-        adopt_every=orders["adopt_every"],
-        grace=orders["grace"],
+        is_worker=True,
+        concurrency=settings["concurrency"],
+        adopt_every=settings["adopt_every"],
+        grace=settings["grace"],
     )
-    runtime.events.subscribe(_Notes(Path(orders["folder"])).told, lambda error: None)
+    runtime.events.subscribe(_Recorder(Path(settings["folder"])).record, lambda error: None)
     while True:
         try:
             async with runtime:
-                os.write(go, b"ready\n")
+                os.write(output_fd, b"ready\n")
                 await stopped.wait()
             break
         except Exception as error:
             if runtime.entered:
                 raise
             # The database may not be available yet.
-            sys.stderr.write(f"not ready: {error}\n")
+            sys.stderr.write(f"Not ready: {error}\n")
             await asyncio.sleep(0.5)
     await queue.aclose()
     await log.aclose()
@@ -116,21 +116,21 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _own_ends() -> tuple[int, int]:
+def _duplicate_pipes() -> tuple[int, int]:
     """Duplicate the pipes to the parent. Tools then read an empty stdin and print to stderr."""
-    come, go = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    input_fd, output_fd = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
     os.dup2(2, 1)
-    return come, go
+    return input_fd, output_fd
 
 
 if __name__ == "__main__":
     _die_with_parent()
-    given = json.loads(sys.stdin.buffer.readline())
-    _note_effects(Path(given["folder"]) / "effects")
-    asyncio.run(_work(given, *_own_ends()))
+    settings = json.loads(sys.stdin.buffer.readline())
+    _record_effects(Path(settings["folder"]) / "effects")
+    asyncio.run(_run_worker(settings, *_duplicate_pipes()))
     # Don't wait for tool threads that ignore cancellation.
     sys.stdout.flush()
     os._exit(0)

@@ -14,90 +14,99 @@ from rxloop.errors import ConflictError, EventLogError, InvalidInput, RunOver
 from rxloop.protocol.events import WAITING, InputRequiredEvent
 from rxloop.runtime.runtime import Runtime
 from rxloop.support.tasks import wait_all
-from rxloop.testing.chaos.report import Witness, seen
+from rxloop.testing.chaos.report import ACTIVE, Witness, summarize
 
 log = logging.getLogger("rxloop")
 
 Answer = Callable[[InputRequiredEvent], Any]
 """Callback for answering questions."""
 
-_FORGOTTEN = 5.0
-"""Seconds after which an open question is considered unanswered."""
+_QUIET_TIME = 5.0
+"""Seconds without a new event after which an idle run is expected to stay idle."""
 
-_AGAIN_IN = 0.5
+_RETRY_DELAY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
-    """Scenario parameters. See `Chaos.play`."""
+class ScenarioOptions:
+    """Scenario parameters. See `Chaos.run_scenario`."""
 
     agent: str
     prompts: Sequence[str]
     runs: int
     seconds: float
-    cancelled: float
-    paired: float
+    cancel_fraction: float
+    follow_up_fraction: float
     answer: Answer
 
 
-class Play:
+class Scenario:
     """Scenario execution. `witnesses` contains the client observations in start order."""
 
-    def __init__(self, runtime: Runtime, script: Script, dice: random.Random) -> None:
+    def __init__(self, runtime: Runtime, options: ScenarioOptions, rng: random.Random) -> None:
         """Create a scenario without starting it."""
-        self._runtime, self._script, self._dice = runtime, script, dice
+        self._runtime, self._options, self._rng = runtime, options, rng
         self.witnesses: list[Witness] = []
-        self._following: dict[str, asyncio.Task[None]] = {}
-        self._others: set[asyncio.Task[None]] = set()
+        self._followers: dict[str, asyncio.Task[None]] = {}
+        self._commands: dict[asyncio.Task[None], str] = {}
 
     async def start(self) -> None:
         """Start runs at random intervals, and cancel some of them."""
-        script, dice, context_id = self._script, self._dice, None
+        options, rng, context_id = self._options, self._rng, None
         loop = asyncio.get_running_loop()
-        begun = loop.time()
-        for number in range(script.runs):
-            if not (context_id and dice.random() < script.paired):
-                context_id = f"chaos-{dice.getrandbits(64):x}"
-            prompt = script.prompts[number % len(script.prompts)]
-            record = await self._runtime.start(script.agent, prompt, context_id=context_id)
+        started = loop.time()
+        for number in range(options.runs):
+            if not (context_id and rng.random() < options.follow_up_fraction):
+                context_id = f"chaos-{rng.getrandbits(64):x}"
+            prompt = options.prompts[number % len(options.prompts)]
+            record = await self._runtime.start(options.agent, prompt, context_id=context_id)
             witness = Witness(record.task_id, context_id, prompt)
             self.witnesses.append(witness)
-            self._following[record.task_id] = asyncio.create_task(self._follow(witness))
-            if dice.random() < script.cancelled:
-                self._do(self._cancel(witness, dice.uniform(0, 3)))
+            self._followers[record.task_id] = asyncio.create_task(self._follow(witness))
+            if rng.random() < options.cancel_fraction:
+                self._spawn(witness, self._cancel(witness, rng.uniform(0, 3)))
             # Use absolute times, so that delays do not extend the scenario.
-            due = begun + script.seconds * (number + dice.uniform(0.5, 1.5)) / script.runs
-            await asyncio.sleep(min(due, begun + script.seconds) - loop.time())
-        await asyncio.sleep(begun + script.seconds - loop.time())
+            due = started + options.seconds * (number + rng.uniform(0.5, 1.5)) / options.runs
+            await asyncio.sleep(min(due, started + options.seconds) - loop.time())
+        await asyncio.sleep(started + options.seconds - loop.time())
 
-    async def rest(self, patience: float) -> None:
-        """Wait until all runs have ended or need input, or the timeout expires.
+    async def wait_until_idle(self, time_limit: float) -> None:
+        """Wait until all runs have ended or need input, or the time limit ends.
 
-        The checker validates the states afterwards.
+        Runs that are not idle by then are marked as unfinished. The checker validates the states afterwards.
         """
         loop = asyncio.get_running_loop()
-        ends = loop.time() + patience
-        while loop.time() < ends and (left := [key for key, task in self._following.items() if not task.done()]):
-            await asyncio.wait([self._following[task_id] for task_id in left], timeout=1)
-            records = [await self._runtime.get_record(task_id) for task_id in left]
+        deadline = loop.time() + time_limit
+        while (followed := self._list_followed()) or self._commands:
             # Later runs in the conversation can drop questions.
-            since = (time.time() - _FORGOTTEN) * 1000
-            if all(record.state in WAITING and record.updated < since for record in records):
-                break
-        if self._others:
-            await asyncio.wait(self._others, timeout=max(0, ends - loop.time()))
+            latest = (time.time() - _QUIET_TIME) * 1000
+            records = [await self._runtime.get_record(witness.task_id) for witness in followed]
+            quiet = {record.task_id for record in records if record.state not in ACTIVE and record.updated < latest}
+            quiet.difference_update(self._commands.values())
+            if not self._commands and all(record.state in WAITING and record.task_id in quiet for record in records):
+                return
+            seconds = deadline - loop.time()
+            if seconds <= 0:
+                for witness in followed:
+                    witness.unfinished = witness.task_id not in quiet
+                return
+            followers = [self._followers[witness.task_id] for witness in followed]
+            await asyncio.wait([*followers, *self._commands], timeout=min(1, seconds))
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         """Cancel all clients."""
-        tasks = [*self._following.values(), *self._others]
+        tasks = [*self._followers.values(), *self._commands]
         for task in tasks:
             task.cancel()
         await wait_all(tasks)
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+    def _list_followed(self) -> list[Witness]:
+        return [witness for witness in self.witnesses if not self._followers[witness.task_id].done()]
+
+    def _spawn(self, witness: Witness, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._others.add(task)
-        task.add_done_callback(self._others.discard)
+        self._commands[task] = witness.task_id
+        task.add_done_callback(self._commands.pop)
 
     async def _follow(self, witness: Witness) -> None:
         """Follow a run and answer its questions, like a browser."""
@@ -106,45 +115,45 @@ class Play:
             try:
                 async for event in self._runtime.follow(witness.task_id, after=cursor):
                     if event.durable:
-                        witness.seen.append(seen(event))
+                        witness.received.append(summarize(event))
                         cursor = event.cursor
                     if isinstance(event, InputRequiredEvent):
-                        self._do(self._answer(witness, event.input_id, self._script.answer(event)))
-                witness.saw_its_end = True
+                        self._spawn(witness, self._answer(witness, event.input_id, self._options.answer(event)))
+                witness.reached_end = True
                 return
             except EventLogError as error:
-                log.info("the run %s is followed once more: %s", witness.task_id, error)
-                await asyncio.sleep(_AGAIN_IN)
+                log.info("Following run %s again: %s", witness.task_id, error)
+                await asyncio.sleep(_RETRY_DELAY)
             except Exception as error:
-                log.exception("chaos: the run %s cannot be followed", witness.task_id)
+                log.exception("Chaos test: cannot follow run %s", witness.task_id)
                 witness.failed = repr(error)
                 return
 
     async def _answer(self, witness: Witness, input_id: str, value: Any) -> None:
         try:
-            await _insist(lambda: self._runtime.answer(witness.task_id, {input_id: value}))
+            await _retry(lambda: self._runtime.answer(witness.task_id, {input_id: value}))
             witness.answered.append(input_id)
         except (InvalidInput, RunOver) as error:
             # Either a later run dropped the question or the run has already ended.
             witness.refused[input_id] = str(error)
 
-    async def _cancel(self, witness: Witness, after: float) -> None:
-        await asyncio.sleep(after)
-        witness.cancelling = True
+    async def _cancel(self, witness: Witness, delay: float) -> None:
+        await asyncio.sleep(delay)
+        witness.cancel_requested = True
         try:
-            await _insist(lambda: self._runtime.cancel(witness.task_id, "chaos"))
+            await _retry(lambda: self._runtime.cancel(witness.task_id, "chaos"))
             witness.cancelled_at = round(time.time() * 1000)
         except ConflictError as error:
             # The command was stored but not acknowledged.
-            log.info("the run %s is not cancelled yet: %s", witness.task_id, error)
+            log.info("Cancel of run %s not acknowledged: %s", witness.task_id, error)
 
 
-async def _insist(do: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def _retry(send: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Retry an operation while the log is unavailable, like a client."""
     while True:
         try:
-            return await do()
+            return await send()
         except ConflictError:
             raise
         except EventLogError:
-            await asyncio.sleep(_AGAIN_IN)
+            await asyncio.sleep(_RETRY_DELAY)

@@ -1,7 +1,7 @@
-"""What every event log must do, as checks for logs of your own.
+"""Contract tests for event logs.
 
     @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-    async def test_my_log_keeps_the_contract(check):
+    async def test_my_log_passes_the_contract(check):
         await check(MyLog)
 
 Each check is an async function that accepts a factory for new, empty logs, and raises `AssertionError` on failure. The
@@ -11,7 +11,7 @@ Logs with support for multiple processes must also pass `SHARED_CHECKS`. These a
 shared storage:
 
     @pytest.mark.parametrize("check", SHARED_CHECKS, ids=lambda check: check.__name__)
-    async def test_two_of_my_logs_keep_the_contract(check):
+    async def test_two_of_my_logs_pass_the_contract(check):
         store = new_store()
         await check(lambda: (MyLog(store), MyLog(store)))
 """

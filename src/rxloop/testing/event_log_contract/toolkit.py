@@ -46,19 +46,19 @@ class Follower:
     """
 
     def __init__(self, log: EventLog, task_id: str = "run", **options: Any) -> None:
-        self.seen: list[int] = []
+        self.received: list[int] = []
         """Received seq numbers."""
         self._more = asyncio.Event()
         self.task = asyncio.create_task(self._read(log.follow(task_id, **options)))
         """Background task that finishes with the stream."""
-        self.task.add_done_callback(_retrieve)
+        self.task.add_done_callback(_retrieve_error)
 
     async def _read(self, events: AsyncIterator[Event]) -> None:
         async for event in events:
-            self.seen.append(event.seq)
+            self.received.append(event.seq)
             self._more.set()
 
-    async def sees(self, *expected: int) -> None:
+    async def wait_for_events(self, *expected: int) -> None:
         """Wait until exactly these events have been received.
 
         Raises:
@@ -66,14 +66,14 @@ class Follower:
         """
         try:
             async with asyncio.timeout(SECONDS):
-                while self.seen != [*expected]:
+                while self.received != [*expected]:
                     self._more.clear()
                     await self._more.wait()
         except TimeoutError:
-            raise AssertionError(f"the follower has seen {self.seen}, not {[*expected]}") from None
+            raise AssertionError(f"expected the events {[*expected]}, received {self.received}") from None
 
 
-def _retrieve(task: asyncio.Task[None]) -> None:
+def _retrieve_error(task: asyncio.Task[None]) -> None:
     """Retrieve a task's exception. Otherwise, asyncio would log it if a check fails before awaiting the task."""
     if not task.cancelled():
         task.exception()
@@ -103,12 +103,12 @@ def end(seq: int, state: State = "completed", **fields: Any) -> Event:
     return status(seq, state, final=True, **fields)
 
 
-def begun(task_id: str = "run", **fields: Any) -> list[Event]:
+def start_events(task_id: str = "run", **fields: Any) -> list[Event]:
     """Create the initial events for a run."""
     return [task(task_id=task_id, **fields), status(2, "working", task_id=task_id, **fields)]
 
 
-def begun_at(timestamp: int) -> list[Event]:
+def timed_start_events(timestamp: int) -> list[Event]:
     """Create initial events with constant bytes."""
     return [task(timestamp=timestamp), status(2, "working", timestamp=timestamp)]
 
@@ -151,7 +151,7 @@ def check(
     return add
 
 
-def shared(checks: list[SharedCheck]) -> Callable[[Callable[[Any, Any], Awaitable[None]]], None]:
+def shared_check(checks: list[SharedCheck]) -> Callable[[Callable[[Any, Any], Awaitable[None]]], None]:
     """Register a contract check for two log objects with shared storage. See `check`."""
 
     def add(function: Callable[[Any, Any], Awaitable[None]]) -> None:
@@ -175,11 +175,11 @@ async def wait_for(*followers: Follower) -> None:
         await asyncio.gather(*(follower.task for follower in followers))
 
 
-def equal(found: object, expected: object) -> None:
-    """Raise an error if two values are different."""
+def assert_equal(actual: object, expected: object) -> None:
+    """Raise `AssertionError` if two values are different."""
     # `python -O` would remove an `assert` statement.
-    if found != expected:
-        raise AssertionError(f"expected {expected!r}, found {found!r}")
+    if actual != expected:
+        raise AssertionError(f"expected {expected!r}, got {actual!r}")
 
 
 @contextmanager
@@ -190,6 +190,6 @@ def raises(kind: type[Exception], *patterns: str) -> Generator[None]:
     except kind as error:
         missing = [pattern for pattern in patterns if not re.search(pattern, str(error))]
         if missing:
-            raise AssertionError(f"{kind.__name__} does not name {', '.join(missing)}: {error}") from error
+            raise AssertionError(f"{kind.__name__} must contain {', '.join(missing)}, got {error}") from error
     else:
-        raise AssertionError(f"no {kind.__name__} was raised")
+        raise AssertionError(f"{kind.__name__} was not raised")

@@ -36,7 +36,7 @@ _WIDTH = 120
 
 
 def to_public(node: Node) -> Node | None:
-    """Return the public version of a node, or None for hidden tool calls."""
+    """Convert a node for clients. Hidden tool calls become None."""
     if isinstance(node, ToolCall):
         return None if node.hidden else node
     return cast("ThoughtStreamEvent | None", node.to_public())
@@ -62,11 +62,11 @@ def name(node: Node) -> str:
     """
     if isinstance(node, ToolCall) or node.session is None:
         return to_one_line(node.id if isinstance(node, ToolCall) else node.thought_id)
-    place = node.session
-    stage = f"{to_one_line(place.stage)} " if place.stage is not None else ""
-    branch = f" on {to_one_line(place.branch_id)}" if place.branch_id is not None else ""
-    revises = f", revises {place.revises}" if place.revises is not None else ""
-    return f"{stage}{place.number}/{place.total}{branch}{revises}"
+    session = node.session
+    stage = f"{to_one_line(session.stage)} " if session.stage is not None else ""
+    branch = f" on {to_one_line(session.branch_id)}" if session.branch_id is not None else ""
+    revises = f", revises {session.revises}" if session.revises is not None else ""
+    return f"{stage}{session.number}/{session.total}{branch}{revises}"
 
 
 def tree(below: Mapping[int | None, Sequence[int]], label: Callable[[int], str]) -> str:
@@ -80,41 +80,43 @@ def tree(below: Mapping[int | None, Sequence[int]], label: Callable[[int], str])
     # An explicit stack, because a chain of thoughts may exceed the recursion limit.
     stack = [(root, "", "") for root in reversed(below.get(None, ()))]
     while stack:
-        place, before, margin = stack.pop()
-        lines.append(before + label(place))
-        under = below.get(place, ())
-        for at, child in reversed(list(enumerate(under))):
-            last = at == len(under) - 1
+        index, before, margin = stack.pop()
+        lines.append(before + label(index))
+        under = below.get(index, ())
+        for position, child in reversed(list(enumerate(under))):
+            last = position == len(under) - 1
             stack.append((child, margin + ("└─ " if last else "├─ "), margin + ("   " if last else "│  ")))
     return "\n".join(lines)
 
 
-def mermaid(nodes: Nodes, edges: Edges) -> str:
+def to_mermaid(nodes: Nodes, edges: Edges, placed: Sequence[tuple[int, int]]) -> str:
     """Return a Mermaid flowchart. Thoughts are boxes, calls are hexagons."""
     lines = ["flowchart TD"]
-    for place, node in nodes.items():
+    for index, node in nodes.items():
         head, body = (to_mermaid_text(part) for part in _parts(node, _WIDTH))
         text = f"{head}<br/>{body}" if body else head
         opening, closing = ("{{", "}}") if isinstance(node, ToolCall) else ("[", "]")
-        lines.append(f'    n{place}{opening}"{text}"{closing}')
+        lines.append(f'    n{index}{opening}"{text}"{closing}')
     arrows: dict[EdgeKind, str] = {"branch": "== branch ==>", "revision": "-. revised .->", "merge": "-. merged .->"}
     lines += [f"    n{source} {arrows.get(kind, '-->')} n{target}" for source, target, kind in edges]
+    lines += [f"    n{source} -.-> n{target}" for source, target in placed]
     return "\n".join(lines) + "\n"
 
 
-def dot(nodes: Nodes, edges: Edges) -> str:
+def to_dot(nodes: Nodes, edges: Edges, placed: Sequence[tuple[int, int]]) -> str:
     """Return a Graphviz graph. Thoughts are boxes, calls are hexagons."""
     lines = ["digraph thoughts {", "    node [shape=box];"]
-    for place, node in nodes.items():
+    for index, node in nodes.items():
         text = "\\n".join(_dot_text(part) for part in _parts(node, _WIDTH) if part)
         shape = ", shape=hexagon" if isinstance(node, ToolCall) else ""
-        lines.append(f'    n{place} [label="{text}"{shape}];')
+        lines.append(f'    n{index} [label="{text}"{shape}];')
     styles: dict[EdgeKind, str] = {
         "branch": " [style=bold, label=branch]",
         "revision": " [style=dashed, label=revised]",
         "merge": " [style=dashed, label=merged]",
     }
     lines += [f"    n{source} -> n{target}{styles.get(kind, '')};" for source, target, kind in edges]
+    lines += [f"    n{source} -> n{target} [style=dotted];" for source, target in placed]
     return "\n".join([*lines, "}"]) + "\n"
 
 
@@ -126,7 +128,7 @@ def _dot_text(text: str) -> str:
 def json(nodes: Nodes, edges: Edges) -> bytes:
     """Serialize nodes and edges to JSON."""
     data = {
-        "nodes": [{"key": f"n{place}", **_data(node)} for place, node in nodes.items()],
+        "nodes": [{"key": f"n{index}", **_data(node)} for index, node in nodes.items()],
         "edges": [{"from": f"n{source}", "to": f"n{target}", "kind": kind} for source, target, kind in edges],
     }
     return to_json(data, fallback=str)

@@ -5,6 +5,7 @@ Model output is escaped in the drawing. Scripts insert text content only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from string import Template
 
@@ -24,24 +25,28 @@ STEP, ROW, MARGIN = 290, 70, 24
 """Column spacing, row spacing and margin in pixels."""
 
 
-def html(nodes: formats.Nodes, edges: formats.Edges, title: str) -> str:
+def html(nodes: formats.Nodes, edges: formats.Edges, placed: Sequence[tuple[int, int]], title: str) -> str:
     """Render a graph as an HTML page.
 
     Args:
         nodes: Nodes by index.
         edges: Directed edges. Cyclic edges point backwards.
+        placed: Additional pairs of nodes that are connected in the drawing.
         title: Page title.
     """
-    spots = layout(nodes, edges)
+    dotted = [formats.Link(source, target, "thought") for source, target in placed]
+    positions = layout(nodes, [*edges, *dotted])
     # Escaping "<" prevents premature termination of the script element.
     data = formats.json(nodes, edges).decode().replace("<", "\\u003c")
     return Template(PAGE).substitute(
         title=escape(title),
         count=f"{sum(not isinstance(node, ToolCall) for node in nodes.values())} thoughts",
-        width=max((x for x, _ in spots.values()), default=0) + WIDTH + MARGIN,
-        height=max((y for _, y in spots.values()), default=0) + HEIGHT + MARGIN,
-        edges="\n".join(_edge(spots, link) for link in edges),
-        nodes="\n".join(_box(place, node, spots[place]) for place, node in nodes.items()),
+        width=max((x for x, _ in positions.values()), default=0) + WIDTH + MARGIN,
+        height=max((y for _, y in positions.values()), default=0) + HEIGHT + MARGIN,
+        edges="\n".join(
+            [*(_edge(positions, link) for link in edges), *(_edge(positions, link, "placed") for link in dotted)]
+        ),
+        nodes="\n".join(_box(index, node, positions[index]) for index, node in nodes.items()),
         empty="" if nodes else "There are no thoughts in this run.",
         data=data,
     )
@@ -55,50 +60,50 @@ def layout(nodes: formats.Nodes, edges: formats.Edges) -> dict[int, tuple[int, i
     below: dict[int | None, list[int]] = {}
     parents = {target: source for source, target, kind in edges if kind not in BESIDE}
     depths: dict[int, int] = {}
-    for place in nodes:
-        _depth(place, parents, depths)
-    for place in nodes:
-        parent = parents.get(place)
-        forward = parent is not None and depths[parent] < depths[place]
-        below.setdefault(parent if forward else None, []).append(place)
-    spots: dict[int, tuple[int, int]] = {}
+    for index in nodes:
+        _depth(index, parents, depths)
+    for index in nodes:
+        parent = parents.get(index)
+        forward = parent is not None and depths[parent] < depths[index]
+        below.setdefault(parent if forward else None, []).append(index)
+    positions: dict[int, tuple[int, int]] = {}
     row = 0
     stack = list(reversed(below.get(None, ())))
     while stack:
-        place = stack.pop()
-        spots[place] = (MARGIN + depths[place] * STEP, MARGIN + row * ROW)
-        children = below.get(place, ())
+        index = stack.pop()
+        positions[index] = (MARGIN + depths[index] * STEP, MARGIN + row * ROW)
+        children = below.get(index, ())
         stack.extend(reversed(children))
         # Chains stay in one row, while additional branches start a new row.
         row += not children
-    return spots
+    return positions
 
 
-def _depth(place: int, parents: dict[int, int], depths: dict[int, int]) -> None:
+def _depth(index: int, parents: dict[int, int], depths: dict[int, int]) -> None:
     """Store chain depths for a node and its ancestors."""
     line: list[int] = []
-    seen: set[int] = set()
-    at: int | None = place
-    while at is not None and at not in depths and at not in seen:
-        line.append(at)
-        seen.add(at)
-        at = parents.get(at)
+    visited: set[int] = set()
+    node: int | None = index
+    while node is not None and node not in depths and node not in visited:
+        line.append(node)
+        visited.add(node)
+        node = parents.get(node)
     # Cyclic chains start at depth zero.
-    depth = depths[at] + 1 if at is not None and at in depths else 0
+    depth = depths[node] + 1 if node is not None and node in depths else 0
     for member in reversed(line):
         depths[member] = depth
         depth += 1
 
 
-def _box(place: int, node: formats.Node, spot: tuple[int, int]) -> str:
-    x, y = spot
+def _box(index: int, node: formats.Node, position: tuple[int, int]) -> str:
+    x, y = position
     call = isinstance(node, ToolCall)
     kind = "call" if call else node.thought_type
     head = node.name if call else f"{node.thought_type} · {formats.name(node)}"
     body = to_json(node.arguments, fallback=str).decode() if call else node.content
     corner = HEIGHT // 2 if call else 8
     return (
-        f'<g class="node {escape(kind)}" id="n{place}" tabindex="0" role="button" transform="translate({x} {y})"'
+        f'<g class="node {escape(kind)}" id="n{index}" tabindex="0" role="button" transform="translate({x} {y})"'
         f' aria-label="{_line(formats.label(node, 200), 240)}">'
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="{corner}"/>'
         f'<text x="14" y="22" class="head">{_line(head, 30)}</text>'
@@ -106,15 +111,15 @@ def _box(place: int, node: formats.Node, spot: tuple[int, int]) -> str:
     )
 
 
-def _edge(spots: dict[int, tuple[int, int]], link: formats.Link) -> str:
-    (x1, y1), (x2, y2) = spots[link.source], spots[link.target]
+def _edge(positions: dict[int, tuple[int, int]], link: formats.Link, style: str | None = None) -> str:
+    (x1, y1), (x2, y2) = positions[link.source], positions[link.target]
     ends = f'data-edge="n{link.source} n{link.target}"'
     if link.kind in BESIDE:
         # From top to top, to distinguish it from steps, which run from side to side.
         x1, x2, high = x1 + WIDTH // 2, x2 + WIDTH // 2, min(y1, y2) - MARGIN + 6
         return f'<path class="{link.kind}" d="M{x1} {y1}C{x1} {high} {x2} {high} {x2} {y2}" {ends}/>'
     x1, y1, y2 = x1 + WIDTH, y1 + HEIGHT // 2, y2 + HEIGHT // 2
-    style = "back" if x2 < x1 else link.kind
+    style = style or ("back" if x2 < x1 else link.kind)
     middle = (x1 + x2) // 2
     return f'<path class="{style}" d="M{x1} {y1}C{middle} {y1} {middle} {y2} {x2} {y2}" {ends}/>'
 
@@ -151,7 +156,7 @@ aside pre { white-space: pre-wrap; overflow-wrap: anywhere; font: inherit; margi
 dl { display: grid; grid-template-columns: auto 1fr; gap: .2rem .8rem; margin: 0; }
 dt { color: var(--quiet); } dd { margin: 0; overflow-wrap: anywhere; } aside a { color: inherit; }
 path { fill: none; stroke: var(--line); stroke-width: 1.5; marker-end: url(#arrow); }
-path.back { stroke-dasharray: 5 4; } path.branch { stroke-width: 3; }
+path.back { stroke-dasharray: 5 4; } path.branch { stroke-width: 3; } path.placed { stroke-dasharray: 2 4; }
 path.revision { stroke: #c6503c; stroke-dasharray: 3 3; } path.merge { stroke: #2c8a57; stroke-dasharray: 3 3; }
 path.near { stroke: var(--ink); stroke-width: 2; }
 .node { cursor: pointer; outline: none; --kind: #7a8194; }

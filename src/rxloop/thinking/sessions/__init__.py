@@ -1,4 +1,4 @@
-"""Sessions of thoughts, stored as artifacts."""
+"""Thinking sessions, stored as artifacts."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _MAX_ATTEMPTS = 50
 
 
 class ThinkingSessions:
-    """Sequential thinking: sessions of thoughts in an artifact store.
+    """Sessions of sequential thoughts in an artifact store.
 
-    Each session belongs to an owner and is invisible to the models of other owners. There is no timer. The lifetime of
-    a session is checked on access, and thoughts occasionally trigger the deletion of all expired sessions.
+    Each session belongs to an owner and is invisible to the models of other owners. No timer is used: the lifetime of
+    a session is checked on access, and adding a thought occasionally deletes all expired sessions.
 
     Attributes:
         artifacts: Store of the sessions.
@@ -117,15 +117,17 @@ class ThinkingSessions:
         """
         if session_id is not None and (problem := find_name_problem(session_id)) is not None:
             raise ConfigurationError(f"session_id={session_id[:60]!r} {problem}")
-        given = ThoughtInput.of(thought)
-        requested_id = session_id if session_id is not None else given.session_id
+        parsed = ThoughtInput.of(thought)
+        requested_id = session_id if session_id is not None else parsed.session_id
         # Acquire the lock before other operations to preserve thought order.
         async with self._lock(owner or "", requested_id):
             await self._limits.tidy()
             if requested_id is None:
-                return await _retry(lambda: self._think_in_new_session(given, owner or "", call_id, admit))
+                return await _retry(lambda: self._think_in_new_session(parsed, owner or "", call_id, admit))
             adopt = session_id is not None
-            return await _retry(lambda: self._think_in_session(requested_id, given, owner, call_id, admit, adopt=adopt))
+            return await _retry(
+                lambda: self._think_in_session(requested_id, parsed, owner, call_id, admit, adopt=adopt)
+            )
 
     async def get_session(self, session_id: str, *, owner: str | None = None) -> Session:
         """Return the current state of a session. The returned object never changes.
@@ -177,8 +179,12 @@ class ThinkingSessions:
         async with self._lock(owner or "", session_id):
             return await _retry(clear)
 
-    async def clear_all_sessions(self, *, owner: str = "") -> int:
-        """Delete all sessions of an owner and return the count. Defaults to sessions created by the program."""
+    async def clear_all_sessions(self, *, owner: str | None = None) -> int:
+        """Delete all sessions of an owner, or of all owners, and return their number.
+
+        Args:
+            owner: Owner of the sessions. "" selects the sessions that the program created without an owner.
+        """
         return await self._limits.delete_all(owner)
 
     async def sweep(self) -> int:
@@ -199,7 +205,7 @@ class ThinkingSessions:
         return current
 
     async def _think_in_new_session(
-        self, given: ThoughtInput, owner: str, call_id: str | None, admit: Admit | None
+        self, thought: ThoughtInput, owner: str, call_id: str | None, admit: Admit | None
     ) -> ThoughtResult:
         """Add a thought without a session id to a new session, unless its call has already created one."""
         session_id, current = new_id(), None
@@ -214,12 +220,12 @@ class ThinkingSessions:
             elif current is not None:
                 # The original session was cleared in the meantime.
                 session_id, current = new_id(), None
-        return await self._add(given, current, _create(session_id, owner), call_id, admit, begins=True)
+        return await self._add(thought, current, _create(session_id, owner), call_id, admit, begins=True)
 
     async def _think_in_session(
         self,
         requested_id: str,
-        given: ThoughtInput,
+        thought: ThoughtInput,
         owner: str | None,
         call_id: str | None,
         admit: Admit | None,
@@ -228,7 +234,7 @@ class ThinkingSessions:
     ) -> ThoughtResult:
         """Add a thought to an explicitly requested session."""
         artifact = artifact_id(owner or "", requested_id)
-        # Only application code may access sessions of other owners.
+        # Application code may access sessions of any owner.
         required_owner = owner if adopt else owner or ""
         current = self._stored.cached(artifact)
         if current is None or self._limits.is_expired(current.session):
@@ -241,10 +247,10 @@ class ThinkingSessions:
                 return ThoughtResult(session, placed)
             if self._limits.is_expired(session):
                 notice = (_make_expired_warning(requested_id),)
-                return await self._add(given, current, _restart(session), call_id, admit, notice, begins=True)
-            if given.clear_session and len(session):
-                return await self._add(given, current, _restart(session), call_id, admit, begins=True)
-            return await self._add(given, current, session, call_id, admit, begins=False)
+                return await self._add(thought, current, _restart(session), call_id, admit, notice, begins=True)
+            if thought.clear_session and len(session):
+                return await self._add(thought, current, _restart(session), call_id, admit, begins=True)
+            return await self._add(thought, current, session, call_id, admit, begins=False)
         fresh, notices = (_create(requested_id, owner or ("" if current is None else current.session.owner)), ())
         if self._limits.was_expired(fresh.owner, requested_id):
             # Prevent duplicate thought ids after a session was deleted.
@@ -253,11 +259,11 @@ class ThinkingSessions:
             raise _make_unknown_error(requested_id)
         elif is_generated(requested_id):
             notices = (_make_new_warning(requested_id),)
-        return await self._add(given, current, fresh, call_id, admit, notices, begins=True)
+        return await self._add(thought, current, fresh, call_id, admit, notices, begins=True)
 
     async def _add(
         self,
-        given: ThoughtInput,
+        thought: ThoughtInput,
         current: StoredSession | None,
         session: Session,
         call_id: str | None,
@@ -269,7 +275,7 @@ class ThinkingSessions:
         """Validate and store a thought.
 
         Args:
-            given: The thought.
+            thought: The thought.
             current: Stored session, or None.
             session: Session to extend. Empty if it is new or restarted.
             call_id: Id of the tool call.
@@ -277,14 +283,14 @@ class ThinkingSessions:
             notices: Warnings about the session.
             begins: True if the session is new or restarted.
         """
-        accepted = accept(session, given, self.rules, at=CLOCK.get().now(), call_id=call_id)
+        accepted = accept(session, thought, self.rules, now=CLOCK.get().now(), call_id=call_id)
         if admit is not None:
-            accepted = accepted.model_copy(update={"flow": admit(session, given)})
+            accepted = accepted.model_copy(update={"flow": admit(session, thought)})
         if current is None or not current.lines:
             await self._limits.make_room(session.owner)
         stored = await self._stored.append(current, session.add(accepted), accepted, begins=begins)
         self._limits.note(stored)
-        return ThoughtResult(stored.session, stored.session.at(len(stored.session)), notices)
+        return ThoughtResult(stored.session, stored.session.get_thought(len(stored.session)), notices)
 
     def _lock(self, owner: str, session_id: str | None) -> asyncio.Lock:
         """Return the session lock for the current event loop.
@@ -328,7 +334,7 @@ def _restart(session: Session) -> Session:
 
 def _make_unknown_error(session_id: str) -> UnknownSession:
     return UnknownSession(
-        f"there is no session {session_id!r}: leave sessionId out to begin one, and go on with the id of its answer"
+        f"unknown sessionId {session_id!r}. Omit sessionId to create a session, then pass the id from its result."
     )
 
 

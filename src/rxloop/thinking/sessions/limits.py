@@ -142,11 +142,12 @@ class SessionLimits:
             self._expired.popitem(last=False)
         return count
 
-    async def delete_all(self, owner: str) -> int:
-        """Delete all sessions of an owner and return the deleted count."""
+    async def delete_all(self, owner: str | None) -> int:
+        """Delete all sessions of an owner, or of all owners, and return the deleted count."""
         await self._list()
         count = 0
-        for entry in list(self._owners.get(owner, {}).values()):
+        entries = self._entries if owner is None else self._owners.get(owner, {})
+        for entry in list(entries.values()):
             self._drop(entry.record.artifact_id)
             if await self._artifacts.delete(entry.record, changed=True):
                 count += bool(entry.record.size)

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from rxloop.thinking.sessions.session import RAISED, Placed, Session
+from rxloop.thinking.sessions.session import RAISED, PlacedThought, Session
 from rxloop.thinking.sessions.thought import SequentialThought, ThoughtWarning
 
 BYTES_PER_TOKEN = 4
@@ -17,7 +17,7 @@ FLOW = ("strategy", "stage", "nextStages", "stepsToEnd", "missingFields", "kept"
 """Result fields for strategy flows."""
 
 _MAX_NAMES = 20
-"""Maximum number of branch names in texts for the model and in published results."""
+"""Maximum number of branch names in messages to the model and in published results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ThoughtResult:
 
     session: Session
     """Session including this thought. For a repeated call, the current session."""
-    placed: Placed
+    placed: PlacedThought
     """Current thought with its position."""
     notices: tuple[ThoughtWarning, ...] = ()
     """Warnings that the requested session has expired or does not exist."""
@@ -49,7 +49,7 @@ class ThoughtResult:
     @property
     def history(self) -> Sequence[SequentialThought]:
         """Session thoughts up to and including this result."""
-        return [placed.thought for placed in self.session.placed(last=self.placed.place)]
+        return [placed.thought for placed in self.session.list_placed(last=self.placed.place)]
 
     @property
     def branches(self) -> list[str]:
@@ -75,10 +75,10 @@ class ThoughtResult:
         return f"Sequential thinking complete: {count} thoughts processed across {branches} branches."
 
     def official(self) -> dict[str, Any]:
-        """Return the five keys of the reference server's result.
+        """Return the five result keys of the official sequential-thinking MCP server.
 
-        The reference server does not support `needsMoreThoughts`, so the result contains the total before it was
-        raised.
+        That server does not support `needsMoreThoughts`. If a thought raised the total by it, the result contains the
+        previous total.
         """
         raised = any(warning.code == RAISED for warning in self.thought.warnings)
         return {
@@ -104,8 +104,8 @@ class ThoughtResult:
         """
         names, data = self._newest_branches()
         count = max(self._count_fitting(self._count_available_bytes(budget, {})), 1)
-        places = self.session.placed(self.placed.place - count + 1, self.placed.place)
-        data |= {"thoughtHistory": [placed.thought.echo for placed in places]}
+        newest = self.session.list_placed(self.placed.place - count + 1, self.placed.place)
+        data |= {"thoughtHistory": [placed.thought.echo for placed in newest]}
         return {**self._head(names), **data, **self._earlier_note(count), **self._make_remarks()}
 
     def to_text(self, budget: int, **more: Any) -> str:
@@ -118,8 +118,8 @@ class ThoughtResult:
         """
         available = self._count_available_bytes(budget, more)
         count = self._count_fitting(available)
-        places = self.session.placed(self.placed.place - max(count, 1) + 1, self.placed.place)
-        history = [_to_entry(placed.thought) for placed in places]
+        newest = self.session.list_placed(self.placed.place - max(count, 1) + 1, self.placed.place)
+        history = [_to_entry(placed.thought) for placed in newest]
         if not count:
             history[0]["thought"] = _truncate(history[0]["thought"], max(available - 100, 40))
         data = {**self._make_summary(more), "thoughtHistory": history, **self._earlier_note(max(count, 1))}
@@ -137,7 +137,7 @@ class ThoughtResult:
         """Return the number of recent thoughts that fit."""
         count = 0
         while count < self.placed.place:
-            available -= len(orjson.dumps(_to_entry(self.session.at(self.placed.place - count).thought))) + 1
+            available -= len(orjson.dumps(_to_entry(self.session.get_thought(self.placed.place - count).thought))) + 1
             if available < 0:
                 break
             count += 1

@@ -19,13 +19,13 @@ class BranchOrigin(NamedTuple):
 
     branch_id: str
     from_thought: int
-    """Number of the thought where the branch starts, as provided by the model."""
+    """Branching point: a thought number sent by the model."""
     parent: str | None
     """Parent branch, or None for the main branch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedThought:
     """A thought and its position in the session. Positions start at 1 and identify thoughts."""
 
     place: int
@@ -33,7 +33,7 @@ class Placed:
     branch: str | None
     """Branch of the thought. None for the main branch."""
     follows: int | None
-    """Position of the previous thought on the branch, or of the branch origin."""
+    """Position of the previous thought on the branch. For its first thought, the position of the branching point."""
     revises: int | None
     """Position of the revised thought."""
     opens: bool
@@ -42,7 +42,7 @@ class Placed:
     """Branch count, including the current branch."""
 
 
-# No slots, so that a copy only copies one instance dict, as in `RunState`.
+# Without slots, because copying a single instance dict is faster. See `RunState`.
 @dataclass(frozen=True)
 class Session:
     """Immutable state of a session. Adding a thought returns a new state."""
@@ -56,14 +56,14 @@ class Session:
     version: int = 1
     """Incremented when the session restarts because it was cleared or has expired."""
     status: Status = "active"
-    _placed: Ledger[int, Placed] = field(default_factory=Ledger[int, Placed], repr=False)
+    _placed: Ledger[int, PlacedThought] = field(default_factory=Ledger[int, PlacedThought], repr=False)
     _calls: Ledger[str, int] = field(default_factory=Ledger[str, int], repr=False)
     _numbers: Ledger[tuple[str | None, int], int] = field(
         default_factory=Ledger[tuple[str | None, int], int], repr=False
     )
     _anywhere: Ledger[int, int] = field(default_factory=Ledger[int, int], repr=False)
     _branches: Ledger[str, BranchOrigin] = field(default_factory=Ledger[str, BranchOrigin], repr=False)
-    _newest: dict[str | None, Placed] = field(default_factory=dict[str | None, Placed], repr=False)
+    _newest: dict[str | None, PlacedThought] = field(default_factory=dict[str | None, PlacedThought], repr=False)
     _highest: dict[str | None, int] = field(default_factory=dict[str | None, int], repr=False)
 
     def __len__(self) -> int:
@@ -75,13 +75,13 @@ class Session:
     @property
     def thoughts(self) -> tuple[SequentialThought, ...]:
         """All thoughts in order."""
-        return tuple(placed.thought for placed in self.placed())
+        return tuple(placed.thought for placed in self.list_placed())
 
     @property
     def branches(self) -> dict[str, tuple[SequentialThought, ...]]:
         """Thoughts grouped by branch name, in branch creation order."""
         lines: dict[str, list[SequentialThought]] = {name: [] for name in self._branches}
-        for placed in self.placed():
+        for placed in self.list_placed():
             if placed.branch is not None:
                 lines[placed.branch].append(placed.thought)
         return {name: tuple(line) for name, line in lines.items()}
@@ -99,28 +99,28 @@ class Session:
         """Return branch names in creation order, optionally limited to a count."""
         return list(islice(self._branches, count))
 
-    def placed(self, first: int = 1, last: int | None = None) -> Sequence[Placed]:
+    def list_placed(self, first: int = 1, last: int | None = None) -> Sequence[PlacedThought]:
         """Return the thoughts with positions in a range."""
-        return [self._placed[place] for place in range(first, (len(self) if last is None else last) + 1)]
+        return [self._placed[position] for position in range(first, (len(self) if last is None else last) + 1)]
 
-    def at(self, place: int) -> Placed:
+    def get_thought(self, position: int) -> PlacedThought:
         """Return the thought at a one-based position.
 
         Raises:
             KeyError: Position not found.
         """
-        return self._placed[place]
+        return self._placed[position]
 
-    def thought_id(self, place: int) -> str:
+    def thought_id(self, position: int) -> str:
         """Return the event id of the thought at a position."""
-        return f"{self.session_id}#{place}" if self.version == 1 else f"{self.session_id}#{self.version}.{place}"
+        return f"{self.session_id}#{position}" if self.version == 1 else f"{self.session_id}#{self.version}.{position}"
 
-    def find_by_call(self, call_id: str) -> Placed | None:
+    def find_by_call(self, call_id: str) -> PlacedThought | None:
         """Find the thought previously added by a tool call."""
-        place = self._calls.get(call_id)
-        return None if place is None else self._placed[place]
+        position = self._calls.get(call_id)
+        return None if position is None else self._placed[position]
 
-    def newest(self, branch: str | None = None) -> Placed | None:
+    def newest(self, branch: str | None = None) -> PlacedThought | None:
         """Return the most recent thought on a branch, or on the main branch by default."""
         return self._newest.get(branch)
 
@@ -130,10 +130,10 @@ class Session:
         The branch and its ancestors are searched first, followed by all other branches.
         """
         line = branch
-        while (place := self._numbers.get((line, number))) is None and line is not None:
+        while (position := self._numbers.get((line, number))) is None and line is not None:
             above = self._branches.get(line)
             line = above.parent if above is not None else None
-        return self._anywhere.get(number) if place is None else place
+        return self._anywhere.get(number) if position is None else position
 
     def has_number(self, number: int, branch: str | None) -> bool:
         """Return True if a branch has a thought with a number."""
@@ -165,10 +165,10 @@ class Session:
         if placed.opens and line is not None:
             origin = self._placed[placed.follows].branch if placed.follows is not None else None
             branches = branches.add(line, BranchOrigin(line, thought.branch_from_thought or 0, origin))
-        goes_on = thought.next_thought_needed or bool(thought.needs_more_thoughts)
+        continues = thought.next_thought_needed or bool(thought.needs_more_thoughts)
         return self.changed(
             used=thought.at,
-            status="active" if goes_on else "complete",
+            status="active" if continues else "complete",
             _placed=self._placed.add(placed.place, placed),
             _calls=self._calls if thought.call_id is None else self._calls.add(thought.call_id, placed.place),
             _numbers=self._numbers.add((line, number), placed.place),
@@ -178,7 +178,7 @@ class Session:
             _highest={**self._highest, line: max(number, self._highest.get(line, 0))},
         )
 
-    def _locate(self, thought: SequentialThought) -> Placed:
+    def _locate(self, thought: SequentialThought) -> PlacedThought:
         line = self.find_branch(thought.branch_id, thought.branch_from_thought)
         opens = line is not None and line not in self._branches
         if opens and thought.branch_from_thought is not None:
@@ -188,7 +188,7 @@ class Session:
             before = self._newest.get(line)
             follows = before.place if before is not None else None
         revises = thought.revises_thought
-        return Placed(
+        return PlacedThought(
             place=len(self) + 1,
             thought=thought,
             branch=line,
@@ -228,90 +228,94 @@ class Rules:
             )
 
 
-def accept(session: Session, given: ThoughtInput, rules: Rules, *, at: int, call_id: str | None) -> SequentialThought:
+def accept(
+    session: Session, thought: ThoughtInput, rules: Rules, *, now: int, call_id: str | None
+) -> SequentialThought:
     """Validate a thought, and return it in its stored form. The session is not changed.
 
     Args:
         session: Session for the thought.
-        given: The thought.
+        thought: The thought.
         rules: Limits of the session.
-        at: Current time, in milliseconds since 1970.
+        now: Current time, in milliseconds since 1970.
         call_id: Id of the tool call that sent the thought.
 
     Raises:
         InvalidThought: If the thought is too long, or refers to a missing thought and the rules are strict.
         SessionFull: If the session has reached its maximum number of thoughts.
     """
-    if len(given.thought) > rules.max_length:
-        reason = f"too long: {len(given.thought)} characters, and {rules.max_length} are allowed. Say it in less"
+    if len(thought.thought) > rules.max_length:
+        reason = f"too long: {len(thought.thought)} characters, and {rules.max_length} are allowed. Shorten it"
         raise InvalidThought(f"thought: {reason}", {"thought": reason}, code="thought_too_long")
-    if given.branch_id is not None and len(given.branch_id) > rules.max_name:
-        reason = f"too long: {len(given.branch_id)} characters, and {rules.max_name} are allowed. Take a short name"
+    if thought.branch_id is not None and len(thought.branch_id) > rules.max_name:
+        reason = (
+            f"too long: {len(thought.branch_id)} characters, and {rules.max_name} are allowed. Choose a shorter name"
+        )
         raise InvalidThought(f"branchId: {reason}", {"branchId": reason})
     if len(session) >= rules.max_thoughts:
         raise SessionFull(
-            f"This session has all of its {rules.max_thoughts} thoughts. Conclude now: give your answer from what you "
-            "have, or begin again with clearSession.",
+            f"This session has reached its limit of {rules.max_thoughts} thoughts. Conclude now: give your answer "
+            "from what you have, or begin again with clearSession.",
             code="max_thoughts",
         )
-    warnings = list(_iterate_warnings(session, given))
+    warnings = list(_iterate_warnings(session, thought))
     rejected = next((warning for warning in warnings if rules.strict and warning.code.startswith("dangling")), None)
     if rejected is not None:
         field = "revisesThought" if rejected.code == "dangling_revision" else "branchFromThought"
         raise InvalidThought(f"{field}: {rejected.message}", {field: rejected.message}, code=rejected.code)
-    total = max(given.total_thoughts, given.thought_number)
+    total = max(thought.total_thoughts, thought.thought_number)
     if any(warning.code == RAISED for warning in warnings):
-        total = given.thought_number + 1
+        total = thought.thought_number + 1
     return SequentialThought(
-        thought=given.thought,
-        thought_number=given.thought_number,
+        thought=thought.thought,
+        thought_number=thought.thought_number,
         total_thoughts=total,
-        next_thought_needed=given.next_thought_needed,
-        is_revision=given.is_revision,
-        revises_thought=given.revises_thought,
-        branch_from_thought=given.branch_from_thought,
-        branch_id=given.branch_id,
-        needs_more_thoughts=given.needs_more_thoughts,
-        at=at,
+        next_thought_needed=thought.next_thought_needed,
+        is_revision=thought.is_revision,
+        revises_thought=thought.revises_thought,
+        branch_from_thought=thought.branch_from_thought,
+        branch_id=thought.branch_id,
+        needs_more_thoughts=thought.needs_more_thoughts,
+        at=now,
         call_id=call_id,
         warnings=tuple(warnings),
     )
 
 
-def _iterate_warnings(session: Session, given: ThoughtInput) -> Iterator[ThoughtWarning]:
-    yield from _check_revision(session, given)
-    yield from _check_branch(session, given)
-    yield from _check_number(session, given)
-    number = given.thought_number
-    if given.needs_more_thoughts and not given.next_thought_needed:
+def _iterate_warnings(session: Session, thought: ThoughtInput) -> Iterator[ThoughtWarning]:
+    yield from _check_revision(session, thought)
+    yield from _check_branch(session, thought)
+    yield from _check_number(session, thought)
+    number = thought.thought_number
+    if thought.needs_more_thoughts and not thought.next_thought_needed:
         yield _warning(
             "needs_more", "needsMoreThoughts is true and nextThoughtNeeded is false: the session stays open."
         )
-        if number >= given.total_thoughts:
+        if number >= thought.total_thoughts:
             yield _warning(RAISED, f"More thoughts are needed: totalThoughts is now {number + 1}.")
     if session.status == "complete":
         yield _warning("reopened", "The session was complete; this thought has opened it again.")
-    if not given.thought.strip():
+    if not thought.thought.strip():
         yield _warning("empty_thought", "The thought is empty.")
-    last = session.placed(max(1, len(session) - REPETITIONS + 2))
-    if len(last) == REPETITIONS - 1 and all(placed.thought.thought == given.thought for placed in last):
+    last = session.list_placed(max(1, len(session) - REPETITIONS + 2))
+    if len(last) == REPETITIONS - 1 and all(placed.thought.thought == thought.thought for placed in last):
         yield _warning(
             "repetition",
             f"The same thought came {REPETITIONS} times in a row. Think of something new, revise, branch, or conclude.",
         )
 
 
-def _check_revision(session: Session, given: ThoughtInput) -> Iterator[ThoughtWarning]:
-    target = given.revises_thought
+def _check_revision(session: Session, thought: ThoughtInput) -> Iterator[ThoughtWarning]:
+    target = thought.revises_thought
     if target is None:
-        if given.is_revision:
+        if thought.is_revision:
             yield _warning("revision_without_target", "isRevision is true, but revisesThought does not say of what.")
     elif session.find(target) is None:
         yield _warning("dangling_revision", f"There is no thought {target} to revise{_describe_length(session)}.")
 
 
-def _check_branch(session: Session, given: ThoughtInput) -> Iterator[ThoughtWarning]:
-    origin, name = given.branch_from_thought, given.branch_id
+def _check_branch(session: Session, thought: ThoughtInput) -> Iterator[ThoughtWarning]:
+    origin, name = thought.branch_from_thought, thought.branch_id
     branch = None if name is None else session.branch(name)
     if origin is not None and branch is None and session.find(origin) is None:
         yield _warning("dangling_branch", f"There is no thought {origin} to branch from{_describe_length(session)}.")
@@ -331,15 +335,15 @@ def _check_branch(session: Session, given: ThoughtInput) -> Iterator[ThoughtWarn
         )
 
 
-def _check_number(session: Session, given: ThoughtInput) -> Iterator[ThoughtWarning]:
-    line = session.find_branch(given.branch_id, given.branch_from_thought)
-    number = given.thought_number
-    revision = given.is_revision or given.revises_thought is not None
+def _check_number(session: Session, thought: ThoughtInput) -> Iterator[ThoughtWarning]:
+    line = session.find_branch(thought.branch_id, thought.branch_from_thought)
+    number = thought.thought_number
+    revision = thought.is_revision or thought.revises_thought is not None
     if not revision and session.has_number(number, line):
         yield _warning("duplicate_number", f"There is a thought {number} already; both are kept.")
     before = session.highest(line)
     if before is None and line is not None:
-        before = given.branch_from_thought
+        before = thought.branch_from_thought
     if before is not None and number > before + 1:
         yield _warning("gap", f"Thought {number} comes after thought {before}: there is none in between.")
 

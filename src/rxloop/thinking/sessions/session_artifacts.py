@@ -36,12 +36,12 @@ def new_id(*call: str) -> str:
     # Deferred import, because uuid6 imports importlib.metadata and slows down startup.
     import uuid6
 
-    made = uuid6.uuid7()
+    uuid = uuid6.uuid7()
     if not call:
-        return str(made)
+        return str(uuid)
     digest = int.from_bytes(sha256(json.dumps(call).encode()).digest()[:8], "big") >> (64 - _RANDOM_BITS)
     mask = (1 << 76) - 1
-    return str(UUID(int=(made.int & ~mask) | _mark(digest) << 64 | 0b10 << _RANDOM_BITS | digest))
+    return str(UUID(int=(uuid.int & ~mask) | _mark(digest) << 64 | 0b10 << _RANDOM_BITS | digest))
 
 
 def is_generated(session_id: str) -> bool:
@@ -74,14 +74,14 @@ _CACHED = 256
 """Maximum number of cached sessions. A cached session is not read again for each thought."""
 
 _BLOCK = 1 << 16
-"""Initial read size from the end of an artifact, in bytes."""
+"""Number of bytes to read first from the end of an artifact."""
 
-_LARGE = 1 << 20
+_LARGE_BYTES = 1 << 20
 """Size in bytes above which an artifact is replaced when its session is cleared or has expired."""
 
 
 class SessionLine(Wire):
-    """Line of a session artifact, as JSON."""
+    """Single line of a session artifact."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
 
@@ -90,11 +90,11 @@ class SessionLine(Wire):
     place: int
     """Line number, starting at 0."""
     write: str
-    """Random id of the write. It makes the lines of two writers different even if their thoughts are equal."""
+    """Random write id, so that equal thoughts of two writers result in different lines."""
     begins: int | None = None
     """New version of the session, if this line starts one. Readers skip all earlier lines."""
     at: int = 0
-    """Start time of the version, in milliseconds since 1970."""
+    """Version start time in milliseconds since 1970."""
     thought: SequentialThought | None = None
 
 
@@ -111,8 +111,8 @@ class Head:
     def of(cls, record: ArtifactRecord) -> Head | None:
         """Parse session metadata from an artifact name, returning None for other artifacts."""
         try:
-            found: dict[str, Any] = json.loads(record.name)
-            return cls(found["owner"], found["session"], found["nonce"])
+            fields: dict[str, Any] = json.loads(record.name)
+            return cls(fields["owner"], fields["session"], fields["nonce"])
         except (ValueError, KeyError, TypeError):
             return None
 
@@ -131,7 +131,7 @@ class StoredSession:
     lines: int = 0
     """Number of lines. 0 if the artifact was created but nothing was written."""
     end: int = 0
-    """Artifact offset of the last read."""
+    """Artifact size at the last read, in bytes."""
 
 
 class SessionArtifacts:
@@ -178,15 +178,15 @@ class SessionArtifacts:
         head = Head.of(record)
         if head is None:
             return None
-        found = self._cache.get(record.artifact_id)
+        stored = self._cache.get(record.artifact_id)
         try:
-            if found is None or found.record is None or found.record.name != record.name or found.end > record.size:
-                found = StoredSession(Session(head.session_id, head.owner))
+            if stored is None or stored.record is None or stored.record.name != record.name or stored.end > record.size:
+                stored = StoredSession(Session(head.session_id, head.owner))
                 lines = await self._newest_lines(record, head)
-            elif found.end < record.size:
-                lines = _parse(await self._content(record, found.end))
+            elif stored.end < record.size:
+                lines = _parse(await self._content(record, stored.end))
             else:
-                return found
+                return stored
         except UnknownArtifact:
             return None
         except ValidationError as error:
@@ -194,7 +194,7 @@ class SessionArtifacts:
             if not newest or newest[-1].name != record.name:
                 raise _conflict(head.session_id) from error
             raise ArtifactError(f"the artifact of the session {head.session_id!r} is damaged: {error}") from error
-        session, count = found.session, found.lines
+        session, count = stored.session, stored.lines
         for line in lines:
             if line.nonce != head.nonce:
                 continue
@@ -220,13 +220,13 @@ class SessionArtifacts:
             SessionConflict: Another process has changed the session since the last read.
             ArtifactError: The store failed. The session is unchanged.
         """
-        record, place, end = (None, 0, 0) if before is None else (before.record, before.lines, before.end)
+        record, line_count, end = (None, 0, 0) if before is None else (before.record, before.lines, before.end)
         artifact = artifact_id(session.owner, session.session_id) if record is None else record.artifact_id
         self._cache.pop(artifact, None)
-        if record is not None and begins and record.size > _LARGE:
+        if record is not None and begins and record.size > _LARGE_BYTES:
             if not await self.store.delete(CONTEXT, artifact, expected=record):
                 raise _conflict(session.session_id)
-            record, place, end = None, 0, 0
+            record, line_count, end = None, 0, 0
         if record is None:
             record = await self._create(artifact, session)
         head = Head.of(record)
@@ -234,14 +234,14 @@ class SessionArtifacts:
             raise _conflict(session.session_id)
         line = SessionLine(
             nonce=head.nonce,
-            place=place,
+            place=line_count,
             write=secrets.token_hex(8),
             begins=session.version if begins else None,
             at=session.created if begins else 0,
             thought=thought,
         )
         data = line.model_dump_json(exclude_none=True, exclude_defaults=True).encode() + b"\n"
-        key = f"{head.nonce}.{place}"
+        key = f"{head.nonce}.{line_count}"
         try:
             chunk = await self.store.append(
                 CONTEXT, artifact, data, version=record.version, last=False, key=key, now=session.used
@@ -256,7 +256,7 @@ class SessionArtifacts:
         if chunk.record.name != record.name:
             # Another process has replaced the artifact. Readers ignore this line because its nonce is the old one.
             raise _conflict(session.session_id)
-        return self._keep(StoredSession(session, chunk.record, place + 1, chunk.offset + len(data)))
+        return self._keep(StoredSession(session, chunk.record, line_count + 1, chunk.offset + len(data)))
 
     async def delete(self, record: ArtifactRecord, *, changed: bool = False) -> bool:
         """Delete a session artifact and return True if it was deleted.
@@ -290,9 +290,9 @@ class SessionArtifacts:
                 # Discard the first line because blocks usually start in the middle of a line.
                 content = content.partition(b"\n")[2]
             lines = _parse(content)
-            for place in reversed(range(len(lines))):
-                if lines[place].begins is not None and lines[place].nonce == head.nonce:
-                    return lines[place:]
+            for index in reversed(range(len(lines))):
+                if lines[index].begins is not None and lines[index].nonce == head.nonce:
+                    return lines[index:]
             if not start:
                 return lines
             size *= 8

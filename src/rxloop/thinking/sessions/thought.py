@@ -136,16 +136,16 @@ class ThoughtInput(Wire):
     clear_session: OptionalTruth = None
 
     @classmethod
-    def of(cls, given: ThoughtInput | Mapping[str, Any]) -> ThoughtInput:
+    def of(cls, thought: ThoughtInput | Mapping[str, Any]) -> ThoughtInput:
         """Validate a thought.
 
         Raises:
             InvalidThought: If the thought is invalid. The message lists the invalid fields.
         """
-        if isinstance(given, ThoughtInput):
-            return given
+        if isinstance(thought, ThoughtInput):
+            return thought
         try:
-            return cls.model_validate(dict(given))
+            return cls.model_validate(dict(thought))
         except ValidationError as error:
             errors = {".".join(map(str, fault["loc"])): _reason(fault) for fault in error.errors(include_url=False)}
             raise InvalidThought("; ".join(f"{field}: {reason}" for field, reason in errors.items()), errors) from None
@@ -162,13 +162,13 @@ class ThoughtWarning(Wire):
     """A warning about an accepted thought, for its author."""
 
     code: str
-    """Stable code for programs, such as `dangling_revision`."""
+    """Stable machine-readable code, for example `dangling_revision`."""
     message: str
     """Description in one sentence."""
 
 
 class SequentialThought(Wire):
-    """A stored thought of a session."""
+    """Thought stored in a session."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", ignored_types=(cached_property,))
 
@@ -183,12 +183,12 @@ class SequentialThought(Wire):
     branch_id: str | None = None
     needs_more_thoughts: bool | None = None
     at: int = 0
-    """Time of acceptance, in milliseconds since 1970."""
+    """Acceptance time in milliseconds since 1970."""
     call_id: str | None = None
-    """Id of the tool call that sent the thought. A repeated call adds no second thought."""
+    """Id of the originating tool call. Repeating the call does not add the thought again."""
     warnings: tuple[ThoughtWarning, ...] = Field(default_factory=tuple[ThoughtWarning, ...])
     flow: dict[str, Any] | None = None
-    """Data of the strategy: the stage, possible next stages, and the outcome of branches."""
+    """Strategy data, such as the stage, possible next stages and branch results."""
 
     @cached_property
     def echo(self) -> dict[str, Any]:
@@ -245,11 +245,11 @@ SESSION_PROPERTIES: dict[str, dict[str, Any]] = {
 REQUIRED = ["thought", "nextThoughtNeeded", "thoughtNumber", "totalThoughts"]
 
 
-def parameters(*, bound: bool) -> dict[str, Any]:
+def make_parameters(*, has_session: bool) -> dict[str, Any]:
     """Return the JSON Schema of the tool's arguments.
 
     Args:
-        bound: True if the tool is bound to a session, so that the model need not know its id.
+        has_session: True if the tool belongs to one session, so that the model does not pass its id.
     """
-    own = {name: field for name, field in SESSION_PROPERTIES.items() if not (bound and name == "sessionId")}
+    own = {name: field for name, field in SESSION_PROPERTIES.items() if not (has_session and name == "sessionId")}
     return {"type": "object", "properties": {**PROPERTIES, **own}, "required": REQUIRED}

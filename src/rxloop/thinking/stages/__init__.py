@@ -1,4 +1,4 @@
-"""Strategies as tables of stages and transitions."""
+"""Reasoning strategies, defined by stages and transitions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.support.text import to_mermaid_text, to_short_repr
 from rxloop.thinking.stages import routes
 
-Trait = Literal[
+Feature = Literal[
     "external_tools",
     "multiple_paths",
     "backtracking",
@@ -31,9 +31,9 @@ BranchingKind = Literal["explicit", "parallel_paths", "tree"]
 _NAME = re.compile(r"\w[\w.-]{0,99}")
 
 # Names that are valid node ids. Mermaid reserves these words.
-_PLAIN = re.compile(r"(?!(?:end|graph|flowchart|subgraph|direction|style|linkstyle|class|classdef|click|default)$)\w+")
+_ID = re.compile(r"(?!(?:end|graph|flowchart|subgraph|direction|style|linkstyle|class|classdef|click|default)$)\w+")
 
-_STAGES = 500
+_MAX_STAGES = 500
 """Maximum number of stages. The time for derived data is quadratic in it."""
 
 
@@ -58,7 +58,7 @@ def _name_stage(name: object, stage: object) -> object:
         return stage
     fields = {"name": name, **cast("Mapping[str, object]", stage or {})}
     if fields["name"] != name:
-        raise ConfigurationError(f"the stage under {name!r} calls itself {fields['name']!r}")
+        raise ConfigurationError(f"the stage with the key {name!r} has the name {fields['name']!r}")
     return fields
 
 
@@ -68,7 +68,7 @@ Names = Annotated[Sequence[str], BeforeValidator(_one_or_many)]
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A stage of a strategy."""
+    """Stage of a reasoning strategy."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -85,20 +85,20 @@ class Stage:
     def __post_init__(self) -> None:
         _set(self, next=_names(self.next), fields=_names(self.fields), prompt=self.prompt or self.description)
 
-    def missing(self, given: Collection[str]) -> tuple[str, ...]:
-        """Return the required fields that are missing."""
-        return tuple(field for field in self.fields if not any(name in given for name in field.split("|")))
+    def find_missing(self, names: Collection[str]) -> tuple[str, ...]:
+        """Return the required fields that are not among the names."""
+        return tuple(field for field in self.fields if not any(name in names for name in field.split("|")))
 
 
 @dataclass(frozen=True, kw_only=True)
 class IterationPoint:
-    """Stage at which a strategy decides whether to repeat a loop."""
+    """Decision to repeat a loop of stages."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     stage: str
     back_to: Names
-    """Initial stages of the loop."""
+    """Possible first stages of the repeated loop."""
     via: Names = ()
     """Intermediate stages between the decision and the loop start, if there is no direct transition."""
 
@@ -108,7 +108,7 @@ class IterationPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Branching:
-    """Stage at which a strategy opens branches."""
+    """Stage for opening branches."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -161,14 +161,14 @@ class StrategyDefinition:
     """Stages with multiple transitions. Derived automatically, and validated if provided."""
     iteration_point: IterationPoint | None = None
     branching: Branching | None = None
-    traits: Set[Trait] = field(default_factory=frozenset[Trait])
+    features: Set[Feature] = field(default_factory=frozenset[Feature])
 
     def __post_init__(self) -> None:
         stages = tuple(self.stages)
         if not stages:
-            self._wrong("has no stages")
-        if len(stages) > _STAGES:
-            self._wrong(f"has {len(stages)} stages; {_STAGES} are allowed")
+            self._fail("has no stages")
+        if len(stages) > _MAX_STAGES:
+            self._fail(f"must have at most {_MAX_STAGES} stages, got {len(stages)}")
         _set(
             self,
             stages=stages,
@@ -176,15 +176,15 @@ class StrategyDefinition:
             aliases=_names(self.aliases),
             initial=self.initial or stages[0].name,
             terminal=_names(self.terminal) or (stages[-1].name,),
-            traits=frozenset(self.traits),
+            features=frozenset(self.features),
         )
         self._check_names()
         self._check_transitions()
         chosen = tuple(stage.name for stage in stages if len(stage.next) > 1)
-        given = _names(self.decision_points)
-        if given and set(given) != set(chosen):
-            self._wrong(
-                f"names {_listed(given)} as decision points, but there is a choice after {_listed(chosen) or 'none'}"
+        named = _names(self.decision_points)
+        if named and set(named) != set(chosen):
+            self._fail(
+                f"names {_listed(named)} as decision points, but there is a choice after {_listed(chosen) or 'none'}"
             )
         _set(self, decision_points=chosen)
         self._check_points()
@@ -215,7 +215,7 @@ class StrategyDefinition:
 
     def __getstate__(self) -> dict[str, Any]:
         # Exclude cached properties, because some cannot be copied.
-        return {kept.name: getattr(self, kept.name) for kept in fields(self)}
+        return {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
 
     def stage(self, name: str) -> Stage:
         """Return a stage by name.
@@ -223,10 +223,12 @@ class StrategyDefinition:
         Raises:
             ConfigurationError: If the strategy has no such stage.
         """
-        found = self._by_name.get(name)
-        if found is None:
-            raise ConfigurationError(f"strategy {self.name!r} has no stage {name!r}; it has {_listed(self._by_name)}")
-        return found
+        stage = self._by_name.get(name)
+        if stage is None:
+            raise ConfigurationError(
+                f"strategy {self.name!r} has no stage {name!r}; its stages are {_listed(self._by_name)}"
+            )
+        return stage
 
     def __contains__(self, stage: object) -> bool:
         return stage in self._by_name
@@ -247,18 +249,18 @@ class StrategyDefinition:
 
     def ways(self, closed: frozenset[routes.Edge] = frozenset()) -> routes.Routes:
         """Return allowed transitions with distances to the end, excluding closed loops."""
-        found = self._ways.get(closed)
-        if found is None:
-            found = self._ways[closed] = routes.find_routes(self.transitions, self.terminal, closed)
-        return found
+        ways = self._ways.get(closed)
+        if ways is None:
+            ways = self._ways[closed] = routes.find_routes(self.transitions, self.terminal, closed)
+        return ways
 
     def to_mermaid(self) -> str:
         """Render the strategy as a Mermaid flowchart.
 
         Decision points are diamonds, initial and terminal stages have rounded corners, and back edges are dotted.
         """
-        plain = all(_PLAIN.fullmatch(stage.name.lower()) and stage.name.isascii() for stage in self.stages)
-        ids = {stage.name: stage.name if plain else f"n{place}" for place, stage in enumerate(self.stages)}
+        plain = all(_ID.fullmatch(stage.name.lower()) and stage.name.isascii() for stage in self.stages)
+        ids = {stage.name: stage.name if plain else f"n{index}" for index, stage in enumerate(self.stages)}
         lines = ["flowchart TD"]
         for stage in self.stages:
             opening, closing = self._shape(stage.name)
@@ -278,14 +280,14 @@ class StrategyDefinition:
         """Return a text description of the strategy, including stages and transitions."""
         aliases = f" (also {', '.join(self.aliases)})" if self.aliases else ""
         lines = [f"{self.name}{aliases}: {self.title}", *([self.when] if self.when else []), ""]
-        for place, stage in enumerate(self.stages, 1):
-            lines.append(f"{place:2}. {stage.name}{f': {stage.description}' if stage.description else ''}")
+        for number, stage in enumerate(self.stages, 1):
+            lines.append(f"{number:2}. {stage.name}{f': {stage.description}' if stage.description else ''}")
             if stage.fields:
                 lines.append(f"      needs {', '.join(field.replace('|', ' or ') for field in stage.fields)}")
             if stage.next:
                 back = {target for source, target in self.loops if source == stage.name}
-                ways = (f"back to {target}" if target in back else target for target in stage.next)
-                lines.append(f"      then {' or '.join(ways)}")
+                targets = (f"back to {target}" if target in back else target for target in stage.next)
+                lines.append(f"      then {' or '.join(targets)}")
         return "\n".join(lines) + "\n"
 
     @cached_property
@@ -303,65 +305,65 @@ class StrategyDefinition:
     def _check_names(self) -> None:
         for name in (self.name, *self.aliases):
             if not _NAME.fullmatch(name):
-                self._wrong(
+                self._fail(
                     f"has the name {to_short_repr(name)}; a name has at most 100 letters, digits, '_', '-' and '.'"
                 )
-        seen = set[str]()
+        names = set[str]()
         for stage in self.stages:
             if not _NAME.fullmatch(stage.name):
-                self._wrong(
+                self._fail(
                     f"has a stage {to_short_repr(stage.name)}; a name has at most 100 letters, digits, '_', '-' and '.'"
                 )
-            if stage.name in seen:
-                self._wrong(f"has two stages {stage.name!r}")
-            seen.add(stage.name)
+            if stage.name in names:
+                self._fail(f"has two stages {stage.name!r}")
+            names.add(stage.name)
         for role, name in [("initial", self.initial), *(("terminal", name) for name in self.terminal)]:
-            if name not in seen:
-                self._wrong(f"has no stage {name!r}, which it names as {role}")
-        unknown = sorted(self.traits - set(get_args(Trait)))
+            if name not in names:
+                self._fail(f"has no stage {name!r}, named as {role}")
+        unknown = sorted(self.features - set(get_args(Feature)))
         if unknown:
-            self._wrong(f"has the unknown trait {unknown[0]!r}; there are {_listed(get_args(Trait))}")
+            self._fail(f"has the unknown feature {unknown[0]!r}; expected {_listed(get_args(Feature))}")
 
     def _check_transitions(self) -> None:
         for stage in self.stages:
             seen = set[str]()
             for target in stage.next:
                 if target not in self._by_name:
-                    self._wrong(f"has no stage {to_short_repr(target)}, which is to follow {stage.name!r}")
+                    self._fail(f"has no stage {to_short_repr(target)}, named as the next stage of {stage.name!r}")
                 if target in seen:
-                    self._wrong(f"names {target!r} twice after {stage.name!r}")
+                    self._fail(f"names {target!r} twice after {stage.name!r}")
                 if target == stage.name:
-                    self._wrong(f"lets {target!r} follow itself; a further thought in a stage needs no transition")
+                    self._fail(f"lets {target!r} follow itself; a further thought in a stage needs no transition")
                 seen.add(target)
             if stage.name in self.terminal and stage.next:
-                self._wrong(f"ends at {stage.name!r}, but lets {_listed(stage.next)} follow it")
-        found = routes.find_reachable(self.transitions, self.initial)
-        lost = [name for name in self.transitions if name not in found]
+                self._fail(f"ends at {stage.name!r}, but lets {_listed(stage.next)} follow it")
+        reachable = routes.find_reachable(self.transitions, self.initial)
+        lost = [name for name in self.transitions if name not in reachable]
         if lost:
-            self._wrong(f"has no way from {self.initial!r} to {_listed(lost)}")
+            self._fail(f"has no path from {self.initial!r} to {_listed(lost)}")
         stuck = [name for name in self.transitions if name not in self._steps]
         if stuck:
-            hint = "" if all(self.transitions[name] for name in stuck) else "; name in `terminal` what is an end, too"
-            self._wrong(f"has no way from {_listed(stuck)} to its end, {_listed(self.terminal)}{hint}")
+            hint = "" if all(self.transitions[name] for name in stuck) else "; list every end in `terminal`"
+            self._fail(f"has no path from {_listed(stuck)} to its end, {_listed(self.terminal)}{hint}")
 
     def _check_points(self) -> None:
         point = self.iteration_point
         if point is not None:
             if point.stage not in self.decision_points:
-                self._wrong(f"goes round at {point.stage!r}, which is not a decision point")
+                self._fail(f"has the iteration point {point.stage!r}, which is not a decision point")
             follow = self.transitions[point.stage]
             for stage in point.via:
                 if stage not in follow:
-                    self._wrong(f"goes round via {stage!r}, which may not follow {point.stage!r}")
+                    self._fail(f"iterates via {stage!r}, which may not follow {point.stage!r}")
             after = {*follow, *(target for stage in point.via for target in self.transitions[stage])}
             for stage in point.back_to:
                 if stage not in after:
-                    self._wrong(f"goes back to {stage!r}, to which no way leads from {point.stage!r}")
+                    self._fail(f"iterates back to {stage!r}, which cannot be reached from {point.stage!r}")
         if self.branching is not None and self.branching.stage not in self:
-            self._wrong(f"branches at {self.branching.stage!r}, which is not one of its stages")
+            self._fail(f"branches at {self.branching.stage!r}, which is not one of its stages")
 
-    def _wrong(self, what: str) -> NoReturn:
-        raise ConfigurationError(f"strategy {to_short_repr(self.name)} {what}")
+    def _fail(self, problem: str) -> NoReturn:
+        raise ConfigurationError(f"strategy {to_short_repr(self.name)} {problem}")
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -56,10 +56,10 @@ class Branches:
         return iter(self._branches.values())
 
     def __getitem__(self, name: str) -> Branch:
-        found = self._branches.get(name)
-        if found is None:
+        branch = self._branches.get(name)
+        if branch is None:
             raise BranchRefused(f"there is no branch {name!r}; there are {_listed(self._branches)}")
-        return found
+        return branch
 
     @property
     def active(self) -> tuple[str, ...]:
@@ -82,11 +82,11 @@ class Branches:
 
     def lineage(self, name: str | None) -> tuple[str, ...]:
         """Return a branch and its ancestors, nearest first. Empty for the main branch."""
-        found: list[str] = []
+        names: list[str] = []
         while name is not None:
-            found.append(name)
+            names.append(name)
             name = self[name].parent
-        return tuple(found)
+        return tuple(names)
 
     def open(self, name: str, parent: str | None = None) -> Branch:
         """Open a branch at the current position of its parent.
@@ -101,12 +101,10 @@ class Branches:
         if not name:
             raise BranchRefused("a branch needs a name")
         if name in self._branches:
-            raise BranchRefused(
-                f"there is a branch {name!r} already ({self._branches[name].status}); take another name"
-            )
-        source = self.main if parent is None else self._open(parent, "no branch departs from it").stages
-        made = self._branches[name] = Branch(name, parent, source.copy())
-        return made
+            raise BranchRefused(f"branch {name!r} already exists ({self._branches[name].status}); choose another name")
+        source = self.main if parent is None else self._open(parent, "no branch can start from it").stages
+        branch = self._branches[name] = Branch(name, parent, source.copy())
+        return branch
 
     def score(self, name: str, score: float) -> None:
         """Update the score of an open branch. Higher scores are better.
@@ -133,7 +131,7 @@ class Branches:
                 below 1.
         """
         if keep < 1:
-            raise BranchRefused(f"{keep} branches are to be kept; keep one at least, or prune them by name")
+            raise BranchRefused(f"keep must be at least 1, got {keep}; to keep none, prune the branches by name")
         names = set(self.leaves if among is None else among)
         for name in names:
             self._open(name, "it cannot be selected")
@@ -170,10 +168,10 @@ class Branches:
             self._open(into, "nothing can be merged into it")
             if name in self.lineage(into):
                 raise BranchRefused(f"branch {name!r} cannot be merged into {into!r}, which is or came from it")
-        still = [branch.name for branch in self if branch.parent == name and branch.status == "active"]
-        if still:
+        children = [branch.name for branch in self if branch.parent == name and branch.status == "active"]
+        if children:
             raise BranchRefused(
-                f"branch {name!r} cannot be merged while {_listed(still)} departs from it; merge or prune that first"
+                f"branch {name!r} cannot be merged before its child {_listed(children)}; merge or prune the child first"
             )
         branch.status, branch.merged_into = "merged", into
 
@@ -188,10 +186,10 @@ class Branches:
     def _open(self, name: str, otherwise: str) -> Branch:
         branch = self[name]
         if branch.status != "active":
-            where = ""
+            target = ""
             if branch.status == "merged":
-                where = " into the main line" if branch.merged_into is None else f" into {branch.merged_into!r}"
-            raise BranchRefused(f"branch {name!r} was {branch.status}{where}; {otherwise}")
+                target = " into the main branch" if branch.merged_into is None else f" into {branch.merged_into!r}"
+            raise BranchRefused(f"branch {name!r} was {branch.status}{target}; {otherwise}")
         return branch
 
 

@@ -50,12 +50,12 @@ def from_yaml(model: type[T], source: str | bytes | PathLike[str]) -> T:
     except InvalidYAML as error:
         raise ConfigurationError(f"{subject}: {error}") from None
     if isinstance(data, str):
-        raise ConfigurationError(f"{subject} is a piece of text, not a mapping{_hint(text)}")
+        raise ConfigurationError(f"{subject} must be a mapping, got a string{_hint(text)}")
     return validate(model, data, subject)
 
 
 def validate(model: type[T], data: object, subject: str) -> T:
-    """Validate data against a model type.
+    """Parse data using a model type.
 
     Raises:
         ConfigurationError: Invalid data. The message includes the path, problem and value of each error.
@@ -66,7 +66,7 @@ def validate(model: type[T], data: object, subject: str) -> T:
         faults = error.errors(include_url=False)
         problems = "; ".join(_describe(fault, data) for fault in faults[:_FAULTS])
         more = f"; and {len(faults) - _FAULTS} more" if len(faults) > _FAULTS else ""
-        raise ConfigurationError(f"{subject} is not right: {problems}{more}") from None
+        raise ConfigurationError(f"{subject} is invalid: {problems}{more}") from None
 
 
 @cache
@@ -78,15 +78,15 @@ def _describe(error: ErrorDetails, data: Any) -> str:
     cause = error.get("ctx", {}).get("error")
     if isinstance(cause, ConfigurationError):
         return str(cause)
-    place = _path(error["loc"], data)
+    path = _path(error["loc"], data)
     match error["type"]:
         case "missing":
-            return f"{place} is missing"
+            return f"{path} is missing"
         case "unexpected_keyword_argument" | "extra_forbidden":
-            return f"there is no field {place}"
+            return f"unknown field {path}"
         case _:
             message = error["msg"][:1].lower() + error["msg"][1:]
-            return f"{place or 'it'}: {message} (got {to_short_repr(error['input'])})"
+            return f"{path or 'it'}: {message} (got {to_short_repr(error['input'])})"
 
 
 def _path(location: tuple[int | str, ...], data: Any) -> str:
@@ -128,19 +128,19 @@ def _read(source: str | bytes | PathLike[str], subject: str) -> tuple[str, str]:
         except UnicodeDecodeError as error:
             raise ConfigurationError(f"{subject} is not UTF-8: {error.reason} (at byte {error.start})") from None
     if isinstance(source, bytes) or len(source) > MAX_CHARACTERS:
-        raise ConfigurationError(f"{subject} has more than {MAX_CHARACTERS} characters")
+        raise ConfigurationError(f"{subject} must have at most {MAX_CHARACTERS} characters, it has more")
     return source, subject
 
 
 def _hint(text: str) -> str:
     """Suggest `pathlib.Path` for text that resembles a file name."""
-    return "; for a file, give a pathlib.Path" if text.strip() and "\n" not in text and len(text) < 300 else ""
+    return "; for a file, pass a pathlib.Path" if text.strip() and "\n" not in text and len(text) < 300 else ""
 
 
 def _check_unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in pairs:
-        if key in made:
+        if key in result:
             raise ValueError(f"the key {key!r} appears twice in one object")
-        made[key] = value
-    return made
+        result[key] = value
+    return result

@@ -10,7 +10,7 @@ Edge = tuple[str, str]
 Transitions = Mapping[str, Sequence[str]]
 
 Routes = Mapping[str, tuple[tuple[str, int], ...]]
-"""Allowed transitions by stage, with distances to the end."""
+"""Allowed transitions and distances to the end, by stage."""
 
 
 def find_reachable(transitions: Transitions, start: str) -> set[str]:

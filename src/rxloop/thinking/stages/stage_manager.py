@@ -30,14 +30,12 @@ class StageSnapshot(TypedDict):
 class StageManager:
     """Position of a flow in its strategy.
 
-    The strategy defines the stages that may follow the current one. Some of them are not offered, so that every flow
-    ends:
+    The strategy defines the possible next stages. To ensure that every flow ends, some of them are excluded:
 
-    * A loop that was taken `loop_cap` times is closed, and so is every stage that only leads to this loop.
-    * With a budget of steps, a stage is only offered if the end can be reached from it within the budget. When the
-      remaining steps are just enough for the shortest path, only this path is offered.
+    * After `loop_cap` repetitions, a loop is closed, and so is every stage that only leads to this loop.
+    * With a budget, stages are excluded if the end cannot be reached within the remaining steps.
 
-    Until the end there is always at least one next stage. A refused transition changes nothing.
+    There is always at least one next stage before the end. Refused transitions do not change the position.
 
     Args:
         definition: The strategy. `rxloop.strategies.get_stages("react")` returns one of the nine.
@@ -54,7 +52,7 @@ class StageManager:
     def __init__(self, definition: StrategyDefinition, *, loop_cap: int = LOOP_CAP, budget: int | None = None) -> None:
         self.strategy: Final = definition
         if loop_cap < 0:
-            raise ConfigurationError(f"loop_cap is {loop_cap}; it is a number of passes, 0 or more")
+            raise ConfigurationError(f"loop_cap must not be negative, got {loop_cap}")
         self._stage = self.strategy.initial
         self._history: list[str] = []
         self._stays = 0
@@ -64,8 +62,7 @@ class StageManager:
         self._close_loops()
         if budget is not None and budget < self.steps_to_end:
             raise ConfigurationError(
-                f"a budget of {budget} steps is too small for the strategy {self.strategy.name!r}, "
-                f"whose shortest way has {self.steps_to_end}"
+                f"budget must be at least {self.steps_to_end} for the strategy {self.strategy.name!r}, got {budget}"
             )
 
     @property
@@ -119,7 +116,11 @@ class StageManager:
         """Instructions for the model in the current stage."""
         return self.strategy.stage(self._stage).prompt
 
-    def transition_to(self, stage: str) -> str:
+    def can_transition_to(self, stage: str) -> bool:
+        """Return True if `enter` would accept the stage."""
+        return stage in self.next_stages
+
+    def enter(self, stage: str) -> str:
         """Move to a stage.
 
         Returns:
@@ -128,8 +129,8 @@ class StageManager:
         Raises:
             StageRefused: If the stage may not follow. The flow is not changed.
         """
-        if stage not in self.next_stages:
-            raise self._refused(StageRefused, self._why_not(stage) + self._what_else(), stage)
+        if not self.can_transition_to(stage):
+            raise self._make_refusal(StageRefused, self._explain_rejection(stage) + self._describe_allowed(), stage)
         self._move(stage)
         return stage
 
@@ -146,11 +147,11 @@ class StageManager:
         offered = self.next_stages
         if len(offered) > 1:
             choices = ", ".join(offered)
-            raise self._refused(
+            raise self._make_refusal(
                 StageChoiceRequired, f"{self._position()}: there is a choice, so name the next stage; one of {choices}"
             )
         if not offered:
-            raise self._refused(StageRefused, f"{self._position()} is the end; no stage follows")
+            raise self._make_refusal(StageRefused, f"{self._position()} is the end; no stage follows")
         self._move(offered[0])
         return self._stage
 
@@ -163,17 +164,17 @@ class StageManager:
         remaining = self.remaining
         if remaining is not None and remaining <= self.steps_to_end:
             left = f"{self._position()}: {_steps(remaining)} left, and the end needs them all"
-            raise self._refused(StageRefused, left + self._what_else(), self._stage)
+            raise self._make_refusal(StageRefused, left + self._describe_allowed(), self._stage)
         self._stays += 1
 
     def copy(self) -> Self:
         """Return an independent copy at the same stage."""
-        made = object.__new__(type(self))
+        other = object.__new__(type(self))
         for name in StageManager.__slots__:
-            setattr(made, name, getattr(self, name))
-        made._history = self._history.copy()
-        made._passes = self._passes.copy()
-        return made
+            setattr(other, name, getattr(self, name))
+        other._history = self._history.copy()
+        other._passes = self._passes.copy()
+        return other
 
     def snapshot(self) -> StageSnapshot:
         """Return the state as plain values."""
@@ -202,30 +203,32 @@ class StageManager:
         data = load.validate(StageSnapshot, snapshot, "the snapshot of a flow")
         if data["strategy"] != definition.name:
             raise ConfigurationError(
-                f"the snapshot is of the strategy {data['strategy']!r}, not of {definition.name!r}"
+                f"the snapshot belongs to the strategy {data['strategy']!r}, not to {definition.name!r}"
             )
-        made = cls(definition, loop_cap=data["loop_cap"])
-        made._walk([*data["history"], data["stage"]])
-        made._stays, made.budget = data["stays"], data["budget"]
-        remaining = made.remaining
-        if data["stays"] < 0 or (remaining is not None and remaining < made.steps_to_end):
+        manager = cls(definition, loop_cap=data["loop_cap"])
+        manager._walk([*data["history"], data["stage"]])
+        manager._stays, manager.budget = data["stays"], data["budget"]
+        remaining = manager.remaining
+        if data["stays"] < 0 or (remaining is not None and remaining < manager.steps_to_end):
             raise ConfigurationError(
-                f"the snapshot does not add up: {made.steps} of {data['budget']} steps taken, "
-                f"{data['stays']} of them stays, and {made.steps_to_end} to go"
+                f"the snapshot is inconsistent: {manager.steps} of {data['budget']} steps taken, "
+                f"{data['stays']} of them stays, and {manager.steps_to_end} steps to the end"
             )
-        return made
+        return manager
 
     def __repr__(self) -> str:
         return f"<StageManager {self._position()} after {_steps(self.steps)}>"
 
     def _walk(self, path: list[str]) -> None:
         if path[0] != self._stage:
-            raise ConfigurationError(f"the snapshot does not fit: {self.strategy.name!r} begins at {self._stage!r}")
+            raise ConfigurationError(
+                f"the snapshot does not match the strategy: {self.strategy.name!r} starts at {self._stage!r}"
+            )
         for stage in path[1:]:
             try:
-                self.transition_to(stage)
+                self.enter(stage)
             except StageRefused as error:
-                raise ConfigurationError(f"the snapshot does not fit: {error}") from error
+                raise ConfigurationError(f"the snapshot does not match the strategy: {error}") from error
 
     def _move(self, stage: str) -> None:
         edge = (self._stage, stage)
@@ -240,26 +243,26 @@ class StageManager:
         closed = frozenset(edge for edge, passes in self._passes.items() if passes >= self.loop_cap)
         self._ways = self.strategy.ways(closed)
 
-    def _refused(self, kind: type[StageRefused], message: str, target: str | None = None) -> StageRefused:
+    def _make_refusal(self, kind: type[StageRefused], message: str, target: str | None = None) -> StageRefused:
         return kind(message, strategy=self.strategy.name, stage=self._stage, target=target, allowed=self.next_stages)
 
     def _position(self) -> str:
         return f"{self.strategy.name}, stage {self._stage}"
 
-    def _what_else(self) -> str:
+    def _describe_allowed(self) -> str:
         offered = self.next_stages
         return f"; allowed: {', '.join(offered)}" if offered else "; no stage follows"
 
-    def _why_not(self, stage: str) -> str:
+    def _explain_rejection(self, stage: str) -> str:
         """Return the reason for rejecting a transition."""
-        place = self._position()
+        position = self._position()
         if stage not in self.strategy:
-            return f"{place}: the strategy has no stage {stage!r}"
+            return f"{position}: the strategy has no stage {stage!r}"
         if stage not in self.strategy.transitions[self._stage]:
-            return f"{place}: {stage} may not follow"
+            return f"{position}: {stage} may not follow"
         if stage not in dict(self._ways[self._stage]):
-            return f"{place}: the loop by way of {stage} was taken {self.loop_cap} times, which is its cap"
-        return f"{place}: by way of {stage} the end is too far for the {_steps(self.remaining or 0)} left"
+            return f"{position}: the loop by way of {stage} was taken {self.loop_cap} times, which is its cap"
+        return f"{position}: by way of {stage} the end is too far for the {_steps(self.remaining or 0)} left"
 
 
 def _steps(number: int) -> str:

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict
 from pydantic_core import PydanticCustomError
 
 from rxloop.errors import ConfigurationError, InvalidThought, StageRefused
-from rxloop.thinking.sessions.session import Placed, Session
+from rxloop.thinking.sessions.session import PlacedThought, Session
 from rxloop.thinking.sessions.thought import Label, Name, OptionalCount, ThoughtInput
 from rxloop.thinking.stages import StrategyDefinition
 from rxloop.thinking.stages.branches import Branches
@@ -31,7 +31,7 @@ def _score(value: object) -> object:
 
 
 class StagedInput(ThoughtInput):
-    """A thought of a strategy as sent by a model. Additional fields belong to its stage."""
+    """Thought sent by a model while following a strategy. Additional fields belong to the stage."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
 
@@ -87,29 +87,29 @@ class Flow:
         self._loop_cap = loop_cap
         self._budget = budget
         self.branches: Branches | None = None
-        """Flow branches, or None before the first thought."""
+        """Flow branches. None before the first thought."""
 
-    def follow(self, session: Session, placed: Placed) -> None:
+    def follow(self, session: Session, placed: PlacedThought) -> None:
         """Apply a stored thought of the session."""
-        kept = placed.thought.flow
-        if kept is None:
+        data = placed.thought.flow
+        if data is None:
             return
-        parent = session.at(placed.follows).branch if placed.opens and placed.follows is not None else None
-        begins = kept["strategy"] if kept.get("begins") else None
+        parent = session.get_thought(placed.follows).branch if placed.opens and placed.follows is not None else None
+        begins = data["strategy"] if data.get("begins") else None
         move = _Move(
-            placed.branch, parent, placed.opens, begins, kept["stage"], kept.get("score"), kept.get("keep"),
-            kept.get("merged"),
+            placed.branch, parent, placed.opens, begins, data["stage"], data.get("score"), data.get("keep"),
+            data.get("merged"),
         )  # fmt: skip
         self._execute(move)
 
-    def admit(self, session: Session, given: StagedInput, *, strict: bool = False) -> dict[str, Any]:
+    def admit(self, session: Session, thought: StagedInput, *, strict: bool = False) -> dict[str, Any]:
         """Apply the next thought, and return the data to store with it.
 
         If this raises, the flow may be partly changed and must be rebuilt from the session.
 
         Args:
             session: Session before the thought.
-            given: The thought.
+            thought: The thought.
             strict: True to reject a thought without the required fields of its stage.
 
         Raises:
@@ -117,16 +117,16 @@ class Flow:
             StageRefused: If the stage may not follow, or several stages may follow and none was named.
             BranchRefused: If the branch is not open, or cannot be scored, selected or merged.
         """
-        move = self._parse_move(session, given)
+        move = self._parse_move(session, thought)
         trail, selection = self._execute(move)
         assert self.branches is not None
         stages = self.branches.stages(move.line)
-        missing = stages.strategy.stage(stages.stage).missing(given.given)
+        missing = stages.strategy.stage(stages.stage).find_missing(thought.given)
         if missing and strict:
-            wanted = dict.fromkeys(missing, f"required in the stage {stages.stage}, but missing")
-            said = "; ".join(f"{name}: {reason}" for name, reason in wanted.items())
-            raise InvalidThought(said, wanted, code="missing_fields")
-        kept: dict[str, Any] = {
+            fields = dict.fromkeys(missing, f"required in the stage {stages.stage}, but missing")
+            message = "; ".join(f"{name}: {reason}" for name, reason in fields.items())
+            raise InvalidThought(message, fields, code="missing_fields")
+        data: dict[str, Any] = {
             "strategy": stages.strategy.name,
             "stage": stages.stage,
             "trail": trail,
@@ -139,31 +139,31 @@ class Flow:
             "kept": list(selection.kept) if selection is not None else None,
             "pruned": list(selection.pruned) if selection is not None else None,
             "merged": move.merge,
-            "fields": given.fields or None,
+            "fields": thought.fields or None,
         }
-        return {name: value for name, value in kept.items() if value is not None}
+        return {name: value for name, value in data.items() if value is not None}
 
-    def _parse_move(self, session: Session, given: StagedInput) -> _Move:
-        line = session.find_branch(given.branch_id, given.branch_from_thought)
+    def _parse_move(self, session: Session, thought: StagedInput) -> _Move:
+        line = session.find_branch(thought.branch_id, thought.branch_from_thought)
         opens = line is not None and session.branch(line) is None
         parent = None
-        if opens and given.branch_from_thought is not None and len(session):
-            place = session.find(given.branch_from_thought, session.at(len(session)).branch)
-            parent = session.at(place).branch if place is not None else None
+        if opens and thought.branch_from_thought is not None and len(session):
+            position = session.find(thought.branch_from_thought, session.get_thought(len(session)).branch)
+            parent = session.get_thought(position).branch if position is not None else None
         return _Move(
             line=line,
             parent=parent,
             opens=opens,
-            strategy=self._strategy_begun(given, line),
-            stage=given.stage,
-            score=given.evaluation_score,
-            keep=given.keep,
-            merge=given.merge_branch,
+            strategy=self._find_new_strategy(thought, line),
+            stage=thought.stage,
+            score=thought.evaluation_score,
+            keep=thought.keep,
+            merge=thought.merge_branch,
         )
 
-    def _strategy_begun(self, given: StagedInput, line: str | None) -> str | None:
+    def _find_new_strategy(self, thought: StagedInput, line: str | None) -> str | None:
         """Return the strategy started by an initial thought or a strategy switch, or None."""
-        named = self._definition(given.strategy) if given.strategy is not None else None
+        named = self._definition(thought.strategy) if thought.strategy is not None else None
         if self.branches is None:
             if named is None and len(self._names) > 1:
                 reason = f"which one? There are {', '.join(self._names)}"
@@ -173,10 +173,10 @@ class Flow:
         if named is None or named.name == main.strategy.name:
             return None
         if line is not None or not (main.is_decision_point or main.is_terminal):
-            where = ", ".join(main.strategy.decision_points) or "its end"
+            points = ", ".join(main.strategy.decision_points) or "its end"
             raise StageRefused(
-                f"{main.strategy.name}, stage {main.stage}: another strategy may begin on the main line and at a "
-                f"decision point only ({where}); allowed: {', '.join(main.next_stages)}",
+                f"{main.strategy.name}, stage {main.stage}: another strategy may only begin on the main branch at "
+                f"a decision point ({points}); allowed: {', '.join(main.next_stages)}",
                 strategy=main.strategy.name,
                 stage=main.stage,
                 target=named.initial,
@@ -189,13 +189,13 @@ class Flow:
         return list(dict.fromkeys(definition.name for definition in self._definitions.values()))
 
     def _definition(self, name: str) -> StrategyDefinition:
-        found = self._definitions.get(name) or self._definitions.get(
+        definition = self._definitions.get(name) or self._definitions.get(
             name.strip().lower().replace("-", "_").replace(" ", "_")
         )
-        if found is None:
+        if definition is None:
             reason = f"there is no strategy {name!r}; there are {', '.join(self._names)}"
             raise InvalidThought(f"strategy: {reason}", {"strategy": reason}, code="unknown_strategy")
-        return found
+        return definition
 
     def _execute(self, move: _Move) -> tuple[list[tuple[str | None, str]], Any]:
         """Apply a flow change and return the visited stages along with the branch selection."""
@@ -218,7 +218,7 @@ class Flow:
             if move.strategy is None:
                 stages.advance()
         elif move.stage != left:
-            stages.transition_to(move.stage)
+            stages.enter(move.stage)
         elif move.strategy is None:
             stages.stay()
         if stages.stage != left:
@@ -232,7 +232,7 @@ class Flow:
         return StageManager(definition, loop_cap=self._loop_cap, budget=steps)
 
     def _take_over(self, name: str, line: str | None) -> None:
-        """Advance a branch to the position of a merged branch, if that position is closer to the end."""
+        """Move a branch to the position of a merged branch if it is closer to the end."""
         assert self.branches is not None
         merged, stages = self.branches[name].stages, self.branches.stages(line)
         if merged.steps_to_end >= stages.steps_to_end:
@@ -249,9 +249,9 @@ def index_definitions(definitions: tuple[StrategyDefinition, ...]) -> dict[str, 
     Raises:
         ConfigurationError: Duplicate name or alias.
     """
-    found: dict[str, StrategyDefinition] = {}
+    definitions_by_name: dict[str, StrategyDefinition] = {}
     for definition in definitions:
         for name in (definition.name, *definition.aliases):
-            if found.setdefault(name, definition) is not definition:
-                raise ConfigurationError(f"two strategies are called {name!r}")
-    return found
+            if definitions_by_name.setdefault(name, definition) is not definition:
+                raise ConfigurationError(f"two strategies have the name {name!r}")
+    return definitions_by_name

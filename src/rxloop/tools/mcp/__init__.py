@@ -35,19 +35,20 @@ def mcp_config(path: str | Path, **options: Unpack[Options]) -> list[MCPServer]:
     Raises:
         ConfigurationError: If the file cannot be read, or the description of a server is invalid.
     """
-    found: Any = _read(Path(path))
-    known = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-    servers: Any = known.get("mcpServers", known.get("servers"))
-    if not isinstance(servers, dict):
+    config: Any = _read(Path(path))
+    known = cast("dict[str, Any]", config) if isinstance(config, dict) else {}
+    entries: Any = known.get("mcpServers", known.get("servers"))
+    if not isinstance(entries, dict):
         raise ConfigurationError(f'{path} must have "mcpServers", such as {{"mcpServers": {{"name": {{...}}}}}}')
-    made: list[MCPServer] = []
-    for name, described in cast("dict[str, Any]", servers).items():
+    servers: list[MCPServer] = []
+    for name, described in cast("dict[str, Any]", entries).items():
         if not isinstance(described, dict):
             raise ConfigurationError(f"{path}: the server {name!r} must be an object with command or url")
         each = cast("dict[str, Any]", described)
         if each.get("disabled") is not True:
-            made.append(MCPServer(_place(f"{path}: the server {name!r}", each), **{"name": name, **options}))
-    return made
+            address = _parse_address(f"{path}: the server {name!r}", each)
+            servers.append(MCPServer(address, **{"name": name, **options}))
+    return servers
 
 
 def _read(path: Path) -> Any:
@@ -59,35 +60,35 @@ def _read(path: Path) -> Any:
         raise ConfigurationError(f"{path} is not JSON: {error}") from error
 
 
-def _place(where: str, described: Mapping[str, Any]) -> Stdio | Http:
+def _parse_address(entry: str, described: Mapping[str, Any]) -> Stdio | Http:
     kind = described.get("type")
     if kind == "sse":
-        raise ConfigurationError(f"{where} uses the old SSE transport; use its streamable HTTP URL")
-    wanted = _KINDS.get(kind, "") if isinstance(kind, str) else "command" if "command" in described else "url"
-    if wanted not in described:
-        raise ConfigurationError(f'{where} must have "command" or "url", and a matching "type"')
-    if wanted == "url":
-        return Http(check_url(_text(where, described, "url")), _texts(where, described, "headers"))
+        raise ConfigurationError(f"{entry} uses the old SSE transport; use its streamable HTTP URL")
+    required = _KINDS.get(kind, "") if isinstance(kind, str) else "command" if "command" in described else "url"
+    if required not in described:
+        raise ConfigurationError(f'{entry} must have "command" or "url", and a matching "type"')
+    if required == "url":
+        return Http(check_url(_get_text(entry, described, "url")), _get_texts(entry, described, "headers"))
     args: Any = described.get("args", [])
     if not isinstance(args, list):
-        raise ConfigurationError(f'{where}: "args" must be a list')
-    cwd = _text(where, described, "cwd") if described.get("cwd") else None
-    given = tuple(_filled(f"{where}, args", each) for each in cast("list[Any]", args))
-    return Stdio(_text(where, described, "command"), given, _texts(where, described, "env"), cwd)
+        raise ConfigurationError(f'{entry}: "args" must be a list')
+    cwd = _get_text(entry, described, "cwd") if described.get("cwd") else None
+    arguments = tuple(_expand(f"{entry}, args", each) for each in cast("list[Any]", args))
+    return Stdio(_get_text(entry, described, "command"), arguments, _get_texts(entry, described, "env"), cwd)
 
 
-def _text(where: str, described: Mapping[str, Any], name: str) -> str:
-    return _filled(f"{where}, {name}", described[name])
+def _get_text(entry: str, described: Mapping[str, Any], name: str) -> str:
+    return _expand(f"{entry}, {name}", described[name])
 
 
-def _texts(where: str, described: Mapping[str, Any], name: str) -> dict[str, str]:
-    given: Any = described.get(name) or {}
-    if not isinstance(given, dict):
-        raise ConfigurationError(f'{where}: "{name}" must be an object with string values')
-    return {key: _filled(f"{where}, {name}, {key}", value) for key, value in cast("dict[str, Any]", given).items()}
+def _get_texts(entry: str, described: Mapping[str, Any], name: str) -> dict[str, str]:
+    values: Any = described.get(name) or {}
+    if not isinstance(values, dict):
+        raise ConfigurationError(f'{entry}: "{name}" must be an object with string values, got {type(values).__name__}')
+    return {key: _expand(f"{entry}, {name}, {key}", value) for key, value in cast("dict[str, Any]", values).items()}
 
 
-def _filled(where: str, value: Any) -> str:
+def _expand(subject: str, value: Any) -> str:
     """Return a string with environment variables expanded.
 
     Raises:
@@ -95,18 +96,18 @@ def _filled(where: str, value: Any) -> str:
             may be secret.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ConfigurationError(f"{where} must be a string")
+        raise ConfigurationError(f"{subject} must be a string")
 
-    def variable(found: re.Match[str]) -> str:
-        name, default = found.groups()
+    def get_value(match: re.Match[str]) -> str:
+        name, default = match.groups()
         known = os.environ.get(name)
         if known is None and default is not None:
             return str(default)
         if known is None:
-            raise ConfigurationError(f"{where} refers to ${{{name}}}, which is not set; export {name}=...")
+            raise ConfigurationError(f"{subject} refers to ${{{name}}}, which is not set; export {name}=...")
         return known
 
-    return _VARIABLE.sub(variable, str(value))
+    return _VARIABLE.sub(get_value, str(value))
 
 
 __all__ = ["MCPServer", "mcp", "mcp_config"]

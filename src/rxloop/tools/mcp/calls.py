@@ -133,17 +133,17 @@ def tool_result(result: types.CallToolResult, link: Link) -> ToolResult:
     Raises:
         ToolError: Call failure reported by the server. The error includes the result value and parts.
     """
-    given = _extract_parts(result.content)
-    text = "\n".join(map(_text, given))
+    blocks = _extract_parts(result.content)
+    text = "\n".join(map(_text, blocks))
     structured = result.structured_content
-    value = _redact_value(structured if structured is not None else _value(given), link)
-    parts = [each.part for each in given if each.part is not None]
+    value = _redact_value(structured if structured is not None else _value(blocks), link)
+    parts = [each.part for each in blocks if each.part is not None]
     if result.is_error:
         # The text already contains the blocks. Structured content may add information.
         error_value = ToolResult(value, "") if structured is None else value
-        why = text or f"The MCP server {link.name} says that the call failed{'.' if structured is None else ':'}"
+        text = text or f"The MCP server {link.name} says that the call failed{'.' if structured is None else ':'}"
         raise ToolError(
-            link.redact(why, len(why)), value=error_value if given or structured is not None else None, parts=parts
+            link.redact(text, len(text)), value=error_value if blocks or structured is not None else None, parts=parts
         )
     if not text and structured is not None:
         text = encode_result(value)[1]
@@ -152,17 +152,17 @@ def tool_result(result: types.CallToolResult, link: Link) -> ToolResult:
 
 def _extract_parts(blocks: list[types.ContentBlock]) -> list[_Block]:
     given = [_Block(block) for block in blocks]
-    number, room = MAX_PARTS, MAX_PART_BYTES
+    number, max_bytes = MAX_PARTS, MAX_PART_BYTES
     for each in given:
-        part = _part(each.block, room) if number else None
+        part = _part(each.block, max_bytes) if number else None
         if part is not None:
             each.part = part
             number -= 1
-            room -= len(part.data or b"")
+            max_bytes -= len(part.data or b"")
     return given
 
 
-def _part(block: types.ContentBlock, room: int) -> ImagePart | FilePart | None:
+def _part(block: types.ContentBlock, max_bytes: int) -> ImagePart | FilePart | None:
     """Create a part from a block with binary data.
 
     Return None for other blocks, invalid types, or if the limit is reached.
@@ -174,7 +174,7 @@ def _part(block: types.ContentBlock, room: int) -> ImagePart | FilePart | None:
             media_type, data, name = resource.mime_type or "", resource.blob, str(resource.uri).rpartition("/")[2][:200]
         case _:
             return None
-    if len(data) * 3 // 4 > room or (media_type and not _TYPE.fullmatch(media_type.partition(";")[0].strip())):
+    if len(data) * 3 // 4 > max_bytes or (media_type and not _TYPE.fullmatch(media_type.partition(";")[0].strip())):
         return None
     try:
         return make_part(
@@ -184,31 +184,31 @@ def _part(block: types.ContentBlock, room: int) -> ImagePart | FilePart | None:
         return None
 
 
-def _value(given: list[_Block]) -> Any:
-    if all(isinstance(each.block, types.TextContent) for each in given):
-        return "\n".join(map(_text, given))
-    return [_plain(each) for each in given]
+def _value(blocks: list[_Block]) -> Any:
+    if all(isinstance(each.block, types.TextContent) for each in blocks):
+        return "\n".join(map(_text, blocks))
+    return [_serialize_block(each) for each in blocks]
 
 
-def _plain(given: _Block) -> dict[str, Any]:
-    """Serialize a block without binary data, which is part of the message or too large for the log."""
-    plain: dict[str, Any] = given.block.model_dump(by_alias=True, mode="json", exclude_none=True)
+def _serialize_block(block: _Block) -> dict[str, Any]:
+    """Serialize a block. Binary data is replaced by its size, or marked as left out if it is not part of the result."""
+    plain: dict[str, Any] = block.block.model_dump(by_alias=True, mode="json", exclude_none=True)
     holder: dict[str, Any] = plain.get("resource", plain)
     for name in ("data", "blob"):
         data = holder.get(name)
         if isinstance(data, str):
             holder[name] = ""
-            holder.update({"leftOut": True} if given.part is None else {"size": len(given.part.data or b"")})
+            holder.update({"leftOut": True} if block.part is None else {"size": len(block.part.data or b"")})
     return plain
 
 
-def _text(given: _Block) -> str:
-    block = given.block
+def _text(item: _Block) -> str:
+    block = item.block
     match block:
         case types.TextContent():
             return block.text
         case types.ImageContent() | types.AudioContent():
-            return f"[{_describe_media(given.part, block.mime_type, block.data)}]"
+            return f"[{_describe_media(item.part, block.mime_type, block.data)}]"
         case types.ResourceLink():
             about = ", ".join(part for part in (block.mime_type, block.size and format_size(block.size)) if part)
             described = f": {block.description}" if block.description else ""
@@ -217,7 +217,7 @@ def _text(given: _Block) -> str:
             return f"[{resource.uri}]\n{resource.text}"
         case types.EmbeddedResource(resource=resource):
             blob = cast("types.BlobResourceContents", resource).blob
-            return f"[{resource.uri}, {_describe_media(given.part, resource.mime_type, blob)}]"
+            return f"[{resource.uri}, {_describe_media(item.part, resource.mime_type, blob)}]"
 
 
 def _describe_media(part: ImagePart | FilePart | None, media_type: str | None, base64: str) -> str:

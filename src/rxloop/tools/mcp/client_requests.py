@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, cast
+from functools import partial
+from typing import Any, cast
 
 import mcp_types as types
 from mcp.client.context import ClientRequestContext
-from pydantic import AfterValidator, FileUrl, WithJsonSchema
+from pydantic import FileUrl
 
 from rxloop.errors import ConfigurationError, InvalidInput, Paused, RxloopError, ToolError
+from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import UsageEvent
 from rxloop.protocol.finish import COMPLETE
 from rxloop.protocol.media import make_part
-from rxloop.protocol.messages import Message, Part, TextPart
+from rxloop.protocol.messages import Message, Part, PendingInput, TextPart
 from rxloop.protocol.settings import ModelSettings
 from rxloop.stream.sources import collect_answer
-from rxloop.support.json_schema import find_mismatch, find_schema_error
+from rxloop.support.json_schema import find_mismatch_off_loop, find_schema_error
 from rxloop.tools.mcp.calls import Call, Link
 from rxloop.tools.mcp.options import ServerOptions
 
@@ -33,7 +35,7 @@ _PROMPT = 4_000
 DECLINED = types.ElicitResult(action="decline")
 
 
-async def forward_question(ctx: RunContext[Any], who: str, asked: types.ElicitRequestParams) -> types.ElicitResult:
+async def forward_question(ctx: RunContext[Any], server: str, params: types.ElicitRequestParams) -> types.ElicitResult:
     """Forward a server question to the run's user or client.
 
     Returns a decline response for unsupported questions.
@@ -43,51 +45,57 @@ async def forward_question(ctx: RunContext[Any], who: str, asked: types.ElicitRe
         Paused: Pending answer.
         ToolError: Invalid or oversized form.
     """
-    if isinstance(asked, types.ElicitRequestFormParams):
-        return await _form(ctx, who, asked)
+    if isinstance(params, types.ElicitRequestFormParams):
+        return await _form(ctx, server, params)
     try:
         # Any answer confirms that the person visited the page. The server learns the rest from the page.
-        await ctx.require_auth(who, url=asked.url)
+        await ctx.require_auth(server, url=params.url)
     except (ToolError, ConfigurationError):
         return DECLINED
     return types.ElicitResult(action="accept")
 
 
-async def _form(ctx: RunContext[Any], who: str, form: types.ElicitRequestFormParams) -> types.ElicitResult:
+async def _form(ctx: RunContext[Any], server: str, form: types.ElicitRequestFormParams) -> types.ElicitResult:
     """Ask the user to complete a form. A null answer declines the request."""
     schema: dict[str, Any] = dict(form.requested_schema)
+    if len(json.dumps(schema)) > _SCHEMA:
+        raise ToolError(f"The MCP server {server} asks with a form that is longer than {_SCHEMA} bytes.")
     wrong = find_schema_error(schema)
     if wrong is not None:
-        raise ToolError(f"The MCP server {who} asks with a form that is no JSON Schema: {wrong}")
-    if len(json.dumps(schema)) > _SCHEMA:
-        raise ToolError(f"The MCP server {who} asks with a form that is longer than {_SCHEMA} bytes.")
-    given = await ctx.ask(f"{who} asks: {form.message[:_PROMPT]}", cast("type[Any]", _answer(schema)))
-    return DECLINED if given is None else types.ElicitResult(action="accept", content=given)
+        raise ToolError(f"The MCP server {server} asks with a form that is no JSON Schema: {wrong}")
+    question = PendingInput(
+        input_id="",
+        prompt=f"{server} asks: {form.message[:_PROMPT]}",
+        input_kind="data",
+        # References inside the schema start at the root.
+        answer_schema={"anyOf": [schema, {"type": "null"}], **{key: schema[key] for key in _DEFS if key in schema}},
+    )
+    content = await get_host(ctx).ask(ctx, question, partial(_complete_form, schema))
+    return DECLINED if content is None else types.ElicitResult(action="accept", content=content)
 
 
-def _answer(schema: dict[str, Any]) -> Any:
-    """Create the answer type: null or a validated object with default values."""
-    properties: dict[str, Any] = schema.get("properties", {})
+_DEFS = ("$defs", "definitions")
+
+
+async def _complete_form(schema: dict[str, Any], value: Any) -> dict[str, Any] | None:
+    """Return the validated answer with default values, or None if the user declined.
+
+    Raises:
+        ValueError: The answer does not match the schema.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise ValueError("the answer must be an object, or null to decline")
     # JSON Schema allows `true` as a field schema, which accepts any value.
-    field_schemas = {
-        name: cast("dict[str, Any]", field) for name, field in properties.items() if isinstance(field, dict)
-    }
-    defaults = {name: field["default"] for name, field in field_schemas.items() if "default" in field}
-
-    def validate_answer(value: Any) -> dict[str, Any] | None:
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise ValueError("the answer must be an object, or null to decline")
-        completed = {**defaults, **cast("dict[str, Any]", value)}
-        # This validator has a time limit. Others may search forever for a pattern such as `^(a+)+$` with a matching
-        # default.
-        wrong = find_mismatch(completed, schema)
-        if wrong is not None:
-            raise ValueError(wrong)
-        return completed
-
-    return Annotated[Any, AfterValidator(validate_answer), WithJsonSchema({"anyOf": [schema, {"type": "null"}]})]
+    properties: dict[str, Any] = schema.get("properties") or {}
+    fields = {name: cast("dict[str, Any]", field) for name, field in properties.items() if isinstance(field, dict)}
+    defaults = {name: field["default"] for name, field in fields.items() if "default" in field}
+    completed: dict[str, Any] = {**defaults, **cast("dict[str, Any]", value)}
+    mismatch = await find_mismatch_off_loop(completed, schema)
+    if mismatch is not None:
+        raise ValueError(mismatch)
+    return completed
 
 
 _MAX_TEXT = 200_000
@@ -98,27 +106,27 @@ _STOP_REASONS = {**dict.fromkeys(COMPLETE, "endTurn"), "length": "maxTokens"}
 
 
 async def sample(
-    ctx: RunContext[Any], asked: types.CreateMessageRequestParams, most: int, number: int
+    ctx: RunContext[Any], params: types.CreateMessageRequestParams, max_tokens: int, number: int
 ) -> types.CreateMessageResult | types.ErrorData:
     """Call the agent's model for a server.
 
     Args:
         ctx: Context of the tool call.
-        asked: Request of the server.
-        most: Maximum number of tokens of the answer.
+        params: Request of the server.
+        max_tokens: Maximum number of tokens of the answer.
         number: Number of the request within the call, starting at 1.
     """
-    messages = [_message(each) for each in asked.messages]
+    messages = [_message(each) for each in params.messages]
     if sum(len(message.text) for message in messages) > _MAX_TEXT:
         return make_refusal(f"the messages are longer than {_MAX_TEXT} characters")
     step = f"{ctx.step}/sampling/{ctx.index}.{number}"
     request = ModelRequest(
         messages=messages,
-        system=(Message.system(asked.system_prompt),) if asked.system_prompt else (),
+        system=(Message.system(params.system_prompt),) if params.system_prompt else (),
         settings=ModelSettings(
-            max_tokens=min(asked.max_tokens, most),
-            temperature=asked.temperature,
-            stop=list(asked.stop_sequences or ()) or None,
+            max_tokens=min(params.max_tokens, max_tokens),
+            temperature=params.temperature,
+            stop=list(params.stop_sequences or ()) or None,
         ),
         step=step,
         branch=ctx.branch,
@@ -139,18 +147,18 @@ async def sample(
     )
 
 
-def make_refusal(why: str) -> types.ErrorData:
+def make_refusal(reason: str) -> types.ErrorData:
     """Return the error for a rejected sampling request."""
-    return types.ErrorData(code=types.INVALID_REQUEST, message=f"Sampling was refused: {why}")
+    return types.ErrorData(code=types.INVALID_REQUEST, message=f"Sampling was refused: {reason}")
 
 
-def _message(given: types.SamplingMessage) -> Message:
-    blocks = given.content if isinstance(given.content, list) else [given.content]
+def _message(message: types.SamplingMessage) -> Message:
+    blocks = message.content if isinstance(message.content, list) else [message.content]
     parts = [part for block in blocks for part in _parts(block)]
     content: str | Sequence[Part] = parts
     if all(isinstance(part, TextPart) for part in parts):
         content = "\n".join(part.text for part in parts if isinstance(part, TextPart))
-    if given.role == "assistant":
+    if message.role == "assistant":
         return Message(role="assistant", content=content if isinstance(content, str) else list(content))
     return Message.user(content)
 
@@ -178,7 +186,7 @@ def make_roots(options: ServerOptions) -> types.ListRootsResult:
 
 
 async def answer_sampling(
-    call: Call, asked: types.CreateMessageRequestParams, options: ServerOptions
+    call: Call, params: types.CreateMessageRequestParams, options: ServerOptions
 ) -> types.CreateMessageResult | types.ErrorData:
     """Call the agent's model for a server, if sampling is enabled."""
     call.samples += 1
@@ -186,7 +194,7 @@ async def answer_sampling(
         return make_refusal("this client does not offer its model")
     if call.samples > _SAMPLES:
         return make_refusal(f"there may be {_SAMPLES} in one call")
-    return await sample(call.ctx, asked, options.sampling, call.samples)
+    return await sample(call.ctx, params, options.sampling, call.samples)
 
 
 class Answers:
@@ -203,30 +211,30 @@ class Answers:
 
     def callbacks(self) -> dict[str, Any]:
         """Return the callbacks for the SDK. A capability without a callback is not offered to the server."""
-        given: dict[str, Any] = {"elicitation_callback": self._elicit}
+        result: dict[str, Any] = {"elicitation_callback": self._elicit}
         if self._taken.sampling:
-            given["sampling_callback"] = self._sample
+            result["sampling_callback"] = self._sample
         if self._taken.roots:
-            given["list_roots_callback"] = self._roots
-        return given
+            result["list_roots_callback"] = self._roots
+        return result
 
     async def _roots(self, context: ClientRequestContext) -> types.ListRootsResult:
         return make_roots(self._taken)
 
     async def _sample(
-        self, context: ClientRequestContext, asked: types.CreateMessageRequestParams
+        self, context: ClientRequestContext, params: types.CreateMessageRequestParams
     ) -> types.CreateMessageResult | types.ErrorData:
         call = self._call()
         if call is None:
             return make_refusal("it belongs to no call")
-        answer: Any = await self._run_during_call(call, answer_sampling(call, asked, self._taken))
+        answer: Any = await self._run_during_call(call, answer_sampling(call, params, self._taken))
         return answer if answer is not None else make_refusal("it failed")
 
-    async def _elicit(self, context: ClientRequestContext, asked: types.ElicitRequestParams) -> types.ElicitResult:
+    async def _elicit(self, context: ClientRequestContext, params: types.ElicitRequestParams) -> types.ElicitResult:
         call, link = self._call(), self._link()
         if call is None or link is None or not call.ctx.info.answers_inline:
             return DECLINED
-        answer: Any = await self._run_during_call(call, forward_question(call.ctx, link.name, asked))
+        answer: Any = await self._run_during_call(call, forward_question(call.ctx, link.name, params))
         return answer if answer is not None else DECLINED
 
     def _call(self) -> Call | None:

@@ -57,13 +57,13 @@ class Connection(Link):
 
 @asynccontextmanager
 async def connect(
-    name: str, place: Stdio | Http, options: ServerOptions, credential: RunCredential, connect_again: Connect
+    name: str, address: Stdio | Http, options: ServerOptions, credential: RunCredential, connect_again: Connect
 ) -> AsyncGenerator[Connection]:
     """Connect to a server, and subscribe to changes of its tools.
 
     Args:
         name: Name of the server.
-        place: Program or URL of the server.
+        address: Program or URL of the server.
         options: Options of the server.
         credential: Credential sent with each request.
         connect_again: Returns the current connection for a tool call.
@@ -71,7 +71,7 @@ async def connect(
     Raises:
         RxloopError: If the server cannot be started or reached, or does not speak MCP.
     """
-    secrets = (*place.secrets(), *credential.secrets())
+    secrets = (*address.secrets(), *credential.secrets())
     stderr = _Stderr()
     connection: Connection | None = None
 
@@ -83,15 +83,15 @@ async def connect(
 
     def on_message(message: object) -> None:
         if connection is not None:
-            repair.received(message, connection.client.protocol_version, connection.listing.warn)
+            repair.repair_result(message, connection.client.protocol_version, connection.listing.warn)
             if getattr(message, "method", None) == "notifications/tools/list_changed":
                 connection.listing.expire()
 
     async with AsyncExitStack() as stack:
         stack.callback(stderr.close)
         try:
-            inner = await _transport(place, credential, stderr, stack)
-            transport = _ObservedTransport(inner, repair.sent, on_message, closed)
+            inner = await _transport(address, credential, stderr, stack)
+            transport = _ObservedTransport(inner, repair.record_request, on_message, closed)
             answers = Answers(options, lambda: connection)
             client = Client(
                 cast("Any", transport),
@@ -104,7 +104,7 @@ async def connect(
             if isinstance(error, asyncio.CancelledError | ConfigurationError):
                 raise
             raise RxloopError(redact_each(_explain_failure(error, stderr.text()), secrets)) from None
-        connection = Connection(name, options, client, secrets, connect_again, sessions=isinstance(place, Http))
+        connection = Connection(name, options, client, secrets, connect_again, sessions=isinstance(address, Http))
         group = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(group.cancel_scope.cancel)
         stack.callback(connection.listing.close)
@@ -117,28 +117,28 @@ async def connect(
 
 
 async def _transport(
-    place: Stdio | Http, credential: RunCredential, stderr: _Stderr, stack: AsyncExitStack
+    address: Stdio | Http, credential: RunCredential, stderr: _Stderr, stack: AsyncExitStack
 ) -> AbstractAsyncContextManager[Any]:
-    if isinstance(place, Stdio):
+    if isinstance(address, Stdio):
         parameters = StdioServerParameters(
-            command=place.command,
-            args=list(place.args),
-            env=dict(place.env),
-            cwd=place.cwd,
+            command=address.command,
+            args=list(address.args),
+            env=dict(address.env),
+            cwd=address.cwd,
             # Replacing invalid UTF-8 limits the damage to a single message.
             encoding_error_handler="replace",
         )
         return stdio_client(parameters, errlog=stderr.open())
     with name_variables():
         http = httpx2.AsyncClient(
-            headers={**place.headers, **credential.headers, "Accept-Encoding": "identity"},
+            headers={**address.headers, **credential.headers, "Accept-Encoding": "identity"},
             auth=credential.auth,
             event_hooks={"response": [limit_body]},
             # Read timeout disabled, because calls have a separate timeout.
             timeout=httpx2.Timeout(30.0, read=None),
         )
     await stack.enter_async_context(http)
-    return streamable_http_client(place.url, http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES)
+    return streamable_http_client(address.url, http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES)
 
 
 async def _listen(connection: Connection) -> None:
@@ -260,11 +260,11 @@ class _Write:
         await self._inner.send(item)
 
     async def aclose(self) -> None:
-        """Close it."""
+        """Close the stream."""
         await self._inner.aclose()
 
     def close(self) -> None:
-        """Close it."""
+        """Close the stream."""
         self._inner.close()
 
     async def __aenter__(self) -> Self:
@@ -308,11 +308,11 @@ class _Read:
         return await self._next(self._inner.__anext__)
 
     async def aclose(self) -> None:
-        """Close it."""
+        """Close the stream."""
         await self._inner.aclose()
 
     def close(self) -> None:
-        """Close it."""
+        """Close the stream."""
         self._inner.close()
 
     async def __aenter__(self) -> Self:

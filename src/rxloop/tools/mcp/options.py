@@ -174,23 +174,23 @@ class RunCredential:
 NONE = RunCredential(None)
 
 
-def fixed_credential(place: Stdio | Http) -> RunCredential | None:
+def fixed_credential(address: Stdio | Http) -> RunCredential | None:
     """Return the shared credential, or None if credentials depend on the run."""
-    if isinstance(place, Stdio):
+    if isinstance(address, Stdio):
         return NONE
-    return None if callable(place.auth) and not _is_auth(place.auth) else _to_credential(place.auth)
+    return None if callable(address.auth) and not _is_auth(address.auth) else _to_credential(address.auth)
 
 
-async def get_credential(place: Stdio | Http, ctx: RunContext[Any]) -> RunCredential:
+async def get_credential(address: Stdio | Http, ctx: RunContext[Any]) -> RunCredential:
     """Return the credential of a run.
 
     Raises:
         ConfigurationError: If `auth=` is or returns an unsupported value.
     """
-    fixed = fixed_credential(place)
-    if fixed is not None or isinstance(place, Stdio):
+    fixed = fixed_credential(address)
+    if fixed is not None or isinstance(address, Stdio):
         return fixed or NONE
-    return _to_credential(await call_user_function(place.auth, ctx))
+    return _to_credential(await call_user_function(address.auth, ctx))
 
 
 def _is_auth(value: Any) -> TypeGuard[httpx2.Auth]:
@@ -199,18 +199,18 @@ def _is_auth(value: Any) -> TypeGuard[httpx2.Auth]:
     return module is not None and isinstance(value, module.Auth)
 
 
-def _to_credential(given: Any) -> RunCredential:
-    if given is None:
+def _to_credential(value: Any) -> RunCredential:
+    if value is None:
         return NONE
-    if isinstance(given, str):
-        return _make_header_credential({"Authorization": f"Bearer {given}"})
-    if _is_auth(given):
-        return RunCredential(given, auth=given)
-    if isinstance(given, Mapping):
-        headers = {str(name): str(value) for name, value in cast("Mapping[Any, Any]", given).items()}
+    if isinstance(value, str):
+        return _make_header_credential({"Authorization": f"Bearer {value}"})
+    if _is_auth(value):
+        return RunCredential(value, auth=value)
+    if isinstance(value, Mapping):
+        headers = {str(name): str(value) for name, value in cast("Mapping[Any, Any]", value).items()}
         return _make_header_credential(headers)
     raise ConfigurationError(
-        f"auth must be or return a token, headers, an httpx2.Auth or None, got {type(given).__qualname__}"
+        f"auth must be or return a token, headers, an httpx2.Auth or None, got {type(value).__qualname__}"
     )
 
 

@@ -43,14 +43,14 @@ class ResultRepair:
         self._methods: dict[str | int, str] = {}
         """Method names of pending requests by request id."""
 
-    def sent(self, message: object) -> None:
+    def record_request(self, message: object) -> None:
         """Store the method of an outgoing request."""
         if isinstance(message, types.JSONRPCRequest) and message.method in _MODELS:
             self._methods[coerce_request_id(message.id)] = message.method
         elif isinstance(message, types.JSONRPCNotification) and message.method == "notifications/cancelled":
             self._methods.pop(coerce_request_id((message.params or {}).get("requestId", "")), None)
 
-    def received(self, message: object, version: str, warn: Warn) -> None:
+    def repair_result(self, message: object, version: str, warn: Warn) -> None:
         """Repair a result in place.
 
         Args:
@@ -84,46 +84,46 @@ def _repair_page(page: dict[str, Any], version: str, warn: Warn) -> dict[str, An
     rest = _repair_fields(_LIST, {**page, "tools": []}, version, warn)
     if rest is None:
         return page
-    frame, kept = _frame(rest), list[Any]()
+    frame, valid = _frame(rest), list[Any]()
     for number, entry in enumerate(entries, 1):
         errors = _errors(_LIST, version, {**frame, "tools": [entry]})
         if not errors:
-            kept.append(entry)
+            valid.append(entry)
             continue
         name: Any = cast("dict[str, Any]", entry).get("name") if isinstance(entry, dict) else None
         label = repr(name[:100]) if isinstance(name, str) else f"number {number}"
         warn(f"skipping the tool {label}: {_reason(errors[0], skip=2)}")
-    return {**rest, "tools": kept}
+    return {**rest, "tools": valid}
 
 
 def _repair_call(result: dict[str, Any], version: str, warn: Warn) -> dict[str, Any]:
-    given = _blocks(result)
-    if given is None:
+    blocks = _blocks(result)
+    if blocks is None:
         return result
-    if len(given) > _MAX_ITEMS:
+    if len(blocks) > _MAX_ITEMS:
         text = f"the blocks after the first {_MAX_ITEMS} of this result are left out"
-        given = [*given[:_MAX_ITEMS], _placeholder(text)]
-    result = {**result, "content": given}
+        blocks = [*blocks[:_MAX_ITEMS], _placeholder(text)]
+    result = {**result, "content": blocks}
     if not _errors(_CALL, version, result):
         return result
     rest = _repair_fields(_CALL, {**result, "content": []}, version, warn)
     if rest is None:
         return result
-    blocks: list[Any] = []
+    valid: list[Any] = []
     if "structuredContent" in result and "structuredContent" not in rest:
         written = json.dumps(result["structuredContent"], ensure_ascii=False)
-        blocks.append(_placeholder("the structured content of this result is not an object", f"\n{written}"))
+        valid.append(_placeholder("the structured content of this result is not an object", f"\n{written}"))
     frame = _frame(rest)
-    for number, block in enumerate(given, 1):
+    for number, block in enumerate(blocks, 1):
         if not _errors(_CALL, version, {**frame, "content": [block]}):
-            blocks.append(block)
+            valid.append(block)
             continue
         kind: Any = cast("dict[str, Any]", block).get("type") if isinstance(block, dict) else None
         label = f" ({kind})" if isinstance(kind, str) and kind in _BLOCKS else ""
         text = f"block {number}{label} of this result is malformed and is left out"
         warn(text)
-        blocks.append(_placeholder(text))
-    return {**rest, "content": blocks}
+        valid.append(_placeholder(text))
+    return {**rest, "content": valid}
 
 
 def _blocks(result: dict[str, Any]) -> list[Any] | None:
@@ -136,7 +136,7 @@ def _blocks(result: dict[str, Any]) -> list[Any] | None:
         content = [content]
     if not isinstance(content, list):
         return None
-    return [_text(block) if isinstance(block, str) else block for block in cast("list[Any]", content)]
+    return [_text_block(block) if isinstance(block, str) else block for block in cast("list[Any]", content)]
 
 
 def _frame(result: dict[str, Any]) -> dict[str, Any]:
@@ -183,13 +183,13 @@ def _errors(method: str, version: str, result: dict[str, Any]) -> list[Any]:
 
 
 def _reason(error: Any, skip: int) -> str:
-    where = ".".join(map(str, error["loc"][skip:]))
-    return f"{where}: {error['msg']}" if where else str(error["msg"])
+    path = ".".join(map(str, error["loc"][skip:]))
+    return f"{path}: {error['msg']}" if path else str(error["msg"])
 
 
 def _placeholder(text: str, more: str = "") -> dict[str, Any]:
-    return _text(f"[{text}]{more}")
+    return _text_block(f"[{text}]{more}")
 
 
-def _text(text: str) -> dict[str, Any]:
+def _text_block(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}

@@ -94,19 +94,19 @@ def mcp(
 class MCPServer:
     """Toolset of an MCP server. Agents can share it. They also share its connections in an event loop."""
 
-    def __init__(self, place: Stdio | Http, **options: Unpack[Options]) -> None:
+    def __init__(self, address: Stdio | Http, **options: Unpack[Options]) -> None:
         """Create a toolset. Prefer `mcp`.
 
         Args:
-            place: Program or URL of the server.
+            address: Program or URL of the server.
             **options: Options of `mcp`.
 
         Raises:
             ConfigurationError: If the extra is not installed, or an option is invalid.
         """
         check_extra()
-        self.name = clean_name(options.get("name") or place.name)
-        self.place = place
+        self.name = clean_name(options.get("name") or address.name)
+        self.address = address
         self.options = parse_options(self.name, options)
         self._connections: TaskResources[Connection] | None = None
         self._fixed: RunCredential | None = None
@@ -114,7 +114,7 @@ class MCPServer:
         self._users: WeakKeyDictionary[asyncio.AbstractEventLoop, Counter[str]] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
-        return f"<MCPServer {self.name} ({'stdio' if isinstance(self.place, Stdio) else 'http'})>"
+        return f"<MCPServer {self.name} ({'stdio' if isinstance(self.address, Stdio) else 'http'})>"
 
     async def __aenter__(self) -> Self:
         """Register an agent without opening a connection."""
@@ -126,7 +126,7 @@ class MCPServer:
             await run_in_thread(lambda: import_module("rxloop.tools.mcp.connection"))
         from rxloop.tools.mcp.options import fixed_credential
 
-        self._fixed = fixed_credential(self.place)
+        self._fixed = fixed_credential(self.address)
         if self._connections is None:
             self._connections = TaskResources()
         self._users.setdefault(asyncio.get_running_loop(), Counter())["agents"] += 1
@@ -171,7 +171,7 @@ class MCPServer:
         if self._connections is None:
             raise ConfigurationError(f"{self!r} is not entered; pass it to an agent or use `async with`")
         resources = self._connections
-        credential = self._fixed or await get_credential(self.place, ctx)
+        credential = self._fixed or await get_credential(self.address, ctx)
         connection = resources.get_now(credential.key)
         if connection is not None and connection.closed:
             resources.drop(credential.key, connection)
@@ -179,7 +179,7 @@ class MCPServer:
         if connection is None:
             limits = None if ctx.run is None else ctx.info.limits
             seconds = 60.0 if limits is None else limits.preparation
-            make = partial(connect, self.name, self.place, self.options, credential, self.connection)
+            make = partial(connect, self.name, self.address, self.options, credential, self.connection)
             connection = await resources.get(credential.key, make, name=f"mcp {self.name}", seconds=seconds)
             self._close_idle(resources, connection)
         connection.used = asyncio.get_running_loop().time()

@@ -18,7 +18,7 @@ from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import Event
 from rxloop.protocol.model import thaw
 from rxloop.protocol.run_events import QuestionEvent
-from rxloop.support.json_schema import find_mismatch
+from rxloop.support.json_schema import find_mismatch_off_loop
 from rxloop.tools.mcp.calls import Call, Connect, Link, tool_result
 from rxloop.tools.mcp.client_requests import answer_sampling, forward_question, make_roots
 from rxloop.tools.mcp.options import ServerOptions
@@ -30,7 +30,7 @@ _KEY = "mcp"
 _STATE = 256_000
 """Maximum number of characters of the state."""
 
-_MOST = 20
+_MAX_REQUESTS = 20
 """Maximum number of requests per round."""
 
 Responses = dict[str, Any]
@@ -53,41 +53,41 @@ class Rounds:
             return None, None
         return await self._answers(_requests.validate_python(note["requests"]), note), note["state"]
 
-    async def answer(self, asked: types.InputRequiredResult) -> Responses:
+    async def answer(self, result: types.InputRequiredResult) -> Responses:
         """Answer server requests for one round.
 
         Raises:
             Paused: Pending answer.
             ToolError: Too many requests or rejected request.
         """
-        requests = asked.input_requests or {}
-        if len(requests) > _MOST or len(asked.request_state or "") > _STATE:
-            raise ToolError(f"The MCP server {self._link.name} asks for too much at once.")
+        requests = result.input_requests or {}
+        if len(requests) > _MAX_REQUESTS or len(result.request_state or "") > _STATE:
+            raise ToolError(f"The MCP server {self._link.name} sent too many or too large requests.")
         dumped = _requests.dump_python(requests, by_alias=True, mode="json", exclude_none=True)
-        return await self._answers(requests, {"requests": dumped, "state": asked.request_state})
+        return await self._answers(requests, {"requests": dumped, "state": result.request_state})
 
     async def _answers(self, requests: dict[str, types.InputRequest], note: dict[str, Any]) -> Responses:
         ctx = self._attach_note(self._call.ctx, note)
-        given: Responses = {}
+        responses: Responses = {}
         paused: Paused | None = None
         # Ask the person first, and start expensive requests only after all answers are available.
         for key, request in requests.items():
             if isinstance(request, types.ElicitRequest):
                 try:
-                    given[key] = await forward_question(ctx, self._link.name, request.params)
+                    responses[key] = await forward_question(ctx, self._link.name, request.params)
                 except Paused as error:
                     paused = error
         if paused is not None:
             raise paused
         for key, request in requests.items():
             if isinstance(request, types.ListRootsRequest):
-                given[key] = make_roots(self._link.options)
+                responses[key] = make_roots(self._link.options)
             elif isinstance(request, types.CreateMessageRequest):
                 answer = await answer_sampling(self._call, request.params, self._link.options)
                 if isinstance(answer, types.ErrorData):
                     raise ToolError(answer.message)
-                given[key] = answer
-        return given
+                responses[key] = answer
+        return responses
 
     def _attach_note(self, ctx: RunContext[Any], note: dict[str, Any]) -> RunContext[Any]:
         """Create a call context that attaches resume data to published questions."""
@@ -107,7 +107,7 @@ _ROUNDS = 20
 _MAX_TEXT = 1_000
 """Maximum number of characters of a progress message."""
 
-_PROGRESS = 1_000
+_UNLIMITED_REPORTS = 1_000
 """Maximum progress notifications per call without rate limiting. Further notifications are limited to one per second.
 """
 
@@ -153,7 +153,7 @@ class MCPTool:
         return f"<tool {self.definition.name}>"
 
     def enabled(self, ctx: RunContext[Any]) -> bool:
-        """True. Every listed tool is offered."""
+        """Return True, because every listed tool is offered."""
         return True
 
     async def call(self, arguments: dict[str, Any], ctx: RunContext[Any]) -> ToolResult:
@@ -191,50 +191,51 @@ class MCPTool:
             raise ToolError(link.redact(f"The MCP server {link.name} refused: {error}")) from None
         except ValidationError as error:
             wrong = error.errors(include_url=False, include_context=False)[0]
-            where = ".".join(map(str, wrong["loc"]))
+            path = ".".join(map(str, wrong["loc"]))
             raise ToolError(
                 link.redact(
-                    f"The MCP server {link.name} returned a malformed result: {where}: {wrong['msg']}. "
+                    f"The MCP server {link.name} returned a malformed result: {path}: {wrong['msg']}. "
                     "The call may have taken effect."
                 )
             ) from None
         finally:
             link.calls.discard(call)
             call.cancel_requests()
-        made = tool_result(result, link)
-        wrong = self._violation(result)
+        converted = tool_result(result, link)
+        wrong = await self._find_violation(result)
         if wrong is not None:
-            why = (
+            text = (
                 f"The MCP server {link.name} executed the call, so do not repeat it. "
                 f"The result failed validation against the output schema of the tool: {wrong}"
             )
-            raise ToolError(link.redact(why), value=made)
-        return made
+            raise ToolError(link.redact(text), value=converted)
+        return converted
 
-    def _violation(self, result: types.CallToolResult) -> str | None:
+    async def _find_violation(self, result: types.CallToolResult) -> str | None:
         """Return how the structured content differs from the output schema, or None.
 
-        The SDK does not validate it, because a pattern such as `^(a+)+$` would block the event loop.
+        The SDK does not validate it, because a pattern such as `^(a+)+$` would block the process.
         """
         if self._output is None:
             return None
-        if result.structured_content is None and find_mismatch(None, self._output) is not None:
+        mismatch = await find_mismatch_off_loop(result.structured_content, self._output)
+        if result.structured_content is None and mismatch is not None:
             return "there is no structured content, although the tool has an output schema"
-        return find_mismatch(result.structured_content, self._output)
+        return mismatch
 
     async def _call_in_rounds(self, link: Link, arguments: dict[str, Any], call: Call) -> types.CallToolResult:
         """Call the tool, handling server requests across multiple rounds."""
         rounds = Rounds(link, call)
         responses, state = await rounds.load_earlier()
         is_over = False
-        times, next_time = 0, 0.0
+        report_count, next_time = 0, 0.0
 
         async def report_progress(progress: float, total: float | None, message: str | None) -> None:
-            nonlocal times, next_time
-            times += 1
+            nonlocal report_count, next_time
+            report_count += 1
             now = asyncio.get_running_loop().time()
             # Notifications may arrive after the result, when progress must not be published.
-            if not is_over and (times <= _PROGRESS or now >= next_time):
+            if not is_over and (report_count <= _UNLIMITED_REPORTS or now >= next_time):
                 next_time = now + 1.0
                 text = message or (f"{progress:g}" if total is None else f"{progress:g} of {total:g}")
                 part = progress / total if total else None
@@ -265,7 +266,7 @@ class MCPTool:
 
 
 class _ConnectionLost(Exception):
-    """Connection lost during a call."""
+    """Raised if the connection is lost during a call."""
 
     def __init__(self, *, is_unprocessed: bool) -> None:
         super().__init__()
@@ -274,5 +275,5 @@ class _ConnectionLost(Exception):
 
 
 def _is_local(error: MCPError) -> bool:
-    """True if the SDK reports a closed connection, rather than the server an error of one call."""
+    """Return True if the SDK reports a closed connection, rather than the server an error of one call."""
     return str(error) == "Connection closed"

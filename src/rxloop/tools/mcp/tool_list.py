@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from rxloop.errors import RxloopError
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.protocol.json_data import replace_surrogates
+from rxloop.support.json_limits import count_values
 from rxloop.support.json_schema import find_schema_error
 from rxloop.tools.mcp.calls import Connect, Link
 from rxloop.tools.mcp.options import clean_name
@@ -25,12 +26,21 @@ log = logging.getLogger("rxloop")
 
 _PAGES = 100
 
-_TOOLS = 2_000
+_MAX_TOOLS = 2_000
 
 _SCHEMA = 100_000
 """Maximum number of bytes of a tool's schema."""
 
-_DESCRIPTION = 10_000
+_VALUES = 5_000
+"""Maximum number of JSON values of a tool's schema."""
+
+_TOOLS_PER_STEP = 10
+"""Maximum number of tools that are validated before other tasks of the event loop continue."""
+
+_BYTES_PER_STEP = 20_000
+"""Maximum number of bytes of schemas that are validated before other tasks of the event loop continue."""
+
+_MAX_DESCRIPTION = 10_000
 """Maximum number of characters of a tool's description."""
 
 _NAME = 64
@@ -115,12 +125,12 @@ class Listing:
             raise RxloopError(self._link.redact(f"listing the tools failed: {error}")) from None
         except ValidationError as error:
             self._until = 0.0
-            raise RxloopError(self._link.redact(f"listing the tools failed: {_short(error)}")) from None
+            raise RxloopError(self._link.redact(f"listing the tools failed: {_summarize_error(error)}")) from None
         except BaseException:
             self._until = 0.0
             raise
         self._listed = loop.time()
-        self._tools = self._make_tools(listed)
+        self._tools = await self._make_tools(listed)
         return self._tools
 
     async def _all(self) -> list[types.Tool]:
@@ -128,7 +138,7 @@ class Listing:
         capabilities = self._link.client.server_capabilities
         if capabilities.tools is None:
             return []
-        found: list[types.Tool] = []
+        tools: list[types.Tool] = []
         cursors: set[str] = set()
         params: types.PaginatedRequestParams | None = None
         for _ in range(_PAGES):
@@ -139,60 +149,72 @@ class Listing:
                     raise
                 # Schedule an early refresh, because the failure may be temporary.
                 self._until = min(self._until, asyncio.get_running_loop().time() + _TIME_LIMIT)
-                self.warn(f"skipping the tools after the first {len(found)}: {_short(error)}")
-                return found
-            found += page.tools
-            if len(found) > _TOOLS:
+                self.warn(f"skipping the tools after the first {len(tools)}: {_summarize_error(error)}")
+                return tools
+            tools += page.tools
+            if len(tools) > _MAX_TOOLS:
                 break
             # Some servers use an empty cursor for the last page.
             if not page.next_cursor:
-                return found
+                return tools
             if page.next_cursor in cursors:
-                self.warn(f"skipping the tools after the first {len(found)}: the server repeats a page")
-                return found
+                self.warn(f"skipping the tools after the first {len(tools)}: the server repeats a page")
+                return tools
             cursors.add(page.next_cursor)
             params = types.PaginatedRequestParams(cursor=page.next_cursor)
-        self.warn(f"using only the first {_TOOLS} tools of the server")
-        return found[:_TOOLS]
+        self.warn(f"using only the first {_MAX_TOOLS} tools of the server")
+        return tools[:_MAX_TOOLS]
 
-    def _make_tools(self, listed: list[types.Tool]) -> tuple[MCPTool, ...]:
+    async def _make_tools(self, listed: list[types.Tool]) -> tuple[MCPTool, ...]:
         options = self._link.options
-        made: dict[str, MCPTool] = {}
+        tools_by_name: dict[str, MCPTool] = {}
+        count = size = 0
         for each in listed:
+            if count >= _TOOLS_PER_STEP or size >= _BYTES_PER_STEP:
+                await asyncio.sleep(0)
+                count = size = 0
+            count += 1
             if each.name in options.hide or (options.only is not None and each.name not in options.only):
                 continue
             name = tool_name(options.prefix, each.name)
             if not each.name.strip():
                 self._skip(each, "the name is empty")
-            elif name in made:
+            elif name in tools_by_name:
                 self._skip(each, f"another tool is named {name!r}")
-            elif (why := _find_schema_problem(each.input_schema)) is not None:
-                self._skip(each, why)
             else:
-                made[name] = self._tool(name, each)
+                data = _encode_schema(each.input_schema)
+                size += len(data or b"")
+                reason = _find_schema_problem(each.input_schema, data)
+                if reason is not None:
+                    self._skip(each, reason)
+                    continue
+                output = _encode_schema(each.output_schema)
+                size += len(output or b"")
+                tools_by_name[name] = self._make_tool(name, each, output)
         if options.only is not None and (absent := options.only - {each.name for each in listed}):
             self.warn(f"the server has no {', '.join(sorted(absent))}")
-        return tuple(made.values())
+        return tuple(tools_by_name.values())
 
-    def _tool(self, name: str, listed: types.Tool) -> MCPTool:
+    def _make_tool(self, name: str, listed: types.Tool, output_data: bytes | None) -> MCPTool:
         schema, output = listed.input_schema, listed.output_schema
-        description = self._link.redact(replace_surrogates(listed.description or listed.title or ""), _DESCRIPTION)
+        is_usable = output_data is not None and _find_size_problem(output_data) is None
+        description = self._link.redact(replace_surrogates(listed.description or listed.title or ""), _MAX_DESCRIPTION)
         return MCPTool(
             self._connect,
             self._link.options,
             listed.name,
             ToolDefinition(name=name, description=description, parameters=schema),
             listed.annotations or types.ToolAnnotations(),
-            None if output is None or find_schema_error(output) is not None else output,
+            output if output is not None and is_usable and find_schema_error(output) is None else None,
         )
 
-    def _skip(self, tool: types.Tool, why: str) -> None:
-        self.warn(f"skipping the tool {tool.name[:100]!r}: {why}")
+    def _skip(self, tool: types.Tool, reason: str) -> None:
+        self.warn(f"skipping the tool {tool.name[:100]!r}: {reason}")
 
     def warn(self, text: str) -> None:
         """Log a warning about the server once."""
         text = self._link.redact(replace_surrogates(f"mcp {self._link.name}: {text}"))
-        if text not in self._warned and len(self._warned) < _TOOLS:
+        if text not in self._warned and len(self._warned) < _MAX_TOOLS:
             self._warned.add(text)
             log.warning("%s", text)
 
@@ -201,15 +223,39 @@ def _is_closed(error: MCPError | ValidationError) -> bool:
     return isinstance(error, MCPError) and error.code == types.CONNECTION_CLOSED
 
 
-def _short(error: MCPError | ValidationError) -> str:
+def _summarize_error(error: MCPError | ValidationError) -> str:
     if isinstance(error, MCPError):
         return str(error)
     problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
     return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
 
 
-def _find_schema_problem(schema: dict[str, Any]) -> str | None:
-    """Return the validation problem of a tool schema, or None for valid schemas."""
+def _encode_schema(schema: dict[str, Any] | None) -> bytes | None:
+    """Return a schema as JSON. Return None if there is none, or if it cannot be encoded."""
+    try:
+        return None if schema is None else orjson.dumps(schema)
+    except TypeError:
+        return None
+
+
+def _find_size_problem(data: bytes) -> str | None:
+    if len(data) > _SCHEMA:
+        return f"its schema is longer than {_SCHEMA} bytes"
+    return f"its schema has more than {_VALUES} values" if count_values(data) > _VALUES else None
+
+
+def _find_schema_problem(schema: dict[str, Any], data: bytes | None) -> str | None:
+    """Return the validation problem of a tool schema, or None for valid schemas.
+
+    Args:
+        schema: The schema.
+        data: The schema as JSON. None if it cannot be encoded.
+    """
+    if data is None:
+        return "its schema cannot be written as JSON"
+    size_problem = _find_size_problem(data)
+    if size_problem is not None:
+        return size_problem
     # Many servers send null for unused keywords. The newest protocol only validates the type.
     for keyword in ("properties", "$defs", "definitions"):
         named = schema.get(keyword)
@@ -223,16 +269,12 @@ def _find_schema_problem(schema: dict[str, Any]) -> str | None:
         required = []
     if not isinstance(required, list) or not all(isinstance(name, str) for name in cast("list[Any]", required)):
         return "required of its schema must be a list of names"
-    try:
-        size = len(orjson.dumps(schema))
-    except TypeError as error:
-        return f"its schema cannot be written as JSON: {error}"
-    return f"its schema is longer than {_SCHEMA} bytes" if size > _SCHEMA else None
+    return None
 
 
 def tool_name(prefix: str, name: str) -> str:
     """Return the name of a tool for the model. Replaces characters and shortens names that vendors do not accept."""
-    made = clean_name(f"{prefix}{name}") or "tool"
-    if len(made) <= _NAME:
-        return made
-    return f"{made[: _NAME - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    full_name = clean_name(f"{prefix}{name}") or "tool"
+    if len(full_name) <= _NAME:
+        return full_name
+    return f"{full_name[: _NAME - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -131,7 +131,6 @@ VALUES = st.recursive(
 
 
 def _mutate(event: Any, path: list[int], value: Any) -> Any:
-    """Replace one value of an event."""
     if not path or not isinstance(event, dict | list) or not event:
         return value
     if isinstance(event, list):

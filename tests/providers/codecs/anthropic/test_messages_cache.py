@@ -16,7 +16,6 @@ MARK = {"type": "ephemeral"}
 
 
 def find_cache_points(points: list[Any] | None = None, **changes: Any) -> Json:
-    """Return the cache points as names of tools and texts of messages."""
     settings: dict[str, Any] = dict(changes.pop("settings", {}))
     if points is not None:
         settings["prompt_cache"] = PromptCache(points=points)
@@ -38,7 +37,7 @@ def find_cache_points(points: list[Any] | None = None, **changes: Any) -> Json:
     }
 
 
-def test_by_default_it_is_kept_up_to_the_tools_the_system_prompt_and_the_newest_message() -> None:
+def test_cache_points_cover_tools_system_prompt_and_newest_message_by_default() -> None:
     assert find_cache_points() == {"tools": ["b"], "system": ["s2"], "messages": ["3"], "notices": []}
 
 
@@ -52,7 +51,7 @@ def test_by_default_it_is_kept_up_to_the_tools_the_system_prompt_and_the_newest_
         ([7, -7], [], [], []),
     ],
 )
-def test_it_is_kept_where_the_settings_say(
+def test_cache_points_follow_the_settings(
     points: list[Any], tools: list[str], system: list[str], messages: list[str]
 ) -> None:
     assert find_cache_points(points) == {"tools": tools, "system": system, "messages": messages, "notices": []}

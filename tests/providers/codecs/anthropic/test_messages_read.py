@@ -32,7 +32,6 @@ def select_events(answer: StreamResult, kind: type[Any]) -> list[Any]:
 
 
 def encode_back(answer: StreamResult) -> list[Json]:
-    """Return the blocks that are sent back."""
     encoded = encode([Message.user("hi"), last_message(answer), Message.user("go on")], model="claude-sonnet-4-6")
     return [each for turn in encoded.messages if turn["role"] == "assistant" for each in turn["content"]]
 

@@ -1,4 +1,4 @@
-"""Compares the second request of recorded conversations with that of the vendor's SDK."""
+"""Second requests of recorded conversations, compared with the SDK."""
 
 from __future__ import annotations
 
@@ -16,51 +16,50 @@ from support.vendors.recordings import needs_recordings, recording, recording_na
 pytestmark = needs_recordings
 
 
-def conversations() -> list[str]:
-    """The recorded conversations whose second request has the first answer in it."""
-    found = [name for name in recording_names(api="msgs") if _goes_on(recording(name)["exchanges"])]
+def list_conversations() -> list[str]:
+    """List conversations whose second request contains the first answer."""
+    found = [name for name in recording_names(api="msgs") if _continues(recording(name)["exchanges"])]
     return found or ["nobody"]
 
 
-def _goes_on(exchanges: list[Any]) -> bool:
+def _continues(exchanges: list[Any]) -> bool:
     if len(exchanges) < 2 or exchanges[0]["response"]["status"] != 200:
         return False
     return len(exchanges[1]["request"]["body"]["messages"]) > len(exchanges[0]["request"]["body"]["messages"])
 
 
-def plain(message: Json) -> Json:
-    """A message without what is written in two ways that mean the same.
+def normalise_message(message: Json) -> Json:
+    """Normalise equivalent forms of a message.
 
-    A text stands for a block of text. `is_error` is false and `citations` null where they are not said. A blank text
-    is refused, so that we send none.
+    Strings become text blocks, default fields are removed, and blank texts are dropped because we omit them.
     """
     content = message["content"]
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    return {"role": message["role"], "content": [_plain_block(each) for each in blocks if not _blank(each)]}
+    return {"role": message["role"], "content": [_normalise_block(each) for each in blocks if not _is_blank(each)]}
 
 
-def _blank(block: Json) -> bool:
+def _is_blank(block: Json) -> bool:
     return block["type"] == "text" and not block["text"].strip()
 
 
-def _plain_block(block: Json) -> Json:
+def _normalise_block(block: Json) -> Json:
     made = {name: value for name, value in block.items() if value is not None and (name, value) != ("is_error", False)}
-    # Said of every call by newer models: "direct" is what it is where nothing is said.
+    # Newer models set `caller`, whose default is "direct".
     if made.get("caller") == {"type": "direct"}:
         del made["caller"]
     if block["type"] == "tool_result" and isinstance(block.get("content"), str):
         made["content"] = [{"type": "text", "text": block["content"]}]
     elif isinstance(block.get("content"), list):
-        made["content"] = [_plain_block(each) for each in block["content"]]
+        made["content"] = [_normalise_block(each) for each in block["content"]]
     return made
 
 
-def ours(recorded: list[Json]) -> list[Message]:
-    """The messages of the user, and the answers to calls, as the loop has them."""
+def to_messages(recorded: list[Json]) -> list[Message]:
+    """Convert recorded user messages and tool results."""
     found: list[Message] = []
     for message in recorded:
         assert message["role"] == "user"
-        for each in plain(message)["content"]:
+        for each in normalise_message(message)["content"]:
             if each["type"] == "tool_result":
                 parts = [TextPart(text=part["text"]) for part in each["content"]]
                 found.append(Message.tool(each["tool_use_id"], parts))
@@ -69,8 +68,8 @@ def ours(recorded: list[Json]) -> list[Message]:
     return found
 
 
-@pytest.mark.parametrize("name", conversations())
-async def test_the_second_request_is_the_one_that_was_recorded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", list_conversations())
+async def test_second_request_matches_the_recording(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "a-key")
     conversation = recording(name)
     first, second = (exchange["request"]["body"] for exchange in conversation["exchanges"][:2])
@@ -78,12 +77,14 @@ async def test_the_second_request_is_the_one_that_was_recorded(name: str, monkey
         vendor.replay_conversation(conversation)
         answer = await collect(vendor.provider(conversation["exchanges"][0]).call(REQUEST))
     begun = len(first["messages"])
-    history = [*ours(first["messages"]), last_message(answer), *ours(second["messages"][begun + 1 :])]
+    history = [*to_messages(first["messages"]), last_message(answer), *to_messages(second["messages"][begun + 1 :])]
     tools = tuple(
         ToolDefinition(each["name"], each.get("description", ""), each["input_schema"])
         for each in second.get("tools", ())
         if "input_schema" in each
     )
     asked = encode(ModelRequest(messages=history, tools=tools), make_codec(first.get("model", "claude-3-7-sonnet")))
-    assert [plain(each) for each in asked.messages] == [plain(each) for each in strip_cache_control(second["messages"])]
+    assert [normalise_message(each) for each in asked.messages] == [
+        normalise_message(each) for each in strip_cache_control(second["messages"])
+    ]
     assert not asked.notices

@@ -20,8 +20,8 @@ OSLO = '{"city": "Oslo"}'
 ROME = '{"city": "Rome"}'
 
 
-def joined(events: list[Event]) -> list[tuple[str, str, str]]:
-    """Return the calls that the deltas add up to, sorted by index."""
+def join_deltas(events: list[Event]) -> list[tuple[str, str, str]]:
+    """Return the calls of the joined deltas, ordered by index."""
     streamed: dict[tuple[int, str], tuple[str, str]] = {}
     for event in events:
         if isinstance(event, ToolCallDeltaEvent):
@@ -30,17 +30,17 @@ def joined(events: list[Event]) -> list[tuple[str, str, str]]:
     return [(call_id, name, fragments) for (_, call_id), (name, fragments) in sorted(streamed.items())]
 
 
-def called(*chunks: Any, tools: Sequence[ToolDefinition] = ()) -> list[tuple[str, str]]:
-    """Return the name and the arguments of each final call. The deltas must add up to the same calls."""
+def read_calls(*chunks: Any, tools: Sequence[ToolDefinition] = ()) -> list[tuple[str, str]]:
+    """Read the final calls, and check that the deltas match."""
     events = read_chunks(*chunks, delta("tool_calls"), tools=tools)
     done = events[-1]
     assert isinstance(done, ContentCompleteEvent)
-    assert joined(events) == [(call.id, call.name, call.raw or "") for call in done.tool_calls]
+    assert join_deltas(events) == [(call.id, call.name, call.raw or "") for call in done.tool_calls]
     assert len({call.id for call in done.tool_calls}) == len(done.tool_calls)
     return [(call.name, call.raw or "") for call in done.tool_calls]
 
 
-def streams(*pieces: dict[str, Any]) -> list[dict[str, Any]]:
+def make_streams(*pieces: dict[str, Any]) -> list[dict[str, Any]]:
     return [call_deltas(each) for each in pieces]
 
 
@@ -185,17 +185,17 @@ def streams(*pieces: dict[str, Any]) -> list[dict[str, Any]]:
         ),
     ],
 )
-def test_calls_of_one_tool_under_one_index_are_separate(pieces: list[dict[str, Any]], expected: list[str]) -> None:
-    assert called(*streams(*pieces)) == [("see", arguments) for arguments in expected]
+def test_calls_of_one_tool_with_one_index_are_separate(pieces: list[dict[str, Any]], expected: list[str]) -> None:
+    assert read_calls(*make_streams(*pieces)) == [("see", arguments) for arguments in expected]
 
 
 # P4
 @pytest.mark.parametrize("index", [0, None])
 @pytest.mark.parametrize("second_id", ["", None, "a", "b"])
 @pytest.mark.parametrize("first", ["", "{}", OSLO, '{"city": "Os', "[]"])
-def test_another_name_begins_another_call(index: int | None, second_id: str | None, first: str) -> None:
-    chunks = streams(call_delta(index, "a", "see", first), call_delta(index, second_id, "go", ROME))
-    assert called(*chunks) == [("see", first), ("go", ROME)]
+def test_another_name_starts_another_call(index: int | None, second_id: str | None, first: str) -> None:
+    chunks = make_streams(call_delta(index, "a", "see", first), call_delta(index, second_id, "go", ROME))
+    assert read_calls(*chunks) == [("see", first), ("go", ROME)]
 
 
 # P4
@@ -304,8 +304,8 @@ def test_another_name_begins_another_call(index: int | None, second_id: str | No
         ),
     ],
 )
-def test_a_call_whose_chunks_repeat_its_keys_is_one_call(pieces: list[dict[str, Any]]) -> None:
-    assert called(*streams(*pieces)) == [("see", OSLO)]
+def test_call_with_repeated_keys_is_one_call(pieces: list[dict[str, Any]]) -> None:
+    assert read_calls(*make_streams(*pieces)) == [("see", OSLO)]
 
 
 # P4
@@ -316,14 +316,14 @@ def test_arguments_repeated_in_the_last_chunk_are_read_once(name: str | None, ca
     events = read_chunks(
         call_deltas(call_delta(0, "a", "see", OSLO[:5])), call_deltas(call_delta(0, None, None, OSLO[5:])), end
     )
-    assert joined(events) == [("a", "see", OSLO)]
+    assert join_deltas(events) == [("a", "see", OSLO)]
     done = events[-1]
     assert isinstance(done, ContentCompleteEvent)
     assert [(call.id, call.arguments) for call in done.tool_calls] == [("a", {"city": "Oslo"})]
 
 
 # P4
-def test_arguments_that_begin_in_the_last_chunk_are_read() -> None:
+def test_arguments_that_start_in_the_last_chunk_are_read() -> None:
     end = delta("tool_calls", tool_calls=[call_delta(0, None, None, OSLO[5:])])
     assert read_message(call_deltas(call_delta(0, "a", "see", OSLO[:5])), end).tool_calls[0].arguments == {
         "city": "Oslo"
@@ -331,11 +331,13 @@ def test_arguments_that_begin_in_the_last_chunk_are_read() -> None:
 
 
 # P4
-def test_nested_objects_do_not_begin_another_call_when_the_name_is_repeated() -> None:
+def test_nested_objects_do_not_start_another_call_when_the_name_is_repeated() -> None:
     parts = ['{"a":', '{"b":[', '{"c":1}', ',{"d":2}', "]}", "}"]
-    assert called(*streams(*(call_delta(0, None, "see", part) for part in parts))) == [("see", "".join(parts))]
+    assert read_calls(*make_streams(*(call_delta(0, None, "see", part) for part in parts))) == [("see", "".join(parts))]
     inside = ['{"code": "x}', "{y", "}", '{"', "}"]
-    assert called(*streams(*(call_delta(0, "a", "see", part) for part in inside))) == [("see", "".join(inside))]
+    assert read_calls(*make_streams(*(call_delta(0, "a", "see", part) for part in inside))) == [
+        ("see", "".join(inside))
+    ]
 
 
 # P4
@@ -343,40 +345,40 @@ def test_nested_objects_do_not_begin_another_call_when_the_name_is_repeated() ->
 @pytest.mark.parametrize("index", [0, None])
 @pytest.mark.parametrize("call_id", ["a", None])
 @pytest.mark.parametrize("again", [None, "", "a"])
-def test_a_placeholder_before_the_arguments_is_not_part_of_them(
+def test_placeholder_before_the_arguments_is_ignored(
     placeholder: str, index: int | None, call_id: str | None, again: str | None
 ) -> None:
     opening = call_delta(index, call_id, "see", placeholder)
     again = again and call_id
-    assert called(*streams(opening, call_delta(index, again, None, OSLO))) == [("see", OSLO)]
+    assert read_calls(*make_streams(opening, call_delta(index, again, None, OSLO))) == [("see", OSLO)]
     parts = [call_delta(index, again, None, part) for part in (" ", "{", OSLO[1:5], OSLO[5:])]
-    assert called(*streams(opening, *parts)) == [("see", OSLO)]
+    assert read_calls(*make_streams(opening, *parts)) == [("see", OSLO)]
 
 
 # P4
 @pytest.mark.parametrize(
     "end", [[], [call_delta(0, None, None, "")], [call_delta(0, None, None, "{}")], [call_delta(0, "a", "see")]]
 )
-def test_an_empty_object_that_no_arguments_follow_is_the_arguments(end: list[dict[str, Any]]) -> None:
-    assert called(*streams(call_delta(0, "a", "see", "{}"), *end)) == [("see", "{}")]
+def test_empty_object_without_later_arguments_is_used(end: list[dict[str, Any]]) -> None:
+    assert read_calls(*make_streams(call_delta(0, "a", "see", "{}"), *end)) == [("see", "{}")]
     other = call_delta(1, "b", "go", "{}")
-    assert called(*streams(call_delta(0, "a", "see", "{}"), *end, other)) == [("see", "{}"), ("go", "{}")]
+    assert read_calls(*make_streams(call_delta(0, "a", "see", "{}"), *end, other)) == [("see", "{}"), ("go", "{}")]
 
 
 # P4
 def test_placeholders_of_several_calls_are_replaced() -> None:
     openings = call_deltas(call_delta(0, "a", "see", "{}"), call_delta(1, "b", "see", "{}"))
-    by_index = streams(
+    by_index = make_streams(
         call_delta(0, None, None, OSLO[:4]), call_delta(1, None, None, ROME), call_delta(0, None, None, OSLO[4:])
     )
-    assert called(openings, *by_index) == [("see", OSLO), ("see", ROME)]
-    one_index = streams(
+    assert read_calls(openings, *by_index) == [("see", OSLO), ("see", ROME)]
+    one_index = make_streams(
         call_delta(0, "a", "see", "{}"),
         call_delta(0, None, None, OSLO),
         call_delta(0, "b", "see", "{}"),
         call_delta(0, None, None, ROME),
     )
-    assert called(*one_index) == [("see", OSLO), ("see", ROME)]
+    assert read_calls(*one_index) == [("see", OSLO), ("see", ROME)]
 
 
 # P4
@@ -385,20 +387,20 @@ def test_placeholders_of_several_calls_are_replaced() -> None:
 @pytest.mark.parametrize(
     "names", [["get_", "weather"], ["get", "_weather"], ["g", "et", "_w", "eather"], ["get_weather", "_week"]]
 )
-def test_a_name_that_is_sent_in_pieces_is_joined(index: int | None, again: str | None, names: list[str]) -> None:
+def test_name_in_fragments_is_joined(index: int | None, again: str | None, names: list[str]) -> None:
     tools = [
         ToolDefinition(name=name, description="", parameters={}) for name in ("get", "get_weather", "get_weather_week")
     ]
     more = [call_delta(index, again, name, "") for name in names[1:]]
-    chunks = streams(
+    chunks = make_streams(
         call_delta(index, "a", names[0], ""),
         *more,
         call_delta(index, None, None, OSLO[:4]),
         call_delta(index, None, None, OSLO[4:]),
     )
-    assert called(*chunks, tools=tools) == [("".join(names), OSLO)]
-    together = streams(call_delta(index, "a", names[0]), *more[:-1], call_delta(index, again, names[-1], OSLO))
-    assert called(*together, tools=tools) == [("".join(names), OSLO)]
+    assert read_calls(*chunks, tools=tools) == [("".join(names), OSLO)]
+    together = make_streams(call_delta(index, "a", names[0]), *more[:-1], call_delta(index, again, names[-1], OSLO))
+    assert read_calls(*together, tools=tools) == [("".join(names), OSLO)]
 
 
 # P4
@@ -407,30 +409,32 @@ def test_names_of_two_tools_are_not_joined() -> None:
         ToolDefinition(name=name, description="", parameters={}) for name in ("get", "set", "getset", "get_weather")
     ]
     for call_id in (None, "a", "b"):
-        chunks = streams(call_delta(0, "a", "get", ""), call_delta(0, call_id, "set", OSLO))
-        assert called(*chunks, tools=tools) == [("get", ""), ("set", OSLO)]
-    assert called(*streams(call_delta(0, "a", "get", "{}"), call_delta(0, "a", "_weather", OSLO)), tools=tools) == [
+        chunks = make_streams(call_delta(0, "a", "get", ""), call_delta(0, call_id, "set", OSLO))
+        assert read_calls(*chunks, tools=tools) == [("get", ""), ("set", OSLO)]
+    assert read_calls(
+        *make_streams(call_delta(0, "a", "get", "{}"), call_delta(0, "a", "_weather", OSLO)), tools=tools
+    ) == [
         ("get", "{}"),
         ("_weather", OSLO),
     ]
-    repeated = streams(
+    repeated = make_streams(
         call_delta(0, "a", "get", ""), call_delta(0, "a", "get", OSLO[:4]), call_delta(0, "a", "get", OSLO[4:])
     )
-    assert called(*repeated, tools=tools) == [("get", OSLO)]
-    assert called(*streams(call_delta(0, "a", "get", "")), tools=tools) == [("get", "")]
+    assert read_calls(*repeated, tools=tools) == [("get", OSLO)]
+    assert read_calls(*make_streams(call_delta(0, "a", "get", "")), tools=tools) == [("get", "")]
 
 
 # P4
-def test_interleaved_calls_are_told_apart_by_index_or_id() -> None:
-    by_index = streams(
+def test_interleaved_calls_are_identified_by_index_or_id() -> None:
+    by_index = make_streams(
         call_delta(0, "a", "see", ""),
         call_delta(1, "b", "see", ""),
         call_delta(1, None, None, ROME[:4]),
         call_delta(0, None, None, OSLO),
         call_delta(1, None, None, ROME[4:]),
     )
-    assert called(*by_index) == [("see", OSLO), ("see", ROME)]
-    by_id = streams(
+    assert read_calls(*by_index) == [("see", OSLO), ("see", ROME)]
+    by_id = make_streams(
         call_delta(0, "a", "see", ""),
         call_delta(0, "b", "see", ""),
         call_delta(0, "a", None, OSLO[:4]),
@@ -438,8 +442,8 @@ def test_interleaved_calls_are_told_apart_by_index_or_id() -> None:
         call_delta(0, "a", None, OSLO[4:]),
         call_delta(0, "b", None, ROME[4:]),
     )
-    assert called(*by_id) == [("see", OSLO), ("see", ROME)]
-    equal_ids = streams(
+    assert read_calls(*by_id) == [("see", OSLO), ("see", ROME)]
+    equal_ids = make_streams(
         call_delta(0, "0", "see", OSLO[:4]),
         call_delta(1, "0", "see", ROME[:4]),
         call_delta(0, "0", None, OSLO[4:]),
@@ -449,15 +453,15 @@ def test_interleaved_calls_are_told_apart_by_index_or_id() -> None:
 
 
 # P4
-def test_many_calls_under_index_zero_keep_their_order() -> None:
-    chunks = streams(*(call_delta(0, "", "see", f'{{"n":{n}}}') for n in range(20)))
-    assert called(*chunks) == [("see", f'{{"n":{n}}}') for n in range(20)]
-    mixed = streams(call_delta(0, "", "see", OSLO), call_delta(0, "", "go", "{}"), call_delta(1, "", "see", ROME))
-    assert called(*mixed) == [("see", OSLO), ("go", "{}"), ("see", ROME)]
+def test_many_calls_with_index_zero_keep_their_order() -> None:
+    chunks = make_streams(*(call_delta(0, "", "see", f'{{"n":{n}}}') for n in range(20)))
+    assert read_calls(*chunks) == [("see", f'{{"n":{n}}}') for n in range(20)]
+    mixed = make_streams(call_delta(0, "", "see", OSLO), call_delta(0, "", "go", "{}"), call_delta(1, "", "see", ROME))
+    assert read_calls(*mixed) == [("see", OSLO), ("go", "{}"), ("see", ROME)]
 
 
 # P4
-def test_a_legacy_function_call_is_read_like_a_tool_call() -> None:
+def test_legacy_function_call_is_read_as_a_tool_call() -> None:
     chunks = [
         delta(function_call={"name": "see", "arguments": ""}),
         delta(function_call={"arguments": OSLO[:5]}),
@@ -465,7 +469,7 @@ def test_a_legacy_function_call_is_read_like_a_tool_call() -> None:
         delta("function_call"),
     ]
     events = read_chunks(*chunks)
-    assert joined(events) == [("call_1_0", "see", OSLO)]
+    assert join_deltas(events) == [("call_1_0", "see", OSLO)]
     done = events[-1]
     assert isinstance(done, ContentCompleteEvent)
     assert (done.finish_reason, [call.arguments for call in done.tool_calls]) == ("tool_calls", [{"city": "Oslo"}])
@@ -473,19 +477,19 @@ def test_a_legacy_function_call_is_read_like_a_tool_call() -> None:
 
 # P4
 @pytest.mark.parametrize("legacy", [None, {}, {"name": None}, {"name": "see", "arguments": OSLO}])
-def test_a_legacy_function_call_next_to_tool_calls_is_ignored(legacy: Any) -> None:
+def test_legacy_function_call_next_to_tool_calls_is_ignored(legacy: Any) -> None:
     call = call_delta(0, "a", "see", OSLO)
-    assert called(delta(tool_calls=[call], function_call=legacy)) == [("see", OSLO)]
-    assert called(delta(tool_calls=[call]), delta(function_call=legacy)) == [("see", OSLO)]
+    assert read_calls(delta(tool_calls=[call], function_call=legacy)) == [("see", OSLO)]
+    assert read_calls(delta(tool_calls=[call]), delta(function_call=legacy)) == [("see", OSLO)]
 
 
 # P4
 @pytest.mark.parametrize("fragment", ["x", "}{", '{"'])
-def test_repeated_names_cost_the_same_for_each_piece(fragment: str) -> None:
-    def taken(count: int) -> int:
+def test_repeated_names_have_linear_cost(fragment: str) -> None:
+    def count_steps(count: int) -> int:
         reader = ChatReader(MessageDraft(lambda _: None, "1", WHERE))
         payloads = [orjson.dumps(call_deltas(call_delta(0, "a", "see", '{"text": "')))]
         payloads += [orjson.dumps(call_deltas(call_delta(0, "a", "see", fragment)))] * count
         return count_operations(lambda: reader.feed(payloads))
 
-    assert taken(400) < 2.2 * taken(200)
+    assert count_steps(400) < 2.2 * count_steps(200)

@@ -36,40 +36,40 @@ from support.vendors.chat_chunks import WHERE, call_delta, call_deltas, read_chu
     ("raw", "finish"),
     [("stop", "stop"), (None, "stop"), ("eos", "stop"), ("length", "length"), ("sensitive", "content_filter")],
 )
-def test_the_finish_reason_is_one_of_ours_and_the_raw_one_is_kept(raw: str | None, finish: str) -> None:
+def test_finish_reason_is_normalised_and_the_raw_value_is_kept(raw: str | None, finish: str) -> None:
     done = read_message(delta(content="Hi"), delta(raw))
     assert (done.finish_reason, done.raw_finish_reason) == (finish, raw)
 
 
-def test_a_message_that_was_cut_for_length_says_so_although_it_has_calls() -> None:
+def test_truncated_message_with_calls_has_the_finish_reason_length() -> None:
     assert read_message(call_deltas(call_delta(0, "a", "look", '{"x')), delta("length")).finish_reason == "length"
 
 
-def test_content_is_never_trimmed() -> None:
+def test_content_is_not_stripped() -> None:
     # L61
     events = read_chunks(delta(content="\n "), delta(content=" x "), delta("stop", content="\n"))
     assert [e.delta for e in events if isinstance(e, ContentDeltaEvent)] == ["\n ", " x ", "\n"]
     assert events[-1].content == "\n  x \n"  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_deltas_are_counted_and_empty_ones_are_left_out() -> None:
+def test_deltas_are_numbered_and_empty_deltas_are_omitted() -> None:
     events = read_chunks(
         delta(role="assistant", content=""), delta(content="a"), delta(content=None), delta(content="b")
     )
     assert [(e.index, e.delta) for e in events if isinstance(e, ContentDeltaEvent)] == [(0, "a"), (1, "b")]
 
 
-def test_the_last_usage_counts_and_is_never_a_sum() -> None:
+def test_last_usage_replaces_earlier_ones() -> None:
     # L64
     def chunk(usage: Any, **fields: Any) -> dict[str, Any]:
         return {**delta(content="x"), "usage": usage, **fields}
 
     read_details = {"cached_tokens": 4, "cache_write_tokens": 3}
-    details = {"prompt_tokens_details": read_details, "completion_tokens_details": {"reasoning_tokens": 2}}
+    make_details = {"prompt_tokens_details": read_details, "completion_tokens_details": {"reasoning_tokens": 2}}
     events = read_chunks(
         chunk({"prompt_tokens": 9, "completion_tokens": 1}),
         chunk(None, x_groq={"usage": {"prompt_tokens": 9, "completion_tokens": 2}}),
-        {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 3, "cost": 0.1, **details}},
+        {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 3, "cost": 0.1, **make_details}},
         chunk(None),
     )
     assert [e.usage for e in events if isinstance(e, UsageEvent)] == [
@@ -79,13 +79,13 @@ def test_the_last_usage_counts_and_is_never_a_sum() -> None:
 
 
 @pytest.mark.parametrize("count", [-5, 1e40, 1e308, "many", [], None])
-def test_a_count_that_can_be_none_costs_no_answer(count: Any) -> None:
+def test_invalid_token_count_is_ignored(count: Any) -> None:
     events = read_chunks({**delta(content="x"), "usage": {"prompt_tokens": count, "completion_tokens": 3}})
     assert [e.usage for e in events if isinstance(e, UsageEvent)] == [Usage(output_tokens=3)]
     assert [e.content for e in events if isinstance(e, ContentCompleteEvent)] == ["x"]
 
 
-def test_no_usage_gives_no_usage_event() -> None:
+def test_missing_usage_emits_no_usage_event() -> None:
     # L64
     assert not [e for e in read_chunks(delta(content="x")) if isinstance(e, UsageEvent)]
 
@@ -102,7 +102,7 @@ def test_no_usage_gives_no_usage_event() -> None:
         {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hmm"}]}]},
     ],
 )
-def test_reasoning_in_any_field_is_a_thought_and_counted_once(fields: dict[str, Any]) -> None:
+def test_reasoning_in_any_field_is_read_once(fields: dict[str, Any]) -> None:
     # L65
     events = read_chunks(delta(**fields), delta(**fields), delta(content="Hi"), delta("stop"), step="3")
     assert [(e.index, e.delta) for e in events if isinstance(e, ThoughtDeltaEvent)] == [(0, "hmm"), (1, "hmm")]
@@ -113,14 +113,14 @@ def test_reasoning_in_any_field_is_a_thought_and_counted_once(fields: dict[str, 
     assert (done.content, done.reasoning) == ("Hi", "hmmhmm")
 
 
-def test_signed_and_encrypted_reasoning_is_kept_for_the_next_request_and_not_shown() -> None:
-    def details(*items: dict[str, Any]) -> dict[str, Any]:
+def test_signed_reasoning_is_stored_for_the_next_request_and_not_shown() -> None:
+    def make_details(*items: dict[str, Any]) -> dict[str, Any]:
         return delta(reasoning_details=list(items))
 
     events = read_chunks(
-        details({"type": "reasoning.text", "index": 0, "text": "hm"}),
-        details({"type": "reasoning.text", "index": 0, "text": "m", "signature": "sig"}),
-        details({"type": "reasoning.encrypted", "index": 1, "data": "opaque"}),
+        make_details({"type": "reasoning.text", "index": 0, "text": "hm"}),
+        make_details({"type": "reasoning.text", "index": 0, "text": "m", "signature": "sig"}),
+        make_details({"type": "reasoning.encrypted", "index": 1, "data": "opaque"}),
         delta(content="Hi"),
     )
     assert [e.delta for e in events if isinstance(e, ThoughtDeltaEvent)] == ["hm", "m"]
@@ -134,7 +134,7 @@ def test_signed_and_encrypted_reasoning_is_kept_for_the_next_request_and_not_sho
     }
 
 
-def test_an_error_beside_the_last_text_fails_the_call_and_keeps_the_text() -> None:
+def test_error_next_to_the_last_text_fails_the_call_and_keeps_the_text() -> None:
     # L66
     events: list[Event] = []
     answer = ChatReader(MessageDraft(events.append, "1", WHERE))
@@ -158,13 +158,13 @@ def test_an_error_beside_the_last_text_fails_the_call_and_keeps_the_text() -> No
         ([1], ProviderProtocolError),
     ],
 )
-def test_an_error_in_any_place_is_a_provider_error(chunk: Any, error: type[Exception]) -> None:
+def test_error_at_any_position_is_a_provider_error(chunk: Any, error: type[Exception]) -> None:
     # L66
     with pytest.raises(error):
         read_chunks(chunk)
 
 
-def test_an_end_with_neither_a_finish_reason_nor_done_is_a_broken_connection() -> None:
+def test_end_without_finish_reason_and_done_is_a_connection_error() -> None:
     # L66
     with pytest.raises(ProviderConnectionError, match="cut short") as caught:
         read_chunks(delta(content="Hel"), done=False)
@@ -173,33 +173,33 @@ def test_an_end_with_neither_a_finish_reason_nor_done_is_a_broken_connection() -
     assert read_chunks(delta(content="Hello"), done=True)
 
 
-def test_half_an_event_at_the_end_is_a_broken_connection_too() -> None:
+def test_partial_event_at_the_end_is_a_connection_error() -> None:
     # L66
     answer = ChatReader(MessageDraft([].append, "1", WHERE))
     with pytest.raises(ProviderConnectionError, match="cut short"):
         answer.feed_last([b'{"choices": [{"del'])
 
 
-def test_only_the_first_of_several_choices_is_read() -> None:
+def test_only_the_first_choice_is_read() -> None:
     other = {"choices": [{"index": 1, "delta": {"content": "no"}, "finish_reason": "stop"}]}
     assert read_message(delta(content="yes"), other).content == "yes"
 
 
-def test_half_a_surrogate_pair_does_not_break_the_answer() -> None:
+def test_single_surrogate_is_replaced() -> None:
     events: list[Event] = []
     answer = ChatReader(MessageDraft(events.append, "1", WHERE))
     answer.feed([b'{"choices":[{"delta":{"content":"a\\ud83d"},"finish_reason":"stop"}]}'])
-    # Its other half may still come.
+    # The second half may follow.
     assert [e.delta for e in events if isinstance(e, ContentDeltaEvent)] == ["a"]
     answer.complete()
     assert [e.delta for e in events if isinstance(e, ContentDeltaEvent)] == ["a", "\ufffd"]
 
 
-def test_a_refusal_is_the_text_of_the_answer() -> None:
+def test_refusal_becomes_the_text_of_the_answer() -> None:
     assert read_message(delta(refusal="I can't"), delta("stop", refusal=".")).content == "I can't."
 
 
-def test_an_answer_that_was_not_streamed_means_the_same() -> None:
+def test_answer_without_streaming_has_the_same_result() -> None:
     function = {"name": "look", "arguments": '{"n":1}'}
     body = {
         "choices": [
@@ -235,19 +235,19 @@ def test_an_answer_that_was_not_streamed_means_the_same() -> None:
 
 
 @pytest.mark.parametrize("body", [b"<html>hello</html>", b"[]", b""])
-def test_a_whole_answer_that_is_no_json_object_is_a_protocol_error(body: bytes) -> None:
+def test_whole_answer_that_is_not_a_json_object_is_a_protocol_error(body: bytes) -> None:
     with pytest.raises(ProviderProtocolError):
         read_whole(body)
 
 
-def test_an_error_in_a_whole_answer_fails_the_call() -> None:
+def test_error_in_a_whole_answer_fails_the_call() -> None:
     with pytest.raises(VendorFailed, match="out of cheese"):
         read_whole({"error": {"message": "out of cheese", "code": 500}})
     with pytest.raises(VendorFailed, match="out of cheese"):
         read_whole({"code": 500, "msg": "out of cheese", "success": False})
 
 
-def test_a_chunk_with_calls_may_report_an_error_or_have_a_second_choice() -> None:
+def test_chunk_with_calls_may_have_an_error_or_a_second_choice() -> None:
     first = call_deltas(call_delta(0, "c", "look", "{}"))
     second = {"choices": [*first["choices"], {"delta": {"content": "beside"}}]}
     assert read_message(second, delta("tool_calls")).content == "beside"
@@ -255,17 +255,17 @@ def test_a_chunk_with_calls_may_report_an_error_or_have_a_second_choice() -> Non
         read_chunks({**first, "object": "error"})
 
 
-def test_a_further_piece_of_reasoning_costs_the_same_however_long_it_is() -> None:
+def test_additional_reasoning_fragment_has_constant_cost() -> None:
     answer = ChatReader(MessageDraft(lambda _: None, "1", WHERE))
     payload = orjson.dumps(delta(reasoning_details=[{"type": "reasoning.text", "index": 0, "text": "x" * 100}]))
     answer.feed([payload] * 10_000)
     assert measure_peak_memory(lambda: answer.feed([payload])) < 10_000
 
 
-def test_what_names_the_block_of_a_piece_of_reasoning_counts_once() -> None:
+def test_repeated_reasoning_block_names_count_once() -> None:
     detail = {"type": "reasoning.text", "index": 0, "format": "anthropic-claude-v1", "text": " so"}
     events: list[Event] = []
-    # Enough for the text and one name, and not for a name with each piece.
+    # Enough for the text and one name, but not for one name per fragment.
     answer = ChatReader(MessageDraft(events.append, "1", WHERE, bounds=Bounds(text=10_000)))
     answer.feed([orjson.dumps(delta(reasoning_details=[detail]))] * 1_500)
     answer.feed([orjson.dumps(delta(content="x")), b"[DONE]"])
@@ -287,7 +287,7 @@ def test_what_names_the_block_of_a_piece_of_reasoning_counts_once() -> None:
     ],
 )
 @pytest.mark.parametrize("field", ["content", "reasoning_content"])
-def test_a_character_that_was_cut_in_two_is_joined(pieces: list[str], whole: str, field: str) -> None:
+def test_split_surrogate_pair_is_joined(pieces: list[str], whole: str, field: str) -> None:
     events: list[Event] = []
     read = ChatReader(MessageDraft(events.append, "1", WHERE))
     for given in pieces:

@@ -19,83 +19,83 @@ OPENAI = PRESETS["openai"]
 LOOK = ToolDefinition("look", "Looks.", {"type": "object", "properties": {}}, strict=True)
 
 
-def body(request: ModelRequest, preset: Preset = OPENAI, *, stream: bool = True) -> dict[str, Any]:
+def encode_body(request: ModelRequest, preset: Preset = OPENAI, *, stream: bool = True) -> dict[str, Any]:
     return orjson.loads(RequestEncoder("m", preset, stream).encode(request, ignore_notice))
 
 
 CALLED = Message.assistant("Let me see.", tool_calls=[ToolCall(id="a", name="look")])
 
 
-def sent(message: Message, preset: Preset = OPENAI) -> dict[str, Any]:
+def encode_message(message: Message, preset: Preset = OPENAI) -> dict[str, Any]:
     if message.role == "tool":
-        return body(ModelRequest(messages=[CALLED, message]), preset)["messages"][1]
-    return body(ModelRequest(messages=[message]), preset)["messages"][0]
+        return encode_body(ModelRequest(messages=[CALLED, message]), preset)["messages"][1]
+    return encode_body(ModelRequest(messages=[message]), preset)["messages"][0]
 
 
-def with_settings(preset: Preset = OPENAI, tools: tuple[ToolDefinition, ...] = (), **settings: Any) -> dict[str, Any]:
+def encode_settings(preset: Preset = OPENAI, tools: tuple[ToolDefinition, ...] = (), **settings: Any) -> dict[str, Any]:
     request = ModelRequest(messages=[Message.user("hi")], tools=tools, settings=ModelSettings(**settings))
-    return body(request, preset)
+    return encode_body(request, preset)
 
 
-def test_the_layers_go_before_and_behind_the_messages() -> None:
+def test_layers_surround_the_history() -> None:
     request = ModelRequest(
         system=(Message.system("Be brief."),), messages=[Message.user("Hi")], tail=(Message.user("Files: none"),)
     )
-    assert [m["content"] for m in body(request)["messages"]] == ["Be brief.", "Hi", "Files: none"]
+    assert [m["content"] for m in encode_body(request)["messages"]] == ["Be brief.", "Hi", "Files: none"]
 
 
-def test_each_message_and_each_set_of_tools_is_encoded_once() -> None:
+def test_messages_and_tools_are_encoded_once() -> None:
     history = [Message.user(f"message {n}") for n in range(50)]
     encoder = RequestEncoder("m", OPENAI, stream=True)
     encoder.encode(ModelRequest(messages=history, tools=(LOOK,)), ignore_notice)
     with patch.object(_encode, "dumps", wraps=_encode.dumps) as dumps:
         raw = encoder.encode(ModelRequest(messages=[*history, Message.user("new")], tools=(LOOK,)), ignore_notice)
-    assert dumps.call_count == 2  # the settings and the one new message
+    assert dumps.call_count == 2  # Settings and new message.
     assert [m["content"] for m in orjson.loads(raw)["messages"]][-2:] == ["message 49", "new"]
     assert orjson.loads(raw)["tools"][0]["function"]["name"] == "look"
 
 
-def test_a_message_is_encoded_anew_for_an_endpoint_that_wants_another_form() -> None:
+def test_message_is_encoded_again_for_an_endpoint_with_another_form() -> None:
     message = Message(role="assistant", content="Hi", reasoning="hmm")
-    assert "reasoning_content" not in sent(message, OPENAI)
-    assert sent(message, PRESETS["zai"])["reasoning_content"] == "hmm"
-    assert "reasoning_content" not in sent(message, OPENAI)
+    assert "reasoning_content" not in encode_message(message, OPENAI)
+    assert encode_message(message, PRESETS["zai"])["reasoning_content"] == "hmm"
+    assert "reasoning_content" not in encode_message(message, OPENAI)
 
 
-def test_a_message_with_calls_goes_as_one_message() -> None:
+def test_message_with_calls_is_one_message() -> None:
     call = ToolCall.parse("a", "look", '{"city":  "Oslo"}')
-    assert sent(Message.assistant("Let me look.", tool_calls=[call])) == {
+    assert encode_message(Message.assistant("Let me look.", tool_calls=[call])) == {
         "role": "assistant",
         "content": "Let me look.",
         "tool_calls": [{"id": "a", "type": "function", "function": {"name": "look", "arguments": '{"city":  "Oslo"}'}}],
     }
-    assert sent(Message.assistant(tool_calls=[call]))["content"] is None
-    # A message with nothing in it is refused.
-    assert sent(Message.assistant(""))["content"] == "(No answer.)"
+    assert encode_message(Message.assistant(tool_calls=[call]))["content"] is None
+    # Empty messages are rejected.
+    assert encode_message(Message.assistant(""))["content"] == "(No answer.)"
 
 
-def test_arguments_go_back_as_they_were_written_unless_they_cannot_be_read() -> None:
-    def arguments(call: ToolCall) -> str:
-        return sent(Message.assistant(tool_calls=[call]))["tool_calls"][0]["function"]["arguments"]
+def test_arguments_are_sent_unchanged_unless_malformed() -> None:
+    def encode_arguments(call: ToolCall) -> str:
+        return encode_message(Message.assistant(tool_calls=[call]))["tool_calls"][0]["function"]["arguments"]
 
-    assert arguments(ToolCall.parse("a", "look", '{"a" : 1}')) == '{"a" : 1}'
-    assert arguments(ToolCall.parse("a", "look", '{"a" : oops')) == "{}"
-    assert arguments(ToolCall.parse("a", "look", "")) == "{}"
-    assert arguments(ToolCall(id="a", name="look", arguments={"a": 1})) == '{"a":1}'
-
-
-def test_the_answer_to_a_call_names_the_call() -> None:
-    assert sent(Message.tool("a", "7 C")) == {"role": "tool", "tool_call_id": "a", "content": "7 C"}
+    assert encode_arguments(ToolCall.parse("a", "look", '{"a" : 1}')) == '{"a" : 1}'
+    assert encode_arguments(ToolCall.parse("a", "look", '{"a" : oops')) == "{}"
+    assert encode_arguments(ToolCall.parse("a", "look", "")) == "{}"
+    assert encode_arguments(ToolCall(id="a", name="look", arguments={"a": 1})) == '{"a":1}'
 
 
-def test_opaque_reasoning_goes_back_where_the_vendor_wants_it() -> None:
+def test_tool_result_names_its_call() -> None:
+    assert encode_message(Message.tool("a", "7 C")) == {"role": "tool", "tool_call_id": "a", "content": "7 C"}
+
+
+def test_opaque_reasoning_is_sent_back_where_supported() -> None:
     details = [{"type": "reasoning.encrypted", "data": "opaque"}]
     message = Message(role="assistant", content="Hi", provider_state={"reasoning_details": details})
-    assert "reasoning_details" not in sent(message)
-    assert sent(message, replace(OPENAI, reasoning_details=True))["reasoning_details"] == details
+    assert "reasoning_details" not in encode_message(message)
+    assert encode_message(message, replace(OPENAI, reasoning_details=True))["reasoning_details"] == details
 
 
-def test_images_and_files_go_as_parts() -> None:
+def test_images_and_files_are_sent_as_parts() -> None:
     message = Message.user(
         [
             TextPart(text="What is this?"),
@@ -104,7 +104,7 @@ def test_images_and_files_go_as_parts() -> None:
             FilePart(data=b"pdf", media_type="application/pdf", filename="a.pdf"),
         ]
     )
-    assert sent(message)["content"] == [
+    assert encode_message(message)["content"] == [
         {"type": "text", "text": "What is this?"},
         {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}},
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,cG5n"}},
@@ -115,22 +115,25 @@ def test_images_and_files_go_as_parts() -> None:
 IMAGE = ImagePart(data=b"x" * 4_000, media_type="image/png")
 
 
-def test_of_the_images_of_a_result_the_words_go_and_not_twice() -> None:
+def test_images_of_a_tool_result_are_described_once() -> None:
     named = Message.tool("a", [TextPart(text="See [image/png, 4.0 kB]."), IMAGE])
-    assert sent(named)["content"] == "See [image/png, 4.0 kB]."
+    assert encode_message(named)["content"] == "See [image/png, 4.0 kB]."
     file = FilePart(url="https://example.org/a.pdf", filename="a.pdf")
     unnamed = Message.tool("a", [IMAGE, TextPart(text="See."), file])
-    assert sent(unnamed)["content"] == "See.\n[image/png, 4.0 kB]\n[a.pdf at https://example.org/a.pdf]"
+    assert encode_message(unnamed)["content"] == "See.\n[image/png, 4.0 kB]\n[a.pdf at https://example.org/a.pdf]"
 
 
-def test_of_what_a_model_has_said_and_made_the_text_goes() -> None:
-    assert sent(Message.assistant([TextPart(text="A cat."), IMAGE])) == {"role": "assistant", "content": "A cat."}
-    # A message with nothing in it is refused.
-    assert sent(Message.assistant([IMAGE]))["content"] == "[image/png, 4.0 kB]"
+def test_images_of_an_answer_are_described() -> None:
+    assert encode_message(Message.assistant([TextPart(text="A cat."), IMAGE])) == {
+        "role": "assistant",
+        "content": "A cat.",
+    }
+    # Empty messages are rejected.
+    assert encode_message(Message.assistant([IMAGE]))["content"] == "[image/png, 4.0 kB]"
 
 
 @pytest.mark.parametrize("message", [Message.tool("a", [IMAGE, IMAGE]), Message.assistant([IMAGE])])
-def test_what_is_left_out_of_a_result_or_an_answer_is_told_once(message: Message) -> None:
+def test_omitted_image_is_reported_once(message: Message) -> None:
     told: list[tuple[str, str]] = []
     encoder = RequestEncoder("m", OPENAI, stream=True)
     for _ in range(2):
@@ -142,7 +145,7 @@ def test_what_is_left_out_of_a_result_or_an_answer_is_told_once(message: Message
     assert text.startswith(f"openai:m does not receive {left_out}, since this protocol accepts only text")
 
 
-def test_settings_become_fields_and_what_is_not_set_is_not_sent() -> None:
+def test_only_given_settings_are_sent() -> None:
     settings: dict[str, Any] = {
         "temperature": 0.0,
         "top_p": 0.5,
@@ -151,7 +154,7 @@ def test_settings_become_fields_and_what_is_not_set_is_not_sent() -> None:
         "stop": ["x"],
         "reasoning_effort": "low",
     }
-    plain = with_settings(**settings)
+    plain = encode_settings(**settings)
     assert plain.pop("messages")
     assert plain == {
         "model": "m",
@@ -164,27 +167,29 @@ def test_settings_become_fields_and_what_is_not_set_is_not_sent() -> None:
         "stop": ["x"],
         "reasoning_effort": "low",
     }
-    assert with_settings().keys() == {"model", "stream", "stream_options", "messages"}
+    assert encode_settings().keys() == {"model", "stream", "stream_options", "messages"}
 
 
-def test_a_preset_says_what_its_endpoint_calls_a_setting_and_what_it_cannot_do() -> None:
-    fields = with_settings(PRESETS["zai"], (LOOK,), max_tokens=9, reasoning_effort="none", parallel_tool_calls=True)
+def test_preset_maps_settings_to_the_fields_of_the_endpoint() -> None:
+    fields = encode_settings(PRESETS["zai"], (LOOK,), max_tokens=9, reasoning_effort="none", parallel_tool_calls=True)
     assert fields["max_tokens"] == 9
     assert fields["thinking"] == {"type": "disabled"}
     assert "parallel_tool_calls" not in fields
     assert "strict" not in fields["tools"][0]["function"]
-    assert "stream_options" not in with_settings(replace(OPENAI, stream_options=False))
-    assert with_settings(replace(OPENAI, effort="reasoning"), reasoning_effort="low")["reasoning"] == {"effort": "low"}
+    assert "stream_options" not in encode_settings(replace(OPENAI, stream_options=False))
+    assert encode_settings(replace(OPENAI, effort="reasoning"), reasoning_effort="low")["reasoning"] == {
+        "effort": "low"
+    }
 
 
-def test_a_setting_that_the_endpoint_has_no_field_for_is_told_once() -> None:
+def test_unsupported_setting_is_reported_once() -> None:
     settings = ModelSettings(thinking_budget=9, reasoning_effort="low", parallel_tool_calls=False)
     request = ModelRequest(messages=[Message.user("hi")], tools=(LOOK,), settings=settings)
     told: list[str] = []
     encoder = RequestEncoder("m", replace(PRESETS["zai"], effort=None), stream=True)
     for _ in range(2):
-        sent = orjson.loads(encoder.encode(request, lambda code, text: told.append(text)))
-        assert sent.keys() == {"model", "stream", "stream_options", "messages", "tools"}
+        encode_message = orjson.loads(encoder.encode(request, lambda code, text: told.append(text)))
+        assert encode_message.keys() == {"model", "stream", "stream_options", "messages", "tools"}
     assert told == [
         "zai:m does not accept thinking_budget; use reasoning_effort instead",
         "zai:m does not accept reasoning_effort",
@@ -192,16 +197,16 @@ def test_a_setting_that_the_endpoint_has_no_field_for_is_told_once() -> None:
     ]
 
 
-def test_a_request_that_is_not_streamed_asks_for_no_stream() -> None:
-    plain = body(ModelRequest(messages=[Message.user("hi")]), stream=False)
+def test_request_without_streaming_has_no_stream_options() -> None:
+    plain = encode_body(ModelRequest(messages=[Message.user("hi")]), stream=False)
     assert (plain["stream"], "stream_options" in plain) == (False, False)
 
 
 CLOSED = {"type": "object", "properties": {}, "additionalProperties": False, "required": []}
 
 
-def test_a_tool_choice_by_name_becomes_that_function() -> None:
-    named = with_settings(tools=(LOOK,), tool_choice="look", parallel_tool_calls=False)
+def test_tool_choice_by_name_selects_the_function() -> None:
+    named = encode_settings(tools=(LOOK,), tool_choice="look", parallel_tool_calls=False)
     assert named["tool_choice"] == {"type": "function", "function": {"name": "look"}}
     assert named["parallel_tool_calls"] is False
     assert named["tools"] == [
@@ -210,21 +215,21 @@ def test_a_tool_choice_by_name_becomes_that_function() -> None:
             "function": {"name": "look", "description": "Looks.", "parameters": CLOSED, "strict": True},
         }
     ]
-    assert with_settings(tools=(LOOK,), tool_choice="required")["tool_choice"] == "required"
+    assert encode_settings(tools=(LOOK,), tool_choice="required")["tool_choice"] == "required"
 
 
-def test_a_tool_choice_without_tools_is_not_sent() -> None:
-    assert "tool_choice" not in with_settings(tool_choice="auto", parallel_tool_calls=True)
+def test_tool_choice_without_tools_is_not_sent() -> None:
+    assert "tool_choice" not in encode_settings(tool_choice="auto", parallel_tool_calls=True)
 
 
-def test_extra_fields_come_last_and_objects_are_merged() -> None:
-    fields = with_settings(temperature=0.1, extra_body={"temperature": 1, "stream_options": {"x": 1}, "top_k": 4})
+def test_extra_fields_are_merged_last() -> None:
+    fields = encode_settings(temperature=0.1, extra_body={"temperature": 1, "stream_options": {"x": 1}, "top_k": 4})
     assert (fields["temperature"], fields["top_k"]) == (1, 4)
     assert fields["stream_options"] == {"include_usage": True, "x": 1}
-    assert with_settings(extra_body={"messages": []})["messages"] == []
+    assert encode_settings(extra_body={"messages": []})["messages"] == []
 
 
-def test_a_text_that_is_no_proper_unicode_is_sent_all_the_same() -> None:
+def test_invalid_unicode_is_sent_escaped() -> None:
     raw = RequestEncoder("m", OPENAI, stream=True).encode(
         ModelRequest(messages=[Message.model_construct(role="user", content="a\ud83d")]), ignore_notice
     )
@@ -234,25 +239,25 @@ def test_a_text_that_is_no_proper_unicode_is_sent_all_the_same() -> None:
 CITY = {"type": "object", "title": "City", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 
 
-def asked_format(preset: Preset, tools: tuple[ToolDefinition, ...] = (), **extra: Any) -> Any:
+def encode_response_format(preset: Preset, tools: tuple[ToolDefinition, ...] = (), **extra: Any) -> Any:
     settings = ModelSettings(extra_body=extra)
     request = ModelRequest(messages=[Message.user("hi")], tools=tools, response_schema=CITY, settings=settings)
-    return body(request, preset).get("response_format")
+    return encode_body(request, preset).get("response_format")
 
 
-def test_a_typed_answer_is_asked_for_in_the_way_that_the_endpoint_knows() -> None:
-    assert asked_format(OPENAI)["json_schema"]["strict"] is True
-    assert asked_format(OPENAI, (LOOK,))["json_schema"]["schema"]["additionalProperties"] is False
-    assert asked_format(replace(OPENAI, strict=False))["json_schema"] == {"name": "City", "schema": CITY}
-    assert asked_format(replace(OPENAI, response_format="json_object")) == {"type": "json_object"}
-    assert asked_format(replace(OPENAI, response_format=None)) is None
+def test_typed_answer_uses_the_response_format_of_the_endpoint() -> None:
+    assert encode_response_format(OPENAI)["json_schema"]["strict"] is True
+    assert encode_response_format(OPENAI, (LOOK,))["json_schema"]["schema"]["additionalProperties"] is False
+    assert encode_response_format(replace(OPENAI, strict=False))["json_schema"] == {"name": "City", "schema": CITY}
+    assert encode_response_format(replace(OPENAI, response_format="json_object")) == {"type": "json_object"}
+    assert encode_response_format(replace(OPENAI, response_format=None)) is None
 
 
-def test_an_endpoint_that_cannot_have_both_gets_the_tools_alone() -> None:
+def test_endpoint_that_cannot_combine_both_gets_only_the_tools() -> None:
     careful = replace(OPENAI, response_format_with_tools=False)
-    assert asked_format(careful, (LOOK,)) is None
-    assert asked_format(careful)["type"] == "json_schema"
+    assert encode_response_format(careful, (LOOK,)) is None
+    assert encode_response_format(careful)["type"] == "json_schema"
 
 
-def test_a_response_format_of_ones_own_takes_the_place_of_it() -> None:
-    assert asked_format(OPENAI, response_format={"type": "json_object"}) == {"type": "json_object"}
+def test_custom_response_format_takes_precedence() -> None:
+    assert encode_response_format(OPENAI, response_format={"type": "json_object"}) == {"type": "json_object"}

@@ -1,4 +1,4 @@
-"""An answer that is cut off: its connection is closed, and half of what was signed is sent back to nobody."""
+"""Interrupted answers. The connection is closed, and partial signed content is not sent back."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ async def look(n: int) -> str:
     return f"{n} cat"
 
 
-async def cut_at(
+async def interrupt(
     kind: type[AnyEvent], preset: str, *deltas: dict[str, Any]
 ) -> tuple[list[dict[str, Any]], list[AnyEvent]]:
-    """The messages of the request that follows the answer which was cut off at the first event of a kind."""
+    """Interrupt an answer, and return the messages of the next request."""
     async with start_server() as server:
         server.answer(Reply(sse(*deltas, done=False), end="hang"), Reply(sse(delta("stop", content="A cat."))))
         model = openai_chat("m", preset=preset, base_url=server.base_url, api_key="k")
@@ -40,7 +40,7 @@ async def cut_at(
         async for event in run:
             events.append(event)
             if isinstance(event, kind) and len(server.requests) == 1:
-                # The rest of what the server has sent comes first.
+                # Data already sent by the server is received first.
                 await asyncio.sleep(0.05)
                 run.send("In short.", interrupt=True)
         assert (await run).output == "A cat."
@@ -50,8 +50,8 @@ async def cut_at(
 
 
 @pytest.mark.parametrize("preset", ["openrouter", "vercel"])
-async def test_signed_reasoning_that_is_not_whole_is_left_out(preset: str) -> None:
-    sent, events = await cut_at(
+async def test_partial_signed_reasoning_is_omitted(preset: str) -> None:
+    sent, events = await interrupt(
         ContentDeltaEvent,
         preset,
         delta(reasoning="hm", reasoning_details=[SIGNED]),
@@ -65,20 +65,22 @@ async def test_signed_reasoning_that_is_not_whole_is_left_out(preset: str) -> No
 
 
 @pytest.mark.parametrize("preset", ["zai", "deepseek"])
-async def test_reasoning_in_plain_text_is_left_out_as_well(preset: str) -> None:
-    sent, _ = await cut_at(ContentDeltaEvent, preset, delta(reasoning_content="hm"), delta(content="It is"))
+async def test_partial_plain_reasoning_is_omitted(preset: str) -> None:
+    sent, _ = await interrupt(ContentDeltaEvent, preset, delta(reasoning_content="hm"), delta(content="It is"))
 
     assert sent[-2] == {"role": "assistant", "content": "It is"}
 
 
-async def test_a_call_with_a_signature_that_was_being_written_is_not_made_and_not_sent_back() -> None:
-    sent, events = await cut_at(ToolCallDeltaEvent, "google_chat", delta(content="I look."), delta(tool_calls=[CALL]))
+async def test_partial_signed_call_is_neither_executed_nor_sent_back() -> None:
+    sent, events = await interrupt(
+        ToolCallDeltaEvent, "google_chat", delta(content="I look."), delta(tool_calls=[CALL])
+    )
 
     assert sent[-2] == {"role": "assistant", "content": "I look."}
     assert not any(isinstance(event, ToolStartEvent) for event in events)
 
 
-async def test_an_answer_of_which_there_are_only_thoughts_is_not_sent_back() -> None:
-    sent, _ = await cut_at(ThoughtDeltaEvent, "openrouter", delta(reasoning="hm", reasoning_details=[SIGNED]))
+async def test_answer_with_only_thoughts_is_not_sent_back() -> None:
+    sent, _ = await interrupt(ThoughtDeltaEvent, "openrouter", delta(reasoning="hm", reasoning_details=[SIGNED]))
 
     assert [message["role"] for message in sent if message["role"] != "system"] == ["user", "user"]

@@ -1,4 +1,4 @@
-"""Calls without results, and results without calls, in requests to chat endpoints."""
+"""Unanswered calls and unmatched results in requests to chat endpoints."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from support.vendors.codecs import ignore_notice
 OPENAI = PRESETS["openai"]
 
 
-def asks(*ids: str) -> Message:
+def make_calls(*ids: str) -> Message:
     return Message.assistant("", tool_calls=[ToolCall(id=each, name="look") for each in ids])
 
 
 def outline(*messages: Message, preset: Any = OPENAI) -> list[tuple[str, str]]:
-    """The roles of the messages that are sent, and of what they speak."""
+    """Summarise each message as role and content."""
     encoded = RequestEncoder("m", preset, stream=True).encode(ModelRequest(messages=messages), ignore_notice)
     return [
         (each["role"], each.get("tool_call_id") or each["content"] or "calls")
@@ -30,8 +30,8 @@ def outline(*messages: Message, preset: Any = OPENAI) -> list[tuple[str, str]]:
     ]
 
 
-def test_a_call_that_nobody_answered_has_an_answer_behind_the_others() -> None:
-    assert outline(Message.user("Hi"), asks("a", "b", "c"), Message.tool("b", "2"), Message.user("And?")) == [
+def test_unanswered_call_gets_a_result_after_the_others() -> None:
+    assert outline(Message.user("Hi"), make_calls("a", "b", "c"), Message.tool("b", "2"), Message.user("And?")) == [
         ("user", "Hi"),
         ("assistant", "calls"),
         ("tool", "b"),
@@ -41,12 +41,18 @@ def test_a_call_that_nobody_answered_has_an_answer_behind_the_others() -> None:
     ]
 
 
-def test_the_last_call_has_an_answer() -> None:
-    assert outline(Message.user("Hi"), asks("a"))[-1] == ("tool", "a")
+def test_last_unanswered_call_gets_a_result() -> None:
+    assert outline(Message.user("Hi"), make_calls("a"))[-1] == ("tool", "a")
 
 
-def test_a_result_that_belongs_to_no_call_is_what_the_user_says_behind_the_others() -> None:
-    history = [Message.tool("x", "0"), asks("a"), Message.tool("a", "1"), Message.tool("a", "2"), Message.user("And?")]
+def test_unmatched_result_becomes_a_user_message_after_the_others() -> None:
+    history = [
+        Message.tool("x", "0"),
+        make_calls("a"),
+        Message.tool("a", "1"),
+        Message.tool("a", "2"),
+        Message.user("And?"),
+    ]
     assert outline(*history) == [
         ("user", "The result of a call that is not shown:\n0"),
         ("assistant", "calls"),
@@ -56,7 +62,7 @@ def test_a_result_that_belongs_to_no_call_is_what_the_user_says_behind_the_other
     ]
 
 
-def test_what_is_put_in_other_words_is_told_once() -> None:
+def test_converted_result_is_reported_once() -> None:
     told: list[str] = []
     encoder = RequestEncoder("m", OPENAI, stream=True)
     history = History([Message.tool("x", "0"), Message.user("Hi")])
@@ -66,27 +72,30 @@ def test_what_is_put_in_other_words_is_told_once() -> None:
     assert told == ["openai:m receives the result of the missing call 'x' as text"]
 
 
-def test_ids_are_as_short_as_the_endpoint_wants_them_and_fit_each_other() -> None:
+def test_call_ids_are_shortened_consistently() -> None:
     long = "chatcmpl-tool-0123456789abcdef0123456789abcdef"
     [call, result] = orjson.loads(
         RequestEncoder("m", OPENAI, stream=True).encode(
-            ModelRequest(messages=[asks(long), Message.tool(long, "1")]), ignore_notice
+            ModelRequest(messages=[make_calls(long), Message.tool(long, "1")]), ignore_notice
         )
     )["messages"]
     assert call["tool_calls"][0]["id"] == result["tool_call_id"]
     assert len(result["tool_call_id"]) == 40
     free = replace(OPENAI, longest_call_id=None)
-    assert outline(asks(long), Message.tool(long, "1"), preset=free)[1] == ("tool", long)
+    assert outline(make_calls(long), Message.tool(long, "1"), preset=free)[1] == ("tool", long)
     short = "call_0123456789012345678901234567890123"
-    assert outline(asks(short), Message.tool(short, "1"))[1] == ("tool", short)
+    assert outline(make_calls(short), Message.tool(short, "1"))[1] == ("tool", short)
 
 
-def test_mistral_answers_the_user_or_a_tool() -> None:
+def test_mistral_request_ends_with_a_user_or_tool_message() -> None:
     assert outline(Message.user("Hi"), Message.assistant("Ho"), preset=PRESETS["mistral"])[-1][0] == "user"
 
 
-def test_calls_of_one_message_that_share_an_id_get_ids_of_their_own_and_so_do_their_results() -> None:
-    said = [asks("0", "0", "0_2"), *(Message.tool(each, text) for each, text in (("0", "a"), ("0_2", "c"), ("0", "b")))]
+def test_duplicate_call_ids_of_a_message_are_renamed_with_their_results() -> None:
+    said = [
+        make_calls("0", "0", "0_2"),
+        *(Message.tool(each, text) for each, text in (("0", "a"), ("0_2", "c"), ("0", "b"))),
+    ]
     encoder = RequestEncoder("m", replace(OPENAI, longest_call_id=None), stream=True)
     bodies = [
         orjson.loads(encoder.encode(ModelRequest(messages=history), ignore_notice))["messages"]
@@ -101,5 +110,5 @@ def test_calls_of_one_message_that_share_an_id_get_ids_of_their_own_and_so_do_th
     assert bodies[1][:4] == bodies[0]
 
 
-def test_calls_that_share_an_id_and_have_no_results_are_answered_each() -> None:
-    assert outline(asks("0", "0"), Message.user("And?"))[1:3] == [("tool", "0"), ("tool", "0_2")]
+def test_unanswered_calls_with_a_duplicate_id_get_separate_results() -> None:
+    assert outline(make_calls("0", "0"), Message.user("And?"))[1:3] == [("tool", "0"), ("tool", "0_2")]

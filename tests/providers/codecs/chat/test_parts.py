@@ -1,4 +1,4 @@
-"""Images and files, as OpenAI documents them for chat completions."""
+"""Images and files in the form that OpenAI documents for chat completions."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ CHAT = [name for name, preset in PRESETS.items() if preset.wire in ("openai", "o
 PDF = "data:application/pdf;base64,JVBERg=="
 
 
-def sent(*parts: Part, to: str = "openai") -> list[dict[str, Any]]:
+def encode_parts(*parts: Part, to: str = "openai") -> list[dict[str, Any]]:
     request = ModelRequest(messages=[Message.user(parts)])
     return orjson.loads(RequestEncoder("m", PRESETS[to], True).encode(request, ignore_notice))["messages"][0]["content"]
 
 
 def test_parts_keep_their_order() -> None:
-    parts = sent(TextPart(text="Which"), ImagePart(url="https://e.org/a.png"), TextPart(text="is it?"))
+    parts = encode_parts(TextPart(text="Which"), ImagePart(url="https://e.org/a.png"), TextPart(text="is it?"))
     assert [part["type"] for part in parts] == ["text", "image_url", "text"]
 
 
@@ -51,8 +51,8 @@ def test_parts_keep_their_order() -> None:
         (FilePart(url=PDF, filename="a.pdf"), {"type": "file", "file": {"filename": "a.pdf", "file_data": PDF}}),
     ],
 )
-def test_each_part_has_its_documented_form(part: Part, form: dict[str, Any]) -> None:
-    assert sent(part) == [form]
+def test_part_has_its_documented_form(part: Part, form: dict[str, Any]) -> None:
+    assert encode_parts(part) == [form]
 
 
 @pytest.mark.parametrize(
@@ -80,12 +80,12 @@ def test_each_part_has_its_documented_form(part: Part, form: dict[str, Any]) -> 
         ),
     ],
 )
-def test_some_vendors_take_a_file_in_another_way(name: str, part: Part, form: dict[str, Any]) -> None:
-    assert sent(part, to=name) == [form]
+def test_file_has_the_form_of_the_vendor(name: str, part: Part, form: dict[str, Any]) -> None:
+    assert encode_parts(part, to=name) == [form]
 
 
 @pytest.mark.parametrize("name", [name for name in CHAT if name not in ("openrouter", "mistral")])
-def test_words_stand_for_a_file_by_its_url_where_the_vendor_would_not_fetch_it(name: str) -> None:  # P8
+def test_file_url_is_replaced_by_text_where_the_vendor_does_not_fetch_it(name: str) -> None:  # P8
     notices: list[str] = []
     request = ModelRequest(messages=[Message.user([FilePart(url="https://e.org/a.pdf")])])
     body = RequestEncoder("m", PRESETS[name], True).encode(request, lambda _, text: notices.append(text))
@@ -94,13 +94,13 @@ def test_words_stand_for_a_file_by_its_url_where_the_vendor_would_not_fetch_it(n
     assert words in notices[0]
 
 
-def test_an_endpoint_that_is_not_known_decides_for_itself() -> None:
+def test_custom_endpoint_gets_a_file_url() -> None:
     request = ModelRequest(messages=[Message.user([FilePart(url="https://e.org/a.pdf")])])
     body = orjson.loads(RequestEncoder("m", CUSTOM, True).encode(request, ignore_notice))
     assert body["messages"][0]["content"][0]["file"] == {"file_data": "https://e.org/a.pdf"}
 
 
-def test_a_file_goes_from_its_path_to_the_wire(tmp_path: Path) -> None:
+def test_file_from_a_path_is_encoded(tmp_path: Path) -> None:
     path = tmp_path / "report.pdf"
     path.write_bytes(b"%PDF")
-    assert sent(FilePart.from_path(path))[0]["file"] == {"filename": "report.pdf", "file_data": PDF}
+    assert encode_parts(FilePart.from_path(path))[0]["file"] == {"filename": "report.pdf", "file_data": PDF}

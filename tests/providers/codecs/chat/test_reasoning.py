@@ -1,4 +1,4 @@
-"""Reasoning in every form that vendors send it in: on the stream, with the message, and back in the next request."""
+"""Vendor formats for reasoning."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ async def look(n: int) -> str:
     return f"{n} cat"
 
 
-async def two_steps(preset: str, *deltas: dict[str, Any], stream: bool = True) -> tuple[dict[str, Any], list[AnyEvent]]:
-    """A loop of two model calls at an endpoint: the assistant message of its second request, and the events."""
+async def run_two_steps(
+    preset: str, *deltas: dict[str, Any], stream: bool = True
+) -> tuple[dict[str, Any], list[AnyEvent]]:
+    """Run two model calls, and return the final assistant message with all events."""
     chunks = [*deltas, delta(tool_calls=[LOOK]), delta("tool_calls")]
     first = Reply(sse(*chunks))
     async with start_server() as server:
@@ -43,8 +45,8 @@ async def two_steps(preset: str, *deltas: dict[str, Any], stream: bool = True) -
     return sent, events
 
 
-def thoughts(events: list[AnyEvent]) -> tuple[str, list[str]]:
-    """What streamed of the reasoning, and the thoughts that it became."""
+def read_thoughts(events: list[AnyEvent]) -> tuple[str, list[str]]:
+    """Return the streamed reasoning, and the resulting thoughts."""
     live = "".join(event.delta for event in events if isinstance(event, ThoughtDeltaEvent))
     whole = [event for event in events if isinstance(event, ThoughtStreamEvent)]
     return live, [event.content for event in whole]
@@ -52,27 +54,27 @@ def thoughts(events: list[AnyEvent]) -> tuple[str, list[str]]:
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
 @pytest.mark.parametrize("preset", ["zai", "deepseek", "moonshot", "llama_cpp"])
-async def test_reasoning_text_goes_back_to_those_who_ask_for_it(preset: str, field: str) -> None:
-    sent, events = await two_steps(preset, delta(**{field: "hm"}), delta(**{field: "m"}))
+async def test_reasoning_text_is_sent_back_where_required(preset: str, field: str) -> None:
+    sent, events = await run_two_steps(preset, delta(**{field: "hm"}), delta(**{field: "m"}))
     assert sent["reasoning_content"] == "hmm"
     assert "reasoning" not in sent
-    assert thoughts(events) == ("hmm", ["hmm"])
+    assert read_thoughts(events) == ("hmm", ["hmm"])
 
 
 @pytest.mark.parametrize("preset", ["openai", "xai", "groq", "mistral", "together", "ollama", "vllm", "google_chat"])
-async def test_reasoning_of_any_form_goes_back_to_nobody_else(preset: str) -> None:
-    sent, events = await two_steps(
+async def test_reasoning_is_not_sent_back_elsewhere(preset: str) -> None:
+    sent, events = await run_two_steps(
         preset, delta(reasoning="hm"), delta(reasoning_content="m", reasoning_details=[SIGNED, ENCRYPTED])
     )
     assert sent.keys() == {"role", "content", "tool_calls"}
-    assert thoughts(events) == ("hmm", ["hmm"])
+    assert read_thoughts(events) == ("hmm", ["hmm"])
 
 
 @pytest.mark.parametrize("preset", ["openrouter", "vercel"])
-async def test_signed_and_encrypted_reasoning_goes_back_untouched(preset: str) -> None:
+async def test_signed_and_encrypted_reasoning_is_sent_back_unchanged(preset: str) -> None:
     unsigned = {**SIGNED, "text": "hm", "signature": None}
     signed = {**SIGNED, "text": "m"}
-    sent, events = await two_steps(
+    sent, events = await run_two_steps(
         preset,
         delta(reasoning="hm", reasoning_details=[unsigned]),
         delta(reasoning="m", reasoning_details=[signed]),
@@ -80,37 +82,37 @@ async def test_signed_and_encrypted_reasoning_goes_back_untouched(preset: str) -
     )
     assert sent["reasoning_details"] == [SIGNED, ENCRYPTED]
     assert not sent.keys() & {"reasoning", "reasoning_content"}
-    assert thoughts(events) == ("hmm", ["hmm"])
+    assert read_thoughts(events) == ("hmm", ["hmm"])
 
 
 @pytest.mark.parametrize(
     "pieces", [("<think>hmm</think>Let me look.",), ("<thi", "nk>h", "mm</th", "ink>Let me look.")]
 )
-async def test_thoughts_between_tags_are_no_part_of_the_text_that_goes_back(pieces: tuple[str, ...]) -> None:
-    sent, events = await two_steps("huggingface", *(delta(content=piece) for piece in pieces))
+async def test_tagged_thoughts_are_not_sent_back(pieces: tuple[str, ...]) -> None:
+    sent, events = await run_two_steps("huggingface", *(delta(content=piece) for piece in pieces))
     assert sent["content"] == "Let me look."
     assert sent.keys() == {"role", "content", "tool_calls"}
-    assert thoughts(events)[1] == ["hmm"]
+    assert read_thoughts(events)[1] == ["hmm"]
 
 
-async def test_content_that_is_a_list_is_thought_and_text() -> None:
-    sent, events = await two_steps("mistral", delta(content=MISTRAL[:1]), delta(content=MISTRAL[1:]))
+async def test_content_list_contains_thought_and_text() -> None:
+    sent, events = await run_two_steps("mistral", delta(content=MISTRAL[:1]), delta(content=MISTRAL[1:]))
     assert sent["content"] == "Let me look."
     assert sent.keys() == {"role", "content", "tool_calls"}
-    assert thoughts(events) == ("hmm", ["hmm"])
+    assert read_thoughts(events) == ("hmm", ["hmm"])
 
 
 @pytest.mark.parametrize("preset", ["google_chat", "openai"])
-async def test_a_thought_signature_goes_back_with_its_call_and_to_google_alone(preset: str) -> None:
+async def test_thought_signature_is_sent_back_only_to_google(preset: str) -> None:
     signed = delta(tool_calls=[{"index": 1, "id": "b", "function": {"name": "look", "arguments": '{"n":'}}])
     rest = {"index": 1, "function": {"arguments": " 2}"}, "extra_content": SIGNATURE}
-    sent, _ = await two_steps(preset, signed, delta(tool_calls=[rest]))
+    sent, _ = await run_two_steps(preset, signed, delta(tool_calls=[rest]))
 
     expected = SIGNATURE if preset == "google_chat" else None
     assert [call.get("extra_content") for call in sent["tool_calls"]] == [None, expected]
 
 
-async def test_a_thought_signature_survives_the_log() -> None:
+async def test_thought_signature_is_stored_in_the_log() -> None:
     log = MemoryEventLog()
     call = {**LOOK, "extra_content": SIGNATURE}
     async with start_server() as server:
@@ -124,7 +126,7 @@ async def test_a_thought_signature_survives_the_log() -> None:
     assert sent["tool_calls"][0]["extra_content"] == SIGNATURE
 
 
-async def test_a_whole_answer_keeps_what_a_streamed_one_keeps() -> None:
+async def test_answer_without_streaming_keeps_its_state() -> None:
     message = {
         "role": "assistant",
         "content": None,
@@ -141,9 +143,9 @@ async def test_a_whole_answer_keeps_what_a_streamed_one_keeps() -> None:
         await model.aclose()
     sent = server.requests[1].body["messages"][-2]
     assert sent["tool_calls"][0]["extra_content"] == SIGNATURE
-    assert thoughts(events)[1] == ["hmm"]
+    assert read_thoughts(events)[1] == ["hmm"]
 
 
 def pieces(body: dict[str, Any]) -> list[bytes]:
-    """A whole answer as one piece."""
+    """Return a whole answer as one piece."""
     return [sse(body, done=False)[0].removeprefix(b"data: ")]

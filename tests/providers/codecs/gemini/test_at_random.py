@@ -48,7 +48,6 @@ PLACES = st.integers(0, len(CHUNKS) - 1)
 
 
 def mutate(event: Any, path: list[int], value: Any) -> Any:
-    """Replace one value of an event."""
     if not path or not isinstance(event, dict | list) or not event:
         return value
     if isinstance(event, list):
@@ -59,7 +58,7 @@ def mutate(event: Any, path: list[int], value: Any) -> Any:
 
 
 def read(payloads: list[bytes], *, whole: bool = False) -> list[Any] | None:
-    """Return the events of a response, or None after an rxloop error."""
+    """Read a response. Returns None after an rxloop error."""
     pushed: list[Any] = []
     reader = GeminiReader(MessageDraft(pushed.append, "1", WHERE), "google_gemini")
     try:
@@ -74,7 +73,7 @@ def read(payloads: list[bytes], *, whole: bool = False) -> list[Any] | None:
 
 
 def check(chunks: list[Any]) -> None:
-    """Check that a response is read without lost or repeated text, or raises an rxloop error."""
+    """Check for lost or repeated text."""
     pushed = read(list(map(orjson.dumps, chunks)))
     if pushed is None:
         return
@@ -86,7 +85,6 @@ def check(chunks: list[Any]) -> None:
 
 
 def paths(event: Any) -> Iterator[list[int]]:
-    """Yield the path to each value of an event."""
     yield []
     inner = [event[key] for key in sorted(event)] if isinstance(event, dict) else event
     for place, value in enumerate(inner if isinstance(inner, list) else ()):

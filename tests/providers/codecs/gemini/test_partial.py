@@ -35,7 +35,7 @@ def _escape(name: str) -> str:
 
 
 def pieces(value: Any, steps: tuple[str | int, ...] = ()) -> list[dict[str, Any]]:
-    """Return the pieces of a value. Strings are split in two."""
+    """Split a value into pieces."""
     if isinstance(value, dict):
         return [piece for name, inner in value.items() for piece in pieces(inner, (*steps, name))]
     if isinstance(value, list):

@@ -34,7 +34,6 @@ STOP = chunk({"text": "ok"}, finish="STOP")
 
 
 def encode_back(*chunks: Any) -> list[dict[str, Any]]:
-    """Return the parts that are sent back."""
     answers = [Message.tool(call.id, "done") for call in read_message(*chunks).tool_calls]
     sent = encode_contents(Message.user("hi"), to_message(read_message(*chunks)), *answers, Message.user("on"))
     return sent[1]["parts"]
@@ -143,7 +142,7 @@ def test_streamed_arguments_are_published_as_fragments() -> None:
 @pytest.mark.parametrize(
     "pieces",
     [
-        # An empty call ends the stream, as documented.
+        # As documented, an empty call ends the arguments.
         [{"name": "look"}, {"partialArgs": [{"jsonPath": "$.at", "stringValue": "Oslo"}], "willContinue": True}, {}],
         [{"name": "look", "partialArgs": [{"jsonPath": "$.at", "stringValue": "Oslo"}]}],
         [
@@ -302,7 +301,7 @@ def test_server_tool_call_is_published_and_sent_back_unchanged() -> None:
 def test_unknown_part_is_reported_once_and_sent_back() -> None:
     odd = {"hologram": {"x": 1}}
     notices = [event for event in read_events(chunk(odd), chunk(odd), STOP) if isinstance(event, LLMNoticeEvent)]
-    assert [event.code for event in notices] == ["passed_over"]
+    assert [event.code for event in notices] == ["skipped"]
     assert "hologram" in notices[0].message
     assert to_message(read_message(chunk(odd), STOP)).provider_state == {"google_gemini": [{"raw": odd}, {"text": 2}]}
 
@@ -347,7 +346,7 @@ def test_reader_handles_values_of_any_type(chunks: list[Any], whole: bool) -> No
         return
     text = "".join(event.delta for event in pushed if isinstance(event, ContentDeltaEvent))
     assert pushed[-1].content == text
-    # The message can be sent back.
+    # Sending the message back must not fail.
     make_codec().encode(ModelRequest(messages=[to_message(pushed[-1])]), ignore_notice)
 
 

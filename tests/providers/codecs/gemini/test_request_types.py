@@ -77,7 +77,6 @@ MODELS = st.sampled_from([THREE, TWO, "gemini-2.5-pro", "gemini-3.1-pro-preview"
 
 
 def check(contents: list[Any]) -> None:
-    """Check that turns alternate and contain parts, and that results match their calls."""
     assert contents[0]["role"] == contents[-1]["role"] == "user"
     expected_results: list[str] = []
     for turn in contents:

@@ -1,8 +1,4 @@
-"""Recorded conversations of several turns: what we send as the second request is what the vendor's client sent.
-
-The first answer is read by our wire, the message goes into the history as in a run, and with the recorded results the
-contents are compared part for part.
-"""
+"""Second requests of recorded conversations, compared with Google's client."""
 
 from __future__ import annotations
 
@@ -23,16 +19,16 @@ from support.vendors.recordings import needs_recordings, recording, recording_na
 
 pytestmark = needs_recordings
 DIFFER = {
-    "response": "clients wrap a result each in their own way; `output` is the name that Google documents",
-    "toolCall.args": "google-genai adds empty arguments to a call of a tool of Google's, and we what came",
-    "toolResponse.response": "the client added what it found in the sources to the answer of a tool, and we what came",
-    "functionCall.id": "the client made an id up where the vendor gave none",
+    "response": "clients wrap results differently; Google documents `output`",
+    "toolCall.args": "google-genai adds empty arguments, while we send the received ones",
+    "toolResponse.response": "the client added sources, while we send the received response",
+    "functionCall.id": "the client generated missing ids",
 }
-"""What is compared no further, with the reason."""
+"""Fields that may differ, with reasons."""
 
 
-def conversations() -> list[str]:
-    """Those whose second request goes on after the first answer."""
+def list_conversations() -> list[str]:
+    """List conversations whose second request contains the first answer."""
     found: list[str] = []
     for name in recording_names(api="gen"):
         exchanges = recording(name)["exchanges"]
@@ -41,10 +37,10 @@ def conversations() -> list[str]:
     return found or ["none"]
 
 
-def same_form(value: Any, vendor_ids: set[str]) -> Any:
-    """A part without what is meant to differ, and without the spellings of one field that Google takes alike."""
+def normalise(value: Any, vendor_ids: set[str]) -> Any:
+    """Remove intentional differences, and normalise equivalent spellings."""
     if isinstance(value, list):
-        return [same_form(each, vendor_ids) for each in value]
+        return [normalise(each, vendor_ids) for each in value]
     if not isinstance(value, dict):
         return value
     made: dict[str, Any] = {}
@@ -52,7 +48,7 @@ def same_form(value: Any, vendor_ids: set[str]) -> Any:
         name = re.sub("_(.)", lambda match: match[1].upper(), key)
         if name == "thoughtSignature":
             each = urlsafe_b64decode(each.replace("+", "-").replace("/", "_"))
-        made[name] = each if name in ("args", "text") else same_form(each, vendor_ids)
+        made[name] = each if name in ("args", "text") else normalise(each, vendor_ids)
     for kind, field in (("toolCall", "args"), ("toolResponse", "response")):
         if kind in made:
             made[kind].pop(field, None)
@@ -64,8 +60,8 @@ def same_form(value: Any, vendor_ids: set[str]) -> Any:
     return made
 
 
-def results(contents: list[Any], calls: ContentCompleteEvent) -> list[Message]:
-    """The recorded results as the messages of our history, and what the user said after them."""
+def to_messages(contents: list[Any], calls: ContentCompleteEvent) -> list[Message]:
+    """Convert recorded tool results and later user messages."""
     texts = [part for turn in contents for part in turn["parts"]]
     answers = [part.get("functionResponse") or part.get("function_response") for part in texts]
     found = [
@@ -75,8 +71,8 @@ def results(contents: list[Any], calls: ContentCompleteEvent) -> list[Message]:
     return [*found, *(Message.user(part["text"]) for part in texts if "text" in part)]
 
 
-@pytest.mark.parametrize("name", conversations())
-async def test_the_second_request_is_the_one_that_was_recorded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", list_conversations())
+async def test_second_request_matches_the_recording(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEMINI_API_KEY", "a-key")
     conversation = recording(name)
     exchange = conversation["exchanges"][0]
@@ -87,11 +83,11 @@ async def test_the_second_request_is_the_one_that_was_recorded(name: str, monkey
     assert isinstance(complete, ContentCompleteEvent)
     theirs = conversation["exchanges"][1]["request"]["body"]["contents"]
     said = Message.user(theirs[0]["parts"][0]["text"])
-    history = [said, to_message(complete), *results(theirs[2:], complete)]
+    history = [said, to_message(complete), *to_messages(theirs[2:], complete)]
     ours = encode_body(history, model=THREE if "gemini-3" in conversation["model"] else TWO)["contents"]
     ids = set(re.findall(r'"id": ?"([^"]+)"', exchange["response"]["text"]))
-    assert same_form(ours, ids) == same_form(theirs, ids)
+    assert normalise(ours, ids) == normalise(theirs, ids)
 
 
-def test_there_are_conversations_enough() -> None:
-    assert len(conversations()) >= 12
+def test_enough_conversations_are_found() -> None:
+    assert len(list_conversations()) >= 12

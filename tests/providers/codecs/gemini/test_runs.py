@@ -32,7 +32,7 @@ def streamed(*chunks: Any) -> Reply:
 
 
 def as_array(*chunks: Any) -> Reply:
-    """As Gemini streams where `alt=sse` got lost."""
+    """Encode events as an array, the format without `alt=sse`."""
     return Reply([b"[" + b"\n,\r\n".join(map(orjson.dumps, chunks)), b"]"], content_type="application/json")
 
 
@@ -45,7 +45,7 @@ async def asking(server: Server, *, stream: bool = True) -> AsyncGenerator[Agent
 
 
 @pytest.mark.parametrize("framed", [streamed, as_array])
-async def test_a_call_goes_back_with_its_signature_and_its_result(server: Server, framed: Any) -> None:
+async def test_signature_of_a_call_is_sent_back_with_its_result(server: Server, framed: Any) -> None:
     thought = {"text": "I add.", "thought": True}
     server.answer(framed(chunk(thought), chunk(SIGNED, finish="STOP")), framed(chunk({"text": "5"}, finish="STOP")))
     async with asking(server) as agent:
@@ -63,7 +63,7 @@ async def test_a_call_goes_back_with_its_signature_and_its_result(server: Server
     ]
 
 
-async def test_an_answer_that_is_not_streamed(server: Server) -> None:
+async def test_unstreamed_answer_is_read(server: Server) -> None:
     whole = orjson.dumps(chunk({"text": "5"}, finish="STOP"))
     server.answer(Reply([whole], content_type="application/json"))
     async with asking(server, stream=False) as agent:
@@ -71,14 +71,14 @@ async def test_an_answer_that_is_not_streamed(server: Server) -> None:
     assert server.requests[0].path.endswith(f"/models/{THREE}:generateContent")
 
 
-async def test_a_blocked_prompt_is_an_empty_answer_with_its_reason(server: Server) -> None:
+async def test_blocked_prompt_is_an_empty_answer_with_its_reason(server: Server) -> None:
     server.answer(streamed({"promptFeedback": {"blockReason": "SAFETY"}}))
     async with asking(server) as agent:
         result = await agent.run("?")
     assert (result.content, result.finish_reason) == ("", "content_filter")
 
 
-async def test_a_call_that_gemini_could_not_read_is_asked_for_once_more(server: Server) -> None:
+async def test_malformed_call_is_requested_once_more(server: Server) -> None:
     malformed = {"candidates": [{"finishReason": "MALFORMED_FUNCTION_CALL", "finishMessage": "call:add{"}]}
     server.answer(streamed(malformed), streamed(chunk({"text": "5"}, finish="STOP")))
     async with asking(server) as agent:
@@ -89,7 +89,7 @@ async def test_a_call_that_gemini_could_not_read_is_asked_for_once_more(server: 
             await agent.run("2 and 3?")
 
 
-async def test_an_error_in_an_array_is_read(server: Server) -> None:
+async def test_error_in_an_array_is_read(server: Server) -> None:
     error = {"error": {"code": 400, "message": "no such field", "status": "INVALID_ARGUMENT"}}
     server.answer(Reply([orjson.dumps([error])], status=400, content_type="application/json"))
     async with asking(server) as agent:

@@ -1,4 +1,4 @@
-"""Tests of citations and of searches that the vendor does not report."""
+"""Citations, and searches without vendor events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded streams that were cut, mixed and changed: nothing crashes, and nothing is lost that still is there."""
+"""Recorded streams with random losses, repetitions and changes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_missing_deltas_are_read_from_later_events(name: str, number: int, event
             read_events([*events[:at], *(event for event in events[at:] if "delta" not in event["type"])]), expected
         )
     for _ in range(10):
-        # Some done events are lost.
+        # Drop some done events.
         _assert_reads_as(
             read_events([event for event in events if not event["type"].endswith("done") or rng.random() < 0.5]),
             expected,

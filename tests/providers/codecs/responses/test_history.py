@@ -1,4 +1,4 @@
-"""What of a history goes to the vendor, and what does not."""
+"""Histories encoded for OpenAI Responses."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_items_are_sent_back_completely_or_as_plain_messages(message: Message, m
     notices: list[str] = []
     sent = encode([message, RESULT], make_codec(model), notices)["input"]
     if not why:
-        # The text has the same length, so the change is not detected.
+        # Changed texts of equal length are not detected.
         assert [item.get("id") for item in sent] == ["rs_1", "msg_1", "ws_1", "fc_1", None]
         return
     assert sent == [*PLAIN, OUTPUT]

@@ -1,4 +1,4 @@
-"""Runs of agents over Responses: what goes over the wire, call by call."""
+"""Agents with OpenAI Responses over HTTP."""
 
 from __future__ import annotations
 

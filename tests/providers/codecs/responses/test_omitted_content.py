@@ -1,4 +1,4 @@
-"""What of a conversation OpenAI's Responses refuse, and what is sent in its place."""
+"""Content that OpenAI Responses does not accept."""
 
 from __future__ import annotations
 

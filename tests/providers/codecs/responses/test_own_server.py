@@ -1,4 +1,4 @@
-"""Our wire against our own door for OpenAI's clients, over real sockets."""
+"""Client and server of OpenAI Responses together, over real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a response means, however its events tell it."""
+"""Responses read from any combination of events."""
 
 from __future__ import annotations
 

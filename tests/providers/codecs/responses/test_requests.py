@@ -1,4 +1,4 @@
-"""Requests of every kind, with the types of the openai SDK as the judge."""
+"""Property tests that requests match the types of the openai SDK."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes back of a recorded answer, beside what the vendor's own client has sent."""
+"""Second requests of recorded conversations, compared with OpenAI's client."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ pytestmark = needs_recordings
 THERE = "https://recorded.example/v1"
 
 IDS = {"+function_call.id", "+function_call.status"}
-"""The client omits the item ids of calls, which relate items for the vendor."""
+"""The client omits item ids, which we keep."""
 AS_ITEM = {"+message.id", "+message.status", "+message.type", "message.content"}
 """The client sends only the text.
 
 The codec sends the item with its id, because reasoning requires the following item.
 """
 REASONING = {"+reasoning"}
-"""The client omits reasoning, which the vendor requires."""
+"""The client omits required reasoning."""
 UNSENT = "reasoning that the vendor has neither stored nor sent encrypted"
 NO_REASONING = ("azure-resp-j-tool-0787de92", "openai-resp-s-multi-tool-streaming-cdb0c689")
 """Reasoning was not stored, and the client did not request the encrypted form."""
 DIFFER: dict[str, set[str]] = {
     "azure-resp-j-tool-0787de92": set(),
     "azure-resp-s-thinking-streaming-85f0ee27": IDS | REASONING,
-    # The client has no encrypted content where there is some, and says so where there is none; `phase` is to be kept.
+    # The client loses encrypted content, or sends null for it. We keep `phase`.
     "deepseek-resp-j-test-deepseek-responses-replay-own-reasoning-ba13dda1": AS_ITEM
     | {"reasoning.encrypted_content", "+reasoning.status", "+message.phase"},
     "deepseek-resp-j-test-deepseek-responses-text-multi-turn-cfa352d6": AS_ITEM
     | {"-reasoning.encrypted_content", "+reasoning.status", "+message.phase"},
     "deepseek-resp-s-test-deepseek-responses-function-tool-stream-3b9d8995": IDS
     | {"-reasoning.encrypted_content", "+reasoning.status"},
-    # The client writes `queries` where the vendor has written `paths`, and drops the fields that are null.
+    # The client renames `paths` to `queries`, and drops null fields.
     "openai-resp-j-test-live-tool-search-handoff-openai-to-anth-035e6b14": {
         "tool_search_call.arguments",
         "tool_search_output.tools",
         "+function_call.status",
     },
-    # It also makes up an id of a call, and forgets the output.
+    # In addition, the client generates a call id and loses the output.
     "openai-resp-s-test-openai-native-tool-search-streaming-6794c4ae": {
         "tool_search_call.arguments",
         "tool_search_call.call_id",
@@ -52,7 +52,7 @@ DIFFER: dict[str, set[str]] = {
     },
     # An empty message is omitted.
     "openai-resp-j-test-openai-responses-model-retry-8d327f88": IDS | {"-message"},
-    # Its user has put another text into the message, which the vendor then refused; ours goes back as it came.
+    # The client changed the message, which OpenAI then rejected. We send the original.
     "openai-resp-j-test-openai-responses-thinking-with-modified-2598f3c3": AS_ITEM,
     "openai-resp-s-multi-tool-streaming-cdb0c689": set(),
     # The client used the item id as the call id.
@@ -73,8 +73,8 @@ def read_answer(exchange: Any) -> Message:
     return last_message(read_events([orjson.loads(line) for line in lines if line != b"[DONE]"], by))
 
 
-def pairs() -> list[tuple[str, int]]:
-    """Return the exchanges that the next exchange continues."""
+def list_pairs() -> list[tuple[str, int]]:
+    """List exchanges that the next exchange continues."""
     found: list[tuple[str, int]] = []
     for name in recording_names(api="resp"):
         exchanges = recording(name)["exchanges"]
@@ -107,7 +107,7 @@ def item_type(item: dict[str, Any]) -> str:
     return item.get("type", "message")
 
 
-@pytest.mark.parametrize(("name", "number"), pairs() or [("none", 0)])
+@pytest.mark.parametrize(("name", "number"), list_pairs() or [("none", 0)])
 def test_second_request_equals_the_recorded_one_except_for_listed_fields(name: str, number: int) -> None:
     one, other = recording(name)["exchanges"][number : number + 2]
     theirs = other["request"]["body"]["input"][len(one["request"]["body"]["input"]) :]

@@ -1,4 +1,4 @@
-"""What a request says besides its conversation."""
+"""Request settings for OpenAI Responses."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_chain_does_not_reuse_items_cached_by_another_codec() -> None:
 
 
 def test_chain_results_have_the_call_ids_of_the_stored_answer() -> None:
-    # Gateways restart the call ids in each answer.
+    # Gateways number calls from zero in each answer.
     again = last_message(read_events(response(call("look", "{}"), store=True, id="resp_2")))
     before = [Message.user("hi"), FIRST[1], Message.tool("call_1", "a cat")]
     by = make_codec(chain=True)

@@ -1,4 +1,4 @@
-"""Schemas of any origin, as each vendor accepts them: judged by the vendors' rules, without a lost parameter."""
+"""Adapted schemas follow the rules of each vendor and keep all parameters."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ A, B = {"type": "object", "properties": {"a": TEXT}, "required": ["a"]}, {"type"
 NODE = {"type": "object", "properties": {"value": TEXT, "next": {"$ref": "#/$defs/Node"}}, "required": ["value"]}
 
 
-def field(schema: Any) -> dict[str, Any]:
-    """An object with one parameter."""
+def make_object(schema: Any) -> dict[str, Any]:
+    """Return an object schema with one parameter."""
     return {"type": "object", "properties": {"x": schema}, "required": ["x"]}
 
 
-def deep(levels: int) -> dict[str, Any]:
-    made: dict[str, Any] = field(TEXT)
+def nest(levels: int) -> dict[str, Any]:
+    made: dict[str, Any] = make_object(TEXT)
     for _ in range(levels - 1):
-        made = field(made)
+        made = make_object(made)
     return made
 
 
@@ -57,10 +57,10 @@ ROOTS: dict[str, Any] = {
     "anyOf of required": {"type": "object", "properties": {"a": TEXT, "b": TEXT}, "anyOf": [{"required": ["a"]}, {}]},
     "anyOf with null": {"anyOf": [A, {"type": "null"}]},
     "oneOf": {"oneOf": [A, B], "discriminator": {"propertyName": "a"}},
-    "oneOf by a constant": {"oneOf": [field({"const": "p"}), field({"const": "q"})]},
+    "oneOf by a constant": {"oneOf": [make_object({"const": "p"}), make_object({"const": "q"})]},
     "allOf": {"allOf": [A, B]},
     "allOf of references": {"allOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}], "$defs": {"A": A, "B": B}},
-    "if then else": {"type": "object", "properties": {"a": TEXT}, "if": A, "then": B, "else": field(TEXT)},
+    "if then else": {"type": "object", "properties": {"a": TEXT}, "if": A, "then": B, "else": make_object(TEXT)},
     "reference": {"$ref": "#/$defs/Node", "$defs": {"Node": NODE}},
     "definitions": {"$ref": "#/definitions/A", "definitions": {"A": A}},
     "reference to itself": {"type": "object", "properties": {"self": {"$ref": "#"}, "a": TEXT}},
@@ -94,20 +94,31 @@ ROOTS: dict[str, Any] = {
         **A,
         "x-order": [1],
     },
-    "anchor": {**field({"$ref": "#here"}), "$defs": {"A": {"$anchor": "here", **A}}},
-    "dynamic reference": {"$dynamicAnchor": "me", **field({"type": "array", "items": {"$dynamicRef": "#me"}})},
-    "recursive reference": {"$recursiveAnchor": True, **field({"type": "array", "items": {"$recursiveRef": "#"}})},
-    "address inside": {"$id": "https://e.com/s", **field({"$ref": "a.json"}), "$defs": {"A": {"$id": "a.json", **A}}},
-    "bad address": {"$id": "http://[", **field({"$ref": "http://["})},
-    "definitions inside": field({**field({"$ref": "#/$defs/A"}), "$defs": {"A": A}}),
-    "by its own address": {"$id": "https://e.com/s", **field({"$ref": "https://e.com/s#/$defs/A"}), "$defs": {"A": A}},
+    "anchor": {**make_object({"$ref": "#here"}), "$defs": {"A": {"$anchor": "here", **A}}},
+    "dynamic reference": {"$dynamicAnchor": "me", **make_object({"type": "array", "items": {"$dynamicRef": "#me"}})},
+    "recursive reference": {
+        "$recursiveAnchor": True,
+        **make_object({"type": "array", "items": {"$recursiveRef": "#"}}),
+    },
+    "address inside": {
+        "$id": "https://e.com/s",
+        **make_object({"$ref": "a.json"}),
+        "$defs": {"A": {"$id": "a.json", **A}},
+    },
+    "bad address": {"$id": "http://[", **make_object({"$ref": "http://["})},
+    "definitions inside": make_object({**make_object({"$ref": "#/$defs/A"}), "$defs": {"A": A}}),
+    "by its own address": {
+        "$id": "https://e.com/s",
+        **make_object({"$ref": "https://e.com/s#/$defs/A"}),
+        "$defs": {"A": A},
+    },
     "names": {
         "type": "object",
         "properties": dict.fromkeys(("user name", "user_name", "a.b", "$filter", "1st", "ø", "x" * 90, "-", ""), TEXT),
         "required": ["user name", "$filter"],
     },
-    "names inside": field(
-        {"type": "array", "items": {"anyOf": [field(TEXT), {"type": "object", "properties": {"a b": TEXT}}]}}
+    "names inside": make_object(
+        {"type": "array", "items": {"anyOf": [make_object(TEXT), {"type": "object", "properties": {"a b": TEXT}}]}}
     ),
     "titles": {
         "type": "object",
@@ -115,8 +126,8 @@ ROOTS: dict[str, Any] = {
         "properties": {"title": TEXT, "description": TEXT, "type": TEXT, "enum": TEXT},
     },
     "strict beforehand": {**A, "additionalProperties": False},
-    "deep": deep(12),
-    "too deep": deep(90),
+    "deep": nest(12),
+    "too deep": nest(90),
     "bad properties": {"type": "object", "properties": {"type": "object", "a": ["x"], "b": 3, "c": None, "d": False}},
 }
 PARTS: dict[str, Any] = {
@@ -177,13 +188,21 @@ PARTS: dict[str, Any] = {
     "unknown type": {"type": "any"},
     "type of a language": {"type": "int"},
     "types empty": {"type": []},
-    "union": {"oneOf": [field({"const": "p"}), field({"const": "q"})], "discriminator": {"propertyName": "x"}},
+    "union": {
+        "oneOf": [make_object({"const": "p"}), make_object({"const": "q"})],
+        "discriminator": {"propertyName": "x"},
+    },
     "union null": {"anyOf": None},
     "union empty": {"anyOf": []},
-    "one of all": {"allOf": [field(TEXT)], "description": "d"},
-    "all": {"allOf": [field(TEXT), {"type": "object", "properties": {"k": TEXT}}]},
+    "one of all": {"allOf": [make_object(TEXT)], "description": "d"},
+    "all": {"allOf": [make_object(TEXT), {"type": "object", "properties": {"k": TEXT}}]},
     "all of numbers": {"allOf": [{"type": "number"}, {"minimum": 3}]},
-    "condition": {"type": "object", "properties": {"k": TEXT}, "if": field(TEXT), "then": {"properties": {"m": TEXT}}},
+    "condition": {
+        "type": "object",
+        "properties": {"k": TEXT},
+        "if": make_object(TEXT),
+        "then": {"properties": {"m": TEXT}},
+    },
     "not": {"not": {"type": "null"}},
     "words": {"type": "string", "title": 3, "description": ["d"], "examples": ["e"], "x-y": {"properties": 1}},
 }
@@ -196,7 +215,7 @@ SCHEMAS: dict[str, Any] = {
 }
 
 
-def judge_tool(adapted: AdaptedSchema, dialect: Dialect) -> None:
+def check_tool(adapted: AdaptedSchema, dialect: Dialect) -> None:
     if dialect is OPENAI:
         fields = {"strict": True} if adapted.strict else {}
         check_openai_tool({"name": "t", "description": "", "parameters": adapted.schema, **fields})
@@ -207,7 +226,7 @@ def judge_tool(adapted: AdaptedSchema, dialect: Dialect) -> None:
 
 
 def assert_all_names(adapted: AdaptedSchema, schema: Any) -> None:
-    """Each parameter is in the adapted schema, under its own name or under the one that stands for it."""
+    """Check that all parameters remain, under original names or replacements."""
     known = {adapted.names.get(name, name) for name in property_names(adapted.schema)}
     assert property_names(schema) <= known
 
@@ -216,10 +235,10 @@ def assert_all_names(adapted: AdaptedSchema, schema: Any) -> None:
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("vendor", DIALECTS)
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_a_schema_fits_each_vendor_without_losing_a_parameter(name: str, vendor: str, strict: bool) -> None:
+def test_adapted_schema_is_valid_and_keeps_all_parameters(name: str, vendor: str, strict: bool) -> None:
     schema, dialect = SCHEMAS[name], DIALECTS[vendor]
     adapted = adapt_schema(schema, dialect, strict=strict)
-    judge_tool(adapted, dialect)
+    check_tool(adapted, dialect)
     if name != "too deep":
         assert_all_names(adapted, schema)
     if not adapted.strict:
@@ -227,9 +246,9 @@ def test_a_schema_fits_each_vendor_without_losing_a_parameter(name: str, vendor:
 
 
 @pytest.mark.parametrize("vendor", DIALECTS)
-def test_a_schema_that_the_vendor_accepts_stays_as_it_is(vendor: str) -> None:
+def test_valid_schema_is_unchanged(vendor: str) -> None:
     schema = {
-        **field({"type": "array", "items": {"anyOf": [TEXT, {"$ref": "#/$defs/Node"}]}, "minItems": 1}),
+        **make_object({"type": "array", "items": {"anyOf": [TEXT, {"$ref": "#/$defs/Node"}]}, "minItems": 1}),
         "$defs": {"Node": NODE},
     }
     assert adapt_schema(schema, DIALECTS[vendor]) == (schema, False, (), {})
@@ -247,7 +266,7 @@ class Owner(BaseModel):
     pet: Annotated[Union[Cat, Dog], Field(discriminator="kind")]  # noqa: UP007
 
 
-def enforced(schema: Any, dialect: Dialect) -> AdaptedSchema:
+def adapt_answer(schema: Any, dialect: Dialect) -> AdaptedSchema:
     adapted, _ = adapt_answer_schema(schema, dialect, strict=True)
     if dialect is OPENAI:
         check_openai_schema(adapted.schema, strict=adapted.strict)
@@ -259,8 +278,8 @@ def enforced(schema: Any, dialect: Dialect) -> AdaptedSchema:
 
 
 # P28
-def test_alternatives_with_a_discriminator_are_enforced() -> None:
-    adapted = enforced(TypeAdapter(Owner).json_schema(), OPENAI)
+def test_discriminated_alternatives_are_enforced() -> None:
+    adapted = adapt_answer(TypeAdapter(Owner).json_schema(), OPENAI)
     assert adapted.strict
     assert len(adapted.schema["properties"]["pet"]["anyOf"]) == 2
 
@@ -286,8 +305,8 @@ class Tree(BaseModel):
     ("of", "why"),
     [(Sparse, "prefixItems"), (Unique, "uniqueItems"), (Looking, "pattern"), (dict[str, int], "free keys")],
 )
-def test_an_answer_that_cannot_be_enforced_is_sent_without_strict_and_says_why(of: Any, why: str) -> None:
-    adapted = enforced(TypeAdapter(of).json_schema(), OPENAI)
+def test_unsupported_answer_schema_is_sent_without_strict_and_explained(of: Any, why: str) -> None:
+    adapted = adapt_answer(TypeAdapter(of).json_schema(), OPENAI)
     assert not adapted.strict
     assert any(why in note and "without strict" in note for note in adapted.notes)
 
@@ -295,8 +314,8 @@ def test_an_answer_that_cannot_be_enforced_is_sent_without_strict_and_says_why(o
 # P28
 @pytest.mark.parametrize("vendor", DIALECTS)
 @pytest.mark.parametrize("of", [Owner, Sparse, Unique, Looking, Tree])
-def test_an_answer_fits_each_vendor(of: Any, vendor: str) -> None:
-    assert_all_names(enforced(TypeAdapter(of).json_schema(), DIALECTS[vendor]), TypeAdapter(of).json_schema())
+def test_answer_schema_is_valid_for_each_vendor(of: Any, vendor: str) -> None:
+    assert_all_names(adapt_answer(TypeAdapter(of).json_schema(), DIALECTS[vendor]), TypeAdapter(of).json_schema())
 
 
 # P28
@@ -304,13 +323,13 @@ def test_an_answer_fits_each_vendor(of: Any, vendor: str) -> None:
     ("schema", "why"),
     [
         ({"type": "object", "properties": {f"p{n}": TEXT for n in range(5_001)}}, "5,001 properties"),
-        (deep(11), "11 nested objects"),
-        (field({"enum": [f"v{n}" for n in range(1_001)]}), "1,001 values"),
-        (field({"enum": ["v" * 60 + str(n) for n in range(251)]}), "15000 characters"),
-        (field({"const": "v" * 120_001}), "characters of names"),
+        (nest(11), "11 nested objects"),
+        (make_object({"enum": [f"v{n}" for n in range(1_001)]}), "1,001 values"),
+        (make_object({"enum": ["v" * 60 + str(n) for n in range(251)]}), "15000 characters"),
+        (make_object({"const": "v" * 120_001}), "characters of names"),
     ],
 )
-def test_a_schema_beyond_the_limits_is_sent_without_strict(schema: dict[str, Any], why: str) -> None:
+def test_schema_beyond_the_limits_is_sent_without_strict(schema: dict[str, Any], why: str) -> None:
     schema = {**schema, "required": list(schema["properties"])}
     adapted = adapt_schema(schema, OPENAI, strict=True)
     assert not adapted.strict
@@ -318,13 +337,13 @@ def test_a_schema_beyond_the_limits_is_sent_without_strict(schema: dict[str, Any
 
 
 # P3
-def test_alternatives_at_the_root_become_one_object_that_accepts_each() -> None:
+def test_alternatives_at_the_root_become_one_object() -> None:
     other = {"type": "object", "properties": {"x": {"const": "q"}, "b": TEXT}, "required": ["b", "x"]}
-    adapted = adapt_schema({"description": "d", "oneOf": [field({"const": "p"}), other]}, CLAUDE)
+    adapted = adapt_schema({"description": "d", "oneOf": [make_object({"const": "p"}), other]}, CLAUDE)
     assert adapted.schema["type"] == "object"
     assert adapted.schema["properties"] == {"x": {"enum": ["p", "q"]}, "b": TEXT}
     assert adapted.schema["required"] == ["x"]
-    # What belongs together stays in the words that the model reads.
+    # The combinations remain in the description.
     assert adapted.schema["description"].startswith("d\n\nThe arguments must also fit this JSON Schema: {")
 
 
@@ -335,7 +354,7 @@ def _names() -> st.SearchStrategy[str]:
 def _schemas() -> st.SearchStrategy[Any]:
     scalars = st.sampled_from([*PARTS.values(), True, False, None, {}, {"$ref": "#/$defs/D"}, {"$ref": "#"}])
 
-    def larger(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    def enlarge(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         several = st.lists(inner, max_size=3)
         keywords: dict[str, st.SearchStrategy[Any]] = {
             "type": st.sampled_from(["object", "array", "string", ["object", "null"], None, "any"]),
@@ -351,26 +370,29 @@ def _schemas() -> st.SearchStrategy[Any]:
         }
         return st.fixed_dictionaries({}, optional=keywords)
 
-    return st.recursive(scalars, larger, max_leaves=12)
+    return st.recursive(scalars, enlarge, max_leaves=12)
 
 
 # P3 P28
 @settings(max_examples=30, deadline=None)
 @given(_schemas(), st.sampled_from(sorted(DIALECTS)), st.booleans())
-def test_any_schema_fits_each_vendor_without_losing_a_parameter(schema: Any, vendor: str, strict: bool) -> None:
+def test_any_adapted_schema_is_valid_and_keeps_all_parameters(schema: Any, vendor: str, strict: bool) -> None:
     if isinstance(schema, dict):
         schema = {
             **schema,
             "$defs": {"D": {"type": "object", "properties": {"d": TEXT, "more": {"$ref": "#/$defs/D"}}}},
         }
     adapted = adapt_schema(schema, DIALECTS[vendor], strict=strict)
-    judge_tool(adapted, DIALECTS[vendor])
+    check_tool(adapted, DIALECTS[vendor])
 
 
 # P3
-def test_names_of_arguments_are_restored_wherever_they_are() -> None:
+def test_argument_names_are_restored_everywhere() -> None:
     inner = {"type": "object", "properties": {"a b": TEXT, "list": {"type": "array", "items": {"$ref": "#/$defs/In"}}}}
-    schema: dict[str, Any] = {**field({"anyOf": [{"$ref": "#/$defs/In"}, {"type": "null"}]}), "$defs": {"In": inner}}
+    schema: dict[str, Any] = {
+        **make_object({"anyOf": [{"$ref": "#/$defs/In"}, {"type": "null"}]}),
+        "$defs": {"In": inner},
+    }
     schema["properties"]["free"] = {"type": "object", "additionalProperties": {"$ref": "#/$defs/In"}}
     adapter = ToolAdapter(CLAUDE, strict=False)
     original = adapter.adapt((ToolDefinition("t", "", schema),)).originals["t"]
@@ -394,7 +416,7 @@ def test_tools_are_adapted_once() -> None:
 
 # P3
 @pytest.mark.parametrize("vendor", DIALECTS)
-def test_names_of_tools_fit_and_stay_different(vendor: str) -> None:
+def test_tool_names_are_valid_and_distinct(vendor: str) -> None:
     names = ("a.b", "a_b", "a b", "x" * 200, "3d", "", "shop/find", "look")
     tools = tuple(ToolDefinition(name, "", {"type": "object", "properties": {}}) for name in names)
     made = ToolAdapter(DIALECTS[vendor], strict=False).adapt(tools)
@@ -405,7 +427,7 @@ def test_names_of_tools_fit_and_stay_different(vendor: str) -> None:
 
 
 # P14
-def test_the_end_of_a_long_description_is_kept_for_the_system_prompt() -> None:
+def test_rest_of_a_long_description_is_moved_to_the_system_prompt() -> None:
     sentences = [f"Sentence number {n} tells something." for n in range(60)]
     tool = ToolDefinition("t", " ".join(sentences), {"type": "object", "properties": {}})
     made = ToolAdapter(OPENAI, strict=False, longest_description=1024).adapt((tool,))
@@ -421,7 +443,7 @@ def test_the_end_of_a_long_description_is_kept_for_the_system_prompt() -> None:
 
 # P14
 @pytest.mark.parametrize("text", ["x" * 3_000, "one\n" * 700, "ø " * 1_500])
-def test_any_long_description_is_cut_without_losing_a_word(text: str) -> None:
+def test_long_description_is_split_without_losing_a_word(text: str) -> None:
     made = ToolAdapter(OPENAI, strict=False, longest_description=1024).adapt(
         (ToolDefinition("t", text, {"type": "object", "properties": {}}),)
     )

@@ -61,34 +61,34 @@ class Nullable(BaseModel):
     name: str | None = None
 
 
-def schema(of: Any) -> dict[str, Any]:
+def make_schema(of: Any) -> dict[str, Any]:
     return TypeAdapter(of).json_schema()
 
 
-def strict_form(given: dict[str, Any]) -> dict[str, Any] | None:
+def make_strict(given: dict[str, Any]) -> dict[str, Any] | None:
     adapted = adapt_schema(given, OPENAI, strict=True, use="answer")
     return adapted.schema if adapted.strict else None
 
 
-def asked_for(given: dict[str, Any], *, can_be_strict: bool) -> dict[str, Any]:
+def make_format(given: dict[str, Any], *, can_be_strict: bool) -> dict[str, Any]:
     return make_response_format(given, OPENAI, can_be_strict)[0]
 
 
-def objects(node: Any) -> list[dict[str, Any]]:
-    """Every object of a schema."""
+def find_objects(node: Any) -> list[dict[str, Any]]:
+    """Return all object schemas within a schema."""
     if isinstance(node, list):
-        return [each for part in node for each in objects(part)]
+        return [each for part in node for each in find_objects(part)]
     if not isinstance(node, dict):
         return []
-    inner = [each for part in node.values() for each in objects(part)]
+    inner = [each for part in node.values() for each in find_objects(part)]
     return [node, *inner] if node.get("type") == "object" else inner
 
 
-def test_objects_are_closed_and_all_is_required_where_that_means_the_same() -> None:
-    strict = strict_form(schema(City))
+def test_objects_are_closed_and_required_where_equivalent() -> None:
+    strict = make_strict(make_schema(City))
     assert strict is not None
-    found = objects(strict)
-    # The street that has a description of its own stands in the place of its reference.
+    found = find_objects(strict)
+    # The described street replaces its reference.
     assert len(found) == 3
     for each in found:
         assert each["additionalProperties"] is False
@@ -101,38 +101,38 @@ def test_objects_are_closed_and_all_is_required_where_that_means_the_same() -> N
     assert strict["properties"]["size"]["minimum"] == 0
 
 
-def test_a_schema_is_not_changed_in_place() -> None:
-    given = schema(City)
-    strict_form(given)
-    assert given == schema(City)
+def test_schema_is_not_changed_in_place() -> None:
+    given = make_schema(City)
+    make_strict(given)
+    assert given == make_schema(City)
 
 
 @pytest.mark.parametrize("of", [Open, Sized, Made, Free, Short])
-def test_what_would_mean_something_else_is_not_strict(of: Any) -> None:
-    assert strict_form(schema(of)) is None
-    asked = asked_for(schema(of), can_be_strict=True)["json_schema"]
-    assert (asked["strict"], asked["schema"]) == (False, schema(of))
+def test_schema_with_another_meaning_is_not_strict(of: Any) -> None:
+    assert make_strict(make_schema(of)) is None
+    asked = make_format(make_schema(of), can_be_strict=True)["json_schema"]
+    assert (asked["strict"], asked["schema"]) == (False, make_schema(of))
 
 
-def test_an_optional_that_is_null_when_it_is_left_out_is_required() -> None:
-    strict = strict_form(schema(Nullable))
+def test_optional_field_that_may_be_null_is_required() -> None:
+    strict = make_strict(make_schema(Nullable))
     assert strict is not None
     assert strict["required"] == ["name"]
 
 
-def test_the_format_names_the_type_and_says_strict_where_the_endpoint_takes_it() -> None:
-    assert asked_for(schema(City), can_be_strict=True) == {
+def test_response_format_names_the_type_and_is_strict_where_supported() -> None:
+    assert make_format(make_schema(City), can_be_strict=True) == {
         "type": "json_schema",
-        "json_schema": {"name": "City", "schema": strict_form(schema(City)), "strict": True},
+        "json_schema": {"name": "City", "schema": make_strict(make_schema(City)), "strict": True},
     }
-    assert asked_for(schema(City), can_be_strict=False) == {
+    assert make_format(make_schema(City), can_be_strict=False) == {
         "type": "json_schema",
-        "json_schema": {"name": "City", "schema": schema(City)},
+        "json_schema": {"name": "City", "schema": make_schema(City)},
     }
 
 
 @pytest.mark.parametrize(
     ("title", "name"), [("City[int]", "City_int"), ("", "answer"), ("Ørn", "rn"), ("x" * 99, "x" * 64)]
 )
-def test_the_name_is_one_that_vendors_take(title: str, name: str) -> None:
-    assert asked_for({"type": "object", "title": title}, can_be_strict=False)["json_schema"]["name"] == name
+def test_format_name_is_valid_for_vendors(title: str, name: str) -> None:
+    assert make_format({"type": "object", "title": title}, can_be_strict=False)["json_schema"]["name"] == name

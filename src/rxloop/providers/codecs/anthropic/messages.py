@@ -12,7 +12,7 @@ from rxloop.protocol.messages import FilePart, ImagePart, Message, Part, TextPar
 from rxloop.providers.codecs import Notice, find_foreign_states, iter_pieces
 from rxloop.providers.codecs.fields import dumps
 from rxloop.providers.codecs.media import IMAGES, add_change, describe_omitted, flatten_message, format_file
-from rxloop.providers.codecs.message_cache import get_form, put_form
+from rxloop.providers.codecs.message_cache import get_form, store_form
 from rxloop.providers.codecs.schemas.dialects import CLAUDE
 
 _PDF = "application/pdf"
@@ -111,7 +111,7 @@ class Form(NamedTuple):
 
 
 class FormEncoder:
-    """Encodes messages and caches the result."""
+    """Encoder of messages with a cache of its results."""
 
     def __init__(self, rules: MediaRules, own: str) -> None:
         self._rules = rules
@@ -122,7 +122,7 @@ class FormEncoder:
 
     def form(self, message: Message, notice: Notice) -> Form:
         """Return the form of a message. A notice about omitted parts is published once."""
-        return get_form(message, self.key, Form) or put_form(message, self.key, self._encode(message, notice))
+        return get_form(message, self.key, Form) or store_form(message, self.key, self._encode(message, notice))
 
     def encode(self, message: Message, ids: Mapping[int, str] | None = None, without: Collection[str] = ()) -> Form:
         """Encode a message with different call ids or without certain server tool calls.

@@ -227,8 +227,8 @@ class MessagesEncoder:
     ) -> dict[str, Any] | None:
         """Return the thinking settings that the conversation allows."""
         if thinking is not None and thinking["type"] == "enabled":
-            working = conversation.unfinished
-            if working.exists and not working.thinks:
+            turn = conversation.unfinished
+            if turn.exists and not turn.thinks:
                 warn("thinking, because this turn began without it")
                 return None
         if BINDING in self._find_betas(request) and self._rules.binds_thinking and conversation.has_thinking:

@@ -94,17 +94,17 @@ class MessagesReader(JSONReader):
             self._stop_all()
             self.done = True
         elif kind == "error" or (kind is None and "error" in event):
-            raise from_error_object(event, self.draft.where)
+            raise from_error_object(event, self.draft.endpoint)
         elif kind != "ping":
             self.report_unknown(f"an event {_quote(kind)}")
 
     def read_answer(self, answer: dict[str, Any]) -> None:
         """Read a non-streaming response."""
         if answer.get("type") == "error" or "error" in answer:
-            raise from_error_object(answer, self.draft.where)
+            raise from_error_object(answer, self.draft.endpoint)
         content = answer.get("content")
         if not isinstance(content, list) and not isinstance(answer.get("stop_reason"), str):
-            raise ProviderProtocolError(f"{self.draft.where} returned no content")
+            raise ProviderProtocolError(f"{self.draft.endpoint} returned no content")
         for index, block in enumerate(list_objects(content)):
             self._start(index, block)
             self._stop(self._blocks.pop(index))

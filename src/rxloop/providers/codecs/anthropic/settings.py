@@ -18,7 +18,7 @@ _NAME = re.compile(
     r"(?:-(?P<major>\d{1,2})(?!\d)(?:[-.](?P<minor>\d{1,2})(?!\d))?)?(?P<preview>-preview)?"
 )
 
-_LOW = ("low", "medium", "high")
+_LOW_EFFORTS = ("low", "medium", "high")
 
 _STRICT_WINDOW_OUTPUT = 16_384
 """Default output limit of models that reject a request if its input and `max_tokens` together exceed the window."""
@@ -105,10 +105,10 @@ def _find_thinking(version: tuple[int, int]) -> Thinking:
 
 def _find_efforts(family: str, version: tuple[int, int]) -> tuple[str, ...]:
     if version >= (4, 7):
-        return (*_LOW, "xhigh", "max")
+        return (*_LOW_EFFORTS, "xhigh", "max")
     if version >= (4, 6):
-        return (*_LOW, "max")
-    return _LOW if family == "opus" and version >= (4, 5) else ()
+        return (*_LOW_EFFORTS, "max")
+    return _LOW_EFFORTS if family == "opus" and version >= (4, 5) else ()
 
 
 def _find_output(version: tuple[int, int], limit: int | None) -> int:

@@ -23,7 +23,7 @@ from rxloop.providers.codecs.media import (
     flatten_message,
     format_file,
 )
-from rxloop.providers.codecs.message_cache import build_messages, get_form, put_form
+from rxloop.providers.codecs.message_cache import build_messages, get_form, store_form
 from rxloop.providers.codecs.schemas import make_response_format
 from rxloop.providers.codecs.schemas.dialects import OPENAI
 from rxloop.providers.codecs.tools import ToolAdapter, VendorTool, VendorTools
@@ -140,10 +140,10 @@ class RequestEncoder:
             unsent.append("reasoning_effort")
         if request.tools and settings.parallel_tool_calls is False and not preset.parallel_tool_calls:
             unsent.append("parallel_tool_calls=False")
-        for what in (*unsent, *self._split_server_tools(settings)[1]):
-            if what not in self._reported:
-                self._reported.add(what)
-                notice("left_out", f"{self._name} does not accept {what}")
+        for subject in (*unsent, *self._split_server_tools(settings)[1]):
+            if subject not in self._reported:
+                self._reported.add(subject)
+                notice("left_out", f"{self._name} does not accept {subject}")
 
     def _make_response_format(self, schema: dict[str, Any]) -> dict[str, Any] | None:
         if self._preset.response_format != "json_schema":
@@ -188,7 +188,7 @@ class RequestEncoder:
         if cached is not None:
             return cached
         notice("left_out", f"{self._name} receives the result of the missing call {message.tool_call_id!r} as text")
-        return put_form(message, key, Message.user(f"{_STRAY}\n{flatten_message(message)[0]}"))
+        return store_form(message, key, Message.user(f"{_STRAY}\n{flatten_message(message)[0]}"))
 
     def _encode_message(self, message: Message, notice: Notice) -> bytes:
         cached = get_form(message, self._key, bytes)
@@ -204,7 +204,7 @@ class RequestEncoder:
             notice("left_out", f"{self._name} does not receive {'; '.join(omitted)}")
         if changes:
             notice("changed", f"{self._name} receives {', '.join(changes)}")
-        return put_form(message, self._key, encoded)
+        return store_form(message, self._key, encoded)
 
     def _encode_fields(self, message: Message, omitted: list[str], changes: list[str]) -> dict[str, Any]:
         content = message.content

@@ -15,7 +15,7 @@ from rxloop.providers.codecs.draft import MessageDraft
 from rxloop.providers.codecs.fields import as_object, as_text, list_objects, parse_lenient_json, unwrap_list
 from rxloop.providers.codecs.tool_calls import encode_json
 from rxloop.providers.error_responses import error_from_response, from_error_object
-from rxloop.providers.failures import cut_short
+from rxloop.providers.failures import make_truncation_error
 
 
 class ReasoningDetails:
@@ -73,7 +73,7 @@ def _find_text_field(detail: dict[str, Any]) -> str:
 
 DONE = b"[DONE]"
 
-_PLAIN = frozenset(("role", "content", "reasoning_content", "tool_calls"))
+_PLAIN_FIELDS = frozenset(("role", "content", "reasoning_content", "tool_calls"))
 
 # Fields of a notice chunk, which is an error if nothing follows.
 _NOTICE = frozenset(("message", "msg", "detail"))
@@ -93,12 +93,12 @@ class ChatReader:
         "_calls",
         "_details",
         "_draft",
+        "_endpoint",
         "_finish",
         "_has_legacy_call",
         "_notice",
         "_small_size",
         "_text",
-        "_where",
         "done",
     )
     accepts_arrays = False
@@ -107,7 +107,7 @@ class ChatReader:
         self.done = False
         """True if the vendor reported the end with `[DONE]`, or the answer was not streamed."""
         self._draft = draft
-        self._where = draft.where
+        self._endpoint = draft.endpoint
         self._bounds = draft.bounds
         self._text = draft.text
         self._calls = draft.calls
@@ -161,7 +161,7 @@ class ChatReader:
                 thought = delta.get("reasoning_content")
                 calls = delta.get("tool_calls")
                 plain = (
-                    _PLAIN.issuperset(delta)
+                    _PLAIN_FIELDS.issuperset(delta)
                     and (text is None or text.__class__ is str)
                     and (thought is None or thought.__class__ is str)
                     and (calls is None or (calls.__class__ is list and _is_plain_chunk(chunk)))
@@ -198,7 +198,7 @@ class ChatReader:
             self.feed(payloads)
         except ProviderProtocolError:
             if not self.is_complete:
-                raise cut_short(self._where) from None
+                raise make_truncation_error(self._endpoint) from None
 
     def read_body(self, body: bytes) -> None:
         """Read a non-streaming response."""
@@ -210,7 +210,9 @@ class ChatReader:
             self._text.expect_split_surrogates()
         answer = unwrap_list(answer)
         if not isinstance(answer, dict):
-            raise ProviderProtocolError(f"{self._where} sent an answer that is not a JSON object: {self._quote(body)}")
+            raise ProviderProtocolError(
+                f"{self._endpoint} sent an answer that is not a JSON object: {self._quote(body)}"
+            )
         answer = cast("dict[str, Any]", answer)
         choices: list[Any] = []
         for choice in list_objects(answer.get("choices")):
@@ -221,7 +223,7 @@ class ChatReader:
             ]
             choices.append({**choice, "delta": message})
         if not choices and not answer.get("error"):
-            raise from_error_object(answer, self._where)
+            raise from_error_object(answer, self._endpoint)
         self._read_chunk({**answer, "choices": choices})
         self._charge_details()
         self._draft.check_size()
@@ -234,9 +236,9 @@ class ChatReader:
             ProviderError: The response is incomplete or contains an error.
         """
         if self._notice is not None and not self._finish:
-            raise from_error_object(self._notice, self._where)
+            raise from_error_object(self._notice, self._endpoint)
         if not self.is_complete:
-            raise cut_short(self._where)
+            raise make_truncation_error(self._endpoint)
         draft = self._draft
         if details := self._details.finish():
             draft.keep("reasoning_details", details)
@@ -248,7 +250,7 @@ class ChatReader:
 
     def make_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
         """Return the error for a response with an HTTP error status."""
-        return error_from_response(status, headers, body, self._where)
+        return error_from_response(status, headers, body, self._endpoint)
 
     def _charge_details(self) -> None:
         details = self._details
@@ -266,20 +268,20 @@ class ChatReader:
         check_document(text, self._bounds)
         chunk = parse_lenient_json(text)
         if chunk is None:
-            raise ProviderProtocolError(f"{self._where} sent a chunk that is not JSON: {self._quote(text)}")
+            raise ProviderProtocolError(f"{self._endpoint} sent a chunk that is not JSON: {self._quote(text)}")
         # A gateway that splits strings in JavaScript sends an emoji as surrogates in two chunks.
         self._text.expect_split_surrogates()
         return chunk
 
     def _quote(self, data: bytes) -> str:
-        return repr(self._where.clean(data[:2000].decode("utf-8", "replace"))[:200])
+        return repr(self._endpoint.clean(data[:2000].decode("utf-8", "replace"))[:200])
 
     def _read_chunk(self, chunk: Any) -> None:
         """Read any chunk."""
         if chunk.__class__ is not dict:
             chunk = unwrap_list(chunk)
         if not isinstance(chunk, dict):
-            raise ProviderProtocolError(f"{self._where} sent a chunk that is not a JSON object")
+            raise ProviderProtocolError(f"{self._endpoint} sent a chunk that is not a JSON object")
         chunk = cast("dict[str, Any]", chunk)
         if "x_groq" in chunk:
             self._draft.count(as_object(chunk["x_groq"]).get("usage"))
@@ -289,7 +291,7 @@ class ChatReader:
             if not choice.get("index"):
                 self._read_choice(choice)
         if chunk.get("error") or chunk.get("object") == "error":
-            raise from_error_object(chunk, self._where)
+            raise from_error_object(chunk, self._endpoint)
         if "choices" not in chunk and _NOTICE.intersection(chunk):
             self._notice = chunk
 
@@ -304,7 +306,7 @@ class ChatReader:
             # Moonshot reports usage here.
             self._draft.count(choice["usage"])
         if choice.get("error"):
-            raise from_error_object(choice["error"], self._where)
+            raise from_error_object(choice["error"], self._endpoint)
         if finish and isinstance(finish, str):
             self._draft.finish(normalise_finish_reason(finish), finish)
             native = choice.get("native_finish_reason")

@@ -11,7 +11,7 @@ from rxloop.providers.codecs import Notice, find_foreign_states, iter_pieces
 from rxloop.providers.codecs.fields import as_text
 from rxloop.providers.codecs.gemini.model_rules import ModelRules, is_result_part, make_media_part
 from rxloop.providers.codecs.media import add_change, describe_omitted, flatten_message
-from rxloop.providers.codecs.message_cache import build_messages, get_form, put_form
+from rxloop.providers.codecs.message_cache import build_messages, get_form, store_form
 from rxloop.providers.codecs.schemas.dialects import GEMINI
 from rxloop.providers.codecs.tool_calls import encode_json
 
@@ -96,7 +96,9 @@ class Contents:
 
     def _get_user_form(self, message: Message, notice: Notice) -> _Form:
         key = (*self._key, "user")
-        return get_form(message, key, _Form) or put_form(message, key, _Form(tuple(self._list_parts(message, notice))))
+        return get_form(message, key, _Form) or store_form(
+            message, key, _Form(tuple(self._list_parts(message, notice)))
+        )
 
     def _list_parts(self, message: Message, notice: Notice) -> list[bytes]:
         """Encode nonempty content parts."""
@@ -129,7 +131,7 @@ class Contents:
 
     def _get_assistant_form(self, message: Message, notice: Notice) -> _Form:
         key = (*self._key, "model")
-        return get_form(message, key, _Form) or put_form(message, key, self._encode_assistant(message, notice))
+        return get_form(message, key, _Form) or store_form(message, key, self._encode_assistant(message, notice))
 
     def _encode_assistant(self, message: Message, notice: Notice) -> _Form:
         has_own_state = self._state in (message.provider_state or {})
@@ -168,7 +170,7 @@ class Contents:
 
     def _get_result_form(self, message: Message, call: _Call, notice: Notice) -> _Form:
         key = (*self._key, call)
-        return get_form(message, key, _Form) or put_form(message, key, self._encode_result(message, call, notice))
+        return get_form(message, key, _Form) or store_form(message, key, self._encode_result(message, call, notice))
 
     def _encode_result(self, message: Message, call: _Call, notice: Notice) -> _Form:
         omitted: list[str] = []
@@ -206,7 +208,7 @@ class Contents:
             return form
         notice("left_out", f"{self._vendor} receives the result of the missing call {message.tool_call_id!r} as text")
         parts = [_encode_text("The result of a call that is not shown:"), *self._list_parts(message, notice)]
-        return put_form(message, key, _Form(tuple(parts)))
+        return store_form(message, key, _Form(tuple(parts)))
 
 
 class _Turns:

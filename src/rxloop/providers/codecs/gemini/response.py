@@ -17,7 +17,7 @@ from rxloop.providers.codecs.fields import as_object, as_text, list_objects
 from rxloop.providers.codecs.gemini.partial_arguments import PartialArguments
 from rxloop.providers.codecs.tool_calls import encode_json
 from rxloop.providers.error_responses import from_error_object
-from rxloop.providers.failures import cut_short
+from rxloop.providers.failures import make_truncation_error
 
 _MALFORMED = frozenset(("MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL"))
 
@@ -74,7 +74,7 @@ class GeminiReader(JSONReader):
     def read_event(self, event: dict[str, Any]) -> None:
         """Read one chunk."""
         if event.get("error"):
-            raise from_error_object(event, self.draft.where)
+            raise from_error_object(event, self.draft.endpoint)
         if "usageMetadata" in event:
             self.draft.count(event["usageMetadata"])
         candidates: Any = event.get("candidates")
@@ -92,14 +92,14 @@ class GeminiReader(JSONReader):
         """Read a non-streaming response."""
         if not _ANSWER_FIELDS.intersection(answer):
             # Proxies may return their own errors.
-            raise from_error_object(answer, self.draft.where)
+            raise from_error_object(answer, self.draft.endpoint)
         self.read_event(answer)
 
     def complete(self) -> None:
         """Push the final events; see `ResponseReader`."""
         draft = self.draft
         if not self.is_complete:
-            raise cut_short(draft.where)
+            raise make_truncation_error(draft.endpoint)
         if draft.finish_reason in COMPLETE:
             # Otherwise incomplete arguments would look complete.
             self._end_call()
@@ -134,7 +134,7 @@ class GeminiReader(JSONReader):
         if isinstance(reason, str) and reason and reason not in _UNSPECIFIED:
             if reason in _FAILURES:
                 text = f"the answer failed: {reason} {as_text(candidate.get('finishMessage'))}"
-                raise from_error_object({"message": text, "status": _FAILURES[reason]}, self.draft.where)
+                raise from_error_object({"message": text, "status": _FAILURES[reason]}, self.draft.endpoint)
             self.draft.finish(normalise_finish_reason(reason), reason)
             message = candidate.get("finishMessage")
             if reason in _MALFORMED and not self._calls and isinstance(message, str) and message:
@@ -192,7 +192,7 @@ class GeminiReader(JSONReader):
         try:
             fragment = "".join(map(open_call.arguments.feed, pieces))
         except ProviderProtocolError as error:
-            raise ProviderProtocolError(f"{self.draft.where}: {error}") from None
+            raise ProviderProtocolError(f"{self.draft.endpoint}: {error}") from None
         self.draft.call(open_call.index, fragment=fragment)
         open_call.continues = call.get("willContinue") is True
         if not open_call.continues and (pieces or not name):

@@ -51,10 +51,10 @@ class Chain:
         self._sent.clear()
 
     def continues(self, previous: bytes | None, digest: bytes) -> bool:
-        """Return True if the vendor has the messages before a stored answer, and record the whole conversation.
+        """Record a conversation. Return True if the vendor has stored its beginning, so only newer messages are sent.
 
         Args:
-            previous: Digest of the messages before that answer; None if no message follows it.
+            previous: Digest of the messages up to the last stored answer; None if no message follows the answer.
             digest: Digest of all messages.
         """
         is_stored = previous in self._sent
@@ -261,12 +261,12 @@ class Items:
         """Return an independent copy."""
         if len(self._items) > 1:
             self._items = [b",".join(self._items)]
-        other = self.start_after()
+        other = self.create_continuation()
         other._items, other._stray_results = self._items.copy(), self._stray_results.copy()
         other._unanswered = {call_id: calls.copy() for call_id, calls in self._unanswered.items()}
         return other
 
-    def start_after(self) -> Items:
+    def create_continuation(self) -> Items:
         """Return empty items that continue the digest and ids."""
         other = Items()
         other.digest, other._used_ids = self.digest, self._used_ids

@@ -135,7 +135,7 @@ def find_part_kind(part: dict[str, Any], item_type: str) -> PartKind | None:
 
 
 def differs(received: str, text: str) -> bool:
-    """Return True if two JSON texts have different values."""
+    """Return True if two JSON documents have different values."""
     try:
         return orjson.loads(received) != orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -159,7 +159,7 @@ def to_citation(annotation: dict[str, Any], offset: int) -> Citation:
 
 
 def _is_index(value: Any) -> TypeGuard[int]:
-    """Return True if a value is a valid index in a text."""
+    """Return True if a value is a valid string index."""
     return value.__class__ is int and 0 <= value < 2**53
 
 

@@ -15,7 +15,7 @@ from rxloop.protocol.step_events import NoticeCode
 from rxloop.providers.codecs import Notice
 from rxloop.providers.codecs.fields import split_tools
 from rxloop.providers.codecs.media import IMAGES, add_change, describe_omitted, flatten_message, format_file
-from rxloop.providers.codecs.message_cache import build_messages, get_form, put_form
+from rxloop.providers.codecs.message_cache import build_messages, get_form, store_form
 from rxloop.providers.codecs.provider_state import find_foreign_states
 from rxloop.providers.codecs.responses.conversation import (
     Chain,
@@ -246,7 +246,7 @@ class RequestEncoder:
                 notice("left_out", f"{self._settings.name} does not receive {reason}")
             else:
                 (message, form), *new = new
-                items, previous = items.start_after(), form.response
+                items, previous = items.create_continuation(), form.response
                 items.add(message, form, self._encode_renamed, report, updates_digest=False, is_stored=True)
         for message, form in new:
             items.add(message, form, self._encode_renamed, report, updates_digest=False)
@@ -262,11 +262,11 @@ class RequestEncoder:
     def _encode_renamed(self, message: Message) -> bytes:
         return self._encode_message(message, "", ignore_notice).data
 
-    def _report(self, what: str, notice: Notice) -> None:
+    def _report(self, subject: str, notice: Notice) -> None:
         """Publish a notice about an omission, once for all requests."""
-        if what not in self._reported and len(self._reported) < _MAX_REPORTED:
-            self._reported.add(what)
-            notice("left_out", what)
+        if subject not in self._reported and len(self._reported) < _MAX_REPORTED:
+            self._reported.add(subject)
+            notice("left_out", subject)
 
     def _form_key(self, key: str) -> tuple[object, ...]:
         preset = self._settings.preset
@@ -274,7 +274,7 @@ class RequestEncoder:
 
     def _get_form(self, message: Message, key: str, notice: Notice) -> Form:
         name = self._form_key(key)
-        return get_form(message, name, Form) or put_form(message, name, self._encode_message(message, key, notice))
+        return get_form(message, name, Form) or store_form(message, name, self._encode_message(message, key, notice))
 
     def _encode_message(self, message: Message, key: str, notice: Notice) -> Form:
         if message.role in ("user", "tool"):
@@ -355,8 +355,8 @@ def _encode_media(media: ResolvedMedia, preset: Preset) -> dict[str, Any] | None
     if media.kind == "image":
         if kind is not None and kind not in IMAGES:
             return None
-        where = "image_url" if media.store is None else "file_id"
-        return {"type": "input_image", where: media.url or media.data_url, "detail": "auto"}
+        key = "image_url" if media.store is None else "file_id"
+        return {"type": "input_image", key: media.url or media.data_url, "detail": "auto"}
     if media.store is not None:
         return {"type": "input_file", "file_id": media.url}
     if kind not in preset.files and (media.url is None or kind is not None):
@@ -364,5 +364,5 @@ def _encode_media(media: ResolvedMedia, preset: Preset) -> dict[str, Any] | None
     return _encode_file(media)
 
 
-def ignore_notice(code: str, what: str) -> None:
+def ignore_notice(code: str, message: str) -> None:
     """Ignore already published notices."""

@@ -85,7 +85,7 @@ class ResponsesReader(JSONReader):
             read(self, event)
         elif kind.__class__ is not str:
             if event.get("error"):
-                raise from_error_object(event, self.draft.where)
+                raise from_error_object(event, self.draft.endpoint)
             self.report_unknown("an event without a type")
         elif kind not in QUIET_EVENTS and not cast("str", kind).startswith(QUIET_PREFIXES):
             self.report_unknown(f"events of the type {cast('str', kind)[:100]!r}")
@@ -93,7 +93,7 @@ class ResponsesReader(JSONReader):
     def read_answer(self, answer: dict[str, Any]) -> None:
         """Read a non-streaming response."""
         if not answer.get("error") and not isinstance(answer.get("output"), list) and "status" not in answer:
-            raise ProviderProtocolError(f"{self.draft.where} sent neither output nor status")
+            raise ProviderProtocolError(f"{self.draft.endpoint} sent neither output nor status")
         self._read_response(answer)
 
     def make_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
@@ -102,7 +102,7 @@ class ResponsesReader(JSONReader):
         if status in (400, 404) and b"previous_response" in body and b"not" in body:
             self._forget()
             return ChainLost(str(error), status=status, retry_after=0, request_id=error.request_id)
-        if status in _UNSUPPORTED_STATUSES and (chat := over_chat(self.draft.where)):
+        if status in _UNSUPPORTED_STATUSES and (chat := over_chat(self.draft.endpoint)):
             error.args = (f"{error.args[0]} (use {chat!r} for an endpoint with chat completions only)",)
         return error
 
@@ -150,7 +150,7 @@ class ResponsesReader(JSONReader):
         self._complete_call(item, as_text(event.get(CALLS[type])))
 
     def read_annotation(self, event: dict[str, Any]) -> None:
-        """Read an annotation of a text."""
+        """Read a text annotation."""
         annotation = as_object(event.get("annotation"))
         if annotation:
             self.draft.other += len(encode_json(annotation)) + ITEM_WEIGHT
@@ -164,21 +164,21 @@ class ResponsesReader(JSONReader):
 
     def read_error(self, event: dict[str, Any]) -> None:
         """Raise a reported error."""
-        raise from_error_object(event, self.draft.where)
+        raise from_error_object(event, self.draft.endpoint)
 
     def _read_response(self, response: dict[str, Any]) -> None:
         """Read a complete response after or without streaming."""
-        status, where = response.get("status"), self.draft.where
+        status, endpoint = response.get("status"), self.draft.endpoint
         self.draft.count(response.get("usage"))
         if response.get("error") or status == "failed":
-            raise from_error_object(response.get("error") or {"message": "the answer failed"}, where)
+            raise from_error_object(response.get("error") or {"message": "the answer failed"}, endpoint)
         if status in ("queued", "in_progress"):
             raise ProviderProtocolError(
-                f"{where} returned status {status!r} instead of an answer; "
+                f"{endpoint} returned status {status!r} instead of an answer; "
                 "a background response must be streamed (stream=True)"
             )
         if status == "cancelled":
-            raise from_error_object({"message": "the vendor cancelled the answer"}, where)
+            raise from_error_object({"message": "the vendor cancelled the answer"}, endpoint)
         for item, fields in self._items.match(list_objects(response.get("output"))):
             self._finish(item, fields)
         for item in self._items.all:
@@ -276,7 +276,7 @@ class ResponsesReader(JSONReader):
                 self._write_call(item, text[len(received) :])
         elif text and differs(received, text):
             # The call would be executed with arguments that the model did not write.
-            raise ProviderProtocolError(f"{self.draft.where} sent arguments that contradict their fragments")
+            raise ProviderProtocolError(f"{self.draft.endpoint} sent arguments that contradict their fragments")
 
     def _finish(self, item: OutputItem, fields: dict[str, Any] | None) -> None:
         """Finish an item, possibly without complete fields."""

@@ -26,6 +26,9 @@ _TYPES: dict[type[Any], str] = {str: "string", bool: "boolean", int: "integer", 
 _MAX_MERGES = 200
 """Maximum number of schemas whose parts are merged."""
 
+_PROPERTIES_PER_MERGE = 20
+"""Number of properties that count as another merge, because each merge copies them."""
+
 _NO_NAMES: Mapping[str, str] = {}
 
 
@@ -62,8 +65,9 @@ def adapt_schema(
         adapted = to_object_root(adapted, dialect, notes) or adapted
     if strict and dialect.strict is not None:
         try:
-            if use == "answer" and dialect.answer_names and any(map(partial(_rejects, dialect), _list_names(adapted))):
-                raise NotStrict("a property name contains unsupported characters")
+            checked = _list_names(adapted) if use == "answer" and dialect.answer_names else ()
+            if (rejected := next(filter(partial(_rejects, dialect), checked), None)) is not None:
+                raise NotStrict(f"the property name {rejected!r} contains unsupported characters")
             rules = dialect.strict
             form = to_claude_form(adapted) if rules.form == "claude" else to_openai_form(adapted, rules)
             if use == "tool" and form.get("type") != "object":
@@ -105,39 +109,40 @@ class _Converter:
             copy = {"anyOf": [{"$ref": copy.pop("$ref")}], **copy}
         return copy
 
-    def _merge_conditions(self, schema: Schema, where: str, seen: frozenset[str]) -> tuple[Schema, frozenset[str]]:
+    def _merge_conditions(self, schema: Schema, location: str, seen: frozenset[str]) -> tuple[Schema, frozenset[str]]:
         """Merge conditions. Also return references that must not be merged again."""
         parts = cast("list[Schema]", schema.get("allOf", []))
         others = {name: value for name, value in schema.items() if name not in _MERGED}
         if len(parts) == 1 and not others.keys() - {"title", "description", "default"} and "if" not in schema:
-            self._notes.add(where, "allOf is sent as anyOf, since it has one part")
+            self._notes.add(location, "allOf is sent as anyOf, since it has one part")
             return {"anyOf": parts, **others}, seen
         references = {part["$ref"] for part in parts if "$ref" in part}
         self._budget -= 1
         merged = merge_object(schema, _MERGED, self._defs) if seen.isdisjoint(references) and self._budget > 0 else None
         if merged is not None:
-            self._notes.add(where, "the properties of all its parts are sent as one object")
+            self._budget -= len(merged["properties"]) // _PROPERTIES_PER_MERGE
+            self._notes.add(location, "the properties of all its parts are sent as one object")
             return merged, seen | references
-        self._notes.add(where, "only the plain conditions of allOf are sent")
+        self._notes.add(location, "only the plain conditions of allOf are sent")
         for each in parts:
             others = {**{name: value for name, value in each.items() if name != "$ref"}, **others}
         return {name: value for name, value in others.items() if name not in _MERGED}, seen
 
-    def _add_items(self, schema: Schema, where: str) -> None:
+    def _add_items(self, schema: Schema, location: str) -> None:
         parts = cast("list[Schema]", schema.get("prefixItems", []))
-        different = [part for index, part in enumerate(parts) if part not in parts[:index]]
+        different = list({repr(part): part for part in parts}.values())
         if not different or {} in different:
             items: Schema = {}
         else:
             items = different[0] if len(different) == 1 else {"anyOf": different}
-        self._notes.add(where, "items is added, since an array needs them")
+        self._notes.add(location, "items is added, since an array needs them")
         schema["items"] = items
 
-    def _split_enums(self, schema: Schema, where: str) -> None:
+    def _split_enums(self, schema: Schema, location: str) -> None:
         """Replace constants and mixed enums with single-type enums."""
         if "const" in schema:
             schema["enum"] = [schema.pop("const")]
-            self._notes.add(where, "const is sent as an enum")
+            self._notes.add(location, "const is sent as an enum")
         values = cast("list[Any]", schema.get("enum", []))
         by_kind: dict[str, list[Any]] = {}
         for value in values:
@@ -152,7 +157,7 @@ class _Converter:
             if by_kind and "type" not in schema:
                 schema["type"] = next(iter(by_kind))
             return
-        self._notes.add(where, "its enum is sent as one enum for each type")
+        self._notes.add(location, "its enum is sent as one enum for each type")
         del schema["enum"]
         schema.pop("type", None)
         options: list[Schema] = []
@@ -173,7 +178,7 @@ class _Converter:
         else:
             schema["anyOf"] = options
 
-    def _drop_keywords(self, schema: Schema, where: str) -> None:
+    def _drop_keywords(self, schema: Schema, location: str) -> None:
         accepted = self._dialect.keywords or frozenset()
         unknown = [name for name in schema if name not in accepted]
         if not unknown:
@@ -181,18 +186,18 @@ class _Converter:
         dropped = {name: schema.pop(name) for name in unknown}
         if "patternProperties" in dropped and schema.get("additionalProperties") is False:
             schema["additionalProperties"] = True
-        shown = {name: value for name, value in dropped.items() if name not in IGNORED and not name.startswith("x-")}
-        if shown:
-            add_to_description(schema, shown)
-        change = "is in the description" if shown else "is left out"
-        self._notes.add(where, f"{', '.join(unknown)} {change}")
+        reported = {name: value for name, value in dropped.items() if name not in IGNORED and not name.startswith("x-")}
+        if reported:
+            add_to_description(schema, reported)
+        change = "is in the description" if reported else "is left out"
+        self._notes.add(location, f"{', '.join(unknown)} {change}")
 
-    def _add_required(self, schema: Schema, where: str) -> None:
+    def _add_required(self, schema: Schema, location: str) -> None:
         fields: Schema = schema.get("properties", {})
         missing = [name for name in schema.get("required", ()) if name not in fields]
         if not missing or schema.get("type") != "object" or "anyOf" in schema or "oneOf" in schema:
             return
-        self._notes.add(where, f"properties has {', '.join(missing)} as well, since they are required")
+        self._notes.add(location, f"properties has {', '.join(missing)} as well, since they are required")
         schema["properties"] = fields | {name: {} for name in missing}
 
 
@@ -204,9 +209,9 @@ def _list_names(schema: Schema) -> dict[str, None]:
     """Return all property names in order."""
     names: dict[str, None] = {}
 
-    def visit(part: Schema, where: str) -> None:
+    def visit(part: Schema, location: str) -> None:
         names.update(dict.fromkeys((*part.get("properties", ()), *part.get("required", ()))))
-        map_subschemas(part, where, visit)
+        map_subschemas(part, location, visit)
 
     visit(schema, "")
     return names
@@ -231,8 +236,8 @@ def _rename_properties(schema: Schema, dialect: Dialect, notes: Notes) -> tuple[
     if not new:
         return schema, _NO_NAMES
 
-    def visit(part: Schema, where: str) -> Schema:
-        made = map_subschemas(part, where, visit)
+    def visit(part: Schema, location: str) -> Schema:
+        made = map_subschemas(part, location, visit)
         for key in ("properties", "dependentRequired", "dependentSchemas"):
             if key in made:
                 made[key] = {new.get(name, name): value for name, value in made[key].items()}

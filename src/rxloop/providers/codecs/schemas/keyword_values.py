@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from math import isfinite
 from typing import Any, cast
 
 from rxloop.providers.codecs.fields import dumps
+from rxloop.support.json_schema import is_valid_pattern
 
 _SIZES = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 
@@ -88,13 +88,7 @@ def _read_text(value: Any) -> Any:
 
 def _read_pattern(value: Any) -> Any:
     """Return the pattern if it is a valid regular expression, because vendors reject invalid ones."""
-    if not isinstance(value, str):
-        return None
-    try:
-        re.compile(value)
-    except (re.error, RecursionError, OverflowError):
-        return None
-    return value
+    return value if isinstance(value, str) and is_valid_pattern(value) else None
 
 
 def _read_name_lists(value: Any) -> Any:

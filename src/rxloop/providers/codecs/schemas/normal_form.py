@@ -65,6 +65,10 @@ class _Normaliser:
         self._defs: Schema = {}
         self._moved_names: dict[str, str] = {}
         """New names in `$defs`, by original reference."""
+        self._used_names: set[str] = set()
+        """New names in `$defs`."""
+        self._next_numbers: dict[str, int] = {}
+        """Next number by base name."""
         self._pending: list[tuple[str, Any]] = []
         self._addresses: dict[str, Any] | None = None
         identity = self._root.get("$id", self._root.get("id"))
@@ -89,37 +93,37 @@ class _Normaliser:
             result["$defs"] = defs
         return result
 
-    def convert(self, schema: Any, where: str, depth: int) -> Schema:
+    def convert(self, schema: Any, location: str, depth: int) -> Schema:
         if schema is False:
             return {"not": {}}
         if schema is None or schema is True or schema == {}:
-            if where and schema != {}:
-                self._notes.add(where, f"{schema!r} is sent as {{}}")
+            if location and schema != {}:
+                self._notes.add(location, f"{schema!r} is sent as {{}}")
             return {}
         if not isinstance(schema, dict):
-            self._notes.add(where, f"{_shorten_repr(schema)} is not a schema, so it accepts anything")
+            self._notes.add(location, f"{_shorten_repr(schema)} is not a schema, so it accepts anything")
             return {}
         if depth > MAX_DEPTH:
-            self._notes.add(where, "it is nested too deeply, so it accepts anything")
+            self._notes.add(location, "it is nested too deeply, so it accepts anything")
             return {}
         result: Schema = {}
         fields = cast("dict[Any, Any]", schema)
         for key, value in fields.items():
             if isinstance(key, str):
-                self._normalise_keyword(result, key, value, where, depth)
+                self._normalise_keyword(result, key, value, location, depth)
         if isinstance(pattern := fields.get("pattern"), str) and "pattern" not in result:
             add_to_description(result, {"pattern": pattern})
-        self._normalise_bounds(result, where)
-        self._normalise_tuple(result, where)
-        self._normalise_nullable(result, where)
-        self._normalise_required(result, where)
+        self._normalise_bounds(result, location)
+        self._normalise_tuple(result, location)
+        self._normalise_nullable(result, location)
+        self._normalise_required(result, location)
         if "type" not in result and "$ref" not in result and (kind := _infer_type(result)):
-            self._notes.add(where, f"type {kind!r} is added")
+            self._notes.add(location, f"type {kind!r} is added")
             result["type"] = kind
         return result
 
-    def _normalise_keyword(self, result: Schema, key: str, value: Any, where: str, depth: int) -> None:
-        path = f"{where}.{key}" if where else key
+    def _normalise_keyword(self, result: Schema, key: str, value: Any, location: str, depth: int) -> None:
+        path = f"{location}.{key}" if location else key
         if key in ("$defs", "definitions"):
             if depth == 0 and key == "definitions" and value:
                 self._notes.add(path, "it is sent as $defs")
@@ -129,7 +133,7 @@ class _Normaliser:
             return
         if key in _REFERENCES:
             self._normalise_reference(result, value, path)
-        elif key in _ADDRESSES and (where or key not in ("$id", "id")):
+        elif key in _ADDRESSES and (location or key not in ("$id", "id")):
             return
         elif key in _SCHEMA_MAPS:
             self._normalise_map(result, key, value, path, depth)
@@ -177,31 +181,31 @@ class _Normaliser:
     def _drop(self, path: str, value: Any) -> None:
         self._notes.add(path, f"{_shorten_repr(value)} is not a valid value and is left out")
 
-    def _normalise_bounds(self, result: Schema, where: str) -> None:
+    def _normalise_bounds(self, result: Schema, location: str) -> None:
         for limit, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
             flag = result.get(exclusive)
             if isinstance(flag, bool):
                 # In draft 4, booleans modify the other keyword.
-                self._notes.add(where, f"{exclusive}: {flag} is sent as a number".replace("False", "false"))
+                self._notes.add(location, f"{exclusive}: {flag} is sent as a number".replace("False", "false"))
                 del result[exclusive]
                 if flag and limit in result:
                     result[exclusive] = result.pop(limit)
 
-    def _normalise_tuple(self, result: Schema, where: str) -> None:
+    def _normalise_tuple(self, result: Schema, location: str) -> None:
         others = result.pop("additionalItems", None)
         if "prefixItems" in result and "items" not in result and others is not None:
             result["items"] = {} if others is True else {"not": {}} if others is False else others
         elif others is not None:
-            self._notes.add(where, "additionalItems is left out, since it has no effect")
+            self._notes.add(location, "additionalItems is left out, since it has no effect")
 
-    def _normalise_nullable(self, result: Schema, where: str) -> None:
+    def _normalise_nullable(self, result: Schema, location: str) -> None:
         if "nullable" not in result:
             return
         nullable = result.pop("nullable")
         if nullable is not True:
-            self._notes.add(where, "nullable is left out")
+            self._notes.add(location, "nullable is left out")
             return
-        self._notes.add(where, "nullable is sent as the type null")
+        self._notes.add(location, "nullable is sent as the type null")
         kinds = result.get("type")
         if "enum" in result and None not in result["enum"]:
             result["enum"] = [*result["enum"], None]
@@ -213,7 +217,7 @@ class _Normaliser:
             result.clear()
             result["anyOf"] = [inner, {"type": "null"}]
 
-    def _normalise_required(self, result: Schema, where: str) -> None:
+    def _normalise_required(self, result: Schema, location: str) -> None:
         if not result.get("required"):
             return
         if "properties" not in result and result.get("type") != "object":
@@ -223,10 +227,12 @@ class _Normaliser:
         fields: Schema = result.get("properties", {})
         missing = [name for name in result["required"] if name not in fields]
         if missing and result.get("additionalProperties") is False:
-            self._notes.add(where, f"required names {', '.join(missing)}, which are not allowed, so they are left out")
+            self._notes.add(
+                location, f"required names {', '.join(missing)}, which are not allowed, so they are left out"
+            )
             result["required"] = [name for name in result["required"] if name in fields]
         elif missing:
-            self._notes.add(where, f"properties has {', '.join(missing)} as well, since they are required")
+            self._notes.add(location, f"properties has {', '.join(missing)} as well, since they are required")
             result["properties"] = fields | {name: {} for name in missing}
 
     def _get_shared(self, key: str, default: Any) -> Any:
@@ -247,10 +253,11 @@ class _Normaliser:
             name = self._moved_names.get(value, "")
             if not name:
                 name = self._moved_names[value] = self._make_name(path[-1] if path else pointer or "root")
+                self._used_names.add(name)
                 self._pending.append((name, target[0]))
                 self._notes.add(location, f"{_shorten_repr(value)} is sent as a schema of its own in $defs")
         result["$ref"] = f"#/$defs/{name.replace('~', '~0').replace('/', '~1')}"
-        if name not in self._moved_names.values() and result["$ref"] != value:
+        if name not in self._used_names and result["$ref"] != value:
             self._notes.add(location, f"{_shorten_repr(value)} is sent as {result['$ref']!r}")
 
     def _resolve_pointer(self, path: list[str]) -> tuple[Any] | None:
@@ -280,11 +287,12 @@ class _Normaliser:
 
     def _make_name(self, preferred: str) -> str:
         base = name = re.sub("[^0-9A-Za-z_]", "_", preferred) or "part"
-        used = {*self._get_shared("$defs", {}), *self._get_shared("definitions", {}), *self._moved_names.values()}
-        number = 1
-        while name in used:
+        shared = self._get_shared("$defs", {}), self._get_shared("definitions", {}), self._used_names
+        number = self._next_numbers.get(base, 1)
+        while any(name in names for names in shared):
             number += 1
             name = f"{base}_{number}"
+        self._next_numbers[base] = number
         return name
 
 
@@ -324,11 +332,11 @@ def _collect_addresses(root: Schema, identity: str) -> dict[str, Any]:
     return addresses
 
 
-def map_subschemas(schema: Schema, where: str, change: Callable[[Schema, str], Any]) -> Schema:
+def map_subschemas(schema: Schema, location: str, change: Callable[[Schema, str], Any]) -> Schema:
     """Return a copy of a normalised schema with each direct subschema replaced by the result of `change`."""
     result: Schema = {}
     for key, value in schema.items():
-        path = f"{where}.{key}" if where else key
+        path = f"{location}.{key}" if location else key
         if key in _SCHEMA_MAPS and isinstance(value, dict):
             parts = cast("dict[str, Schema]", value)
             result[key] = {name: change(part, f"{path}.{name}") for name, part in parts.items()}
@@ -348,16 +356,22 @@ def resolve_reference(reference: str, defs: Schema) -> Schema | None:
 
 def _find_circular(defs: Schema) -> list[str]:
     """Return the names of shared schemas that refer to themselves through references only."""
-    circular: list[str] = []
-    for name in defs:
-        part: Schema | None = defs[name]
-        for _ in defs:
-            reference = None if part is None else part.get("$ref")
-            part = None if reference is None else resolve_reference(reference, defs)
-            if part is defs[name]:
-                circular.append(name)
-                break
-    return circular
+    targets = {id(part): name for name, part in defs.items()}
+    following = {
+        name: targets.get(id(resolve_reference(part["$ref"], defs))) for name, part in defs.items() if "$ref" in part
+    }
+    circular: set[str] = set()
+    visited: dict[str, str] = {}
+    for first in defs:
+        # Each schema is visited once. A cycle ends where it reaches a schema that was visited from the same one.
+        name: str | None = first
+        while name is not None and name not in visited:
+            visited[name] = first
+            name = following.get(name)
+        while name is not None and visited[name] == first and name not in circular:
+            circular.add(name)
+            name = following.get(name)
+    return [name for name in defs if name in circular]
 
 
 def add_to_description(schema: Schema, constraints: Mapping[str, Any]) -> None:

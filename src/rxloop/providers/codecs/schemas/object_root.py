@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import orjson
@@ -17,6 +18,8 @@ _MAX_CONDITION_LENGTH = 2_000
 """Maximum length of conditions in descriptions, in characters."""
 
 _CONDITION_KEYWORDS = ("anyOf", "oneOf", "if", "enum", "const", "not", "dependentSchemas")
+
+_VALUES = ("const", "enum")
 
 _FROM_ROOT = "The arguments must also fit this JSON Schema: "
 
@@ -182,26 +185,26 @@ def _from_schema(schema: Schema) -> _Object:
 
 
 def _from_values(values: Sequence[Schema]) -> _Object:
-    fields: dict[str, list[Any]] = {}
+    fields: dict[str, dict[str, Any]] = {}
+    counts: Counter[str] = Counter()
     for name, value in ((name, value) for each in values for name, value in each.items()):
-        seen = fields.setdefault(name, [])
-        if value not in seen:
-            seen.append(value)
-    required = [name for name in fields if all(name in each for each in values)]
-    return _Object({name: {"enum": seen} for name, seen in fields.items()}, required, closed=True)
+        fields.setdefault(name, {}).setdefault(repr(value), value)
+        counts[name] += 1
+    required = [name for name in fields if counts[name] == len(values)]
+    return _Object({name: {"enum": list(seen.values())} for name, seen in fields.items()}, required, closed=True)
 
 
 def _combine_all(parts: Sequence[_Object]) -> _Object:
     """Combine schemas that all apply."""
-    fields: Schema = {}
+    fields: dict[str, _Combination] = {}
     for name, part in _fields(parts):
-        if name not in fields or fields[name] == {}:
-            fields[name] = part
-        elif part not in ({}, fields[name]):
-            fields[name] = _join_schemas("allOf", fields[name], part)
+        if name not in fields or fields[name].is_empty:
+            fields[name] = _Combination("allOf", part)
+        elif part != {}:
+            fields[name].add(part)
     required = dict.fromkeys(name for part in parts for name in part.required)
     # Closed parts would exclude each other's properties, which is not intended.
-    return _Object(fields, list(required), closed=any(part.closed for part in parts))
+    return _Object(_build(fields), list(required), closed=any(part.closed for part in parts))
 
 
 def _combine_any(parts: Sequence[_Object | None]) -> _Object | None:
@@ -209,37 +212,78 @@ def _combine_any(parts: Sequence[_Object | None]) -> _Object | None:
     fitting = [part for part in parts if part is not None]
     if not fitting:
         return None
-    fields: Schema = {}
+    fields: dict[str, _Combination] = {}
     for name, part in _fields(fitting):
-        if name not in fields:
-            fields[name] = part
-        elif {} in (part, fields[name]):
-            fields[name] = {}
-        elif part != fields[name]:
-            fields[name] = _join_schemas("anyOf", fields[name], part)
-    required = [name for name in fitting[0].required if all(name in part.required for part in fitting)]
-    return _Object(fields, required, closed=all(part.closed for part in fitting))
+        if name not in fields or (part == {} and not fields[name].is_empty):
+            fields[name] = _Combination("anyOf", part)
+        elif not fields[name].is_empty:
+            fields[name].add(part)
+    counts = Counter(name for part in fitting for name in dict.fromkeys(part.required))
+    required = [name for name in fitting[0].required if counts[name] == len(fitting)]
+    return _Object(_build(fields), required, closed=all(part.closed for part in fitting))
 
 
 def _fields(parts: Sequence[_Object]) -> Iterator[tuple[str, Schema]]:
     return ((name, field) for part in parts for name, field in part.properties.items())
 
 
-def _join_schemas(key: str, first: Schema, second: Schema) -> Schema:
-    """Combine two property schemas."""
-    if key == "anyOf" and (values := _join_constants(first, second)) is not None:
-        return values
-    alternatives: list[Schema] = first[key] if first.keys() == {key} else [first]
-    return first if second in alternatives else {key: [*alternatives, second]}
+def _build(fields: Mapping[str, _Combination]) -> Schema:
+    return {name: combination.build() for name, combination in fields.items()}
 
 
-def _join_constants(first: Schema, second: Schema) -> Schema | None:
-    """Combine constants used as discriminators."""
-    listed: list[Any] = []
-    for part in (first, second):
-        if part.keys() - {"const", "enum", "type", "title", "default"} or not part.keys() & {"const", "enum"}:
-            return None
-        listed += [part["const"]] if "const" in part else part["enum"]
-    kinds = {str(part.get("type")) for part in (first, second)}
-    kind = {"type": first["type"]} if "type" in first and len(kinds) == 1 else {}
-    return {**kind, "enum": list({repr(value): value for value in listed}.values())}
+class _Combination:
+    """Schemas of one property that are combined one after the other, without comparing each of them with all others."""
+
+    def __init__(self, key: str, first: Schema) -> None:
+        self._key = key
+        self._first: Schema = first
+        self._values: dict[str, Any] | None = None
+        """Constants used as discriminators. None until there are several."""
+        self._parts: dict[bytes | str, Schema] | None = None
+        """Different schemas. None while there is only one, or only constants."""
+
+    @property
+    def is_empty(self) -> bool:
+        """True if the combination accepts anything."""
+        return self._first == {} and self._parts is None
+
+    def add(self, part: Schema) -> None:
+        """Combine another schema."""
+        if self._parts is None and part == self._first:
+            return
+        if self._parts is None and self._key == "anyOf" and _is_constant(self._first) and _is_constant(part):
+            if self._values is None:
+                self._values = {repr(value): value for value in _list_constants(self._first)}
+            self._values.update((repr(value), value) for value in _list_constants(part))
+            kinds = {str(each.get("type")) for each in (self._first, part)}
+            kind: Schema = {"type": self._first["type"]} if "type" in self._first and len(kinds) == 1 else {}
+            self._first = {**kind, "enum": []}
+            return
+        if self._parts is None:
+            first = self.build()
+            inner: list[Schema] = first[self._key] if first.keys() == {self._key} else [first]
+            self._parts = {_make_key(each): each for each in inner}
+        self._parts.setdefault(_make_key(part), part)
+
+    def build(self) -> Schema:
+        """Return the combined schema."""
+        if self._parts is not None:
+            if len(self._parts) > 1 or self._first.keys() == {self._key}:
+                return {self._key: list(self._parts.values())}
+            return next(iter(self._parts.values()))
+        return self._first if self._values is None else {**self._first, "enum": list(self._values.values())}
+
+
+def _make_key(schema: Schema) -> bytes | str:
+    try:
+        return orjson.dumps(schema, option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        return repr(schema)
+
+
+def _is_constant(schema: Schema) -> bool:
+    return not schema.keys() - {"const", "enum", "type", "title", "default"} and not schema.keys().isdisjoint(_VALUES)
+
+
+def _list_constants(schema: Schema) -> list[Any]:
+    return [schema["const"]] if "const" in schema else schema["enum"]

@@ -48,7 +48,7 @@ class _Strict:
         self._defs = defs
         self._parts = 0
 
-    def convert(self, schema: Schema, where: str, inlined: frozenset[str]) -> Schema:
+    def convert(self, schema: Schema, location: str, inlined: frozenset[str]) -> Schema:
         self._parts += 1
         if self._parts > _MAX_PARTS or len(inlined) > _MAX_INLINE_DEPTH:
             raise NotStrict("it is too large")
@@ -61,51 +61,53 @@ class _Strict:
             fields = {("anyOf" if name == "oneOf" else name): value for name, value in fields.items()}
         for name in fields:
             if name not in self._rules.keywords:
-                raise NotStrict(f"{_join_path(where, name)} cannot be enforced")
+                raise NotStrict(f"{_join_path(location, name)} cannot be enforced")
         if "$ref" in fields and fields.keys() - {"$ref", "$defs"}:
-            return self._inline_reference(fields, where, inlined)
-        _check_strings(fields, where, self._rules)
+            return self._inline_reference(fields, location, inlined)
+        _check_strings(fields, location, self._rules)
         if not fields.keys() & {"type", "anyOf", "$ref"}:
-            fields["type"] = _infer_type(fields, where)
+            fields["type"] = _infer_type(fields, location)
         if "array" in fields.get("type", ()) and "items" not in fields:
-            raise NotStrict(f"{where or 'its root'} needs items")
-        result = map_subschemas(fields, where, lambda part, path: self.convert(part, path, inlined))
+            raise NotStrict(f"{location or 'its root'} needs items")
+        result = map_subschemas(fields, location, lambda part, path: self.convert(part, path, inlined))
         if fields.get("type") != "object":
             if "object" in fields.get("type", ()) and isinstance(fields["type"], list):
-                raise NotStrict(f"{_join_path(where, 'type')} must not combine objects with other types")
+                raise NotStrict(f"{_join_path(location, 'type')} must not combine objects with other types")
             return result
         closing = close_objects(fields)
         if closing is None:
-            raise NotStrict(f"{where or 'its root'} is an object with free keys")
+            raise NotStrict(f"{location or 'its root'} is an object with free keys")
         required = fields.get("required", [])
         for name, part in fields["properties"].items():
             # Models cannot know default values, except null.
             if name not in required and part.get("default", ...) is not None:
-                raise NotStrict(f"{_join_path(where, f'properties.{name}')} is optional")
+                raise NotStrict(f"{_join_path(location, f'properties.{name}')} is optional")
         return result | closing
 
-    def _inline_reference(self, schema: Schema, where: str, inlined: frozenset[str]) -> Schema:
+    def _inline_reference(self, schema: Schema, location: str, inlined: frozenset[str]) -> Schema:
         """Inline a reference with sibling keywords such as a description."""
         reference: str = schema["$ref"]
         other = {name: value for name, value in schema.items() if name not in ("$ref", "title")}
         target = resolve_reference(reference, self._defs)
         if target is None or reference in inlined or not other.keys() - {"$defs"}:
-            return self.convert({"$ref": reference, **{k: v for k, v in other.items() if k == "$defs"}}, where, inlined)
-        return self.convert({**target, **other}, where, inlined | {reference})
+            return self.convert(
+                {"$ref": reference, **{k: v for k, v in other.items() if k == "$defs"}}, location, inlined
+            )
+        return self.convert({**target, **other}, location, inlined | {reference})
 
 
-def _check_strings(schema: Schema, where: str, rules: StrictRules) -> None:
+def _check_strings(schema: Schema, location: str, rules: StrictRules) -> None:
     if schema.get("format", "date") not in rules.formats:
-        raise NotStrict(f"{_join_path(where, 'format')} {schema['format']!r} cannot be enforced")
+        raise NotStrict(f"{_join_path(location, 'format')} {schema['format']!r} cannot be enforced")
     if _UNSUPPORTED_PATTERN.search(schema.get("pattern", "")):
-        raise NotStrict(f"{_join_path(where, 'pattern')} {schema['pattern']!r} cannot be enforced")
+        raise NotStrict(f"{_join_path(location, 'pattern')} {schema['pattern']!r} cannot be enforced")
 
 
-def _infer_type(schema: Schema, where: str) -> str | list[str]:
+def _infer_type(schema: Schema, location: str) -> str | list[str]:
     values: list[Any] = [schema["const"]] if "const" in schema else schema.get("enum", [])
     kinds = list(dict.fromkeys(_TYPES.get(cast("type[Any]", type(value)), "") for value in values))
     if not kinds or "" in kinds:
-        raise NotStrict(f"{where or 'its root'} has no type")
+        raise NotStrict(f"{location or 'its root'} has no type")
     return kinds[0] if len(kinds) == 1 else kinds
 
 
@@ -154,8 +156,8 @@ def _measure_depth(schema: Schema, defs: Schema, cache: dict[str, int]) -> int:
     return inside + 1 if schema.get("type") == "object" else inside
 
 
-def _join_path(where: str, name: str) -> str:
-    return f"{where}.{name}" if where else name
+def _join_path(location: str, name: str) -> str:
+    return f"{location}.{name}" if location else name
 
 
 _FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"))
@@ -169,7 +171,7 @@ _SCHEMA_KEYWORDS = frozenset(
 
 _MAX_DEPTH = 100
 
-_PLAIN = (str, int, float, bool, type(None))
+_SCALARS = (str, int, float, bool, type(None))
 
 
 def to_claude_form(schema: dict[str, Any]) -> dict[str, Any]:
@@ -215,11 +217,11 @@ def _convert(schema: Any, depth: int) -> dict[str, Any]:
 def _convert_literal(remaining: dict[str, Any]) -> dict[str, Any]:
     """Convert enums and constants."""
     if isinstance(values := remaining.get("enum"), list) and values:
-        if not all(isinstance(value, _PLAIN) for value in cast("list[Any]", values)):
+        if not all(isinstance(value, _SCALARS) for value in cast("list[Any]", values)):
             raise NotStrict("enums with objects or arrays cannot be enforced")
         return {"enum": remaining.pop("enum")}
     if "const" in remaining:
-        if not isinstance(remaining["const"], _PLAIN):
+        if not isinstance(remaining["const"], _SCALARS):
             raise NotStrict("objects and arrays as constants cannot be enforced")
         return {"const": remaining.pop("const")}
     return {}
@@ -281,13 +283,18 @@ def _check_references(schema: dict[str, Any]) -> None:
     begin = {key: value for key, value in schema.items() if key != "$defs"}
     if not {ref.removeprefix("#/$defs/") for ref in _find_references(begin)} <= leads.keys():
         raise NotStrict("undefined reference")
-    while ends := [name for name, targets in leads.items() if not targets]:
-        for name in ends:
-            del leads[name]
-        for targets in leads.values():
-            targets.difference_update(ends)
-    if leads:
-        raise NotStrict("it contains itself")
+    sources: dict[str, list[str]] = {}
+    for name, targets in leads.items():
+        for target in targets:
+            sources.setdefault(target, []).append(name)
+    ends = [name for name, targets in leads.items() if not targets]
+    for end in ends:
+        for source in sources.get(end, ()):
+            leads[source].discard(end)
+            if not leads[source]:
+                ends.append(source)
+    if len(ends) < len(leads):
+        raise NotStrict("a definition in $defs refers to itself")
 
 
 def _find_references(part: Any) -> set[str]:

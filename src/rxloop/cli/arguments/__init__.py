@@ -1,0 +1,1 @@
+"""Parsers and error messages for command line arguments."""

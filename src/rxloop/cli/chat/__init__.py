@@ -1,0 +1,1 @@
+"""Interactive terminal chats with slash commands, steering and streamed Markdown."""

@@ -1,0 +1,126 @@
+"""Bodies and queries of requests, read within the limits of the adapter."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from rxloop.server.core.account import DEFAULT_VALUES, ServerLimits
+from rxloop.server.core.errors import Refused, make_invalid_data_error
+from rxloop.support.json_limits import find_excess
+
+M = TypeVar("M", bound=BaseModel)
+
+MAX_DEPTH = 64
+"""Maximum nesting depth of JSON from clients. Protobuf and pydantic fail above 100 levels, and events add levels."""
+
+
+async def read_body(model: type[M], request: Request, limits: ServerLimits) -> M:
+    """Read and validate a JSON body.
+
+    The size limit applies to the bytes received, not to the `content-length` header.
+
+    Raises:
+        Refused: If the body is too large, too slow, not JSON, or invalid.
+    """
+    data = await read_bytes(request, limits)
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if data and media_type != "application/json":
+        raise Refused(415, "media_type", "the content-type of the body must be application/json")
+    return parse_json(model, data or b"{}", "body", limits)
+
+
+def parse_json(model: type[M], data: bytes | str, subject: str, limits: ServerLimits | None = None) -> M:
+    """Parse and validate JSON sent by a client.
+
+    Args:
+        model: Pydantic model of the data.
+        data: JSON to parse.
+        subject: Name of the data in error messages, such as `body`.
+        limits: Limits of the adapter. The default is `ServerLimits()`.
+
+    Raises:
+        Refused: If the data is too large, not valid JSON, or does not match the model.
+    """
+    check_json(data, subject, limits or ServerLimits())
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        raise make_invalid_data_error(error, subject) from None
+
+
+def check_json(data: bytes | str, subject: str, limits: ServerLimits, depth: int = MAX_DEPTH) -> None:
+    """Check the number of values and the nesting depth of JSON before parsing, because parsing blocks the event loop.
+
+    Args:
+        data: JSON to check. Invalid JSON may pass, because the parser rejects it.
+        subject: Name of the data in error messages.
+        limits: Limits of the adapter.
+        depth: Maximum nesting depth.
+
+    Raises:
+        Refused: If the data has too many values, or is nested too deeply.
+    """
+    match find_excess(_encode(data), values=limits.values, depth=depth):
+        case "values":
+            raise Refused(413, "too_large", f"the {subject} must have at most {limits.values} JSON values")
+        case "depth":
+            raise Refused(400, "bad_request", f"the {subject} must have at most {depth} nested JSON levels")
+        case None:
+            pass
+
+
+def parse_text(text: str) -> Any:
+    """Return the JSON value of a text, or the text itself if it is not JSON or exceeds the limits of `check_json`."""
+    if find_excess(_encode(text), values=DEFAULT_VALUES, depth=MAX_DEPTH) is not None:
+        return text
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text
+
+
+def _encode(data: bytes | str) -> bytes:
+    return data if isinstance(data, bytes) else data.encode(errors="surrogatepass")
+
+
+async def read_bytes(request: Request, limits: ServerLimits) -> bytes:
+    """Read a raw body.
+
+    The size limit applies to the bytes received, not to the `content-length` header.
+
+    Raises:
+        Refused: If the body is too large or too slow.
+    """
+    data = bytearray()
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > limits.body:
+                    raise Refused(413, "too_large", f"the body must have at most {limits.body} bytes", headers=_CLOSE)
+    except TimeoutError:
+        raise Refused(408, "too_slow", f"the body took longer than {limits.body_seconds:g} s", headers=_CLOSE) from None
+    except ClientDisconnect:
+        raise Refused(400, "bad_request", "the client disconnected while sending the body", headers=_CLOSE) from None
+    return bytes(data)
+
+
+_CLOSE = {"connection": "close"}
+"""Close the connection instead of reading the rest of the body."""
+
+
+def read_query(model: type[M], request: Request) -> M:
+    """Parse and validate the query string of a request.
+
+    Raises:
+        Refused: If a field is invalid or unknown.
+    """
+    try:
+        return model.model_validate(dict(request.query_params))
+    except ValidationError as error:
+        raise make_invalid_data_error(error, "query") from None

@@ -1,0 +1,130 @@
+"""Answering and forking existing runs on behalf of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+import orjson
+
+from rxloop.errors import ConfigurationError, InvalidInput, NotAsked, NotPermitted
+from rxloop.pipeline.log_retry import read_log
+from rxloop.pipeline.records import RunRecord
+from rxloop.protocol.messages import Message, PendingInput, Prompt, public_question
+from rxloop.protocol.refusals import is_refusal
+from rxloop.recorded.questions import read_status
+from rxloop.run.ownership import read_open_questions
+from rxloop.server.core.errors import Refused
+from rxloop.server.core.gateway import Gateway, Principal
+
+
+async def list_pending_inputs(gateway: Gateway, record: RunRecord) -> Sequence[PendingInput]:
+    """Return a run's unanswered questions, even if other calls are still in progress.
+
+    Some questions are internal; see `public_question`.
+    """
+    return (await read_status(gateway.runtime.log, record)).pending
+
+
+async def answer_run(
+    gateway: Gateway,
+    principal: Principal,
+    record: RunRecord,
+    inputs: Mapping[str, Any],
+    messages: Sequence[Message] = (),
+) -> None:
+    """Answer a run's questions by `input_id`, which resumes the run. The principal must have access to the run.
+
+    Args:
+        gateway: Gateway of the run.
+        principal: Sender of the answers.
+        record: Record of the run.
+        inputs: Answers by `input_id`.
+        messages: User messages to add. If an answer is rejected, no message is added.
+
+    Raises:
+        Refused: If the principal may not answer one of the questions, the run does not wait for an answer, or an answer
+            is invalid. The error message reveals nothing about internal questions.
+    """
+    gateway.check_accepting()
+    pending = {each.input_id: each for each in await read_open_questions(gateway.runtime.log, record.task_id)}
+    try:
+        if not inputs.keys() <= pending.keys():
+            await _check_answered(gateway, record, inputs.keys() - pending.keys())
+        _check_may_answer(principal, [question for key, question in pending.items() if key in inputs], inputs)
+        size = sum(len(each.model_dump_json()) for each in messages)
+        await gateway.add_command(record, size + len(orjson.dumps(dict(inputs), default=str)))
+        await gateway.runtime.answer(record.task_id, inputs, messages=list(messages))
+    except NotAsked:
+        message = "the run is not waiting for this answer, or already has one; its open questions are in `pending`"
+        raise Refused(409, "not_waiting", message) from None
+    except InvalidInput as error:
+        is_public = bool(pending) and all(public_question(each) is each for each in pending.values())
+        message = str(error) if is_public else "the answer is invalid for this question"
+        raise Refused(422, "invalid_input", message) from None
+
+
+async def _check_answered(gateway: Gateway, record: RunRecord, input_ids: Set[str]) -> None:
+    """Check that questions that are not open were answered before.
+
+    Ids can be guessed. An answer to a question that is asked after this check would not be checked.
+
+    Raises:
+        NotAsked: If one of the questions was not asked.
+    """
+    state = (await read_log(gateway.runtime.log.snapshot, record.task_id)).state
+    if not input_ids <= state.answers.keys():
+        raise NotAsked
+
+
+def _check_may_answer(principal: Principal, questions: Sequence[PendingInput], inputs: Mapping[str, Any]) -> None:
+    """Check that a principal may answer questions.
+
+    Raises:
+        Refused: If the principal may not answer questions of this kind, or grants a question that it cannot read.
+    """
+    for question in questions:
+        if not principal.may_answer(question):
+            raise Refused(
+                403,
+                "forbidden",
+                "you may not answer this question; it stays in `pending` until a user who may answer it does, whose "
+                "`Principal` allows it with `answers`",
+            )
+        is_hidden = not question.secret and public_question(question) is not question
+        if is_hidden and "internal" not in principal.scopes and not is_refusal(inputs[question.input_id]):
+            raise Refused(
+                403,
+                "forbidden",
+                "you cannot read this question, so you may only refuse it with `false`; a user with the scope "
+                "`internal` may grant it",
+            )
+
+
+async def fork_run(
+    gateway: Gateway,
+    principal: Principal,
+    record: RunRecord,
+    at: int,
+    *,
+    prompt: Prompt | None = None,
+    results: Mapping[str, Any] | None = None,
+) -> RunRecord:
+    """Fork a run. The principal must have access to the run.
+
+    Without the scope `effects`, the fork is restricted; see `ForkOptions`.
+
+    Raises:
+        Refused: If the principal has too many active runs, or may not replace one of the results, or the run has no
+            such event or call.
+    """
+    restricted = "effects" not in principal.scopes
+    async with gateway.reserve_run(principal):
+        try:
+            return await gateway.runtime.fork(record.task_id, at, prompt=prompt, results=results, restricted=restricted)
+        except NotPermitted:
+            message = "results of server tools require the scope `effects`; replace only results of client tools"
+            raise Refused(403, "forbidden", message) from None
+        except ConfigurationError:
+            # Hide the original message, because it could contain names of internal calls.
+            raise Refused(422, "invalid", "the event, or a call before it, does not exist") from None

@@ -1,0 +1,165 @@
+"""Random pipelines end within their limits, whatever their operators do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import reactivex as rx
+
+from rxloop import Agent, Event, StatusUpdateEvent, op
+from rxloop.errors import AttemptError, UnknownRun
+from rxloop.run.handle import Run
+from rxloop.state.fold import fold_all
+from rxloop.testing import virtual_time
+from support.random_pipelines import Ledger, RandomPipeline
+from support.random_runs import silence_logs
+from support.run_checks import Recorder, final_events, other_tasks, run_ready_tasks
+
+PIPELINES = int(os.environ.get("RXLOOP_PIPELINES", "150"))
+"""Number of random pipelines. 5,000 take some minutes."""
+FIRST = int(os.environ.get("RXLOOP_FIRST", "0"))
+"""First seed."""
+LIMITS = {"max_iterations", "tool_failures", "tokens", "timeout", "attempts"}
+GRACE = 5.0
+"""Seconds in which cancelled tools may stop."""
+
+
+@pytest.mark.timeout(60 + PIPELINES)
+@pytest.mark.parametrize("part", range(4))
+def test_random_pipeline_ends_once_and_within_its_limits(part: int) -> None:
+    with silence_logs():
+        for seed in range(FIRST + part, FIRST + PIPELINES, 4):
+            check_seed(seed)
+
+
+def check_seed(seed: int) -> None:
+    pipeline = RandomPipeline(seed)
+    try:
+        with virtual_time() as time:
+            time.run(check_pipeline(pipeline))
+    except BaseException as error:
+        error.add_note(f"seed {seed}: {pipeline}")
+        raise
+
+
+async def check_pipeline(pipeline: RandomPipeline) -> None:
+    """Execute a run, its resumes, a fork, and a fork of the fork."""
+    random, agent = pipeline.random, pipeline.agent()
+    run = agent.run("Go.")
+    await check_run(pipeline, agent, run)
+    if pipeline.log is None:
+        return
+    for _ in range(random.choice((0, 0, 1, 2))):
+        if not await is_logged(pipeline, run):
+            return
+        events = await pipeline.log.read(run.task_id)
+        run = agent.fork(run.task_id, at=random.randint(1, events[-1].seq))
+        await check_run(pipeline, agent, run)
+
+
+async def check_run(pipeline: RandomPipeline, agent: Agent[Any, str], run: Run[str]) -> None:
+    """Execute the attempts of a run."""
+    for attempt in range(1, 4):
+        final = await check_attempt(pipeline, run, attempt)
+        is_over = pipeline.log is None or final.state in ("completed", "failed")
+        if is_over or attempt == 3 or not await is_logged(pipeline, run):
+            return
+        inputs = {each.input_id: answer(pipeline, each.input_kind) for each in final.pending}
+        run = agent.resume(run.task_id, inputs=inputs) if inputs else agent.resume(run.task_id)
+
+
+def answer(pipeline: RandomPipeline, kind: str) -> Any:
+    return {"error": "no"} if kind == "tool" and pipeline.declines else not pipeline.declines
+
+
+async def check_attempt(pipeline: RandomPipeline, run: Run[str], attempt: int) -> StatusUpdateEvent:
+    """Execute an attempt, and return its final event."""
+    loop = asyncio.get_running_loop()
+    start, recorder = loop.time(), Recorder(run.events)
+    if pipeline.sends:
+        run.events.subscribe(lambda _: run.send("More."), lambda _: None)
+    result = asyncio.create_task(run.result())
+    if pipeline.cancel_after is not None and attempt == 1:
+        loop.call_later(pipeline.cancel_after, run.cancel)
+    if pipeline.release_after is not None and pipeline.log is not None and attempt == 1:
+        await asyncio.wait([result], timeout=pipeline.release_after)
+        await run.release()
+    with suppress(AttemptError):
+        await result
+    await run_ready_tasks(20)
+    final = check_end(pipeline, recorder)
+    seconds = pipeline.limits.seconds
+    assert loop.time() - start <= (1_000 if seconds is None else seconds + GRACE)
+    assert other_tasks() == set()
+    await check_log(pipeline, run, recorder.events)
+    check_ledger(pipeline, pipeline.model.ledger(run.task_id), attempt)
+    return final
+
+
+def check_end(pipeline: RandomPipeline, recorder: Recorder) -> StatusUpdateEvent:
+    """Check that there is one final event of a documented kind."""
+    assert recorder.completed
+    last = recorder.events[-1]
+    finals = final_events(recorder.events)
+    # A fork also publishes the copied events of earlier attempts.
+    [final] = [event for event in finals if event.parent_task_id is None and event.attempt == last.attempt]
+    assert final is last
+    match final.state:
+        case "completed":
+            assert final.finish_reason is not None
+        case "failed":
+            assert final.reason in LIMITS or (final.reason == "error" and final.error is not None)
+        case "working":
+            assert final.error is not None
+            assert final.error.code == "released"
+        case state:
+            assert state in ("canceled", "input-required")
+    # A released run may have asked before.
+    assert final.state == "working" or bool(final.pending) == (final.state == "input-required")
+    errors: list[Exception] = []
+    rx.from_iterable(recorder.events).pipe(op.grammar()).subscribe(on_error=errors.append)
+    assert errors == []
+    return final
+
+
+async def check_log(pipeline: RandomPipeline, run: Run[str], events: list[Event]) -> None:
+    """Check that the log has the published events, and that its fold is the state of the run."""
+    if pipeline.log is None:
+        return
+    if not await is_logged(pipeline, run):
+        # Canceled or released before it started.
+        assert len(events) == 1
+        return
+    stored = await pipeline.log.read(run.task_id)
+    published = [event for event in events if event.durable and event.seq]
+    if isinstance(events[-1], StatusUpdateEvent) and events[-1].state == "working":
+        # The end of a released attempt is not stored.
+        published.pop()
+    assert list(stored[len(stored) - len(published) :]) == published
+    state = run._attempt.state()
+    if published and published[-1] is events[-1]:
+        assert fold_all(stored) == state
+
+
+async def is_logged(pipeline: RandomPipeline, run: Run[str]) -> bool:
+    try:
+        return pipeline.log is not None and bool(await pipeline.log.read(run.task_id))
+    except UnknownRun:
+        return False
+
+
+def check_ledger(pipeline: RandomPipeline, ledger: Ledger, attempt: int) -> None:
+    """Check the work that the model and the tools have received."""
+    limits = pipeline.limits
+    assert ledger.open == 0
+    if limits.iterations is not None:
+        # The next attempt repeats interrupted requests.
+        assert ledger.requests <= limits.iterations + attempt - 1
+        assert ledger.too_long <= 5 * (limits.iterations + attempt)
+    assert ledger.executed <= (ledger.calls + 3) * attempt
+    if attempt == 1:
+        assert ledger.late == 0
