@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypedDict, get_args
 
-import orjson
-
 from rxloop.errors import ConfigurationError, UnknownRun
 from rxloop.protocol.commands import Command
 from rxloop.protocol.events import (
@@ -22,7 +20,7 @@ from rxloop.protocol.events import (
     is_superseded,
 )
 from rxloop.protocol.ids import make_conversation_key
-from rxloop.protocol.json_data import freeze_json
+from rxloop.protocol.json_data import canonical_json
 from rxloop.protocol.messages import ErrorInfo, Usage
 from rxloop.state.fold import fold_all
 from rxloop.state.run_state import RunFold, RunState
@@ -292,11 +290,6 @@ class RunFilter:
             latest = {record.conversation: record.task_id for _, record in reversed(newest)}
             matching = [each for each in matching if latest[each[1].conversation] == each[1].task_id]
         return [record for index, record in matching if index >= start][: self.limit]
-
-
-def canonical_json(value: Any) -> str:
-    """Return canonical JSON for a metadata value."""
-    return orjson.dumps(freeze_json(value, "metadata"), option=orjson.OPT_SORT_KEYS).decode()
 
 
 IDLE_RUN_EVENTS = 3

@@ -12,6 +12,7 @@ from pathlib import PurePath
 from types import MemberDescriptorType, NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin
 
+import orjson
 from pydantic import BaseModel, JsonValue
 from pydantic_core import to_jsonable_python
 
@@ -61,6 +62,11 @@ def freeze_json(value: Any, name: str) -> Any:
         return _Converter().convert_any(value, 0)
     except _InvalidValue as fault:
         raise fault.to_error(name) from fault.__cause__
+
+
+def canonical_json(value: Any) -> str:
+    """Return JSON with sorted keys, so that equal metadata or tool arguments have equal texts."""
+    return orjson.dumps(freeze_json(value, "metadata"), option=orjson.OPT_SORT_KEYS).decode()
 
 
 def freeze_field(fields: dict[str, Any], name: str, classes: frozenset[type], type_: Type) -> Any:

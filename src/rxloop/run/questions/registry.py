@@ -10,7 +10,6 @@ from itertools import count
 from typing import Any
 
 from rxloop.errors import InvalidInput, Paused
-from rxloop.pipeline.records import canonical_json
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import (
     AuthRequiredEvent,
@@ -19,7 +18,7 @@ from rxloop.protocol.events import (
     PendingInput,
     QuestionEvent,
 )
-from rxloop.protocol.json_data import replace_surrogates
+from rxloop.protocol.json_data import canonical_json, replace_surrogates
 from rxloop.protocol.messages import ToolCall
 from rxloop.run.questions.open_questions import OpenQuestions, Position
 from rxloop.state.earlier_attempts import EarlierAttempts

@@ -12,10 +12,11 @@ from typing import Any
 import orjson
 
 from rxloop.errors import EventLogError
-from rxloop.pipeline.records import canonical_json, compute_state, find_last_end, get_conversation
+from rxloop.pipeline.records import compute_state, find_last_end, get_conversation
 from rxloop.protocol.commands import Command
 from rxloop.protocol.envelope import COMMAND_ID
 from rxloop.protocol.events import Event, State, TaskEvent, ends_attempt
+from rxloop.protocol.json_data import canonical_json
 from rxloop.storage.postgres.address import Address, Connection, can_store
 from rxloop.storage.rules import check_finished, make_unknown_run_error
 from rxloop.stream.deltas import are_mergeable, delta_text, merge_deltas

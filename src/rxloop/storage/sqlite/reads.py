@@ -20,11 +20,11 @@ from rxloop.pipeline.records import (
     RunFilter,
     RunRecord,
     Snapshot,
-    canonical_json,
     is_finished,
 )
 from rxloop.protocol.commands import Command
 from rxloop.protocol.events import Event
+from rxloop.protocol.json_data import canonical_json
 from rxloop.state.run_state import RunFold
 from rxloop.storage.rules import find_owner_conditions
 from rxloop.storage.sql_rows import (
