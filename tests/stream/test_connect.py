@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import inspect
+from importlib.metadata import version
+
 import pytest
 import reactivex as rx
-from reactivex import Observable, abc
+from reactivex import Observable, Observer, abc
+from reactivex import operators as ops
 from reactivex.disposable import Disposable
+from reactivex.scheduler import ImmediateScheduler
 
 from rxloop.errors import PipelineError
 from rxloop.stream.rx import Connections, connect
@@ -180,3 +185,45 @@ def test_completed_connection_is_forgotten() -> None:
         )
     assert notifications == ["end"] * 3
     assert connections._open == {}
+
+
+REACTIVEX = (
+    f"reactivex {version('reactivex')} changed the private method `Observable._subscribe_core`, which "
+    "rxloop.stream uses to subscribe without wrapping the observer. Adapt rxloop/stream/rx.py and stream.py, or use "
+    "`subscribe`, which costs 11 calls more per token"
+)
+
+
+def test_installed_reactivex_has_the_private_method_for_subscribing() -> None:
+    method = getattr(Observable, "_subscribe_core", None)
+    assert method is not None, REACTIVEX
+    assert list(inspect.signature(method).parameters) == ["self", "observer", "scheduler"], REACTIVEX
+    assert vars(Observable()).keys() == {"lock", "_subscribe"}, f"{REACTIVEX}, and ColdObservable"
+
+
+def test_private_method_of_reactivex_passes_the_observer_without_wrapping_it() -> None:
+    calls: list[object] = []
+    subscription = Disposable()
+
+    def subscribe(observer: abc.ObserverBase[int], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
+        calls.extend((observer, scheduler))
+        return subscription
+
+    observer, scheduler = Observer[int](), ImmediateScheduler()
+    assert Observable(subscribe)._subscribe_core(observer, scheduler) is subscription, REACTIVEX
+    assert calls[0] is observer, REACTIVEX
+    assert calls[1] is scheduler, REACTIVEX
+
+
+def test_operators_of_reactivex_subscribe_through_the_private_method() -> None:
+    items: list[int] = []
+
+    class Source(Observable[int]):
+        def _subscribe_core(
+            self, observer: abc.ObserverBase[int], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            observer.on_next(1)
+            return Disposable()
+
+    Source().pipe(ops.map(lambda item: item + 1), ops.merge(Source())).subscribe(items.append)
+    assert items == [2, 1], REACTIVEX
