@@ -68,7 +68,10 @@ async def test_base_url_keeps_its_path_prefix(prefix: str) -> None:
     assert paths == [f"{prefix.rstrip('/')}/agents"]
 
 
-@pytest.mark.parametrize("url", ["agents.test/api", "/api", "", "ftp://agents.test", "http://", "http://a:b"])
+@pytest.mark.parametrize(
+    "url",
+    ["agents.test/api", "/api", "", "ftp://agents.test", "http://", "http://a:b", "http://a\r\n/", "http://a/\udc00"],
+)
 async def test_url_that_is_not_absolute_is_rejected(url: str) -> None:
     async with httpx.AsyncClient(base_url="http://other.test") as http:
         with pytest.raises(ConfigurationError, match=r"url must be an absolute http or https URL"):

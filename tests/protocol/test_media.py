@@ -112,6 +112,8 @@ def test_resolve_reads_parameters_of_data_urls() -> None:
         ("a.png", "not an https"),
         ("s3://bucket/a.png", "not an https"),
         ("http://[", "not an https"),
+        ("https://e.org/a\r\nb.png", "not an https"),
+        ("https://e.org/\x9b.png", "not an https"),
         ("", "not an https"),
     ],
 )

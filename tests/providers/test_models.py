@@ -106,6 +106,14 @@ def test_invalid_url_is_rejected_at_once() -> None:
         openai_chat(base_url="http://localhost:8000/v1")
 
 
+@pytest.mark.parametrize("extra", ["\r\nx-key: 1", "\n", "\t", " b", "\x1b[2J", "\x9b", "\u202e", "\u2028", "\udc00"])
+def test_url_with_control_characters_or_spaces_is_rejected(extra: str) -> None:
+    for url in (f"http://localhost:8000/v1{extra}", f"http://local{extra}host/v1", f"{extra}http://localhost/v1"):
+        with pytest.raises(ConfigurationError, match="url must be an http:// or https:// URL") as raised:
+            openai_chat("m", base_url=url)
+        assert str(raised.value).isprintable()
+
+
 @pytest.mark.parametrize(
     ("preset", "value", "url"),
     [

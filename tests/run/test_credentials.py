@@ -337,12 +337,24 @@ async def test_runtime_resumes_a_run_with_a_credential(hub: Hub, log: MemoryEven
         ({"provider": ""}, "provider must be .*, got ''"),
         ({"provider": 5}, "provider must be .*, got 5"),
         ({"provider": "x", "url": "javascript:alert(1)"}, "start with https://"),
+        ({"provider": "x", "url": f"{URL}\r\nhttps://evil.example"}, "url is not a page that a person can open"),
+        ({"provider": "x", "url": f"{URL}\x1b[2J"}, "printable ASCII"),
+        ({"provider": "x", "url": f"{URL}\u202e"}, "printable ASCII"),
+        ({"provider": "x", "url": "https://github.com@evil.example/"}, "user name"),
+        ({"provider": "x", "url": "https://"}, "host name"),
+        ({"provider": "x", "url": f"{URL}?{'x' * 8000}"}, "at most 8,000 characters"),
         ({"provider": "x", "public_key": b"key"}, "public_key must be .*, got b'key'"),
     ],
 )
 async def test_require_auth_rejects_invalid_argument(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         await RunContext().require_auth(**fields)
+
+
+async def test_require_auth_accepts_a_long_sign_in_page() -> None:
+    with pytest.raises(RxloopError) as raised:
+        await RunContext().require_auth("github", url=f"{URL}?state={'x' * 5000}")
+    assert not isinstance(raised.value, ConfigurationError)
 
 
 async def test_require_auth_without_await_is_an_error(caplog: pytest.LogCaptureFixture) -> None:

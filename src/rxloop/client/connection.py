@@ -170,7 +170,7 @@ def _parse_base_url(url: str) -> httpx.URL:
     """
     try:
         base = httpx.URL(url)
-    except httpx.InvalidURL:
+    except (httpx.InvalidURL, UnicodeError):
         base = httpx.URL()
     if base.scheme not in ("http", "https") or not base.host:
         raise ConfigurationError(f"url must be an absolute http or https URL, got {url!r}")

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from rxloop.errors import ConfigurationError, RxloopError, ToolError
 from rxloop.protocol.events import AuthRequiredEvent, PendingInput
+from rxloop.protocol.links import find_link_fault
 from rxloop.support.json_schema import explain_schema_error
 
 T = TypeVar("T")
@@ -124,13 +125,13 @@ def make_auth_question(provider: str, url: str | None, public_key: str | None) -
     Raises:
         ConfigurationError: If an argument is invalid.
     """
-    for name, value in (("provider", provider), ("url", url), ("public_key", public_key)):
+    for name, value in (("provider", provider), ("public_key", public_key)):
         item: Any = value
         if (item is not None or name == "provider") and not (isinstance(item, str) and 0 < len(item) <= _MAX_LENGTH):
             raise ConfigurationError(f"{name} must be a string of at most {_MAX_LENGTH:,} characters, got {item!r}")
-    if url is not None and not url.startswith(("https://", "http://")):
-        # Users will open this link.
-        raise ConfigurationError(f"url must start with https:// or http://, got {url!r}")
+    fault = None if url is None else find_link_fault(url, _MAX_LENGTH)
+    if fault is not None:
+        raise ConfigurationError(f"url is not a page that a person can open: {fault}")
     event = AuthRequiredEvent(input_id="", provider=provider, url=url, public_key=public_key)
     return event.input
 

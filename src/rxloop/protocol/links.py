@@ -1,13 +1,13 @@
-"""Links to files outside of the artifact store.
+"""Links to files outside of the artifact store, and to other pages that clients and people open.
 
-Clients and people open these URLs, so only plain web addresses are links. Nothing in this module opens a connection.
+Only plain web addresses are links. Nothing in this module opens a connection.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 from urllib.parse import urlsplit
 
 MAX_LINK_LENGTH = 2_000
@@ -16,12 +16,12 @@ _CHARACTERS = re.compile(r"[!-\[\]-~]+")
 """Printable ASCII characters except the backslash, which browsers read as a slash."""
 
 
-def find_link_fault(url: object) -> str | None:
+def find_link_fault(url: object, max_length: int = MAX_LINK_LENGTH) -> str | None:
     """Return why a value is not a link, or None if it is. The reason does not contain the URL or its credentials."""
     if not isinstance(url, str):
         return f"it must be a string, got {type(url).__qualname__}"
-    if len(url) > MAX_LINK_LENGTH:
-        return f"it must have at most {MAX_LINK_LENGTH} characters, got {len(url)}"
+    if len(url) > max_length:
+        return f"it must have at most {max_length:,} characters, got {len(url):,}"
     if not _CHARACTERS.fullmatch(url):
         return "it must consist of printable ASCII characters without spaces and backslashes; percent-encode all others"
     try:
@@ -34,6 +34,11 @@ def find_link_fault(url: object) -> str | None:
     if "@" in parts.netloc:
         return "it must not contain a user name or a password"
     return None
+
+
+def is_page(url: str | None) -> TypeGuard[str]:
+    """Return True if a source cited by a model can be shown as a link. It may contain letters of other alphabets."""
+    return url is not None and url.startswith(("https://", "http://")) and url.isprintable()
 
 
 def read_link(data: Any) -> str | None:

@@ -318,6 +318,7 @@ def _resolve_address(url: str, declared: str | None, name: str | None, image: bo
     try:
         parts = urlsplit(url)
         valid = bool(parts.hostname) and parts.scheme in ("http", "https", "gs") and parts.port != 0
+        valid = valid and url.isprintable()
         # A gs:// URL without a path names a bucket and no file.
         valid = valid and not (parts.scheme == "gs" and len(parts.path) < 2)
     except ValueError:

@@ -129,6 +129,8 @@ def check_url(url: str) -> str:
         parts = urlsplit(url)
         # `urlsplit` only parses the port when it is accessed.
         valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        # `urlsplit` ignores line ends, which would otherwise reach the HTTP client.
+        valid = valid and url.isprintable() and " " not in url
     except ValueError:
         valid = False
     if not valid:

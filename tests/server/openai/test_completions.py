@@ -166,6 +166,7 @@ async def test_citations_are_annotations_of_the_answer() -> None:
     cited = [
         Citation(url="https://e.org/7", title="Weather", start=6, end=9),
         Citation(url="javascript:alert(1)"),
+        Citation(url="https://e.org/\r\nhttps://evil.example"),
         Citation(title="a document"),
     ]
     first = turn("Let me see.", calls=[call("weather", city="Oslo")])

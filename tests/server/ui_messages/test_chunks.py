@@ -221,9 +221,15 @@ def test_sources_and_files_of_a_text_follow_it() -> None:
 
 
 def test_source_with_an_unsafe_url_is_left_out() -> None:
+    urls = (
+        "javascript:alert(1)",
+        "https://e.org/\r\nhttps://evil.example",
+        "https://e.org/\x9b",
+        "https://e.org/\u202e",
+    )
     collected = list_chunks(
         llm_call(),
-        make_event(ContentCompleteEvent, content="x", citations=[Citation(url="javascript:alert(1)")]),
+        make_event(ContentCompleteEvent, content="x", citations=[Citation(url=url) for url in urls]),
         end_run(),
     )
     assert "source-url" not in list_types(collected)

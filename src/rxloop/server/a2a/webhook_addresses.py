@@ -83,7 +83,7 @@ def read_url(text: str) -> httpx.URL:
     """
     try:
         url = httpx.URL(text)
-    except httpx.InvalidURL:
+    except (httpx.InvalidURL, UnicodeError):
         raise UnsafeAddress("malformed url") from None
     if url.scheme not in ("http", "https") or not url.host or url.userinfo or len(text) > 2000:
         raise UnsafeAddress("the url must be an http or https url without credentials, of at most 2000 characters")

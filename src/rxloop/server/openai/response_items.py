@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from rxloop.protocol.events import ContentCompleteEvent, ToolCompleteEvent
+from rxloop.protocol.links import is_page
 from rxloop.protocol.messages import PendingInput, ToolCall, Usage
 
 _ID = re.compile(r"([0-9a-f-]{36})(?:\.([1-9][0-9]{0,5}))?")
@@ -87,7 +88,7 @@ def make_url_citations(message: ContentCompleteEvent, text: str, offset: int = 0
             "end_index": offset + (len(text) if each.end is None else each.end),
         }
         for each in message.citations
-        if each.url and each.url.startswith(("https://", "http://"))
+        if is_page(each.url)
     ]
 
 

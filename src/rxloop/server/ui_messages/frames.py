@@ -17,6 +17,7 @@ from rxloop.protocol.events import (
     SubtaskEvent,
     ThoughtStreamEvent,
 )
+from rxloop.protocol.links import is_page
 from rxloop.protocol.messages import FilePart, ImagePart
 
 Chunk = dict[str, Any]
@@ -62,7 +63,7 @@ def list_sources_and_files(id: str, message: ContentCompleteEvent) -> Iterator[d
     # Each page is listed once.
     pages: dict[str, str | None] = {}
     for citation in message.citations:
-        if citation.url and citation.url.startswith(("https://", "http://")):
+        if is_page(citation.url):
             pages.setdefault(citation.url, citation.title)
     for number, (url, title) in enumerate(pages.items()):
         named = {"title": title} if title else {}
