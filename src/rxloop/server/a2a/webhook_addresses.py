@@ -13,16 +13,19 @@ from rxloop.errors import RxloopError
 from rxloop.support.threads import Threads, run_in_thread
 
 _NAT64 = IPv6Network("64:ff9b::/96")
-_NOT_PUBLIC = (
-    IPv6Network("fec0::/10"),
-    IPv6Network("3fff::/20"),
-    IPv6Network("64:ff9b:1::/48"),
-    IPv4Network("192.88.99.0/24"),
-    IPv4Network("192.0.0.0/24"),
+_GLOBAL_IPV6 = IPv6Network("2000::/3")
+"""Addresses that are assigned to networks of the internet. Special-purpose networks are inside and outside of it."""
+_SPECIAL_IPV4 = tuple(
+    IPv4Network(text)
+    for text in (
+        *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
+        *("192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.168.0.0/16"),
+        *("192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/3"),
+    )
 )
-"""Non-public networks that some versions of Python consider public: site-local, documentation, local translation, 6to4
-relay and protocol assignment addresses.
-"""
+"""Networks of the IPv4 special-purpose registry of IANA, and multicast."""
+_SPECIAL_IPV6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "2620:4f:8000::/48", "3fff::/20")))
+"""Networks of the IPv6 special-purpose registry of IANA within `_GLOBAL_IPV6`, except for 6to4."""
 _DNS_TIMEOUT = 10.0
 """DNS timeout in seconds."""
 _LOOKUPS = Threads(max_running=8, max_stuck=32)
@@ -34,25 +37,26 @@ class UnsafeAddress(Exception):
 
 
 def is_public(address: str) -> bool:
-    """Return True if an address is public. An embedded IPv4 address is checked instead of its IPv6 address."""
+    """Return True if an address is public. An embedded IPv4 address is checked instead of its IPv6 address.
+
+    `is_global` of the standard library differs between versions of Python, so the networks are listed here.
+    """
     try:
         parsed = ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    while isinstance(parsed, IPv6Address):
+    if isinstance(parsed, IPv6Address):
         ipv4 = _extract_ipv4(parsed)
         if ipv4 is None:
-            break
+            return parsed in _GLOBAL_IPV6 and not any(parsed in network for network in _SPECIAL_IPV6)
         parsed = ipv4
-    if any(parsed in network for network in _NOT_PUBLIC):
-        return False
-    return parsed.is_global and not parsed.is_multicast and not parsed.is_reserved
+    return not any(parsed in network for network in _SPECIAL_IPV4)
 
 
 def _extract_ipv4(address: IPv6Address) -> IPv4Address | None:
     if address in _NAT64:
         return IPv4Address(int(address) & 0xFFFFFFFF)
-    return address.ipv4_mapped or address.sixtofour or (address.teredo and address.teredo[1])
+    return address.ipv4_mapped or address.sixtofour
 
 
 async def resolve_addresses(url: httpx.URL) -> list[str]:
