@@ -12,6 +12,7 @@ from rxloop import (
     Agent,
     CustomEvent,
     Event,
+    IterationEnd,
     Limits,
     MemoryEventLog,
     Operator,
@@ -22,6 +23,7 @@ from rxloop import (
     op,
     tool,
 )
+from rxloop.protocol.events import ContentCompleteEvent, LLMCallEvent
 from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
 
@@ -140,6 +142,28 @@ async def test_operators_may_hold_all_signals_until_the_end_of_an_iteration() ->
     result = await Agent(make_model(), tools=[look], loop=loop, limits=Limits(tokens=100)).run("Go.")
     assert result.output == "Rain. "
     assert result.usage.total_tokens == 20
+
+
+COMPLETED_STEP: list[Event] = [
+    ContentCompleteEvent(step="1", content="Hm."),
+    LLMCallEvent(step="1", iteration=1, model="m", message_count=1, tool_count=0, estimated_input_tokens=1),
+]
+
+
+@pytest.mark.parametrize("event", COMPLETED_STEP, ids=["message", "request"])
+async def test_run_fails_when_an_operator_repeats_a_completed_step(event: Event) -> None:
+    """The step is not the newest one."""
+
+    def add(signal: Signal) -> Observable[Signal]:
+        return emit(event, signal) if isinstance(signal, IterationEnd) and signal.iteration == 3 else emit(signal)
+
+    model = ScriptedModel(call("look"), call("look"), "Rain.")
+    run = Agent(model, tools=[look], loop=[op.call_model(), ops.flat_map(add), op.run_tools()]).run("Go.")
+    events: list[Event] = []
+    run.events.pipe(op.grammar()).subscribe(events.append)
+    with pytest.raises(RunError, match=f"{event.kind} of step 1, which has a complete message"):
+        await run
+    assert events[-1].kind == "status-update"
 
 
 async def test_operators_may_repeat_their_own_events() -> None:

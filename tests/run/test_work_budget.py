@@ -202,6 +202,16 @@ async def test_run_ends_when_an_operator_sends_requests_without_a_turn_of_the_ev
         assert model.requests <= 50
 
 
+async def test_operator_that_keeps_sending_requests_after_the_failure_of_a_call_is_stopped() -> None:
+    def repeat_request(signal: Signal) -> Observable[Signal]:
+        return rx.repeat_value(signal) if isinstance(signal, ModelRequest) else emit(signal)
+
+    model = SyncModel(error=ProviderConnectionError("no line"))
+    error = await fail(Agent(model, loop=[ops.flat_map(repeat_request), *op.standard()]))
+    assert error.code == "connection"
+    assert model.requests == 1
+
+
 def test_limited_retries_of_a_step_are_allowed_and_counted() -> None:
     for iterations, state in ((3, "completed"), (2, "failed")):
         model = ScriptedModel(ProviderConnectionError("no line"), ProviderConnectionError("no line"), "Hi.")
@@ -232,6 +242,26 @@ async def test_resumed_run_may_repeat_its_interrupted_last_request() -> None:
     await run.release()
     agent = Agent(ScriptedModel("Hi."), name="a", log=log, limits=Limits(iterations=1, tokens=5))
     assert (await agent.resume(run.task_id)).output == "Hi."
+
+
+async def test_resumed_run_repeats_its_interrupted_request_only_once() -> None:
+    log = MemoryEventLog()
+    started = asyncio.Event()
+
+    class Interrupted(ScriptedModel):
+        def call(self, request: ModelRequest) -> Observable[Event]:
+            started.set()
+            return rx.concat(emit(UsageEvent(input_tokens=9)), rx.never())
+
+    limits = Limits(tokens=5)
+    run = Agent(Interrupted("x"), name="a", log=log, limits=limits).run("Go.").start()
+    await started.wait()
+    await run.release()
+    model = SyncModel(tool_name=None)
+    agent = Agent(model, name="a", log=log, loop=around_call(ops.repeat()), limits=limits)
+    with pytest.raises(AttemptError):
+        await agent.resume(run.task_id)
+    assert model.requests == 1
 
 
 async def test_limit_error_names_the_operators_and_the_remedy() -> None:

@@ -392,7 +392,7 @@ class RandomPipeline:
         self.inside = [(random.randrange(4), *make_operator(random)) for _ in range(random.choice((0, 1, 1, 1, 2, 3)))]
         if self.limits.iterations is None:
             # These requests take no virtual time.
-            self.inside = [each for each in self.inside if each[1] != "endless requests"]
+            self.inside = [each for each in self.inside if each[1] not in ("endless requests", "repeat")]
         self.around = [make_operator(random) for _ in range(random.choice((0, 0, 0, 1)))]
         self.inner = make_operator(random) if random.random() < 0.15 else None
         """Operator around each single model call."""

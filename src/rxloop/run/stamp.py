@@ -50,7 +50,7 @@ class Numbering:
 class EventStamp:
     """Stamp adding numbers, ids and timestamps to an attempt's events."""
 
-    __slots__ = ("_started", "ids", "numbering", "owner", "task_id")
+    __slots__ = ("_completed", "_started", "ids", "numbering", "owner", "task_id")
 
     def __init__(self, task_id: str, context_id: str, owner: str | None, numbering: Numbering) -> None:
         self.task_id = task_id
@@ -61,6 +61,8 @@ class EventStamp:
         """Default ids for new events."""
         # Even an empty set would take 216 bytes per run.
         self._started: set[Slot] | None = None
+        self._completed: set[tuple[str | None, str | None]] | None = None
+        """Branches and steps of complete messages, without the newest one of each branch."""
 
     def apply(self, event: Event, properties: EventProperties) -> Event:
         """Add numbers, ids and a timestamp to an event. Copies the event first if it was published before."""
@@ -111,19 +113,33 @@ class EventStamp:
         if state is None or properties.rule is None:
             return None
         reason = properties.rule(state, event)
-        if reason is None and not properties.starts_call:
+        if reason is None and not properties.happens_once:
             return None
         if event.parent_task_id is not None or event.task_id not in ("", self.task_id):
             return None
-        if reason is None and isinstance(event, ToolStartEvent):
+        return reason or self._find_repetition(state, event)
+
+    def _find_repetition(self, state: RunState, event: Event) -> str | None:
+        """Return why an event must not happen again, or None."""
+        if isinstance(event, ToolStartEvent):
             # The state can't detect this, because calls from earlier attempts may be restarted.
             slot = (event.step or "", event.index)
             if self._started is None:
                 self._started = set()
             if slot in self._started:
-                reason = f"call {event.index} of step {event.step} started twice"
+                return f"call {event.index} of step {event.step} started twice"
             self._started.add(slot)
-        return reason
+            return None
+        last = state.last
+        if last is None or event.step == last.step:
+            return None
+        # The state only retains the newest message.
+        if self._completed is None:
+            self._completed = set()
+        self._completed.add((event.branch, last.step))
+        if (event.branch, event.step) not in self._completed:
+            return None
+        return f"{event.kind} of step {event.step}, which has a complete message"
 
 
 def fill_references(event: ThoughtStreamEvent | SubtaskEvent, main: RunState) -> None:
@@ -250,8 +266,8 @@ class EventProperties:
     """False for any other object a loop may emit."""
     rule: Rule | None
     """Order rule, or None if the event is always allowed."""
-    starts_call: bool
-    """True for events starting a tool call."""
+    happens_once: bool
+    """True for events that must not happen again after their call has started or their message is complete."""
     text: str
     """Delta field containing model text. Empty for other events."""
     is_reserved: bool
@@ -267,7 +283,7 @@ class _PropertyCache(dict[type, EventProperties]):
         properties = self[cls] = EventProperties(
             is_event=issubclass(cls, Event),
             rule=_RULES[cls],
-            starts_call=issubclass(cls, ToolStartEvent),
+            happens_once=issubclass(cls, (ToolStartEvent, LLMCallEvent, ContentCompleteEvent)),
             text=_TEXT.get(cls, ""),
             is_reserved=issubclass(cls, (TaskEvent, StatusUpdateEvent)),
             has_references=issubclass(cls, (ThoughtStreamEvent, SubtaskEvent)),

@@ -10,9 +10,12 @@ from rxloop.errors import ConfigurationError
 from rxloop.operators.loop.checks import declare_handler
 from rxloop.pipeline.active_call import Permit, Permits
 from rxloop.pipeline.requests import Operator, Request, Signal
-from rxloop.stream.rx import ColdObservable, Connections, connect, dispose_on_error
+from rxloop.stream.rx import ColdObservable, Connections, PipelineStopped, connect, dispose_on_error
 
 R = TypeVar("R", bound=Request[Any])
+
+_MAX_LATE = 2_000
+"""Maximum number of late requests, after which an exception stops a source that does not end by itself."""
 
 
 def answer_requests(
@@ -69,6 +72,7 @@ class _AnswerSubscription(Generic[R]):
         "_advancing",
         "_answer",
         "_connections",
+        "_late",
         "_observer",
         "_permits",
         "_request_type",
@@ -95,6 +99,8 @@ class _AnswerSubscription(Generic[R]):
         self._waiting: deque[R] | None = None
         self._active = 0
         """Number of active answers, including answers that released their permit."""
+        self._late = 0
+        """Number of requests since the subscription was disposed."""
         self._source_ended = False
         self._advancing = False
 
@@ -116,6 +122,9 @@ class _AnswerSubscription(Generic[R]):
     def _start(self, request: R) -> None:
         if self._connections.disposed:
             # We cannot dispose a source that emits inside `subscribe`.
+            self._late += 1
+            if self._late > _MAX_LATE:
+                raise PipelineStopped
             return
         permit = None if self._permits is None else Permit(self._permits, self._advance, self._end)
         try:

@@ -70,6 +70,7 @@ class WorkBudget(Budget):
     __slots__ = (
         "_base",
         "_describe_loop",
+        "_has_repeated",
         "_lifetime",
         "_limits",
         "_recorder",
@@ -99,6 +100,7 @@ class WorkBudget(Budget):
         self._describe_loop = describe_loop
         self._base: int | None = None
         """Number of model calls before this attempt, or None before its first subscription."""
+        self._has_repeated = False
         self._sent = 0
         """Number of model calls on all branches. Excludes requests that `iterate` repeats."""
         self._resent = 0
@@ -141,8 +143,7 @@ class WorkBudget(Budget):
             limit = self._limits.iterations
             if limit is not None and (self._base or 0) + self._sent >= limit:
                 return self._end(self._make_calls_limit())
-            if self._limits.tokens is not None and step != self._recorder.earlier.state.open_step:
-                # The call of an interrupted step has already been allowed.
+            if self._limits.tokens is not None and not self._repeats_interrupted(step):
                 used = self._recorder.states[None].usage.total_tokens + self._count_unpublished_tokens()
                 if used >= self._limits.tokens:
                     return self._end(make_token_limit(used, self._limits.tokens))
@@ -178,6 +179,13 @@ class WorkBudget(Budget):
         """Return True if `iterate` repeats a request that was too long or contained refused media."""
         repeated = state.open_step == step and find_retry(state) is not None
         return repeated and self._resent < _MAX_RETRIES * max(self._sent, 1)
+
+    def _repeats_interrupted(self, step: str) -> bool:
+        """Return True for the first request of the step that an earlier attempt left open. It was already allowed."""
+        if self._has_repeated or step != self._recorder.earlier.state.open_step:
+            return False
+        self._has_repeated = True
+        return True
 
     def _make_calls_limit(self) -> LimitHit:
         sent = (self._base or 0) + self._sent
