@@ -15,6 +15,7 @@ from rxloop import (
     IterationEnd,
     Limits,
     MemoryEventLog,
+    ModelRequest,
     Operator,
     RunError,
     Signal,
@@ -23,6 +24,7 @@ from rxloop import (
     op,
     tool,
 )
+from rxloop.errors import ContextLengthExceeded
 from rxloop.protocol.events import ContentCompleteEvent, LLMCallEvent
 from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
@@ -164,6 +166,22 @@ async def test_run_fails_when_an_operator_repeats_a_completed_step(event: Event)
     with pytest.raises(RunError, match=f"{event.kind} of step 1, which has a complete message"):
         await run
     assert events[-1].kind == "status-update"
+
+
+async def test_failed_call_of_another_branch_is_closed_before_the_next_one() -> None:
+    def multiply(signal: Signal) -> Observable[Signal]:
+        if not isinstance(signal, ModelRequest):
+            return emit(signal)
+        return emit(signal.replace(branch="b", step=f"b/{signal.step}"), signal)
+
+    model = ScriptedModel(ContextLengthExceeded("too long"), call("look"), "Aside.", "Rain.")
+    run = Agent(model, tools=[look], loop=[ops.flat_map(multiply), *op.standard()]).run("Go.")
+    messages: list[tuple[str | None, str | None]] = []
+    run.events.pipe(op.grammar(), op.of_type(ContentCompleteEvent)).subscribe(
+        lambda message: messages.append((message.step, message.finish_reason))
+    )
+    assert (await run).output == "Rain."
+    assert messages == [("1", "tool_calls"), ("b/1", "canceled"), ("b/2", "stop"), ("2", "stop")]
 
 
 async def test_operators_may_repeat_their_own_events() -> None:

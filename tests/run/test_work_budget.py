@@ -11,7 +11,20 @@ import reactivex as rx
 from reactivex import Observable
 from reactivex import operators as ops
 
-from rxloop import Agent, Event, Limits, MemoryEventLog, ModelRequest, Operator, RunError, Signal, ToolRequest, op, tool
+from rxloop import (
+    Agent,
+    Event,
+    Limits,
+    MemoryEventLog,
+    ModelRequest,
+    Operator,
+    RunContext,
+    RunError,
+    Signal,
+    ToolRequest,
+    op,
+    tool,
+)
 from rxloop.errors import AttemptError, ContextLengthExceeded, LimitReached, ProviderConnectionError
 from rxloop.operators.loop.compose import describe
 from rxloop.protocol.events import ContentCompleteEvent, MessageAddedEvent, UsageEvent
@@ -261,6 +274,34 @@ async def test_resumed_run_repeats_its_interrupted_request_only_once() -> None:
     agent = Agent(model, name="a", log=log, loop=around_call(ops.repeat()), limits=limits)
     with pytest.raises(AttemptError):
         await agent.resume(run.task_id)
+    assert model.requests == 1
+
+
+async def test_resumed_run_counts_the_calls_of_all_branches() -> None:
+    log = MemoryEventLog()
+
+    @tool
+    async def ask(ctx: RunContext[Any]) -> str:
+        """Ask."""
+        return str(await ctx.ask("Sure?"))
+
+    model = ScriptedModel(*["Hm."] * 3, call("ask"), *["Hm."] * 20)
+    agent = Agent(model, tools=[ask], log=log, loop=[multiply(4), *op.standard()], limits=Limits(iterations=7))
+    result = await agent.run("Go.")
+    assert len(model.requests) == 4
+    with pytest.raises(LimitReached):
+        await agent.resume(result.task_id, inputs={result.pending[0].input_id: True})
+    assert len(model.requests) == 7
+
+
+async def test_tokens_of_dropped_events_count_when_an_operator_handles_the_error() -> None:
+    def retry(pipeline: Operator) -> Operator:
+        return op.compose(op.iterate(pipeline), ops.retry(5))
+
+    model = SyncModel()
+    loop = [*op.standard(), drop("usage")]
+    error = await fail(Agent(model, tools=[look], loop=loop, strategy=retry, limits=Limits(tokens=10)))
+    assert error.code == "tokens"
     assert model.requests == 1
 
 

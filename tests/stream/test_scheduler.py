@@ -100,3 +100,25 @@ async def test_asyncio_scheduler_of_reactivex_is_replaced() -> None:
     assert isinstance(resolve_scheduler(None), RunScheduler)
     mine = RunScheduler(loop)
     assert resolve_scheduler(mine) is mine
+
+
+def test_endless_immediate_actions_let_the_event_loop_take_turns() -> None:
+    with virtual_time() as time:
+
+        async def main() -> None:
+            endless = rx.repeat_value(1).pipe(ops.ignore_elements())
+            subscription = endless.subscribe(scheduler=make_scheduler())
+            await asyncio.sleep(0.01)
+            subscription.dispose()
+
+        time.run(main())
+        assert time.now == 0.01
+
+
+async def test_many_immediate_actions_keep_their_order() -> None:
+    ended = asyncio.Event()
+    numbers: list[int] = []
+    source = rx.range(25_000).pipe(ops.concat_map(rx.just))
+    source.subscribe(numbers.append, on_completed=ended.set, scheduler=make_scheduler())
+    await ended.wait()
+    assert numbers == [*range(25_000)]

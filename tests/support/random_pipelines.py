@@ -76,6 +76,8 @@ class Ledger:
         """Number of requests received after the token limit was reached."""
         self.open = 0
         """Number of open model calls."""
+        self.interrupted = 0
+        """Number of model calls that were disposed."""
 
     def add(self, event: Event) -> None:
         """Count the tokens of an event of the model."""
@@ -123,11 +125,13 @@ class RandomModel:
 
         async def stream(push: Callable[[Event], None]) -> None:
             ledger.open += 1
+            ledger.interrupted += 1
             try:
                 for event in events:
                     await asyncio.sleep(0.01)
                     ledger.add(event)
                     push(event)
+                ledger.interrupted -= 1
             finally:
                 ledger.open -= 1
 
@@ -390,10 +394,11 @@ class RandomPipeline:
         # Virtual time does not advance in synchronous loops.
         self.model.is_sync = self.model.is_sync and self.limits.iterations is not None
         self.inside = [(random.randrange(4), *make_operator(random)) for _ in range(random.choice((0, 1, 1, 1, 2, 3)))]
-        if self.limits.iterations is None:
-            # These requests take no virtual time.
-            self.inside = [each for each in self.inside if each[1] not in ("endless requests", "repeat")]
         self.around = [make_operator(random) for _ in range(random.choice((0, 0, 0, 1)))]
+        if self.limits.iterations is None:
+            # These operators take no virtual time.
+            self.inside = [each for each in self.inside if each[1] not in ("endless requests", "repeat")]
+            self.around = [each for each in self.around if each[0] != "repeat"]
         self.inner = make_operator(random) if random.random() < 0.15 else None
         """Operator around each single model call."""
         self.cancel_after = random.choice((None, None, None, None, 0.0, 0.02, 0.2))

@@ -21,7 +21,6 @@ from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.envelope import COMMAND_ID
 from rxloop.protocol.events import (
     RELEASED,
-    ContentCompleteEvent,
     Event,
     State,
     StatusUpdateEvent,
@@ -167,7 +166,7 @@ class OpenWork:
         state = self._recorder.state(ctx.branch)
         if ctx.call is None:
             if state.open_step == ctx.step:
-                yield self._cancel_message(state, ctx.branch)
+                yield self._recorder.cancel_message(ctx.branch)
         elif state.batch is not None and state.batch.step == ctx.step and state.batch.is_open(ctx.index):
             yield self._cancel_call(state.batch, ctx.index, ctx.branch)
 
@@ -175,7 +174,7 @@ class OpenWork:
         """Yield events closing every open message and call."""
         for branch, state in list(self._recorder.states.items()):
             if state.open_step is not None:
-                yield self._cancel_message(state, branch)
+                yield self._recorder.cancel_message(branch)
             if state.batch is not None:
                 for index in state.batch.open:
                     yield self._cancel_call(state.batch, index, branch)
@@ -195,10 +194,6 @@ class OpenWork:
             if any(started >> index & 1 and not self._idempotent(batch.calls[index]) for index in batch.open):
                 return True
         return False
-
-    def _cancel_message(self, state: RunState, branch: str | None) -> ContentCompleteEvent:
-        text = self._recorder.hub.get_open_text(self._recorder.task_id, state.open_step)
-        return ContentCompleteEvent(step=state.open_step, branch=branch, content=text, finish_reason="canceled")
 
     def _cancel_call(self, batch: Batch, index: int, branch: str | None) -> ToolCompleteEvent:
         asking = batch.find_waiting_calls(self._recorder.state().pending.values())

@@ -12,7 +12,7 @@ from rxloop.coordination.lease import DeliveryGate
 from rxloop.errors import InvalidEvent, RxloopError
 from rxloop.operators.loop.checks import find_signal_error, make_order_error
 from rxloop.pipeline.requests import Operator
-from rxloop.protocol.events import ContentCompleteEvent, Event, ToolProgressEvent
+from rxloop.protocol.events import ContentCompleteEvent, Event, LLMCallEvent, ToolProgressEvent
 from rxloop.protocol.model import mutable_fields
 from rxloop.run.lifetime import Lifetime, Phase
 from rxloop.run.stamp import EVENT_PROPERTIES, EventProperties, EventStamp, check_publisher, fill_references
@@ -147,6 +147,8 @@ class Recorder:
             if order_error is not None:
                 self._reject(event, order_error)
                 return
+            if type(event) is LLMCallEvent:
+                self._close_failed_call(event)
         if event.durable:
             if properties.is_reserved:
                 self.check(event)
@@ -160,6 +162,20 @@ class Recorder:
             if self.writer is not None:
                 self.writer.add(event)
         self.delivery.deliver(event)
+
+    def _close_failed_call(self, request: LLMCallEvent) -> None:
+        """Close the failed call of an earlier step on this branch that no operator repeated."""
+        state = self.states.get(request.branch)
+        if state is None or state.failure is None or state.open_step in (None, request.step):
+            return
+        if request.parent_task_id is None and request.task_id in ("", self.task_id):
+            self.delivery.deliver(self.record(self.cancel_message(request.branch)))
+
+    def cancel_message(self, branch: str | None) -> ContentCompleteEvent:
+        """Create the event that closes the open message of a branch."""
+        step = self.states[branch].open_step
+        text = self.hub.get_open_text(self.task_id, step)
+        return ContentCompleteEvent(step=step, branch=branch, content=text, finish_reason="canceled")
 
     def _reject(self, event: Event, order_error: str) -> None:
         # Threads may report progress after their call has ended, so just drop such events.

@@ -14,6 +14,8 @@ from rxloop.protocol.events import (
     CheckpointEvent,
     ContentCompleteEvent,
     InputReceivedEvent,
+    LLMCallEvent,
+    LLMFailedEvent,
     MessageAddedEvent,
     PendingInput,
     QuestionEvent,
@@ -29,7 +31,7 @@ from rxloop.protocol.messages import ToolCall
 from rxloop.protocol.refusals import is_refusal
 from rxloop.state.fold import fold_all
 from rxloop.state.history import INTERRUPTED, Slot
-from rxloop.state.run_state import RunState
+from rxloop.state.run_state import RunState, needs_change
 from rxloop.state.side_events import discard_questions
 
 
@@ -85,6 +87,9 @@ class EarlierAttempts:
         """Open calls of a fork that its original run started; see `STARTED_CALLS`."""
         self.discarded: dict[str, Any] = {} if parent is None else parent.discarded
         """Copied answers that do not count in a fork, by question id. None if the question was not answered."""
+        self.call_count = 0
+        """Number of model calls on all branches. Excludes interrupted calls, which the next attempt repeats, and
+        requests that `iterate` repeated."""
         self.nested_events: list[Event] = []
         """Events of nested runs."""
         self._resumed: set[str] = set()
@@ -94,6 +99,8 @@ class EarlierAttempts:
         """Number of recorded events still to be recreated by the strategy."""
         self._copied_seq = 0 if parent is None else parent._copied_seq
         self._running: set[Slot] = set()
+        self._open_calls: dict[str | None, LLMFailedEvent | None] = {}
+        """Open model calls by step, with their last failures."""
         self._last_questions: dict[Slot, str] = {}
         asking: dict[str, Slot] = {}
         for event in events:
@@ -105,6 +112,7 @@ class EarlierAttempts:
             # A fork records the open calls that its original run started.
             self._add(event, asking, is_own=event.seq > self._copied_seq)
         self.interrupted.difference_update(asking.values(), self.results)
+        self._forget_open_calls()
         if self.discarded:
             self.discard(self.discarded, events)
 
@@ -199,7 +207,14 @@ class EarlierAttempts:
         # Artifacts before the fork belong to another conversation.
         if key is not None and (is_own or not isinstance(event, ArtifactUpdateEvent)):
             self._recreatable[key] += 1
-        if isinstance(event, ContentCompleteEvent):
+        if isinstance(event, LLMCallEvent):
+            failure = self._open_calls.get(event.step)
+            self.call_count += failure is None or not needs_change(failure)
+            self._open_calls[event.step] = None
+        elif isinstance(event, LLMFailedEvent):
+            self._open_calls[event.step] = event
+        elif isinstance(event, ContentCompleteEvent):
+            self._open_calls.pop(event.step, None)
             if event.finish_reason != "canceled" and event.step:
                 self.messages[event.step] = event
         elif isinstance(event, ToolStartEvent):
@@ -233,8 +248,13 @@ class EarlierAttempts:
             # Calls waiting for an answer are repeated when it arrives, so they are not interrupted.
             self.interrupted.difference_update(asking.values())
             self._running.clear()
+            self._forget_open_calls()
             self.started_calls.update(event.metadata.get(STARTED_CALLS, {}))
             self.discarded.update(dict.fromkeys(event.discarded))
+
+    def _forget_open_calls(self) -> None:
+        self.call_count -= len(self._open_calls)
+        self._open_calls.clear()
 
     def _forget_questions(self, slot: Slot, *, precedes_start: bool = False) -> None:
         """Remove a call's questions."""

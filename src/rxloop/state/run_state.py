@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
-from rxloop.errors import RxloopError
+from rxloop.errors import ContextLengthExceeded, RxloopError
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     ContextCompressedEvent,
@@ -279,6 +279,11 @@ class LimitHit(RxloopError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+def needs_change(failure: LLMFailedEvent) -> bool:
+    """Return True if `iterate` changes and repeats the request. It was too long, or the vendor refused media."""
+    return bool(failure.refused) or failure.error.code == ContextLengthExceeded.code
 
 
 def check_limits(state: RunState, limits: Limits, thought_limit: int) -> LimitHit | None:

@@ -267,6 +267,12 @@ _REMEDY = (
 )
 
 
+_ACTIONS_PER_TURN = 10_000
+"""Maximum number of immediate actions before the event loop gets a turn."""
+_PAUSE = 0.001
+"""Delay of the next action in seconds. It is not zero, so that virtual time advances."""
+
+
 class RunScheduler(AsyncIOScheduler):
     """Scheduler that runs immediate actions on a trampoline, and later actions in the event loop.
 
@@ -299,6 +305,8 @@ class RunScheduler(AsyncIOScheduler):
         """Id of the event loop's thread."""
         self._started: datetime | None = None
         """Start of the event loop's clock, computed on first use."""
+        self._immediate = 0
+        """Number of immediate actions, at least since the event loop had a turn."""
 
     @property
     def now(self) -> datetime:
@@ -312,8 +320,20 @@ class RunScheduler(AsyncIOScheduler):
         return self._loop.time()
 
     def schedule(self, action: abc.ScheduledAction[S], state: S | None = None) -> abc.DisposableBase:
-        """Run an action now, or after the action that is currently running."""
+        """Run an action now, or after the action that is currently running.
+
+        Actions that schedule each other without end, like those of `rx.repeat`, let the event loop take a turn.
+        """
+        self._immediate += 1
+        if self._immediate >= _ACTIONS_PER_TURN // 2 and threading.get_ident() == self.thread:
+            if self._immediate == _ACTIONS_PER_TURN // 2:
+                self._loop.call_soon(self._start_turn)
+            elif self._immediate > _ACTIONS_PER_TURN:
+                return self.schedule_relative(_PAUSE, action, state)
         return CurrentThreadScheduler.singleton().schedule(action, state)
+
+    def _start_turn(self) -> None:
+        self._immediate = 0
 
     def schedule_relative(
         self, duetime: typing.RelativeTime, action: abc.ScheduledAction[S], state: S | None = None

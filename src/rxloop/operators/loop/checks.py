@@ -17,7 +17,7 @@ from rxloop.operators.loop.compose import describe, parts
 from rxloop.pipeline.requests import IterationEnd, ModelRequest, Operator, Request, RunRequest, ToolRequest
 from rxloop.protocol.events import Event, LLMFailedEvent
 from rxloop.protocol.finish import KNOWN, MALFORMED_REASON, explain_end
-from rxloop.state.run_state import RunState
+from rxloop.state.run_state import RunState, needs_change
 from rxloop.stream.stream import HANDLING
 from rxloop.support.foreign_errors import find_sender
 
@@ -262,7 +262,7 @@ def find_retry(state: RunState) -> LLMFailedEvent | None:
     failure = state.failure
     if failure is None or state.open_step is None:
         return None
-    return failure if failure.refused or failure.error.code == ContextLengthExceeded.code else None
+    return failure if needs_change(failure) else None
 
 
 class Retries:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 from reactivex import Observable, abc
@@ -73,6 +73,7 @@ class WorkBudget(Budget):
         "_has_repeated",
         "_lifetime",
         "_limits",
+        "_lost_tokens",
         "_recorder",
         "_refused",
         "_replays",
@@ -101,6 +102,8 @@ class WorkBudget(Budget):
         self._base: int | None = None
         """Number of model calls before this attempt, or None before its first subscription."""
         self._has_repeated = False
+        self._lost_tokens = 0
+        """Number of tokens in `usage` events that operators have dropped."""
         self._sent = 0
         """Number of model calls on all branches. Excludes requests that `iterate` repeats."""
         self._resent = 0
@@ -121,9 +124,7 @@ class WorkBudget(Budget):
         if self._lifetime.is_ending:
             return self._refuse()
         if self._base is None:
-            state = self._recorder.states[None]
-            # This attempt repeats an interrupted call.
-            self._base = state.iteration - (state.open_step is not None)
+            self._base = self._recorder.earlier.call_count
         self._started += 1
         limit = self._limits.iterations
         if limit is not None and self._started > _MAX_RESTARTS * limit and self._started > self._max_replays + limit:
@@ -196,8 +197,7 @@ class WorkBudget(Budget):
         )
 
     def _count_unpublished_tokens(self) -> int:
-        events = self._unpublished or ()
-        return sum(each.usage.total_tokens for each in events if isinstance(each, UsageEvent) and not each.attempt)
+        return self._lost_tokens + _count_tokens(each for each in self._unpublished or () if not each.attempt)
 
     # -- turns of the event loop
 
@@ -272,4 +272,10 @@ class WorkBudget(Budget):
             if not event.attempt:
                 (lost if all_branches or event.branch == branch else held).append(event)
         self._unpublished = held or None
+        # An operator may handle the error and continue.
+        self._lost_tokens += _count_tokens(lost)
         return make_lost_error(lost, self._describe_loop()) if lost else None
+
+
+def _count_tokens(events: Iterable[Event]) -> int:
+    return sum(each.usage.total_tokens for each in events if isinstance(each, UsageEvent))

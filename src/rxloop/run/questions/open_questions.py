@@ -224,6 +224,8 @@ class OpenQuestions:
             for each in waiting:
                 if each.answer is not None and not each.answer.done():
                     each.answer.set_exception(Paused())
+                    # Otherwise, asyncio reports it if the call is cancelled before it reads the exception.
+                    each.answer.exception()
 
     def _list_busy_tasks(self, position: Position, asking: set[Task[Any]]) -> list[Task[Any]]:
         """Return a run's busy tasks. Each of them gets a completion callback."""
