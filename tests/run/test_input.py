@@ -249,6 +249,21 @@ async def test_answer_must_be_one_of_the_options() -> None:  # L104
     assert (await agent.resume(paused.task_id, inputs={"1.0.1": "blue"})).output == "done"
 
 
+@pytest.mark.parametrize("answer", [1, 0, "true", None])
+async def test_number_is_not_one_of_the_options_true_and_false(answer: Any) -> None:
+    @tool
+    async def asks(ctx: RunContext[Any]) -> str:
+        """Asks."""
+        return str(await ctx.ask("Sure?", object, options=[True, False]))
+
+    log = MemoryEventLog()
+    paused = await Agent(ScriptedModel(call("asks")), tools=[asks], log=log).run("Go")
+    agent = Agent(ScriptedModel("done"), tools=[asks], log=log)
+    with pytest.raises(InvalidInput):
+        await agent.resume(paused.task_id, inputs={"1.0.1": answer})
+    assert (await agent.resume(paused.task_id, inputs={"1.0.1": True})).output == "done"
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_on_input_answers_a_question_within_the_same_attempt(is_async: bool) -> None:
     asked: list[PendingInput] = []

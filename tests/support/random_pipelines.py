@@ -376,6 +376,9 @@ def make_operator(random: Random) -> tuple[str, Operator]:
     return random.choice(operators)
 
 
+MULTIPLIERS = {"endless requests", "multiply requests", "repeat", "repeat some"}
+
+
 class RandomPipeline:
     """Random agent whose loop contains faulty operators."""
 
@@ -396,9 +399,9 @@ class RandomPipeline:
         self.inside = [(random.randrange(4), *make_operator(random)) for _ in range(random.choice((0, 1, 1, 1, 2, 3)))]
         self.around = [make_operator(random) for _ in range(random.choice((0, 0, 0, 1)))]
         if self.limits.iterations is None:
-            # These operators take no virtual time.
-            self.inside = [each for each in self.inside if each[1] not in ("endless requests", "repeat")]
-            self.around = [each for each in self.around if each[0] != "repeat"]
+            # These operators send any number of requests in no virtual time.
+            self.inside = [each for each in self.inside if each[1] not in MULTIPLIERS]
+            self.around = [each for each in self.around if each[0] not in MULTIPLIERS]
         self.inner = make_operator(random) if random.random() < 0.15 else None
         """Operator around each single model call."""
         self.cancel_after = random.choice((None, None, None, None, 0.0, 0.02, 0.2))

@@ -133,7 +133,7 @@ def _check(task_id: str, state: RunState, input_id: str, value: Any) -> None:
         if question.public_key is not None and not isinstance(value, str | bytes | None):
             raise InvalidInput(f"the credential for {input_id!r} must be ciphertext, as str or bytes")
         return
-    if question.options is not None and value not in question.options:
+    if not question.allows(value):
         raise InvalidInput(f"answer to {question.prompt!r} must be one of {question.options}, got {quote_value(value)}")
     if question.input_kind == "tool":
         _check_result(input_id, value)

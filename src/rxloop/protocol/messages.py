@@ -329,6 +329,12 @@ class PendingInput(Wire):
         """True if the answer is a credential. Credentials are never published or logged."""
         return self.input_kind == "credential"
 
+    def allows(self, answer: Any) -> bool:
+        """Return True if the answer is one of the options, or if there are none. In JSON, `true` is not 1."""
+        return self.options is None or any(
+            option == answer and isinstance(option, bool) == isinstance(answer, bool) for option in self.options
+        )
+
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         public = public_question(self)
         return super().__repr_args__() if public is self else public.__repr_args__()

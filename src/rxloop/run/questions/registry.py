@@ -229,7 +229,7 @@ async def _read(question: PendingInput, value: Any, read: Callable[[Any], Any]) 
     except ValueError as error:
         text = f"{quote_value(value)} does not answer {question.prompt!r} ({question.input_id}): {error}"
         raise InvalidInput(text) from error
-    if question.options is not None and value not in question.options:
+    if not question.allows(value):
         text = f"the answer to {question.prompt!r} must be one of {question.options}, got {quote_value(value)}"
         raise InvalidInput(text)
     return value
