@@ -434,3 +434,42 @@ async def test_subscriber_gets_no_update_twice_when_events_arrive_during_subscri
         async with served.client() as client:
             updates = await collect_responses(client.subscribe(pb.SubscribeToTaskRequest(id=task.id)))
     assert task_states(updates) == ["WORKING", "INPUT_REQUIRED"]
+
+
+# -- logs
+
+ATTACK = "x\r\nERROR forged\x1b[2J\u202e"
+MALFORMED: dict[str, Any] = {
+    "a list": [],
+    "no object": 7,
+    "an unknown field": {"jsonrpc": "2.0", "id": 1, "method": "GetTask", "params": {}, ATTACK: 1},
+    "no method": {"jsonrpc": "2.0", "id": ATTACK},
+    "a method of another type": {"jsonrpc": "2.0", "id": ATTACK, "method": ["GetTask"]},
+    "an unknown method": {"jsonrpc": "2.0", "id": ATTACK, "method": ATTACK},
+    "no params": {"jsonrpc": "2.0", "id": ATTACK, "method": "GetTask", "params": None},
+    "params of another type": {"jsonrpc": "2.0", "id": 1, "method": "GetTask", "params": {"id": [ATTACK]}},
+    "a role that does not exist": {
+        "jsonrpc": "2.0",
+        "id": ATTACK,
+        "method": "SendMessage",
+        "params": {"message": {"messageId": "m", "role": ATTACK, "parts": [{"text": [ATTACK]}]}},
+    },
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+async def test_malformed_request_logs_no_error_and_no_text_that_spans_lines(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = MALFORMED[name]
+    async with serve_a2a(make_clerk()) as served, make_client(served.url) as client:
+        rpc = await client.post("/rpc", json=body, headers={"a2a-version": "1.0"})
+        rest = await client.post("/message:send", json=body, headers={"a2a-version": "1.0"})
+    assert rpc.json()["error"]["code"] in (-32600, -32601, -32602)
+    assert rest.status_code == 400
+    records = [each for each in caplog.records if each.name.startswith(("a2a", "rxloop"))]
+    assert {each.levelname for each in records} <= {"DEBUG", "INFO", "WARNING"}
+    assert not any(each.exc_info for each in records)
+    assert all(each.getMessage().isprintable() for each in records if each.levelname != "DEBUG")
+    # The reason is still logged.
+    assert sum("error" in each.getMessage().lower() for each in records) >= 2

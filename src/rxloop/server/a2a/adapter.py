@@ -17,7 +17,7 @@ from typing_extensions import Unpack, override
 from rxloop.agents.agent import Agent
 from rxloop.errors import ConfigurationError
 from rxloop.runtime.runtime import Runtime
-from rxloop.server.a2a.calls import ContextBuilder, respond_refused, serve_sdk
+from rxloop.server.a2a.calls import ContextBuilder, filter_sdk_logs, respond_refused, serve_sdk
 from rxloop.server.a2a.handler import ExtendedCard, ServedAgent, TaskHandler
 from rxloop.server.a2a.push import Push, PushOptions
 from rxloop.server.core.adapter import Adapter, AdapterOptions, Endpoint, find_only_agent
@@ -102,6 +102,7 @@ class A2A(Adapter):
     def __init__(self, runtime: Runtime, make: Callable[[Gateway], ServedAgent], options: AdapterOptions) -> None:
         """Initialize the adapter; see `a2a`."""
         super().__init__(runtime, **options)
+        filter_sdk_logs()
         self._served = make(self.gateway)
         self._push = self._served.push
 

@@ -174,6 +174,31 @@ _WRITER = FrameWriter[Any](SSE.media_type, _encode_frame, draining=SSE.draining)
 # -- errors
 
 
+class _SdkLogFilter(logging.Filter):
+    """Filter for the SDK's log records about requests, which contain text from clients.
+
+    For an invalid request, the SDK logs a traceback as an error before it logs the reason as a warning.
+    """
+
+    _TRACEBACKS = ("Failed to validate base JSON-RPC request", "Failed to parse request params")
+
+    @override
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.msg in self._TRACEBACKS:
+            return False
+        record.msg, record.args = to_one_line(record.getMessage(), 1_000), ()
+        return True
+
+
+_SDK_LOG_FILTER = _SdkLogFilter()
+
+
+def filter_sdk_logs() -> None:
+    """Drop tracebacks about invalid requests from the SDK's logs, and write each record on one line."""
+    for name in ("a2a.server.routes.jsonrpc_dispatcher", "a2a.utils.error_handlers"):
+        logging.getLogger(name).addFilter(_SDK_LOG_FILTER)
+
+
 def respond_refused(refused: Refused) -> Response:
     """Return the response for a request refused before the SDK handles it."""
     status = _STATUSES.get(refused.status, "INVALID_ARGUMENT")
