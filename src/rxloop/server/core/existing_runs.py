@@ -7,9 +7,10 @@ from typing import Any
 
 import orjson
 
-from rxloop.errors import ConfigurationError, InvalidInput, NotAsked, NotPermitted
+from rxloop.errors import ConfigurationError, InvalidEvent, InvalidInput, NotAsked, NotPermitted
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
+from rxloop.protocol.json_data import freeze_json
 from rxloop.protocol.messages import Message, PendingInput, Prompt, public_question
 from rxloop.protocol.refusals import is_refusal
 from rxloop.recorded.questions import read_status
@@ -52,12 +53,17 @@ async def answer_run(
         if not inputs.keys() <= pending.keys():
             await _check_answered(gateway, record, inputs.keys() - pending.keys())
         _check_may_answer(principal, [question for key, question in pending.items() if key in inputs], inputs)
-        size = sum(len(each.model_dump_json()) for each in messages)
-        await gateway.add_command(record, size + len(orjson.dumps(dict(inputs), default=str)))
+        # Large numbers are stored as strings.
+        size = len(orjson.dumps(freeze_json(dict(inputs), "inputs")))
+        await gateway.add_command(record, size + sum(len(each.model_dump_json()) for each in messages))
         await gateway.runtime.answer(record.task_id, inputs, messages=list(messages))
     except NotAsked:
         message = "the run is not waiting for this answer, or already has one; its open questions are in `pending`"
         raise Refused(409, "not_waiting", message) from None
+    except InvalidEvent:
+        raise Refused(
+            422, "invalid_input", "an answer is nested too deeply, or has a number with too many digits"
+        ) from None
     except InvalidInput as error:
         is_public = bool(pending) and all(public_question(each) is each for each in pending.values())
         message = str(error) if is_public else "the answer is invalid for this question"
