@@ -376,7 +376,7 @@ def make_operator(random: Random) -> tuple[str, Operator]:
     return random.choice(operators)
 
 
-MULTIPLIERS = {"endless requests", "multiply requests", "repeat", "repeat some"}
+MULTIPLIERS = {"endless requests", "multiply requests", "repeat", "repeat some", "retry"}
 
 
 class RandomPipeline:
