@@ -24,7 +24,7 @@ from rxloop import (
     op,
     tool,
 )
-from rxloop.errors import ContextLengthExceeded
+from rxloop.errors import ContextLengthExceeded, ProviderConnectionError
 from rxloop.protocol.events import ContentCompleteEvent, LLMCallEvent
 from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
@@ -182,6 +182,21 @@ async def test_failed_call_of_another_branch_is_closed_before_the_next_one() -> 
     )
     assert (await run).output == "Rain."
     assert messages == [("1", "tool_calls"), ("b/1", "canceled"), ("b/2", "stop"), ("2", "stop")]
+
+
+@pytest.mark.parametrize(("step", "is_closed"), [(None, True), ("1", False), ("sorry", True)])
+async def test_operator_around_the_loop_may_answer_a_failed_call(step: str | None, is_closed: bool) -> None:
+    def apologize(error: Exception, source: Observable[Signal]) -> Observable[Signal]:
+        return emit(ContentCompleteEvent(content="Sorry.", step=step))
+
+    def catch(pipeline: Operator) -> Operator:
+        return op.compose(op.iterate(pipeline), ops.catch(apologize))
+
+    run = Agent(ScriptedModel(ProviderConnectionError("no line")), strategy=catch).run("Go.")
+    messages: list[ContentCompleteEvent] = []
+    run.events.pipe(op.grammar(), op.of_type(ContentCompleteEvent)).subscribe(messages.append)
+    assert (await run).output == "Sorry."
+    assert [message.finish_reason for message in messages[:-1]] == ["canceled"] * is_closed
 
 
 async def test_operators_may_repeat_their_own_events() -> None:

@@ -147,7 +147,7 @@ class Recorder:
             if order_error is not None:
                 self._reject(event, order_error)
                 return
-            if type(event) is LLMCallEvent:
+            if isinstance(event, LLMCallEvent | ContentCompleteEvent):
                 self._close_failed_call(event)
         if event.durable:
             if properties.is_reserved:
@@ -163,13 +163,13 @@ class Recorder:
                 self.writer.add(event)
         self.delivery.deliver(event)
 
-    def _close_failed_call(self, request: LLMCallEvent) -> None:
-        """Close the failed call of an earlier step on this branch that no operator repeated."""
-        state = self.states.get(request.branch)
-        if state is None or state.failure is None or state.open_step in (None, request.step):
+    def _close_failed_call(self, event: LLMCallEvent | ContentCompleteEvent) -> None:
+        """Close the failed call of another step on this branch that no operator repeated or answered."""
+        state = self.states.get(event.branch)
+        if state is None or state.failure is None or state.open_step in (None, event.step):
             return
-        if request.parent_task_id is None and request.task_id in ("", self.task_id):
-            self.delivery.deliver(self.record(self.cancel_message(request.branch)))
+        if event.parent_task_id is None and event.task_id in ("", self.task_id):
+            self.delivery.deliver(self.record(self.cancel_message(event.branch)))
 
     def cancel_message(self, branch: str | None) -> ContentCompleteEvent:
         """Create the event that closes the open message of a branch."""
