@@ -80,7 +80,7 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
         prompt, limits = options.pop("prompt", None), options.pop("limits", None)
         description = options.pop("description", None)
         if prompt is None and description is None:
-            description = f"Hands a task to the agent {definition.name}, and gives its answer."
+            description = f"Passes a task to the agent {definition.name} and returns its answer."
         super().__init__(
             prompt or _pass_prompt,
             name=name or _INVALID_CHARACTERS.sub("_", definition.name),
