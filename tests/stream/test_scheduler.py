@@ -122,3 +122,12 @@ async def test_many_immediate_actions_keep_their_order() -> None:
     source.subscribe(numbers.append, on_completed=ended.set, scheduler=make_scheduler())
     await ended.wait()
     assert numbers == [*range(25_000)]
+
+
+async def test_actions_of_another_thread_do_not_delay_later_actions() -> None:
+    scheduler = make_scheduler()
+    source = rx.range(12_000).pipe(ops.concat_map(rx.just), ops.count())
+    await asyncio.to_thread(lambda: source.subscribe(scheduler=scheduler))
+    rx.just(1).subscribe(scheduler=scheduler)
+    await asyncio.sleep(0)
+    assert Recorder(rx.just(1), scheduler=scheduler).events == [1]

@@ -307,6 +307,7 @@ class RunScheduler(AsyncIOScheduler):
         """Start of the event loop's clock, computed on first use."""
         self._immediate = 0
         """Number of immediate actions, at least since the event loop had a turn."""
+        self._is_turn_requested = False
 
     @property
     def now(self) -> datetime:
@@ -326,14 +327,16 @@ class RunScheduler(AsyncIOScheduler):
         """
         self._immediate += 1
         if self._immediate >= _ACTIONS_PER_TURN // 2 and threading.get_ident() == self.thread:
-            if self._immediate == _ACTIONS_PER_TURN // 2:
+            if not self._is_turn_requested:
+                self._is_turn_requested = True
                 self._loop.call_soon(self._start_turn)
-            elif self._immediate > _ACTIONS_PER_TURN:
+            if self._immediate > _ACTIONS_PER_TURN:
                 return self.schedule_relative(_PAUSE, action, state)
         return CurrentThreadScheduler.singleton().schedule(action, state)
 
     def _start_turn(self) -> None:
         self._immediate = 0
+        self._is_turn_requested = False
 
     def schedule_relative(
         self, duetime: typing.RelativeTime, action: abc.ScheduledAction[S], state: S | None = None
