@@ -15,7 +15,8 @@ from starlette.routing import Route
 from rxloop import Agent, MemoryEventLog, Runtime, client_tool, op, tool
 from rxloop.server import PushOptions, a2a, agui, api, mcp_server, openai_api, ui_stream
 from rxloop.testing import ScriptedModel, call, turn
-from support.malformed_bodies import Answer, post, replace_each_value
+from support.asgi_client import Answer, send_request
+from support.malformed_bodies import replace_each_value
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "enum": ["x"]}}, "required": ["a"]}
 TOOL = {"name": "map", "description": "d", "parameters": SCHEMA}
@@ -294,7 +295,7 @@ class Server:
         path = route.replace("{chat_id:rxloop_id}", "talk")
         body = body.replace(b"RUN", self._task_id.encode())
         async with asyncio.timeout(20):
-            return await post(self._app, path, body, headers, leaves=self._case.leaves)
+            return await send_request(self._app, path, body, headers, leaves=self._case.leaves)
 
     async def _make_waiting_run(self) -> None:
         if self._task_id and (await self._runtime.get_record(self._task_id)).state == "input-required":

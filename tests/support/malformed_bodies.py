@@ -1,11 +1,10 @@
-"""Variants of request bodies in which one value is invalid, and an ASGI client without a network."""
+"""Variants of request bodies in which one value is invalid."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Generator, Iterable
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 _DELETE = "@delete"
 _RAW = {
@@ -64,57 +63,3 @@ def _encode(body: Any) -> bytes:
     for marker, raw in _RAW.items():
         text = text.replace(marker, raw)
     return text.encode()
-
-
-class Answer(NamedTuple):
-    """Response to a request."""
-
-    status: int
-    headers: dict[str, str]
-    text: str
-
-
-async def post(app: Any, path: str, body: bytes, headers: dict[str, str], *, leaves: bool = False) -> Answer:
-    """Send a POST request to an ASGI application.
-
-    Args:
-        app: ASGI application.
-        path: Path without a query.
-        body: Raw body.
-        headers: Request headers.
-        leaves: Whether the client disconnects after it has sent the body.
-    """
-    request_messages: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
-    if leaves:
-        request_messages.append({"type": "http.disconnect"})
-    status, answer_headers, chunks = 0, dict[str, str](), list[bytes]()
-
-    async def receive() -> Any:
-        if not request_messages:
-            await asyncio.Event().wait()
-        return request_messages.pop(0)
-
-    async def send(message: Any) -> None:
-        nonlocal status
-        if message["type"] == "http.response.start":
-            status = message["status"]
-            answer_headers.update((name.decode(), value.decode()) for name, value in message["headers"])
-        chunks.append(message.get("body", b""))
-
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "headers": [(name.encode(), value.encode()) for name, value in {"host": "localhost", **headers}.items()],
-        "client": ("127.0.0.1", 1),
-        "server": ("localhost", 80),
-        "state": {},
-    }
-    await app(scope, receive, send)
-    return Answer(status, answer_headers, b"".join(chunks).decode(errors="replace"))

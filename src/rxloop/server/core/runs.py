@@ -12,6 +12,8 @@ from typing import Any, Literal
 from starlette.requests import HTTPConnection
 from typing_extensions import Unpack
 
+from rxloop.coordination.answers import read_snapshot
+from rxloop.coordination.order import is_idle
 from rxloop.errors import (
     ConfigurationError,
     ConflictError,
@@ -257,8 +259,8 @@ async def cancel_run(gateway: Gateway, task_id: str, reason: str | None = None) 
 async def cancel_abandoned_run(gateway: Gateway, task_id: str) -> None:
     """Cancel a run after a client disconnect."""
     with suppress(EventLogError, ConflictError, RunOver):
-        # The client of a waiting run has received all events and must answer.
-        if (await gateway.runtime.get_record(task_id)).state in ("submitted", "working"):
+        # The client of an idle run has received all events. If the run waits, a client must answer.
+        if not is_idle(await read_snapshot(gateway.runtime.log, task_id)):
             await gateway.runtime.cancel(task_id, "the client disconnected")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from rxloop.protocol.visibility import PUBLIC_METADATA
 from rxloop.recorded.follow import FINAL_STATES, is_over, read_first, read_pages
 from rxloop.recorded.questions import IDLE_STATES
 from rxloop.recorded.replay import replay
+from rxloop.server.core.adapter import OnDisconnect
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.existing_runs import answer_run, fork_run
 from rxloop.server.core.gateway import Gateway
@@ -76,13 +77,20 @@ async def stream_events(
 ) -> EventStream:
     """Return a streaming response with a run's events."""
     gateway, task_id = call.gateway, record.task_id
-    should_cancel = (query.on_disconnect or call.adapter.on_disconnect) == "cancel"
     return call.stream(
         await _stream(gateway, task_id, query),
         writer if query.visibility == "public" else INTERNAL[writer.media_type],
-        on_disconnect=partial(cancel_abandoned_run, gateway, task_id) if should_cancel else None,
+        on_disconnect=_make_disconnect_action(call, task_id, query.on_disconnect),
         headers={DELTAS: get_delta_availability(gateway, record, replayed=query.speed is not None)},
     )
+
+
+def _make_disconnect_action(
+    call: ApiCall[Any, Any], task_id: str, action: OnDisconnect | None
+) -> Callable[[], Coroutine[Any, Any, None]] | None:
+    """Return a function to call if the client disconnects before the run is idle, or None to keep the run."""
+    should_cancel = (action or call.adapter.on_disconnect) == "cancel"
+    return partial(cancel_abandoned_run, call.gateway, task_id) if should_cancel else None
 
 
 async def _stream(gateway: Gateway, task_id: str, query: EventsQuery) -> Stream[AnyEvent]:
@@ -172,7 +180,8 @@ async def _answer_when_idle(call: ApiCall[Any, StartQuery], record: RunRecord, a
     last: StatusUpdateEvent | None = None
     # The run has started, so return its id even if no stream slot is available for waiting.
     with suppress(Refused):
-        record, last = await wait_until_idle(call, record, call.query.wait, after)
+        leave = _make_disconnect_action(call, record.task_id, call.query.on_disconnect)
+        record, last = await wait_until_idle(call, record, call.query.wait, after, leave)
     info = await make_info(call, record, last)
     if info.pending and after is not None and (record.seq == seq or not info.is_idle):
         # The answers are in the inbox, waiting to be processed by the owner.

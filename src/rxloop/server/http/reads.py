@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import anyio
+from reactivex import operators as ops
 from starlette.responses import Response
 
 from rxloop.coordination.answers import read_snapshot
 from rxloop.coordination.order import is_idle
 from rxloop.errors import EventLogError
+from rxloop.operators.views.filters import until_final
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import WAITING, Event, StatusUpdateEvent, ends_attempt
@@ -34,6 +37,7 @@ from rxloop.recorded.questions import IDLE_STATES, RunStatus, list_pending, read
 from rxloop.recorded.replay import history
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Gateway
+from rxloop.server.core.stream import read_to_end, wait_disconnected
 from rxloop.server.http.requests import (
     ApiCall,
     ContextQuery,
@@ -53,16 +57,21 @@ from rxloop.thinking.graph import ThoughtGraph
 
 
 async def wait_until_idle(
-    call: ApiCall[Any, Any], record: RunRecord, seconds: float, after: str | None
+    call: ApiCall[Any, Any],
+    record: RunRecord,
+    seconds: float,
+    after: str | None,
+    on_disconnect: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> tuple[RunRecord, StatusUpdateEvent | None]:
-    """Wait until a run is idle, or until the timeout.
+    """Wait until a run is idle, until the timeout, or until the client disconnects.
 
     Args:
         call: Current request.
         record: Record of the run.
-        seconds: Timeout in seconds.
+        seconds: Timeout in seconds, shortened to the limit of the server.
         after: Cursor that the end of the attempt must follow. If None, a run that is already idle is returned
             immediately.
+        on_disconnect: Called if the client disconnects.
 
     Returns:
         The run, and the final event of its last attempt if that event arrived while waiting.
@@ -75,13 +84,17 @@ async def wait_until_idle(
         # Ignore earlier attempts.
         after = record.cursor
     if seconds and after is not None:
-        with gateway.reserve_stream(call.principal) as slot, slot.scope:
+        ends: list[Event] = []
+        followed = gateway.runtime.follow(record.task_id, after=after)
+        events = followed.pipe(until_final(), ops.take_last(1), ops.do_action(ends.append))
+        with gateway.reserve_stream(call.principal) as slot:
             slot.scope.deadline = anyio.current_time() + min(seconds, gateway.limits.wait)
-            async for event in gateway.runtime.follow(record.task_id, after=after):
-                if isinstance(event, StatusUpdateEvent) and event.state in IDLE_STATES and ends_attempt(event):
-                    return record.apply_end(event), event
-                if ends_attempt(event):
-                    break
+            end = await read_to_end(slot, events, disconnected=partial(wait_disconnected, call.request.receive))
+        if end == "disconnected" and on_disconnect is not None:
+            gateway.spawn(on_disconnect())
+        last = ends[0] if ends else None
+        if isinstance(last, StatusUpdateEvent) and last.state in IDLE_STATES and ends_attempt(last):
+            return record.apply_end(last), last
     if after is not None:
         record = await gateway.runtime.get_record(record.task_id)
     return record, None

@@ -101,19 +101,22 @@ class Query(BaseModel):
     model_config = ConfigDict(extra="forbid", alias_generator=to_camel, validate_by_alias=True, frozen=True)
 
 
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
 class StartQuery(Query):
     """Query parameters for starting or resuming a run."""
 
-    wait: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 0
-    """Timeout in seconds for waiting until the run is idle."""
+    wait: Seconds = 0
+    """Timeout in seconds for waiting until the run is idle. It is shortened to the limit of the server."""
     on_disconnect: OnDisconnect | None = None
-    """Action if the client of a streaming response disconnects."""
+    """Action if the client of a streaming response, or of a request with `wait`, disconnects."""
 
 
 class InfoQuery(Query):
     """Query parameters for reading a run, including the seconds to wait until the run is idle."""
 
-    wait: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 0
+    wait: Seconds = 0
 
 
 class EventsQuery(Query):
