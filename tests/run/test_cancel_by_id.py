@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -25,7 +25,7 @@ from rxloop.errors import (
     InvalidInput,
     UnknownRun,
 )
-from rxloop.protocol.commands import Command
+from rxloop.protocol.commands import CancelCommand, Command
 from rxloop.state.fold import fold_all
 from rxloop.state.history import CANCELED_CALL, INTERRUPTED
 from rxloop.testing import ScriptedModel, call, virtual_time
@@ -184,3 +184,78 @@ def test_cancel_raises_after_30_seconds_when_another_process_always_writes_first
         with pytest.raises(ConflictError, match="has not ended it within 30 s"):
             time.run(bank.agent(log=log).get_run(paused.task_id).cancel())
         assert 30 <= time.now <= 31
+
+
+class _RacingLog(MemoryEventLog):
+    """Log that starts another attempt after storing a cancel, and delays the first append of this attempt."""
+
+    def __init__(self, original: MemoryEventLog) -> None:
+        super().__init__()
+        self._runs, self._by_context = original._runs, original._by_context
+        self.start: Callable[[], Awaitable[object]] | None = None
+        self.attempt: asyncio.Future[object] | None = None
+        self.is_appending = asyncio.Event()
+
+    async def send_command(self, task_id: str, command: Command) -> int:
+        number = await super().send_command(task_id, command)
+        if self.start is not None and isinstance(command, CancelCommand):
+            self.attempt, self.start = asyncio.ensure_future(self.start()), None
+            await self.is_appending.wait()
+        return number
+
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
+        if not self.is_appending.is_set():
+            self.is_appending.set()
+            await asyncio.sleep(0.2)
+        await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
+
+
+@pytest.mark.parametrize("kind", ["worker", "answer"])
+def test_cancel_leaves_the_end_to_an_attempt_that_started_meanwhile(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bank = Bank()
+    with virtual_time() as time:
+        paused = time.run(bank.request_payment())
+        log = bank.log = _RacingLog(bank.log)
+        agent = bank.agent("Never sent.")
+
+        async def start() -> object:
+            if kind == "worker":
+                return await agent.get_run(paused.task_id).execute()
+            return await outcome(agent.resume(paused.task_id, inputs={"1.0.1": True}))
+
+        async def cancel() -> object:
+            log.start = start
+            await agent.get_run(paused.task_id).cancel("stop")
+            assert log.attempt is not None
+            return await log.attempt
+
+        ended = time.run(cancel())
+        events = time.run(log.read(paused.task_id))
+
+    assert [event.state for event in final_events(events)] == ["input-required", "canceled"]
+    assert bank.paid == []
+    assert "conflict" not in str(ended)
+    assert "canceled" in str(ended) or "cancelled" in str(ended)
+    assert [each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == []
+
+
+def test_cancel_that_loses_against_another_process_logs_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    bank = Bank()
+
+    class SlowLog(MemoryEventLog):
+        async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
+            # The other process resumes the run first.
+            await bank.agent("done").resume(task_id, inputs={"1.0.1": True})
+            await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
+
+    with virtual_time() as time:
+        paused = time.run(bank.request_payment())
+        log = SlowLog()
+        log._runs, log._by_context = bank.log._runs, bank.log._by_context
+        time.run(bank.agent(log=log).get_run(paused.task_id).cancel())
+        events = time.run(log.read(paused.task_id))
+
+    assert [event.state for event in final_events(events)] == ["input-required", "completed"]
+    assert [each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == []

@@ -33,6 +33,8 @@ class ConversationLocks:
     def __init__(self) -> None:
         self._waiters: dict[str, deque[Waiter]] = {}
         self._ending: set[str] = set()
+        self.holders: dict[str, str] = {}
+        """Ids of the runs whose attempts hold a lock, by conversation."""
         self._lock = threading.Lock()
 
     def acquire(self, conversation: str) -> bool:
@@ -75,6 +77,7 @@ class ConversationLocks:
         with self._lock:
             waiters = self._waiters[conversation]
             self._ending.discard(conversation)
+            self.holders.pop(conversation, None)
             while waiters:
                 waiter = waiters.popleft()
                 # Attempts in a closed event loop are no longer waiting.
@@ -132,7 +135,7 @@ class Lease:
         if not self.is_locked:
             if not self._locks.acquire(self._conversation):
                 return False
-            self.is_locked = True
+            self._set_locked()
         # If cancelled while waiting for the log, the lease may still have been granted.
         self._is_acquired = True
         self._is_acquired = await read_log(self._log.acquire_lease, self._conversation, self._task_id, self._lose)
@@ -142,7 +145,16 @@ class Lease:
         """Wait for the process lock, after which `try_acquire` only needs the log lease."""
         if not self.is_locked:
             await self._locks.wait(self._conversation)
-            self.is_locked = True
+            self._set_locked()
+
+    def _set_locked(self) -> None:
+        self.is_locked = True
+        self._locks.holders[self._conversation] = self._task_id
+
+    @property
+    def is_held_by_same_run(self) -> bool:
+        """True if another attempt of the same run in this process is holding the lock."""
+        return not self.is_locked and self._locks.holders.get(self._conversation) == self._task_id
 
     @property
     def is_busy_here(self) -> bool:

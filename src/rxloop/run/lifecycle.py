@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from rxloop.errors import EventLogError
+from rxloop.errors import ConflictError, EventLogError
 from rxloop.protocol.events import Event, normalise
 from rxloop.run.attempt import Attempt
 from rxloop.run.attempt_end import close_nested, record_end, release, stop, stop_accepting, wait_for_calls
@@ -108,7 +108,9 @@ async def _close(attempt: Attempt) -> Event:
         recorder.delivery.open()
     except EventLogError as error:
         recorder.delivery.drop()
-        log.error("Failed to log the end of run %s: %s", attempt.task_id, error)
+        # An attempt that only cancels the run leaves the end to the process that continued it.
+        level = logging.DEBUG if attempt.spec.cancel is not None and isinstance(error, ConflictError) else logging.ERROR
+        log.log(level, "Failed to log the end of run %s: %s", attempt.task_id, error)
         end = make_unlogged_end(attempt.task_id, attempt.state(), error)
         final = end.model_copy(update={name: getattr(final, name) for name in _ENVELOPE})
     await lifetime.run_to_completion(writer.close)

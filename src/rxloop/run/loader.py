@@ -170,11 +170,15 @@ async def _read_with_lease(
 
     Raises:
         ContextBusy: See `acquire_lease` and `drop_earlier_questions`.
+        ConflictError: The attempt only cancels the run, and another attempt in this process has just started.
     """
     attempt.join_conversation(record.context_id, record.owner)
     if attempt.spec.cancel is not None:
         # Cancelling adds nothing to the conversation, so there is no need to wait for other runs.
         await attempt.lifetime.prepare(try_acquire_lease(attempt, event_log), GRACE)
+        if attempt.lease is not None and attempt.lease.is_held_by_same_run:
+            # The other attempt reads the cancel command. Two attempts that append would end each other with a conflict.
+            raise ConflictError(f"run {attempt.task_id} has just been resumed in this process")
         return await _read_run(attempt, event_log, previous)
     if previous is not None and is_over(previous.events[-1]):
         return await _read_run(attempt, event_log, previous)
