@@ -8,6 +8,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,24 @@ A2A_TCK = Path(os.environ.get("RXLOOP_A2A_TCK") or Path.home() / ".cache/rxloop/
 
 NODE = shutil.which("node")
 
+REDIS = os.environ.get("RXLOOP_REDIS") or "redis://127.0.0.1:6379/0"
+"""URL of the Redis server. Tests use keys with a prefix of their own, and remove them."""
+
+
+@cache
+def is_redis_available() -> bool:
+    """Return True if the Redis server and its client are available."""
+    if find_spec("redis") is None:
+        return False
+    import redis
+
+    try:
+        with redis.Redis.from_url(REDIS, socket_timeout=2, socket_connect_timeout=2) as client:  # pyright: ignore[reportUnknownMemberType]
+            return bool(client.ping())  # pyright: ignore[reportUnknownMemberType]
+    except redis.RedisError:
+        return False
+
+
 SERVICES: dict[str, tuple[Callable[[], bool], str]] = {
     "chromium": (lambda: CHROMIUM is not None, "there is no Chromium on the PATH (Debian: apt-get install chromium)"),
     "mermaid": (lambda: mermaid_file().is_file(), "there is no Mermaid (npm install --global mermaid@11)"),
@@ -70,6 +89,7 @@ SERVICES: dict[str, tuple[Callable[[], bool], str]] = {
     ),
     "small-disks": (disks.is_supported, "no small disk can be mounted: it takes root, and mount"),
     "postgres": (postgres.is_available, "there is no PostgreSQL (Debian: apt-get install postgresql)"),
+    "redis": (is_redis_available, "there is no Redis with its client (redis-server, and pip install redis)"),
     "node-clients": (
         lambda: NODE is not None and all((each / ".installed").is_file() for each in (CLIENTS, COPILOTKIT)),
         "there is no node with the official clients of the server's protocols (scripts/clients)",
