@@ -436,6 +436,16 @@ async def test_subscriber_gets_no_update_twice_when_events_arrive_during_subscri
     assert task_states(updates) == ["WORKING", "INPUT_REQUIRED"]
 
 
+@pytest.mark.parametrize("version", ["9" * 5_000, "9" * 5_000 + ".1", "1.0" + "x" * 200])
+async def test_long_version_is_an_error_of_the_client(version: str, caplog: pytest.LogCaptureFixture) -> None:
+    headers = {"a2a-version": version}
+    async with serve_a2a(make_clerk()) as served, make_client(served.url) as client:
+        rpc = {"jsonrpc": "2.0", "id": 1, "method": "GetTask", "params": {"id": "x"}}
+        answers = [await client.post("/rpc", json=rpc, headers=headers), await client.get("/tasks/x", headers=headers)]
+    assert [each.status_code for each in answers] == [400, 400]
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
 # -- logs
 
 ATTACK = "x\r\nERROR forged\x1b[2J\u202e"

@@ -43,6 +43,9 @@ log = logging.getLogger("rxloop")
 MAX_DEPTH = 40
 """Maximum nesting depth of JSON, because each level takes two of the 100 levels of protobuf."""
 
+_MAX_VERSION = 100
+"""Maximum length of a protocol version in characters."""
+
 _JSON = ("application/json", "application/a2a+json")
 _REQUEST_KEY = "rxloop.a2a"
 _STATUSES = {
@@ -113,6 +116,9 @@ async def serve_sdk(endpoint: SdkEndpoint, rpc: bool, call: Call[None, None]) ->
         call: Authenticated request.
     """
     request = call.request
+    if len(request.headers.get("a2a-version", "")) > _MAX_VERSION:
+        # The SDK would fail to parse the number.
+        raise Refused(400, "bad_request", "the a2a-version header is too long")
     body = b"" if request.method in ("GET", "HEAD", "DELETE") else await read_bytes(request, call.gateway.limits)
     if body:
         if _get_media_type(request) not in _JSON:
