@@ -259,3 +259,48 @@ def test_cancel_that_loses_against_another_process_logs_no_error(caplog: pytest.
 
     assert [event.state for event in final_events(events)] == ["input-required", "completed"]
     assert [each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == []
+
+
+def test_attempt_waits_for_a_cancel_that_ends_its_run_without_the_lease(caplog: pytest.LogCaptureFixture) -> None:
+    class SlowLog(MemoryEventLog):
+        """Log that delays the appends to a run that is being cancelled, each one longer than the one before."""
+
+        cancelled = ""
+        seconds = 0
+
+        async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
+            if task_id == self.cancelled:
+                go_on.set()
+                self.seconds += 2
+                await asyncio.sleep(self.seconds)
+            await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
+
+    go_on = asyncio.Event()
+
+    @tool
+    async def wait() -> str:
+        """Wait."""
+        await go_on.wait()
+        return "ok"
+
+    async def cancel() -> tuple[object, list[Event]]:
+        log = SlowLog()
+        agent = Agent(ScriptedModel(call("wait"), "done", "Never sent."), tools=[wait], log=log)
+        first = asyncio.ensure_future(outcome(agent.run("Go", context_id="c")))
+        await asyncio.sleep(0.1)
+        second = await agent.submit("And then?", context_id="c")
+        executing = asyncio.ensure_future(agent.get_run(second.task_id).execute())
+        await asyncio.sleep(0.1)
+        log.cancelled = second.task_id
+        # The first run ends while the cancel is being logged, so that the second run acquires the lease.
+        await agent.get_run(second.task_id).cancel()
+        record = await executing
+        assert (await first).output == "done"
+        return record.state, list(await log.read(second.task_id))
+
+    with virtual_time() as time:
+        state, events = time.run(cancel())
+
+    assert state == "canceled"
+    assert [event.state for event in final_events(events)] == ["canceled"]
+    assert [each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == []

@@ -28,13 +28,11 @@ Waiter = asyncio.Future[None]
 
 
 class ConversationLocks:
-    """Process-wide locks, one per conversation, with their queues of waiting attempts. Thread-safe."""
+    """Process-wide locks, one per conversation and run, with their queues of waiting attempts. Thread-safe."""
 
     def __init__(self) -> None:
         self._waiters: dict[str, deque[Waiter]] = {}
         self._ending: set[str] = set()
-        self.holders: dict[str, str] = {}
-        """Ids of the runs whose attempts hold a lock, by conversation."""
         self._lock = threading.Lock()
 
     def acquire(self, conversation: str) -> bool:
@@ -77,7 +75,6 @@ class ConversationLocks:
         with self._lock:
             waiters = self._waiters[conversation]
             self._ending.discard(conversation)
-            self.holders.pop(conversation, None)
             while waiters:
                 waiter = waiters.popleft()
                 # Attempts in a closed event loop are no longer waiting.
@@ -98,10 +95,12 @@ class Lease:
     __slots__ = (
         "_checking",
         "_conversation",
+        "_has_run",
         "_is_acquired",
         "_locks",
         "_log",
         "_on_lost",
+        "_run_key",
         "_task_id",
         "is_locked",
         "lost",
@@ -118,8 +117,10 @@ class Lease:
         """
         self._log, self._conversation, self._task_id, self._on_lost = event_log, conversation, task_id, on_lost
         self._locks = event_log.local.get(ConversationLocks)
-        self._is_acquired = False
-        """True if the log may have granted the lease."""
+        # Ids of conversations cannot contain control characters.
+        self._run_key = f"\0{task_id}"
+        self._is_acquired = self._has_run = False
+        """True if the log may have granted the lease, and if this attempt holds the lock of its run."""
         self._checking: asyncio.Task[None] | None = None
         self.is_locked = False
         """True while holding the process lock."""
@@ -135,26 +136,31 @@ class Lease:
         if not self.is_locked:
             if not self._locks.acquire(self._conversation):
                 return False
-            self._set_locked()
+            self.is_locked = True
         # If cancelled while waiting for the log, the lease may still have been granted.
         self._is_acquired = True
         self._is_acquired = await read_log(self._log.acquire_lease, self._conversation, self._task_id, self._lose)
+        if self._is_acquired and not self._has_run:
+            await self._locks.wait(self._run_key)
+            self._has_run = True
         return self._is_acquired
 
     async def wait_for_lock(self) -> None:
         """Wait for the process lock, after which `try_acquire` only needs the log lease."""
         if not self.is_locked:
             await self._locks.wait(self._conversation)
-            self._set_locked()
+            self.is_locked = True
 
-    def _set_locked(self) -> None:
-        self.is_locked = True
-        self._locks.holders[self._conversation] = self._task_id
+    def try_lock_run(self) -> bool:
+        """Lock the run without its conversation, for an attempt that only ends the run.
 
-    @property
-    def is_held_by_same_run(self) -> bool:
-        """True if another attempt of the same run in this process is holding the lock."""
-        return not self.is_locked and self._locks.holders.get(self._conversation) == self._task_id
+        An attempt that has acquired the lease holds this lock too, so that only one of them reads and ends the run.
+
+        Returns:
+            False if another attempt of the run in this process holds the lock.
+        """
+        self._has_run = self._has_run or self._locks.acquire(self._run_key)
+        return self._has_run
 
     @property
     def is_busy_here(self) -> bool:
@@ -208,6 +214,7 @@ class Lease:
         Can be called again, because a closing event loop may interrupt it.
         """
         was_locked, self.is_locked = self.is_locked, False
+        had_run, self._has_run = self._has_run, False
         try:
             if self._checking is not None:
                 self._checking.cancel()
@@ -219,6 +226,8 @@ class Lease:
             self._is_acquired = False
             log.warning("Failed to release the lease for conversation %s: %s", self._context_id, error)
         finally:
+            if had_run:
+                self._locks.release(self._run_key)
             if was_locked:
                 self._locks.release(self._conversation)
 

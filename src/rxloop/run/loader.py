@@ -176,7 +176,7 @@ async def _read_with_lease(
     if attempt.spec.cancel is not None:
         # Cancelling adds nothing to the conversation, so there is no need to wait for other runs.
         await attempt.lifetime.prepare(try_acquire_lease(attempt, event_log), GRACE)
-        if attempt.lease is not None and attempt.lease.is_held_by_same_run:
+        if attempt.lease is not None and not attempt.lease.try_lock_run():
             # The other attempt reads the cancel command. Two attempts that append would end each other with a conflict.
             raise ConflictError(f"run {attempt.task_id} has just been resumed in this process")
         return await _read_run(attempt, event_log, previous)
