@@ -365,7 +365,7 @@ class RunContext(ExplainedAttributes, Generic[D_co]):
 
         Args:
             provider: Name of the service, such as `github`. A credential is only valid for this name.
-            url: Sign-in page.
+            url: Sign-in page: an http or https URL of up to 8,000 ASCII characters, without credentials.
             public_key: Key with which the client encrypts the credential. This call then returns the ciphertext, which
                 the tool decrypts. A ciphertext may also be sent by `RemoteRun.answer` and is then stored in the log.
 
