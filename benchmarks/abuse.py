@@ -2,10 +2,10 @@
 
     python benchmarks/abuse.py [SECONDS]
 
-Starts `rxloop serve` once per kind of abuse, with ten honest clients and one hostile client that has its own key. The
-baseline is the same server with a hostile client that behaves like the others. Prints a line per kind: the median and
-the 99th percentile of the honest requests, the failed honest requests, the refusals of the hostile client, and the
-growth of the server's memory.
+Starts `rxloop serve` once per kind of abuse, with ten honest clients and one hostile client that has its own key and
+its own process, which has the lowest priority. The baseline is the same server with a hostile client that behaves like
+the others. Prints a line per kind: the median and the 99th percentile of the honest requests, the failed honest
+requests, the refusals of the hostile client, and the growth of the server's memory.
 """
 
 from __future__ import annotations
@@ -225,29 +225,48 @@ async def behave(url: str, key: str, seconds: float) -> tuple[list[float], int]:
     return latencies, failures
 
 
+async def abuse(url: str, kind: str) -> None:
+    """Abuse the server until the standard input is closed, and print the number of refusals."""
+    os.nice(19)
+    hostile = Hostile(url)
+
+    async def repeat() -> None:
+        while True:
+            await KINDS[kind](hostile)
+            await asyncio.sleep(0.05)
+
+    task = asyncio.create_task(repeat())
+    await asyncio.to_thread(sys.stdin.read)
+    task.cancel()
+    await asyncio.wait([task])
+    print(hostile.statuses[429])
+
+
+@contextlib.asynccontextmanager
+async def start_hostile(url: str, kind: str) -> AsyncGenerator[list[int]]:
+    """Abuse the server from another process, yielding a list for the number of refusals."""
+    command = [sys.executable, __file__, "--hostile", url, kind]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+    refused: list[int] = []
+    try:
+        yield refused
+    finally:
+        output, _ = await process.communicate(b"")
+        refused.append(int(output or 0))
+
+
 async def measure(kind: str, seconds: float) -> dict[str, Any]:
     """Measure the honest clients during one kind of abuse."""
     with tempfile.TemporaryDirectory() as folder:
         async with serve(Path(folder)) as (url, pid):
             await behave(url, KEYS["user0"], 1)
             before = peak = read_memory(pid)
-            hostile = Hostile(url)
-
-            async def abuse() -> None:
-                while True:
-                    await KINDS[kind](hostile)
-                    await asyncio.sleep(0.05)
-
-            task = asyncio.create_task(abuse())
-            honest = [asyncio.create_task(behave(url, KEYS[f"user{number}"], seconds)) for number in range(10)]
-            while not all(each.done() for each in honest):
-                await asyncio.wait(honest, timeout=0.25)
-                peak = max(peak, read_memory(pid))
-            task.cancel()
-            await asyncio.wait([task])
-            for writer in hostile.sockets:
-                writer.transport.abort()
-            await hostile.http.aclose()
+            async with start_hostile(url, kind) as refused:
+                honest = [asyncio.create_task(behave(url, KEYS[f"user{number}"], seconds)) for number in range(10)]
+                while not all(each.done() for each in honest):
+                    await asyncio.wait(honest, timeout=0.25)
+                    peak = max(peak, read_memory(pid))
             results = [each.result() for each in honest]
     latencies = sorted(each for values, _ in results for each in values)
     return {
@@ -255,7 +274,7 @@ async def measure(kind: str, seconds: float) -> dict[str, Any]:
         "median": statistics.median(latencies),
         "p99": latencies[int(len(latencies) * 0.99)],
         "failures": sum(each for _, each in results),
-        "refused": hostile.statuses[429],
+        "refused": refused[0],
         "memory": peak - before,
     }
 
@@ -270,4 +289,7 @@ async def main(seconds: float, kinds: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--hostile"]:
+        asyncio.run(abuse(*sys.argv[2:]))
+        sys.exit()
     asyncio.run(main(float(sys.argv[1]) if len(sys.argv) > 1 else 5, sys.argv[2:] or list(KINDS)))

@@ -300,10 +300,12 @@ class Problem(Wire):
 
 def make_messages(input: str | list[InputPart] | list[UserMessage]) -> list[Message]:
     """Convert the input of a request to user messages."""
+    if isinstance(input, str):
+        return [Message.user(input)]
     messages = [each for each in input if isinstance(each, UserMessage)]
     if messages:
         return [Message.user(_content(each.content), message_id=each.message_id) for each in messages]
-    return [Message.user(_content(cast("str | list[InputPart]", input)))]
+    return [Message.user(_content(cast("list[InputPart]", input)))]
 
 
 def _content(content: str | list[InputPart]) -> str | list[Part]:
