@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 from functools import cache
 from pathlib import Path
+
+from support.processes.counters import count_operations
 
 TESTS = Path(__file__).parents[1]
 SUPPORT = TESTS / "support"
@@ -69,6 +72,22 @@ def test_every_module_is_used_by_a_test() -> None:
         used |= new
         files += [MODULES[name] for name in new]
     assert sorted(MODULES.keys() - used) == []
+
+
+def test_count_of_operations_excludes_garbage_collections() -> None:
+    def create_containers() -> None:
+        assert [[] for _ in range(100)]
+
+    count = count_operations(create_containers)
+    threshold = gc.get_threshold()
+    gc.callbacks.append(lambda phase, info: None)
+    gc.set_threshold(1)
+    try:
+        assert count_operations(create_containers) == count
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.pop()
+    assert gc.isenabled()
 
 
 def test_modules_that_tests_import_are_in_support() -> None:
