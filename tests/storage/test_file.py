@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -62,6 +63,22 @@ async def test_log_is_refused_in_a_child_whose_fork_python_did_not_notice(
                 await use
     await log.append("run", notes(2, 2), expected_seq=1)
     assert len(await log.read("run")) == 2
+    await log.aclose()
+
+
+async def test_append_without_a_thread_fails_and_is_not_written_later(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    log = SqliteEventLog(path)
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            await log.append("run", [task()], expected_seq=0)
+    await log.append("run", [task()], expected_seq=0)
+    assert len(await log.read("run")) == 1
     await log.aclose()
 
 

@@ -28,7 +28,8 @@ async def test_restarted_server_disturbs_no_writer_and_no_follower(kill: bool) -
         followers = [Follower(other, name) for name in run_write.names]
         for _ in range(2):
             await run_write.wait_for_progress()
-            server.kill() if kill else server.stop()
+            # The server waits for clients that are connecting.
+            await asyncio.to_thread(server.kill if kill else server.stop)
             await asyncio.to_thread(server.start)
         await run_write.wait_for_progress()
         last = await run_write.stop()

@@ -146,7 +146,8 @@ class PostgresServer:
             address = self._host.address
             with (self._data / "pg_hba.conf").open("a", encoding="utf-8") as file:
                 file.write("host all all samenet trust\n")
-        settings = {"fsync": "off", "listen_addresses": address, **self._settings}
+        # The server stops after clients that have connected without sending anything, such as blocked tests.
+        settings = {"fsync": "off", "listen_addresses": address, "authentication_timeout": "10s", **self._settings}
         settings |= {"port": self.port, "unix_socket_directories": self._folder}
         with (self._data / "postgresql.conf").open("a", encoding="utf-8") as file:
             file.writelines(f"{name} = '{value}'\n" for name, value in settings.items())

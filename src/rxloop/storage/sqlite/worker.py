@@ -139,10 +139,11 @@ class Worker:
     def _ensure_running(self) -> _Shared:
         shared = self._shared
         if shared is None:
-            shared = self._shared = _Shared(self._poll, self._interval, self._is_polling)
+            shared = _Shared(self._poll, self._interval, self._is_polling)
             # A daemon thread is safe, because callers wait for all important work before the process ends.
-            self._thread = threading.Thread(target=_serve, args=(shared, self._connect), name=self._name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=_serve, args=(shared, self._connect), name=self._name, daemon=True)
+            thread.start()
+            self._shared, self._thread = shared, thread
             weakref.finalize(self, shared.queue.put, None).atexit = False
         _check_process(shared)
         return shared

@@ -126,7 +126,12 @@ class Writer:
         batch = _Batch(task_id, tuple(events), expected_seq, writer, ThreadFuture())
         self._batches.append(batch)
         # The first job writes all waiting batches, and later jobs find an empty queue.
-        self._worker.submit(self._write, self._fail)
+        try:
+            self._worker.submit(self._write, self._fail)
+        except Exception:
+            # Another job would write the batch later.
+            self._batches.remove(batch)
+            raise
         await batch.written.future
 
     def _write(self, connection: sqlite3.Connection) -> None:
