@@ -12,7 +12,7 @@ from rxloop.coordination.lease import DeliveryGate
 from rxloop.errors import InvalidEvent, RxloopError
 from rxloop.operators.loop.checks import find_signal_error, make_order_error
 from rxloop.pipeline.requests import Operator
-from rxloop.protocol.events import ContentCompleteEvent, Event, LLMCallEvent, ToolProgressEvent
+from rxloop.protocol.events import ContentCompleteEvent, Event, ToolProgressEvent, ToolStartEvent
 from rxloop.protocol.model import mutable_fields
 from rxloop.run.lifetime import Lifetime, Phase
 from rxloop.run.stamp import EVENT_PROPERTIES, EventProperties, EventStamp, check_publisher, fill_references
@@ -147,7 +147,7 @@ class Recorder:
             if order_error is not None:
                 self._reject(event, order_error)
                 return
-            if isinstance(event, LLMCallEvent | ContentCompleteEvent):
+            if properties.happens_once:
                 self._close_failed_call(event)
         if event.durable:
             if properties.is_reserved:
@@ -163,10 +163,12 @@ class Recorder:
                 self.writer.add(event)
         self.delivery.deliver(event)
 
-    def _close_failed_call(self, event: LLMCallEvent | ContentCompleteEvent) -> None:
+    def _close_failed_call(self, event: Event) -> None:
         """Close the failed call of another step on this branch that no operator repeated or answered."""
         state = self.states.get(event.branch)
         if state is None or state.failure is None or state.open_step in (None, event.step):
+            return
+        if isinstance(event, ToolStartEvent):
             return
         if event.parent_task_id is None and event.task_id in ("", self.task_id):
             self.delivery.deliver(self.record(self.cancel_message(event.branch)))

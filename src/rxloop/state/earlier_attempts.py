@@ -212,7 +212,8 @@ class EarlierAttempts:
             self.call_count += failure is None or not needs_change(failure)
             self._open_calls[event.step] = None
         elif isinstance(event, LLMFailedEvent):
-            self._open_calls[event.step] = event
+            if event.step in self._open_calls:
+                self._open_calls[event.step] = event
         elif isinstance(event, ContentCompleteEvent):
             self._open_calls.pop(event.step, None)
             if event.finish_reason != "canceled" and event.step:
