@@ -23,9 +23,12 @@ takes a minute.
 """
 
 CONFIG = """
-# The document cannot express which tool schemas are valid and which events and calls a run has.
+# The document cannot express which tool schemas are valid, which events and calls a run has, and which parameters can
+# be combined.
 [[operations]]
-include-name = ["POST /runs", "POST /runs/{task_id}/fork", "GET /runs/{task_id}/state"]
+include-name = [
+    "POST /runs", "POST /runs/{task_id}/fork", "GET /runs/{task_id}/state", "GET /runs/{task_id}/events"
+]
 checks.positive_data_acceptance.expected-statuses = ["2xx", 401, 403, 404, 409, 422, 429, 503]
 """
 

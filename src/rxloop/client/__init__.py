@@ -10,7 +10,8 @@ from urllib.parse import quote
 import httpx
 from pydantic import ValidationError
 
-from rxloop.client.connection import Requests, ResponseBounds, Server, follow_run
+from rxloop.client.connection import Requests, ResponseBounds, Server, follow_run, make_run_path
+from rxloop.client.inspection import Inspection
 from rxloop.errors import ConfigurationError
 from rxloop.protocol.events import AnyEvent, State
 from rxloop.protocol.http_api import (
@@ -28,18 +29,19 @@ from rxloop.protocol.http_api import (
     StartRun,
     StateInfo,
 )
+from rxloop.protocol.http_api.inspection import AccessInfo, Outline
 from rxloop.protocol.messages import Message
 from rxloop.stream.stream import Stream
 from rxloop.support.http_environment import name_variables
 
-__all__ = ["Client", "ContextInfo", "ResponseBounds", "RunInfo", "StateInfo"]
+__all__ = ["AccessInfo", "Client", "ContextInfo", "Outline", "ResponseBounds", "RunInfo", "StateInfo"]
 
 
 _READ_TIMEOUT = 60.0
 """Seconds after which a silent stream is considered broken. The server sends a heartbeat every 15 seconds."""
 
 
-class Client:
+class Client(Inspection):
     """Client for an rxloop server.
 
     Example:
@@ -168,7 +170,7 @@ class Client:
         Raises:
             ApiError: If the run does not exist, or the request fails.
         """
-        return await self._requests.get(RunInfo, _run_path(task_id), {"wait": wait})
+        return await self._requests.get(RunInfo, make_run_path(task_id), {"wait": wait})
 
     async def state(self, task_id: str, seq: int | None = None, *, internal: bool = False) -> StateInfo:
         """Return a run's state, including messages, open calls and questions.
@@ -182,7 +184,7 @@ class Client:
             ApiError: If the run or event does not exist, or the request fails.
         """
         query = {"seq": seq, "visibility": "all" if internal else None}
-        return await self._requests.get(StateInfo, f"{_run_path(task_id)}/state", query)
+        return await self._requests.get(StateInfo, f"{make_run_path(task_id)}/state", query)
 
     async def graph(self, task_id: str, form: Literal["json", "mermaid", "html"] = "json") -> str:
         """Return the thought graph of a run.
@@ -190,7 +192,7 @@ class Client:
         Raises:
             ApiError: If the run does not exist, or the request fails.
         """
-        return await self._requests.text(f"{_run_path(task_id)}/graph", {"form": form})
+        return await self._requests.text(f"{make_run_path(task_id)}/graph", {"form": form})
 
     async def runs(
         self,
@@ -276,7 +278,7 @@ class Client:
             ApiError: `not_waiting` if the run does not wait for this input, or `invalid_input` if an answer is invalid.
         """
         body = _make_body(ResumeRun, {"inputs": inputs})
-        return await self._requests.post(RunInfo, f"{_run_path(task_id)}/resume", body, query={"wait": wait})
+        return await self._requests.post(RunInfo, f"{make_run_path(task_id)}/resume", body, query={"wait": wait})
 
     async def send(
         self, task_id: str, input: str | Sequence[str | Mapping[str, Any]], *, interrupt: bool = False
@@ -287,7 +289,7 @@ class Client:
             ApiError: `run_over` if the run is not active.
         """
         body = _make_body(SendMessage, {"input": _convert_input(input), "interrupt": interrupt})
-        return await self._requests.post(RunInfo, f"{_run_path(task_id)}/say", body)
+        return await self._requests.post(RunInfo, f"{make_run_path(task_id)}/say", body)
 
     async def cancel(self, task_id: str, reason: str | None = None) -> RunInfo:
         """Cancel an active or waiting run. Finished runs are not affected.
@@ -296,7 +298,7 @@ class Client:
             ApiError: If the run does not exist, or the request fails.
         """
         body = _make_body(CancelRun, {"reason": reason})
-        return await self._requests.post(RunInfo, f"{_run_path(task_id)}/cancel", body)
+        return await self._requests.post(RunInfo, f"{make_run_path(task_id)}/cancel", body)
 
     async def fork(
         self,
@@ -319,7 +321,7 @@ class Client:
         """
         converted = None if input is None else _convert_input(input)
         body = _make_body(ForkRun, {"at": at, "results": results, "input": converted})
-        return await self._requests.post(RunInfo, f"{_run_path(task_id)}/fork", body)
+        return await self._requests.post(RunInfo, f"{make_run_path(task_id)}/fork", body)
 
     async def aclose(self) -> None:
         """Close the connections, except for a custom httpx client."""
@@ -333,10 +335,6 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.aclose()
-
-
-def _run_path(task_id: str) -> str:
-    return f"runs/{quote(task_id, safe='')}"
 
 
 def _context_path(context_id: str) -> str:

@@ -199,6 +199,12 @@ class Requests:
         # The API uses UTF-8. A faulty server could name a character set that does not exist.
         return body.decode("utf-8", "replace")
 
+    async def events(self, path: str, query: Mapping[str, Any]) -> list[Event]:
+        """Send a GET request with retries and return the events of the response."""
+        headers = {"accept": "application/x-ndjson"}
+        response, body = await self._send_with_retries("GET", path, params=_drop_none(query), headers=headers)
+        return [_parse_line(line, response, self._server.bounds) for line in body.split(b"\n") if line]
+
     async def post(
         self,
         model: type[M],
@@ -241,6 +247,11 @@ class Requests:
         except ValidationError as error:
             path = response.request.url.path
             raise ApiError(f"unexpected response from {path}: {error}", code=FAULTY) from error
+
+
+def make_run_path(task_id: str) -> str:
+    """Return the path of a run."""
+    return f"runs/{quote(task_id, safe='')}"
 
 
 def _make_connection_error(error: Exception) -> ApiError:
@@ -337,17 +348,21 @@ async def _read_events(
         _EndOfEvents: If there are no more events.
     """
     headers = {"accept": "application/x-ndjson", **({"last-event-id": cursor} if cursor else {})}
-    path = f"runs/{quote(task_id, safe='')}/events"
+    path = f"{make_run_path(task_id)}/events"
+    async with server.request("GET", path, params=dict(query), headers=headers) as response:
+        if response.status_code == 204:
+            raise _EndOfEvents
+        if response.status_code != 200:
+            raise _convert_response(response, await server.read_body(response))
+        async for line in _read_lines(response, server.bounds):
+            yield _parse_line(line, response, server.bounds)
+
+
+def _parse_line(line: bytes, response: httpx.Response, bounds: ResponseBounds) -> Event:
+    if len(line) > _SMALL:
+        bounds.check_json(line, response)
     try:
-        async with server.request("GET", path, params=dict(query), headers=headers) as response:
-            if response.status_code == 204:
-                raise _EndOfEvents
-            if response.status_code != 200:
-                raise _convert_response(response, await server.read_body(response))
-            async for line in _read_lines(response, server.bounds):
-                if len(line) > _SMALL:
-                    server.bounds.check_json(line, response)
-                yield Event.from_json(line)
+        return Event.from_json(line)
     except ConfigurationError as error:
         raise ApiError(f"the server sent an invalid event: {error}", code=FAULTY, status=200) from error
 

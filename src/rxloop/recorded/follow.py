@@ -61,6 +61,32 @@ async def read_pages(
         await close_iterator(events)
 
 
+_CHUNK_EVENTS, _CHUNK_BYTES = 200, 1 << 18
+"""Maximum number of events in a chunk, and size in bytes after which a chunk ends."""
+
+
+async def read_chunks(log: EventLog, task_id: str, *, last_seq: int, after_seq: int = 0) -> AsyncGenerator[list[Event]]:
+    """Yield stored events in small lists, each of which can be processed without blocking the event loop for long.
+
+    Args:
+        log: As in `read_pages`.
+        task_id: As in `read_pages`.
+        last_seq: As in `read_pages`.
+        after_seq: As in `read_pages`.
+    """
+    chunk: list[Event] = []
+    size = 0
+    async with aclosing(read_pages(log, task_id, after_seq=after_seq, last_seq=last_seq)) as events:
+        async for event in events:
+            chunk.append(event)
+            size += event.decoded_size
+            if len(chunk) >= _CHUNK_EVENTS or size >= _CHUNK_BYTES:
+                yield chunk
+                chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
 async def read_first(log: EventLog, task_id: str, *, after_seq: int = 0) -> Event | None:
     """Return the first event after `after_seq`, or None if there is none."""
     last_seq = (await read_log(log.get_record, task_id)).seq

@@ -14,15 +14,17 @@ from rxloop._version import __version__
 from rxloop.protocol import http_api as http
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.http_api import Deltas, Problem, RunInfo
+from rxloop.protocol.http_api.inspection import AccessInfo, Outline
 from rxloop.server.core.adapter import Endpoint
 from rxloop.server.core.stream import NDJSON, SSE
+from rxloop.server.http import inspection, reads
 from rxloop.server.http import operations as runs
-from rxloop.server.http import reads
 from rxloop.server.http.requests import (
     ContextQuery,
     EventsQuery,
     GraphQuery,
     InfoQuery,
+    OutlineQuery,
     PageQuery,
     PendingQuery,
     Query,
@@ -56,7 +58,7 @@ class Operation(Endpoint):
 _RUN = "/runs/{task_id}"
 _CONTEXT = "/contexts/{context_id}"
 _START = {202: RunInfo, 200: RunInfo}
-_EVENT = {200: None, 204: None}
+_EVENT = {200: None, 204: None, 304: None}
 _GRAPH_TYPES = ("application/json", "text/plain", "text/html")
 _KEY = ("Idempotency-Key",)
 _CURSOR = ("Last-Event-ID",)
@@ -67,17 +69,21 @@ OPERATIONS = (
     Operation("GET", "/runs", reads.runs, query=RunsQuery, responses={200: http.RunPage}),
     Operation("GET", "/pending", reads.pending, query=PendingQuery, responses={200: http.RunPage}),
     Operation("GET", _RUN, reads.record, query=InfoQuery, responses={200: RunInfo}),
-    Operation("GET", f"{_RUN}/events", runs.events, query=EventsQuery, responses=_EVENT, headers=_CURSOR, streams=True),
+    Operation(
+        "GET", f"{_RUN}/events", inspection.events, query=EventsQuery, responses=_EVENT, headers=_CURSOR, streams=True
+    ),
     Operation("POST", f"{_RUN}/resume", runs.resume, http.ResumeRun, query=StartQuery, responses=_START, streams=True),
     Operation("POST", f"{_RUN}/say", runs.say, http.SendMessage, responses={202: RunInfo}),
     Operation("POST", f"{_RUN}/cancel", runs.cancel, http.CancelRun, responses=_START),
     Operation("POST", f"{_RUN}/fork", runs.fork, http.ForkRun, responses={202: RunInfo}),
+    Operation("GET", f"{_RUN}/outline", inspection.outline, query=OutlineQuery, responses={200: Outline}),
     Operation("GET", f"{_RUN}/state", reads.state, query=StateQuery, responses={200: http.StateInfo}),
     Operation("GET", f"{_RUN}/graph", reads.graph, query=GraphQuery, responses={200: None}, media_types=_GRAPH_TYPES),
     Operation("GET", "/contexts", reads.contexts, query=PageQuery, responses={200: http.ContextPage}),
     Operation("GET", f"{_CONTEXT}/runs", reads.context_runs, query=RunsInContextQuery, responses={200: http.RunPage}),
     Operation("GET", f"{_CONTEXT}/messages", reads.messages, query=ContextQuery, responses={200: http.MessageList}),
     Operation("GET", "/agents", reads.agents, responses={200: http.AgentList}),
+    Operation("GET", "/me", inspection.me, responses={200: AccessInfo}),
     Operation("GET", "/healthz", reads.healthz, responses={200: http.Health}, public=True),
     Operation("GET", "/readyz", reads.readyz, responses={200: http.Health}, public=True),
 )
@@ -96,6 +102,7 @@ _HEADERS = {
         "schema": {"type": "string", "enum": [*get_args(Deltas)]},
     }
 }
+_DESCRIPTIONS = {204: "There are no more events.", 304: "The range of events has not changed."}
 _IDS = {"task_id": "Id of the run.", "context_id": "Id of the conversation."}
 
 
@@ -155,8 +162,12 @@ def _describe_response(operation: Operation, status: int, refs: Any) -> dict[str
             content[form.media_type] = {}
         headers = {"headers": _HEADERS}
     links = {"links": _LINKS} if model is RunInfo else {}
-    description = "There are no more events." if status == 204 else "Success."
-    return {"description": description, **({"content": content} if content else {}), **headers, **links}
+    return {
+        "description": _DESCRIPTIONS.get(status, "Success."),
+        **({"content": content} if content else {}),
+        **headers,
+        **links,
+    }
 
 
 def _list_parameters(operation: Operation) -> Iterable[dict[str, Any]]:

@@ -119,13 +119,22 @@ class InfoQuery(Query):
     wait: Seconds = 0
 
 
+Visibility = Literal["public", "all"]
+
+_Seq = Annotated[int, Field(ge=1, le=2**53)]
+
+
 class EventsQuery(Query):
     """Query parameters for an event stream."""
 
     after: Annotated[str, Field(max_length=200)] | None = None
     """Last received event cursor. The `Last-Event-ID` header takes precedence."""
+    first: _Seq | None = Field(default=None, alias="from")
+    """`seq` of the first event of a range. The response then contains at most 400 recorded events, and ends."""
+    last: _Seq | None = Field(default=None, alias="to")
+    """`seq` of the last event of a range."""
     kinds: Annotated[list[str], BeforeValidator(_split_list), Field(min_length=1)] | None = None
-    visibility: Literal["public", "all"] = "public"
+    visibility: Visibility = "public"
     branch: Annotated[str, Field(max_length=128)] | None = None
     """Only events of this branch; an empty string selects the main branch."""
     nested: bool = True
@@ -176,9 +185,19 @@ class PendingQuery(PageQuery):
 class StateQuery(Query):
     """Query parameters for reading the state of a run."""
 
-    seq: Annotated[int, Field(ge=1, le=2**53)] | None = None
+    seq: _Seq | None = None
     """Sequence number of the last event to include; defaults to the latest event."""
-    visibility: Literal["public", "all"] = "public"
+    visibility: Visibility = "public"
+
+
+class OutlineQuery(Query):
+    """Query parameters for the outline of a run."""
+
+    after: Annotated[int, Field(ge=0, le=2**53)] = 0
+    """`last` of the previous page."""
+    limit: Annotated[int, Field(ge=1, le=20_000)] = 20_000
+    """Maximum number of events."""
+    visibility: Visibility = "public"
 
 
 class GraphQuery(Query):

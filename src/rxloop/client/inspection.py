@@ -1,0 +1,60 @@
+"""Client methods for inspecting recorded runs."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from rxloop.client.connection import Requests, make_run_path
+from rxloop.protocol.events import AnyEvent
+from rxloop.protocol.http_api.inspection import AccessInfo, Outline
+
+
+class Inspection:
+    """Methods of `Client` that read recorded runs without following them."""
+
+    _requests: Requests
+
+    async def outline(
+        self, task_id: str, *, after: int = 0, limit: int | None = None, internal: bool = False
+    ) -> Outline:
+        """Return the structure of a run without its texts, in columns with one value for each durable event.
+
+        Args:
+            task_id: Task id.
+            after: `last` of the previous page.
+            limit: Maximum number of events. The default is 20,000.
+            internal: Whether to include internal data, if allowed.
+
+        Raises:
+            ApiError: If the run does not exist, or the request fails.
+        """
+        query = {"after": after or None, "limit": limit, "visibility": "all" if internal else None}
+        return await self._requests.get(Outline, f"{make_run_path(task_id)}/outline", query)
+
+    async def events(
+        self, task_id: str, first: int = 1, last: int | None = None, *, internal: bool = False
+    ) -> list[AnyEvent]:
+        """Return recorded durable events of a run, without waiting for further events.
+
+        The server returns at most 400 events. Request the others with the next `first`. Events that the client must not
+        receive are missing.
+
+        Args:
+            task_id: Task id.
+            first: `seq` of the first event.
+            last: `seq` of the last event. By default, the newest one.
+            internal: Whether to include internal data, if allowed.
+
+        Raises:
+            ApiError: If the run does not exist, or the request fails.
+        """
+        query = {"from": first, "to": last, "visibility": "all" if internal else None}
+        return cast("list[AnyEvent]", await self._requests.events(f"{make_run_path(task_id)}/events", query))
+
+    async def me(self) -> AccessInfo:
+        """Return the principal of this client, and its permissions on the server.
+
+        Raises:
+            ApiError: If the request fails.
+        """
+        return await self._requests.get(AccessInfo, "me")

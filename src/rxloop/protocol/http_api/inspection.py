@@ -1,0 +1,123 @@
+"""Response bodies of the HTTP API for inspecting recorded runs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rxloop.protocol.envelope import Timestamp
+from rxloop.protocol.messages import Wire
+
+FAILED, RETRIED, REFUSED, HIDDEN, TRUNCATED, WAITS, VOIDED = 1, 2, 4, 8, 16, 32, 64
+"""Bits of `Outline.flags`.
+
+`FAILED`: a failed model or tool call, or a failed run. `RETRIED`: a failed request that is retried, or a repeated call.
+`REFUSED`: a call that failed without being started. `HIDDEN`: clients without the scope `internal` do not receive this
+event, or only a part of it. `TRUNCATED`: a message that did not end normally, or a compression that could not make the
+context small enough. `WAITS`: the run waits for a person or client. `VOIDED`: a discarded call.
+"""
+
+UNKNOWN_TIME = -1
+"""Value used if a duration is not recorded."""
+
+HIDDEN_KIND = "hidden"
+"""Value used instead of the kind if the client must not receive the event."""
+
+MAX_LABEL = 60
+"""Maximum number of characters in a label."""
+
+
+class OutlineNames(Wire):
+    """Distinct values of columns. The columns contain indexes of these lists, and index 0 is an empty value."""
+
+    kind: list[str]
+    name: list[str]
+    step: list[str]
+    branch: list[str]
+    path: list[list[str]]
+    """Names of nested agents, starting with the outermost agent."""
+    model: list[str]
+    run: list[str]
+    """Task ids of nested runs."""
+
+
+class Outline(Wire):
+    """Structure of a recorded run. Each column contains one value per durable event."""
+
+    task_id: str
+    first: int
+    """Sequence number of the first event. Other events follow without gaps."""
+    last: int
+    """Sequence number of the last event, or `first - 1` if the page is empty."""
+    seq: int
+    """The `seq` of the newest event in the log."""
+    final: bool
+    """True if the run is over and no events follow this page."""
+    start: Timestamp
+    """Timestamp of the event before this page, or of the first event if this is the first page."""
+    attempts: list[tuple[int, int]]
+    """First `seq` in the page and number of each attempt."""
+    names: OutlineNames = Field(alias="dict")
+    """Dictionaries of the columns `kind`, `name`, `step`, `branch`, `path`, `model` and `run`."""
+    dt: list[int]
+    """Milliseconds since the previous event."""
+    kind: list[int]
+    name: list[int]
+    """Name of a tool, agent, artifact, toolset or custom event, type of a thought, state of a run, or cause of a
+    message."""
+    step: list[int]
+    branch: list[int]
+    path: list[int]
+    model: list[int]
+    """Model of a call."""
+    run: list[int]
+    """Nested run of the event."""
+    opens: list[int]
+    """The `seq` of the event whose call, question, nested run or attempt this event ends, or 0."""
+    flags: list[int]
+    """Sum of 1 (failed), 2 (retried), 4 (refused), 8 (something is hidden from clients), 16 (truncated), 32 (waits for
+    input), 64 (discarded)."""
+    a: list[int]
+    """First number. `usage`: input tokens; `content-complete`: milliseconds to the first token, or -1; `tool-complete`:
+    milliseconds; `context-compressed`: tokens before; `llm-call`: estimated input tokens; `thought-stream`: `seq` of
+    the related thought; `llm-failed`: HTTP status; `checkpoint`: iteration; `artifact-update`: bytes."""
+    b: list[int]
+    """Second number. `usage`: output tokens; `content-complete`: longest silence in milliseconds, or -1;
+    `tool-complete`: bytes of the result; `context-compressed`: tokens after; `llm-call`: messages; `thought-stream`:
+    `seq` of the replaced thought; `llm-failed`: milliseconds until the retry, or -1; `checkpoint`: messages."""
+    label: list[str]
+    """Short text for display, at most 60 characters."""
+
+
+class Permissions(Wire):
+    """Permissions of a client."""
+
+    act: bool
+    """True if the client can start runs, and answer, cancel or fork its own runs, because the server has agents."""
+    internal: bool
+    """True if `visibility=all` is allowed."""
+    others: bool
+    """True if the client has access to runs of other principals."""
+
+
+class LogInfo(Wire):
+    """Event log of a server."""
+
+    kind: Literal["memory", "sqlite", "postgres", "custom"]
+    keeps_deltas: bool
+    """True if the log keeps text deltas."""
+
+
+class AccessInfo(Wire):
+    """Authenticated principal, with its permissions on this server."""
+
+    principal: str
+    """Id of the principal. Empty without authentication."""
+    scopes: list[str]
+    may: Permissions
+    log: LogInfo
+    agents: bool
+    """True if the server has agents."""
+    version: str
+    """Version of rxloop."""

@@ -1,0 +1,217 @@
+"""Handlers used to inspect recorded runs and permissions."""
+
+from __future__ import annotations
+
+import gzip
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+from hashlib import sha256
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rxloop._version import __version__
+from rxloop.pipeline.event_log import EventLog
+from rxloop.pipeline.records import RunRecord
+from rxloop.protocol.envelope import EVENT_TYPES
+from rxloop.protocol.events import Event
+from rxloop.protocol.http_api.inspection import AccessInfo, LogInfo, Permissions
+from rxloop.recorded.follow import is_over, read_chunks, read_first
+from rxloop.recorded.outline import OutlineFold, OutlineState
+from rxloop.server.core.errors import Refused
+from rxloop.server.core.stream import INTERNAL
+from rxloop.server.http import operations
+from rxloop.server.http.requests import (
+    ApiCall,
+    EventsQuery,
+    OutlineQuery,
+    Query,
+    choose_event_format,
+    make_event_selector,
+    write_json,
+)
+from rxloop.support.threads import Threads, run_in_thread
+
+T = TypeVar("T")
+
+MAX_RANGE = 400
+"""Maximum number of recorded events in a range."""
+
+_MAX_RANGE_BYTES = 8 << 20
+"""Maximum size of a range in bytes, unless it has a single event."""
+
+_MIN_COMPRESSED = 1_000
+"""Size in bytes from which responses are compressed."""
+
+_MAX_STATES = 32
+"""Maximum number of outlines that a process can continue without reading the start of the run again."""
+
+
+class Outlines:
+    """Cache of outline states, used to continue an outline on the next page, and the thread for computing outlines."""
+
+    def __init__(self) -> None:
+        self._states = OrderedDict[tuple[str, int], OutlineState]()
+        # One thread leaves the other processors to the event loop and to tools.
+        self._threads = Threads(max_running=1)
+
+    async def compute(self, function: Callable[[], T]) -> T:
+        """Run a function outside of the event loop."""
+        return await run_in_thread(function, threads=self._threads)
+
+    def get(self, task_id: str, seq: int) -> OutlineState | None:
+        """Return the state after an event, or None if it must be computed."""
+        state = self._states.get((task_id, seq))
+        if state is not None:
+            self._states.move_to_end((task_id, seq))
+        return state
+
+    def put(self, task_id: str, state: OutlineState) -> None:
+        """Add a state to the cache. If the cache is full, remove the least recently used state."""
+        self._states[task_id, state.position.seq] = state
+        self._states.move_to_end((task_id, state.position.seq))
+        if len(self._states) > _MAX_STATES:
+            self._states.popitem(last=False)
+
+
+async def outline(call: ApiCall[None, OutlineQuery]) -> Response:
+    """Return an outline, which describes the structure of a run."""
+    record, query, gateway = await call.record(), call.query, call.gateway
+    call.check_visibility(query.visibility)
+    log, task_id = gateway.runtime.log, record.task_id
+    outlines = log.local.get(Outlines)
+    after = min(query.after, record.seq)
+    last = min(record.seq, after + query.limit)
+    with gateway.reserve_stream(call.principal):
+        state = await _find_state(log, outlines, task_id, after)
+        fold = OutlineFold(state, internal=query.visibility == "all")
+        await _add_events(log, fold, task_id, state.position.seq, after)
+        fold.reset()
+        await _add_events(log, fold, task_id, after, last)
+        outlines.put(task_id, fold.state)
+        final = last == record.seq and await is_over(log, record)
+        make_page = partial(fold.make_page, task_id, seq=record.seq, final=final)
+        compress = _accepts_gzip(call.request)
+        body, headers = await outlines.compute(lambda: encode_document(make_page(), compress=compress))
+    return Response(body, headers=headers, media_type="application/json")
+
+
+async def _find_state(log: EventLog, outlines: Outlines, task_id: str, after: int) -> OutlineState:
+    """Return the state after an event, or an earlier one if the event was replaced by a rollback of the log."""
+    state = outlines.get(task_id, after) if after else None
+    if state is None:
+        return OutlineState()
+    event = await read_first(log, task_id, after_seq=after - 1)
+    is_same = event is not None and (event.seq, event.attempt, event.timestamp) == state.position
+    return state if is_same else OutlineState()
+
+
+async def _add_events(log: EventLog, fold: OutlineFold, task_id: str, after: int, last: int) -> None:
+    outlines = log.local.get(Outlines)
+    async with aclosing(read_chunks(log, task_id, after_seq=after, last_seq=last)) as chunks:
+        async for chunk in chunks:
+            await outlines.compute(partial(fold.add, chunk))
+
+
+def encode_document(model: BaseModel, *, compress: bool) -> tuple[bytes, dict[str, str]]:
+    """Encode a response to JSON. Return the body and the headers.
+
+    Args:
+        model: Response.
+        compress: Whether the client accepts gzip.
+    """
+    body = model.model_dump_json(by_alias=True).encode()
+    headers = {"cache-control": "no-store", "vary": "accept-encoding"}
+    if compress and len(body) >= _MIN_COMPRESSED:
+        return gzip.compress(body, 5, mtime=0), {**headers, "content-encoding": "gzip"}
+    return body, headers
+
+
+def _accepts_gzip(request: Request) -> bool:
+    """Return True if the client accepts responses that are compressed with gzip."""
+    for each in request.headers.get("accept-encoding", "").lower().split(","):
+        coding, *parameters = (part.replace(" ", "") for part in each.split(";"))
+        if coding == "gzip":
+            return not any(part.rstrip("0") in ("q=", "q=0.") for part in parameters)
+    return False
+
+
+async def events(call: ApiCall[None, EventsQuery]) -> Response:
+    """Stream a run's events, or return a range of its recorded events."""
+    query = call.query
+    if query.first is None and query.last is None:
+        return await operations.events(call)
+    record = await call.record()
+    call.check_visibility(query.visibility)
+    if query.after is not None or query.speed is not None or call.request.headers.get("last-event-id"):
+        fields = {"from": "cannot be combined with a cursor or a speed"}
+        raise Refused(422, "invalid", "a range of events cannot be combined with a cursor or a speed", fields=fields)
+    if query.kinds is not None and (unknown := [kind for kind in query.kinds if kind not in EVENT_TYPES]):
+        raise Refused(422, "invalid", "some event kinds do not exist", fields={"kinds": ", ".join(unknown)})
+    return await _read_range(call, record)
+
+
+async def _read_range(call: ApiCall[None, EventsQuery], record: RunRecord) -> Response:
+    """Return the recorded events of a range as a complete response, whether the run continues or not."""
+    query, writer = call.query, choose_event_format(call.request)
+    first = query.first or 1
+    last = min(query.last or first + MAX_RANGE - 1, first + MAX_RANGE - 1, record.seq)
+    frames: list[bytes] = []
+    choose = make_event_selector(query)
+    encode = (writer if query.visibility == "public" else INTERNAL[writer.media_type]).encode
+
+    def add(events: Sequence[Event]) -> bool:
+        """Encode events, and return True if the range is full."""
+        size = sum(map(len, frames))
+        for event in map(choose, events):
+            if event is not None:
+                frames.append(encode(event))
+                size += len(frames[-1])
+                if size >= _MAX_RANGE_BYTES:
+                    return True
+        return False
+
+    log = call.gateway.runtime.log
+    with call.gateway.reserve_stream(call.principal):
+        async with aclosing(read_chunks(log, record.task_id, after_seq=first - 1, last_seq=last)) as chunks:
+            async for chunk in chunks:
+                if await log.local.get(Outlines).compute(partial(add, chunk)):
+                    break
+    body = b"".join(frames)
+    tag = f'"{sha256(body).hexdigest()[:32]}"'
+    # Browsers may cache the events but must revalidate them.
+    headers = {"etag": tag, "cache-control": "private, no-cache", "vary": "accept, authorization"}
+    if tag in (each.strip().removeprefix("W/") for each in call.request.headers.get("if-none-match", "").split(",")):
+        return Response(status_code=304, headers=headers)
+    return Response(body, headers=headers, media_type=writer.media_type)
+
+
+async def me(call: ApiCall[None, Query]) -> Response:
+    """Return the permissions of the authenticated principal."""
+    principal, runtime = call.principal, call.gateway.runtime
+    has_agents = bool(runtime.agents)
+    may = Permissions(act=has_agents, internal="internal" in principal.scopes, others="others" in principal.scopes)
+    return write_json(
+        AccessInfo(
+            principal=principal.id,
+            scopes=sorted(principal.scopes),
+            may=may,
+            log=LogInfo(kind=_find_log_kind(runtime.log), keeps_deltas=runtime.log.keeps_deltas),
+            agents=has_agents,
+            version=__version__,
+        )
+    )
+
+
+def _find_log_kind(log: EventLog) -> Literal["memory", "sqlite", "postgres", "custom"]:
+    # Importing the classes would also import database drivers.
+    names = {each.__name__ for each in type(log).__mro__ if each.__module__.startswith("rxloop.")}
+    if "SqliteEventLog" in names:
+        return "sqlite"
+    if "PostgresEventLog" in names:
+        return "postgres"
+    return "memory" if "MemoryEventLog" in names else "custom"
