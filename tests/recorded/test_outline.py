@@ -29,7 +29,7 @@ from rxloop.protocol.events import ContentCompleteEvent, ServerToolEvent, ToolSt
 from rxloop.protocol.http_api.inspection import Outline
 from rxloop.protocol.messages import ErrorInfo, ToolCall
 from rxloop.recorded.outline import OutlineFold, OutlineState
-from rxloop.testing import ScriptedModel, call, turn, virtual_time
+from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
 from support.nested_agents import editor, researcher
 
 
@@ -202,6 +202,13 @@ def test_discarded_calls_vendor_tools_and_large_contexts_have_flags() -> None:
     assert page.opens == [0, 1, 0, 3, 0]
     assert page.flags == [0, 64 | 8, 0, 1, 16]
     assert (page.a[4], page.b[4]) == (100, 90)
+
+
+def test_messages_have_the_times_of_their_tokens_if_they_are_recorded() -> None:
+    page = outline(record(frames("--It-is---good|", 0.1)))
+    assert (find(page, "content-complete")["a"], find(page, "content-complete")["b"]) == (200, 400)
+    unknown = outline([ContentCompleteEvent(seq=1, task_id="run", attempt=1, step="1", content="Hi")])
+    assert (unknown.a, unknown.b) == ([-1], [-1])
 
 
 @pytest.mark.parametrize(

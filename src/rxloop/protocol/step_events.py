@@ -14,15 +14,7 @@ from rxloop.protocol.visibility import hidden_indexes, public_calls, visible_id
 Verbosity = Literal["brief", "normal", "detailed"]
 ThoughtSource = Literal["tool", "tag", "reasoning", "sequential", "strategy"]
 ThoughtType = Literal[
-    "planning",
-    "reasoning",
-    "reflection",
-    "decision",
-    "observation",
-    "critique",
-    "strategy",
-    "analysis",
-    "thinking",
+    "planning", "reasoning", "reflection", "decision", "observation", "critique", "strategy", "analysis", "thinking"
 ]
 THOUGHT_TYPES: tuple[str, ...] = get_args(ThoughtType)
 
@@ -135,9 +127,14 @@ class ContentCompleteEvent(Event):
 
     kind: Literal["content-complete"] = "content-complete"
     marble = "c"
-    public_fields = ("content", "reasoning", "finish_reason", "raw_finish_reason", "max_tokens", "files", "citations")
+    public_fields = (
+        *("content", "reasoning", "finish_reason", "raw_finish_reason", "max_tokens", "files", "citations"),
+        *("first_token", "longest_silence"),
+    )
     public_parts = {"tool_calls": public_calls, "left_out": hidden_indexes}
-    incidental_fields = ("provider_state", "raw_finish_reason", "left_out", "offered")
+    incidental_fields = (
+        *("provider_state", "raw_finish_reason", "left_out", "offered", "first_token", "longest_silence"),
+    )
     content: str = ""
     files: list[Media] = Field(default_factory=list[Media], exclude_if=is_empty)
     """Images and other files from the model. They follow the text in the history."""
@@ -159,6 +156,10 @@ class ContentCompleteEvent(Event):
     """Indexes of the hidden calls that are missing from `tool_calls`. Only set in events for clients."""
     offered: list[str] | None = Field(default=None, exclude_if=lambda value: value is None)
     """Names of the tools offered to the model. None means that all tools were offered."""
+    first_token: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Seconds from the `llm-call` to the first delta, including failed requests. None if the answer had no deltas."""
+    longest_silence: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Longest time between two consecutive deltas in seconds. None if the answer had no deltas."""
 
     @override
     def describe(self) -> str:

@@ -271,7 +271,10 @@ _NUMBERS = EventTable[Callable[[Any], tuple[int, int]]](
         LLMCallEvent: lambda event: (event.estimated_input_tokens, event.message_count),
         LLMFailedEvent: lambda event: (event.status or 0, _to_milliseconds(event.retry_in)),
         UsageEvent: lambda event: (event.input_tokens, event.output_tokens),
-        ContentCompleteEvent: lambda event: (UNKNOWN_TIME, UNKNOWN_TIME),
+        ContentCompleteEvent: lambda event: (
+            _to_milliseconds(event.first_token),
+            _to_milliseconds(event.longest_silence),
+        ),
         ToolCompleteEvent: lambda event: (_to_milliseconds(event.duration), len(event.content.encode())),
         ContextCompressedEvent: lambda event: (event.tokens_before, event.tokens_after),
         CheckpointEvent: lambda event: (event.iteration, event.message_count),

@@ -8,6 +8,7 @@ from rxloop.errors import ContextLengthExceeded, MediaRefused, PipelineError
 from rxloop.operators.loop.answer_requests import answer_requests
 from rxloop.operators.loop.checks import declare_handler
 from rxloop.operators.loop.model_exchange import (
+    DeltaTimes,
     RequestChecks,
     complete_message,
     copy_unstamped,
@@ -80,6 +81,7 @@ class _Call(abc.DisposableBase):
         "_host",
         "_observer",
         "_step",
+        "_times",
         "_visible_name",
         "request",
     )
@@ -104,6 +106,7 @@ class _Call(abc.DisposableBase):
         """Name of the most recently called tool, or None for hidden tools."""
         announcement = describe_request(request, problems)
         observer.on_next(announcement)
+        self._times = DeltaTimes(announcement.timestamp)
         # Publishing sets the attempt.
         if not announcement.attempt:
             self._budget.note_unpublished(announcement)
@@ -131,6 +134,8 @@ class _Call(abc.DisposableBase):
         self._mark_ended()
         self._answer.dispose()
         for event in ends:
+            if isinstance(event, ContentCompleteEvent):
+                self._times.apply(event)
             self._observer.on_next(event)
         self._observer.on_completed()
 
@@ -153,7 +158,8 @@ class _Call(abc.DisposableBase):
             fields["step"] = self._step
         if self._branch is not None:
             fields["branch"] = self._branch
-        if not event.durable:
+        durable = event.durable
+        if not durable:
             # Checking the type with `isinstance` would require ten calls per token.
             if type(event) is ToolCallDeltaEvent and event.name != self._visible_name and not event.hidden:
                 # Subscribers hide the call by this field.
@@ -165,7 +171,14 @@ class _Call(abc.DisposableBase):
         elif isinstance(event, LLMFailedEvent):
             self._failures += 1
             fields["tries"] = self._failures
+            self._times.reset()
         self._observer.on_next(event)
+        if not durable:
+            # Publishing has set the timestamp, so reading the clock is not necessary.
+            times, timestamp = self._times, fields["timestamp"]
+            if timestamp - times.newest > times.silence:
+                times.add(timestamp)
+            times.newest = timestamp
         if not fields["attempt"]:
             self._budget.note_unpublished(event)
 
@@ -177,6 +190,7 @@ class _Call(abc.DisposableBase):
     def _complete(self, message: ContentCompleteEvent) -> None:
         """Emit the complete message and its tool requests."""
         complete_message(message, self.request)
+        self._times.apply(message)
         self._observer.on_next(message)
         if not message.attempt:
             self._budget.note_unpublished(message)

@@ -174,6 +174,45 @@ def make_event_error(value: object, request: ModelRequest) -> PipelineError:
     )
 
 
+class DeltaTimes:
+    """Times of the deltas of a message in milliseconds.
+
+    For each delta, the caller compares the time since `newest` with `silence`, and only calls `add` if it is longer.
+    """
+
+    __slots__ = ("_first_token", "_requested", "newest", "silence")
+
+    def __init__(self, requested: int) -> None:
+        """Start measuring.
+
+        Args:
+            requested: Timestamp of the request.
+        """
+        self._requested = requested
+        self.reset()
+
+    def reset(self) -> None:
+        """Discard the measurements, because the request has failed and may be sent again."""
+        self.newest = self._requested
+        """Timestamp of the newest delta. Before the first delta, timestamp of the request."""
+        self.silence = -1
+        """Longest time between two deltas, or -1 before the first delta."""
+        self._first_token: int | None = None
+
+    def add(self, timestamp: int) -> None:
+        """Add the first delta, or a delta after a new longest silence."""
+        silence = timestamp - self.newest
+        if self._first_token is None:
+            self._first_token, silence = silence, 0
+        self.silence = silence
+
+    def apply(self, message: ContentCompleteEvent) -> None:
+        """Set the times of an unpublished message, unless it had no deltas."""
+        if self._first_token is not None:
+            times = {"first_token": self._first_token / 1000, "longest_silence": self.silence / 1000}
+            mutable_fields(message).update(times)
+
+
 def complete_message(message: ContentCompleteEvent, request: ModelRequest) -> None:
     """Mark hidden calls and add the offered tools and the token limit before a message is published."""
     if message.tool_calls:
