@@ -47,6 +47,7 @@ async def read_everything(client: httpx.AsyncClient, run: Any) -> str:
         client.get(f"{path}/outline"),
         client.get(f"{path}/outline?visibility=all"),
         client.get(f"{path}/events?from=1"),
+        client.get(f"{path}/problems"),
         client.get(f"/contexts/{run['contextId']}/messages"),
         *(client.get(f"{path}/graph?form={form}") for form in ("json", "mermaid", "html")),
         *(client.get(f"{path}/events?until=attempt{more}") for more in ("", "&speed=1000", "&kinds=llm-failed,task")),

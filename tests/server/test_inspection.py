@@ -283,3 +283,31 @@ async def test_me_describes_the_permissions_and_the_log(tmp_path: Any) -> None:
     assert (mine.log.kind, mine.log.keeps_deltas, mine.agents) == ("sqlite", True, True)
     assert refused.status_code == 401
     await log.aclose()
+
+
+async def test_problems_are_listed_for_the_owner() -> None:
+    clerk = make_clerk([call("fail"), call(f"peek_{MARK}")], call("refund", order="A1"))
+    async with serve_api(clerk) as served, Client(served.url, token="ann-key") as ann:
+        run = await ann.start(None, "Refund", wait=10)
+        problems = await ann.problems(run.task_id)
+        async with make_client(served.url, "bob-key") as bob:
+            foreign = await bob.get(f"/runs/{run.task_id}/problems")
+        async with make_client(served.url) as http:
+            forbidden = await http.get(f"/runs/{run.task_id}/problems?visibility=all")
+            listed = (await http.get(f"/runs/{run.task_id}/problems")).json()
+    assert [(each.code, each.name) for each in problems] == [("tool_failed", "fail"), ("waits", "refund")]
+    assert (listed["taskId"], listed["seq"]) == (run.task_id, run.seq)
+    assert list(listed["problems"][1]) == ["code", "taskId", "seq", "name", "text"]
+    assert (foreign.status_code, forbidden.status_code) == (404, 403)
+
+
+async def test_stall_of_an_active_run_is_listed_while_it_lasts() -> None:
+    log = MemoryEventLog()
+    envelope: dict[str, Any] = {"task_id": "idle", "context_id": "talk", "attempt": 1, "timestamp": 1_000}
+    task = TaskEvent(seq=1, messages=[], model="m", agent_name="other", owner="ann", **envelope)
+    await log.append("idle", [task, StatusUpdateEvent(seq=2, state="working", **envelope)], expected_seq=0)
+    async with serve_api(make_clerk(), log=log) as served, Client(served.url, token="ann-key") as ann:
+        [stall] = await ann.problems("idle")
+    assert (stall.code, stall.seq, stall.until) == ("stalled", 2, None)
+    assert stall.seconds is not None
+    assert stall.seconds > 1_000_000

@@ -6,7 +6,7 @@ from typing import cast
 
 from rxloop.client.connection import Requests, make_run_path
 from rxloop.protocol.events import AnyEvent
-from rxloop.protocol.http_api.inspection import AccessInfo, Outline
+from rxloop.protocol.http_api.inspection import AccessInfo, Outline, ProblemList, RunProblem
 
 
 class Inspection:
@@ -50,6 +50,19 @@ class Inspection:
         """
         query = {"from": first, "to": last, "visibility": "all" if internal else None}
         return cast("list[AnyEvent]", await self._requests.events(f"{make_run_path(task_id)}/events", query))
+
+    async def problems(self, task_id: str, *, internal: bool = False) -> list[RunProblem]:
+        """Return the problems of a run, such as failures, retries, stalls and open questions.
+
+        Args:
+            task_id: Task id.
+            internal: Whether to include internal data, if allowed.
+
+        Raises:
+            ApiError: If the run does not exist, or the request fails.
+        """
+        query = {"visibility": "all" if internal else None}
+        return (await self._requests.get(ProblemList, f"{make_run_path(task_id)}/problems", query)).problems
 
     async def me(self) -> AccessInfo:
         """Return the principal of this client, and its permissions on the server.

@@ -98,7 +98,7 @@ class _CallCounts:
 
     def add(self, call: ToolCall) -> int:
         """Record a call and return the updated count."""
-        key = _digest(call)
+        key = digest_call(call)
         self._counts[key] += 1
         if self._within is not None:
             self._newest.append(key)
@@ -110,7 +110,7 @@ class _CallCounts:
         return self._counts[key]
 
 
-def _digest(call: ToolCall) -> bytes:
+def digest_call(call: ToolCall) -> bytes:
     """Calculate a hash key for a call. Non-JSON arguments are compared by text."""
     if call.error is not None:
         text = call.raw or ""

@@ -90,6 +90,56 @@ class Outline(Wire):
     """Short text for display, at most 60 characters."""
 
 
+ProblemCode = Literal[
+    "model_failed",
+    "retried",
+    "tool_failed",
+    "refused",
+    "stalled",
+    "repeated",
+    "waits",
+    "cut_unmet",
+    "tools_unavailable",
+    "run_failed",
+]
+"""Kind of a problem."""
+
+
+class RunProblem(Wire):
+    """Problem in a recorded run.
+
+    `model_failed`: a model call failed. `retried`: a request failed and was sent again. `tool_failed`: a tool failed.
+    `refused`: a tool call failed without being started. `stalled`: nothing was recorded for at least 30 seconds.
+    `repeated`: the model requested the same call at least three times. `waits`: an unanswered question. `cut_unmet`: a
+    context could not be made small enough. `tools_unavailable`: a toolset failed. `run_failed`: an attempt failed.
+    """
+
+    code: ProblemCode
+    task_id: str
+    """Id of the run."""
+    seq: int
+    """Sequence number of the first event of the problem."""
+    until: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Sequence number of the last event of the problem. Missing if it is the first event, or if a stall continues."""
+    seconds: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Duration of a stall, a failed call or a failed request."""
+    count: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Number of failed requests or equal calls."""
+    name: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Name of the tool, model or toolset, or the error code of the run."""
+    text: str
+    """Description for people, at most 200 characters."""
+
+
+class ProblemList(Wire):
+    """Problems of a run, in the order of their first events."""
+
+    task_id: str
+    seq: int
+    """Sequence number of the last event that was checked."""
+    problems: list[RunProblem]
+
+
 class Permissions(Wire):
     """Permissions of a client."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -19,9 +20,11 @@ from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.events import Event
-from rxloop.protocol.http_api.inspection import AccessInfo, LogInfo, Permissions
+from rxloop.protocol.http_api.inspection import AccessInfo, LogInfo, Permissions, ProblemList
 from rxloop.recorded.follow import is_over, read_chunks, read_first
 from rxloop.recorded.outline import OutlineFold, OutlineState
+from rxloop.recorded.problems import ProblemFold
+from rxloop.recorded.questions import IDLE_STATES
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.stream import INTERNAL
 from rxloop.server.http import operations
@@ -30,6 +33,7 @@ from rxloop.server.http.requests import (
     EventsQuery,
     OutlineQuery,
     Query,
+    VisibilityQuery,
     choose_event_format,
     make_event_selector,
     write_json,
@@ -110,7 +114,7 @@ async def _find_state(log: EventLog, outlines: Outlines, task_id: str, after: in
     return state if is_same else OutlineState()
 
 
-async def _add_events(log: EventLog, fold: OutlineFold, task_id: str, after: int, last: int) -> None:
+async def _add_events(log: EventLog, fold: OutlineFold | ProblemFold, task_id: str, after: int, last: int) -> None:
     outlines = log.local.get(Outlines)
     async with aclosing(read_chunks(log, task_id, after_seq=after, last_seq=last)) as chunks:
         async for chunk in chunks:
@@ -188,6 +192,18 @@ async def _read_range(call: ApiCall[None, EventsQuery], record: RunRecord) -> Re
     if tag in (each.strip().removeprefix("W/") for each in call.request.headers.get("if-none-match", "").split(",")):
         return Response(status_code=304, headers=headers)
     return Response(body, headers=headers, media_type=writer.media_type)
+
+
+async def problems(call: ApiCall[None, VisibilityQuery]) -> Response:
+    """List the problems of a run, such as failures, retries, stalls and open questions."""
+    record, internal = await call.record(), call.query.visibility == "all"
+    call.check_visibility(call.query.visibility)
+    log, task_id = call.gateway.runtime.log, record.task_id
+    fold = ProblemFold(internal=internal)
+    with call.gateway.reserve_stream(call.principal):
+        await _add_events(log, fold, task_id, 0, record.seq)
+    found = fold.collect(task_id, now=None if record.state in IDLE_STATES else time.time_ns() // 1_000_000)
+    return write_json(ProblemList(task_id=task_id, seq=record.seq, problems=found))
 
 
 async def me(call: ApiCall[None, Query]) -> Response:

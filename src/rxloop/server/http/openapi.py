@@ -14,7 +14,7 @@ from rxloop._version import __version__
 from rxloop.protocol import http_api as http
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.http_api import Deltas, Problem, RunInfo
-from rxloop.protocol.http_api.inspection import AccessInfo, Outline
+from rxloop.protocol.http_api.inspection import AccessInfo, Outline, ProblemList
 from rxloop.server.core.adapter import Endpoint
 from rxloop.server.core.stream import NDJSON, SSE
 from rxloop.server.http import inspection, reads
@@ -32,6 +32,7 @@ from rxloop.server.http.requests import (
     RunsQuery,
     StartQuery,
     StateQuery,
+    VisibilityQuery,
 )
 
 
@@ -77,6 +78,7 @@ OPERATIONS = (
     Operation("POST", f"{_RUN}/cancel", runs.cancel, http.CancelRun, responses=_START),
     Operation("POST", f"{_RUN}/fork", runs.fork, http.ForkRun, responses={202: RunInfo}),
     Operation("GET", f"{_RUN}/outline", inspection.outline, query=OutlineQuery, responses={200: Outline}),
+    Operation("GET", f"{_RUN}/problems", inspection.problems, query=VisibilityQuery, responses={200: ProblemList}),
     Operation("GET", f"{_RUN}/state", reads.state, query=StateQuery, responses={200: http.StateInfo}),
     Operation("GET", f"{_RUN}/graph", reads.graph, query=GraphQuery, responses={200: None}, media_types=_GRAPH_TYPES),
     Operation("GET", "/contexts", reads.contexts, query=PageQuery, responses={200: http.ContextPage}),

@@ -200,6 +200,12 @@ class OutlineQuery(Query):
     visibility: Visibility = "public"
 
 
+class VisibilityQuery(Query):
+    """Query parameters for data that may include internal data."""
+
+    visibility: Visibility = "public"
+
+
 class GraphQuery(Query):
     """Query parameters for the thought graph."""
 
