@@ -20,6 +20,7 @@ from rxloop import (
     RunContext,
     ToolError,
     ToolsUnavailableEvent,
+    Usage,
     fallback,
     tool,
 )
@@ -28,7 +29,7 @@ from rxloop.protocol.events import ContentCompleteEvent
 from rxloop.protocol.http_api.inspection import RunProblem
 from rxloop.protocol.messages import ErrorInfo
 from rxloop.recorded.problems import ProblemFold
-from rxloop.testing import ScriptedModel, call, frames, virtual_time
+from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
 
 
 @tool
@@ -230,3 +231,14 @@ def test_failures_of_hidden_calls_are_only_internal() -> None:
         *("tool_failed", "tool_failed", "repeated", "tool_failed"),
     ]
     assert "PLANTED" not in "".join(each.model_dump_json() for each in find(events))
+
+
+def test_streaming_model_is_not_a_stall_before_its_usage() -> None:
+    events = record(turn(frames("-H-o-w- -d-o- -y-o-u|", 10.0), usage=Usage(input_tokens=1, output_tokens=1)))
+    assert events[find_seq(events, "usage") - 1].timestamp - events[find_seq(events, "llm-call") - 1].timestamp > 30_000
+    assert find(events) == []
+
+
+def test_slow_tool_is_not_a_stall_while_a_question_is_open() -> None:
+    events = record([call("sure"), call("work", seconds=100)])
+    assert [problem.code for problem in find(events)] == ["waits"]

@@ -27,7 +27,7 @@ CONFIG = """
 # be combined.
 [[operations]]
 include-name = [
-    "POST /runs", "POST /runs/{task_id}/fork", "GET /runs/{task_id}/state", "GET /runs/{task_id}/events"
+    "POST /runs", "GET /runs", "POST /runs/{task_id}/fork", "GET /runs/{task_id}/state", "GET /runs/{task_id}/events"
 ]
 checks.positive_data_acceptance.expected-statuses = ["2xx", 401, 403, 404, 409, 422, 429, 503]
 """

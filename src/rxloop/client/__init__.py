@@ -9,9 +9,10 @@ from urllib.parse import quote
 
 import httpx
 from pydantic import ValidationError
+from typing_extensions import Unpack
 
 from rxloop.client.connection import Requests, ResponseBounds, Server, follow_run, make_run_path
-from rxloop.client.inspection import Inspection
+from rxloop.client.inspection import Inspection, RunFilters, to_query
 from rxloop.errors import ConfigurationError
 from rxloop.protocol.events import AnyEvent, State
 from rxloop.protocol.http_api import (
@@ -201,6 +202,7 @@ class Client(Inspection):
         state: State | None = None,
         after: str | None = None,
         limit: int | None = None,
+        **filters: Unpack[RunFilters],
     ) -> RunPage:
         """Return a page of the caller's runs, newest first.
 
@@ -209,12 +211,17 @@ class Client(Inspection):
             state: Only include runs in this state.
             after: `next` of the previous page.
             limit: Maximum number of runs.
+            filters: Further filters, see `RunFilters`. With `q` or `model`, a page can have fewer runs than `limit`,
+                although another page follows.
 
         Raises:
             ApiError: If the conversation does not exist, or the request fails.
         """
+        query = {"state": state, "after": after, "limit": limit}
+        if filters:
+            return await self._requests.get(RunPage, "runs", {**query, "contextId": context_id, **to_query(filters)})
         path = "runs" if context_id is None else f"{_context_path(context_id)}/runs"
-        return await self._requests.get(RunPage, path, {"state": state, "after": after, "limit": limit})
+        return await self._requests.get(RunPage, path, query)
 
     async def pending(
         self,

@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
-from typing import cast
+from datetime import datetime
+from typing import Any, TypedDict, cast
 
 from rxloop.client.connection import Requests, make_run_path
 from rxloop.protocol.events import AnyEvent
 from rxloop.protocol.http_api.inspection import AccessInfo, Outline, ProblemList, RunProblem
+
+
+class RunFilters(TypedDict, total=False):
+    """Filters of `Client.runs`."""
+
+    agent: str
+    """Agent name."""
+    owner: str
+    """Owner of the runs, which requires the scope `others`. An empty string means no owner."""
+    since: datetime
+    """Earliest creation time. Without a time zone, it is in UTC."""
+    until: datetime
+    """Creation time limit, exclusive."""
+    model: str
+    """Name of the model with which the run started."""
+    unfinished: bool
+    """True to exclude completed and failed runs."""
+    q: str
+    """Text in the questions, answers, tool names or ids of a run, ignoring case."""
+    details: bool
+    """True to include the title, duration, model, calls and problems of each run."""
+
+
+def to_query(filters: RunFilters) -> dict[str, Any]:
+    """Convert filters to query parameters."""
+    return {name: each.isoformat() if isinstance(each, datetime) else each for name, each in filters.items()}
 
 
 class Inspection:

@@ -242,6 +242,11 @@ only before the event is published. Afterwards, use `model_copy(update=...)`.
 """
 
 
+def is_missing(value: Any) -> bool:
+    """Return True if an optional field is omitted from the JSON, although zero and an empty string are included."""
+    return value is None
+
+
 def is_empty(value: Any) -> bool:
     """Return True if an optional field is omitted from the JSON."""
     return not value

@@ -21,7 +21,7 @@ from rxloop.protocol.messages import (
     Usage,
     Wire,
 )
-from rxloop.protocol.model import is_empty
+from rxloop.protocol.model import is_empty, is_missing
 from rxloop.protocol.run_events import State
 from rxloop.protocol.settings import ReasoningEffort
 
@@ -191,6 +191,21 @@ class RunInfo(Wire):
     """Unanswered questions."""
     usage: Usage | None = Field(default=None, exclude_if=is_empty)
     error: ErrorInfo | None = Field(default=None, exclude_if=is_empty)
+    model: str | None = Field(default=None, exclude_if=is_missing)
+    """Name of the model with which the run started. This field and the following ones are only included in lists with
+    `details=1`."""
+    title: str | None = Field(default=None, exclude_if=is_missing)
+    """Beginning of the message that started the run, at most 120 characters."""
+    seconds: float | None = Field(default=None, exclude_if=is_missing)
+    """Time from the first to the last event, including pauses."""
+    first_token: float | None = Field(default=None, exclude_if=is_missing)
+    """Seconds from the first model call to its first token."""
+    calls: int | None = Field(default=None, exclude_if=is_missing)
+    """Number of tool calls that were started. Missing if the server had no time to read the run."""
+    problems: int | None = Field(default=None, exclude_if=is_missing)
+    """Number of problems. Missing if the server had no time to read the run."""
+    fork_of: str | None = Field(default=None, exclude_if=is_missing)
+    """Id of the run from which this run was forked."""
 
     @property
     def is_idle(self) -> bool:

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from rxloop.protocol.envelope import Timestamp
 from rxloop.protocol.messages import Wire
+from rxloop.protocol.model import is_missing
 
 FAILED, RETRIED, REFUSED, HIDDEN, TRUNCATED, WAITS, VOIDED = 1, 2, 4, 8, 16, 32, 64
 """Bits of `Outline.flags`.
@@ -119,13 +120,13 @@ class RunProblem(Wire):
     """Id of the run."""
     seq: int
     """Sequence number of the first event of the problem."""
-    until: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    until: int | None = Field(default=None, exclude_if=is_missing)
     """Sequence number of the last event of the problem. Missing if it is the first event, or if a stall continues."""
-    seconds: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    seconds: float | None = Field(default=None, exclude_if=is_missing)
     """Duration of a stall, a failed call or a failed request."""
-    count: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    count: int | None = Field(default=None, exclude_if=is_missing)
     """Number of failed requests or equal calls."""
-    name: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    name: str | None = Field(default=None, exclude_if=is_missing)
     """Name of the tool, model or toolset, or the error code of the run."""
     text: str
     """Description for people, at most 200 characters."""

@@ -17,7 +17,7 @@ from rxloop.protocol.http_api import Deltas, Problem, RunInfo
 from rxloop.protocol.http_api.inspection import AccessInfo, Outline, ProblemList
 from rxloop.server.core.adapter import Endpoint
 from rxloop.server.core.stream import NDJSON, SSE
-from rxloop.server.http import inspection, reads
+from rxloop.server.http import inspection, reads, run_lists
 from rxloop.server.http import operations as runs
 from rxloop.server.http.requests import (
     ContextQuery,
@@ -67,7 +67,7 @@ OPERATIONS = (
     Operation(
         "POST", "/runs", runs.start, http.StartRun, query=StartQuery, responses=_START, headers=_KEY, streams=True
     ),
-    Operation("GET", "/runs", reads.runs, query=RunsQuery, responses={200: http.RunPage}),
+    Operation("GET", "/runs", run_lists.runs, query=RunsQuery, responses={200: http.RunPage}),
     Operation("GET", "/pending", reads.pending, query=PendingQuery, responses={200: http.RunPage}),
     Operation("GET", _RUN, reads.record, query=InfoQuery, responses={200: RunInfo}),
     Operation(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
 from starlette.requests import Request
 from starlette.responses import Response
@@ -168,11 +169,44 @@ class RunsInContextQuery(ContextQuery, PageQuery):
     state: State | None = None
 
 
+def _read_time(value: Any) -> Any:
+    """Convert a time in ISO 8601 to milliseconds since 1970. UTC is the default time zone."""
+    try:
+        time = datetime.fromisoformat(value.upper())
+        return round((time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise ValueError("must be a time in ISO 8601, such as 2026-11-25T12:00:00Z") from None
+
+
+_TIME_SCHEMA = {"type": "string", "format": "date-time"}
+_Time = Annotated[int, BeforeValidator(_read_time), WithJsonSchema(_TIME_SCHEMA)]
+
+
 class RunsQuery(PageQuery):
     """Query parameters for listing runs."""
 
     state: State | None = None
     context_id: Id | None = None
+    agent: Annotated[str, Field(max_length=200)] | None = None
+    owner: Annotated[str, Field(max_length=200)] | None = None
+    """Owner of the runs, for clients with the scope `others`. An empty string selects runs without an owner."""
+    since: _Time | None = None
+    """Earliest creation time."""
+    until: _Time | None = None
+    """Creation time limit, exclusive."""
+    model: Annotated[str, Field(max_length=200)] | None = None
+    """Name of the model with which the run started."""
+    unfinished: bool = False
+    """True to exclude completed and failed runs."""
+    q: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """Text in the questions, answers, tool names or ids of a run, ignoring case."""
+    details: bool = False
+    """True to include the title, duration, model, calls and problems of each run."""
+
+    @property
+    def is_plain(self) -> bool:
+        """True if only the parameters `state`, `contextId`, `after` and `limit` are set."""
+        return self.model_fields_set <= {"state", "context_id", "after", "limit"}
 
 
 class PendingQuery(PageQuery):
