@@ -107,12 +107,17 @@ def describe(event: Event) -> str | None:
             return None
 
 
-async def ask(question: str) -> Result:
-    """Run the agent and print its events."""
+def make_agent() -> Agent:
+    """Create the agent."""
     model, tools = demo_model(), [get_weather, calculate]
     thoughts = Thoughts(hidden=True)  # the thoughts are printed, but not the tool calls
     loop = op.standard(before_tools=[refuse_long_calculations])
-    async with Agent(model, instructions=INSTRUCTIONS, tools=tools, thoughts=thoughts, loop=loop) as agent:
+    return Agent(model, instructions=INSTRUCTIONS, tools=tools, thoughts=thoughts, loop=loop)
+
+
+async def ask(question: str) -> Result:
+    """Run the agent and print its events."""
+    async with make_agent() as agent:
         run = agent.run(question)
         # A second subscriber to the same run, with operators of reactivex.
         calls = run.pipe(op.of_type(ToolCompleteEvent), rx.map(lambda event: event.call.name), rx.to_iterable())

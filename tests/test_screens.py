@@ -49,7 +49,10 @@ def test_failed_command_is_reported_with_its_screen(scripts: Any, tmp_path: Path
 
 def test_screens_are_added_where_a_document_names_them(scripts: Any) -> None:
     text = "before\n\n<!-- screen: run -->\n\nafter\n"
-    assert scripts.pages.add_screens(text, {"run"}) == "before\n\n![Screen of rxloop run](assets/run.svg)\n\nafter\n"
+    shown = scripts.pages.add_screens(text, {"run.svg", "running.svg"})
+    assert shown == "before\n\n![Screen of rxloop run](assets/run.svg)\n\nafter\n"
+    picture = scripts.pages.add_screens("<!-- screen: view -->", {"view.png"})
+    assert picture == "![Screen of rxloop view](assets/view.png)"
     assert scripts.pages.add_screens(text, set()) == "before\n\n\n\nafter\n"
 
 

@@ -59,14 +59,14 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     for _, path, text in [*make_reference_pages(), *make_operator_pages()]:
         files.append(File.generated(config, path, content=text))
     files.append(File.generated(config, STYLES, content=STYLE))
-    for screen in sorted(SCREENS.glob("*.svg")):
+    for screen in sorted(SCREENS.glob("*.*")):
         files.append(File.generated(config, f"assets/{screen.name}", abs_src_path=str(screen)))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Adapt links to repository files and documents, and add terminal screens."""
-    markdown = add_screens(markdown, {screen.stem for screen in SCREENS.glob("*.svg")})
+    markdown = add_screens(markdown, {screen.name for screen in SCREENS.glob("*.*")})
     titles = {file.src_uri: find_title(file.content_string) or file.src_uri for file in files.documentation_pages()}
     return replace_links(add_titles(markdown, titles), page.file.src_uri)
 

@@ -176,11 +176,17 @@ def add_titles(text: str, titles: Mapping[str, str]) -> str:
 
 
 def add_screens(text: str, recorded: Collection[str]) -> str:
-    """Replace comments such as `<!-- screen: run -->` by the recorded screen, or remove them if there is none."""
+    """Replace comments such as `<!-- screen: run -->` by the recorded screen, or remove them if there is none.
+
+    Args:
+        text: Markdown document.
+        recorded: Names of the recorded files.
+    """
 
     def replace(match: re.Match[str]) -> str:
         name = match["name"]
-        return f"![Screen of rxloop {name}](assets/{name}.svg)" if name in recorded else ""
+        file = next((each for each in sorted(recorded) if each.rpartition(".")[0] == name), None)
+        return f"![Screen of rxloop {name}](assets/{file})" if file else ""
 
     return _SCREEN.sub(replace, text)
 

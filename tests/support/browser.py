@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -26,6 +27,10 @@ class Browser:
         self._number = 0
         self._session: str | None = None
         self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self.problems: list[str] = []
+        """Errors of the page and violations of its content security policy, see `watch`."""
+        self.requests: list[str] = []
+        """URLs of all requests, see `watch`."""
         self._reading = asyncio.create_task(self._read(reader))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -33,7 +38,10 @@ class Browser:
             while True:
                 message = json.loads((await reader.readuntil(b"\0"))[:-1])
                 if waiting := self._waiting.pop(message.get("id", 0), None):
-                    waiting.set_result(message)
+                    if not waiting.done():
+                        waiting.set_result(message)
+                else:
+                    self._note(message.get("method", ""), message.get("params", {}))
 
     async def _do(self, method: str, **params: Any) -> Any:
         self._number += 1
@@ -45,14 +53,58 @@ class Browser:
         assert "error" not in response, response
         return response["result"]
 
+    def _note(self, method: str, params: Any) -> None:
+        match method:
+            case "Runtime.exceptionThrown":
+                details = params["exceptionDetails"]
+                self.problems.append(details.get("exception", {}).get("description") or details["text"])
+            case "Log.entryAdded" if params["entry"]["level"] == "error" and params["entry"]["source"] != "network":
+                self.problems.append(params["entry"]["text"])
+            case "Network.requestWillBeSent":
+                self.requests.append(params["request"]["url"])
+            case _:
+                pass
+
     async def open(self, url: str) -> None:
         """Open a URL."""
-        if self._session is None:
-            target = await self._do("Target.createTarget", url="about:blank")
-            attached = await self._do("Target.attachToTarget", targetId=target["targetId"], flatten=True)
-            self._session = attached["sessionId"]
-            await self._do("Page.enable")
+        await self._attach()
         await self._do("Page.navigate", url=url)
+
+    async def _attach(self) -> None:
+        if self._session is not None:
+            return
+        target = await self._do("Target.createTarget", url="about:blank")
+        attached = await self._do("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+        self._session = attached["sessionId"]
+        await self._do("Page.enable")
+
+    async def watch(self) -> None:
+        """Forget earlier problems and requests, and note those that follow."""
+        await self._attach()
+        for domain in ("Runtime", "Log", "Network"):
+            await self._do(f"{domain}.enable")
+        self.problems.clear()
+        self.requests.clear()
+
+    async def emulate(self, *, theme: str = "dark", width: int = 1680, height: int = 960) -> None:
+        """Set the size of the window and the preferred theme."""
+        await self._attach()
+        await self._do(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+        )
+        features = [{"name": "prefers-color-scheme", "value": theme}]
+        await self._do("Emulation.setEmulatedMedia", features=features)
+
+    async def press(self, *keys: str) -> None:
+        """Press keys one after the other, by their names in `KeyboardEvent.key`."""
+        for key in keys:
+            text = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
+            await self._do("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
+            await self._do("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    async def take_picture(self) -> bytes:
+        """Return a picture of the window as PNG."""
+        return base64.b64decode((await self._do("Page.captureScreenshot", format="png"))["data"])
 
     async def reload(self) -> None:
         """Reload the page and wait until it has loaded."""
@@ -71,7 +123,13 @@ class Browser:
         look = f"let found = false; try {{ found = {condition}; }} catch {{}}"
         again = "if (found) done(found); else setTimeout(look, 5);"
         looking = f"new Promise(done => {{ const look = () => {{ {look} {again} }}; look(); }})"
-        return await self.run(looking)
+        while True:
+            try:
+                return await self.run(looking)
+            except AssertionError as error:
+                # The page has navigated while it was examined.
+                if "navigated" not in str(error):
+                    raise
 
     async def close(self) -> None:
         self._writer.close()

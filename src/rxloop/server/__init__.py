@@ -1,4 +1,4 @@
-"""Adapters (HTTP API, AG-UI, the AI SDK's UI stream, OpenAI's API, A2A, MCP), and `core/`, the kit for them."""
+"""Adapters (HTTP API, AG-UI, the AI SDK's UI stream, OpenAI's API, A2A, MCP, viewer), and `core/`, the kit for them."""
 
 from typing import TYPE_CHECKING
 
@@ -44,3 +44,5 @@ if TYPE_CHECKING:
     from rxloop.server.openai import openai_api as openai_api
     from rxloop.server.ui_messages import UiStream as UiStream
     from rxloop.server.ui_messages import ui_stream as ui_stream
+    from rxloop.server.viewer.adapter import Viewer as Viewer
+    from rxloop.server.viewer.adapter import viewer as viewer

@@ -35,6 +35,7 @@ COMMANDS = {
     "skill": _Command("skill:skill", "Show the folder of the skill for coding agents, or copy it to a project."),
     "doctor": _Command("doctor:doctor", "Check the installation and its environment."),
     "new": _Command("new:new", "Create a project from a template."),
+    "view": _Command("view:view", "Show recorded runs in a browser, and follow active ones."),
     "serve": _Command("serve:serve", "Serve agents over HTTP."),
     "worker": _Command("serve:worker", "Execute runs that servers have queued."),
     "mcp": _Command("mcp:mcp", "Serve tools to clients of the Model Context Protocol."),

@@ -180,9 +180,20 @@ def demo(
         list[str] | None,
         typer.Argument(metavar="QUESTION", help="A question about the weather. The default compares two cities."),
     ] = None,
+    view: Annotated[bool, typer.Option("--view", help="Show the run in a browser while it works.")] = False,
+    port: Annotated[
+        int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="Port for --view; 0 selects a free port.")
+    ] = 8321,
+    no_open: Annotated[bool, typer.Option("--no-open", help="With --view, do not open the browser.")] = False,
 ) -> None:
     """Run an agent that thinks aloud, without an API key.
 
     Runs the example `kitchen_sink.py`, prints its events and thoughts, and writes the thought graph to `chain.mmd`.
+    With --view, it serves the run at an address of this machine instead, until Ctrl-C.
     """
+    if view:
+        from rxloop.cli.commands.view import view_demo
+
+        view_demo(" ".join(words or ()), port, opens=not no_open)
+        return
     raise typer.Exit(run_demo(words or ()))

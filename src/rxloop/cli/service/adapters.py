@@ -82,6 +82,7 @@ KINDS = {
     "openai": _AdapterKind("/v1", "openai_api", "OpenAI", owns_prefix=True),
     "a2a": _AdapterKind("/a2a", "a2a", "A2A", per_agent=True),
     "mcp": _AdapterKind("/mcp", "mcp_server", "MCP", owns_prefix=True),
+    "view": _AdapterKind("/view", "viewer", "the viewer"),
 }
 """Optional protocol adapters by flag."""
 

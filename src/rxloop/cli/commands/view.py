@@ -1,0 +1,148 @@
+"""Command `view`, and the implementation of `rxloop demo --view`: the viewer on a local server."""
+
+from __future__ import annotations
+
+import asyncio
+import runpy
+import sys
+import webbrowser
+from contextlib import AbstractAsyncContextManager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rxloop.agents.agent import Agent
+from rxloop.cli import options
+from rxloop.cli.database import open_database
+from rxloop.cli.demo import find_program
+from rxloop.cli.terminal import report_errors, write
+from rxloop.errors import ConfigurationError
+from rxloop.runtime.runtime import Runtime
+from rxloop.storage import MemoryEventLog
+
+if TYPE_CHECKING:
+    from starlette.requests import HTTPConnection
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from rxloop.pipeline.event_log import EventLog
+
+HOST = "127.0.0.1"
+
+
+def view(
+    db: options.Database = None,
+    port: Annotated[
+        int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="Port; 0 selects a free port.")
+    ] = 8321,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the browser.")] = False,
+) -> None:
+    """Show recorded runs in a browser, and follow active ones.
+
+    Starts a local server with the viewer page and a read-only HTTP API for the database. Active runs of other processes
+    are updated live. Ctrl-C stops the server.
+
+    Exit codes: 0 stopped, 1 error, 2 invalid usage.
+    """
+    with report_errors():
+        check_packages("rxloop view")
+        asyncio.run(_serve(open_database(db), port, opens=not no_open))
+
+
+def check_packages(command: str) -> None:
+    """Check the dependencies of the local server.
+
+    Raises:
+        ConfigurationError: Starlette or uvicorn is not installed.
+    """
+    for package in ("starlette", "uvicorn"):
+        if find_spec(package) is None:
+            raise ConfigurationError(f'{command} needs {package}, which is not installed: pip install "rxloop[serve]"')
+
+
+async def _serve(database: AbstractAsyncContextManager[EventLog], port: int, *, opens: bool) -> None:
+    async with database as log, Runtime({}, log=log) as runtime:
+        await _serve_runtime(runtime, port, "", opens=opens)
+
+
+async def _serve_runtime(runtime: Runtime, port: int, place: str, *, opens: bool) -> None:
+    # Imported lazily because the extra is optional.
+    from rxloop.cli.service.process import get_url, open_listener, serve_until_signal
+    from rxloop.server import Shutdown
+
+    app, adapters = create_viewer(runtime)
+    with open_listener(HOST, port) as listener:
+        url = f"{get_url(listener)}/view/{place}"
+        await serve_until_signal(app, listener, Shutdown(*adapters, seconds=0), lambda: _announce(url, opens=opens))
+
+
+def view_demo(question: str, port: int, *, opens: bool) -> None:
+    """Run the demo agent and serve the viewer for its run.
+
+    Args:
+        question: Prompt. If empty, the default question of the demo is used.
+        port: Listen port; 0 selects a free port.
+        opens: True to open the browser.
+    """
+    with report_errors():
+        check_packages("rxloop demo --view")
+        program = runpy.run_path(str(find_program()))
+        asyncio.run(_serve_demo(program["make_agent"](), question or program["QUESTION"], port, opens=opens))
+
+
+async def _serve_demo(agent: Agent[Any, Any], question: str, port: int, *, opens: bool) -> None:
+    async with agent, Runtime({"demo": agent}, log=MemoryEventLog()) as runtime:
+        run = await runtime.start("demo", question)
+        await _serve_runtime(runtime, port, f"#/r/{run.task_id}", opens=opens)
+
+
+def _announce(url: str, *, opens: bool) -> None:
+    write(f"Viewer at {url}\n")
+    sys.stdout.flush()
+    if opens:
+        open_browser(url)
+
+
+def open_browser(url: str) -> None:
+    """Open a URL in the default browser, if there is one, without blocking the event loop."""
+    # Some browsers block until their window is closed.
+    asyncio.get_running_loop().run_in_executor(None, webbrowser.open, url)
+
+
+def create_viewer(runtime: Runtime) -> tuple[ASGIApp, list[Any]]:
+    """Create a read-only application, and return it with its adapters.
+
+    Requests have access to all runs and to internal data, so the application must only be reachable locally.
+    """
+    from rxloop.cli.service.adapters import LocalNames, MountedAdapter, create_application
+    from rxloop.server import Principal, api, viewer
+
+    reader = Principal("", frozenset({"others", "internal"}))
+
+    def authenticate(request: HTTPConnection) -> Principal:
+        return reader
+
+    adapters = [api(runtime, auth=authenticate), viewer(runtime)]
+    mounted = [
+        MountedAdapter("", "the API", adapters[0], owns_prefix=True),
+        MountedAdapter("/view", "the viewer", adapters[1], owns_prefix=False),
+    ]
+    return LocalNames(ReadOnly(create_application(mounted, (), HOST, keys=True)), HOST, ()), adapters
+
+
+class ReadOnly:
+    """Middleware that rejects all HTTP methods except GET and HEAD."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Wrap an application."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward or refuse a request."""
+        from rxloop.server.core.errors import Refused, write_problem
+
+        if scope["type"] == "http" and scope["method"] not in ("GET", "HEAD"):
+            refused = Refused(403, "read_only", "rxloop view only reads runs; use rxloop serve to change them")
+            await write_problem(refused)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)

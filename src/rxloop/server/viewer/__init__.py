@@ -1,0 +1,1 @@
+"""Web page for inspecting active and finished runs through the HTTP API."""

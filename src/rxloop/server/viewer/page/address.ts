@@ -1,0 +1,62 @@
+// Addresses of pages, kept in the hash: `#/r/{taskId}/events?at=1.29.0&from=6.1&to=8.9&q=ok:no&in=json`.
+
+export interface Address {
+  page: 'runs' | 'run';
+  taskId: string;
+  tab: 'timeline' | 'events';
+  /** Selected event, `attempt.seq.sub`. */
+  at: string;
+  /** Window in seconds. */
+  from: number | null;
+  to: number | null;
+  q: string;
+  /** Tab of the inspector. */
+  in: string;
+}
+
+const HOME: Address = { page: 'runs', taskId: '', tab: 'timeline', at: '', from: null, to: null, q: '', in: 'event' };
+
+export function parseAddress(hash: string): Address {
+  const text = hash.replace(/^#/, '');
+  const cursor = /^([^/?]+)\/(\d+\.\d+\.\d+)$/.exec(text);
+  if (cursor) return { ...HOME, page: 'run', taskId: decode(cursor[1]), at: cursor[2] };
+  const [path, query = ''] = text.split('?', 2);
+  const [, word, id, tab] = path.split('/');
+  const values = new URLSearchParams(query);
+  const seconds = (name: string) => (values.has(name) && Number.isFinite(Number(values.get(name))) ? Number(values.get(name)) : null);
+  return {
+    page: word === 'r' && id ? 'run' : 'runs',
+    taskId: word === 'r' && id ? decode(id) : '',
+    tab: tab === 'events' ? 'events' : 'timeline',
+    at: /^\d+\.\d+\.\d+$/.test(values.get('at') ?? '') ? values.get('at')! : '',
+    from: seconds('from'),
+    to: seconds('to'),
+    q: values.get('q') ?? '',
+    in: values.get('in') ?? 'event',
+  };
+}
+
+export function formatAddress(address: Partial<Address>): string {
+  const { page, taskId, tab, at, from, to, q, in: inspector } = { ...HOME, ...address };
+  const path = page === 'run' ? `#/r/${encodeURIComponent(taskId)}${tab === 'events' ? '/events' : ''}` : '#/';
+  const query = [
+    at && `at=${at}`,
+    from != null && to != null && `from=${round(from)}&to=${round(to)}`,
+    q && `q=${encodeURIComponent(q).replaceAll('%3A', ':').replaceAll('%20', '+')}`,
+    inspector !== 'event' && `in=${encodeURIComponent(inspector)}`,
+  ].filter(Boolean);
+  return query.length ? `${path}?${query.join('&')}` : path;
+}
+
+/** The `seq` in a place such as `1.29.0`, or 0. */
+export const seqOf = (at: string): number => Number(at.split('.')[1] ?? 0);
+
+const round = (seconds: number): number => Math.round(seconds * 1000) / 1000;
+
+function decode(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}

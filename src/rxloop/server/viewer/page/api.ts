@@ -1,0 +1,136 @@
+// Requests to the HTTP API, and the stream of a run as newline-delimited JSON that continues after a broken connection.
+
+import type { Event, OutlinePage } from './outline.ts';
+
+export class ApiError extends Error {
+  constructor(readonly status: number, readonly code: string, message: string) {
+    super(message);
+  }
+}
+
+export interface RunInfo {
+  taskId: string;
+  contextId: string;
+  agent: string;
+  owner?: string;
+  state: string;
+  attempt: number;
+  seq: number;
+  cursor: string;
+  created: string;
+  updated: string;
+  deltas?: string;
+  content?: string;
+  reason?: string;
+  usage?: { inputTokens: number; outputTokens: number; cachedTokens?: number };
+  error?: { code: string; message: string };
+  pending?: { prompt?: string }[];
+  title?: string;
+}
+
+export interface Me {
+  principal: string;
+  scopes: string[];
+  may: { act: boolean; internal: boolean; others: boolean };
+  agents?: boolean;
+  version?: string;
+}
+
+export type Fetch = (url: string, init?: RequestInit) => Promise<Response>;
+
+export class Api {
+  visibility = 'public';
+
+  constructor(private base: string, private getKey: () => string, private fetch: Fetch) {}
+
+  async get<T>(path: string, query: Record<string, string | number> = {}): Promise<T> {
+    const response = await this.request(path, query, 'application/json');
+    return (await response.json()) as T;
+  }
+
+  me = (): Promise<Me> => this.get<Me>('me');
+
+  runs = (query: Record<string, string | number>): Promise<{ runs: RunInfo[]; next?: string }> => this.get('runs', query);
+
+  run = (id: string): Promise<RunInfo> => this.get(`runs/${encodeURIComponent(id)}`);
+
+  outline = (id: string, after: number): Promise<OutlinePage> =>
+    this.get(`runs/${encodeURIComponent(id)}/outline`, { after, limit: 20_000, visibility: this.visibility });
+
+  /** Return the events with a `seq` in a range. */
+  async events(id: string, from: number, to: number): Promise<Event[]> {
+    const query = { from, to, visibility: this.visibility };
+    const response = await this.request(`runs/${encodeURIComponent(id)}/events`, query, 'application/x-ndjson');
+    if (response.status === 204) return [];
+    return parseLines(await response.text());
+  }
+
+  /** Yield the events after a cursor until the server ends the stream. Returns true if more events will follow. */
+  async *stream(id: string, after: string, signal: AbortSignal): AsyncGenerator<Event, boolean> {
+    const query = { after, visibility: this.visibility };
+    const response = await this.request(`runs/${encodeURIComponent(id)}/events`, query, 'application/x-ndjson', signal);
+    if (response.status === 204 || !response.body) return false;
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = '';
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return true;
+      const lines = (rest + value).split('\n');
+      rest = lines.pop()!;
+      for (const line of lines) if (line.trim()) yield JSON.parse(line) as Event;
+    }
+  }
+
+  private async request(path: string, query: Record<string, string | number>, accept: string, signal?: AbortSignal): Promise<Response> {
+    const words = new URLSearchParams(Object.entries(query).map(([name, value]) => [name, String(value)])).toString();
+    const headers: Record<string, string> = { accept };
+    if (this.getKey()) headers.authorization = `Bearer ${this.getKey()}`;
+    const response = await this.fetch(`${this.base}${path}${words ? `?${words}` : ''}`, { headers, signal });
+    if (response.ok) return response;
+    const body = await response.json().catch(() => null);
+    throw new ApiError(response.status, body?.error?.code ?? 'http', body?.error?.message ?? `the server answered ${response.status}`);
+  }
+}
+
+function parseLines(text: string): Event[] {
+  return text.split('\n').filter(line => line.trim()).map(line => JSON.parse(line) as Event);
+}
+
+export interface Follower {
+  /** Cursor of the newest event that the caller has, or an empty string. */
+  cursor: () => string;
+  onEvent: (event: Event) => void;
+  onConnection: (isConnected: boolean) => void;
+  onEnd: () => void;
+  onFailure: (error: ApiError) => void;
+}
+
+const PAUSES = [500, 1000, 2000, 4000, 8000];
+
+/** Follow a run until its end. A broken connection is opened again after the last cursor. */
+export async function follow(api: Pick<Api, 'stream'>, id: string, follower: Follower, signal: AbortSignal, wait = pause): Promise<void> {
+  for (let failures = 0; !signal.aborted; ) {
+    try {
+      const stream = api.stream(id, follower.cursor(), signal);
+      let step = await stream.next();
+      follower.onConnection(true);
+      for (; !step.done; step = await stream.next()) {
+        failures = 0;
+        follower.onEvent(step.value);
+      }
+      if (!step.value) return follower.onEnd();
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error instanceof ApiError && error.status < 500 && error.status !== 429) return follower.onFailure(error);
+      follower.onConnection(false);
+    }
+    await wait(PAUSES[Math.min(failures++, PAUSES.length - 1)], signal);
+  }
+}
+
+function pause(ms: number, signal: AbortSignal): Promise<void> {
+  return new Promise(done => {
+    const timer = setTimeout(done, ms);
+    signal.addEventListener('abort', () => (clearTimeout(timer), done()), { once: true });
+  });
+}

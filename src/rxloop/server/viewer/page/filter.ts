@@ -1,0 +1,54 @@
+// The filter grammar of all pages: `kind:tool name:get_* ok:no step:3 branch:b1 agent:alerts-desk >2s tokens>1000 text`.
+
+import type { Row } from './rows.ts';
+
+type Test = (row: Row, now: number) => boolean;
+
+/** Return the tests of a filter text. A row matches if all tests match. */
+export function parseFilter(text: string): Test[] {
+  return text.trim().split(/\s+/).filter(Boolean).map(parseTerm);
+}
+
+function parseTerm(term: string): Test {
+  const longer = /^>(\d+(?:\.\d+)?)(ms|s|min)?$/.exec(term);
+  if (longer) {
+    const least = Number(longer[1]) * { ms: 1, s: 1000, min: 60_000 }[longer[2] ?? 's']!;
+    return (row, now) => (row.to < 0 ? now : row.to) - row.from > least;
+  }
+  const tokens = /^tokens>(\d+)$/.exec(term);
+  if (tokens) return row => row.tokens > Number(tokens[1]);
+  const pair = /^([a-z]+):(.+)$/.exec(term);
+  const test = pair && parsePair(pair[1], pair[2]);
+  if (test) return test;
+  const word = term.toLowerCase();
+  return row => `${row.title} ${row.sub} ${row.note}`.toLowerCase().includes(word);
+}
+
+function parsePair(key: string, value: string): Test | null {
+  const matches = wildcard(value);
+  switch (key) {
+    case 'kind': return row => matches(row.kind) || matches(row.family) || (value === 'model' && row.kind === 'step');
+    case 'name': return row => matches(row.title);
+    case 'step': return row => matches(row.step);
+    case 'branch': return row => matches(row.branch);
+    case 'agent': return row => matches(row.path.split('/').at(-1)!);
+    case 'ok': return row => (value === 'no') === (row.failed || row.pieces.some(piece => piece.failed));
+    default: return null;
+  }
+}
+
+function wildcard(pattern: string): (text: string) => boolean {
+  const escaped = pattern.replace(/[.+?^${}()|[\]\\]/g, '\\$&').replace(/\*/g, '.*');
+  const regex = new RegExp(`^${escaped}$`, 'i');
+  return text => regex.test(text);
+}
+
+/** Return the matching rows, and these rows together with their ancestors. Null means that all rows match. */
+export function applyFilter(rows: Row[], text: string, now: number): { hits: Row[]; shown: Set<Row> } | null {
+  const tests = parseFilter(text);
+  if (!tests.length) return null;
+  const hits = rows.filter(row => tests.every(test => test(row, now)));
+  const shown = new Set<Row>();
+  for (const hit of hits) for (let row: Row | null = hit; row && !shown.has(row); row = row.parent) shown.add(row);
+  return { hits, shown };
+}

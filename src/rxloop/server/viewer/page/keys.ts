@@ -1,0 +1,64 @@
+// Keys of the page. Single letters never fire in a field, and can be switched off.
+
+export interface Binding {
+  keys: string[];
+  command: string;
+  help: string;
+  where: 'everywhere' | 'run';
+}
+
+export const BINDINGS: Binding[] = [
+  { keys: ['?'], command: 'help', help: 'show or hide this list', where: 'everywhere' },
+  { keys: ['/'], command: 'find', help: 'go to the filter', where: 'everywhere' },
+  { keys: ['g r'], command: 'runs', help: 'list of runs', where: 'everywhere' },
+  { keys: ['t'], command: 'theme', help: 'dark or light', where: 'everywhere' },
+  { keys: ['c'], command: 'copy', help: 'copy the link to this place', where: 'everywhere' },
+  { keys: ['Escape'], command: 'close', help: 'close, then clear the filter', where: 'everywhere' },
+  { keys: ['1'], command: 'timeline', help: 'timeline', where: 'run' },
+  { keys: ['2'], command: 'events', help: 'table of events', where: 'run' },
+  { keys: ['j', 'ArrowRight'], command: 'next', help: 'next event within the filter', where: 'run' },
+  { keys: ['k', 'ArrowLeft'], command: 'previous', help: 'event before', where: 'run' },
+  { keys: ['ArrowDown'], command: 'nextRow', help: 'next row', where: 'run' },
+  { keys: ['ArrowUp'], command: 'previousRow', help: 'row above', where: 'run' },
+  { keys: [']'], command: 'nextInLane', help: 'next event of the same lane', where: 'run' },
+  { keys: ['['], command: 'previousInLane', help: 'event before, of the same lane', where: 'run' },
+  { keys: ['n'], command: 'nextProblem', help: 'next problem', where: 'run' },
+  { keys: ['p'], command: 'previousProblem', help: 'problem before', where: 'run' },
+  { keys: ['Enter'], command: 'inspect', help: 'open the inspector', where: 'run' },
+  { keys: ['+', '=', 'w'], command: 'zoomIn', help: 'zoom in (also Ctrl and the wheel)', where: 'run' },
+  { keys: ['-', 's'], command: 'zoomOut', help: 'zoom out', where: 'run' },
+  { keys: ['a'], command: 'panLeft', help: 'earlier', where: 'run' },
+  { keys: ['d'], command: 'panRight', help: 'later', where: 'run' },
+  { keys: ['f'], command: 'zoomToSelection', help: 'zoom to the selected row', where: 'run' },
+  { keys: ['0'], command: 'zoomAll', help: 'the whole run', where: 'run' },
+  { keys: [' '], command: 'play', help: 'play or pause', where: 'run' },
+  { keys: ['.'], command: 'live', help: 'follow the newest event', where: 'run' },
+  { keys: ['x'], command: 'trueTime', help: 'true time, or pauses cut out', where: 'run' },
+];
+
+export interface Press {
+  key: string;
+  isField: boolean;
+  hasModifier: boolean;
+  /** The focused element reacts to Enter and Space itself. */
+  isControl: boolean;
+  page: 'runs' | 'run';
+  lettersOff: boolean;
+}
+
+/** Return the function that finds the command of a key press. It remembers the first key of a pair. */
+export function makeKeymap(): (press: Press) => string | null {
+  let before = '';
+  return press => {
+    const first = before;
+    before = '';
+    if (press.hasModifier) return null;
+    if (press.isField) return press.key === 'Escape' ? 'leave' : null;
+    if (press.isControl && (press.key === 'Enter' || press.key === ' ')) return null;
+    if (press.lettersOff && /^[a-z0-9.\[\]+=-]$/.test(press.key)) return null;
+    const found = BINDINGS.find(each => each.keys.includes(first ? `${first} ${press.key}` : press.key));
+    if (found) return found.where === 'everywhere' || press.page === 'run' ? found.command : null;
+    if (press.key === 'g') before = 'g';
+    return null;
+  };
+}

@@ -1,0 +1,44 @@
+// Start of the page: keys, addresses, and the view of the current address.
+
+import { render } from 'preact';
+import { runCommand } from './commands.ts';
+import { makeKeymap } from './keys.ts';
+import { address, announcement, go, isHelpOpen, lettersOff, needsKey, open, useKey } from './store.ts';
+import { Help } from './parts/help.tsx';
+import { KeyForm } from './parts/keyform.tsx';
+import { RunPage } from './views/run.tsx';
+import { RunsPage } from './views/runs.tsx';
+
+function Page() {
+  if (needsKey.value) return <KeyForm onKey={useKey} />;
+  return (
+    <>
+      {address.value.page === 'run' ? <RunPage /> : <RunsPage />}
+      {isHelpOpen.value && <Help />}
+      <div class="unseen" role="status">{announcement.value}</div>
+    </>
+  );
+}
+
+// Relative addresses need a slash at the end of the path.
+if (!location.pathname.endsWith('/') && !location.pathname.endsWith('.html')) location.replace(`${location.pathname}/${location.hash}`);
+
+const find = makeKeymap();
+addEventListener('keydown', event => {
+  const target = event.target as HTMLElement;
+  const command = find({
+    key: event.key,
+    isField: target.matches('input, textarea, select'),
+    isControl: target.matches('button, a, summary, [role=row]'),
+    hasModifier: event.ctrlKey || event.metaKey || event.altKey,
+    page: address.value.page,
+    lettersOff: lettersOff.value,
+  });
+  if (!command) return;
+  event.preventDefault();
+  if (command === 'runs') return go({ page: 'runs' });
+  runCommand(command);
+});
+addEventListener('hashchange', open);
+render(<Page />, document.getElementById('page')!);
+open();

@@ -1,0 +1,249 @@
+// Inspector: the selected event in words, and as it is stored.
+
+import type { ComponentChildren } from 'preact';
+import { moveTo } from '../commands.ts';
+import { family, letter } from '../kinds.ts';
+import { textOf, type Event } from '../outline.ts';
+import { address, bodiesRevision, bodyFailure, bodyOf, change, info, inspectorWidth, isInspectorOpen, keepSetting, useModel, selected } from '../store.ts';
+import { toLine } from '../text.ts';
+import { formatDuration, formatNumber } from '../time.ts';
+import { Json } from './json.tsx';
+import { Shape } from './shape.tsx';
+import { Block } from './text.tsx';
+import { px } from './px.ts';
+
+export function Inspector() {
+  const { outline } = useModel();
+  const i = selected.value ? outline.find(selected.value) : -1;
+  const onDown = (event: PointerEvent) => {
+    const handle = event.currentTarget as HTMLElement;
+    handle.setPointerCapture(event.pointerId);
+    const move = (next: PointerEvent) => { inspectorWidth.value = Math.min(Math.max(innerWidth - next.clientX, 320), 720); };
+    handle.addEventListener('pointermove', move);
+    handle.addEventListener('pointerup', () => {
+      handle.removeEventListener('pointermove', move);
+      keepSetting('width', String(inspectorWidth.value));
+    }, { once: true });
+  };
+  return (
+    <aside class="inspector" aria-label="Inspector" style={px({ width: inspectorWidth.value })}>
+      <span class="grip" onPointerDown={onDown} />
+      {i < 0 ? <Summary /> : <Selected index={i} />}
+    </aside>
+  );
+}
+
+function Head({ shape, title, sub, children }: { shape: ComponentChildren; title: string; sub: string; children: ComponentChildren }) {
+  return (
+    <header>
+      <div class="heading">{shape}<h2>{title}</h2><span class="sub"><bdi>{toLine(sub)}</bdi></span>
+        <button class="plain" aria-label="Close the inspector" onClick={() => { isInspectorOpen.value = false; }}>✕</button>
+      </div>
+      <div class="facts">{children}</div>
+    </header>
+  );
+}
+
+/** The run itself, while no event is selected. */
+function Summary() {
+  const { outline } = useModel();
+  const run = info.value;
+  const task = outline.size ? bodyOf(outline.seq[0]) : undefined;
+  if (!run) return <div class="section quiet">…</div>;
+  const failed = run.error?.message ?? (run.state === 'failed' ? run.reason : undefined);
+  return (
+    <>
+      <Head shape={<Shape family="run" isHollow />} title="run" sub={run.agent}>
+        <span>{run.state}</span><span>{new Date(run.created).toLocaleString()}</span><span class="mono">{run.taskId.slice(-8)}</span>
+      </Head>
+      <div class="scroll">
+        {task && <Section title="Asked">{(task.messages ?? []).map((each: { role: string; content: unknown }, k: number) => <Block key={k} text={textOf(each.content)} />)}</Section>}
+        {run.content && <Section title="Answer"><Block text={run.content} /></Section>}
+        {failed && <Section title="Failed" isFailed><Block text={failed} /></Section>}
+        {(run.pending ?? []).map((each, k) => <Section title="Waits for an answer" key={k}><Block text={each.prompt ?? ''} /></Section>)}
+        {run.usage && (
+          <Section title="Tokens">
+            <Facts pairs={[['input', formatNumber(run.usage.inputTokens)], ['from the cache', formatNumber(run.usage.cachedTokens ?? 0)], ['output', formatNumber(run.usage.outputTokens)]]} />
+          </Section>
+        )}
+        <Section title="Run"><Facts pairs={[['id', run.taskId], ['conversation', run.contextId], ...(run.owner ? [['owner', run.owner] as [string, string]] : [])]} /></Section>
+        <p class="section quiet">Select a marble or a row to see its event. Press <kbd>?</kbd> for the keys.</p>
+      </div>
+    </>
+  );
+}
+
+function Selected({ index: i }: { index: number }) {
+  const { outline } = useModel();
+  const seq = outline.seq[i];
+  const event = bodyOf(seq);
+  const tab = address.value.in === 'json' ? 'json' : 'event';
+  const kind = outline.kind[i];
+  const which = family(kind, outline.flags[i]);
+  return (
+    <>
+      <Head shape={<Shape family={which} letter={letter(kind)} />} title={kind} sub={outline.name[i]}>
+        <span>seq {seq}</span><span>+{formatDuration(outline.time[i])}</span>
+        {outline.step[i] && <span>step {outline.step[i]}</span>}
+        <span>attempt {outline.attemptOf(seq)}</span>
+        <span class="mono">…{useModel().taskId.slice(-2)}/{outline.attemptOf(seq)}.{seq}.0</span>
+      </Head>
+      <div class="tabs small" role="tablist">
+        {(['event', 'json'] as const).map(name => (
+          <button key={name} role="tab" aria-selected={tab === name} onClick={() => change({ in: name })}>{name === 'json' ? 'JSON' : 'Event'}</button>
+        ))}
+      </div>
+      <div class="scroll" role="tabpanel">
+        {event === undefined ? <Pending />
+          : event === null ? <div class="section quiet">This event is hidden. Its content needs the scope <code>internal</code>.</div>
+          : tab === 'json' ? <div class="section"><div class="block mono"><Json value={event} /></div></div>
+          : <Content event={event} />}
+        {tab === 'event' && <Links index={i} />}
+      </div>
+    </>
+  );
+}
+
+/** The place of an event whose body is not known yet. */
+function Pending() {
+  const problem = bodyFailure.value;
+  if (!problem) return <div class="section quiet">Loading the event…</div>;
+  return (
+    <div class="section">
+      <p>The event could not be loaded: {problem.message}.</p>
+      <p><button onClick={() => { bodyFailure.value = null; bodiesRevision.value++; }}>Again</button></p>
+    </div>
+  );
+}
+
+/** Links to the event that this one ended, and to the end of this one. */
+function Links({ index: i }: { index: number }) {
+  const { outline, rowOf } = useModel();
+  const row = rowOf[i];
+  const start = outline.opens[i];
+  const end = row && row.id === outline.seq[i] && row.end !== row.id ? row.end : 0;
+  if (!start && !end) return null;
+  const describe = (seq: number) => `${outline.kind[outline.find(seq)]}, seq ${seq}`;
+  return (
+    <Section title="Related">
+      {start > 0 && <button class="link" onClick={() => moveTo(start)}>begins with {describe(start)}</button>}
+      {end > 0 && <button class="link" onClick={() => moveTo(end)}>ends with {describe(end)}</button>}
+    </Section>
+  );
+}
+
+function Section({ title, aside, isFailed, children }: { title: string; aside?: string; isFailed?: boolean; children: ComponentChildren }) {
+  return (
+    <section class="section">
+      <h3 class={isFailed ? 'failed' : ''}>{title}{aside && <span>{aside}</span>}</h3>
+      {children}
+    </section>
+  );
+}
+
+function Facts({ pairs }: { pairs: [string, string][] }) {
+  return <dl class="pairs">{pairs.map(([name, value]) => <div key={name}><dt>{name}</dt><dd><bdi>{toLine(value)}</bdi></dd></div>)}</dl>;
+}
+
+function Data({ title, value, aside }: { title: string; value: unknown; aside?: string }) {
+  if (value == null || value === '') return null;
+  return (
+    <Section title={title} aside={aside}>
+      {typeof value === 'string' ? <Block text={value} /> : <div class="block mono"><Json value={value} /></div>}
+    </Section>
+  );
+}
+
+/** The content of an event, in the terms of its kind. */
+function Content({ event }: { event: Event }) {
+  switch (event.kind) {
+    case 'task': return <>{event.messages.map((each: { role: string; content: unknown }, k: number) => <Data key={k} title={each.role} value={textOf(each.content)} />)}</>;
+    case 'tool-start': return <Data title="Call" value={event.call.arguments} aside={event.call.id} />;
+    case 'tool-complete': return <ToolResult event={event} />;
+    case 'content-complete': return <Message event={event} />;
+    case 'thought-stream': return <Thought event={event} />;
+    case 'llm-call': return <Request event={event} />;
+    case 'llm-failed': return (
+      <Section title="Failed" isFailed aside={event.status ? `status ${event.status}` : undefined}>
+        <Block text={event.error?.message ?? ''} />
+        <p class="quiet">{event.retryIn == null ? 'The request is not repeated.' : `The request is repeated after ${formatDuration(event.retryIn * 1000)}.`}</p>
+      </Section>
+    );
+    case 'usage': return (
+      <Section title="Tokens">
+        <Facts pairs={[['input', formatNumber(event.inputTokens)], ['from the cache', formatNumber(event.cachedTokens ?? 0)], ['output', formatNumber(event.outputTokens)], ['reasoning', formatNumber(event.reasoningTokens ?? 0)]]} />
+      </Section>
+    );
+    case 'input-required': return <><Data title="Question" value={event.input?.prompt} /><Data title="Options" value={event.input?.options} /></>;
+    case 'message-added': return <Data title={event.cause ?? 'Message'} value={textOf(event.content)} />;
+    case 'context-compressed': return (
+      <>
+        <Section title="Tokens"><Facts pairs={[['before', formatNumber(event.tokensBefore)], ['after', formatNumber(event.tokensAfter)], ['reason', event.reason ?? ''], ['left out', `${event.dropped ?? 0} messages`], ['shortened', `${event.shortened ?? 0} results`]]} /></Section>
+        <Data title="Summary" value={event.summary} />
+      </>
+    );
+    case 'status-update': return (
+      <>
+        <Section title="State"><Facts pairs={[['state', event.state], ...(event.reason ? [['reason', event.reason] as [string, string]] : [])]} /></Section>
+        {event.error && <Section title="Failed" isFailed aside={event.error.code}><Block text={event.error.message} /></Section>}
+        {event.content && <Data title="Answer" value={event.content} />}
+      </>
+    );
+    default: return <div class="section"><div class="block mono"><Json value={withoutEnvelope(event)} /></div></div>;
+  }
+}
+
+const ENVELOPE = new Set(['version', 'kind', 'contextId', 'taskId', 'seq', 'sub', 'attempt', 'timestamp', 'parentTaskId', 'agentPath', 'step', 'branch', 'metadata']);
+
+function withoutEnvelope(event: Event): Record<string, unknown> {
+  return Object.fromEntries(Object.entries(event).filter(([name, value]) => !ENVELOPE.has(name) && value !== null));
+}
+
+function ToolResult({ event }: { event: Event }) {
+  const took = event.duration == null ? undefined : `took ${formatDuration(event.duration * 1000)}`;
+  const isSame = typeof event.result === 'string' && event.result === event.content;
+  return (
+    <>
+      <Data title="Call" value={event.call.arguments} aside={took} />
+      {event.success ? <Data title="Result" value={event.result} /> : <Section title="Failed" isFailed><Block text={event.error ?? ''} /></Section>}
+      {!isSame && event.content !== event.error && <Data title="What the model read" value={textOf(event.content)} />}
+    </>
+  );
+}
+
+function Message({ event }: { event: Event }) {
+  const first = event.firstToken == null ? undefined : `first token after ${formatDuration(event.firstToken * 1000)}`;
+  const calls: { id: string; name: string; arguments: unknown }[] = event.toolCalls ?? [];
+  return (
+    <>
+      {event.reasoning && <Data title="Reasoning" value={event.reasoning} />}
+      {event.content && <Data title="Text" value={event.content} aside={first} />}
+      {calls.map(each => <Data key={each.id} title={`Calls ${each.name}`} value={each.arguments} aside={each.id} />)}
+      <Section title="End"><Facts pairs={[['finish reason', event.finishReason ?? ''], ...(event.maxTokens ? [['limit', formatNumber(event.maxTokens)] as [string, string]] : [])]} /></Section>
+    </>
+  );
+}
+
+function Thought({ event }: { event: Event }) {
+  const confidence = event.confidence == null ? undefined : `confidence ${event.confidence}`;
+  return (
+    <>
+      <Data title={event.thoughtType ?? 'Thought'} value={event.content} aside={confidence} />
+      {event.alternatives?.length > 0 && <Data title="Alternatives" value={event.alternatives} />}
+      <Section title="Place"><Facts pairs={[['id', event.thoughtId ?? ''], ['related to', event.relatedTo ?? '—'], ['source', event.source ?? '']]} /></Section>
+    </>
+  );
+}
+
+/** A request to the model, with the text that has arrived so far. */
+function Request({ event }: { event: Event }) {
+  const key = `${event.parentTaskId ? event.taskId : ''} ${event.branch ?? ''} ${event.step ?? ''}`;
+  const live = useModel().live.get(key);
+  return (
+    <>
+      <Section title="Request"><Facts pairs={[['model', event.model], ['messages', formatNumber(event.messageCount)], ['tools', formatNumber(event.toolCount)], ['estimated tokens', formatNumber(event.estimatedInputTokens)]]} /></Section>
+      {live?.text && <Data title="Text so far" value={live.text} />}
+      {event.problems?.length > 0 && <Data title="Repaired" value={event.problems} />}
+    </>
+  );
+}

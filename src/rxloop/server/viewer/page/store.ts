@@ -1,0 +1,378 @@
+// The state of the page, as signals. Only this file writes the address, the settings of the browser, and the model.
+
+import { batch, computed, effect, signal } from '@preact/signals';
+import { formatAddress, parseAddress, seqOf, type Address } from './address.ts';
+import { Api, ApiError, follow, type Me, type RunInfo } from './api.ts';
+import { applyFilter } from './filter.ts';
+import { RunModel } from './model.ts';
+import type { Event } from './outline.ts';
+import { visibleRows, type Row } from './rows.ts';
+import type { Window } from './time.ts';
+
+const KEY = 'rxloop.key';
+
+export const address = signal<Address>(parseAddress(location.hash));
+export const theme = signal(readSetting('theme') ?? (matchMedia('(prefers-color-scheme: light)').matches ? 'light' : 'dark'));
+export const inspectorWidth = signal(Math.min(Math.max(Number(readSetting('width')) || 428, 320), 720));
+export const isInspectorOpen = signal(innerWidth > 1000);
+export const lettersOff = signal(readSetting('letters') === 'off');
+export const isHelpOpen = signal(false);
+export const needsKey = signal(false);
+export const me = signal<Me | null>(null);
+export const announcement = signal('');
+
+const base = document.querySelector<HTMLMetaElement>('meta[name=rxloop-api]')?.content ?? '../';
+export const api = new Api(base, () => sessionStorage.getItem(KEY) ?? '', (url, init) => fetch(url, init));
+
+// -- one run
+
+export const model = signal(new RunModel(''));
+/** Incremented whenever the model has changed. */
+export const revision = signal(0);
+/** Return the model, and let the calling component render again after each change. */
+export function useModel(): RunModel {
+  revision.value;
+  return model.value;
+}
+export const info = signal<RunInfo | null>(null);
+export const failure = signal<ApiError | null>(null);
+export const isLoading = signal(false);
+export const connection = signal<{ isConnected: boolean; since: number }>({ isConnected: true, since: 0 });
+/** The playhead follows the newest event. */
+export const isFollowing = signal(true);
+/** Milliseconds from the start of the run to the present, or to its end. */
+export const now = signal(0);
+/** Shown part of the axis, or null for the whole. */
+export const window_ = signal<Window | null>(null);
+export const collapsed = signal<ReadonlySet<number>>(new Set());
+export const hovered = signal(0);
+export const speed = signal(1);
+export const isPlaying = signal(false);
+
+/** The `seq` of the selected event, or 0. */
+export const selected = computed(() => seqOf(address.value.at));
+/** The `seq` of the playhead. */
+export const playhead = computed(() => {
+  revision.value;
+  const last = model.value.outline.last;
+  return isFollowing.value || !selected.value ? last : Math.min(selected.value, last);
+});
+export const playheadTime = computed(() => {
+  revision.value;
+  const { outline } = model.value;
+  const i = outline.find(playhead.value);
+  return isAtEnd.value ? now.value : i < 0 ? 0 : outline.time[i];
+});
+export const isAtEnd = computed(() => {
+  revision.value;
+  return isFollowing.value || !selected.value;
+});
+export const shownWindow = computed<Window>(() => {
+  revision.value;
+  const end = model.value.axis.toPosition(Math.max(now.value, model.value.outline.duration));
+  return window_.value ?? { from: 0, to: Math.max(end * 1.02, 1) };
+});
+export const filtered = computed(() => {
+  revision.value;
+  return applyFilter(model.value.rows, address.value.page === 'run' ? address.value.q : '', now.peek());
+});
+export const shownRows = computed<Row[]>(() => {
+  revision.value;
+  return visibleRows(model.value.rows, collapsed.value, filtered.value?.shown ?? null);
+});
+export const selectedRow = computed<Row | null>(() => {
+  revision.value;
+  const i = selected.value ? model.value.outline.find(selected.value) : -1;
+  return i < 0 ? null : model.value.rowOf[i] ?? null;
+});
+
+let stop = new AbortController();
+let received = 0;
+let isDirty = false;
+let builtAt = 0;
+let buildCost = 0;
+
+/** Load a run and follow it until its end. */
+export async function openRun(taskId: string): Promise<void> {
+  stop.abort();
+  stop = new AbortController();
+  const { signal } = stop;
+  const run = new RunModel(taskId);
+  batch(() => {
+    model.value = run;
+    info.value = null;
+    failure.value = null;
+    isLoading.value = true;
+    collapsed.value = new Set();
+    isFollowing.value = !address.value.at;
+    const { from, to } = address.value;
+    window_.value = from != null && to != null && to > from ? { from: from * 1000, to: to * 1000 } : null;
+    revision.value++;
+  });
+  bodies.clear();
+  try {
+    await signIn();
+    info.value = await api.run(taskId);
+    await loadOutline(run, signal);
+  } catch (error) {
+    if (!signal.aborted) fail(error);
+    return;
+  }
+  if (signal.aborted) return;
+  isLoading.value = false;
+  collapseDeepRows(run);
+  if (selected.peek()) requestAnimationFrame(() => dispatchEvent(new CustomEvent('reveal')));
+  if (!run.outline.final) void followRun(run, signal);
+}
+
+async function loadOutline(run: RunModel, signal: AbortSignal): Promise<void> {
+  for (let last = -1; last !== run.outline.last; ) {
+    last = run.outline.last;
+    const page = await api.outline(run.taskId, last);
+    if (signal.aborted) return;
+    run.addPage(page);
+    received = performance.now();
+    rebuild();
+    if (page.last >= (page.seq as number)) return;
+  }
+}
+
+/** Long runs open with two levels. */
+function collapseDeepRows(run: RunModel): void {
+  if (run.rows.length > 400) collapsed.value = new Set(run.rows.filter(row => row.level >= 2 && row.kids.length).map(row => row.id));
+}
+
+/** Reasons of a gap after which the events of the run are different. */
+const REPLACED = new Set(['lost-attempt', 'unknown-cursor', 'log-went-back']);
+
+async function followRun(run: RunModel, signal: AbortSignal): Promise<void> {
+  received = performance.now();
+  requestAnimationFrame(() => tick(run));
+  await follow(api, run.taskId, {
+    cursor: () => run.cursor(),
+    onEvent: event => {
+      received = performance.now();
+      // The events that this page has are no longer those of the log.
+      if (event.kind === 'gap' && REPLACED.has(event.reason)) return void openRun(run.taskId);
+      if (!run.addEvent(event)) return;
+      isDirty = true;
+      announce(event);
+    },
+    onConnection: isConnected => {
+      if (isConnected !== connection.peek().isConnected) connection.value = { isConnected, since: Date.now() };
+    },
+    onFailure: fail,
+    onEnd: () => void finish(run, signal),
+  }, signal);
+}
+
+async function finish(run: RunModel, signal: AbortSignal): Promise<void> {
+  if (run.outline.guessed) {
+    // Ends were matched to their starts by name. The log knows the exact pairs.
+    const exact = new RunModel(run.taskId);
+    exact.live = run.live;
+    model.value = exact;
+    await loadOutline(exact, signal);
+  }
+  info.value = await api.run(run.taskId).catch(() => info.peek());
+  isDirty = true;
+  flush();
+}
+
+/** Draw one frame of a live run. */
+function tick(run: RunModel): void {
+  if (model.peek() !== run || stop.signal.aborted) return;
+  flush();
+  if (!run.outline.final) requestAnimationFrame(() => tick(run));
+}
+
+function flush(): void {
+  const isDue = performance.now() - builtAt > buildCost * 10;
+  if (isDirty && isDue) return rebuild();
+  const at = presentTime();
+  if (Math.abs(at - now.peek()) < 16) return;
+  batch(() => {
+    model.peek().setEnd(at);
+    now.value = at;
+  });
+}
+
+function rebuild(): void {
+  const run = model.peek();
+  isDirty = false;
+  builtAt = performance.now();
+  run.build(presentTime());
+  buildCost = performance.now() - builtAt;
+  batch(() => {
+    now.value = presentTime();
+    revision.value++;
+  });
+}
+
+/** Time of the run at this moment. While it waits for a person, the time of its newest event. */
+function presentTime(): number {
+  const { outline } = model.peek();
+  const i = outline.size - 1;
+  const isIdle = outline.final || (i >= 0 && outline.kind[i] === 'status-update' && outline.name[i] !== 'working' && !outline.path[i]);
+  return outline.duration + (isIdle ? 0 : performance.now() - received);
+}
+
+function fail(error: unknown): void {
+  const problem = toApiError(error);
+  if (problem.status === 401) needsKey.value = true;
+  batch(() => {
+    failure.value = problem;
+    isLoading.value = false;
+  });
+}
+
+function toApiError(error: unknown): ApiError {
+  return error instanceof ApiError ? error : new ApiError(0, 'network', 'the server cannot be reached');
+}
+
+let announcedAt = 0;
+
+/** Tell screen readers about steps, failures, questions and the end, at most once in three seconds. */
+function announce(event: Event): void {
+  const text =
+    event.kind === 'llm-call' ? `step ${event.step}`
+    : event.kind === 'tool-complete' && !event.success ? `${event.call.name} failed`
+    : event.kind === 'input-required' ? `question: ${event.input.prompt}`
+    : event.kind === 'status-update' && event.final && !event.parentTaskId ? `run ${event.state}`
+    : '';
+  if (!text || Date.now() - announcedAt < 3000) return;
+  announcedAt = Date.now();
+  announcement.value = text;
+}
+
+// -- bodies of events
+
+const bodies = new Map<number, Event | null>();
+export const bodiesRevision = signal(0);
+export const bodyFailure = signal<ApiError | null>(null);
+const BLOCK = 20;
+const requested = new Set<string>();
+
+/** Return the body of an event, or undefined while it is fetched. Null means that this reader may not receive it. */
+export function bodyOf(seq: number): Event | null | undefined {
+  bodiesRevision.value;
+  // After a failure, the reader decides when to try again.
+  if (!bodies.has(seq) && !bodyFailure.peek()) void fetchBodies(seq);
+  return bodies.get(seq);
+}
+
+async function fetchBodies(seq: number): Promise<void> {
+  const { taskId, outline } = model.peek();
+  const from = Math.max(1, seq - (seq % BLOCK));
+  const to = Math.max(seq, Math.min(from + BLOCK - 1, outline.last));
+  const key = `${taskId} ${from} ${to}`;
+  if (requested.has(key)) return;
+  requested.add(key);
+  try {
+    const events = await api.events(taskId, from, to);
+    if (model.peek().taskId !== taskId) return;
+    for (let each = from; each <= to; each++) if (!bodies.has(each)) bodies.set(each, null);
+    for (const event of events) bodies.set(event.seq, event);
+    bodyFailure.value = null;
+    bodiesRevision.value++;
+  } catch (error) {
+    bodyFailure.value = toApiError(error);
+  } finally {
+    requested.delete(key);
+  }
+}
+
+// -- the place of the reader
+
+/** Move to an event. The view does not follow new events any more. */
+export function select(seq: number): void {
+  const run = model.peek();
+  const i = run.outline.find(seq);
+  if (i < 0) return;
+  isFollowing.value = false;
+  bodyFailure.value = null;
+  const at = `${run.outline.attemptOf(run.outline.seq[i])}.${run.outline.seq[i]}.0`;
+  change({ at });
+}
+
+/** Change the address without a new entry in the history. */
+export function change(part: Partial<Address>): void {
+  const next = { ...address.peek(), ...part };
+  history.replaceState(null, '', formatAddress(next));
+  address.value = next;
+}
+
+/** Go to another page, with an entry in the history. */
+export function go(part: Partial<Address>): void {
+  location.hash = formatAddress(part);
+}
+
+export function goLive(): void {
+  isFollowing.value = true;
+  change({ at: '' });
+}
+
+/** Show a part of the axis, and keep it in the address. */
+export function show(part: Window | null): void {
+  window_.value = part;
+  change({ from: part && part.from / 1000, to: part && part.to / 1000 });
+}
+
+export function toggle(row: Row): void {
+  const next = new Set(collapsed.peek());
+  if (!next.delete(row.id)) next.add(row.id);
+  collapsed.value = next;
+}
+
+export async function signIn(): Promise<void> {
+  if (me.peek()) return;
+  try {
+    me.value = await api.me();
+    api.visibility = me.value.may.internal ? 'all' : 'public';
+    needsKey.value = false;
+  } catch (error) {
+    if (error instanceof ApiError && error.status === 401) needsKey.value = true;
+    throw error;
+  }
+}
+
+export function useKey(key: string): void {
+  sessionStorage.setItem(KEY, key);
+  me.value = null;
+  needsKey.value = false;
+  open();
+}
+
+/** Open the page of the address. */
+export function open(): void {
+  const next = parseAddress(location.hash);
+  const before = address.peek();
+  const isSame = next.page === 'run' && next.taskId === model.peek().taskId && !failure.peek();
+  address.value = next;
+  if (next.page !== 'run') {
+    stop.abort();
+    model.value = new RunModel('');
+  } else if (!isSame) void openRun(next.taskId);
+  else if (next.at !== before.at) isFollowing.value = !next.at;
+  if (location.hash !== formatAddress(next) && next.page === 'run') history.replaceState(null, '', formatAddress(next));
+}
+
+function readSetting(name: string): string | null {
+  try {
+    return localStorage.getItem(`rxloop.${name}`);
+  } catch {
+    return null;
+  }
+}
+
+export function keepSetting(name: string, value: string): void {
+  try {
+    localStorage.setItem(`rxloop.${name}`, value);
+  } catch {
+    // Without storage, the setting lasts until the page is closed.
+  }
+}
+
+effect(() => {
+  document.documentElement.dataset.theme = theme.value;
+});

@@ -1,0 +1,157 @@
+// One run: overview, marble lanes, waterfall, inspector and transport.
+
+import { useLayoutEffect, useRef, useState } from 'preact/hooks';
+import { pan, step, zoomAt } from '../commands.ts';
+import {
+  address, change, connection, failure, filtered, go, info, inspectorWidth, isAtEnd, isInspectorOpen, isLoading, useModel, now, openRun, playhead,
+  playheadTime, shownWindow,
+} from '../store.ts';
+import { toLine } from '../text.ts';
+import { formatDuration, formatNumber, makeScale } from '../time.ts';
+import { AxisView } from '../parts/axis.tsx';
+import { Figure, Filter, Header, State } from '../parts/header.tsx';
+import { Inspector } from '../parts/inspector.tsx';
+import { Lanes, Marker, PADDING } from '../parts/lanes.tsx';
+import { Overview } from '../parts/overview.tsx';
+import { Transport } from '../parts/transport.tsx';
+import { Waterfall } from '../parts/waterfall.tsx';
+import { EventsTable } from './events.tsx';
+import { px } from '../parts/px.ts';
+
+export function RunPage() {
+  const { outline } = useModel();
+  const task = outline.label[0];
+  const agent = info.value?.agent ?? outline.name[0] ?? '';
+  const title = toLine(task || address.value.taskId);
+  document.title = `${title} · rxloop`;
+  return (
+    <div class="page run">
+      <Header path={<><a href="#/">Runs</a><i>/</i><span><bdi>{toLine(agent)}</bdi></span><i>/</i><h1><bdi>{title}</bdi></h1><State state={stateNow()} /></>}>
+        <Stats />
+      </Header>
+      <Tabs />
+      {failure.value && !outline.size ? <Failure /> : (
+        <main class="body">
+          {address.value.tab === 'events' ? <EventsTable /> : <Timeline />}
+          {isInspectorOpen.value && <Inspector />}
+        </main>
+      )}
+      {(!failure.value || outline.size > 0) && <Transport />}
+      <Marker />
+    </div>
+  );
+}
+
+/** State of the run at its newest event. */
+function stateNow(): string {
+  const { outline } = useModel();
+  for (let i = outline.size - 1; i >= 0; i--) if (outline.kind[i] === 'status-update' && !outline.path[i]) return outline.name[i] || 'working';
+  return info.value?.state ?? 'submitted';
+}
+
+function Stats() {
+  const { rows, fold, outline } = useModel();
+  const steps = rows.filter(row => row.kind === 'step' && row.first >= 0);
+  const first = steps[0] && steps[0].first - steps[0].pieces.at(-1)!.from;
+  const usage = info.value?.usage;
+  const figures = fold.at(outline.size - 1);
+  const cached = usage?.inputTokens && usage.cachedTokens ? `, ${Math.round((100 * usage.cachedTokens) / usage.inputTokens)} % cached` : '';
+  return (
+    <>
+      {failure.value && <span class="offline">{failure.value.message}</span>}
+      {!connection.value.isConnected && <span class="offline">not connected</span>}
+      <Figure value={formatDuration(now.value)} label="elapsed" />
+      {first !== undefined && <Figure value={formatDuration(first)} label="first token" />}
+      <Figure value={formatNumber(figures.calls)} label="model calls" />
+      <Figure value={formatNumber(figures.tokens)} label={`tokens${cached}`} />
+    </>
+  );
+}
+
+function Tabs() {
+  const { outline, rows, problems } = useModel();
+  const { tab, q } = address.value;
+  const found = filtered.value;
+  const open = (name: 'timeline' | 'events') => go({ ...address.value, tab: name });
+  return (
+    <nav class="tabs" role="tablist">
+      <button role="tab" aria-selected={tab === 'timeline'} onClick={() => open('timeline')}>Timeline</button>
+      <button role="tab" aria-selected={tab === 'events'} onClick={() => open('events')}>Events <small>{formatNumber(outline.size)}</small></button>
+      {problems.length > 0 && <span class="problems" title="n and p step through them">✕ {problems.length} {problems.length === 1 ? 'problem' : 'problems'}</span>}
+      <span class="space" />
+      {found && <span class="count">{formatNumber(found.hits.length)} of {formatNumber(rows.length)} rows</span>}
+      <span onKeyDown={event => { if (event.key === 'Enter') { step(event.shiftKey ? -1 : 1); } }}>
+        <Filter value={q} label="Filter" hint="Filter: kind:tool ok:no >2s text" onChange={text => change({ q: text })} />
+      </span>
+      {!isInspectorOpen.value && <button onClick={() => { isInspectorOpen.value = true; }}>Inspector</button>}
+    </nav>
+  );
+}
+
+function Timeline() {
+  const box = useRef<HTMLDivElement>(null);
+  const [width, setWidth] = useState(800);
+  useLayoutEffect(() => {
+    const element = box.current!;
+    const read = () => setWidth(Math.max(element.clientWidth - gutter() - 2 * PADDING, 80));
+    read();
+    const observer = new ResizeObserver(read);
+    observer.observe(element);
+    // Listening to the wheel of the whole element keeps the browser from zooming the page.
+    const onWheel = (event: WheelEvent) => wheel(event, element, width);
+    element.addEventListener('wheel', onWheel, { passive: false });
+    return () => (observer.disconnect(), element.removeEventListener('wheel', onWheel));
+  }, [inspectorWidth.value, isInspectorOpen.value]);
+  const { rows, outline } = useModel();
+  if (isLoading.value && !outline.size) return <div class="timeline" ref={box} aria-busy="true" />;
+  const scale = makeScale(useModel().axis, shownWindow.value, width);
+  const x = scale(playheadTime.value);
+  return (
+    <div class="timeline" ref={box}>
+      <div class="band"><div class="gutter caption">Overview<span>tokens per second</span></div><Overview width={width} /></div>
+      <div class="band ruler"><div class="gutter caption">Marbles<span>letters as in tests</span></div><AxisView width={width} /></div>
+      <Lanes width={width} />
+      <div class="band ruler legend">
+        <div class="gutter caption">Waterfall<span>{formatNumber(rows.length)} rows</span></div>
+        <div class="keys"><span class="key waits" />waits, first token, streams<span class="key tool" />tool<span class="key agent" />nested agent<span class="key failed">✕</span>failed</div>
+      </div>
+      <Waterfall width={width} />
+      <div class="overlay" style={px({ left: gutter() + PADDING })}>
+        {!isAtEnd.value && x > -4 && x < width + PADDING && <span class="future" style={px({ left: x + 1 })} />}
+        {!isAtEnd.value && x >= -4 && x <= width + PADDING && <span class="head" style={px({ left: x - 1 })} data-seq={playhead.value} />}
+      </div>
+    </div>
+  );
+}
+
+function gutter(): number {
+  return innerWidth < 700 ? 120 : 284;
+}
+
+/** Ctrl and the wheel zoom at the pointer, Shift and the wheel pan. */
+function wheel(event: WheelEvent, element: HTMLElement, width: number): void {
+  if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+    event.preventDefault();
+    return pan((event.deltaX || event.deltaY) / Math.max(width, 1));
+  }
+  if (!event.ctrlKey) return;
+  event.preventDefault();
+  const inner = element.clientWidth - gutter() - 2 * PADDING;
+  const share = (event.clientX - element.getBoundingClientRect().left - gutter() - PADDING) / Math.max(inner, 1);
+  const { from, to } = shownWindow.value;
+  zoomAt(Math.exp(event.deltaY / 300), from + share * (to - from));
+}
+
+function Failure() {
+  const problem = failure.value!;
+  const text = problem.status === 404 ? 'There is no run with this id, or it belongs to somebody else.'
+    : problem.status === 410 ? 'This run was removed from the log.'
+    : problem.message;
+  return (
+    <main class="empty">
+      <h2>{problem.status === 404 ? 'No such run' : problem.status === 410 ? 'Removed' : 'The run could not be loaded'}</h2>
+      <p>{text}</p>
+      <p><button class="primary" onClick={() => void openRun(address.value.taskId)}>Again</button> <a href="#/">All runs</a></p>
+    </main>
+  );
+}
