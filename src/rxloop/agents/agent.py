@@ -14,6 +14,7 @@ from rxloop.agents.definition import AgentDefinition, make_definition
 from rxloop.agents.options import AgentOptions, AgentToolOptions, ForkOptions, MapOptions, ResumeOptions, RunOptions
 from rxloop.agents.specs import make_fork_spec, make_resume_spec, make_run_spec
 from rxloop.agents.validation import check_change, check_deps, check_options
+from rxloop.operators.views import View, check_views
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Provider
 from rxloop.pipeline.run_context import D
@@ -355,6 +356,11 @@ class Agent(ExplainedAttributes, Generic[D, O]):
     def with_name(self, name: str) -> Self:
         """Return a copy with another name. Both agents share resources, and closing either one closes them."""
         return self._replace_definition(name=name)
+
+    def with_views(self, views: Sequence[View[Any, Any]]) -> Self:
+        """Return a copy with additional views. Both agents share resources, and closing either one closes them."""
+        check_views(views)
+        return self._replace_definition(views=(*self.definition.views, *views))
 
     def _replace_definition(self, **changes: Any) -> Self:
         other = copy(self)

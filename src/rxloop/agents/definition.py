@@ -19,6 +19,7 @@ from rxloop.operators.loop.compose import compose
 from rxloop.operators.loop.iterate import iterate
 from rxloop.operators.loop.standard import standard
 from rxloop.operators.loop.typed_output import typed_output
+from rxloop.operators.views import View
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import MakesModels, Provider
 from rxloop.pipeline.requests import Operator, Strategy
@@ -99,6 +100,8 @@ class AgentDefinition:
     settings: ModelSettings
     log: EventLog | None
     artifacts: ArtifactStore | None
+    views: tuple[View[Any, Any], ...]
+    """Views to subscribe to each run."""
     resources: OpenResources
 
     @property
@@ -281,6 +284,7 @@ def make_definition(
         settings=options.get("settings") or ModelSettings(),
         log=options.get("log"),
         artifacts=options.get("artifacts"),
+        views=tuple(options.get("views", ())),
         resources=resources,
     )
 

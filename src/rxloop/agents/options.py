@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 from pydantic import ValidationError
 
 from rxloop.errors import ConfigurationError
+from rxloop.operators.views import View
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Provider
 from rxloop.pipeline.requests import Operator, Strategy
@@ -64,6 +65,9 @@ class AgentOptions(TypedDict, Generic[D], total=False):
     memory until the run is released."""
     settings: ModelSettings | None
     """Model settings."""
+    views: Sequence[View[Any, Any]]
+    """Views to subscribe to each attempt of a run, such as `op.spans()`. They also receive the events of nested runs. A
+    failing view is logged and does not end the run."""
 
 
 class AgentToolOptions(CallOptions, total=False):

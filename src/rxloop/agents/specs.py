@@ -181,6 +181,7 @@ def make_spec(
         thought_limit=(definition.thoughts or Thoughts()).limit,
         deps=deps,
         log=definition.log,
+        views=definition.views,
         artifacts=definition.artifacts,
         metadata=dict(options.get("metadata") or {}),
         provider=get_provider,

@@ -19,7 +19,7 @@ from rxloop.agents.options import AgentOptions, RunOptions
 from rxloop.errors import ConfigurationError, InvalidEvent
 from rxloop.operators.loop.checks import check_iteration, check_run
 from rxloop.operators.loop.compose import describe
-from rxloop.operators.views import VIEW
+from rxloop.operators.views import VIEW, check_views
 from rxloop.pipeline.interfaces import Provider
 from rxloop.pipeline.requests import Operator
 from rxloop.protocol.envelope import RESERVED_METADATA
@@ -393,5 +393,6 @@ _CHECKS: Mapping[str, Callable[[Any], object]] = {
     "settings": _check_settings,
     "task_id": check_task_id,
     "tools": check_tools,
+    "views": check_views,
     "when_busy": _check_when_busy,
 }

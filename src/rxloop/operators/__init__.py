@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from rxloop.operators.views.record import record as record
     from rxloop.operators.views.repeats import Repeat as Repeat
     from rxloop.operators.views.repeats import repeats as repeats
+    from rxloop.operators.views.spans import spans as spans
     from rxloop.operators.views.stalled import Stall as Stall
     from rxloop.operators.views.stalled import stalled as stalled
     from rxloop.operators.views.stats import Stats as Stats

@@ -55,9 +55,11 @@ class StatusUpdateEvent(Event):
 
     kind: Literal["status-update"] = "status-update"
     marble = "w"
-    public_fields = ("state", "final", "reason", "content", "finish_reason", "usage", "resumed", "after_seq")
+    public_fields = (
+        *("state", "final", "reason", "content", "finish_reason", "usage", "resumed", "after_seq", "agent_name"),
+    )
     public_parts = {"error": public_error, "pending": public_questions, "discarded": lambda event: event.discarded}
-    incidental_fields = ("resumed", "after_seq", "usage", "pending", "discarded")
+    incidental_fields = ("resumed", "after_seq", "usage", "pending", "discarded", "agent_name")
     state: State
     final: bool = False
     reason: str | None = None
@@ -73,6 +75,8 @@ class StatusUpdateEvent(Event):
     resumed: bool = False
     after_seq: int | None = None
     """Last `seq` of the previous attempt. Only set in the first event of a resumed attempt."""
+    agent_name: str | None = Field(default=None, exclude_if=is_empty)
+    """Agent name. Only set in the first event of a resumed attempt, whose subscribers do not receive the `task`."""
     discarded: list[str] = Field(default_factory=list[str], exclude_if=is_empty)
     """Ids of copied questions that a fork asks again. Only set in the first event after the copied events."""
 
@@ -177,9 +181,7 @@ class ThinkingFailedEvent(Event):
     kind: Literal["thinking-failed"] = "thinking-failed"
     marble = "q"
     public_fields = ("tokens_before",)
-    public_parts = {
-        "reason": lambda event: "the thinking phase failed",
-    }
+    public_parts = {"reason": lambda event: "the thinking phase failed"}
     reason: str
     tokens_before: int = 0
 
@@ -206,9 +208,7 @@ class InputRequiredEvent(Event):
 
     kind: Literal["input-required"] = "input-required"
     marble = "i"
-    public_parts = {
-        "input": lambda event: public_question(event.input),
-    }
+    public_parts = {"input": lambda event: public_question(event.input)}
     input: PendingInput
 
     @property

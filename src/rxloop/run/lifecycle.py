@@ -12,6 +12,7 @@ from rxloop.run.attempt_end import close_nested, record_end, release, stop, stop
 from rxloop.run.final_events import make_exists_error, make_unlogged_end, make_unstarted_end
 from rxloop.run.lifetime import Phase, Released
 from rxloop.run.startup import announce, make_first_events, start_pipeline
+from rxloop.stream.sources import subscribe_views
 
 log = logging.getLogger("rxloop")
 
@@ -36,6 +37,8 @@ async def execute_attempt(attempt: Attempt) -> None:
         final = await _load(attempt)
         if final is None:
             lifetime.phase = Phase.ANNOUNCING
+            if views := attempt.spec.views:
+                subscribe_views(hub.events, views, lifetime.scheduler, lambda error: error is attempt.refusal)
             await announce(attempt)
             lifetime.open()
             if attempt.inbox is not None:

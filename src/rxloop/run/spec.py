@@ -70,6 +70,8 @@ class RunSpec(NamedTuple):
     make_deps: Callable[[], Coroutine[Any, Any, Any]] | None = None
     """Function creating the deps once the start of the attempt is logged. If it fails, the run is released."""
     log: EventLog | None = None
+    views: Sequence[Callable[[Observable[Any]], Observable[Any]]] = ()
+    """Views to subscribe to the attempt."""
     artifacts: ArtifactStore | None = None
     """Artifact store. Defaults to the log's store."""
     keep_context: bool = False

@@ -61,9 +61,9 @@ def make_first_events(attempt: Attempt) -> Iterator[Event]:
     resumed = attempt.resumed
     if not attempt.recorder.has_events:
         yield make_task_event(attempt)
-    after = attempt.state().seq if resumed else None
+    agent, after = (attempt.spec.agent_name, attempt.state().seq) if resumed else (None, None)
     fields = {"metadata": {COMMAND_ID: attempt.skipped_commands}} if attempt.skipped_commands else attempt.fork_fields
-    yield _make_status(state="working", resumed=resumed, after_seq=after, **fields)
+    yield _make_status(state="working", resumed=resumed, after_seq=after, agent_name=agent, **fields)
     yield from attempt.initial_events
 
 

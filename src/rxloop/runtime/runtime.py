@@ -14,6 +14,7 @@ from typing_extensions import Unpack
 from rxloop.agents.agent import Agent
 from rxloop.coordination.commands import send_answer
 from rxloop.errors import ConfigurationError, QueueFull, RunExists, RuntimeClosed, RxloopError, UnknownRun
+from rxloop.operators.views import View
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Queue
 from rxloop.pipeline.log_retry import limit_log_time, read_log
@@ -79,6 +80,7 @@ class Runtime(ExplainedAttributes):
         is_worker: bool | None = None,
         max_waiting: int | None = 10_000,
         version: str | None = None,
+        views: Sequence[View[Any, Any]] = (),
     ) -> None:
         """Create a runtime. It opens nothing until `async with runtime:`.
 
@@ -99,21 +101,19 @@ class Runtime(ExplainedAttributes):
             max_waiting: Number of waiting runs in the queue at which `start` raises `QueueFull`, or None for no limit.
             version: Version of the program, recorded with each run. Only a runtime of the same version resumes the
                 run. With None, any runtime can resume it.
+            views: Views to subscribe to each run that this process executes, in addition to those of the agents.
 
         Raises:
             ConfigurationError: An argument is invalid.
         """
         check_runtime(agents, log, queue, concurrency, adopt_every, grace)
         self.log = log
-        self._agents = {name: agent.with_log(log).with_name(name) for name, agent in agents.items()}
-        self._grace = grace
-        self._queue, self._version = queue, version
+        self._agents = {name: agent.with_log(log).with_name(name).with_views(views) for name, agent in agents.items()}
+        self._grace, self._queue, self._version = grace, queue, version
         self._queue_limit = None if queue is None else QueueLimit(queue, max_waiting, version)
         self._is_worker = queue is None if is_worker is None else is_worker
         if queue is None and not self._is_worker:
-            raise ConfigurationError(
-                "is_worker=False requires a queue, because otherwise no process would execute the runs"
-            )
+            raise ConfigurationError("is_worker=False requires a queue; otherwise no process would execute the runs")
         self._executor = RunExecutor(
             log,
             self._agents,
@@ -125,8 +125,7 @@ class Runtime(ExplainedAttributes):
         )
         self._entered = False
         self.start_locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        """Locks shared between all servers using this runtime, to serialise starting runs per principal or
-        conversation. Removed when no longer in use."""
+        """Locks of all servers using this runtime, to start one run per principal or conversation at a time."""
 
     def __repr__(self) -> str:
         return f"<Runtime {', '.join(self._agents)}: {len(self._executor.live_runs)} active runs>"

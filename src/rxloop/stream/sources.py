@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from reactivex import Observable, abc
@@ -312,3 +312,38 @@ async def collect_answer(events: Observable[Event]) -> tuple[ContentCompleteEven
     finally:
         subscription.dispose()
     return answer, usage
+
+
+DURABLE = "rxloop_durable"
+"""View attribute, set if the view ignores transient events. Then its source does not deliver them, if possible."""
+
+
+def select_events(source: Observable[Any], view: object = None) -> Observable[Any]:
+    """Return the durable events of a source if the view ignores transient events, and otherwise the source."""
+    return getattr(source, "durable", source) if hasattr(view, DURABLE) else source
+
+
+def subscribe_views(
+    source: Observable[Any],
+    views: Iterable[Callable[[Observable[Any]], Observable[Any]]],
+    scheduler: abc.SchedulerBase | None,
+    is_refusal: Callable[[Exception], bool],
+) -> None:
+    """Subscribe views to a source. Failures of views are logged.
+
+    Args:
+        source: Observable of events.
+        views: Views, whose values are ignored.
+        scheduler: Scheduler for the subscriptions.
+        is_refusal: Function that returns True for the error of a source that was refused, which is not logged.
+    """
+
+    def report(error: Exception) -> None:
+        if not is_refusal(error):
+            log.warning("A view failed and was unsubscribed: %s: %s", type(error).__name__, error)
+
+    for view in views:
+        try:
+            view(select_events(source, view)).subscribe(on_error=report, scheduler=scheduler)
+        except Exception:
+            log.exception("A view could not be subscribed")

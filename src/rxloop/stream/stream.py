@@ -15,6 +15,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.stream.back_pressure import Gate, Overflow, ReadBuffer
 from rxloop.stream.cancelled_reads import observe_reading_task, release_frames, release_frames_if_cancelled
 from rxloop.stream.rx import RunScheduler, get_running_loop
+from rxloop.stream.sources import select_events
 
 
 class Readable(Protocol):
@@ -28,7 +29,6 @@ class Readable(Protocol):
 T = TypeVar("T", covariant=True)
 
 A = TypeVar("A", bound=Readable)
-
 B = TypeVar("B", bound=Readable)
 
 C = TypeVar("C", bound=Readable)
@@ -222,9 +222,9 @@ class Stream(Pipeable[T], Observable[T]):  # pyright: ignore[reportIncompatibleM
 
     def _pipe(self, operators: Sequence[Callable[[Any], Any]]) -> Any:
         # Operators subscribe to the source. A subscription to the stream would let iterators keep the run alive.
-        result: Any = _StartingSource(self._source, self._hold)
+        result: Any = _StartingSource(select_events(self._source, *operators[:1]), self._hold)
         for operator in operators:
-            _check_view(operator)
+            check_view(operator)
             result = operator(result)
             if not isinstance(result, Observable) and inspect.isfunction(result):
                 raise _make_factory_error(operator)
@@ -269,7 +269,7 @@ class Stream(Pipeable[T], Observable[T]):  # pyright: ignore[reportIncompatibleM
         return Reader(self._source, self._hold, buffer)
 
 
-def _check_view(operator: Any) -> None:
+def check_view(operator: Any) -> None:
     """Check that a stream can be piped through an operator.
 
     Raises:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import reactivex
+import reactivex.operators as rx
 
 from rxloop import Agent, Event, MemoryEventLog, Price, ThoughtStreamEvent, ToolCompleteEvent, Usage, op, replay, tool
 from rxloop.operators import View
@@ -30,6 +32,7 @@ VIEWS: dict[str, Callable[[], View[Event, Any]]] = {
     "partial": lambda: op.partial(int),
     "public": op.public,
     "repeats": lambda: op.repeats(2),
+    "spans": lambda: reactivex.compose(op.spans(), rx.map(lambda span: span.is_recording())),
     "stalled": lambda: op.stalled(0.5),
     "stats": lambda: op.stats(0.5),
     "text": op.text,

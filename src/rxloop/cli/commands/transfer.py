@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -26,20 +27,39 @@ def export(
     run: options.RunId,
     full: options.Full = False,
     skip_corrupt: options.SkipCorrupt = False,
+    otel: Annotated[
+        bool,
+        typer.Option("--otel", help="Send OpenTelemetry spans to OTEL_EXPORTER_OTLP_ENDPOINT instead of writing JSON."),
+    ] = False,
     db: options.Database = None,
 ) -> None:
-    """Write the events of a run as JSON lines.
+    """Write the events of a run as JSON lines, or send its OpenTelemetry spans.
 
-    Without --full, only public data is written, which cannot be used by 'rxloop import'.
+    Without --full, only public data is written, which cannot be used by 'rxloop import', and spans have no content.
     """
 
     async def main() -> None:
         async with open_database(db, skip_corrupt=skip_corrupt) as log:
             record = await find_run(log, run)
-            for event in await log.read(record.task_id):
+            events = await log.read(record.task_id)
+            if otel:
+                count = await asyncio.to_thread(_load_exporter(), record.task_id, events, content=full or None)
+                notify(f"run {await find_short_id(log, record.task_id)}: {format_count(count, 'span')}")
+                return
+            for event in events:
                 write_json(event, full=full)
 
     run_main(main())
+
+
+def _load_exporter() -> Callable[..., int]:
+    try:
+        from rxloop.telemetry.export import export_spans
+    except ImportError as error:
+        raise ConfigurationError(
+            f"--otel requires {error.name}; install it with pip install opentelemetry-exporter-otlp-proto-http"
+        ) from error
+    return export_spans
 
 
 def import_(
