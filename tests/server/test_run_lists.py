@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -203,7 +206,7 @@ async def test_details_after_a_rollback_describe_the_restored_run() -> None:
     assert summaries.find(after) is not None
     await store(restored, 11, 10, timestamp=5_000)
     later = await restored.get_record("long")
-    await summaries.read(log, before)
+    assert (await summaries.read(log, before)).title == "Go"
     assert (await summaries.read(restored, later)).title == "Restored"
 
 
@@ -222,3 +225,121 @@ async def test_invalid_filters_are_refused(query: str) -> None:
     async with serve_api(make_agent()) as served, make_client(served.url) as ann:
         refused: httpx.Response = await ann.get(f"/runs?{query}")
     assert (refused.status_code, list(refused.json()["error"]["fields"])) == (422, [query.partition("=")[0]])
+
+
+class LiveList:
+    """Frames of a live list."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._lines = response.aiter_lines()
+
+    async def read(self) -> tuple[str, Any]:
+        """Return the name and data of the next frame."""
+        name = ""
+        async for line in self._lines:
+            if line.startswith("event: "):
+                name = line.removeprefix("event: ")
+            elif line.startswith("data: "):
+                return name, json.loads(line.removeprefix("data: "))
+        return "end", None
+
+
+@asynccontextmanager
+async def follow_list(client: httpx.AsyncClient, query: str = "") -> AsyncGenerator[LiveList]:
+    async with client.stream("GET", f"/runs?{query}", headers={"accept": "text/event-stream"}) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"] == "text/event-stream"
+        yield LiveList(response)
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_lists, "POLL_SECONDS", 0.01)
+
+
+@pytest.mark.usefixtures("fast")
+async def test_live_list_sends_the_page_and_each_change() -> None:
+    clerk = make_agent("Hello.", call("refund", order="A1"), "Refunded.")
+    async with serve_api(clerk) as served, make_client(served.url) as http, connect(served) as ann:
+        first = await start(ann, "Hi")
+        async with follow_list(http, "details=1") as frames:
+            name, page = await frames.read()
+            waiting = await ann.start(None, "Refund", wait=10)
+            states: list[str] = []
+            while (update := await frames.read())[1]["state"] != "input-required":
+                states.append(update[1]["state"])
+            await ann.answer(waiting.task_id, {waiting.pending[0].input_id: True})
+            while (update := await frames.read())[1]["state"] != "completed":
+                states.append(update[1]["state"])
+    assert (name, [run["taskId"] for run in page["runs"]]) == ("page", [first])
+    assert (update[0], update[1]["taskId"], update[1]["title"], update[1]["calls"]) == (
+        "run",
+        waiting.task_id,
+        "Refund",
+        1,
+    )
+    assert {*states} <= {"submitted", "working", "input-required"}
+
+
+@pytest.mark.usefixtures("fast")
+async def test_live_list_sends_only_matching_runs_and_runs_that_no_longer_match() -> None:
+    agents = [make_agent(call("refund", order="A1"), "Refunded."), make_agent(name="papers")]
+    async with (
+        serve_api(*agents) as served,
+        make_client(served.url) as http,
+        connect(served) as ann,
+        connect(served, "bob-key") as bob,
+    ):
+        waiting = await ann.start("clerk", "Refund", wait=10)
+        async with follow_list(http, "state=input-required") as frames:
+            _, page = await frames.read()
+            await start(ann, "Hi", "papers")
+            await start(bob, "Hi", "papers")
+            await ann.answer(waiting.task_id, {waiting.pending[0].input_id: True})
+            updates = [await frames.read()]
+            while updates[-1][1]["state"] != "completed":
+                updates.append(await frames.read())
+    assert [run["taskId"] for run in page["runs"]] == [waiting.task_id]
+    assert {update[1]["taskId"] for update in updates} == {waiting.task_id}
+
+
+@pytest.mark.usefixtures("fast")
+async def test_live_list_watches_unfinished_runs_of_an_older_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_lists, "MAX_WATCHED", 1)
+    agents = [make_agent(call("refund", order="A1"), "Refunded."), make_agent(name="papers")]
+    async with serve_api(*agents) as served, make_client(served.url) as http, connect(served) as ann:
+        waiting = await ann.start("clerk", "Refund", wait=10)
+        await start(ann, "Hi", "papers")
+        async with follow_list(http) as frames:
+            await frames.read()
+            await ann.answer(waiting.task_id, {waiting.pending[0].input_id: True})
+            update = await frames.read()
+            while update[1]["state"] != "completed":
+                update = await frames.read()
+    assert update[1]["taskId"] == waiting.task_id
+
+
+@pytest.mark.usefixtures("fast")
+async def test_live_list_of_another_owner_is_empty_and_cannot_be_searched() -> None:
+    async with (
+        serve_api(make_agent()) as served,
+        make_client(served.url, "bob-key") as http,
+        connect(served) as ann,
+        connect(served, "bob-key") as bob,
+    ):
+        first = await start(ann, "Hi")
+        headers = {"accept": "text/event-stream"}
+        searched = await http.get("/runs?q=hi", headers=headers)
+        foreign = await http.get(f"/runs?after={first}", headers=headers)
+        preferred = await http.get("/runs", headers={"accept": "application/json, text/event-stream"})
+        async with follow_list(http, "owner=ann") as empty, follow_list(http) as own:
+            assert (await empty.read())[1] == (await own.read())[1] == {"runs": [], "next": None}
+            await start(ann, "Hi")
+            mine = await start(bob, "Hi")
+            assert (await own.read())[1]["taskId"] == mine
+            await served.app.drain(0.1)
+            while (frame := await own.read())[0] != "end":
+                assert frame[1]["taskId"] == mine
+            assert (await empty.read())[0] == "end"
+    assert (searched.status_code, foreign.status_code) == (422, 404)
+    assert preferred.json() == {"runs": [], "next": None}

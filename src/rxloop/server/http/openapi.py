@@ -67,7 +67,9 @@ OPERATIONS = (
     Operation(
         "POST", "/runs", runs.start, http.StartRun, query=StartQuery, responses=_START, headers=_KEY, streams=True
     ),
-    Operation("GET", "/runs", run_lists.runs, query=RunsQuery, responses={200: http.RunPage}),
+    Operation(
+        "GET", "/runs", run_lists.runs, query=RunsQuery, responses={200: http.RunPage}, media_types=(SSE.media_type,)
+    ),
     Operation("GET", "/pending", reads.pending, query=PendingQuery, responses={200: http.RunPage}),
     Operation("GET", _RUN, reads.record, query=InfoQuery, responses={200: RunInfo}),
     Operation(

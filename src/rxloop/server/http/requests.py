@@ -299,6 +299,12 @@ def find_stream_format(request: Request) -> FrameWriter[Event] | None:
     return min(forms, key=lambda form: accepted.index(form.media_type)) if forms else None
 
 
+def prefers_events(request: Request) -> bool:
+    """Return True if the `Accept` header names server-sent events before JSON."""
+    accepted = _parse_accept(request)
+    return SSE.media_type in accepted and "application/json" not in accepted[: accepted.index(SSE.media_type)]
+
+
 def choose_event_format(request: Request) -> FrameWriter[Event]:
     """Select the event stream format, which defaults to SSE.
 
