@@ -82,6 +82,7 @@ async def test_pages_report_no_problem_and_reach_no_other_host(
             ("", f"{RUNS}.length === 1 && document.body.innerText.includes('Oslo or Bergen')"),
             (f"#/r/{task_id}", READY),
             (f"#/r/{task_id}?at=1.14.0&in=json", f"{INSPECTOR}.includes('timed out after 2 s')"),
+            (f"#/r/{task_id}/problems", "document.body.innerText.includes('rate_limited: too many requests')"),
             (f"#/r/{task_id}/events", "document.querySelector('[aria-label=Events] [role=row]') !== null"),
             ("#/r/unknown", "document.body.innerText.includes('No such run')"),
         ):
@@ -146,6 +147,7 @@ async def test_keys_step_within_the_filter(page: Browser, weather: tuple[EventLo
     async with serve_view(log) as url:
         await page.open(f"{url}#/r/{task_id}")
         await page.until(READY)
+        await page.until("document.querySelector('.tabs small.bad') !== null")
         await page.press("n")
         assert await page.until("location.hash.includes('at=1.14.0')")
         await page.press("n", "p", "/")
@@ -165,6 +167,23 @@ async def test_keys_step_within_the_filter(page: Browser, weather: tuple[EventLo
         assert await page.run("document.documentElement.dataset.theme") == "light"
         await page.press("t", "g", "r")
         await page.until(f"{RUNS}.length === 1")
+
+
+async def test_problems_are_those_of_the_api_and_open_their_events(
+    page: Browser, weather: tuple[EventLog, str]
+) -> None:
+    log, task_id = weather
+    rows = "[...document.querySelectorAll('.problems [role=row][tabindex]')]"
+    async with serve_view(log) as url, httpx.AsyncClient(base_url=url) as client:
+        await page.open(f"{url}#/r/{task_id}")
+        await page.until(READY)
+        await page.press("3")
+        await page.until(f"{rows}.length > 0")
+        shown = await page.run(f"{rows}.map(each => +each.dataset.seq)")
+        response = await client.get(f"../runs/{task_id}/problems", params={"visibility": "all"})
+        assert shown == [each["seq"] for each in response.json()["problems"]]
+        await page.run(f"{rows}[2].click()")
+        await page.until(f"{INSPECTOR}.includes('The request is repeated after 0.80 s')")
 
 
 async def test_reloaded_address_shows_the_same_place(page: Browser, weather: tuple[EventLog, str]) -> None:
@@ -331,6 +350,9 @@ async def test_new_runs_wait_until_the_reader_adds_them(page: Browser) -> None:
         await page.until(f"{RUNS}.length === 1")
         await page.reload()
         await page.until(f"{RUNS}.length === 1 && {RUNS}[0].innerText.includes('Question 7')")
+        # Only the log contains the answers.
+        await fill(page, "agent:clerk Answer 5.")
+        await page.until(f"{RUNS}.length === 1 && {RUNS}[0].innerText.includes('Question 5')")
 
 
 async def test_page_asks_for_the_key_of_the_server(page: Browser, weather: tuple[EventLog, str]) -> None:

@@ -1,9 +1,11 @@
 // Addresses of pages, kept in the hash: `#/r/{taskId}/events?at=1.29.0&from=6.1&to=8.9&q=ok:no&in=json`.
 
+export type Tab = 'timeline' | 'events' | 'problems';
+
 export interface Address {
   page: 'runs' | 'run';
   taskId: string;
-  tab: 'timeline' | 'events';
+  tab: Tab;
   /** Selected event, `attempt.seq.sub`. */
   at: string;
   /** Window in seconds. */
@@ -27,7 +29,7 @@ export function parseAddress(hash: string): Address {
   return {
     page: word === 'r' && id ? 'run' : 'runs',
     taskId: word === 'r' && id ? decode(id) : '',
-    tab: tab === 'events' ? 'events' : 'timeline',
+    tab: tab === 'events' || tab === 'problems' ? tab : 'timeline',
     at: /^\d+\.\d+\.\d+$/.test(values.get('at') ?? '') ? values.get('at')! : '',
     from: seconds('from'),
     to: seconds('to'),
@@ -38,7 +40,7 @@ export function parseAddress(hash: string): Address {
 
 export function formatAddress(address: Partial<Address>): string {
   const { page, taskId, tab, at, from, to, q, in: inspector } = { ...HOME, ...address };
-  const path = page === 'run' ? `#/r/${encodeURIComponent(taskId)}${tab === 'events' ? '/events' : ''}` : '#/';
+  const path = page === 'run' ? `#/r/${encodeURIComponent(taskId)}${tab === 'timeline' ? '' : `/${tab}`}` : '#/';
   const query = [
     at && `at=${at}`,
     from != null && to != null && `from=${round(from)}&to=${round(to)}`,

@@ -25,7 +25,21 @@ export interface RunInfo {
   usage?: { inputTokens: number; outputTokens: number; cachedTokens?: number };
   error?: { code: string; message: string };
   pending?: { prompt?: string }[];
+  model?: string;
   title?: string;
+  seconds?: number;
+  calls?: number;
+  problems?: number;
+}
+
+export interface Problem {
+  code: string;
+  seq: number;
+  until?: number;
+  seconds?: number;
+  count?: number;
+  name?: string;
+  text: string;
 }
 
 export interface Me {
@@ -56,6 +70,8 @@ export class Api {
 
   outline = (id: string, after: number): Promise<OutlinePage> =>
     this.get(`runs/${encodeURIComponent(id)}/outline`, { after, limit: 20_000, visibility: this.visibility });
+
+  problems = (id: string): Promise<{ problems: Problem[] }> => this.get(`runs/${encodeURIComponent(id)}/problems`, { visibility: this.visibility });
 
   /** Return the events with a `seq` in a range. */
   async events(id: string, from: number, to: number): Promise<Event[]> {

@@ -1,7 +1,7 @@
 // What the keys and buttons do.
 
 import {
-  address, change, filtered, goLive, isFollowing, isHelpOpen, isInspectorOpen, isPlaying, keepSetting, model, now, playhead, revision,
+  address, change, filtered, goLive, isFollowing, isHelpOpen, isInspectorOpen, isPlaying, keepSetting, model, now, playhead, problems, revision,
   select, selected, selectedRow, show, shownRows, shownWindow, speed, theme, go,
 } from './store.ts';
 import { keepInside, zoom } from './time.ts';
@@ -15,6 +15,7 @@ const COMMANDS: Record<string, () => void> = {
   close,
   timeline: () => go({ ...address.value, tab: 'timeline' }),
   events: () => go({ ...address.value, tab: 'events' }),
+  problems: () => go({ ...address.value, tab: 'problems' }),
   next: () => step(1),
   previous: () => step(-1),
   nextRow: () => stepRow(1),
@@ -95,9 +96,9 @@ function stepInLane(direction: 1 | -1): void {
 }
 
 function stepProblem(direction: 1 | -1): void {
-  const { problems } = model.value;
+  const seqs = (problems.value ?? []).map(each => each.seq);
   const from = selected.value || (direction > 0 ? 0 : Infinity);
-  const next = direction > 0 ? problems.find(seq => seq > from) : problems.findLast(seq => seq < from);
+  const next = direction > 0 ? seqs.find(seq => seq > from) : seqs.findLast(seq => seq < from);
   if (next !== undefined) moveTo(next);
 }
 

@@ -16,6 +16,7 @@ export const BINDINGS: Binding[] = [
   { keys: ['Escape'], command: 'close', help: 'close, then clear the filter', where: 'everywhere' },
   { keys: ['1'], command: 'timeline', help: 'timeline', where: 'run' },
   { keys: ['2'], command: 'events', help: 'table of events', where: 'run' },
+  { keys: ['3'], command: 'problems', help: 'problems', where: 'run' },
   { keys: ['j', 'ArrowRight'], command: 'next', help: 'next event within the filter', where: 'run' },
   { keys: ['k', 'ArrowLeft'], command: 'previous', help: 'event before', where: 'run' },
   { keys: ['ArrowDown'], command: 'nextRow', help: 'next row', where: 'run' },

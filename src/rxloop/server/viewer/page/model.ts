@@ -1,7 +1,6 @@
 // One run in memory: outline, figures, rows, lanes and time axis, and the text that is being written.
 
 import { Fold } from './fold.ts';
-import { FAILED } from './kinds.ts';
 import { buildLanes, type Lane } from './lanes.ts';
 import { Outline, type Event, type OutlinePage } from './outline.ts';
 import { buildRows, type Row } from './rows.ts';
@@ -26,7 +25,6 @@ export class RunModel {
   /** Position of the newest event, including transient ones, for the cursor. */
   newest = '';
   isTrueTime = false;
-  problems: number[] = [];
 
   constructor(readonly taskId: string) {}
 
@@ -58,8 +56,6 @@ export class RunModel {
     }
     this.lanes = buildLanes(outline, this.rows);
     this.breaks = findBreaks(outline);
-    this.problems = [];
-    for (let i = 0; i < outline.size; i++) if (outline.flags[i] & FAILED) this.problems.push(outline.seq[i]);
     this.setEnd(now);
   }
 

@@ -1,16 +1,14 @@
 // The list of runs: polled while the page is visible. New runs wait until the reader adds them.
 
 import { signal } from '@preact/signals';
-import { address, api, me, needsKey, signIn } from './store.ts';
+import { address, api, needsKey, signIn } from './store.ts';
 import { ApiError, type RunInfo } from './api.ts';
-import { textOf } from './outline.ts';
 
 export const runs = signal<RunInfo[]>([]);
 export const waiting = signal<RunInfo[]>([]);
 export const next = signal<string | undefined>(undefined);
 export const unreachable = signal<{ since: number } | null>(null);
 export const isReady = signal(false);
-export const titles = signal<ReadonlyMap<string, string>>(new Map());
 
 const PERIOD = 2000;
 const PAGE = 100;
@@ -26,7 +24,7 @@ export async function poll(): Promise<void> {
   if (needsKey.value) return;
   try {
     await signIn();
-    const page = await api.runs({ limit: PAGE });
+    const page = await api.runs({ limit: PAGE, details: 1 });
     unreachable.value = null;
     merge(page.runs, page.next);
   } catch (error) {
@@ -58,51 +56,67 @@ export function addWaiting(): void {
 
 export async function loadMore(): Promise<void> {
   if (!next.value) return;
-  const page = await api.runs({ limit: PAGE, after: next.value });
+  const page = await api.runs({ limit: PAGE, details: 1, after: next.value });
   const known = new Set(runs.value.map(run => run.taskId));
   runs.value = [...runs.value, ...page.runs.filter(run => !known.has(run.taskId))];
   next.value = page.next;
 }
 
-const asked = new Set<string>();
-const queue: string[] = [];
-let active = 0;
-const CONCURRENCY = 4;
+interface Terms {
+  state: string;
+  agent: string;
+  text: string;
+}
 
-/** Return what was asked in a run. Until it is known, it is fetched from the first event. */
-export function titleOf(run: RunInfo): string | undefined {
-  const known = titles.value.get(run.taskId);
-  if (known === undefined && !asked.has(run.taskId) && me.value) {
-    asked.add(run.taskId);
-    queue.push(run.taskId);
-    while (active < CONCURRENCY && queue.length) void fetchTitles();
+/** Split a filter text such as `state:failed agent:support refund`. */
+export function parseTerms(text: string): Terms {
+  const terms: Terms = { state: '', agent: '', text: '' };
+  for (const word of text.split(/\s+/).filter(Boolean)) {
+    const [, key, value] = /^(state|agent):(.+)$/i.exec(word) ?? [];
+    if (key) terms[key.toLowerCase() as 'state' | 'agent'] = value.toLowerCase();
+    else terms.text = terms.text ? `${terms.text} ${word}` : word;
   }
-  return known;
+  return terms;
 }
 
-async function fetchTitles(): Promise<void> {
-  active++;
-  for (let taskId = queue.shift(); taskId; taskId = queue.shift()) await fetchTitle(taskId);
-  active--;
-}
-
-async function fetchTitle(taskId: string): Promise<void> {
-  const events = await api.events(taskId, 1, 1).catch(() => []);
-  const text = textOf(events[0]?.messages?.at(-1)?.content).slice(0, 120);
-  titles.value = new Map(titles.value).set(taskId, text);
-}
-
-/** Return the runs that match the filter text: `state:failed agent:support text`. */
+/** Return the loaded runs that match a filter, and the runs that the server has found for it. */
 export function matching(list: RunInfo[], text: string): RunInfo[] {
-  const terms = text.toLowerCase().split(/\s+/).filter(Boolean);
-  // Only texts that are known can match.
-  if (terms.some(term => !/^(state|agent):/.test(term))) list.forEach(titleOf);
-  return list.filter(run => terms.every(term => {
-    const [, key, value] = /^(state|agent):(.+)$/.exec(term) ?? [];
-    if (key === 'state') return run.state.includes(value) || (value === 'waits' && run.state.endsWith('-required'));
-    if (key === 'agent') return run.agent.toLowerCase().includes(value);
-    return `${titles.value.get(run.taskId) ?? ''} ${run.agent} ${run.state} ${run.taskId}`.toLowerCase().includes(term);
-  }));
+  const { state, agent, text: words } = parseTerms(text);
+  const hits = list.filter(run => fits(run, state, agent) && `${run.title ?? ''} ${run.taskId}`.toLowerCase().includes(words.toLowerCase()));
+  if (!words || found.value.text !== text) return hits;
+  const known = new Set(hits.map(run => run.taskId));
+  const more = found.value.runs.filter(run => fits(run, state, agent) && !known.has(run.taskId));
+  return more.length ? [...hits, ...more].sort((x, y) => Date.parse(y.created) - Date.parse(x.created)) : hits;
+}
+
+function fits(run: RunInfo, state: string, agent: string): boolean {
+  const isState = run.state.includes(state) || (state === 'waits' && run.state.endsWith('-required'));
+  return isState && run.agent.toLowerCase().includes(agent);
+}
+
+/** Runs that the server has found in questions, answers and tool names. */
+const found = signal<{ text: string; runs: RunInfo[]; isComplete: boolean }>({ text: '', runs: [], isComplete: true });
+const MAX_PAGES = 40;
+
+export const isSearching = (): boolean => parseTerms(filterText()).text !== '' && (found.value.text !== filterText() || !found.value.isComplete);
+
+/** Search the log for the text of the filter, unless it changes in the meantime. */
+export async function search(text: string): Promise<void> {
+  const { text: q } = parseTerms(text);
+  if (!q || found.value.text === text) return;
+  found.value = { text, runs: [], isComplete: false };
+  let after: string | undefined;
+  try {
+    for (let page = 0; page < MAX_PAGES; page++) {
+      const answer = await api.runs({ q: q.slice(0, 200), details: 1, limit: PAGE, ...(after && { after }) });
+      if (found.value.text !== text) return;
+      after = answer.next ?? undefined;
+      found.value = { text, runs: [...found.value.runs, ...answer.runs], isComplete: !after };
+      if (!after) return;
+    }
+  } catch (error) {
+    if (found.value.text === text) unreachable.value ??= { since: Date.now() };
+  }
 }
 
 export const filterText = (): string => (address.value.page === 'runs' ? address.value.q : '');

@@ -2,7 +2,7 @@
 
 import { batch, computed, effect, signal } from '@preact/signals';
 import { formatAddress, parseAddress, seqOf, type Address } from './address.ts';
-import { Api, ApiError, follow, type Me, type RunInfo } from './api.ts';
+import { Api, ApiError, follow, type Me, type Problem, type RunInfo } from './api.ts';
 import { applyFilter } from './filter.ts';
 import { RunModel } from './model.ts';
 import type { Event } from './outline.ts';
@@ -36,6 +36,8 @@ export function useModel(): RunModel {
 }
 export const info = signal<RunInfo | null>(null);
 export const failure = signal<ApiError | null>(null);
+/** Problems of the run, or null until they are known. */
+export const problems = signal<Problem[] | null>(null);
 export const isLoading = signal(false);
 export const connection = signal<{ isConnected: boolean; since: number }>({ isConnected: true, since: 0 });
 /** The playhead follows the newest event. */
@@ -102,6 +104,7 @@ export async function openRun(taskId: string): Promise<void> {
     model.value = run;
     info.value = null;
     failure.value = null;
+    problems.value = null;
     isLoading.value = true;
     collapsed.value = new Set();
     isFollowing.value = !address.value.at;
@@ -121,6 +124,7 @@ export async function openRun(taskId: string): Promise<void> {
   if (signal.aborted) return;
   isLoading.value = false;
   collapseDeepRows(run);
+  checkProblems(0);
   if (selected.peek()) requestAnimationFrame(() => dispatchEvent(new CustomEvent('reveal')));
   if (!run.outline.final) void followRun(run, signal);
 }
@@ -156,6 +160,7 @@ async function followRun(run: RunModel, signal: AbortSignal): Promise<void> {
       if (event.kind === 'gap' && REPLACED.has(event.reason)) return void openRun(run.taskId);
       if (!run.addEvent(event)) return;
       isDirty = true;
+      if (event.sub === 0) checkProblems(1000);
       announce(event);
     },
     onConnection: isConnected => {
@@ -174,6 +179,7 @@ async function finish(run: RunModel, signal: AbortSignal): Promise<void> {
     model.value = exact;
     await loadOutline(exact, signal);
   }
+  checkProblems(0);
   info.value = await api.run(run.taskId).catch(() => info.peek());
   isDirty = true;
   flush();
@@ -228,6 +234,24 @@ function fail(error: unknown): void {
 
 function toApiError(error: unknown): ApiError {
   return error instanceof ApiError ? error : new ApiError(0, 'network', 'the server cannot be reached');
+}
+
+let checking = 0;
+
+/** Fetch the problems of the run after a pause, unless that is already planned. */
+function checkProblems(pause: number): void {
+  if (checking && pause) return;
+  clearTimeout(checking);
+  const { taskId } = model.peek();
+  checking = window.setTimeout(async () => {
+    checking = 0;
+    try {
+      const answer = await api.problems(taskId);
+      if (model.peek().taskId === taskId) problems.value = answer.problems;
+    } catch (error) {
+      if (model.peek().taskId === taskId) fail(error);
+    }
+  }, pause);
 }
 
 let announcedAt = 0;

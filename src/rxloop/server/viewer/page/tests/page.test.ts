@@ -56,6 +56,8 @@ test('addresses survive a round trip', () => {
   assert.equal(formatAddress(parseAddress(text)), text);
   assert.equal(formatAddress({ page: 'runs', q: 'a b' }), '#/?q=a+b');
   assert.deepEqual(parseAddress('#/r/a%2Fb').taskId, 'a/b');
+  assert.equal(formatAddress(parseAddress('#/r/a/problems')), '#/r/a/problems');
+  assert.equal(formatAddress(parseAddress('#/r/a/unknown')), '#/r/a');
 });
 
 test('a bare cursor is the address of its event', () => {

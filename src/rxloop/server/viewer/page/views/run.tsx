@@ -1,9 +1,11 @@
 // One run: overview, marble lanes, waterfall, inspector and transport.
 
 import { useLayoutEffect, useRef, useState } from 'preact/hooks';
+import type { Tab } from '../address.ts';
 import { pan, step, zoomAt } from '../commands.ts';
 import {
   address, change, connection, failure, filtered, go, info, inspectorWidth, isAtEnd, isInspectorOpen, isLoading, useModel, now, openRun, playhead,
+  problems,
   playheadTime, shownWindow,
 } from '../store.ts';
 import { toLine } from '../text.ts';
@@ -16,6 +18,7 @@ import { Overview } from '../parts/overview.tsx';
 import { Transport } from '../parts/transport.tsx';
 import { Waterfall } from '../parts/waterfall.tsx';
 import { EventsTable } from './events.tsx';
+import { Problems } from './problems.tsx';
 import { px } from '../parts/px.ts';
 
 export function RunPage() {
@@ -32,7 +35,7 @@ export function RunPage() {
       <Tabs />
       {failure.value && !outline.size ? <Failure /> : (
         <main class="body">
-          {address.value.tab === 'events' ? <EventsTable /> : <Timeline />}
+          {address.value.tab === 'events' ? <EventsTable /> : address.value.tab === 'problems' ? <Problems /> : <Timeline />}
           {isInspectorOpen.value && <Inspector />}
         </main>
       )}
@@ -69,15 +72,16 @@ function Stats() {
 }
 
 function Tabs() {
-  const { outline, rows, problems } = useModel();
+  const { outline, rows } = useModel();
+  const count = problems.value?.length ?? 0;
   const { tab, q } = address.value;
   const found = filtered.value;
-  const open = (name: 'timeline' | 'events') => go({ ...address.value, tab: name });
+  const open = (name: Tab) => go({ ...address.value, tab: name });
   return (
     <nav class="tabs" role="tablist">
       <button role="tab" aria-selected={tab === 'timeline'} onClick={() => open('timeline')}>Timeline</button>
       <button role="tab" aria-selected={tab === 'events'} onClick={() => open('events')}>Events <small>{formatNumber(outline.size)}</small></button>
-      {problems.length > 0 && <span class="problems" title="n and p step through them">✕ {problems.length} {problems.length === 1 ? 'problem' : 'problems'}</span>}
+      <button role="tab" aria-selected={tab === 'problems'} title="n and p step through them" onClick={() => open('problems')}>Problems <small class={count ? 'bad' : ''}>{count}</small></button>
       <span class="space" />
       {found && <span class="count">{formatNumber(found.hits.length)} of {formatNumber(rows.length)} rows</span>}
       <span onKeyDown={event => { if (event.key === 'Enter') { step(event.shiftKey ? -1 : 1); } }}>

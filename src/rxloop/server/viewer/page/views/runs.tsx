@@ -2,7 +2,7 @@
 
 import { useEffect } from 'preact/hooks';
 import type { RunInfo } from '../api.ts';
-import { addWaiting, filterText, isReady, loadMore, matching, next, runs, startPolling, titleOf, unreachable, waiting } from '../runs.ts';
+import { addWaiting, filterText, isReady, isSearching, loadMore, matching, next, runs, search, startPolling, unreachable, waiting } from '../runs.ts';
 import { change, go, me } from '../store.ts';
 import { toLine } from '../text.ts';
 import { formatAge, formatDuration, formatNumber } from '../time.ts';
@@ -12,6 +12,11 @@ import { px } from '../parts/px.ts';
 
 export function RunsPage() {
   useEffect(startPolling, []);
+  const text = filterText();
+  useEffect(() => {
+    const timer = setTimeout(() => void search(text), 150);
+    return () => clearTimeout(timer);
+  }, [text]);
   const shown = matching(runs.value, filterText());
   document.title = 'Runs · rxloop';
   return (
@@ -21,19 +26,19 @@ export function RunsPage() {
           : <span class="live"><span class="dot" /> live</span>}
       </Header>
       <nav class="tabs">
-        <span class="count">{isReady.value && `${formatNumber(shown.length)} of ${formatNumber(runs.value.length)}${next.value ? '+' : ''} runs`}</span>
+        <span class="count">{isReady.value && `${formatNumber(shown.length)} of ${formatNumber(runs.value.length)}${next.value ? '+' : ''} runs${isSearching() ? ', searching the log' : ''}`}</span>
         {waiting.value.length > 0 && <button class="new" onClick={addWaiting}>{waiting.value.length} new {waiting.value.length === 1 ? 'run' : 'runs'}</button>}
         <span class="space" />
         <Filter value={filterText()} label="Filter runs" hint="Filter: state:failed agent:support text" onChange={q => change({ q })} />
       </nav>
       <main class="body table runs">
-        <div class="row head" role="row"><span>state</span><span>asked</span><span>agent</span><span>events</span><span>tokens</span><span>duration</span><span>age</span></div>
+        <div class="row head" role="row"><span>state</span><span>asked</span><span>agent</span><span>model</span><span>calls</span><span>tokens</span><span>duration</span><span>age</span></div>
         {shown.length ? (
           <List
             role="grid" label="Runs" count={shown.length} height={36} current={-1}
             render={(k, top) => <RunRow key={shown[k].taskId} run={shown[k]} number={k} top={top} />}
           />
-        ) : isReady.value ? <Nothing /> : unreachable.value ? <div class="empty"><h2>The server cannot be reached</h2></div> : null}
+        ) : isReady.value && !isSearching() ? <Nothing /> : unreachable.value ? <div class="empty"><h2>The server cannot be reached</h2></div> : null}
         {next.value && <button class="older" onClick={() => void loadMore()}>Load older runs</button>}
       </main>
     </div>
@@ -54,13 +59,13 @@ function RunRow({ run, number, top }: { run: RunInfo; number: number; top: numbe
   const isActive = run.state === 'working' || run.state === 'submitted';
   const took = (isActive ? Date.now() : Date.parse(run.updated)) - Date.parse(run.created);
   const tokens = run.usage ? run.usage.inputTokens + run.usage.outputTokens : 0;
-  const title = titleOf(run);
   return (
     <div class="row" role="row" aria-rowindex={number + 1} tabIndex={0} style={px({ top })} data-run={run.taskId} onClick={open} onKeyDown={onKey}>
       <span role="gridcell"><State state={run.state} /></span>
-      <span role="gridcell" class="asked"><bdi>{title === undefined ? '…' : toLine(title) || run.taskId}</bdi></span>
+      <span role="gridcell" class="asked"><bdi>{toLine(run.title ?? '') || run.taskId}</bdi>{run.problems ? <span class="problems" title={`${run.problems} problems`}> ✕ {run.problems}</span> : null}</span>
       <span role="gridcell"><bdi>{toLine(run.agent)}</bdi></span>
-      <span role="gridcell" class="quiet">{formatNumber(run.seq)}</span>
+      <span role="gridcell" class="quiet"><bdi>{toLine(run.model ?? '')}</bdi></span>
+      <span role="gridcell" class="quiet">{run.calls === undefined ? '' : formatNumber(run.calls)}</span>
       <span role="gridcell">{tokens ? formatNumber(tokens) : '–'}</span>
       <span role="gridcell">{formatDuration(Math.max(took, 0))}</span>
       <span role="gridcell" class="quiet">{formatAge(Date.now() - Date.parse(run.updated))}</span>
