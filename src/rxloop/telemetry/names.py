@@ -14,6 +14,9 @@ import orjson
 
 from rxloop.protocol.messages import Message, ToolCall, Usage
 
+SPAN_OPTIONS = "rxloop_span_options"
+"""Attribute of the views created by `op.spans`, with their `SpanOptions`."""
+
 SCOPE = "rxloop"
 """Name of the instrumentation scope."""
 SCOPE_ATTRIBUTES = {"rxloop.semantic_conventions": "gen_ai 1.42 (development)"}

@@ -55,6 +55,7 @@ IN_THE_LOOP = {
     "checkpoint",
     "compose",
     "compress",
+    "current_span",
     "iterate",
     "on",
     "run_tools",

@@ -10,15 +10,13 @@ from rxloop.operators.views import View
 from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import Event
 from rxloop.stream.sources import DURABLE
+from rxloop.telemetry.names import SPAN_OPTIONS
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import Span, TracerProvider
 
     from rxloop.telemetry.open_spans import SpanOptions
-
-OPTIONS = "rxloop_span_options"
-"""Attribute of the view with its `SpanOptions`."""
 
 
 def spans(
@@ -74,7 +72,7 @@ def spans(
         return fold.add
 
     view = make_view(create_spans)
-    vars(view).update({DURABLE: True, OPTIONS: options})
+    vars(view).update({DURABLE: True, SPAN_OPTIONS: options})
     return view
 
 
