@@ -48,6 +48,7 @@ async def read_everything(client: httpx.AsyncClient, run: Any) -> str:
         client.get(f"{path}/outline?visibility=all"),
         client.get(f"{path}/events?from=1"),
         client.get(f"{path}/problems"),
+        client.get(f"{path}/search?q=e&limit=200"),
         client.get(f"/contexts/{run['contextId']}/messages"),
         *(client.get(f"{path}/graph?form={form}") for form in ("json", "mermaid", "html")),
         *(client.get(f"{path}/events?until=attempt{more}") for more in ("", "&speed=1000", "&kinds=llm-failed,task")),
@@ -109,9 +110,8 @@ async def send(kind: str, name: str) -> tuple[int, str, Any]:
         async with serve_app(make(runtime)) as url, httpx.AsyncClient(base_url=url, timeout=20) as http:
             headers = {"accept": "application/json, text/event-stream"}
             response = await http.post(path, json=body, headers=headers)
-    text = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}|\d{4}-\d\d-\d\dT[\d:.]+Z|\d{10,}", "*", response.text).replace(
-        name, "NAME"
-    )
+    text = re.sub(r'("firstToken"|"longestSilence"):[\d.e-]+', r"\1:*", response.text)
+    text = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}|\d{4}-\d\d-\d\dT[\d:.]+Z|\d{10,}", "*", text).replace(name, "NAME")
     return response.status_code, text, [each.name for request in model.requests for each in request.tools]
 
 

@@ -311,3 +311,44 @@ async def test_stall_of_an_active_run_is_listed_while_it_lasts() -> None:
     assert (stall.code, stall.seq, stall.until) == ("stalled", 2, None)
     assert stall.seconds is not None
     assert stall.seconds > 1_000_000
+
+
+async def test_search_continues_until_all_events_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MemoryEventLog()
+    await store_run(log, 1_000, size=10)
+    async with serve_api(make_clerk(), log=log) as served, Client(served.url, token="ann-key") as ann:
+        page = await ann.search("long", "XXX", limit=30)
+        assert (len(page.hits), page.searched, page.next) == (30, 32, 32)
+        assert page.hits[0].model_dump() == {
+            "taskId": "long",
+            "seq": 3,
+            "kind": "custom",
+            "field": "data",
+            "text": "x" * 10,
+            "marks": [(0, 3), (3, 6), (6, 9)],
+        }
+        last = await ann.search("long", "done", kinds=["status-update"])
+        assert ([hit.seq for hit in last.hits], last.next, last.searched) == ([1_000], None, 1_000)
+        assert (await ann.search("long", "xxx", after=2_000)).hits == []
+        # Without time, each page searches a single chunk.
+        monkeypatch.setattr(inspection, "SEARCH_SECONDS", -1)
+        pages = [await ann.search("long", "done")]
+        while pages[-1].next is not None:
+            pages.append(await ann.search("long", "done", after=pages[-1].next))
+    assert [page.searched for page in pages] == [200, 400, 600, 800, 1_000]
+    assert [hit.seq for page in pages for hit in page.hits] == [1_000]
+
+
+async def test_search_follows_the_rules_for_owners_and_internal_data() -> None:
+    clerk = make_clerk([call(f"peek_{MARK}", at="vault"), call("fail")], "Done.")
+    async with serve_api(clerk) as served, Client(served.url, token="ann-key") as ann:
+        run = await ann.start(None, "Look", wait=10)
+        public = await ann.search(run.task_id, "vault")
+        async with Client(served.url, token="root-key") as root:
+            internal = await root.search(run.task_id, "vault", internal=True)
+        statuses: list[int] = []
+        for token, query in (("bob-key", "q=x"), ("ann-key", "q=x&visibility=all"), ("ann-key", "q=x&kinds=nothing")):
+            async with make_client(served.url, token) as http:
+                statuses.append((await http.get(f"/runs/{run.task_id}/search?{query}")).status_code)
+    assert (public.hits, statuses) == ([], [404, 403, 422])
+    assert internal.hits

@@ -30,12 +30,22 @@ from rxloop.protocol.http_api import (
     StartRun,
     StateInfo,
 )
-from rxloop.protocol.http_api.inspection import AccessInfo, Outline, RunProblem
+from rxloop.protocol.http_api.inspection import AccessInfo, Outline, RunProblem, SearchPage
 from rxloop.protocol.messages import Message
 from rxloop.stream.stream import Stream
 from rxloop.support.http_environment import name_variables
 
-__all__ = ["AccessInfo", "Client", "ContextInfo", "Outline", "ResponseBounds", "RunInfo", "RunProblem", "StateInfo"]
+__all__ = [
+    "AccessInfo",
+    "Client",
+    "ContextInfo",
+    "Outline",
+    "ResponseBounds",
+    "RunInfo",
+    "RunProblem",
+    "SearchPage",
+    "StateInfo",
+]
 
 
 _READ_TIMEOUT = 60.0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, TypedDict, cast
 
 from rxloop.client.connection import Requests, make_run_path
 from rxloop.protocol.events import AnyEvent
-from rxloop.protocol.http_api.inspection import AccessInfo, Outline, ProblemList, RunProblem
+from rxloop.protocol.http_api.inspection import AccessInfo, Outline, ProblemList, RunProblem, SearchPage
 
 
 class RunFilters(TypedDict, total=False):
@@ -90,6 +91,40 @@ class Inspection:
         """
         query = {"visibility": "all" if internal else None}
         return (await self._requests.get(ProblemList, f"{make_run_path(task_id)}/problems", query)).problems
+
+    async def search(
+        self,
+        task_id: str,
+        text: str,
+        *,
+        kinds: Sequence[str] | None = None,
+        after: int = 0,
+        limit: int | None = None,
+        internal: bool = False,
+    ) -> SearchPage:
+        """Search the texts of a run, ignoring case.
+
+        The server stops after 0.2 seconds. Continue with `after=page.next` until it is None.
+
+        Args:
+            task_id: Task id.
+            text: Text to find.
+            kinds: Event kinds to search. The default is all.
+            after: `next` of the previous page.
+            limit: Number of hits after which the search stops. The default is 50.
+            internal: Whether to search internal data, if allowed.
+
+        Raises:
+            ApiError: If the run does not exist, or the request fails.
+        """
+        query = {
+            "q": text,
+            "kinds": None if kinds is None else ",".join(kinds),
+            "after": after or None,
+            "limit": limit,
+            "visibility": "all" if internal else None,
+        }
+        return await self._requests.get(SearchPage, f"{make_run_path(task_id)}/search", query)
 
     async def me(self) -> AccessInfo:
         """Return the principal of this client, and its permissions on the server.

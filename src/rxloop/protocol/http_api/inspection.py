@@ -141,6 +141,31 @@ class ProblemList(Wire):
     problems: list[RunProblem]
 
 
+class SearchHit(Wire):
+    """Text found in a field of an event."""
+
+    task_id: str
+    """Id of the run."""
+    seq: int
+    kind: str
+    field: str
+    """Path of the field, such as `call.arguments.city`."""
+    text: str
+    """Part of the field that contains the text, at most 200 characters."""
+    marks: list[tuple[int, int]]
+    """Start and end of each match in `text`, in Unicode code points."""
+
+
+class SearchPage(Wire):
+    """Texts found in a run, in the order of the events."""
+
+    hits: list[SearchHit]
+    searched: int
+    """Sequence number of the last event that was searched."""
+    next: int | None = Field(default=None, exclude_if=is_missing)
+    """Value of `after` for continuing the search. Missing if all events were searched."""
+
+
 class Permissions(Wire):
     """Permissions of a client."""
 

@@ -14,7 +14,7 @@ from rxloop._version import __version__
 from rxloop.protocol import http_api as http
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.http_api import Deltas, Problem, RunInfo
-from rxloop.protocol.http_api.inspection import AccessInfo, Outline, ProblemList
+from rxloop.protocol.http_api.inspection import AccessInfo, Outline, ProblemList, SearchPage
 from rxloop.server.core.adapter import Endpoint
 from rxloop.server.core.stream import NDJSON, SSE
 from rxloop.server.http import inspection, reads, run_lists
@@ -30,6 +30,7 @@ from rxloop.server.http.requests import (
     Query,
     RunsInContextQuery,
     RunsQuery,
+    SearchQuery,
     StartQuery,
     StateQuery,
     VisibilityQuery,
@@ -81,6 +82,7 @@ OPERATIONS = (
     Operation("POST", f"{_RUN}/fork", runs.fork, http.ForkRun, responses={202: RunInfo}),
     Operation("GET", f"{_RUN}/outline", inspection.outline, query=OutlineQuery, responses={200: Outline}),
     Operation("GET", f"{_RUN}/problems", inspection.problems, query=VisibilityQuery, responses={200: ProblemList}),
+    Operation("GET", f"{_RUN}/search", inspection.search, query=SearchQuery, responses={200: SearchPage}),
     Operation("GET", f"{_RUN}/state", reads.state, query=StateQuery, responses={200: http.StateInfo}),
     Operation("GET", f"{_RUN}/graph", reads.graph, query=GraphQuery, responses={200: None}, media_types=_GRAPH_TYPES),
     Operation("GET", "/contexts", reads.contexts, query=PageQuery, responses={200: http.ContextPage}),
@@ -181,8 +183,10 @@ def _list_parameters(operation: Operation) -> Iterable[dict[str, Any]]:
     for name in operation.headers:
         min_length = 0 if name == "Last-Event-ID" else 1  # Allow an empty value for missing cursors.
         yield _make_parameter(name, "header", {"type": "string", "minLength": min_length, "maxLength": 200}, "")
-    for name, schema in _read_properties(operation.query).items():
-        result = _make_parameter(name, "query", _simplify_schema(schema), schema.pop("description", ""))
+    schemas = operation.query.model_json_schema(by_alias=True)
+    for name, schema in schemas.get("properties", {}).items():
+        description, required = schema.pop("description", ""), name in schemas.get("required", ())
+        result = _make_parameter(name, "query", _simplify_schema(schema), description, required=required)
         if name == "kinds":
             items = {"type": "string", "enum": sorted(EVENT_TYPES)}
             result |= {"schema": {**result["schema"], "items": items}, "style": "form", "explode": False}
@@ -192,10 +196,6 @@ def _list_parameters(operation: Operation) -> Iterable[dict[str, Any]]:
 def _make_parameter(name: str, where: str, schema: Any, description: str, *, required: bool = False) -> dict[str, Any]:
     described = {"description": description} if description else {}
     return {"name": name, "in": where, "required": required, "schema": schema, **described}
-
-
-def _read_properties(query: type[BaseModel]) -> dict[str, Any]:
-    return query.model_json_schema(by_alias=True).get("properties", {})
 
 
 def _simplify_schema(schema: dict[str, Any]) -> dict[str, Any]:

@@ -240,6 +240,18 @@ class VisibilityQuery(Query):
     visibility: Visibility = "public"
 
 
+class SearchQuery(VisibilityQuery):
+    """Query parameters for searching a run."""
+
+    q: Annotated[str, Field(min_length=1, max_length=200)]
+    """Text to find, ignoring case."""
+    kinds: Annotated[list[str], BeforeValidator(_split_list), Field(min_length=1)] | None = None
+    after: Annotated[int, Field(ge=0, le=2**53)] = 0
+    """`next` of the previous response."""
+    limit: Annotated[int, Field(ge=1, le=200)] = 50
+    """Number of hits after which the search stops at the end of an event."""
+
+
 class GraphQuery(Query):
     """Query parameters for the thought graph."""
 

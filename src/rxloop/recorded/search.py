@@ -1,0 +1,83 @@
+"""Text search in the events of a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, cast
+
+import orjson
+
+from rxloop.protocol.envelope import Event
+from rxloop.protocol.http_api.inspection import SearchHit
+
+MAX_EXCERPT = 200
+"""Maximum number of characters in an excerpt."""
+
+_BEFORE = 60
+"""Number of characters before the first match in an excerpt."""
+
+_MAX_DEPTH = 50
+"""Maximum JSON nesting depth that is searched."""
+
+_SKIPPED_FIELDS = frozenset(
+    ("version", "kind", "contextId", "taskId", "timestamp", "parentTaskId", "agentPath", "idempotencyKey", "metadata")
+)
+"""Fields of events that are not searched, because people do not read them."""
+
+
+def make_pattern(text: str) -> re.Pattern[str]:
+    """Return a pattern that finds a text, ignoring case."""
+    return re.compile(re.escape(text), re.IGNORECASE)
+
+
+def search_events(
+    events: Iterable[Event], pattern: re.Pattern[str], task_id: str, *, kinds: Collection[str] | None, internal: bool
+) -> Iterator[SearchHit]:
+    """Yield a hit for each field of an event that contains a text.
+
+    Args:
+        events: Durable events.
+        pattern: Text to find, see `make_pattern`.
+        task_id: Task id of the run.
+        kinds: Event kinds to search. None searches all kinds.
+        internal: Whether to search data that clients must not receive.
+    """
+    for event in events:
+        if kinds is not None and event.kind not in kinds:
+            continue
+        if not internal and event.to_public() is None:
+            continue
+        fields: dict[str, Any] = orjson.loads(event.to_json(public=not internal))
+        for name, value in fields.items():
+            if name in _SKIPPED_FIELDS:
+                continue
+            for field, text in _list_texts(name, value, 0):
+                first = pattern.search(text)
+                if first is not None:
+                    excerpt, marks = _make_excerpt(text, first.start(), pattern)
+                    yield SearchHit(
+                        task_id=task_id, seq=event.seq, kind=event.kind, field=field, text=excerpt, marks=marks
+                    )
+
+
+def _list_texts(path: str, value: Any, depth: int) -> Iterator[tuple[str, str]]:
+    """Yield the strings of a JSON value with their paths, without binary data."""
+    if isinstance(value, str):
+        yield path, value
+    elif depth >= _MAX_DEPTH:
+        return
+    elif isinstance(value, dict):
+        items = cast("dict[str, Any]", value)
+        for name, item in items.items():
+            if not (name == "data" and ("mediaType" in items or "encoding" in items)):
+                yield from _list_texts(f"{path}.{name}", item, depth + 1)
+    elif isinstance(value, list):
+        for number, item in enumerate(cast("list[Any]", value)):
+            yield from _list_texts(f"{path}.{number}", item, depth + 1)
+
+
+def _make_excerpt(text: str, start: int, pattern: re.Pattern[str]) -> tuple[str, list[tuple[int, int]]]:
+    """Return the part of a text around a match, and the positions of all matches in this part."""
+    excerpt = text[max(start - _BEFORE, 0) :][:MAX_EXCERPT]
+    return excerpt, [match.span() for match in pattern.finditer(excerpt)]
