@@ -66,7 +66,7 @@ def list_models() -> dict[str, type[BaseModel]]:
 
 PRIVATE = {
     "task": {"owner", "options"},
-    "llm-call": {"problems"},
+    "llm-call": {"problems", "settings"},
     "content-complete": {"provider_state", "offered"},
     "thought-stream": {"hidden_calls"},
     "tool-complete": {"messages"},

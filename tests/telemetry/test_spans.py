@@ -12,7 +12,19 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, StatusCode
 
-from rxloop import Agent, Limits, MemoryEventLog, RunContext, ToolError, Usage, op, replay, tool
+from rxloop import (
+    Agent,
+    Limits,
+    LLMCallEvent,
+    MemoryEventLog,
+    ModelSettings,
+    RunContext,
+    ToolError,
+    Usage,
+    op,
+    replay,
+    tool,
+)
 from rxloop.errors import RateLimited
 from rxloop.testing import ScriptedModel, call, turn
 from support.runs import copy_first_events, outcome
@@ -292,6 +304,22 @@ async def test_failed_requests_are_events_of_their_model_call() -> None:
     task_id = await trace_run(make_agent(RateLimited(SECRET), log=log), collector)
     assert [event.name for event in collector.one("chat").events] == ["rxloop.request_failed"]
     assert [event.kind for event in await log.read(task_id)].count("llm-failed") == 1
+
+
+async def test_settings_are_attributes_of_model_calls() -> None:
+    collector, log = SpanCollector(), MemoryEventLog()
+    settings = ModelSettings(temperature=0.5, max_tokens=100, stop=["END"], headers={"authorization": SECRET})
+    task_id = await trace_run(make_agent("done", settings=settings, log=log), collector)
+    attributes = collector.one("chat").attributes or {}
+    assert {name: value for name, value in attributes.items() if name.startswith("gen_ai.request.")} == {
+        "gen_ai.request.model": "scripted",
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.max_tokens": 100,
+        "gen_ai.request.stop_sequences": ("END",),
+    }
+    events = [event for event in await log.read(task_id) if isinstance(event, LLMCallEvent)]
+    assert [event.settings for event in events] == [{"temperature": 0.5, "max_tokens": 100, "stop": ["END"]}]
+    assert b"settings" not in events[0].to_json(public=True)
 
 
 async def test_metrics_have_the_names_and_buckets_of_the_conventions() -> None:

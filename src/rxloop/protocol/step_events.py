@@ -25,7 +25,7 @@ class LLMCallEvent(Event):
     kind: Literal["llm-call"] = "llm-call"
     marble = "l"
     public_fields = ("iteration", "model", "message_count", "tool_count", "estimated_input_tokens")
-    incidental_fields = ("estimated_input_tokens",)
+    incidental_fields = ("estimated_input_tokens", "settings")
     iteration: int
     model: str
     message_count: int
@@ -33,6 +33,8 @@ class LLMCallEvent(Event):
     estimated_input_tokens: int
     problems: list[str] = Field(default_factory=list[str], exclude_if=is_empty)
     """Problems found and repaired in messages that operators created."""
+    settings: dict[str, Any] | None = Field(default=None, exclude_if=is_empty)
+    """Settings `temperature`, `top_p`, `max_tokens`, `seed` and `stop` of the request, if set. Not sent to clients."""
 
     @override
     def describe(self) -> str:

@@ -76,6 +76,14 @@ def split_model(model: str) -> tuple[str, str]:
     return _PROVIDERS.get(prefix, prefix), name or model
 
 
+def settings_attributes(settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return attributes for the settings of a model call."""
+    attributes = {f"gen_ai.request.{name}": value for name, value in (settings or {}).items()}
+    if "gen_ai.request.stop" in attributes:
+        attributes["gen_ai.request.stop_sequences"] = tuple(attributes.pop("gen_ai.request.stop"))
+    return attributes
+
+
 def usage_attributes(usage: Usage, prefix: str = "gen_ai.usage") -> dict[str, int]:
     """Return attributes for token counts, omitting optional counts that are 0."""
     optional = {

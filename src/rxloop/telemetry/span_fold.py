@@ -186,13 +186,18 @@ class SpanFold:
             # The provider has refused the first request of the step, for example because it was too long.
             self._end_call(attempt, key, event.timestamp, names.INTERRUPTED, {})
         provider, model = names.split_model(event.model)
+        details: dict[str, Any] = {names.STEP: event.step or ""}
+        if event.branch:
+            details[names.BRANCH] = event.branch
+        if event.settings:
+            details |= names.settings_attributes(event.settings)
         attributes = {names.OPERATION: "chat", names.PROVIDER: provider, names.REQUEST_MODEL: model}
         span = self._start(
             f"chat {model}",
             event,
             attempt.call_context(event.branch),
             attributes,
-            {names.STEP: event.step or "", **({names.BRANCH: event.branch} if event.branch else {})},
+            details,
             kind=SpanKind.CLIENT,
         )
         attempt.calls[key] = self._options.open_calls[key] = span

@@ -21,6 +21,7 @@ from rxloop.protocol.finish import CUT_OFF, explain_refused_call, is_complete
 from rxloop.protocol.json_data import MAX_INTEGER, freeze_model, replace_surrogates
 from rxloop.protocol.messages import ErrorInfo, Message, ToolCall
 from rxloop.protocol.model import FrozenList, make_unchecked, mutable_fields
+from rxloop.protocol.settings import ModelSettings
 from rxloop.state.history import History
 from rxloop.state.refused_media import select_refused, vendor_reason
 
@@ -96,12 +97,14 @@ def describe_request(request: ModelRequest, problems: Sequence[str]) -> LLMCallE
         problems: Descriptions of repaired problems.
     """
     layers = (*request.system, *request.tail)
-    repairs: dict[str, Any] = {"problems": list(problems)} if problems else {}
+    optional: dict[str, Any] = {"problems": list(problems)} if problems else {}
+    if request.settings.model_fields_set:
+        optional["settings"] = _select_settings(request.settings)
     name, iteration = request.ctx.model.name, request.iteration
     estimate = _estimate(request, layers) if request.estimate is None else request.estimate
     # Custom providers, strategies and counters may use unsupported types.
     numbers = iteration.__class__ is int and estimate.__class__ is int and 0 <= estimate <= MAX_INTEGER
-    make = _llm_call if numbers and name.__class__ is str and name.isascii() and not problems else LLMCallEvent
+    make = _llm_call if numbers and name.__class__ is str and name.isascii() and not optional else LLMCallEvent
     return make(
         step=request.step,
         branch=request.branch,
@@ -110,8 +113,14 @@ def describe_request(request: ModelRequest, problems: Sequence[str]) -> LLMCallE
         message_count=len(layers) + len(request.messages),
         tool_count=len(request.tools),
         estimated_input_tokens=estimate,
-        **repairs,
+        **optional,
     )
+
+
+def _select_settings(settings: ModelSettings) -> dict[str, Any] | None:
+    """Return the settings recorded in the `llm-call` event, or None."""
+    values = {name: getattr(settings, name) for name in ("temperature", "top_p", "max_tokens", "seed", "stop")}
+    return {name: value for name, value in values.items() if value is not None} or None
 
 
 def _estimate(request: ModelRequest, layers: Sequence[Message]) -> int:
