@@ -352,3 +352,29 @@ async def test_search_follows_the_rules_for_owners_and_internal_data() -> None:
                 statuses.append((await http.get(f"/runs/{run.task_id}/search?{query}")).status_code)
     assert (public.hits, statuses) == ([], [404, 403, 422])
     assert internal.hits
+
+
+async def test_state_returns_only_messages_from_an_index() -> None:
+    clerk = make_clerk([call("fail"), call(f"peek_{MARK}")], "Done.")
+    async with serve_api(clerk) as served, Client(served.url, token="ann-key") as ann:
+        run = await ann.start(None, "Look", wait=10)
+        whole = await ann.state(run.task_id)
+        count = len(whole.messages)
+        for start in (0, 2, count, 100):
+            later = await ann.state(run.task_id, messages_from=start)
+            assert (later.message_count, later.messages) == (count, whole.messages[start:])
+        # The messages after an earlier event are the first messages of the newest state.
+        for seq in range(1, run.seq + 1):
+            earlier = await ann.state(run.task_id, seq, messages_from=1)
+            assert earlier.messages == whole.messages[1 : earlier.message_count]
+        async with Client(served.url, token="root-key") as root:
+            internal = await root.state(run.task_id, messages_from=2, internal=True)
+            assert internal.messages == (await root.state(run.task_id, internal=True)).messages[2:]
+        async with make_client(served.url) as http:
+            path = f"/runs/{run.task_id}/state?messagesFrom=1"
+            statuses = [(await http.get(f"{path}{more}")).status_code for more in ("&seq=999", "&visibility=all")]
+        async with make_client(served.url, "bob-key") as bob:
+            statuses.append((await bob.get(path)).status_code)
+    assert whole.message_count is None
+    assert internal.message_count == count + 1
+    assert statuses == [422, 403, 404]

@@ -183,18 +183,21 @@ class Client(Inspection):
         """
         return await self._requests.get(RunInfo, make_run_path(task_id), {"wait": wait})
 
-    async def state(self, task_id: str, seq: int | None = None, *, internal: bool = False) -> StateInfo:
+    async def state(
+        self, task_id: str, seq: int | None = None, *, messages_from: int | None = None, internal: bool = False
+    ) -> StateInfo:
         """Return a run's state, including messages, open calls and questions.
 
         Args:
             task_id: Task id.
             seq: Number of the last event to apply. The default is the newest one.
+            messages_from: Index of the first message to include. `message_count` then includes the earlier messages.
             internal: Whether to include internal data, if allowed.
 
         Raises:
             ApiError: If the run or event does not exist, or the request fails.
         """
-        query = {"seq": seq, "visibility": "all" if internal else None}
+        query = {"seq": seq, "messagesFrom": messages_from, "visibility": "all" if internal else None}
         return await self._requests.get(StateInfo, f"{make_run_path(task_id)}/state", query)
 
     async def graph(self, task_id: str, form: Literal["json", "mermaid", "html"] = "json") -> str:

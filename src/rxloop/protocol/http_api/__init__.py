@@ -261,6 +261,8 @@ class StateInfo(Wire):
     """Number of model calls started on the main branch."""
     messages: list[Message]
     """Run messages. Messages with unanswered calls are not included."""
+    message_count: int | None = Field(default=None, exclude_if=is_missing)
+    """Number of messages, including those before `messagesFrom`. Only included if the request has this parameter."""
     calls: list[ToolCall] = Field(default_factory=list[ToolCall], exclude_if=is_empty)
     """Unanswered tool calls."""
     pending: list[PendingInput] = Field(default_factory=list[PendingInput], exclude_if=is_empty)

@@ -29,18 +29,20 @@ from rxloop.recorded.questions import IDLE_STATES
 from rxloop.recorded.search import make_pattern, search_events
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.stream import INTERNAL
-from rxloop.server.http import operations
+from rxloop.server.http import operations, reads
 from rxloop.server.http.requests import (
     ApiCall,
     EventsQuery,
     OutlineQuery,
     Query,
     SearchQuery,
+    StateQuery,
     VisibilityQuery,
     choose_event_format,
     make_event_selector,
     write_json,
 )
+from rxloop.state.fold import fold_all
 from rxloop.support.threads import Threads, run_in_thread
 
 T = TypeVar("T")
@@ -202,6 +204,28 @@ async def _read_range(call: ApiCall[None, EventsQuery], record: RunRecord) -> Re
     if tag in (each.strip().removeprefix("W/") for each in call.request.headers.get("if-none-match", "").split(",")):
         return Response(status_code=304, headers=headers)
     return Response(body, headers=headers, media_type=writer.media_type)
+
+
+async def state(call: ApiCall[None, StateQuery]) -> Response:
+    """Return the state of a run after an event, including internal data only if requested and permitted."""
+    query = call.query
+    start = query.messages_from
+    if start is None:
+        return await reads.state(call)
+    record = await call.record()
+    call.check_visibility(query.visibility)
+    seq = record.seq if query.seq is None else query.seq
+    if seq > record.seq:
+        raise Refused(422, "invalid", "the event does not exist", fields={"seq": f"must be from 1 to {record.seq}"})
+
+    def respond(events: Sequence[Event]) -> Response:
+        info = reads.make_state_info(record.task_id, seq, fold_all(event for event in events if event.seq <= seq))
+        info = info if query.visibility == "all" else reads.redact_state(info)
+        # Messages are only added, so their indexes do not change.
+        later = {"messages": info.messages[start:], "message_count": len(info.messages)}
+        return write_json(info.model_copy(update=later))
+
+    return await call.gateway.compute(call.principal, record.task_id, respond)
 
 
 async def problems(call: ApiCall[None, VisibilityQuery]) -> Response:

@@ -83,7 +83,7 @@ OPERATIONS = (
     Operation("GET", f"{_RUN}/outline", inspection.outline, query=OutlineQuery, responses={200: Outline}),
     Operation("GET", f"{_RUN}/problems", inspection.problems, query=VisibilityQuery, responses={200: ProblemList}),
     Operation("GET", f"{_RUN}/search", inspection.search, query=SearchQuery, responses={200: SearchPage}),
-    Operation("GET", f"{_RUN}/state", reads.state, query=StateQuery, responses={200: http.StateInfo}),
+    Operation("GET", f"{_RUN}/state", inspection.state, query=StateQuery, responses={200: http.StateInfo}),
     Operation("GET", f"{_RUN}/graph", reads.graph, query=GraphQuery, responses={200: None}, media_types=_GRAPH_TYPES),
     Operation("GET", "/contexts", reads.contexts, query=PageQuery, responses={200: http.ContextPage}),
     Operation("GET", f"{_CONTEXT}/runs", reads.context_runs, query=RunsInContextQuery, responses={200: http.RunPage}),

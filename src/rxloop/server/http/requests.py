@@ -221,6 +221,8 @@ class StateQuery(Query):
 
     seq: _Seq | None = None
     """Sequence number of the last event to include; defaults to the latest event."""
+    messages_from: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    """Index of the first message to include. A client that has the earlier messages does not need them again."""
     visibility: Visibility = "public"
 
 
