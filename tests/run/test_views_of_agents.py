@@ -11,7 +11,7 @@ import reactivex.operators as rx
 
 from rxloop import Agent, Event, MemoryEventLog, RunContext, Runtime, op, tool
 from rxloop.errors import ConfigurationError, RunExists
-from rxloop.protocol.ids import make_id
+from rxloop.stream.sources import subscribe_views
 from rxloop.testing import ScriptedModel, call
 
 
@@ -74,13 +74,11 @@ async def test_failing_view_is_logged_and_does_not_end_the_run(failure: str, cap
     assert "broken view" in caplog.text
 
 
-async def test_refused_run_does_not_report_a_failing_view(caplog: pytest.LogCaptureFixture) -> None:
-    agent = Agent(ScriptedModel("a", "b"), log=MemoryEventLog(), views=[op.stats()])
-    task_id = make_id()
-    await agent.run("1", task_id=task_id)
-    with pytest.raises(RunExists):
-        await agent.run("2", task_id=task_id)
-    assert "view" not in caplog.text
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_refusal_of_a_run_is_not_reported_as_a_failing_view(is_refused: bool, caplog: pytest.LogCaptureFixture) -> None:
+    source = reactivex.throw(RunExists("another process has just started the run"))
+    subscribe_views(source, [op.stats()], None, lambda error: is_refused)
+    assert ("A view failed" in caplog.text) is not is_refused
 
 
 async def test_runtime_subscribes_its_views_to_the_runs_of_all_agents() -> None:
