@@ -162,7 +162,7 @@ class Builder {
       row.end = seq[i];
       row.to = time[i];
       row.failed = (flags[i] & FAILED) !== 0;
-      row.note = name[i] === 'completed' ? '' : [name[i], label[i]].filter(Boolean).join(': ');
+      row.note = name[i] === 'completed' ? '' : name[i].endsWith('-required') ? 'waits for an answer' : [name[i], label[i]].filter(Boolean).join(': ');
     }
     return container;
   }

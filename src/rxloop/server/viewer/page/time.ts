@@ -122,8 +122,12 @@ export function formatDuration(ms: number): string {
 /** Format a label of the axis, with as many decimals as the distance of the labels needs. */
 export function formatTick(ms: number, step: number): string {
   if (ms === 0) return '0';
-  if (ms < 60_000 || step < 1000) return `${(ms / 1000).toFixed(step >= 1000 ? 0 : step >= 100 ? 1 : step >= 10 ? 2 : 3)} s`;
-  return formatDuration(ms);
+  const digits = step >= 1000 ? 0 : step >= 100 ? 1 : step >= 10 ? 2 : 3;
+  if (ms < 60_000) return `${(ms / 1000).toFixed(digits)} s`;
+  if (step >= 60_000) return formatDuration(ms);
+  const minutes = Math.floor(ms / 60_000);
+  const seconds = ((ms % 60_000) / 1000).toFixed(digits).padStart(digits ? digits + 3 : 2, '0');
+  return minutes < 60 ? `${minutes}:${seconds}` : `${Math.floor(minutes / 60)}:${String(minutes % 60).padStart(2, '0')}:${seconds}`;
 }
 
 const DIGITS = new Intl.NumberFormat('en-US');

@@ -31,7 +31,7 @@ export function AxisView({ width }: { width: number }) {
   };
   return (
     <div class="axis" onPointerDown={onDown} onPointerUp={onUp}>
-      {ticks.map(tick => <span class="tick" key={tick} style={px({ left: scale(tick) + PADDING })}>{formatTick(tick, step)}</span>)}
+      {ticks.filter(tick => !axis.breaks.some(each => Math.abs(scale(tick) - (scale(each.from) + scale(each.to)) / 2) < 96)).map(tick => <span class="tick" key={tick} style={px({ left: scale(tick) + PADDING })}>{formatTick(tick, step)}</span>)}
       {axis.breaks.map(each => (
         <span class="cut" key={each.from} style={px({ left: (scale(each.from) + scale(each.to)) / 2 + PADDING })} title={`${formatDuration(each.to - each.from)}, ${each.reason}`}>
           {formatDuration(each.to - each.from)}, {each.reason}

@@ -123,6 +123,7 @@ function drawLanes(canvas: HTMLCanvasElement, run: RunModel, lanes: Lane[], widt
   const scale = makeScale(run.axis, shownWindow.peek(), width);
   context.translate(PADDING, 0);
   for (const tick of findTicks(run.axis, shownWindow.peek(), width)) line(context, scale(tick), 0, scale(tick), height, palette.line);
+  for (const each of run.axis.breaks) drawBreak(context, palette, scale(each.from), scale(each.to), height);
   const placed: Placed[] = [];
   let top = 0;
   for (const lane of lanes) {
@@ -138,7 +139,6 @@ function drawLanes(canvas: HTMLCanvasElement, run: RunModel, lanes: Lane[], widt
     }
     top += lane.height;
   }
-  for (const each of run.axis.breaks) drawBreak(context, palette, scale(each.from), scale(each.to), height);
   return placed;
 }
 

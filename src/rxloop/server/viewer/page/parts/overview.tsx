@@ -13,6 +13,8 @@ import { px } from './px.ts';
 
 const HEIGHT = 52;
 const BIN = 3;
+/** Rates of shorter answers would hide all others. */
+const SHORTEST = 250;
 
 export function Overview({ width }: { width: number }) {
   const canvas = useRef<HTMLCanvasElement>(null);
@@ -81,7 +83,7 @@ function rates(run: RunModel, scale: (ms: number) => number, width: number, end:
       for (const at of times) add(bins, scale(at) / BIN, Math.max(span.tokens, times.length) / times.length);
       continue;
     }
-    const [from, to] = [scale(span.from) / BIN, Math.max(scale(span.to) / BIN, scale(span.from) / BIN + 1)];
+    const [from, to] = [scale(span.from) / BIN, Math.max(scale(span.to) / BIN, scale(span.from + SHORTEST) / BIN, scale(span.from) / BIN + 1)];
     for (let k = Math.max(Math.floor(from), 0); k < to && k < bins.length; k++) bins[k] += span.tokens / (to - from);
   }
   const smooth = bins.map((_, k) => (at(bins, k - 2) + 2 * at(bins, k - 1) + 3 * bins[k] + 2 * at(bins, k + 1) + at(bins, k + 2)) / 9);

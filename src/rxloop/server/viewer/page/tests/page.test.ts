@@ -5,7 +5,7 @@ import { ApiError, follow } from '../api.ts';
 import { makeKeymap } from '../keys.ts';
 import type { Event } from '../outline.ts';
 import { toLine, toSegments } from '../text.ts';
-import { Axis, findBreaks, findTicks, formatDuration, keepInside, makeScale, zoom } from '../time.ts';
+import { Axis, findBreaks, findTicks, formatDuration, formatTick, keepInside, makeScale, zoom } from '../time.ts';
 import { makeEvents, makeOutline } from './run.ts';
 
 const PAUSE = makeEvents([
@@ -49,6 +49,11 @@ test('a window stays within the axis', () => {
 test('durations are readable', () => {
   const texts = [0, 7, 760, 12_100, 59_970, 200_000, 15_120_000, 400_000_000].map(formatDuration);
   assert.deepEqual(texts, ['0 s', '7 ms', '0.76 s', '12.1 s', '1 min', '3 min 20 s', '4 h 12 min', '5 days']);
+});
+
+test('labels of the axis have the decimals that they need', () => {
+  const texts = ([[0, 1000], [2000, 1000], [2500, 500], [75_000, 5000], [15_102_500, 500], [120_000, 60_000]] as const).map(([ms, step]) => formatTick(ms, step));
+  assert.deepEqual(texts, ['0', '2 s', '2.5 s', '1:15', '4:11:42.5', '2 min']);
 });
 
 test('addresses survive a round trip', () => {
