@@ -83,6 +83,7 @@ async def test_pages_report_no_problem_and_reach_no_other_host(
             (f"#/r/{task_id}", READY),
             (f"#/r/{task_id}?at=1.14.0&in=json", f"{INSPECTOR}.includes('timed out after 2 s')"),
             (f"#/r/{task_id}/problems", "document.body.innerText.includes('rate_limited: too many requests')"),
+            (f"#/r/{task_id}/conversation", "document.querySelectorAll('.said').length === 4"),
             (f"#/r/{task_id}/events", "document.querySelector('[aria-label=Events] [role=row]') !== null"),
             ("#/r/unknown", "document.body.innerText.includes('No such run')"),
         ):
@@ -129,6 +130,7 @@ async def test_tokens_at_each_event_equal_the_state_of_the_run(page: Browser, we
     async with serve_view(log) as url, httpx.AsyncClient(base_url=url) as client:
         await page.open(f"{url}#/r/{task_id}?at=1.1.0")
         await page.until(READY)
+        await page.until("document.querySelector('.tabs small.bad') !== null")
         requests = len(page.requests)
         shown: list[Any] = []
         for _ in range(52):
@@ -161,12 +163,38 @@ async def test_keys_step_within_the_filter(page: Browser, weather: tuple[EventLo
             events.append(await page.run("+location.hash.match(/at=1[.](\\d+)/)[1]"))
         assert events == [28, 36, 36, 36]
         assert "3 of 15 rows" in await page.run("document.querySelector('.count').textContent")
-        await page.press("Escape", "2")
+        await page.press("Escape", "3")
         await page.until("document.querySelector('[aria-label=Events] .row.selected') !== null")
         await page.press("t")
         assert await page.run("document.documentElement.dataset.theme") == "light"
         await page.press("t", "g", "r")
         await page.until(f"{RUNS}.length === 1")
+
+
+async def test_conversation_contains_the_messages_up_to_the_playhead(
+    page: Browser, weather: tuple[EventLog, str]
+) -> None:
+    log, task_id = weather
+    texts = "[...document.querySelectorAll('.said, .call')].map(each => each.innerText.replace(/\\s+/g, ' '))"
+    async with serve_view(log) as url:
+        await page.open(f"{url}#/r/{task_id}/conversation")
+        await page.until("document.querySelectorAll('.said').length === 4")
+        shown = await page.run(texts)
+        assert shown[0] == "Oslo or Bergen for a hike on Saturday?"
+        assert shown[3] == "get_forecast city=Oslo 11 °C, dry until 15:00 0.76 s"
+        assert shown[-1].startswith("Oslo is the better choice")
+        assert len(shown) == 12
+        await page.open("about:blank")
+        await page.open(f"{url}#/r/{task_id}/conversation?at=1.12.0")
+        await page.until("document.querySelectorAll('.said').length === 2")
+        assert (await page.run(texts))[3:] == [
+            "get_forecast city=Oslo 11 °C, dry until 15:00 0.76 s",
+            "get_forecast city=Bergen running",
+            "get_alerts region=Vestland running",
+        ]
+        await page.run("document.querySelector('.said.model').focus()")
+        await page.press("Enter")
+        await page.until(f"{INSPECTOR}.includes('content-complete')")
 
 
 async def test_problems_are_those_of_the_api_and_open_their_events(
@@ -177,7 +205,7 @@ async def test_problems_are_those_of_the_api_and_open_their_events(
     async with serve_view(log) as url, httpx.AsyncClient(base_url=url) as client:
         await page.open(f"{url}#/r/{task_id}")
         await page.until(READY)
-        await page.press("3")
+        await page.press("4")
         await page.until(f"{rows}.length > 0")
         shown = await page.run(f"{rows}.map(each => +each.dataset.seq)")
         response = await client.get(f"../runs/{task_id}/problems", params={"visibility": "all"})
@@ -225,6 +253,9 @@ async def test_hostile_run_is_shown_as_text(page: Browser, size: tuple[int, int]
                 assert "␛[31mred" in seen
                 assert "U+202Etxt.exe" in seen
                 assert "U+200Bzero" in seen
+        await page.press("2")
+        await page.until(f"document.querySelector('.said.model')?.innerText.includes('{HOSTILE[:14]}')")
+        assert await page.run("document.documentElement.scrollWidth") <= size[0]
         assert await page.run("[window.hacked, document.querySelectorAll('.page img, .page script').length]") == [
             None,
             0,
@@ -247,7 +278,7 @@ async def test_long_run_has_few_rows_in_the_document_and_can_be_filtered(page: B
         await fill(page, "ok:no")
         await page.until("document.querySelector('.count')?.textContent === '100 of 20,001 rows'")
         assert await page.run(count) <= 80
-        await page.press("Escape", "2")
+        await page.press("Escape", "3")
         await page.until("document.querySelector('[aria-label=Events] [role=row]') !== null")
         assert await page.run(count) <= 80
 
@@ -273,8 +304,8 @@ class Cut:
         await self._app(scope, receive, cut)
 
 
-async def test_live_run_is_complete_after_its_connection_was_killed(page: Browser) -> None:
-    reached, go_on = asyncio.Event(), asyncio.Event()
+def make_guide(reached: asyncio.Event, go_on: asyncio.Event) -> Agent[Any, Any]:
+    """Return an agent whose second call waits for an event."""
 
     @tool
     async def look(place: str) -> str:
@@ -287,7 +318,12 @@ async def test_live_run_is_complete_after_its_connection_was_killed(page: Browse
     model = ScriptedModel(
         call("look", place="Oslo"), call("look", place="Bergen"), frames("--It -is -done.|", 0.02), name="m"
     )
-    runtime = Runtime({"guide": Agent(model, tools=[look], thoughts=False)}, log=MemoryEventLog())
+    return Agent(model, tools=[look], thoughts=False)
+
+
+async def test_live_run_is_complete_after_its_connection_was_killed(page: Browser) -> None:
+    reached, go_on = asyncio.Event(), asyncio.Event()
+    runtime = Runtime({"guide": make_guide(reached, go_on)}, log=MemoryEventLog())
     adapters = create_adapters(runtime, ["view"], {})
     app = Cut(create_application(adapters, (), "127.0.0.1", keys=False))
     async with runtime, serve_app(app) as url:
@@ -308,6 +344,22 @@ async def test_live_run_is_complete_after_its_connection_was_killed(page: Browse
         await page.reload()
         await page.until(READY)
         assert await page.run("document.querySelector('.waterfall').innerText.replace(/[\\d.]+ m?s\\b/g, '')") == live
+
+
+async def test_conversation_is_updated_while_the_run_works(page: Browser) -> None:
+    reached, go_on = asyncio.Event(), asyncio.Event()
+    runtime = Runtime({"guide": make_guide(reached, go_on)}, log=MemoryEventLog())
+    app = create_application(create_adapters(runtime, ["view"], {}), (), "127.0.0.1", keys=False)
+    calls = "[...document.querySelectorAll('.call')].map(each => each.innerText.replace(/\\s+/g, ' ')).join('; ')"
+    async with runtime, serve_app(app) as url:
+        run = await runtime.start("guide", "Look around.")
+        await asyncio.wait_for(reached.wait(), 30)
+        await page.open(f"{url}/view/#/r/{run.task_id}/conversation")
+        await page.until(f"{calls}.includes('look place=Bergen running')")
+        go_on.set()
+        await page.until(f"{calls}.includes('look place=Bergen seen Bergen') && !{calls}.includes('running')")
+        await page.until("document.querySelector('.said.model:last-child')?.innerText === 'It is done.'")
+        assert await page.run("document.querySelectorAll('.call.selected').length") == 0
 
 
 async def test_event_that_could_not_be_loaded_can_be_requested_again(

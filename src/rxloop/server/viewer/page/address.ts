@@ -1,6 +1,7 @@
 // Addresses of pages, kept in the hash: `#/r/{taskId}/events?at=1.29.0&from=6.1&to=8.9&q=ok:no&in=json`.
 
-export type Tab = 'timeline' | 'events' | 'problems';
+export const TABS = ['timeline', 'conversation', 'events', 'problems'] as const;
+export type Tab = (typeof TABS)[number];
 
 export interface Address {
   page: 'runs' | 'run';
@@ -29,7 +30,7 @@ export function parseAddress(hash: string): Address {
   return {
     page: word === 'r' && id ? 'run' : 'runs',
     taskId: word === 'r' && id ? decode(id) : '',
-    tab: tab === 'events' || tab === 'problems' ? tab : 'timeline',
+    tab: TABS.find(each => each === tab) ?? 'timeline',
     at: /^\d+\.\d+\.\d+$/.test(values.get('at') ?? '') ? values.get('at')! : '',
     from: seconds('from'),
     to: seconds('to'),

@@ -14,6 +14,7 @@ const COMMANDS: Record<string, () => void> = {
   copy: copyLink,
   close,
   timeline: () => go({ ...address.value, tab: 'timeline' }),
+  conversation: () => go({ ...address.value, tab: 'conversation' }),
   events: () => go({ ...address.value, tab: 'events' }),
   problems: () => go({ ...address.value, tab: 'problems' }),
   next: () => step(1),

@@ -29,7 +29,7 @@ addEventListener('keydown', event => {
   const command = find({
     key: event.key,
     isField: target.matches('input, textarea, select'),
-    isControl: target.matches('button, a, summary, [role=row]'),
+    isControl: target.matches('button, a, summary, article, [role=row]'),
     hasModifier: event.ctrlKey || event.metaKey || event.altKey,
     page: address.value.page,
     lettersOff: lettersOff.value,

@@ -11,18 +11,23 @@ export function Text({ text }: { text: string }) {
   return <bdi>{segments.map((each, k) => (each.isCode ? <span class="code" key={k}>{each.text}</span> : each.text))}</bdi>;
 }
 
-/** Block of text. A long text is cut until the reader asks for the rest. */
-export function Block({ text, isMono }: { text: string; isMono?: boolean }) {
+/** Text that is cut, if it is long, until the reader asks for the rest. */
+export function LongText({ text }: { text: string }) {
   const [isWhole, setWhole] = useState(false);
   const isCut = !isWhole && text.length > SHOWN;
   return (
-    <div class={isMono ? 'block mono' : 'block'} tabIndex={0}>
+    <>
       <Text text={isCut ? text.slice(0, SHOWN) : text} />
       {isCut && (
-        <button class="more" onClick={() => setWhole(true)}>
+        <button class="more" onClick={event => { event.stopPropagation(); setWhole(true); }}>
           Show all {text.length.toLocaleString('en-US')} characters
         </button>
       )}
-    </div>
+    </>
   );
+}
+
+/** Box with a text. */
+export function Block({ text }: { text: string }) {
+  return <div class="block" tabIndex={0}><LongText text={text} /></div>;
 }

@@ -17,6 +17,7 @@ import { Lanes, Marker, PADDING } from '../parts/lanes.tsx';
 import { Overview } from '../parts/overview.tsx';
 import { Transport } from '../parts/transport.tsx';
 import { Waterfall } from '../parts/waterfall.tsx';
+import { Conversation } from './conversation.tsx';
 import { EventsTable } from './events.tsx';
 import { Problems } from './problems.tsx';
 import { px } from '../parts/px.ts';
@@ -35,7 +36,7 @@ export function RunPage() {
       <Tabs />
       {failure.value && !outline.size ? <Failure /> : (
         <main class="body">
-          {address.value.tab === 'events' ? <EventsTable /> : address.value.tab === 'problems' ? <Problems /> : <Timeline />}
+          {address.value.tab === 'conversation' ? <Conversation /> : address.value.tab === 'events' ? <EventsTable /> : address.value.tab === 'problems' ? <Problems /> : <Timeline />}
           {isInspectorOpen.value && <Inspector />}
         </main>
       )}
@@ -80,6 +81,7 @@ function Tabs() {
   return (
     <nav class="tabs" role="tablist">
       <button role="tab" aria-selected={tab === 'timeline'} onClick={() => open('timeline')}>Timeline</button>
+      <button role="tab" aria-selected={tab === 'conversation'} onClick={() => open('conversation')}>Conversation</button>
       <button role="tab" aria-selected={tab === 'events'} onClick={() => open('events')}>Events <small>{formatNumber(outline.size)}</small></button>
       <button role="tab" aria-selected={tab === 'problems'} title="n and p step through them" onClick={() => open('problems')}>Problems <small class={count ? 'bad' : ''}>{count}</small></button>
       <span class="space" />
