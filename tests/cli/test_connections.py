@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -228,3 +229,32 @@ async def test_client_that_does_not_read_its_response_is_disconnected(close: boo
 
 def test_default_limit_is_below_the_number_of_descriptors() -> None:
     assert [default_max_connections(each) for each in (64, 1024, 1 << 20)] == [48, 768, 10_000]
+
+
+class Silent:
+    """Connection that never sends anything, and the transport of this connection."""
+
+    has_request = False
+
+    def __init__(self, closed: list[float]) -> None:
+        self._closed = closed
+        self.transport = self
+
+    def is_stalled(self, now: float) -> bool:
+        return False
+
+    def abort(self) -> None:
+        self._closed.append(asyncio.get_running_loop().time())
+
+
+@pytest.mark.usefixtures("short_timeouts")
+async def test_many_expired_connections_are_closed_in_groups() -> None:
+    closed: list[float] = []
+    limited = Connections(1_000, keep_alive=75)
+    for _ in range(120):
+        limited.add(cast("Any", Silent(closed)))
+    while len(limited):  # noqa: ASYNC110 (nothing reports the last one)
+        await asyncio.sleep(0.01)
+    pauses = [number for number in range(1, 120) if closed[number] - closed[number - 1] > 0.005]
+    # Closing all of them at once would block the event loop.
+    assert max(end - start for start, end in pairwise([0, *pauses, 120])) <= 50

@@ -14,13 +14,15 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from reactivex import operators as ops
 from starlette.responses import StreamingResponse
 
-from rxloop import Agent, RunContext, tool
+from rxloop import Agent, MemoryEventLog, RunContext, Runtime, tool
 from rxloop.errors import ProviderError, RunCancelled, RunError
 from rxloop.protocol.events import Event
 from rxloop.providers import openai_chat
 from rxloop.run.handle import Run
+from rxloop.server import api
 from rxloop.stream.readers import HEARTBEAT
 from rxloop.testing import ScriptedModel, call, frames
 from support.http_server import Reply, Server, list_connections, start_server, text_reply
@@ -115,6 +117,53 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the logged warnings, except about a blocked event loop, which a busy machine also causes."""
     messages = [record.getMessage() for record in caplog.records]
     return [message for message in messages if "blocked the event loop" not in message]
+
+
+@pytest.mark.usefixtures("young_heap")
+async def test_followed_runs_leave_no_reference_cycles() -> None:
+    model = ScriptedModel(*["Hi."] * 40)
+    async with Runtime({"clerk": Agent(model)}, log=MemoryEventLog()) as runtime:
+
+        async def follow() -> None:
+            record = await runtime.start("clerk", "Hello")
+            last = await runtime.follow(record.task_id).pipe(ops.take_last(1))
+            assert last.kind == "status-update"
+            async for _ in runtime.follow(record.task_id):
+                pass
+
+        assert await count_cycles(follow) == 0
+
+
+@pytest.mark.usefixtures("young_heap")
+async def test_waiting_requests_leave_no_reference_cycles() -> None:
+    adapter = api(Runtime({"clerk": Agent(ScriptedModel(*["Hi."] * 40))}, log=MemoryEventLog()))
+    async with adapter.gateway.runtime, httpx.AsyncClient(transport=httpx.ASGITransport(adapter)) as client:
+
+        async def wait() -> None:
+            response = await client.post("http://x/runs?wait=10", json={"input": "Hello"})
+            assert response.json()["content"] == "Hi."
+
+        async def fail() -> None:
+            response = await client.post("http://x/runs/unknown/say", json={"input": "Hello"})
+            assert response.status_code == 404
+
+        # The client itself leaves about 25 for each request. A task group would leave 50 more.
+        assert await count_cycles(wait) < await count_cycles(fail) + 10
+
+
+async def count_cycles(use: Callable[[], Awaitable[None]]) -> float:
+    """Return the number of objects per call that only the garbage collector frees."""
+    for _ in range(5):
+        await use()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(10):
+            await use()
+        await run_ready_tasks()
+        return gc.collect() / 10
+    finally:
+        gc.enable()
 
 
 @pytest.mark.usefixtures("young_heap")

@@ -206,8 +206,10 @@ class ReadBuffer:
         self._set_processed()
         self._release()
         self._wake()
-        if self.subscription is not None:
-            self.subscription.dispose()
+        # The subscription refers to this buffer. Break the reference cycle.
+        subscription, self.subscription = self.subscription, None
+        if subscription is not None:
+            subscription.dispose()
 
     async def get(self, time_limit: float | None = None) -> Any:
         """Return the next item, waiting if necessary.

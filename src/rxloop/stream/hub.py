@@ -34,7 +34,6 @@ class Hub:
             retain: Maximum number of durable events for late subscribers.
             retain_open: Maximum number of transient events of one open message before the older half is merged.
         """
-        self.events: Observable[Event] = Observable(self._subscribe)
         self.trimmed = 0
         """Number of discarded durable events."""
         self._retain_open = retain_open
@@ -47,6 +46,12 @@ class Hub:
         self._delivering = False
         self._completed = False
         self._error: Exception | None = None
+
+    @property
+    def events(self) -> Observable[Event]:
+        """Observable of the events."""
+        # Storing it would create a reference cycle.
+        return Observable(self._subscribe)
 
     @property
     def subscribers(self) -> int:

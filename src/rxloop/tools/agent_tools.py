@@ -80,8 +80,10 @@ class AgentTools:
         self._toolsets = toolsets or Toolsets()
         self._owners: dict[str, str] = {}
         """Mapping of previously offered tool names to toolset names."""
+        self._toolset_parts: list[Toolset] = []
         for part in self._parts:
             if isinstance(part, Toolset):
+                self._toolset_parts.append(part)
                 continue
             name = part.definition.name
             check_name(name)
@@ -89,7 +91,6 @@ class AgentTools:
                 raise ConfigurationError(f"two tools are named {name!r}; pass another name= to one of them")
             self._plain_tools[name] = part
             self._remember_hidden(part)
-        self._toolset_parts = [part for part in self._parts if isinstance(part, Toolset)]
         self._must_wait = any(map(_is_decided_by_user, self._plain_tools.values()))
         self._merged: _MergedTools | None = None
         """Cached merge result, because most toolsets return an identical list each time."""

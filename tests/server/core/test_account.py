@@ -7,8 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
+from typing_extensions import override
 
 from rxloop import Agent, MemoryEventLog, Runtime, SqliteEventLog, tool
+from rxloop.pipeline.records import Snapshot
 from rxloop.server import ServerLimits, api, bearer, mcp_server
 from rxloop.testing import ScriptedModel, call
 from support.api_server import TOKENS, RawConnection, make_client, serve_api, serve_app
@@ -119,6 +121,40 @@ async def test_processed_messages_are_not_counted() -> None:
             inputs = {each["inputId"]: True for each in run["pending"]}
             answered = await ann.post(f"/runs/{task_id}/resume?wait=10", json={"inputs": inputs})
             assert answered.status_code == 200, answered.text
+
+
+class SlowSnapshots(MemoryEventLog):
+    """Event log whose snapshots arrive later than those of concurrent requests were requested."""
+
+    @override
+    async def snapshot(self, task_id: str, **options: Any) -> Snapshot:
+        found = await super().snapshot(task_id, **options)
+        await asyncio.sleep(0.01)
+        return found
+
+
+async def test_concurrent_messages_do_not_exceed_the_limit_together() -> None:
+    served_api = serve_api(make_clerk(), log=SlowSnapshots(), limits=ServerLimits(commands=16))
+    async with served_api as served, make_client(served.url) as ann:
+        task_id = await start_waiting_run(ann)
+        for _ in range(3):
+            assert (await ann.post(f"/runs/{task_id}/say", json={"input": "More"})).status_code == 202
+        inputs = {each["inputId"]: True for each in (await ann.get(f"/runs/{task_id}")).json()["pending"]}
+        assert (await ann.post(f"/runs/{task_id}/resume?wait=10", json={"inputs": inputs})).status_code == 200
+        # The run has processed the messages and the answer, which each of these requests finds in the log.
+        calls = [ann.post(f"/runs/{task_id}/say", json={"input": "More"}) for _ in range(20)]
+        statuses = [each.status_code for each in await asyncio.gather(*calls)]
+    assert sorted(statuses) == [202] * 4 + [429] * 16
+
+
+@pytest.mark.parametrize("path", ["/events", "?wait=60"])
+async def test_refused_streams_do_not_read_the_log(path: str) -> None:
+    async with serve_api(make_clerk(), limits=ServerLimits(streams=1)) as served, make_client(served.url) as ann:
+        url = f"/runs/{await start_waiting_run(ann)}/events?until=end"
+        async with ann.stream("GET", url, headers={"accept": "text/event-stream"}) as stream:
+            assert stream.status_code == 200
+            # Whether the run exists is only known after reading the log.
+            check_refused(await ann.get(f"/runs/unknown{path}"), "streams")
 
 
 async def test_open_sessions_are_limited_per_principal() -> None:

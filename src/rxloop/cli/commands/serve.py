@@ -15,8 +15,9 @@ from typing import Annotated
 import typer
 
 from rxloop.cli import options
-from rxloop.cli.service import Cluster, freeze_objects, log_requests, open_runtime, open_worker, write_logs
+from rxloop.cli.service import Cluster, log_requests, open_runtime, open_worker, write_logs
 from rxloop.cli.service.credentials import KEYS_VARIABLE, check_address, is_local, read_keys
+from rxloop.cli.service.garbage import shorten_collections
 from rxloop.cli.terminal import CANCELLED, report_errors
 from rxloop.errors import ConfigurationError
 from rxloop.runtime.runtime import Runtime
@@ -172,7 +173,7 @@ async def _run_server(
                 log.info("Serving %s at %s to %s: %s; runs in %s", *data, extra={"url": url})
 
             async with runtime:
-                with freeze_objects():
+                with shorten_collections():
                     await serve_until_signal(app, listener, shutdown, ready, max_connections=access.max_connections)
 
 
@@ -249,7 +250,7 @@ async def _run_worker(runtime_context: AbstractAsyncContextManager[Runtime]) -> 
     async with runtime_context as runtime:
         try:
             async with runtime:
-                with freeze_objects():
+                with shorten_collections():
                     log.info("Executing runs of %s from %r", ", ".join(runtime.agents), runtime.log)
                     await stopped.wait()
         finally:

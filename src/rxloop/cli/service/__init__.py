@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import sys
 import time
@@ -26,20 +25,6 @@ from rxloop.support.text import to_one_line, to_visible
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-
-@contextmanager
-def freeze_objects() -> Generator[None]:
-    """Exclude existing objects from garbage collection for the duration of the block.
-
-    These objects are permanent. Each full collection used to block all runs and readers for about 30 milliseconds.
-    """
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 _RUNTIME_OPTIONS = {

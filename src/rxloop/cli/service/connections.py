@@ -24,6 +24,10 @@ STALL_TIMEOUT = 30.0
 _MIN_PROGRESS = 16 * 1024
 """Bytes that a client must read within `STALL_TIMEOUT` if a response is pending."""
 _SWEEP_INTERVAL = 1.0
+_SWEEP_PAUSE = 0.01
+"""Seconds until the rest of the expired connections is closed."""
+_MAX_CLOSED = 50
+"""Number of connections that are closed at once. Closing a thousand would block the event loop for 100 ms."""
 _MAX_CONNECTIONS = 10_000
 """Default maximum number of connections, if there are enough file descriptors."""
 _LOG_INTERVAL = 10.0
@@ -121,8 +125,8 @@ class Connections:
         connection.transport.abort()
         self.remove(connection)
 
-    def _schedule(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_SWEEP_INTERVAL, self._sweep)
+    def _schedule(self, seconds: float = _SWEEP_INTERVAL) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._sweep)
 
     def _sweep(self) -> None:
         """Close connections that have exceeded a timeout."""
@@ -132,10 +136,11 @@ class Connections:
         expired = [each for group, seconds in timeouts for each, since in group.items() if since + seconds <= now]
         expired += [each for each in self._busy if each.is_stalled(now)]
         expired += [each for each in (*self._waiting, *self._idle) if each.is_stalled(now)]
-        for connection in dict.fromkeys(expired):
+        expired = [*dict.fromkeys(expired)]
+        for connection in expired[:_MAX_CLOSED]:
             self._abort(connection)
         if len(self):
-            self._schedule()
+            self._schedule(_SWEEP_INTERVAL if len(expired) <= _MAX_CLOSED else _SWEEP_PAUSE)
 
     @staticmethod
     def _now() -> float:

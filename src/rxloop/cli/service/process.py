@@ -15,6 +15,7 @@ from typing import Any
 import uvicorn
 from typing_extensions import override
 
+from rxloop.cli.service.accept import BACKLOG, accept_connections
 from rxloop.cli.service.connections import Connection, Connections, count_descriptors, default_max_connections
 from rxloop.errors import ConfigurationError
 from rxloop.server import Shutdown
@@ -65,15 +66,13 @@ async def serve_until_signal(
         ready: Called when the server accepts requests and signals.
         max_connections: Maximum number of connections. By default, it depends on the limit for file descriptors.
     """
-    descriptors = count_descriptors()
-    connections = Connections(max_connections or default_max_connections(descriptors), keep_alive=_KEEP_ALIVE)
+    limit = max_connections or default_max_connections(count_descriptors())
+    connections = Connections(limit, keep_alive=_KEEP_ALIVE)
     http: Any = partial(Connection, connections)
     server = _Server(
         uvicorn.Config(
             app,
             http=http,
-            # asyncio accepts this many connections before the first of them is counted.
-            backlog=max(min(descriptors // 8, 2048), 1),
             lifespan="off",
             ws="none",
             log_config=None,
@@ -82,10 +81,11 @@ async def serve_until_signal(
             timeout_keep_alive=_KEEP_ALIVE,
             timeout_graceful_shutdown=_REQUEST_TIMEOUT,
         ),
+        listener,
         ready,
     )
     signal_task = asyncio.create_task(shutdown.run_on_signal(), name="rxloop-signals")
-    server_task = asyncio.create_task(server.serve(sockets=[listener]), name="rxloop-uvicorn")
+    server_task = asyncio.create_task(server.serve(sockets=[]), name="rxloop-uvicorn")
 
     async def close_connections() -> None:
         server.should_exit = True
@@ -102,19 +102,40 @@ async def serve_until_signal(
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn server without signal handlers.
+    """Uvicorn server that accepts connections with `accept_connections` and has no signal handlers.
 
     Signals are handled by `Shutdown`, because uvicorn would wait for endless streams.
     """
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, listener: socket.socket, ready: Callable[[], None]) -> None:
         super().__init__(config)
+        self._listener = listener
         self._ready = ready
+        self._accepting: asyncio.Task[None] | None = None
 
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        self._listener.setblocking(False)
+        self._listener.listen(BACKLOG)
+        self._accepting = asyncio.create_task(
+            accept_connections(self._listener, self._make_connection), name="rxloop-accept"
+        )
         self._ready()
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.wait([self._accepting])
+        self._listener.close()
+        await super().shutdown(sockets)
+
+    def _make_connection(self) -> asyncio.Protocol:
+        options = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        # `serve_until_signal` configures this class.
+        make: Any = self.config.http_protocol_class
+        return make(**options)
 
     @contextmanager
     @override

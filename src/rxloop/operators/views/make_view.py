@@ -162,12 +162,13 @@ class _Connection(ViewOutput[T], abc.DisposableBase):
 
     def dispose(self) -> None:
         """Unsubscribe from the source, then release the resources."""
-        # The callbacks usually hold a reference to this object. Break the reference cycle.
+        # The callbacks and the subscription hold references to this object. Break the reference cycles.
         self._end_actions.clear()
         self._error_actions.clear()
+        subscription, self._subscription = self._subscription, None
         try:
-            if self._subscription is not None:
-                self._subscription.dispose()
+            if subscription is not None:
+                subscription.dispose()
         finally:
             self._resources.dispose()
 

@@ -73,8 +73,8 @@ async def continue_task(
         await answer_run(gateway, principal, record, read_answers(message, pending))
     else:
         steering = Message.user(convert_content(message), message_id=message.message_id)
-        await gateway.add_command(record, len(steering.model_dump_json()))
-        await gateway.runtime.send(record.task_id, steering)
+        async with gateway.reserve_command(record, len(steering.model_dump_json())):
+            await gateway.runtime.send(record.task_id, steering)
 
 
 async def _list_answered(gateway: Gateway, record: RunRecord) -> Collection[str]:

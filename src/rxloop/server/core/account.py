@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal, Self
+from weakref import WeakValueDictionary
 
 from rxloop.errors import UnknownRun
 from rxloop.pipeline.event_log import EventLog
@@ -75,7 +79,7 @@ class ServerLimits:
     sessions: int | None = 256
     webhooks: int | None = 256
     commands: int | None = 256
-    command_bytes: int | None = 16 << 20
+    command_bytes: int | None = 4 << 20
     stalled: float = 30.0
     wait: float = 60.0
 
@@ -106,6 +110,8 @@ class _Commands:
 
     count: int = 0
     size: int = 0
+    sending_count: int = 0
+    sending_size: int = 0
     refused_at: float = float("-inf")
 
 
@@ -116,6 +122,7 @@ class Account:
         self._used: Counter[tuple[str, Resource]] = Counter()
         self._commands: dict[str, dict[str, _Commands]] = {}
         """Commands by owner and run."""
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def count(self, principal_id: str, resource: Resource) -> int:
         """Return the number of units that a principal holds."""
@@ -146,12 +153,14 @@ class Account:
         if not self._used[principal_id, resource]:
             del self._used[principal_id, resource]
 
-    async def add_command(
+    @asynccontextmanager
+    async def reserve_command(
         self, log: EventLog, record: RunRecord, size: int, *, count_limit: int | None, size_limit: int | None
-    ) -> None:
-        """Count a command for a run.
+    ) -> AsyncGenerator[None]:
+        """Count a command for a run that is sent inside the block.
 
         The run does not report when it has processed a command. The log is therefore read once a limit is reached.
+        Commands of an owner are counted one after the other, because concurrent requests would read the same log.
 
         Args:
             log: Event log of the run.
@@ -163,6 +172,18 @@ class Account:
         Raises:
             Refused: If the run or its owner has too many unprocessed commands.
         """
+        lock = self._locks.setdefault(record.owner or "", asyncio.Lock())
+        async with lock:
+            run = await self._add_command(log, record, size, count_limit, size_limit)
+        run.sending_count, run.sending_size = run.sending_count + 1, run.sending_size + size
+        try:
+            yield
+        finally:
+            run.sending_count, run.sending_size = run.sending_count - 1, run.sending_size - size
+
+    async def _add_command(
+        self, log: EventLog, record: RunRecord, size: int, count_limit: int | None, size_limit: int | None
+    ) -> _Commands:
         owner, task_id = record.owner or "", record.task_id
         runs = self._commands.setdefault(owner, {})
         run = runs.setdefault(task_id, _Commands())
@@ -178,14 +199,13 @@ class Account:
                     raise make_limit_error(resource, limit // RUN_SHARE, " per run")
                 if await self._exceeds(log, runs, resource, amount, limit):
                     raise make_limit_error(resource, limit)
+            run.count, run.size = run.count + 1, run.size + size
+            return run
         finally:
             for each in [each for each, commands in runs.items() if not commands.count]:
                 del runs[each]
             if not runs:
-                self._commands.pop(owner, None)
-        # Another request may have removed the entry while the log was read.
-        run = self._commands.setdefault(owner, {}).setdefault(task_id, run)
-        run.count, run.size = run.count + 1, run.size + size
+                del self._commands[owner]
 
     async def _exceeds(
         self,
@@ -213,9 +233,12 @@ class Account:
 
 
 async def _recount(log: EventLog, task_id: str, commands: _Commands) -> None:
+    # A command that is sent now may reach the log before or after the snapshot.
+    sending_count, sending_size = commands.sending_count, commands.sending_size
     try:
         snapshot = await read_log(log.snapshot, task_id)
         pending = [command for _, command in snapshot.new_commands] if snapshot.record.state not in FINISHED else []
     except UnknownRun:
         pending = []
-    commands.count, commands.size = len(pending), sum(len(each.to_json()) for each in pending)
+    commands.count = len(pending) + sending_count
+    commands.size = sum(len(each.to_json()) for each in pending) + sending_size

@@ -25,7 +25,7 @@ from rxloop.pipeline.log_retry import limit_log_time
 from rxloop.protocol.ids import find_id_fault
 from rxloop.runtime.runtime import Runtime
 from rxloop.server.core.account import ServerLimits
-from rxloop.server.core.bodies import read_body, read_query
+from rxloop.server.core.bodies import parse_body, read_bytes, read_query
 from rxloop.server.core.errors import Refused, to_refusal
 from rxloop.server.core.gateway import ANONYMOUS, Auth, Gateway, Principal
 from rxloop.server.core.stream import EventStream, FrameWriter
@@ -218,8 +218,12 @@ class Adapter(ABC):
             query = None if endpoint.query is None else read_query(endpoint.query, request)
             reservation = None if endpoint.public else self.gateway.reserve(principal, "requests")
             with reservation or nullcontext():
-                body = None if endpoint.body is None else await read_body(endpoint.body, request, self.gateway.limits)
-                return await endpoint.handle(self.make_call(request, principal, body, query))
+                data = None if endpoint.body is None else await read_bytes(request, self.gateway.limits)
+                async with nullcontext() if endpoint.public else self.gateway.take_turn(principal):
+                    body = None
+                    if endpoint.body is not None and data is not None:
+                        body = parse_body(endpoint.body, data, request, self.gateway.limits)
+                    return await endpoint.handle(self.make_call(request, principal, body, query))
         except Exception as error:
             return self.write_error(self.to_refusal(error, request), request)
 

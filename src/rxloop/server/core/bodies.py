@@ -19,15 +19,12 @@ MAX_DEPTH = 64
 """Maximum nesting depth of JSON from clients. Protobuf and pydantic fail above 100 levels, and events add levels."""
 
 
-async def read_body(model: type[M], request: Request, limits: ServerLimits) -> M:
-    """Read and validate a JSON body.
-
-    The size limit applies to the bytes received, not to the `content-length` header.
+def parse_body(model: type[M], data: bytes, request: Request, limits: ServerLimits) -> M:
+    """Parse and validate the JSON body of a request.
 
     Raises:
-        Refused: If the body is too large, too slow, not JSON, or invalid.
+        Refused: If the body is not JSON, too complex, or invalid.
     """
-    data = await read_bytes(request, limits)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if data and media_type != "application/json":
         raise Refused(415, "media_type", "the content-type of the body must be application/json")

@@ -55,8 +55,9 @@ async def answer_run(
         _check_may_answer(principal, [question for key, question in pending.items() if key in inputs], inputs)
         # Large numbers are stored as strings.
         size = len(orjson.dumps(freeze_json(dict(inputs), "inputs")))
-        await gateway.add_command(record, size + sum(len(each.model_dump_json()) for each in messages))
-        await gateway.runtime.answer(record.task_id, inputs, messages=list(messages))
+        size += sum(len(each.model_dump_json()) for each in messages)
+        async with gateway.reserve_command(record, size):
+            await gateway.runtime.answer(record.task_id, inputs, messages=list(messages))
     except NotAsked:
         message = "the run is not waiting for this answer, or already has one; its open questions are in `pending`"
         raise Refused(409, "not_waiting", message) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -25,6 +25,7 @@ from rxloop.runtime.runtime import Runtime
 from rxloop.server.core.account import Account, Reservation, Resource, ServerLimits, make_limit_error
 from rxloop.server.core.errors import Refused, draining, make_not_found_error
 from rxloop.server.core.signals import listen_for_signals
+from rxloop.server.core.turns import Turns, end_turn
 from rxloop.support.threads import Threads, call_user_function, run_in_thread
 
 T = TypeVar("T")
@@ -134,6 +135,7 @@ class Gateway:
         self._is_closing = False
         self._auth = auth
         self._account = runtime.log.local.get(Account)
+        self._turns = runtime.log.local.get(Turns)
         self._computing_locks: dict[str, asyncio.Lock] = {}
         self._open: set[StreamSlot] = set()
         self._closed = asyncio.Event()
@@ -240,7 +242,8 @@ class Gateway:
                 return
             leases, name, holder = self.runtime.log, f"{_START_LEASE}{key}", make_id()
             pause = _MIN_PAUSE
-            while not await read_log(leases.acquire_lease, name, holder, _ignore):
+            # Ignore a lost lease. Starting takes milliseconds, and the idempotency key prevents a second run.
+            while not await read_log(leases.acquire_lease, name, holder, lambda: None):
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _MAX_PAUSE)
             try:
@@ -285,14 +288,18 @@ class Gateway:
         """
         return self._account.reserve(principal.id, resource, self._get_limit(resource))
 
-    async def add_command(self, record: RunRecord, size: int) -> None:
-        """Count a message or an answer before sending it to a run.
+    def take_turn(self, principal: Principal) -> AbstractAsyncContextManager[None]:
+        """Wait until a request may be processed; see `Turns`. The turn ends early when the request opens a stream."""
+        return nullcontext() if self._auth is None else self._turns.take(principal.id)
+
+    def reserve_command(self, record: RunRecord, size: int) -> AbstractAsyncContextManager[None]:
+        """Count a message or an answer of `size` bytes that is sent to a run inside the block.
 
         Raises:
             Refused: If the run or its owner has too many unprocessed messages and answers.
         """
         count, size_limit = self._get_limit("commands"), self._get_limit("command_bytes")
-        await self._account.add_command(self.runtime.log, record, size, count_limit=count, size_limit=size_limit)
+        return self._account.reserve_command(self.runtime.log, record, size, count_limit=count, size_limit=size_limit)
 
     def _get_limit(self, resource: Resource) -> int | None:
         # Without authentication, all clients are a single principal.
@@ -300,6 +307,7 @@ class Gateway:
 
     def enter_stream(self, slot: StreamSlot) -> None:
         """Register an open stream, to be cancelled and awaited when draining."""
+        end_turn()
         self._open.add(slot)
         self._closed.clear()
         if self.drains_on_signal:
@@ -389,7 +397,3 @@ class StreamSlot:
 
     def __exit__(self, *exception: object) -> None:
         self.gateway.release_stream(self)
-
-
-def _ignore() -> None:
-    """Ignore a lost lease. Starting takes milliseconds, and the idempotency key prevents a second run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Generator, Mapping
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar
@@ -22,6 +22,7 @@ from rxloop.server.core.gateway import StreamSlot
 from rxloop.stream.back_pressure import ReadTimeout
 from rxloop.stream.readers import HEARTBEAT, encode_frame, make_frame
 from rxloop.stream.stream import Reader, Stream
+from rxloop.support.tasks import wait_all
 
 log = logging.getLogger("rxloop")
 
@@ -117,23 +118,17 @@ async def deliver(
     """
     end: StreamEnd | None = None
     stalled_after = slot.gateway.limits.stalled
-    with slot.scope:
-        async with anyio.create_task_group() as group:
+    with slot.scope, anyio.CancelScope() as scope:
 
-            def stop(reason: StreamEnd) -> None:
-                nonlocal end
-                end = reason
-                group.cancel_scope.cancel()
+        def stop(reason: StreamEnd) -> None:
+            nonlocal end
+            end = reason
+            scope.cancel()
 
-            async def watch() -> None:
-                await disconnected()
-                stop("disconnected")
-
-            group.start_soon(watch)
+        async with _watch(disconnected, partial(stop, "disconnected")):
             with _limit_sends(send, stalled_after, partial(stop, "stalled")) as send_in_time:
                 send_chunk = send_in_time if max_chunk is None else partial(_send_slices, send_in_time, max_chunk)
                 end = await _send_all(events, send_chunk, writer, heartbeat)
-            group.cancel_scope.cancel()
     end = end or "draining"
     final_frame = {"complete": writer.closing, "draining": writer.draining, "broken": writer.broken}.get(end)
     if final_frame:
@@ -187,28 +182,35 @@ async def read_to_end(slot: StreamSlot, events: AsyncIterable[Any], *, disconnec
         RxloopError: If the stream fails.
     """
     end: StreamEnd = "draining"
-    failure: RxloopError | None = None
-    with slot.scope:
-        async with anyio.create_task_group() as group:
+    with slot.scope, anyio.CancelScope() as scope:
 
-            async def watch() -> None:
-                nonlocal end
-                await disconnected()
-                end = "disconnected"
-                group.cancel_scope.cancel()
+        def stop() -> None:
+            nonlocal end
+            end = "disconnected"
+            scope.cancel()
 
-            group.start_soon(watch)
-            try:
-                async for _ in events:
-                    pass
-                end = "complete"
-            except RxloopError as error:
-                # Raised inside the task group, the error would be wrapped in an exception group.
-                failure = error
-            group.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+        async with _watch(disconnected, stop):
+            async for _ in events:
+                pass
+            end = "complete"
     return end
+
+
+@asynccontextmanager
+async def _watch(disconnected: Disconnected, stop: Callable[[], None]) -> AsyncGenerator[None]:
+    """Call `stop` if the client disconnects during the block."""
+
+    async def watch() -> None:
+        await disconnected()
+        stop()
+
+    # A task group would leave a reference cycle for each request, which only the garbage collector removes.
+    watcher = asyncio.create_task(watch(), name="rxloop-disconnect")
+    try:
+        yield
+    finally:
+        watcher.cancel()
+        await wait_all([watcher])
 
 
 async def wait_disconnected(receive: Receive) -> None:

@@ -57,6 +57,8 @@ DELTAS = "rxloop-deltas"
 
 async def events(call: ApiCall[None, EventsQuery]) -> Response:
     """Stream a run's events."""
+    # Check first, because a refusal should not cost a query.
+    call.gateway.check_stream(call.principal)
     query, record = call.query, await call.record()
     writer = choose_event_format(call.request)
     if query.kinds is not None and (unknown := [kind for kind in query.kinds if kind not in EVENT_TYPES]):
@@ -195,8 +197,8 @@ async def say(call: ApiCall[SendMessage, Query]) -> Response:
     """Send a message to an active run."""
     record = await call.record()
     [message] = make_messages(call.body.input)
-    await call.gateway.add_command(record, len(message.model_dump_json()))
-    await call.gateway.runtime.send(record.task_id, message, interrupt=call.body.interrupt)
+    async with call.gateway.reserve_command(record, len(message.model_dump_json())):
+        await call.gateway.runtime.send(record.task_id, message, interrupt=call.body.interrupt)
     return write_json(await make_info(call, await call.record()), 202)
 
 

@@ -191,6 +191,9 @@ def get_delta_availability(gateway: Gateway, record: RunRecord, *, replayed: boo
 
 async def record(call: ApiCall[None, InfoQuery]) -> Response:
     """Return the state of a run."""
+    if call.query.wait:
+        # Check first, because a refusal should not cost a query.
+        call.gateway.check_stream(call.principal)
     latest, last = await wait_until_idle(call, await call.record(), call.query.wait, None)
     return write_json(await make_info(call, latest, last))
 

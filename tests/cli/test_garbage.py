@@ -1,0 +1,66 @@
+"""Garbage collection of `rxloop serve` and `rxloop worker`."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Generator
+
+import pytest
+
+from rxloop.cli.service.garbage import shorten_collections
+
+
+class Node:
+    """Object in a reference cycle."""
+
+    def __init__(self) -> None:
+        self.cycle = self
+
+
+@pytest.fixture(autouse=True)
+def manual_collections() -> Generator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_survivors_of_a_full_collection_are_excluded() -> None:
+    with shorten_collections():
+        survivor = Node()
+        before = gc.get_freeze_count()
+        gc.collect(1)
+        assert gc.get_freeze_count() == before
+        gc.collect()
+        assert gc.get_freeze_count() > before
+        assert survivor.cycle is survivor
+    assert gc.get_freeze_count() == 0
+
+
+def test_excluded_garbage_is_collected_later() -> None:
+    with shorten_collections():
+        survivor = Node()
+        gc.collect()
+        alive = weakref.ref(survivor)
+        del survivor
+        for _ in range(18):
+            gc.collect()
+        assert alive() is not None
+        gc.collect()
+        assert alive() is None
+        assert gc.get_freeze_count()
+
+
+def test_garbage_after_the_last_full_collection_is_collected_at_once() -> None:
+    with shorten_collections():
+        alive = weakref.ref(Node())
+        gc.collect()
+        assert alive() is None
+
+
+def test_collections_are_as_before_after_the_block() -> None:
+    callbacks = list(gc.callbacks)
+    with shorten_collections():
+        assert len(gc.callbacks) == len(callbacks) + 1
+    assert gc.callbacks == callbacks

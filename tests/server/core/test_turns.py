@@ -1,0 +1,125 @@
+"""Turns of principals, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+from rxloop import Agent, MemoryEventLog, ModelRequest, tool
+from rxloop.server.core.turns import ACTIVE_SECONDS, SHARE, Turns, end_turn
+from rxloop.testing import ScriptedModel, call
+from support.api_server import make_client, serve_api
+
+
+class Requests:
+    """Requests that hold a turn until they are released."""
+
+    def __init__(self) -> None:
+        self.turns = Turns()
+        self.started: list[str] = []
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self._released: dict[str, asyncio.Event] = {}
+
+    async def start(self, *names: str) -> None:
+        """Start requests, named for their principal and a number such as `ann1`."""
+        for name in names:
+            self._released[name] = asyncio.Event()
+            self.tasks[name] = asyncio.create_task(self._hold(name))
+        await asyncio.sleep(0.01)
+
+    async def release(self, *names: str) -> None:
+        for name in names:
+            self._released[name].set()
+        await asyncio.sleep(0.01)
+
+    async def _hold(self, name: str) -> None:
+        async with self.turns.take(name.rstrip("0123456789")):
+            self.started.append(name)
+            await self._released[name].wait()
+
+
+def make_names(principal: str, count: int) -> list[str]:
+    return [f"{principal}{number}" for number in range(count)]
+
+
+async def test_principal_without_competitors_does_not_wait() -> None:
+    requests = Requests()
+    await requests.start(*make_names("ann", 60))
+    assert len(requests.started) == 60
+
+
+async def test_active_principals_share_the_turns_in_order() -> None:
+    requests = Requests()
+    await requests.start("bob0", *make_names("eve", 5))
+    assert requests.started == ["bob0", "eve0", "eve1"]
+    await requests.start("bob1")
+    assert requests.started[3:] == ["bob1"]
+    await requests.release("eve0")
+    await requests.release("eve1")
+    assert requests.started[4:] == ["eve2", "eve3"]
+
+
+async def test_principal_without_turns_stays_active_for_a_second() -> None:
+    requests = Requests()
+    await requests.start("bob0")
+    await requests.release("bob0")
+    await requests.start(*make_names("eve", 5))
+    assert requests.started[1:] == ["eve0", "eve1"]
+    await asyncio.sleep(ACTIVE_SECONDS)
+    await requests.release("eve0")
+    assert requests.started[3:] == ["eve2", "eve3", "eve4"]
+
+
+async def test_cancelled_request_neither_keeps_a_turn_nor_takes_one() -> None:
+    requests = Requests()
+    await requests.start("bob0", *make_names("eve", SHARE + 2))
+    waiting = f"eve{SHARE}"
+    requests.tasks[waiting].cancel()
+    await requests.release("eve0")
+    assert requests.started[-1] == f"eve{SHARE + 1}"
+    requests.tasks["eve1"].cancel()
+    await requests.start("eve9")
+    assert requests.started[-1] == "eve9"
+
+
+async def test_request_cancelled_with_its_turn_gives_it_to_the_next_one() -> None:
+    requests = Requests()
+    await requests.start("bob0", *make_names("eve", SHARE + 2))
+    # The request receives its turn and is cancelled before it continues.
+    requests.tasks["eve0"].add_done_callback(lambda _: requests.tasks[f"eve{SHARE}"].cancel())
+    await requests.release("eve0")
+    assert requests.started[-1] == f"eve{SHARE + 1}"
+
+
+async def test_turn_ends_once_before_a_long_wait() -> None:
+    requests = Requests()
+    async with AsyncExitStack() as waits:
+        await requests.start("bob0")
+        for _ in range(5):
+            await waits.enter_async_context(requests.turns.take("eve"))
+            end_turn()
+            end_turn()
+        await requests.start("eve0", "eve1", "eve2")
+        assert requests.started[1:] == ["eve0", "eve1"]
+
+
+async def test_requests_that_wait_for_runs_do_not_hold_turns() -> None:
+    everyone = asyncio.Barrier(6)
+
+    @tool
+    async def meet() -> str:
+        """Wait until all runs have called this tool."""
+        await everyone.wait()
+        return "met"
+
+    def answer(request: ModelRequest) -> Any:
+        return "Hello." if request.messages[-1].role == "tool" else call("meet")
+
+    agent = Agent(ScriptedModel(*[answer] * 12), tools=[meet], name="clerk")
+    async with serve_api(agent, log=MemoryEventLog()) as served:
+        async with make_client(served.url) as ann, make_client(served.url, "bob-key") as bob:
+            calls = [bob.post("/runs?wait=20", json={"input": "Hi"})]
+            calls += [ann.post("/runs?wait=20", json={"input": "Hi"}) for _ in range(5)]
+            responses = await asyncio.gather(*calls)
+    assert [each.json()["content"] for each in responses] == ["Hello."] * 6
