@@ -56,7 +56,7 @@ async def test_other_work_continues_between_connections() -> None:
     loop = asyncio.get_running_loop()
 
     def work() -> None:
-        # Longer than an idle turn of the event loop.
+        # Longer than an idle iteration of the event loop.
         end = time.perf_counter() + 0.0005
         while time.perf_counter() < end:
             pass
@@ -69,12 +69,12 @@ async def test_other_work_continues_between_connections() -> None:
         for _ in range(CONNECTIONS):
             await accepted.acquire()
     first = made.index("connection")
-    # Accepting all connections in one turn would leave no work between them.
+    # Accepting all connections in one iteration would leave no work between them.
     assert " ".join(made[first:]).count("connection work work work") >= CONNECTIONS - 2
 
 
 async def test_idle_loop_accepts_without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accept, "_IDLE_TURN", 60)
+    monkeypatch.setattr(accept, "_IDLE_ITERATION", 60)
     monkeypatch.setattr(accept, "_MAX_DELAY", 3600)
     accepted = asyncio.Semaphore(0)
     async with accepting([], accepted, CONNECTIONS):

@@ -1,4 +1,4 @@
-"""Accepting connections without delaying the requests of other connections."""
+"""Acceptor for connections, which gives priority to existing connections."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Callable
 log = logging.getLogger("rxloop")
 
 BACKLOG = 2048
-"""Number of connections that wait in the kernel until they are accepted."""
-_IDLE_TURN = 0.0002
-"""A turn of the event loop that takes at most this many seconds had nothing else to do."""
+"""Size of the queue of connections in the kernel."""
+_IDLE_ITERATION = 0.0002
+"""Maximum duration in seconds of an event loop iteration without other work."""
 _MAX_DELAY = 0.005
 """Maximum number of seconds for which other work delays a connection."""
 _RETRY_DELAY = 1.0
@@ -24,9 +24,9 @@ _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 async def accept_connections(listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol]) -> None:
     """Accept connections until the task is cancelled.
 
-    The servers of asyncio accept all waiting connections in one turn of the event loop. A client that opens hundreds of
-    connections would block the requests of others for as long. This function accepts a connection after the event loop
-    has finished its other work, at the latest after 5 ms.
+    The servers of asyncio accept all queued connections in a single iteration of the event loop, so a client that opens
+    hundreds of connections blocks all others. This function accepts one connection at a time, as soon as the event loop
+    has no other work, or after 5 ms.
 
     Args:
         listener: Non-blocking listening socket.
@@ -50,11 +50,11 @@ async def accept_connections(listener: socket.socket, make_protocol: Callable[[]
 
 
 async def _yield_to_others(loop: asyncio.AbstractEventLoop) -> None:
-    """Wait until the event loop has nothing else to do, or `_MAX_DELAY`."""
+    """Wait for an event loop iteration without other work, for at most `_MAX_DELAY` seconds."""
     started = before = loop.time()
     while True:
         await asyncio.sleep(0)
         now = loop.time()
-        if now - before <= _IDLE_TURN or now - started >= _MAX_DELAY:
+        if now - before <= _IDLE_ITERATION or now - started >= _MAX_DELAY:
             return
         before = now

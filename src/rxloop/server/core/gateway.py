@@ -24,8 +24,8 @@ from rxloop.protocol.messages import InputKind, PendingInput
 from rxloop.runtime.runtime import Runtime
 from rxloop.server.core.account import Account, Reservation, Resource, ServerLimits, make_limit_error
 from rxloop.server.core.errors import Refused, draining, make_not_found_error
+from rxloop.server.core.request_slots import RequestSlots, release_slot
 from rxloop.server.core.signals import listen_for_signals
-from rxloop.server.core.turns import Turns, end_turn
 from rxloop.support.threads import Threads, call_user_function, run_in_thread
 
 T = TypeVar("T")
@@ -135,7 +135,7 @@ class Gateway:
         self._is_closing = False
         self._auth = auth
         self._account = runtime.log.local.get(Account)
-        self._turns = runtime.log.local.get(Turns)
+        self._slots = runtime.log.local.get(RequestSlots)
         self._computing_locks: dict[str, asyncio.Lock] = {}
         self._open: set[StreamSlot] = set()
         self._closed = asyncio.Event()
@@ -288,9 +288,9 @@ class Gateway:
         """
         return self._account.reserve(principal.id, resource, self._get_limit(resource))
 
-    def take_turn(self, principal: Principal) -> AbstractAsyncContextManager[None]:
-        """Wait until a request may be processed; see `Turns`. The turn ends early when the request opens a stream."""
-        return nullcontext() if self._auth is None else self._turns.take(principal.id)
+    def acquire_slot(self, principal: Principal) -> AbstractAsyncContextManager[None]:
+        """Wait for a slot to process a request; see `RequestSlots`. Opening a stream releases the slot."""
+        return nullcontext() if self._auth is None else self._slots.acquire(principal.id)
 
     def reserve_command(self, record: RunRecord, size: int) -> AbstractAsyncContextManager[None]:
         """Count a message or an answer of `size` bytes that is sent to a run inside the block.
@@ -307,7 +307,7 @@ class Gateway:
 
     def enter_stream(self, slot: StreamSlot) -> None:
         """Register an open stream, to be cancelled and awaited when draining."""
-        end_turn()
+        release_slot()
         self._open.add(slot)
         self._closed.clear()
         if self.drains_on_signal:

@@ -1,4 +1,4 @@
-"""Turns of principals, in virtual time."""
+"""Fair scheduling of requests, in virtual time."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from rxloop import Agent, MemoryEventLog, ModelRequest, tool
-from rxloop.server.core.turns import ACTIVE_SECONDS, SHARE, Turns, end_turn
+from rxloop.server.core.request_slots import ACTIVE_SECONDS, SHARE, RequestSlots, release_slot
 from rxloop.testing import ScriptedModel, call
 from support.api_server import make_client, serve_api
 
 
 class Requests:
-    """Requests that hold a turn until they are released."""
+    """Requests that hold a slot until they are released."""
 
     def __init__(self) -> None:
-        self.turns = Turns()
+        self.slots = RequestSlots()
         self.started: list[str] = []
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._released: dict[str, asyncio.Event] = {}
@@ -34,7 +34,7 @@ class Requests:
         await asyncio.sleep(0.01)
 
     async def _hold(self, name: str) -> None:
-        async with self.turns.take(name.rstrip("0123456789")):
+        async with self.slots.acquire(name.rstrip("0123456789")):
             self.started.append(name)
             await self._released[name].wait()
 
@@ -49,7 +49,7 @@ async def test_principal_without_competitors_does_not_wait() -> None:
     assert len(requests.started) == 60
 
 
-async def test_active_principals_share_the_turns_in_order() -> None:
+async def test_active_principals_share_the_slots_in_order() -> None:
     requests = Requests()
     await requests.start("bob0", *make_names("eve", 5))
     assert requests.started == ["bob0", "eve0", "eve1"]
@@ -60,7 +60,7 @@ async def test_active_principals_share_the_turns_in_order() -> None:
     assert requests.started[4:] == ["eve2", "eve3"]
 
 
-async def test_principal_without_turns_stays_active_for_a_second() -> None:
+async def test_principal_without_slots_stays_active_for_a_second() -> None:
     requests = Requests()
     await requests.start("bob0")
     await requests.release("bob0")
@@ -71,7 +71,7 @@ async def test_principal_without_turns_stays_active_for_a_second() -> None:
     assert requests.started[3:] == ["eve2", "eve3", "eve4"]
 
 
-async def test_cancelled_request_neither_keeps_a_turn_nor_takes_one() -> None:
+async def test_cancelled_request_neither_keeps_a_slot_nor_takes_one() -> None:
     requests = Requests()
     await requests.start("bob0", *make_names("eve", SHARE + 2))
     waiting = f"eve{SHARE}"
@@ -83,28 +83,28 @@ async def test_cancelled_request_neither_keeps_a_turn_nor_takes_one() -> None:
     assert requests.started[-1] == "eve9"
 
 
-async def test_request_cancelled_with_its_turn_gives_it_to_the_next_one() -> None:
+async def test_request_cancelled_with_its_slot_gives_it_to_the_next_one() -> None:
     requests = Requests()
     await requests.start("bob0", *make_names("eve", SHARE + 2))
-    # The request receives its turn and is cancelled before it continues.
+    # The request receives its slot and is cancelled before it continues.
     requests.tasks["eve0"].add_done_callback(lambda _: requests.tasks[f"eve{SHARE}"].cancel())
     await requests.release("eve0")
     assert requests.started[-1] == f"eve{SHARE + 1}"
 
 
-async def test_turn_ends_once_before_a_long_wait() -> None:
+async def test_slot_is_released_once_before_a_long_wait() -> None:
     requests = Requests()
     async with AsyncExitStack() as waits:
         await requests.start("bob0")
         for _ in range(5):
-            await waits.enter_async_context(requests.turns.take("eve"))
-            end_turn()
-            end_turn()
+            await waits.enter_async_context(requests.slots.acquire("eve"))
+            release_slot()
+            release_slot()
         await requests.start("eve0", "eve1", "eve2")
         assert requests.started[1:] == ["eve0", "eve1"]
 
 
-async def test_requests_that_wait_for_runs_do_not_hold_turns() -> None:
+async def test_requests_that_wait_for_runs_do_not_hold_slots() -> None:
     everyone = asyncio.Barrier(6)
 
     @tool

@@ -1,0 +1,108 @@
+"""Fair scheduling of requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+
+SHARE = 2
+"""Maximum number of concurrently processed requests per principal if other principals are active."""
+ACTIVE_SECONDS = 1.0
+"""Time in seconds after the last request during which a principal is considered active."""
+
+
+class RequestSlots:
+    """Scheduler for the requests of all principals.
+
+    Requests share one event loop, so 60 concurrent requests of one principal would slow down all other principals. If
+    several principals are active, the scheduler processes at most `SHARE` requests per principal concurrently. Further
+    requests are queued. A single active principal is not limited.
+    """
+
+    def __init__(self) -> None:
+        self._running: Counter[str] = Counter()
+        self._released: dict[str, float] = {}
+        """Time of the last released slot per principal, oldest first."""
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @asynccontextmanager
+    async def acquire(self, principal_id: str) -> AsyncGenerator[None]:
+        """Acquire a slot for the duration of the block, or until `release_slot` is called."""
+        if principal_id not in self._waiting and self._may_start(principal_id):
+            self._running[principal_id] += 1
+        else:
+            await self._wait(principal_id)
+        slot = _Slot(self, principal_id)
+        token = _SLOT.set(slot)
+        try:
+            yield
+        finally:
+            _SLOT.reset(token)
+            slot.release()
+
+    def release(self, principal_id: str) -> None:
+        """Release a slot and start queued requests."""
+        now = asyncio.get_running_loop().time()
+        self._released.pop(principal_id, None)
+        self._released[principal_id] = now
+        while self._released[oldest := next(iter(self._released))] + ACTIVE_SECONDS < now:
+            del self._released[oldest]
+        self._running[principal_id] -= 1
+        if not self._running[principal_id]:
+            del self._running[principal_id]
+        for waiting_id, queue in [*self._waiting.items()]:
+            while queue and self._may_start(waiting_id):
+                self._running[waiting_id] += 1
+                queue.popleft().set_result(None)
+            if not queue:
+                del self._waiting[waiting_id]
+
+    def _may_start(self, principal_id: str) -> bool:
+        return self._running[principal_id] < SHARE or self._is_alone(principal_id)
+
+    def _is_alone(self, principal_id: str) -> bool:
+        if not self._running.keys() <= {principal_id}:
+            return False
+        other = next((each for each in reversed(self._released) if each != principal_id), None)
+        return other is None or self._released[other] + ACTIVE_SECONDS < asyncio.get_running_loop().time()
+
+    async def _wait(self, principal_id: str) -> None:
+        queue = self._waiting.setdefault(principal_id, deque())
+        started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue.append(started)
+        try:
+            await asyncio.shield(started)
+        except asyncio.CancelledError:
+            if started.done():
+                self.release(principal_id)
+            else:
+                queue.remove(started)
+                if not queue:
+                    del self._waiting[principal_id]
+            raise
+
+
+class _Slot:
+    def __init__(self, slots: RequestSlots, principal_id: str) -> None:
+        self._slots: RequestSlots | None = slots
+        self._principal_id = principal_id
+
+    def release(self) -> None:
+        """Release the slot. This method is idempotent."""
+        slots, self._slots = self._slots, None
+        if slots is not None:
+            slots.release(self._principal_id)
+
+
+_SLOT: ContextVar[_Slot | None] = ContextVar("rxloop_request_slot", default=None)
+"""Slot of the current request."""
+
+
+def release_slot() -> None:
+    """Release the slot of the current request, because it only waits for a run or a client from now on."""
+    slot = _SLOT.get()
+    if slot is not None:
+        slot.release()
