@@ -159,6 +159,13 @@ def start_server(workspace: Workspace, *arguments: str, **env: str) -> Generator
         process.communicate()
 
 
+def test_viewer_is_served_next_to_the_api(module: str, workspace: Workspace) -> None:
+    with start_server(workspace, f"{module}:one", "--view", RXLOOP_KEYS=f"ann={KEY}") as (url, lines):
+        assert "<title>rxloop</title>" in httpx.get(f"{url}/view/").text
+        assert httpx.get(f"{url}/view/../runs").status_code == 401
+    assert "the viewer at /view" in lines[0]["message"]
+
+
 def test_server_without_keys_accepts_only_local_clients_and_origins(module: str, workspace: Workspace) -> None:
     with start_server(workspace, f"{module}:several", "--allow-origin", "https://app.example") as (url, lines):
         port = url.rpartition(":")[2]

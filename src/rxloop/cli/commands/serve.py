@@ -37,6 +37,7 @@ class Protocols:
     openai: Annotated[bool, typer.Option("--openai", help="Also serve the OpenAI API at /v1.")] = False
     a2a: Annotated[bool, typer.Option("--a2a", help="Also serve A2A at /a2a.")] = False
     mcp: Annotated[bool, typer.Option("--mcp", help="Also serve MCP at /mcp.")] = False
+    view: Annotated[bool, typer.Option("--view", help="Also serve the viewer of runs at /view/.")] = False
 
     def list_names(self) -> list[str]:
         """Return the names of the enabled protocols."""
