@@ -19,7 +19,7 @@ LINES = {name: len(text.splitlines()) for name, text in TEXTS.items()}
 
 MAX_FILES = 513
 MIN_MEDIAN_LINES = 192
-MAX_CODE_LINES = 70_851
+MAX_CODE_LINES = 70_869
 """Maximum number of lines, excluding comments, docstrings and blank lines."""
 
 NO_CODE = {

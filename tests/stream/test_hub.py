@@ -27,9 +27,18 @@ from rxloop.protocol.messages import ToolCall
 from rxloop.providers.codecs.text import make_text_delta
 from rxloop.stream.deltas import delta_text
 from rxloop.stream.hub import Hub
+from rxloop.stream.sources import DURABLE, select_events
 from support.run_checks import Recorder, positions
 
 CALL = ToolCall(id="call_1", name="tool")
+
+
+def durable_view(source: Any) -> Any:
+    """Return the source."""
+    return source
+
+
+vars(durable_view)[DURABLE] = True
 
 
 class Publisher:
@@ -80,6 +89,36 @@ def test_every_subscriber_gets_every_event_once_in_order(hub: Hub, publisher: Pu
     assert first.events == second.events == publisher.published
     assert first.completed
     assert second.completed
+
+
+def test_subscriber_of_durable_events_gets_no_transient_events_and_is_isolated(hub: Hub, publisher: Publisher) -> None:
+    first = publisher.custom()
+    publisher.delta("before")
+    durable, every = Recorder(select_events(hub.events, durable_view)), Recorder(hub.events)
+    publisher.delta("after")
+    last = publisher.custom()
+    assert hub.subscribers == 2
+    assert durable.events == [first, last]
+    assert every.events == publisher.published
+    durable.subscription.dispose()
+    assert hub.subscribers == 1
+    later = Recorder(select_events(hub.events, durable_view))
+    hub.complete()
+    assert later.events == [first, last]
+    assert later.completed
+    assert Recorder(select_events(hub.events)).events == publisher.published
+
+
+def test_failing_subscriber_of_durable_events_is_detached(hub: Hub, publisher: Publisher) -> None:
+    def fail(event: Event) -> None:
+        raise ValueError("broken")
+
+    select_events(hub.events, durable_view).subscribe(fail)
+    after_failure = Recorder(hub.events)
+    publisher.custom()
+    publisher.custom()
+    assert hub.subscribers == 1
+    assert after_failure.events == publisher.published
 
 
 def test_disposed_subscription_gets_nothing_more(hub: Hub, publisher: Publisher) -> None:

@@ -346,7 +346,7 @@ async def test_recorded_runs_have_no_metrics_if_disabled() -> None:
     assert collector.metrics() == {}
 
 
-async def test_spans_cost_little_per_iteration() -> None:
+async def test_spans_cost_little_per_iteration_and_nothing_per_token() -> None:
     def count_calls(profile: cProfile.Profile) -> int:
         return sum(entry.callcount for entry in profile.getstats())  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -371,6 +371,9 @@ async def test_spans_cost_little_per_iteration() -> None:
     plain, extra = await added_calls([*calls * 4, "done"], [*calls * 12, "done"])
     assert 0 < extra / 8 <= 130
     assert plain / 8 > 1_000
+
+    _, per_token = await added_calls(["word " * 100], ["word " * 300])
+    assert abs(per_token) <= 10
 
 
 def test_package_is_imported_only_when_used_and_its_extra_is_named() -> None:

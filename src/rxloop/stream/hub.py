@@ -12,6 +12,7 @@ from reactivex.disposable import Disposable
 from rxloop.errors import RxloopError
 from rxloop.protocol.events import Event, ToolProgressEvent
 from rxloop.stream.deltas import FRESH, Key, OpenMessage, event_order, make_trimmed_gap, release_complete, slot_name
+from rxloop.stream.sources import EventSource
 from rxloop.support.foreign_errors import leave_to_loop
 
 log = logging.getLogger("rxloop")
@@ -42,6 +43,7 @@ class Hub:
         self._durable: list[Event] = []
         self._open: dict[Key, OpenMessage] = {}
         self._observers: tuple[abc.ObserverBase[Event], ...] = ()
+        self._durable_observers: tuple[abc.ObserverBase[Event], ...] = ()
         self._queue: list[Event | None] = []
         self._delivering = False
         self._completed = False
@@ -51,12 +53,12 @@ class Hub:
     def events(self) -> Observable[Event]:
         """Observable of the events."""
         # Storing it would create a reference cycle.
-        return Observable(self._subscribe)
+        return EventSource(self._subscribe)
 
     @property
     def subscribers(self) -> int:
         """Number of subscribers."""
-        return len(self._observers)
+        return len(self._observers) + len(self._durable_observers)
 
     def publish(self, event: Event) -> None:
         """Deliver an event to all subscribers, or queue it if another event is being delivered."""
@@ -90,6 +92,7 @@ class Hub:
         return "" if message is None else message.reasoning()
 
     def _deliver(self, event: Event) -> None:
+        observers = self._observers + self._durable_observers if event.durable else self._observers
         if event.durable:
             self._retain_event(event)
         else:
@@ -101,7 +104,7 @@ class Hub:
             message.count += 1
             if len(message.fresh) >= FRESH or message.count > self._retain_open:
                 message.shorten(self._retain_open)
-        for observer in self._observers:
+        for observer in observers:
             try:
                 observer.on_next(event)
             except BaseException as error:
@@ -126,7 +129,7 @@ class Hub:
 
     def _finish(self) -> None:
         self._completed = True
-        observers, self._observers = self._observers, ()
+        observers, self._observers = self._observers + self._durable_observers, ()
         for observer in observers:
             self._end(observer)
 
@@ -150,35 +153,36 @@ class Hub:
 
     def _detach(self, observer: abc.ObserverBase[Event]) -> None:
         self._observers = tuple(other for other in self._observers if other is not observer)
+        self._durable_observers = tuple(other for other in self._durable_observers if other is not observer)
 
-    def _subscribe(
-        self, observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
-    ) -> abc.DisposableBase:
+    def _subscribe(self, observer: abc.ObserverBase[Event], only_durable: bool) -> abc.DisposableBase:
         # Callbacks may publish during replay, so queue their events.
         nested, self._delivering = self._delivering, True
         try:
-            self._start(observer)
+            self._start(observer, only_durable)
             if not nested:
                 self._deliver_queue()
         finally:
             self._delivering = nested
         return Disposable(lambda: self._detach(observer))
 
-    def _start(self, observer: abc.ObserverBase[Event]) -> None:
+    def _start(self, observer: abc.ObserverBase[Event], only_durable: bool) -> None:
         try:
-            self._replay(observer)
+            self._replay(observer, only_durable)
         except BaseException as error:
             log.exception("A subscriber raised during the replay of past events and was detached")
             self._fail(observer, error)
             return
         if self._completed:
             self._end(observer)
+        elif only_durable:
+            self._durable_observers = (*self._durable_observers, observer)
         else:
             self._observers = (*self._observers, observer)
 
-    def _replay(self, observer: abc.ObserverBase[Event]) -> None:
+    def _replay(self, observer: abc.ObserverBase[Event], only_durable: bool) -> None:
         if self.trimmed:
             observer.on_next(make_trimmed_gap(self._durable[0], self.trimmed))
-        messages = [list(message.events()) for message in self._open.values()]
+        messages = [] if only_durable else [list(message.events()) for message in self._open.values()]
         for event in merge(self._durable.copy(), *messages, key=event_order):
             observer.on_next(event)

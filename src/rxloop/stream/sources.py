@@ -318,6 +318,34 @@ DURABLE = "rxloop_durable"
 """View attribute, set if the view ignores transient events. Then its source does not deliver them, if possible."""
 
 
+class EventSource(Observable[Event]):
+    """Observable whose subscribers can omit transient events, so that they cost nothing per token.
+
+    Args:
+        subscribe: Function that subscribes an observer. Its second argument is True to omit transient events.
+        only_durable: Whether to omit transient events.
+    """
+
+    def __init__(
+        self,
+        subscribe: Callable[[abc.ObserverBase[Event], bool], abc.DisposableBase],
+        *,
+        only_durable: bool = False,
+    ) -> None:
+        super().__init__()
+        self._attach, self._only_durable = subscribe, only_durable
+
+    @property
+    def durable(self) -> Observable[Event]:
+        """The durable events."""
+        return EventSource(self._attach, only_durable=True)
+
+    def _subscribe_core(
+        self, observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
+    ) -> abc.DisposableBase:
+        return self._attach(observer, self._only_durable)
+
+
 def select_events(source: Observable[Any], view: object = None) -> Observable[Any]:
     """Return the durable events of a source if the view ignores transient events, and otherwise the source."""
     return getattr(source, "durable", source) if hasattr(view, DURABLE) else source
