@@ -134,6 +134,8 @@ USAGES: list[tuple[str, int, tuple[str, ...]]] = [
     ("new 1-project", 2, ("'1-project'", "lower-case letters")),
     ("new taken", 2, ("'taken' already exists", "another name")),
     # Servers.
+    ("view --port 99999", 2, ("--port must be at most 65535", "'99999'", "rxloop view --help")),
+    ("view extra", 2, ("extra", "rxloop view --help")),
     ("serve", 2, ("MODULE:OBJECT", "rxloop serve --help")),
     ("serve nope:agent", 2, ("'nope'", "no module")),
     ("serve kit:number", 2, ("'kit:number'", "got 5")),
