@@ -260,6 +260,9 @@ def test_log_contains_every_request_without_its_content(module: str, workspace: 
         ("GET", "/runs", 401),
         ("POST", "/runs", 404),
     ]
+    [end] = [each for each in lines if each["logger"] == "rxloop.runs"]
+    assert end["task"] == run["taskId"]
+    assert (end["level"], end["agent"], end["state"], end["model_calls"]) == ("info", "weather", "completed", 1)
     written = orjson.dumps(lines).decode()
     for secret in (KEY, OTHER, "PIN", "warm"):
         assert secret not in written

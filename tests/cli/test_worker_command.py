@@ -81,6 +81,8 @@ def test_worker_executes_runs_queued_by_a_server(workspace: Workspace, postgres_
             assert "content-complete" in frames
             # The tool returns the number of frozen objects in the worker.
             assert int(run["content"]) > 10_000, run
+            ended = orjson.loads(find_line(worker.stderr, '"rxloop.runs"'))
+            assert (ended["task"], ended["agent"], ended["state"]) == (run["taskId"], "weather", "completed")
         worker.send_signal(signal.SIGTERM)
         find_line(worker.stderr, "Stopped")
         assert worker.wait(20) == 0

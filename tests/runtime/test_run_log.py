@@ -1,0 +1,51 @@
+"""Log records of ended attempts."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from rxloop import Agent, MemoryEventLog, Runtime
+from rxloop.testing import ScriptedModel
+
+
+async def execute(model: ScriptedModel) -> None:
+    async with Runtime({"guide": Agent(model)}, log=MemoryEventLog()) as runtime:
+        record = await runtime.start("guide", "PIN 4711", context_id="c1")
+        await runtime.follow(record.task_id)
+
+
+def select_records(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [each for each in caplog.records if each.name == "rxloop.runs"]
+
+
+async def test_completed_run_is_logged_with_its_figures_but_without_content(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "rxloop")
+    await execute(ScriptedModel("Secret answer"))
+    [record] = select_records(caplog)
+    assert record.levelno == logging.INFO
+    fields = vars(record)
+    assert [fields[name] for name in ("context", "agent", "state", "reason", "code", "model_calls")] == [
+        *("c1", "guide", "completed", None, None, 1),
+    ]
+    assert fields["seconds"] >= 0
+    assert record.getMessage().startswith(f"Run {fields['task']} of guide ended: completed, ")
+    assert "4711" not in str(fields)
+    assert "Secret" not in str(fields)
+
+
+async def test_failed_run_is_a_warning_with_its_error_code(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "rxloop")
+    await execute(ScriptedModel(ValueError("PIN 4711")))
+    [record] = select_records(caplog)
+    assert (record.levelno, vars(record)["state"]) == (logging.WARNING, "failed")
+    assert vars(record)["code"]
+    assert f"failed ({vars(record)['code']})" in record.getMessage()
+    assert "4711" not in str(vars(record))
+
+
+async def test_runs_are_not_logged_below_info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "rxloop")
+    await execute(ScriptedModel(ValueError("failed")))
+    assert not select_records(caplog)
