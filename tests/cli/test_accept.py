@@ -7,7 +7,7 @@ import errno
 import logging
 import socket
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -34,13 +34,13 @@ class Recorder(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def accepting(made: list[str], accepted: asyncio.Semaphore, clients: int) -> AsyncGenerator[None]:
+async def accepting(make: Callable[[], asyncio.Protocol], clients: int) -> AsyncGenerator[None]:
     """Accept connections of clients that have connected before."""
     with open_listener("127.0.0.1", 0) as listener:
         listener.setblocking(False)
         listener.listen(BACKLOG)
         sockets = [socket.create_connection(listener.getsockname()[:2]) for _ in range(clients)]
-        task = asyncio.create_task(accept_connections(listener, lambda: Recorder(made, accepted)))
+        task = asyncio.create_task(accept_connections(listener, make))
         try:
             yield
         finally:
@@ -64,7 +64,7 @@ async def test_other_work_continues_between_connections() -> None:
         if made.count("connection") < CONNECTIONS:
             loop.call_soon(work)
 
-    async with accepting(made, accepted, CONNECTIONS):
+    async with accepting(lambda: Recorder(made, accepted), CONNECTIONS):
         work()
         for _ in range(CONNECTIONS):
             await accepted.acquire()
@@ -77,7 +77,7 @@ async def test_idle_loop_accepts_without_delay(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(accept, "_IDLE_ITERATION", 60)
     monkeypatch.setattr(accept, "_MAX_DELAY", 3600)
     accepted = asyncio.Semaphore(0)
-    async with accepting([], accepted, CONNECTIONS):
+    async with accepting(lambda: Recorder([], accepted), CONNECTIONS):
         for _ in range(CONNECTIONS):
             await accepted.acquire()
 
@@ -98,6 +98,20 @@ async def test_missing_file_descriptors_are_logged_and_accepting_continues(
     monkeypatch.setattr(loop, "sock_accept", fail_first)
     accepted = asyncio.Semaphore(0)
     with caplog.at_level(logging.ERROR, "rxloop"):
-        async with accepting([], accepted, 1):
+        async with accepting(lambda: Recorder([], accepted), 1):
             await accepted.acquire()
     assert caplog.messages == ["Cannot accept connections, retrying in 0.01 s: Too many open files"]
+
+
+async def test_failing_protocol_does_not_end_accepting(caplog: pytest.LogCaptureFixture) -> None:
+    accepted = asyncio.Semaphore(0)
+    failures = [RuntimeError("broken")]
+
+    def make() -> asyncio.Protocol:
+        if failures:
+            raise failures.pop()
+        return Recorder([], accepted)
+
+    async with accepting(make, 2):
+        await accepted.acquire()
+    assert caplog.messages == ["Connection could not be opened"]

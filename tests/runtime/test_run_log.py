@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from rxloop import Agent, MemoryEventLog, Runtime
+from rxloop import Agent, MemoryEventLog, Runtime, StatusUpdateEvent
 from rxloop.testing import ScriptedModel
 
 
@@ -49,3 +49,14 @@ async def test_runs_are_not_logged_below_info(caplog: pytest.LogCaptureFixture) 
     caplog.set_level(logging.WARNING, "rxloop")
     await execute(ScriptedModel(ValueError("failed")))
     assert not select_records(caplog)
+
+
+async def test_logged_runs_use_the_overrides_of_their_agent(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "rxloop")
+    async with Runtime({"guide": Agent(ScriptedModel("From the agent"))}, log=MemoryEventLog()) as runtime:
+        with runtime.agents["guide"].override(model=ScriptedModel("From the override")):
+            record = await runtime.start("guide", "Hello")
+            last = await runtime.follow(record.task_id)
+    assert isinstance(last, StatusUpdateEvent)
+    assert last.content == "From the override"
+    assert len(select_records(caplog)) == 1

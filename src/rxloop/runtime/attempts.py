@@ -6,7 +6,6 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -21,7 +20,6 @@ from rxloop.run.handle import Run
 from rxloop.run.questions.registry import OnInput
 from rxloop.runtime.live_runs import LiveRuns
 from rxloop.runtime.probation import Probation, Suspicion
-from rxloop.runtime.run_log import log_attempt
 
 DepsFactory = Callable[[RunRecord], Any]
 """Function returning the deps for a run, given its record. May be async."""
@@ -126,8 +124,6 @@ class Attempts:
         self, due: DueRun, agent: str, on_input: OnInput | None, on_run: Callable[[Run[Any]], object]
     ) -> Outcome:
         task_id, definition = due.record.task_id, self._agents[agent].definition
-        if (view := log_attempt(task_id, agent)) is not None:
-            definition = replace(definition, views=(*definition.views, view))
         errors: list[Exception] = []
 
         async def make_deps() -> Any:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import reactivex
 from reactivex import Observable
 from reactivex import operators as rx
 
@@ -15,18 +16,17 @@ from rxloop.stream.sources import DURABLE
 log = logging.getLogger("rxloop.runs")
 
 
-def log_attempt(task_id: str, agent: str) -> Callable[[Observable[Any]], Observable[Any]] | None:
-    """Return a view that logs the end of an attempt, or None if the logger `rxloop.runs` is not enabled for INFO.
+def log_attempts(agent: str) -> Callable[[Observable[Any]], Observable[Any]]:
+    """Return a view that logs the end of each attempt of an agent, if the logger `rxloop.runs` is enabled for INFO.
 
     Failed runs are logged as warnings. Without the check of the level, programs that do not configure logging would
     print them.
     """
-    if not log.isEnabledFor(logging.INFO):
-        return None
-    attempt = _AttemptLog(task_id, agent)
 
     def view(source: Observable[Any]) -> Observable[Any]:
-        return source.pipe(rx.do_action(attempt.add))
+        if not log.isEnabledFor(logging.INFO):
+            return reactivex.empty()
+        return source.pipe(rx.do_action(_AttemptLog(agent).add))
 
     vars(view)[DURABLE] = True
     return view
@@ -35,8 +35,8 @@ def log_attempt(task_id: str, agent: str) -> Callable[[Observable[Any]], Observa
 class _AttemptLog:
     """Figures of an attempt, including its nested runs."""
 
-    def __init__(self, task_id: str, agent: str) -> None:
-        self._task_id, self._agent = task_id, agent
+    def __init__(self, agent: str) -> None:
+        self._agent = agent
         self._started: int | None = None
         self._model_calls = self._input_tokens = self._output_tokens = 0
 
@@ -49,7 +49,7 @@ class _AttemptLog:
         elif isinstance(event, UsageEvent):
             self._input_tokens += event.input_tokens
             self._output_tokens += event.output_tokens
-        elif isinstance(event, StatusUpdateEvent) and event.final and event.task_id == self._task_id:
+        elif isinstance(event, StatusUpdateEvent) and event.final and event.parent_task_id is None:
             self._write(event, self._started)
 
     def _write(self, final: StatusUpdateEvent, started: int) -> None:

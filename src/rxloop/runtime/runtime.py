@@ -30,6 +30,7 @@ from rxloop.runtime.attempts import DepsFactory
 from rxloop.runtime.executor import RunExecutor, Submitted
 from rxloop.runtime.jobs import QUEUE, QueueLimit, enqueue_run, make_queue_metadata
 from rxloop.runtime.live_runs import follow_live
+from rxloop.runtime.run_log import log_attempts
 from rxloop.runtime.validation import check_runtime, check_start_options
 from rxloop.stream.stream import Stream
 from rxloop.support.misuse import ExplainedAttributes
@@ -108,20 +109,17 @@ class Runtime(ExplainedAttributes):
         """
         check_runtime(agents, log, queue, concurrency, adopt_every, grace)
         self.log = log
-        self._agents = {name: agent.with_log(log).with_name(name).with_views(views) for name, agent in agents.items()}
+        self._agents = {
+            name: agent.with_log(log).with_name(name).with_views(views).with_views([log_attempts(name)])
+            for name, agent in agents.items()
+        }
         self._grace, self._queue, self._version = grace, queue, version
         self._queue_limit = None if queue is None else QueueLimit(queue, max_waiting, version)
         self._is_worker = queue is None if is_worker is None else is_worker
         if queue is None and not self._is_worker:
             raise ConfigurationError("is_worker=False requires a queue; otherwise no process would execute the runs")
         self._executor = RunExecutor(
-            log,
-            self._agents,
-            deps,
-            concurrency=concurrency,
-            adopt_every=adopt_every,
-            queue=queue,
-            version=version,
+            log, self._agents, deps, concurrency=concurrency, adopt_every=adopt_every, queue=queue, version=version
         )
         self._entered = False
         self.start_locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
 from collections.abc import Callable
@@ -17,8 +16,7 @@ _IDLE_ITERATION = 0.0002
 _MAX_DELAY = 0.005
 """Maximum number of seconds for which other work delays a connection."""
 _RETRY_DELAY = 1.0
-"""Seconds until accepting is retried if there are no file descriptors or buffers."""
-_NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Seconds until accepting is retried after an error, for example if there are no file descriptors."""
 
 
 async def accept_connections(listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol]) -> None:
@@ -36,15 +34,18 @@ async def accept_connections(listener: socket.socket, make_protocol: Callable[[]
     while True:
         try:
             connection, _ = await loop.sock_accept(listener)
+        except ConnectionError:
+            # The client has closed the connection.
+            await asyncio.sleep(0)
+            continue
         except OSError as error:
-            if error.errno in _NO_RESOURCES:
-                log.error("Cannot accept connections, retrying in %g s: %s", _RETRY_DELAY, error.strerror)
-                await asyncio.sleep(_RETRY_DELAY)
-            # Otherwise, the client has closed the connection.
+            log.error("Cannot accept connections, retrying in %g s: %s", _RETRY_DELAY, error.strerror)
+            await asyncio.sleep(_RETRY_DELAY)
             continue
         try:
             await loop.connect_accepted_socket(make_protocol, connection)
-        except OSError:
+        except Exception:
+            log.exception("Connection could not be opened")
             connection.close()
         await _yield_to_others(loop)
 
