@@ -129,8 +129,7 @@ class Hub:
 
     def _finish(self) -> None:
         self._completed = True
-        observers = self._observers + self._durable_observers
-        self._observers = self._durable_observers = ()
+        observers, self._observers, self._durable_observers = self._observers + self._durable_observers, (), ()
         for observer in observers:
             self._end(observer)
 
