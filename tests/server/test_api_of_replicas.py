@@ -144,7 +144,7 @@ async def test_run_of_a_worker_can_be_cancelled_at_another_server(replicas: Clus
         assert (await b.cancel(run.task_id, "enough")).state == "canceled"
         remaining = [event async for event in remaining_events]
     assert [(event.kind, event.attempt) for event in remaining] == [("content-complete", 1), ("status-update", 1)]
-    assert "Adopting orphaned run" not in "".join(each.log_text for each in replicas.workers).partition(run.task_id)[2]
+    assert all(f"Adopting orphaned run {run.task_id}" not in worker.log_text for worker in replicas.workers)
 
 
 @pytest.mark.parametrize("has_workers", [True, False], ids=["other workers run", "no worker runs"])
