@@ -1,5 +1,6 @@
 // What the keys and buttons do.
 
+import { TABS } from './address.ts';
 import {
   address, change, filtered, goLive, isFollowing, isHelpOpen, isInspectorOpen, isPlaying, keepSetting, model, now, playhead, problems, revision,
   select, selected, selectedRow, show, shownRows, shownWindow, speed, theme, go,
@@ -13,10 +14,6 @@ const COMMANDS: Record<string, () => void> = {
   theme: toggleTheme,
   copy: copyLink,
   close,
-  timeline: () => go({ ...address.value, tab: 'timeline' }),
-  conversation: () => go({ ...address.value, tab: 'conversation' }),
-  events: () => go({ ...address.value, tab: 'events' }),
-  problems: () => go({ ...address.value, tab: 'problems' }),
   next: () => step(1),
   previous: () => step(-1),
   nextRow: () => stepRow(1),
@@ -43,7 +40,9 @@ const COMMANDS: Record<string, () => void> = {
 };
 
 export function runCommand(name: string): void {
-  COMMANDS[name]?.();
+  const tab = TABS.find(each => each === name);
+  if (tab) go({ ...address.value, tab });
+  else COMMANDS[name]?.();
 }
 
 export function toggleTheme(): void {

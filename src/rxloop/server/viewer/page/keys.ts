@@ -1,5 +1,7 @@
 // Keys of the page. Single letters never fire in a field, and can be switched off.
 
+import { TABS } from './address.ts';
+
 export interface Binding {
   keys: string[];
   command: string;
@@ -14,10 +16,7 @@ export const BINDINGS: Binding[] = [
   { keys: ['t'], command: 'theme', help: 'dark or light', where: 'everywhere' },
   { keys: ['c'], command: 'copy', help: 'copy the link to this place', where: 'everywhere' },
   { keys: ['Escape'], command: 'close', help: 'close, then clear the filter', where: 'everywhere' },
-  { keys: ['1'], command: 'timeline', help: 'timeline', where: 'run' },
-  { keys: ['2'], command: 'conversation', help: 'conversation', where: 'run' },
-  { keys: ['3'], command: 'events', help: 'table of events', where: 'run' },
-  { keys: ['4'], command: 'problems', help: 'problems', where: 'run' },
+  ...TABS.map((tab, i): Binding => ({ keys: [String(i + 1)], command: tab, help: tab, where: 'run' })),
   { keys: ['j', 'ArrowRight'], command: 'next', help: 'next event within the filter', where: 'run' },
   { keys: ['k', 'ArrowLeft'], command: 'previous', help: 'event before', where: 'run' },
   { keys: ['ArrowDown'], command: 'nextRow', help: 'next row', where: 'run' },

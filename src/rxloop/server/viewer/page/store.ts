@@ -112,7 +112,6 @@ export async function openRun(taskId: string): Promise<void> {
     window_.value = from != null && to != null && to > from ? { from: from * 1000, to: to * 1000 } : null;
     revision.value++;
   });
-  bodies.clear();
   try {
     await signIn();
     info.value = await api.run(taskId);
@@ -232,7 +231,7 @@ function fail(error: unknown): void {
   });
 }
 
-function toApiError(error: unknown): ApiError {
+export function toApiError(error: unknown): ApiError {
   return error instanceof ApiError ? error : new ApiError(0, 'network', 'the server cannot be reached');
 }
 
@@ -269,43 +268,6 @@ function announce(event: Event): void {
   announcement.value = text;
 }
 
-// -- bodies of events
-
-const bodies = new Map<number, Event | null>();
-export const bodiesRevision = signal(0);
-export const bodyFailure = signal<ApiError | null>(null);
-const BLOCK = 20;
-const requested = new Set<string>();
-
-/** Return the body of an event, or undefined while it is fetched. Null means that this reader may not receive it. */
-export function bodyOf(seq: number): Event | null | undefined {
-  bodiesRevision.value;
-  // After a failure, the reader decides when to try again.
-  if (!bodies.has(seq) && !bodyFailure.peek()) void fetchBodies(seq);
-  return bodies.get(seq);
-}
-
-async function fetchBodies(seq: number): Promise<void> {
-  const { taskId, outline } = model.peek();
-  const from = Math.max(1, seq - (seq % BLOCK));
-  const to = Math.max(seq, Math.min(from + BLOCK - 1, outline.last));
-  const key = `${taskId} ${from} ${to}`;
-  if (requested.has(key)) return;
-  requested.add(key);
-  try {
-    const events = await api.events(taskId, from, to);
-    if (model.peek().taskId !== taskId) return;
-    for (let each = from; each <= to; each++) if (!bodies.has(each)) bodies.set(each, null);
-    for (const event of events) bodies.set(event.seq, event);
-    bodyFailure.value = null;
-    bodiesRevision.value++;
-  } catch (error) {
-    bodyFailure.value = toApiError(error);
-  } finally {
-    requested.delete(key);
-  }
-}
-
 // -- the place of the reader
 
 /** Move to an event. The view does not follow new events any more. */
@@ -314,7 +276,6 @@ export function select(seq: number): void {
   const i = run.outline.find(seq);
   if (i < 0) return;
   isFollowing.value = false;
-  bodyFailure.value = null;
   const at = `${run.outline.attemptOf(run.outline.seq[i])}.${run.outline.seq[i]}.0`;
   change({ at });
 }

@@ -1,7 +1,8 @@
 // One run: overview, marble lanes, waterfall, inspector and transport.
 
+import type { FunctionComponent } from 'preact';
 import { useLayoutEffect, useRef, useState } from 'preact/hooks';
-import type { Tab } from '../address.ts';
+import { TABS, type Tab } from '../address.ts';
 import { pan, step, zoomAt } from '../commands.ts';
 import {
   address, change, connection, failure, filtered, go, info, inspectorWidth, isAtEnd, isInspectorOpen, isLoading, useModel, now, openRun, playhead,
@@ -22,11 +23,19 @@ import { EventsTable } from './events.tsx';
 import { Problems } from './problems.tsx';
 import { px } from '../parts/px.ts';
 
+const VIEWS: Record<Tab, { title: string; component: FunctionComponent }> = {
+  timeline: { title: 'Timeline', component: Timeline },
+  conversation: { title: 'Conversation', component: Conversation },
+  events: { title: 'Events', component: EventsTable },
+  problems: { title: 'Problems', component: Problems },
+};
+
 export function RunPage() {
   const { outline } = useModel();
   const task = outline.label[0];
   const agent = info.value?.agent ?? outline.name[0] ?? '';
   const title = toLine(task || address.value.taskId);
+  const View = VIEWS[address.value.tab].component;
   document.title = `${title} · rxloop`;
   return (
     <div class="page run">
@@ -36,7 +45,7 @@ export function RunPage() {
       <Tabs />
       {failure.value && !outline.size ? <Failure /> : (
         <main class="body">
-          {address.value.tab === 'conversation' ? <Conversation /> : address.value.tab === 'events' ? <EventsTable /> : address.value.tab === 'problems' ? <Problems /> : <Timeline />}
+          <View />
           {isInspectorOpen.value && <Inspector />}
         </main>
       )}
@@ -77,13 +86,15 @@ function Tabs() {
   const count = problems.value?.length ?? 0;
   const { tab, q } = address.value;
   const found = filtered.value;
-  const open = (name: Tab) => go({ ...address.value, tab: name });
   return (
     <nav class="tabs" role="tablist">
-      <button role="tab" aria-selected={tab === 'timeline'} onClick={() => open('timeline')}>Timeline</button>
-      <button role="tab" aria-selected={tab === 'conversation'} onClick={() => open('conversation')}>Conversation</button>
-      <button role="tab" aria-selected={tab === 'events'} onClick={() => open('events')}>Events <small>{formatNumber(outline.size)}</small></button>
-      <button role="tab" aria-selected={tab === 'problems'} title="n and p step through them" onClick={() => open('problems')}>Problems <small class={count ? 'bad' : ''}>{count}</small></button>
+      {TABS.map(name => (
+        <button role="tab" key={name} aria-selected={tab === name} onClick={() => go({ ...address.value, tab: name })}>
+          {VIEWS[name].title}
+          {name === 'events' && <small>{formatNumber(outline.size)}</small>}
+          {name === 'problems' && <small class={count ? 'bad' : ''}>{count}</small>}
+        </button>
+      ))}
       <span class="space" />
       {found && <span class="count">{formatNumber(found.hits.length)} of {formatNumber(rows.length)} rows</span>}
       <span onKeyDown={event => { if (event.key === 'Enter') { step(event.shiftKey ? -1 : 1); } }}>
