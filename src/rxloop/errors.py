@@ -45,8 +45,10 @@ class ToolError(RxloopError):
     Attributes:
         value: JSON value for programs, or a `ToolResult`. The model receives it after the message.
         parts: `ImagePart` and `FilePart` objects for the model, as in a result.
+        code: Code for programs, see `ToolCompleteEvent.code`.
     """
 
+    code: str = "error"
     # Defaults for subclasses that do not call `__init__`.
     value: Any = None
     parts: Sequence[Any] | None = ()

@@ -157,9 +157,14 @@ class ToolRequest(Request[Any]):
         call = self.call.model_copy(update=update)
         return ToolRequest(call, self.ctx, self.offered)
 
-    def refuse(self, reason: str) -> ToolCompleteEvent:
-        """Return a failed result without executing the call. The model reads `reason`."""
-        return self._complete(success=False, error=reason, content=reason)
+    def refuse(self, reason: str, *, code: str = "refused") -> ToolCompleteEvent:
+        """Return a failed result without executing the call.
+
+        Args:
+            reason: Text for the model.
+            code: Code for programs, as in `ToolCompleteEvent.code`.
+        """
+        return self._complete(success=False, error=reason, code=code, content=reason)
 
     def answer(self, result: Any, content: str, parts: Sequence[ImagePart | FilePart] = ()) -> ToolCompleteEvent:
         """Return a successful result without executing the call, for example from a cache.

@@ -336,12 +336,16 @@ class ToolCompleteEvent(_ToolEvent):
 
     kind: Literal["tool-complete"] = "tool-complete"
     marble = "x"
-    public_fields = ("success", "result", "error", "content", "parts", "duration", "answer")
-    incidental_fields = ("duration",)
+    public_fields = ("success", "result", "error", "code", "content", "parts", "duration", "answer")
+    incidental_fields = ("duration", "code")
     success: bool
     result: Any = None
     """Return value of the tool, encoded as JSON."""
     error: str | None = None
+    code: str | None = Field(default=None, exclude_if=is_empty)
+    """Reason of a failure: `error`, `timeout`, `canceled`, `refused`, `unavailable` (no such tool was offered),
+    `invalid_arguments`, `incomplete` (the message with the call is incomplete) or `interrupted` (an earlier attempt
+    started the call, which cannot be repeated). None in events of earlier versions."""
     content: str
     """The text that the model reads."""
     parts: list[Media] = Field(default_factory=list[Media], exclude_if=is_empty)

@@ -171,7 +171,7 @@ class OutlineFold:
                 opened["tool", event.task_id, event.step, event.index] = event.seq
             case ToolCompleteEvent():
                 start = opened.pop(("tool", event.task_id, event.step, event.index), 0)
-                is_refused = not start and event.error != "canceled"
+                is_refused = not start and "canceled" not in (event.code, event.error)
                 return start, 0 if event.success else FAILED | (REFUSED if is_refused else 0)
             case ToolVoidedEvent():
                 return opened.pop(("tool", event.task_id, event.step, event.index), 0), VOIDED

@@ -218,7 +218,7 @@ class ProblemFold:
     def _check_result(self, event: ToolCompleteEvent) -> None:
         slot = (get_step(event), event.index)
         self._questions = {key: each for key, each in self._questions.items() if each[0] != slot}
-        if event.success or event.error == "canceled":
+        if event.success or "canceled" in (event.code, event.error):
             return
         code: ProblemCode = "tool_failed" if slot in self._activity.calls else "refused"
         seconds = round(event.duration, 3) or None

@@ -212,5 +212,6 @@ def make_canceled_call(batch: Batch, index: int, content: str, branch: str | Non
         branch=branch,
         success=False,
         error="canceled",
+        code="canceled",
         content=content,
     )

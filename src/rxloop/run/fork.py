@@ -241,7 +241,7 @@ def _to_fields(key: str, value: Any) -> dict[str, Any]:
         parts = make_parts_field(media).get("parts", EMPTY_LIST)
     except ToolError as error:
         raise ConfigurationError(f"results[{key!r}] must be JSON serializable, got {value!r}") from error
-    return {"success": True, "result": result, "error": None, "content": content, "parts": parts}
+    return {"success": True, "result": result, "error": None, "code": None, "content": content, "parts": parts}
 
 
 def _find_calls(events: Sequence[Event]) -> dict[Slot, _Call]:

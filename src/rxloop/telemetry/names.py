@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from rxloop.protocol.events import ToolCompleteEvent
 from rxloop.protocol.messages import Message, ToolCall, Usage
 
 SPAN_OPTIONS = "rxloop_span_options"
@@ -74,6 +75,12 @@ def split_model(model: str) -> tuple[str, str]:
     """Return the provider and the model name of a model string. Without a prefix, both are the model string."""
     prefix, _, name = model.partition(":")
     return _PROVIDERS.get(prefix, prefix), name or model
+
+
+def tool_error(event: ToolCompleteEvent) -> str:
+    """Return the error type of a failed tool call. Events of earlier versions have no code."""
+    code = "canceled" if event.error == "canceled" else event.code or "error"
+    return "tool_error" if code == "error" else code
 
 
 def settings_attributes(settings: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -286,7 +286,7 @@ class SpanFold:
         if attempt is None or key not in attempt.calls:
             return
         result: dict[str, Any] = {names.TOOL_RESULT: event.content} if self._content else {}
-        error = None if event.success else "canceled" if event.error == "canceled" else "tool_error"
+        error = None if event.success else names.tool_error(event)
         self._end(self._forget_call(attempt, key), event.timestamp, error, result, event.error)
 
     def _add_subtask(self, event: SubtaskEvent) -> None:

@@ -316,7 +316,8 @@ def to_failure(error: BaseException, tool: Tool, ctx: RunContext[Any], *, timed_
         if not timed_out:
             return make_failure(explain_error(error))
         text = f"{name} timed out after {tool.timeout} s."
-        return make_failure(text if tool.idempotent else f"{text} It was cut off, {UNKNOWN_EFFECT}. {FIND_OUT}")
+        explanation = text if tool.idempotent else f"{text} It was cut off, {UNKNOWN_EFFECT}. {FIND_OUT}"
+        return make_failure(explanation, "timeout")
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         is_canceled = task is not None and task.cancelling()

@@ -190,7 +190,7 @@ def failure_fields(error: ToolError, limit: int | None = MAX_RESULT_CHARS) -> di
         limit: Maximum number of characters of the value that the model reads. None for no limit.
     """
     text = truncate_text(replace_surrogates(str(error)), MAX_RESULT_CHARS)
-    fields: dict[str, Any] = {"success": False, "error": text}
+    fields: dict[str, Any] = {"success": False, "error": text, "code": error.code}
     content = text
     try:
         value = collect_iterator(error.value)
@@ -210,10 +210,10 @@ def failure_fields(error: ToolError, limit: int | None = MAX_RESULT_CHARS) -> di
     return {**fields, "content": content}
 
 
-def make_failure(text: str) -> dict[str, Any]:
+def make_failure(text: str, code: str = "error") -> dict[str, Any]:
     """Create event fields for a failed result."""
     text = truncate_text(replace_surrogates(text), MAX_RESULT_CHARS)
-    return {"success": False, "error": text, "content": text}
+    return {"success": False, "error": text, "code": code, "content": text}
 
 
 def explain_error(error: BaseException) -> str:

@@ -143,7 +143,9 @@ def validate(model: type[Any], arguments: Any, name: str, parameters: Mapping[st
                 lines.append(
                     f"- {path}: {problem['msg'].removeprefix(VALUE_ERROR)} (got {_abbreviate(problem['input'])})"
                 )
-        raise ToolError("\n".join(lines)) from error
+        failure = ToolError("\n".join(lines))
+        failure.code = "invalid_arguments"
+        raise failure from error
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:

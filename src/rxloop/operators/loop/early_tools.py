@@ -131,7 +131,7 @@ class _EarlyCall:
             except InvalidEvent as error:
                 # The tool would get this error if it had emitted the event after the request.
                 self.dispose()
-                observer.on_next(self.request.refuse(str(error)))
+                observer.on_next(self.request.refuse(str(error), code="error"))
                 observer.on_completed()
             return Disposable(self._abandon)
 

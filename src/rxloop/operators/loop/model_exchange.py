@@ -284,5 +284,5 @@ def _refuse(request: ToolRequest, message: ContentCompleteEvent) -> Event:
         request = request.of(tool.definition)
         reason = host.earlier.explain_no_repeat(request.ctx.task_id, request.slot, idempotent=tool.idempotent)
         if reason is not None:
-            return request.refuse(reason)
-    return request.refuse(explain_refused_call(message, request.call.name))
+            return request.refuse(reason, code="interrupted")
+    return request.refuse(explain_refused_call(message, request.call.name), code="incomplete")

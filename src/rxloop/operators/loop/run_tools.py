@@ -83,12 +83,13 @@ def _answer(request: ToolRequest, permit: Permit | None = None) -> Observable[Si
     if recorded is not None:
         return emit(recorded)
     if isinstance(tool, str):
-        return emit(request.refuse(tool))
+        return emit(request.refuse(tool, code="unavailable"))
     if request.call.error is not None:
-        return emit(request.refuse(f"{request.call.error}. Call {request.call.name} again with valid JSON."))
+        text = f"{request.call.error}. Call {request.call.name} again with valid JSON."
+        return emit(request.refuse(text, code="invalid_arguments"))
     reason = host.earlier.explain_no_repeat(request.ctx.task_id, request.slot, idempotent=tool.idempotent)
     if reason is not None:
-        return emit(request.refuse(reason))
+        return emit(request.refuse(reason, code="interrupted"))
 
     return _execute(tool, request, ActiveCall(permit), lambda: host.close_abandoned(request.ctx))
 

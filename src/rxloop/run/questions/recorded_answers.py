@@ -56,7 +56,9 @@ def find_recorded_outcome(
             if error is None and isinstance(tool, str):
                 continue
             _report(recorder, read, question, "it became the result of the call")
-            return request.refuse(error) if error is not None else request.answer(answer, _format_content(answer))
+            if error is not None:
+                return request.refuse(error, code="error")
+            return request.answer(answer, _format_content(answer))
         if is_refusal(answer) and (record.precedes_start or not _may_ask(recorder, question, request.slot, tool)):
             _report(recorder, read, question, "the call was closed as refused")
             return request.refuse(_format_refusal(request.call.name, question, answer))
