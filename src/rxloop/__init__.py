@@ -83,11 +83,11 @@ if TYPE_CHECKING:
     from rxloop.protocol.step_events import ThoughtDeltaEvent as ThoughtDeltaEvent
     from rxloop.protocol.step_events import ThoughtStreamEvent as ThoughtStreamEvent
     from rxloop.protocol.step_events import ToolCallDeltaEvent as ToolCallDeltaEvent
-    from rxloop.protocol.step_events import ToolCompleteEvent as ToolCompleteEvent
-    from rxloop.protocol.step_events import ToolProgressEvent as ToolProgressEvent
-    from rxloop.protocol.step_events import ToolStartEvent as ToolStartEvent
-    from rxloop.protocol.step_events import ToolVoidedEvent as ToolVoidedEvent
     from rxloop.protocol.step_events import UsageEvent as UsageEvent
+    from rxloop.protocol.tool_events import ToolCompleteEvent as ToolCompleteEvent
+    from rxloop.protocol.tool_events import ToolProgressEvent as ToolProgressEvent
+    from rxloop.protocol.tool_events import ToolStartEvent as ToolStartEvent
+    from rxloop.protocol.tool_events import ToolVoidedEvent as ToolVoidedEvent
     from rxloop.providers.bounds import Timeouts as Timeouts
     from rxloop.providers.catalog import Price as Price
     from rxloop.providers.combinators.limited import limited as limited

@@ -53,16 +53,13 @@ from rxloop.protocol.step_events import (
     ThoughtDeltaEvent,
     ThoughtStreamEvent,
     ToolCallDeltaEvent,
-    ToolCompleteEvent,
-    ToolProgressEvent,
-    ToolStartEvent,
-    ToolVoidedEvent,
     UsageEvent,
 )
 from rxloop.protocol.step_events import SessionLink as SessionLink
 from rxloop.protocol.step_events import ThoughtSource as ThoughtSource
 from rxloop.protocol.step_events import ThoughtType as ThoughtType
 from rxloop.protocol.step_events import Verbosity as Verbosity
+from rxloop.protocol.tool_events import ToolCompleteEvent, ToolProgressEvent, ToolStartEvent, ToolVoidedEvent
 
 AnyEvent = Annotated[
     Union[  # noqa: UP007

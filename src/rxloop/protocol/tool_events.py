@@ -1,0 +1,116 @@
+"""Events of tool calls."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+from typing_extensions import override
+
+from rxloop.protocol.envelope import Event
+from rxloop.protocol.messages import Media, Message, ToolCall
+from rxloop.protocol.model import is_empty
+
+
+class _ToolEvent(Event):
+    public_fields = ("call", "index", "hidden")
+    incidental_fields = ("hidden",)
+    call: ToolCall
+    index: int = 0
+    """Zero-based call index."""
+    hidden: bool = Field(default=False, exclude_if=is_empty)
+    """True if the tool is hidden from clients, as in `call`."""
+
+    @property
+    def tool_call_id(self) -> str:
+        """Id of the call."""
+        return self.call.id
+
+    @property
+    def name(self) -> str:
+        """Name of the tool."""
+        return self.call.name
+
+    @property
+    def public(self) -> bool:
+        return not (self.hidden or self.call.hidden)
+
+
+class ToolStartEvent(_ToolEvent):
+    """A tool is about to be called."""
+
+    kind: Literal["tool-start"] = "tool-start"
+    marble = "s"
+    public_fields = ("idempotency_key",)
+    incidental_fields = ("idempotency_key",)
+    idempotency_key: str
+    """Idempotency key. It does not change when the call is repeated."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the call."""
+        return self.call.arguments
+
+    @override
+    def describe(self) -> str:
+        return self.call.describe()
+
+
+class ToolProgressEvent(_ToolEvent):
+    """Progress report of a running tool."""
+
+    durable = False
+    kind: Literal["tool-progress"] = "tool-progress"
+    marble = "p"
+    public_fields = ("message", "fraction")
+    message: str
+    fraction: float | None = None
+
+    @override
+    def describe(self) -> str:
+        part = "" if self.fraction is None else f" ({self.fraction:.0%})"
+        return f"{self.call.id}: {self.message}{part}"
+
+
+class ToolCompleteEvent(_ToolEvent):
+    """Event published when a tool call ends, including refused, canceled and timed out calls."""
+
+    kind: Literal["tool-complete"] = "tool-complete"
+    marble = "x"
+    public_fields = ("success", "result", "error", "code", "content", "parts", "duration", "answer")
+    incidental_fields = ("duration", "code")
+    success: bool
+    result: Any = None
+    """Return value of the tool, encoded as JSON."""
+    error: str | None = None
+    code: str | None = Field(default=None, exclude_if=is_empty)
+    """Reason of a failure: `error`, `timeout`, `canceled`, `refused`, `unavailable` (no such tool was offered),
+    `invalid_arguments`, `incomplete` (the message with the call is incomplete) or `interrupted` (an earlier attempt
+    started the call, which cannot be repeated). None in events of earlier versions."""
+    content: str
+    """The text that the model reads."""
+    parts: list[Media] = Field(default_factory=list[Media], exclude_if=is_empty)
+    """Additional media, if supported by the provider."""
+    duration: float = 0.0
+    """Call duration in seconds."""
+    answer: bool = Field(default=False, exclude_if=is_empty)
+    """True if this call returns the answer of the run as `content`, even if it failed."""
+    messages: list[Message] = Field(default_factory=list[Message], exclude_if=is_empty)
+    """Additional system messages, added to the history after the batch's results."""
+
+    @override
+    def describe(self) -> str:
+        return f"{self.name} {'=' if self.success else 'failed:'} {self.content}"
+
+
+class ToolVoidedEvent(Event):
+    """Event published when an early call is discarded, because the model did not request it."""
+
+    visibility = "internal"
+    kind: Literal["tool-voided"] = "tool-voided"
+    marble = "V"
+    call: ToolCall
+    index: int = 0
+    """Expected call index."""
+
+    @override
+    def describe(self) -> str:
+        return self.call.describe()
