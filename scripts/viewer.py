@@ -42,7 +42,8 @@ def install() -> None:
         npm = shutil.which("npm")
         if npm is None:
             raise BuildError("the viewer is built with Node.js and npm, which are not installed")
-        PACKAGES.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(PACKAGES, ignore_errors=True)
+        PACKAGES.mkdir(parents=True)
         for name in ("package.json", "package-lock.json"):
             shutil.copyfile(SOURCES / name, PACKAGES / name)
         _run([npm, "ci", "--no-fund", "--no-audit", "--silent"], PACKAGES)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -20,8 +19,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 from rxloop import MemoryEventLog, Runtime  # noqa: E402
 from rxloop.cli.commands.view import create_viewer  # noqa: E402
 from support.api_server import serve_app  # noqa: E402
-from support.browser import browser  # noqa: E402
-from support.processes.services import CHROMIUM  # noqa: E402
+from support.browser import open_page, start_chromium  # noqa: E402
+from support.processes.services import SERVICES  # noqa: E402
 from support.viewer_runs import record_weather_run  # noqa: E402
 
 
@@ -33,22 +32,22 @@ async def take_picture(log: MemoryEventLog, task_id: str, theme: str) -> bytes:
         task_id: Id of the run.
         theme: Either `dark` or `light`.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        async with (
-            Runtime({}, log=log) as runtime,
-            serve_app(create_viewer(runtime)[0]) as url,
-            browser(Path(folder)) as page,
-        ):
-            await page.emulate(theme=theme)
-            await page.open(f"{url}/view/#/r/{task_id}{PLACE}")
-            await page.until("document.querySelector('.inspector .block') !== null")
-            return await page.take_picture()
+    async with (
+        Runtime({}, log=log) as runtime,
+        serve_app(create_viewer(runtime)[0]) as url,
+        start_chromium() as browser,
+        open_page(browser, color_scheme=theme) as page,
+    ):
+        await page.goto(f"{url}/view/#/r/{task_id}{PLACE}")
+        await page.locator(".inspector .block").first.wait_for()
+        return await page.screenshot()
 
 
 def main() -> int:
     """Write the picture and return the exit code. An argument names the theme and the file."""
-    if CHROMIUM is None:
-        sys.stderr.write("The picture of the viewer is missing, because there is no Chromium.\n")
+    is_available, missing = SERVICES["chromium"]
+    if not is_available():
+        sys.stderr.write(f"The picture of the viewer is missing, because {missing}.\n")
         return 0
     theme, file = sys.argv[1:3] if len(sys.argv) > 2 else ("dark", FILE)
     log = MemoryEventLog()

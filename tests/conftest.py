@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import settings
 
 # The order matters, because services uses postgres.
-pytest_plugins = ["support.timeout_plugin", "support.postgres.server", "support.processes.services"]
+pytest_plugins = ["support.timeout_plugin", "support.postgres.server", "support.processes.services", "support.browser"]
 
 # Without this, each httpx client would load all CA certificates, which takes 40 ms. Certificates in a folder are
 # loaded on demand. Tests only connect to local servers, and TLS tests use their own CA.

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 import griffe
@@ -16,8 +17,11 @@ from typing_extensions import override
 
 import rxloop
 from rxloop import op
-from support.browser import browser
+from support.browser import until
 from support.markdown_links import find_links
+
+if TYPE_CHECKING:
+    from playwright.async_api import Page as BrowserPage
 
 ROOT = Path(__file__).parents[1]
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "link": "href"}
@@ -175,13 +179,14 @@ def test_llms_full_txt_contains_all_pages_without_hidden_code(site: Path) -> Non
 
 @pytest.mark.timeout(300)
 @pytest.mark.service("chromium")
-@pytest.mark.parametrize("page", ["index.html", "reference/op/index.html"])
-async def test_search_works_in_pages_opened_as_files(site: Path, tmp_path: Path, page: str) -> None:
-    async with browser(tmp_path / "profile") as opened:
-        await opened.open(f"{(site / page).as_uri()}?q=superseded+questions")
-        found = "[...document.querySelectorAll('.md-search-result__link')].map(link => link.href)"
-        links: list[str] = await opened.until(f"{found}.length > 3 && {found}")
-    assert Path(unquote(urlsplit(links[0]).path)) == site / "durability.html"
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", ["index.html", "reference/op/index.html"])
+async def test_search_works_in_pages_opened_as_files(site: Path, page: BrowserPage, name: str) -> None:
+    await page.goto(f"{(site / name).as_uri()}?q=superseded+questions")
+    links = page.locator(".md-search-result__link")
+    await until(page, "document.querySelectorAll('.md-search-result__link').length > 3")
+    address = await links.first.evaluate("link => link.href")
+    assert Path(unquote(urlsplit(address).path)) == site / "durability.html"
 
 
 def test_invalid_diagram_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

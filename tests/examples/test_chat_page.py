@@ -6,7 +6,7 @@ import asyncio
 import importlib.util
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -15,7 +15,10 @@ from starlette.types import Receive, Scope, Send
 from rxloop import Agent, tool
 from rxloop.testing import ScriptedModel, call, frames
 from support.api_server import serve_app
-from support.browser import Browser, browser
+from support.browser import expect
+
+if TYPE_CHECKING:
+    from playwright.async_api import Page
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -35,33 +38,26 @@ async def refund(order: str) -> str:
     return f"refunded {order}"
 
 
-async def submit(page: Browser, text: str) -> None:
+async def submit(page: Page, text: str) -> None:
     """Type text into the page and submit it."""
-    await page.until("document.querySelector('input') !== null")
-    await page.run(
-        "{ const field = document.querySelector('input');"
-        "Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(field, " + repr(text) + ");"
-        "field.dispatchEvent(new Event('input', { bubbles: true })); }"
-    )
+    await page.get_by_role("textbox").fill(text)
     await click(page, "Send")
 
 
-async def click(page: Browser, text: str) -> None:
-    found = f"[...document.querySelectorAll('button')].find(each => each.textContent === {text!r})"
-    await page.until(found + " !== undefined")
-    await page.run(found + ".click()")
+async def click(page: Page, name: str) -> None:
+    await page.get_by_role("button", name=name, exact=True).click()
 
 
-async def wait_until_idle(page: Browser, text: str) -> str:
+async def wait_until_idle(page: Page, text: str) -> str:
     """Wait until the page contains a text and is idle, then return its text."""
-    said = "document.body.innerText"
-    return await page.until(
-        f"document.querySelector('main').dataset.status === 'ready' && {said}.includes({text!r}) && {said}"
-    )
+    main = page.get_by_role("main")
+    await expect(main.and_(page.locator("[data-status=ready]"))).to_contain_text(text)
+    return await main.inner_text()
 
 
 @pytest.mark.service("chromium")
-async def test_page_supports_questions_approval_cancellation_and_reload(tmp_path: Path) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_page_supports_questions_approval_cancellation_and_reload(page: Page) -> None:
     turns = [
         call("refund", order="A1"),
         "It is done.",
@@ -72,10 +68,10 @@ async def test_page_supports_questions_approval_cancellation_and_reload(tmp_path
         "Another end.",
     ]
     site = example().make_site(Agent(ScriptedModel(*turns), tools=[refund]))
-    async with site.router.lifespan_context(site), serve_app(site) as url, browser(tmp_path / "profile") as page:
-        await page.open(url)
+    async with site.router.lifespan_context(site), serve_app(site) as url:
+        await page.goto(url)
         await submit(page, "Refund A1")
-        await page.until("document.body.innerText.includes('Refund A1?')")
+        await expect(page.get_by_text("Refund A1?")).to_be_visible()
         await page.reload()
         await click(page, "Approve")
         assert '"refunded A1"' in await wait_until_idle(page, "It is done.")
@@ -83,12 +79,12 @@ async def test_page_supports_questions_approval_cancellation_and_reload(tmp_path
         await click(page, "Refuse")
         assert "refused" in await wait_until_idle(page, "As you like.")
         await submit(page, "Count")
-        await page.until("document.body.innerText.includes('two')")
+        await expect(page.get_by_role("main")).to_contain_text("two")
         await page.reload()
         shown = await wait_until_idle(page, "six")
         assert "one two three four five six" in shown
         await submit(page, "Count on")
-        await page.until("document.body.innerText.includes('seven')")
+        await expect(page.get_by_role("main")).to_contain_text("seven")
         await click(page, "Stop")
         assert "Count on" in await wait_until_idle(page, "seven")
         await click(page, "Again")
@@ -99,7 +95,8 @@ async def test_page_supports_questions_approval_cancellation_and_reload(tmp_path
 
 
 @pytest.mark.service("chromium")
-async def test_answer_that_is_completed_between_the_requests_of_a_reload_is_shown(tmp_path: Path) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_answer_that_is_completed_between_the_requests_of_a_reload_is_shown(page: Page) -> None:
     is_held, release = asyncio.Event(), asyncio.Event()
 
     @tool
@@ -121,12 +118,8 @@ async def test_answer_that_is_completed_between_the_requests_of_a_reload_is_show
                     await asyncio.sleep(0.01)
         await site(scope, receive, send)
 
-    async with (
-        site.router.lifespan_context(site),
-        serve_app(finish_run_before_stream) as url,
-        browser(tmp_path / "profile") as page,
-    ):
-        await page.open(url)
+    async with site.router.lifespan_context(site), serve_app(finish_run_before_stream) as url:
+        await page.goto(url)
         await submit(page, "Hold")
         await asyncio.wait_for(is_held.wait(), 30)
         await page.reload()

@@ -20,6 +20,9 @@ CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
 
+AXE = Path(__file__).parents[3] / "build/viewer/node_modules/axe-core/axe.min.js"
+"""Accessibility checker installed by `scripts/viewer`."""
+
 
 @cache
 def mermaid_file() -> Path:
@@ -69,7 +72,11 @@ def is_redis_available() -> bool:
 
 
 SERVICES: dict[str, tuple[Callable[[], bool], str]] = {
-    "chromium": (lambda: CHROMIUM is not None, "there is no Chromium on the PATH (Debian: apt-get install chromium)"),
+    "chromium": (
+        lambda: CHROMIUM is not None and find_spec("playwright") is not None,
+        "there is no Chromium (Debian: apt-get install chromium) or no Playwright (pip install playwright)",
+    ),
+    "axe": (AXE.is_file, "there is no axe-core (scripts/viewer installs it)"),
     "mermaid": (lambda: mermaid_file().is_file(), "there is no Mermaid (npm install --global mermaid@11)"),
     "mcp-servers": (
         lambda: mcp_program("mcp-server-everything").exists() and mcp_program("mcp-server-time").exists(),

@@ -12,12 +12,14 @@ interface Props {
   /** Index of the row that `reveal` brings into view, or -1. */
   current: number;
   render: (index: number, top: number) => ComponentChildren;
+  /** Titles of the columns, shown in a row above the list. */
+  columns?: string[];
   class?: string;
 }
 
 const EXTRA = 4;
 
-export function List({ count, height, label, role, current, render, class: name }: Props) {
+export function List({ count, height, label, role, current, render, columns, class: name }: Props) {
   const box = useRef<HTMLDivElement>(null);
   const [place, setPlace] = useState({ top: 0, size: 600 });
   const read = () => {
@@ -46,9 +48,17 @@ export function List({ count, height, label, role, current, render, class: name 
   const last = Math.min(count, Math.ceil((place.top + place.size) / height) + EXTRA);
   const rows = [];
   for (let k = first; k < last; k++) rows.push(render(k, k * height));
-  return (
-    <div class={`list ${name ?? ''}`} ref={box} role={role} aria-label={label} aria-rowcount={count} onScroll={read}>
+  const names = { role, 'aria-label': label, 'aria-rowcount': count };
+  const list = (
+    <div class={`list ${name ?? ''}`} ref={box} onScroll={read} {...(columns ? { role: 'rowgroup' } : names)}>
       <div class="rows" role="presentation" style={px({ height: count * height })}>{rows}</div>
+    </div>
+  );
+  if (!columns) return list;
+  return (
+    <div class="grid" {...names}>
+      <div class="row head" role="row">{columns.map(each => <span role="columnheader" key={each}>{each}</span>)}</div>
+      {list}
     </div>
   );
 }

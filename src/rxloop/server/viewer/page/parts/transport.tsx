@@ -18,7 +18,7 @@ export function Transport() {
         <button class="play" aria-label={isPlaying.value ? 'Pause' : 'Play'} onClick={() => runCommand('play')}><Icon path={isPlaying.value ? 'M4 3h3v10H4zM9 3h3v10H9z' : 'M5 3v10l8-5z'} /></button>
         <button aria-label="Next event" onClick={() => step(1)}><Icon path="M5 3v10l7-5z" /></button>
         <button aria-label="Last event" onClick={last}><Icon path="M11 3h2v10h-2zM3 3v10l7-5z" /></button>
-        <button class="speed" aria-label="Speed" onClick={changeSpeed}>{speed.value}×</button>
+        <button class="speed" aria-label={`Speed ${speed.value}×`} onClick={changeSpeed}>{speed.value}×</button>
       </div>
       <div class="scrubber">
         <Slider />

@@ -16,9 +16,8 @@ export function EventsTable() {
   const current = selected.value ? indexes.indexOf(outline.find(selected.value)) : -1;
   return (
     <div class="table">
-      <div class="row head" role="row"><span>seq</span><span>time</span><span>kind</span><span>step</span><span>name</span><span>text</span></div>
       <List
-        role="grid" label="Events" count={indexes.length} height={28} current={current}
+        role="grid" label="Events" columns={['seq', 'time', 'kind', 'step', 'name', 'text']} count={indexes.length} height={28} current={current}
         render={(k, top) => <EventRow key={indexes[k]} index={indexes[k]} number={k} top={top} isSelected={k === current} isReachable={k === Math.max(current, 0)} />}
       />
     </div>

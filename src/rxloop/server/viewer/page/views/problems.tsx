@@ -40,9 +40,8 @@ export function Problems() {
   const current = selected.value ? list.findIndex(each => each.seq === playhead.value) : -1;
   return (
     <div class="table problems">
-      <div class="row head" role="row"><span>problem</span><span>seq</span><span>time</span><span>name</span><span>text</span></div>
       <List
-        role="grid" label="Problems" count={list.length} height={36} current={current}
+        role="grid" label="Problems" columns={['problem', 'seq', 'time', 'name', 'text']} count={list.length} height={36} current={current}
         render={(k, top) => <ProblemRow key={k} problem={list[k]} number={k} top={top} isSelected={k === current} isReachable={k === Math.max(current, 0)} />}
       />
     </div>

@@ -87,14 +87,16 @@ function Tabs() {
   const { tab, q } = address.value;
   const found = filtered.value;
   return (
-    <nav class="tabs" role="tablist">
-      {TABS.map(name => (
-        <button role="tab" key={name} aria-selected={tab === name} onClick={() => go({ ...address.value, tab: name })}>
-          {VIEWS[name].title}
-          {name === 'events' && <small>{formatNumber(outline.size)}</small>}
-          {name === 'problems' && <small class={count ? 'bad' : ''}>{count}</small>}
-        </button>
-      ))}
+    <nav class="tabs" aria-label="Views">
+      <div role="tablist">
+        {TABS.map(name => (
+          <button role="tab" key={name} aria-selected={tab === name} onClick={() => go({ ...address.value, tab: name })}>
+            {VIEWS[name].title}
+            {name === 'events' && <> <small>{formatNumber(outline.size)}</small></>}
+            {name === 'problems' && <> <small class={count ? 'bad' : ''}>{count}</small></>}
+          </button>
+        ))}
+      </div>
       <span class="space" />
       {found && <span class="count">{formatNumber(found.hits.length)} of {formatNumber(rows.length)} rows</span>}
       <span onKeyDown={event => { if (event.key === 'Enter') { step(event.shiftKey ? -1 : 1); } }}>

@@ -32,10 +32,9 @@ export function RunsPage() {
         <Filter value={filterText()} label="Filter runs" hint="Filter: state:failed agent:support text" onChange={q => change({ q })} />
       </nav>
       <main class="body table runs">
-        <div class="row head" role="row"><span>state</span><span>asked</span><span>agent</span><span>model</span><span>calls</span><span>tokens</span><span>duration</span><span>age</span></div>
         {shown.length ? (
           <List
-            role="grid" label="Runs" count={shown.length} height={36} current={-1}
+            role="grid" label="Runs" columns={['state', 'asked', 'agent', 'model', 'calls', 'tokens', 'duration', 'age']} count={shown.length} height={36} current={-1}
             render={(k, top) => <RunRow key={shown[k].taskId} run={shown[k]} number={k} top={top} />}
           />
         ) : isReady.value && !isSearching() ? <Nothing /> : unreachable.value ? <div class="empty"><h2>The server cannot be reached</h2></div> : null}

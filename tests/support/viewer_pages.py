@@ -1,0 +1,48 @@
+"""Viewer pages in a browser: servers for them, and their parts by role and name."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
+
+from rxloop import EventLog, Runtime
+from rxloop.cli.commands.view import create_viewer
+from support.api_server import serve_app
+
+if TYPE_CHECKING:
+    from playwright.async_api import Locator, Page
+
+
+@contextlib.asynccontextmanager
+async def serve_view(log: EventLog) -> AsyncGenerator[str]:
+    """Serve the application of `rxloop view` and yield the URL of the page."""
+    async with Runtime({}, log=log) as runtime, serve_app(create_viewer(runtime)[0]) as url:
+        yield f"{url}/view/"
+
+
+async def open_page_anew(page: Page, url: str) -> None:
+    """Open a URL that may differ from the current one in its fragment only."""
+    await page.goto("about:blank")
+    await page.goto(url)
+
+
+def find_rows(page: Page, name: str) -> Locator:
+    """Return the rows of the waterfall, or of a table with a name such as `Events`, without the row of titles."""
+    return page.get_by_label(name, exact=True).get_by_role("row").and_(page.locator("[aria-rowindex]"))
+
+
+def find_inspector(page: Page) -> Locator:
+    """Return the inspector."""
+    return page.get_by_role("complementary", name="Inspector")
+
+
+def find_filter(page: Page) -> Locator:
+    """Return the field of the filter."""
+    return page.get_by_role("searchbox", name=re.compile("^Filter"))
+
+
+async def get_text(locator: Locator) -> list[str]:
+    """Return the text of each element, with single spaces."""
+    return [" ".join(each.split()) for each in await locator.all_inner_texts()]
