@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
-from rxloop.cli.run_search import search_runs
 from rxloop.pipeline.event_log import EventLog
+from rxloop.protocol.events import Event
+from rxloop.recorded.summary import search_runs
 from rxloop.storage import SqliteEventLog
 from support.cli_workspace import Workspace
 
@@ -37,6 +39,10 @@ def test_tool_results_are_not_searched(searched: Workspace) -> None:
     assert list_questions(searched, "--grep", '"unit"') == []
 
 
+def test_tool_names_are_searched(searched: Workspace) -> None:
+    assert list_questions(searched, "--grep", "GET_WEATHER") == ["Compare the weather in Oslo and Bergen."]
+
+
 def test_search_is_combined_with_other_filters(searched: Workspace) -> None:
     context = searched.rows()[1]["contextId"]
     assert list_questions(searched, "--grep", "oslo", "--context", context) == ["STRASSE in Oslo?"]
@@ -50,9 +56,10 @@ def test_search_ends_at_the_limit(searched: Workspace) -> None:
     read: list[str] = []
 
     class CountingLog(SqliteEventLog):
-        async def read(self, task_id: str, **options: Any) -> Any:
+        async def follow(self, task_id: str, **options: Any) -> AsyncGenerator[Event]:
             read.append(task_id)
-            return await super().read(task_id, **options)
+            async for event in super().follow(task_id, **options):
+                yield event
 
     async def find_first(log: EventLog) -> str:
         matches = search_runs(log, "oslo")

@@ -18,7 +18,7 @@ from rxloop.protocol.events import CheckpointEvent, CustomEvent
 from rxloop.protocol.messages import Usage
 from rxloop.recorded.outline import OutlineState, Position
 from rxloop.server import Principal
-from rxloop.server.http import inspection
+from rxloop.server.http import findings, inspection
 from rxloop.testing import ScriptedModel, call
 from support.api_server import make_client, serve_api
 from support.hidden_tools import MARK, fail, peek
@@ -307,10 +307,11 @@ async def test_stall_of_an_active_run_is_listed_while_it_lasts() -> None:
     task = TaskEvent(seq=1, messages=[], model="m", agent_name="other", owner="ann", **envelope)
     await log.append("idle", [task, StatusUpdateEvent(seq=2, state="working", **envelope)], expected_seq=0)
     async with serve_api(make_clerk(), log=log) as served, Client(served.url, token="ann-key") as ann:
-        [stall] = await ann.problems("idle")
+        stall, orphaned = await ann.problems("idle")
     assert (stall.code, stall.seq, stall.until) == ("stalled", 2, None)
     assert stall.seconds is not None
     assert stall.seconds > 1_000_000
+    assert (orphaned.code, orphaned.seq, orphaned.seconds) == ("orphaned", 2, pytest.approx(stall.seconds, abs=10))
 
 
 async def test_search_continues_until_all_events_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,7 +332,7 @@ async def test_search_continues_until_all_events_are_searched(monkeypatch: pytes
         assert ([hit.seq for hit in last.hits], last.next, last.searched) == ([1_000], None, 1_000)
         assert (await ann.search("long", "xxx", after=2_000)).hits == []
         # Without time, each page searches a single chunk.
-        monkeypatch.setattr(inspection, "SEARCH_SECONDS", -1)
+        monkeypatch.setattr(findings, "SEARCH_SECONDS", -1)
         pages = [await ann.search("long", "done")]
         while pages[-1].next is not None:
             pages.append(await ann.search("long", "done", after=pages[-1].next))

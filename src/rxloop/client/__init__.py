@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from typing_extensions import Unpack
 
 from rxloop.client.connection import Requests, ResponseBounds, Server, follow_run, make_run_path
+from rxloop.client.findings import Findings
 from rxloop.client.inspection import Inspection, RunFilters, to_query
 from rxloop.errors import ConfigurationError
 from rxloop.protocol.events import AnyEvent, State
@@ -30,7 +31,15 @@ from rxloop.protocol.http_api import (
     StartRun,
     StateInfo,
 )
-from rxloop.protocol.http_api.inspection import AccessInfo, Outline, RunProblem, SearchPage
+from rxloop.protocol.http_api.inspection import (
+    AccessInfo,
+    Outline,
+    ProblemPage,
+    RunProblem,
+    RunProblems,
+    SearchPage,
+    SearchResults,
+)
 from rxloop.protocol.messages import Message
 from rxloop.stream.stream import Stream
 from rxloop.support.http_environment import name_variables
@@ -40,10 +49,13 @@ __all__ = [
     "Client",
     "ContextInfo",
     "Outline",
+    "ProblemPage",
     "ResponseBounds",
     "RunInfo",
     "RunProblem",
+    "RunProblems",
     "SearchPage",
+    "SearchResults",
     "StateInfo",
 ]
 
@@ -52,7 +64,7 @@ _READ_TIMEOUT = 60.0
 """Seconds after which a silent stream is considered broken. The server sends a heartbeat every 15 seconds."""
 
 
-class Client(Inspection):
+class Client(Inspection, Findings):
     """Client for an rxloop server.
 
     Example:

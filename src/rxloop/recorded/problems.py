@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -234,6 +234,18 @@ class ProblemFold:
         if event.state == "failed":
             text = event.error.message if event.error is not None else event.reason or "the run failed"
             self._note("run_failed", event, text, name=event.error.code if event.error is not None else event.reason)
+
+
+_SEVERITY: tuple[ProblemCode, ...] = (
+    *("run_failed", "orphaned", "model_failed", "tool_failed", "tools_unavailable", "cut_unmet"),
+    *("stalled", "waits", "repeated", "refused", "retried"),
+)
+
+
+def find_severest(problems: Sequence[RunProblem], count: int) -> list[RunProblem]:
+    """Return the most severe problems, in their original order."""
+    order = sorted(range(len(problems)), key=lambda i: (_SEVERITY.index(problems[i].code), i))
+    return [problems[i] for i in sorted(order[:count])]
 
 
 def _shorten(text: str) -> str:

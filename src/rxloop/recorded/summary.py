@@ -1,10 +1,16 @@
-"""Summary of a run for lists, and text search in the public data of a run."""
+"""Summary of a run for lists, and search for runs with a text in their questions, answers or tool names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from typing_extensions import Unpack
+
+from rxloop.errors import EventLogError, UnknownRun
+from rxloop.pipeline.event_log import EventLog
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     Event,
@@ -15,8 +21,16 @@ from rxloop.protocol.events import (
     ToolCompleteEvent,
     ToolStartEvent,
 )
+from rxloop.protocol.http_api.inspection import RunProblem
 from rxloop.protocol.messages import Message
+from rxloop.recorded.follow import read_chunks
 from rxloop.recorded.problems import ProblemFold
+
+if TYPE_CHECKING:
+    from rxloop.pipeline.records import RunQuery, RunRecord
+
+_PAGE_SIZE = 100
+"""Number of records read at once by a search."""
 
 MAX_TITLE = 120
 """Maximum number of characters in a title."""
@@ -36,11 +50,15 @@ class RunSummary:
 
 
 class SummaryFold:
-    """Fold of the events of a run to its summary, which only contains data for clients."""
+    """Fold of the events of a run to its summary and its problems."""
 
-    def __init__(self) -> None:
-        """Create a fold without events."""
-        self._problems = ProblemFold(internal=False)
+    def __init__(self, *, internal: bool = False) -> None:
+        """Create a fold without events.
+
+        Args:
+            internal: Whether to include problems that clients must not receive.
+        """
+        self._problems = ProblemFold(internal=internal)
         self._title, self._calls = "", 0
         self._fork_of: str | None = None
         self._first_token: float | None = None
@@ -70,6 +88,10 @@ class SummaryFold:
         problems = len(self._problems.collect(task_id))
         return RunSummary(self._title, self._fork_of, self._first_token, self._calls, problems)
 
+    def collect_problems(self, task_id: str, *, now: int | None = None) -> list[RunProblem]:
+        """Return the problems of the events added so far; see `ProblemFold.collect`."""
+        return self._problems.collect(task_id, now=now)
+
 
 def summarize_start(first: Event | None) -> RunSummary:
     """Return the summary of a run of which only the first event was read."""
@@ -83,14 +105,49 @@ def make_title(task: TaskEvent) -> str:
     return line if len(line) <= MAX_TITLE else line[: MAX_TITLE - 1] + "\u2026"
 
 
-def contains_text(events: Iterable[Event], text: str) -> bool:
-    """Return True if the questions, answers or tool names of public events contain a text.
+def contains_text(events: Iterable[Event], text: str, *, internal: bool = False) -> bool:
+    """Return True if the questions, answers or tool names of a run contain a text.
 
     Args:
         events: Durable events.
         text: Text in casefolded form.
+        internal: Whether to search data that clients must not receive.
     """
-    return any(text in passage.casefold() for event in events for passage in _list_passages(event.to_public()))
+    shown = events if internal else (event.to_public() for event in events)
+    return any(text in passage.casefold() for event in shown for passage in _list_passages(event))
+
+
+async def search_runs(log: EventLog, text: str, **query: Unpack[RunQuery]) -> AsyncGenerator[RunRecord]:
+    """Yield the runs with a text in their questions, answers or tool names, newest first.
+
+    Upper and lower case are not distinguished. Unreadable runs are skipped, because they should not prevent a search.
+
+    Args:
+        log: Event log.
+        text: Text to find.
+        **query: Filters for the runs.
+    """
+    wanted, after = text.casefold(), None
+    while True:
+        records = await log.list_runs(**{**query, "newest_first": True, "after": after, "limit": _PAGE_SIZE})
+        for record in records:
+            try:
+                if await _has_text(log, record, wanted):
+                    yield record
+            except EventLogError as error:
+                if error.retryable or isinstance(error, UnknownRun):
+                    raise
+        if len(records) < _PAGE_SIZE:
+            return
+        after = records[-1].task_id
+
+
+async def _has_text(log: EventLog, record: RunRecord, text: str) -> bool:
+    async with aclosing(read_chunks(log, record.task_id, last_seq=record.seq)) as chunks:
+        async for chunk in chunks:
+            if contains_text(chunk, text, internal=True):
+                return True
+    return False
 
 
 def _list_passages(event: Event | None) -> Iterator[str]:

@@ -18,7 +18,6 @@ from rich.text import Text
 from rxloop.cli import options
 from rxloop.cli.database import find_context, find_run, open_database, read_first_event, shorten_ids
 from rxloop.cli.options import RunDisplay, ThoughtLevel, decode
-from rxloop.cli.run_search import search_runs
 from rxloop.cli.suggestions import suggest_runs
 from rxloop.cli.terminal import format_table, notify, run_main, write, write_json, write_plain
 from rxloop.errors import ConfigurationError
@@ -53,7 +52,7 @@ def runs(
     ] = False,
     grep: Annotated[
         str | None,
-        typer.Option("--grep", metavar="TEXT", help="Only runs with this text in a question or answer, in any case."),
+        typer.Option("--grep", metavar="TEXT", help="Only runs with this text in a question, answer or tool name."),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Maximum number of runs. 0 lists all runs.")] = 20,
     json: Annotated[bool, typer.Option("--json", help="Write runs as JSON, one per line.")] = False,
@@ -108,6 +107,8 @@ async def _find_runs(
     Raises:
         ConfigurationError: The text is empty.
     """
+    from rxloop.recorded.summary import search_runs
+
     if not text.strip():
         raise ConfigurationError("--grep must not be empty; omit it to list all runs")
     found: list[RunRecord] = []

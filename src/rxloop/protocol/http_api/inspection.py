@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from rxloop.protocol.envelope import Timestamp
+from rxloop.protocol.http_api import RunInfo
 from rxloop.protocol.messages import Wire
 from rxloop.protocol.model import is_missing
 
@@ -102,6 +103,7 @@ ProblemCode = Literal[
     "cut_unmet",
     "tools_unavailable",
     "run_failed",
+    "orphaned",
 ]
 """Kind of a problem."""
 
@@ -113,6 +115,7 @@ class RunProblem(Wire):
     `refused`: a tool call failed without being started. `stalled`: nothing was recorded for at least 30 seconds.
     `repeated`: the model requested the same call at least three times. `waits`: an unanswered question. `cut_unmet`: a
     context could not be made small enough. `tools_unavailable`: a toolset failed. `run_failed`: an attempt failed.
+    `orphaned`: the run is not finished, but no process owns it.
     """
 
     code: ProblemCode
@@ -123,7 +126,7 @@ class RunProblem(Wire):
     until: int | None = Field(default=None, exclude_if=is_missing)
     """Sequence number of the last event of the problem. Missing if it is the first event, or if a stall continues."""
     seconds: float | None = Field(default=None, exclude_if=is_missing)
-    """Duration of a stall, a failed call or a failed request."""
+    """Duration of a stall, a failed call or a failed request, or the time since the last event of an orphaned run."""
     count: int | None = Field(default=None, exclude_if=is_missing)
     """Number of failed requests or equal calls."""
     name: str | None = Field(default=None, exclude_if=is_missing)
@@ -139,6 +142,23 @@ class ProblemList(Wire):
     seq: int
     """Sequence number of the last event that was checked."""
     problems: list[RunProblem]
+
+
+class RunProblems(Wire):
+    """Run with its problems."""
+
+    run: RunInfo
+    """The run, with the fields of `details=1`. `problems` is the number of all problems."""
+    problems: list[RunProblem]
+    """The most severe problems, at most 20, in the order of their first events."""
+
+
+class ProblemPage(Wire):
+    """Runs with problems, newest first."""
+
+    runs: list[RunProblems]
+    next: str | None = Field(default=None, exclude_if=is_missing)
+    """Value of `after` for the next page. Missing if all runs were examined."""
 
 
 class SearchHit(Wire):
@@ -164,6 +184,17 @@ class SearchPage(Wire):
     """Sequence number of the last event that was searched."""
     next: int | None = Field(default=None, exclude_if=is_missing)
     """Value of `after` for continuing the search. Missing if all events were searched."""
+
+
+class SearchResults(Wire):
+    """Texts found in several runs."""
+
+    hits: list[SearchHit]
+    """Hits, by run, newest runs first. At most five per run."""
+    runs: list[RunInfo]
+    """Runs with hits, with their titles."""
+    next: str | None = Field(default=None, exclude_if=is_missing)
+    """Value of `after` for continuing the search. Missing if all runs were searched."""
 
 
 class Permissions(Wire):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -21,12 +19,10 @@ from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.events import Event
-from rxloop.protocol.http_api.inspection import AccessInfo, LogInfo, Permissions, ProblemList, SearchHit, SearchPage
+from rxloop.protocol.http_api.inspection import AccessInfo, LogInfo, Permissions
 from rxloop.recorded.follow import is_over, read_chunks, read_first
 from rxloop.recorded.outline import OutlineFold, OutlineState
 from rxloop.recorded.problems import ProblemFold
-from rxloop.recorded.questions import IDLE_STATES
-from rxloop.recorded.search import make_pattern, search_events
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.stream import INTERNAL
 from rxloop.server.http import operations, reads
@@ -35,9 +31,7 @@ from rxloop.server.http.requests import (
     EventsQuery,
     OutlineQuery,
     Query,
-    SearchQuery,
     StateQuery,
-    VisibilityQuery,
     choose_event_format,
     make_event_selector,
     write_json,
@@ -52,9 +46,6 @@ MAX_RANGE = 400
 
 _MAX_RANGE_BYTES = 8 << 20
 """Maximum size of a range in bytes, unless it has a single event."""
-
-SEARCH_SECONDS = 0.2
-"""Seconds after which a search stops, so that the client can display the first hits."""
 
 _MIN_COMPRESSED = 1_000
 """Size in bytes from which responses are compressed."""
@@ -162,11 +153,16 @@ async def events(call: ApiCall[None, EventsQuery]) -> Response:
     if query.after is not None or query.speed is not None or call.request.headers.get("last-event-id"):
         fields = {"from": "cannot be combined with a cursor or a speed"}
         raise Refused(422, "invalid", "a range of events cannot be combined with a cursor or a speed", fields=fields)
-    _check_kinds(query.kinds)
+    check_kinds(query.kinds)
     return await _read_range(call, record)
 
 
-def _check_kinds(kinds: Sequence[str] | None) -> None:
+def check_kinds(kinds: Sequence[str] | None) -> None:
+    """Check that event kinds exist.
+
+    Raises:
+        Refused: If a kind does not exist.
+    """
     if kinds is not None and (unknown := [kind for kind in kinds if kind not in EVENT_TYPES]):
         raise Refused(422, "invalid", "some event kinds do not exist", fields={"kinds": ", ".join(unknown)})
 
@@ -208,63 +204,22 @@ async def _read_range(call: ApiCall[None, EventsQuery], record: RunRecord) -> Re
 
 async def state(call: ApiCall[None, StateQuery]) -> Response:
     """Return the state of a run after an event, including internal data only if requested and permitted."""
-    query = call.query
-    start = query.messages_from
-    if start is None:
-        return await reads.state(call)
-    record = await call.record()
+    record, query = await call.record(), call.query
     call.check_visibility(query.visibility)
-    seq = record.seq if query.seq is None else query.seq
+    seq, start = record.seq if query.seq is None else query.seq, query.messages_from
     if seq > record.seq:
         raise Refused(422, "invalid", "the event does not exist", fields={"seq": f"must be from 1 to {record.seq}"})
 
     def respond(events: Sequence[Event]) -> Response:
         info = reads.make_state_info(record.task_id, seq, fold_all(event for event in events if event.seq <= seq))
         info = info if query.visibility == "all" else reads.redact_state(info)
-        # Messages are only added, so their indexes do not change.
-        later = {"messages": info.messages[start:], "message_count": len(info.messages)}
-        return write_json(info.model_copy(update=later))
+        if start is not None:
+            # Messages are only added, so their indexes do not change.
+            later = {"messages": info.messages[start:], "message_count": len(info.messages)}
+            info = info.model_copy(update=later)
+        return write_json(info)
 
     return await call.gateway.compute(call.principal, record.task_id, respond)
-
-
-async def problems(call: ApiCall[None, VisibilityQuery]) -> Response:
-    """List the problems of a run, such as failures, retries, stalls and open questions."""
-    record, internal = await call.record(), call.query.visibility == "all"
-    call.check_visibility(call.query.visibility)
-    log, task_id = call.gateway.runtime.log, record.task_id
-    fold = ProblemFold(internal=internal)
-    with call.gateway.reserve_stream(call.principal):
-        await _add_events(log, fold, task_id, 0, record.seq)
-    found = fold.collect(task_id, now=None if record.state in IDLE_STATES else time.time_ns() // 1_000_000)
-    return write_json(ProblemList(task_id=task_id, seq=record.seq, problems=found))
-
-
-async def search(call: ApiCall[None, SearchQuery]) -> Response:
-    """Search the texts of a run."""
-    record, query = await call.record(), call.query
-    call.check_visibility(query.visibility)
-    _check_kinds(query.kinds)
-    log, loop = call.gateway.runtime.log, asyncio.get_running_loop()
-    internal, pattern = query.visibility == "all", make_pattern(query.q)
-    deadline, searched = loop.time() + SEARCH_SECONDS, min(query.after, record.seq)
-    hits: list[SearchHit] = []
-
-    def add(events: Sequence[Event]) -> int:
-        """Search events until there are enough hits, and return the number of the last event."""
-        for event in events:
-            hits.extend(search_events((event,), pattern, record.task_id, kinds=query.kinds, internal=internal))
-            if len(hits) >= query.limit:
-                return event.seq
-        return events[-1].seq
-
-    with call.gateway.reserve_stream(call.principal):
-        async with aclosing(read_chunks(log, record.task_id, after_seq=searched, last_seq=record.seq)) as chunks:
-            async for chunk in chunks:
-                searched = await log.local.get(Outlines).compute(partial(add, chunk))
-                if len(hits) >= query.limit or loop.time() > deadline:
-                    break
-    return write_json(SearchPage(hits=hits, searched=searched, next=searched if searched < record.seq else None))
 
 
 async def me(call: ApiCall[None, Query]) -> Response:

@@ -14,10 +14,10 @@ from rxloop._version import __version__
 from rxloop.protocol import http_api as http
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.http_api import Deltas, Problem, RunInfo
-from rxloop.protocol.http_api.inspection import AccessInfo, Outline, ProblemList, SearchPage
+from rxloop.protocol.http_api.inspection import AccessInfo, Outline, ProblemList, ProblemPage, SearchPage, SearchResults
 from rxloop.server.core.adapter import Endpoint
 from rxloop.server.core.stream import NDJSON, SSE
-from rxloop.server.http import inspection, reads, run_lists
+from rxloop.server.http import findings, inspection, reads, run_lists
 from rxloop.server.http import operations as runs
 from rxloop.server.http.requests import (
     ContextQuery,
@@ -28,9 +28,11 @@ from rxloop.server.http.requests import (
     PageQuery,
     PendingQuery,
     Query,
+    RecentProblemsQuery,
     RunsInContextQuery,
     RunsQuery,
     SearchQuery,
+    SearchRunsQuery,
     StartQuery,
     StateQuery,
     VisibilityQuery,
@@ -81,8 +83,10 @@ OPERATIONS = (
     Operation("POST", f"{_RUN}/cancel", runs.cancel, http.CancelRun, responses=_START),
     Operation("POST", f"{_RUN}/fork", runs.fork, http.ForkRun, responses={202: RunInfo}),
     Operation("GET", f"{_RUN}/outline", inspection.outline, query=OutlineQuery, responses={200: Outline}),
-    Operation("GET", f"{_RUN}/problems", inspection.problems, query=VisibilityQuery, responses={200: ProblemList}),
-    Operation("GET", f"{_RUN}/search", inspection.search, query=SearchQuery, responses={200: SearchPage}),
+    Operation("GET", f"{_RUN}/problems", findings.problems, query=VisibilityQuery, responses={200: ProblemList}),
+    Operation("GET", f"{_RUN}/search", findings.search, query=SearchQuery, responses={200: SearchPage}),
+    Operation("GET", "/problems", findings.recent_problems, query=RecentProblemsQuery, responses={200: ProblemPage}),
+    Operation("GET", "/search", findings.search_runs, query=SearchRunsQuery, responses={200: SearchResults}),
     Operation("GET", f"{_RUN}/state", inspection.state, query=StateQuery, responses={200: http.StateInfo}),
     Operation("GET", f"{_RUN}/graph", reads.graph, query=GraphQuery, responses={200: None}, media_types=_GRAPH_TYPES),
     Operation("GET", "/contexts", reads.contexts, query=PageQuery, responses={200: http.ContextPage}),

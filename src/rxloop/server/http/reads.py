@@ -47,11 +47,8 @@ from rxloop.server.http.requests import (
     PendingQuery,
     Query,
     RunsInContextQuery,
-    RunsQuery,
-    StateQuery,
     write_json,
 )
-from rxloop.state.fold import fold_all
 from rxloop.state.run_state import RunState
 from rxloop.thinking.graph import ThoughtGraph
 
@@ -198,19 +195,10 @@ async def record(call: ApiCall[None, InfoQuery]) -> Response:
     return write_json(await make_info(call, latest, last))
 
 
-async def runs(call: ApiCall[None, RunsQuery]) -> Response:
-    """List the caller's runs, newest first."""
-    return await _respond_runs(call, await _find_owner(call), call.query.context_id)
-
-
 async def context_runs(call: ApiCall[None, RunsInContextQuery]) -> Response:
     """List the runs of a conversation, newest first."""
     context_id, owner = await call.find_conversation(call.query.owner)
     await _find_owner(call)
-    return await _respond_runs(call, owner, context_id)
-
-
-async def _respond_runs(call: ApiCall[None, Any], owner: str | None, context_id: str | None) -> Response:
     states = None if call.query.state is None else (call.query.state,)
     records, next_cursor = await _read_page(call, owner, context_id=context_id, states=states)
     return write_json(RunPage(runs=[make_short_info(call, record) for record in records], next=next_cursor))
@@ -285,21 +273,6 @@ async def messages(call: ApiCall[None, ContextQuery]) -> Response:
     context_id, owner = await call.find_conversation(call.query.owner)
     public_messages = await history(call.gateway.runtime.log, context_id, owner=owner, public=True)
     return write_json(MessageList(messages=public_messages))
-
-
-async def state(call: ApiCall[None, StateQuery]) -> Response:
-    """Return the state of a run after an event, including internal data only if requested and permitted."""
-    record, query = await call.record(), call.query
-    call.check_visibility(query.visibility)
-    seq = record.seq if query.seq is None else query.seq
-    if seq > record.seq:
-        raise Refused(422, "invalid", "the event does not exist", fields={"seq": f"must be from 1 to {record.seq}"})
-
-    def respond(events: Sequence[Event]) -> Response:
-        info = make_state_info(record.task_id, seq, fold_all(event for event in events if event.seq <= seq))
-        return write_json(info if query.visibility == "all" else redact_state(info))
-
-    return await call.gateway.compute(call.principal, record.task_id, respond)
 
 
 async def graph(call: ApiCall[None, GraphQuery]) -> Response:

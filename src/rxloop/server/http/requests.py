@@ -203,11 +203,6 @@ class RunsQuery(PageQuery):
     details: bool = False
     """True to include the title, duration, model, calls and problems of each run."""
 
-    @property
-    def is_plain(self) -> bool:
-        """True if only the parameters `state`, `contextId`, `after` and `limit` are set."""
-        return self.model_fields_set <= {"state", "context_id", "after", "limit"}
-
 
 class PendingQuery(PageQuery):
     """Query parameters for listing runs with unanswered questions."""
@@ -252,6 +247,27 @@ class SearchQuery(VisibilityQuery):
     """`next` of the previous response."""
     limit: Annotated[int, Field(ge=1, le=200)] = 50
     """Number of hits after which the search stops at the end of an event."""
+
+
+class RecentProblemsQuery(PageQuery, VisibilityQuery):
+    """Query parameters for listing the problems of all runs."""
+
+    since: _Time | None = None
+    """Earliest creation time of the runs."""
+
+
+class SearchRunsQuery(VisibilityQuery):
+    """Query parameters for searching all runs."""
+
+    q: Annotated[str, Field(min_length=1, max_length=200)]
+    """Text to find, ignoring case."""
+    kinds: Annotated[list[str], BeforeValidator(_split_list), Field(min_length=1)] | None = None
+    since: _Time | None = None
+    """Earliest creation time of the runs."""
+    after: Annotated[str, Field(max_length=300, pattern=r"^[^/].*/[0-9]{1,16}$")] | None = None
+    """`next` of the previous response."""
+    limit: Annotated[int, Field(ge=1, le=200)] = 50
+    """Number of hits after which the search stops."""
 
 
 class GraphQuery(Query):

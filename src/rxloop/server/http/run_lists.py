@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import aclosing, nullcontext, suppress
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -17,15 +15,15 @@ from rxloop.errors import UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import FINISHED, RunRecord
-from rxloop.protocol.events import Event
 from rxloop.protocol.http_api import RunInfo, RunPage
 from rxloop.recorded.follow import read_chunks, read_first
-from rxloop.recorded.summary import RunSummary, SummaryFold, contains_text, summarize_start
+from rxloop.recorded.summary import contains_text, summarize_start
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.stream import SSE, FrameWriter
 from rxloop.server.http import reads
 from rxloop.server.http.inspection import Outlines
 from rxloop.server.http.requests import ApiCall, RunsQuery, prefers_events, write_json
+from rxloop.server.http.summaries import Summaries, make_detailed_info
 from rxloop.stream.sources import Push, from_task
 from rxloop.stream.stream import ReadOnlyHold, Stream
 
@@ -44,58 +42,12 @@ POLL_SECONDS = 1.0
 MAX_WATCHED = 100
 """Number of the newest runs whose changes are found by a live list."""
 
-_MAX_SUMMARIES = 1_000
-"""Maximum number of summaries in memory."""
-
-
-class Summaries:
-    """Cache of run summaries, extended when a run has new events."""
-
-    def __init__(self) -> None:
-        self._known = OrderedDict[str, tuple[Event, RunSummary, SummaryFold]]()
-
-    def find(self, record: RunRecord) -> RunSummary | None:
-        """Return the summary of a run, or None if it is unknown or outdated."""
-        known = self._known.get(record.task_id)
-        if known is None or _describe(known[0]) != (record.seq, record.attempt, record.updated):
-            return None
-        self._known.move_to_end(record.task_id)
-        return known[1]
-
-    async def read(self, log: EventLog, record: RunRecord) -> RunSummary:
-        """Read new events of a run and return its summary."""
-        # Another request for this run must not extend the same fold.
-        known = self._known.pop(record.task_id, None)
-        fold = SummaryFold() if known is None or known[0].seq > record.seq else known[2]
-        last, outlines = fold.last, log.local.get(Outlines)
-        after_seq = 0 if last is None else last.seq - 1
-        async with aclosing(read_chunks(log, record.task_id, after_seq=after_seq, last_seq=record.seq)) as chunks:
-            async for chunk in chunks:
-                if last is not None:
-                    if _describe(chunk[0]) != _describe(last):
-                        # The log was rolled back.
-                        return await self.read(log, record)
-                    last, chunk = None, chunk[1:]
-                await outlines.compute(partial(fold.add, chunk))
-        summary = fold.make_summary(record.task_id)
-        if fold.last is not None:
-            self._known[record.task_id] = fold.last, summary, fold
-            if len(self._known) > _MAX_SUMMARIES:
-                self._known.popitem(last=False)
-        return summary
-
-
-def _describe(event: Event) -> tuple[int, int, int]:
-    return event.seq, event.attempt, event.timestamp
-
 
 async def runs(call: ApiCall[None, RunsQuery]) -> Response:
     """List the caller's runs, newest first."""
     query = call.query
     if prefers_events(call.request):
         return await _stream_runs(call)
-    if query.is_plain:
-        return await reads.runs(call)
     reads_events = query.details or query.q is not None
     with call.gateway.reserve_stream(call.principal) if reads_events else nullcontext():
         page = await _make_page(call)
@@ -193,9 +145,7 @@ async def _describe_runs(call: ApiCall[None, RunsQuery], records: Sequence[RunRe
             summary = await summaries.read(log, record)
         elif summary is None:
             summary = summarize_start(await read_first(log, record.task_id))
-        seconds = max(record.updated - record.created, 0) / 1000
-        details = {**asdict(summary), "model": record.model or None, "seconds": seconds}
-        infos.append(reads.make_short_info(call, record).model_copy(update=details))
+        infos.append(make_detailed_info(call, record, summary))
     return infos
 
 

@@ -1,0 +1,79 @@
+"""Client methods for the problems and texts of all runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from rxloop.client.connection import Requests
+from rxloop.protocol.http_api.inspection import ProblemPage, SearchResults
+
+
+class Findings:
+    """Methods of `Client` that read all runs to which the client has access."""
+
+    _requests: Requests
+
+    async def recent_problems(
+        self,
+        *,
+        since: datetime | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+        internal: bool = False,
+    ) -> ProblemPage:
+        """Return the runs with problems, newest first.
+
+        The server stops after half a second. Continue with `after=page.next` until it is None.
+
+        Args:
+            since: Earliest creation time of the runs. Without a time zone, it is in UTC.
+            after: `next` of the previous page.
+            limit: Maximum number of runs. The default is 20.
+            internal: Whether to include internal data, if allowed.
+
+        Raises:
+            ApiError: If the request fails.
+        """
+        query = {
+            "since": None if since is None else since.isoformat(),
+            "after": after,
+            "limit": limit,
+            "visibility": "all" if internal else None,
+        }
+        return await self._requests.get(ProblemPage, "problems", query)
+
+    async def search_runs(
+        self,
+        text: str,
+        *,
+        kinds: Sequence[str] | None = None,
+        since: datetime | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+        internal: bool = False,
+    ) -> SearchResults:
+        """Search the texts of all runs, ignoring case, newest runs first.
+
+        The server stops after 0.2 seconds. Continue with `after=results.next` until it is None.
+
+        Args:
+            text: Text to find.
+            kinds: Event kinds to search. The default is all.
+            since: Earliest creation time of the runs. Without a time zone, it is in UTC.
+            after: `next` of the previous results.
+            limit: Number of hits after which the search stops. The default is 50.
+            internal: Whether to search internal data, if allowed.
+
+        Raises:
+            ApiError: If the request fails.
+        """
+        query = {
+            "q": text,
+            "kinds": None if kinds is None else ",".join(kinds),
+            "since": None if since is None else since.isoformat(),
+            "after": after,
+            "limit": limit,
+            "visibility": "all" if internal else None,
+        }
+        return await self._requests.get(SearchResults, "search", query)
