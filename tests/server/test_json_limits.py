@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +11,15 @@ import orjson
 import pytest
 from a2a.types import a2a_pb2 as pb
 from google.protobuf.json_format import ParseDict
+from starlette.requests import Request
+from starlette.types import Message
 
 from rxloop import Agent, MemoryEventLog, Runtime
 from rxloop.server import ServerLimits, a2a, agui, api, mcp_server, openai_api, ui_stream
 from rxloop.server.a2a.calls import MAX_DEPTH as A2A_DEPTH
 from rxloop.server.a2a.parts import remove_data
-from rxloop.server.core.bodies import DEFAULT_VALUES, MAX_DEPTH, parse_text
+from rxloop.server.core.bodies import DEFAULT_VALUES, MAX_DEPTH, parse_text, read_bytes
+from rxloop.server.core.errors import Refused
 from rxloop.testing import ScriptedModel
 from support.api_server import serve_app
 
@@ -82,6 +86,29 @@ async def test_body_with_too_many_values_is_refused_before_it_is_parsed(name: st
     # AG-UI reports refusals as events.
     assert (response.status_code, runs) == (200 if name == "agui" else 413, 0), response.text
     assert f"the body must have at most {DEFAULT_VALUES} JSON values" in response.text
+
+
+@pytest.mark.parametrize("text", [b"", b'"' + b"x" * 2**16 + b'",'], ids=["numbers", "text and numbers"])
+async def test_rest_of_a_body_with_too_many_values_is_read_but_not_stored(text: bytes) -> None:
+    chunk = b"1," * 2**15
+    chunks = [text, *[chunk] * 14]
+    messages: list[Message] = [{"type": "http.request", "body": each, "more_body": True} for each in chunks]
+    messages[-1]["more_body"] = False
+    headers = [(b"content-type", b"application/json")]
+
+    async def receive() -> Message:
+        return messages.pop(0)
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(Refused, match="20000 JSON values"):
+            await read_bytes(Request({"type": "http", "method": "POST", "headers": headers}, receive), ServerLimits())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert messages == []
+    # The beginning is copied several times to count its values.
+    assert peak < 11 * len(chunk)
 
 
 @pytest.mark.parametrize("name", BODIES)

@@ -87,6 +87,40 @@ def test_size_of_definitions_is_limited() -> None:
         client_tools([{"name": "t", "parameters": deep}])
 
 
+def test_equal_definitions_are_parsed_once() -> None:
+    definition: dict[str, Any] = {"name": "show", "description": "parsed once", "parameters": {**CITY}}
+    sent = {"type": "function", "function": definition}
+    [first] = tools = client_tools([sent])
+    assert client_tools([{**sent}]) is tools
+    assert client_tools(tools) is tools
+    # A run records this form.
+    assert client_tools([first.to_definition()]) is tools
+    definition["parameters"]["maxProperties"] = 3
+    [changed] = client_tools([sent])
+    assert changed.definition.parameters["maxProperties"] == 3
+    assert "maxProperties" not in first.definition.parameters
+
+
+def test_definitions_with_the_same_json_but_different_values_are_not_confused() -> None:
+    [null], [nan] = (client_tools([{"name": "show", "parameters": {"default": each}}]) for each in (None, float("nan")))
+    assert (null.definition.parameters["default"], nan.definition.parameters["default"]) == (None, "NaN")
+    [integer], [real] = (client_tools([{"name": "show", "parameters": {"default": each}}]) for each in (1, 1.0))
+    assert (repr(integer.definition.parameters), repr(real.definition.parameters)) == (
+        "{'default': 1}",
+        "{'default': 1.0}",
+    )
+
+
+def test_least_recently_used_definitions_are_removed_from_the_cache() -> None:
+    # These definitions are sent in the recorded form.
+    definitions = [[{"name": f"recent{number}", "description": "", "parameters": CITY}] for number in range(33)]
+    first, second, *_ = [client_tools(each) for each in definitions[:32]]
+    assert client_tools(definitions[0]) is first
+    client_tools(definitions[32])
+    assert client_tools(definitions[0]) is first
+    assert client_tools(definitions[1]) is not second
+
+
 @pytest.mark.parametrize(
     "definition",
     [

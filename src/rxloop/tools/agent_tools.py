@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from typing_extensions import TypeVar
+from typing_extensions import TypeIs, TypeVar
 
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.interfaces import Tool, Toolset
@@ -17,6 +18,9 @@ from rxloop.pipeline.run_context import RunContext
 from rxloop.tools.function import Function, FunctionTool, as_tool, check_name, is_tool
 from rxloop.tools.redaction import RedactedTool
 from rxloop.tools.toolsets import MissingToolset, Toolsets, toolset_name
+
+if TYPE_CHECKING:
+    from rxloop.tools.client_tool import ClientTool
 
 ToolDeps = TypeVar("ToolDeps", default=Any)
 
@@ -74,7 +78,7 @@ class AgentTools:
         """
         self._parts: list[Tool | Toolset] = [_to_tool_or_toolset(tool) for tool in tools]
         self._plain_tools: dict[str, Tool] = {}
-        self._client_tools: dict[str, Tool] = {}
+        self._client_tools: dict[str, ClientTool] = {}
         """Client tools of the current run."""
         self._hidden_names: set[str] = set()
         self._toolsets = toolsets or Toolsets()
@@ -82,7 +86,7 @@ class AgentTools:
         """Mapping of previously offered tool names to toolset names."""
         self._toolset_parts: list[Toolset] = []
         for part in self._parts:
-            if isinstance(part, Toolset):
+            if _is_toolset(part):
                 self._toolset_parts.append(part)
                 continue
             name = part.definition.name
@@ -101,20 +105,22 @@ class AgentTools:
     def __repr__(self) -> str:
         return f"<AgentTools {', '.join(_label(part) for part in self._parts)}>"
 
-    def with_client_tools(self, tools: Iterable[Tool]) -> AgentTools:
+    def with_client_tools(self, tools: Iterable[ClientTool]) -> AgentTools:
         """Return a copy with additional client tools.
 
         Raises:
             ConfigurationError: Name conflict with an existing agent tool.
         """
-        added = list(tools)
-        for name in (tool.definition.name for tool in added):
+        added = {tool.definition.name: tool for tool in tools}
+        for name in added:
             if name in self._plain_tools:
                 raise ConfigurationError(f"client_tools: the agent already has a tool named {name!r}; rename one")
-        copy_ = AgentTools([*self._parts, *added], self._toolsets)
-        # Shared across all runs, including previously offered toolset names.
-        copy_._hidden_names, copy_._owners = self._hidden_names, self._owners
-        copy_._client_tools = {tool.definition.name: tool for tool in added}
+        # Client tools are visible, always offered, and already checked. Hidden names and previously offered toolset
+        # names are shared across all runs.
+        copy_ = copy(self)
+        copy_._parts, copy_._plain_tools = [*self._parts, *added.values()], {**self._plain_tools, **added}
+        copy_._client_tools, copy_._warned = added, set()
+        copy_._merged, copy_._definitions, copy_._last_definitions = None, (), (None, ())
         return copy_
 
     def hides(self, name: str) -> bool:
@@ -180,7 +186,7 @@ class AgentTools:
         tools: dict[str, Tool] = {}
         missing = {each.name for each in results if isinstance(each, MissingToolset)}
         for part in self._parts:
-            if isinstance(part, Toolset):
+            if _is_toolset(part):
                 added = next(answers)
                 if not isinstance(added, MissingToolset):
                     self._add(tools, toolset_name(part), added)
@@ -304,5 +310,10 @@ def _to_tool_or_toolset(value: AnyTool) -> Tool | Toolset:
     return as_tool(value)  # pyright: ignore[reportArgumentType]
 
 
+def _is_toolset(part: Tool | Toolset) -> TypeIs[Toolset]:
+    # Checking for the methods of a toolset takes ten times as long, and clients define many tools.
+    return not is_tool(part)
+
+
 def _label(part: Tool | Toolset) -> str:
-    return toolset_name(part) if isinstance(part, Toolset) else part.definition.name
+    return toolset_name(part) if _is_toolset(part) else part.definition.name

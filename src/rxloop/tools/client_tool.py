@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from threading import Lock
 from typing import Annotated, Any, Literal, cast
 
 import orjson
@@ -38,6 +40,9 @@ MAX_CHARACTERS = 200_000
 
 MAX_VALUES = 10_000
 """Maximum number of JSON values in all definitions, because each value of a schema is converted for the vendor."""
+
+_MAX_PARSED = 32
+"""Maximum number of entries in the cache. A list of tools has up to two entries: as sent and as recorded."""
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
@@ -175,7 +180,45 @@ def client_tool(
     return ClientTool(name, parameters, description=description, result=result, strict=strict, timeout=timeout)
 
 
-def client_tools(definitions: Sequence[ClientTool | Mapping[str, Any]]) -> tuple[ClientTool, ...]:
+class ClientTools(tuple[ClientTool, ...]):
+    """Checked client tools of a run, created by `client_tools`."""
+
+    __slots__ = ()
+
+
+class _ParsedTools:
+    """Cache of parsed definitions.
+
+    A process that starts a run parses the recorded definitions again to execute the run, and most clients send the same
+    definitions with each run.
+    """
+
+    def __init__(self) -> None:
+        self._entries = OrderedDict[bytes, tuple[Sequence[Any], ClientTools]]()
+        self._lock = Lock()
+
+    def get(self, data: bytes, definitions: Sequence[Any]) -> ClientTools | None:
+        """Return the parsed tools, or None if they are not in the cache."""
+        with self._lock:
+            known, tools = self._entries.get(data, (None, None))
+            # NaN and null have the same JSON, but differ as definitions.
+            if tools is None or known != definitions:
+                return None
+            self._entries.move_to_end(data)
+            return tools
+
+    def put(self, data: bytes, definitions: Sequence[Any], tools: ClientTools) -> None:
+        """Add parsed tools to the cache. If the cache is full, remove the least recently used tools."""
+        with self._lock:
+            self._entries[data] = definitions, tools
+            if len(self._entries) > _MAX_PARSED:
+                self._entries.popitem(last=False)
+
+
+_parsed_tools = _ParsedTools()
+
+
+def client_tools(definitions: Sequence[ClientTool | Mapping[str, Any]]) -> ClientTools:
     """Create client tools from run definitions.
 
     Args:
@@ -185,8 +228,31 @@ def client_tools(definitions: Sequence[ClientTool | Mapping[str, Any]]) -> tuple
     Raises:
         ConfigurationError: Invalid definition. The message includes the index.
     """
+    if isinstance(definitions, ClientTools):
+        return definitions
     if len(definitions) > MAX_TOOLS:
         raise ConfigurationError(f"client_tools must have at most {MAX_TOOLS} definitions, got {len(definitions)}")
+    data = _encode(definitions)
+    tools = None if data is None else _parsed_tools.get(data, definitions)
+    if tools is None:
+        tools = _parse_definitions(definitions)
+        recorded = [tool.to_definition() for tool in tools]
+        _check_size(recorded)
+        for known in (definitions, recorded):
+            if (data := _encode(known)) is not None:
+                _parsed_tools.put(data, known, tools)
+    return tools
+
+
+def _encode(definitions: Sequence[ClientTool | Mapping[str, Any]]) -> bytes | None:
+    """Return definitions as JSON, or None if they contain other values, such as client tools and types."""
+    try:
+        return orjson.dumps(definitions)
+    except TypeError:
+        return None
+
+
+def _parse_definitions(definitions: Sequence[ClientTool | Mapping[str, Any]]) -> ClientTools:
     _check_size(definitions)
     budget = StepBudget(MAX_SCHEMA_STEPS)
     tools: dict[str, ClientTool] = {}
@@ -199,8 +265,7 @@ def client_tools(definitions: Sequence[ClientTool | Mapping[str, Any]]) -> tuple
         if name in tools:
             raise ConfigurationError(f"client_tools[{index}]: an earlier tool is also named {name!r}")
         tools[name] = tool
-    _check_size([tool.to_definition() for tool in tools.values()])
-    return tuple(tools.values())
+    return ClientTools(tools.values())
 
 
 def _check_size(definitions: Sequence[ClientTool | Mapping[str, Any]]) -> None:

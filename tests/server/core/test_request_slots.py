@@ -6,10 +6,12 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import Any
 
-from rxloop import Agent, MemoryEventLog, ModelRequest, tool
+from rxloop import Agent, MemoryEventLog, ModelRequest, Runtime, tool
+from rxloop.server import api, bearer
 from rxloop.server.core.request_slots import ACTIVE_SECONDS, SHARE, RequestSlots, release_slot
 from rxloop.testing import ScriptedModel, call
 from support.api_server import make_client, serve_api
+from support.asgi_client import send_request
 
 
 class Requests:
@@ -123,3 +125,25 @@ async def test_requests_that_wait_for_runs_do_not_hold_slots() -> None:
             calls += [ann.post("/runs?wait=20", json={"input": "Hi"}) for _ in range(5)]
             responses = await asyncio.gather(*calls)
     assert [each.json()["content"] for each in responses] == ["Hello."] * 6
+
+
+async def test_request_is_dropped_if_its_client_disconnects_while_it_is_queued() -> None:
+    async with Runtime({"clerk": Agent(ScriptedModel(*["Hello."] * 3), name="clerk")}, log=MemoryEventLog()) as runtime:
+        app, slots = api(runtime, auth=bearer({"ann-key": "ann"})), runtime.log.local.get(RequestSlots)
+        headers = {"authorization": "Bearer ann-key", "content-type": "application/json"}
+
+        async def start(*, leaves: bool) -> asyncio.Task[Any]:
+            request = send_request(app, "/runs", b'{"input": "Hi"}', headers, leaves=leaves)
+            task = asyncio.create_task(request)
+            await asyncio.sleep(0.01)
+            return task
+
+        async with AsyncExitStack() as others:
+            for name in ("bob", "ann", "ann"):
+                await others.enter_async_context(slots.acquire(name))
+            abandoned, kept = await start(leaves=True), await start(leaves=False)
+        assert (await abandoned).status == 499
+        assert (await kept).status == 202
+        assert len(await runtime.log.list_runs()) == 1
+        # Without a queue, the run starts, and the client can find it later.
+        assert (await (await start(leaves=True))).status == 202

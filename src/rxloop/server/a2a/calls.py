@@ -119,14 +119,15 @@ async def serve_sdk(endpoint: SdkEndpoint, rpc: bool, call: Call[None, None]) ->
     if len(request.headers.get("a2a-version", "")) > _MAX_VERSION:
         # The SDK would fail to parse the number.
         raise Refused(400, "bad_request", "the a2a-version header is too long")
-    body = b"" if request.method in ("GET", "HEAD", "DELETE") else await read_bytes(request, call.gateway.limits)
-    if body:
-        if _get_media_type(request) not in _JSON:
-            return _reject_body(rpc, ContentTypeNotSupportedError("the content type must be application/json"))
+    body = b""
+    if request.method not in ("GET", "HEAD", "DELETE"):
         try:
+            body = await read_bytes(request, call.gateway.limits, MAX_DEPTH)
+            if body and _get_media_type(request) not in _JSON:
+                return _reject_body(rpc, ContentTypeNotSupportedError("the content type must be application/json"))
             check_json(body, "body", call.gateway.limits, MAX_DEPTH)
             # Encoding the body again removes duplicate keys and invalid characters.
-            body = orjson.dumps(orjson.loads(body))
+            body = orjson.dumps(orjson.loads(body)) if body else b""
         except (Refused, orjson.JSONDecodeError) as error:
             if isinstance(error, Refused) and error.status != 400:
                 raise

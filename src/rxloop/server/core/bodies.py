@@ -15,6 +15,11 @@ from rxloop.support.json_limits import find_excess
 
 M = TypeVar("M", bound=BaseModel)
 
+JSON = "application/json"
+
+_FIRST_CHECK = 2**16
+"""Number of received bytes at which an incomplete body is checked first. Each next check doubles this number."""
+
 MAX_DEPTH = 64
 """Maximum nesting depth of JSON from clients. Protobuf and pydantic fail above 100 levels, and events add levels."""
 
@@ -25,8 +30,7 @@ def parse_body(model: type[M], data: bytes, request: Request, limits: ServerLimi
     Raises:
         Refused: If the body is not JSON, too complex, or invalid.
     """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if data and media_type != "application/json":
+    if data and _get_media_type(request) != JSON:
         raise Refused(415, "media_type", "the content-type of the body must be application/json")
     return parse_json(model, data or b"{}", "body", limits)
 
@@ -81,29 +85,52 @@ def parse_text(text: str) -> Any:
         return text
 
 
+def _get_media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
 def _encode(data: bytes | str) -> bytes:
     return data if isinstance(data, bytes) else data.encode(errors="surrogatepass")
 
 
-async def read_bytes(request: Request, limits: ServerLimits) -> bytes:
+async def read_bytes(request: Request, limits: ServerLimits, depth: int = MAX_DEPTH) -> bytes:
     """Read a raw body.
 
-    The size limit applies to the bytes received, not to the `content-length` header.
+    The size limit applies to the bytes received, not to the `content-length` header. JSON with too many values is
+    refused without storing the rest of the body. The rest is read, so that the client receives the response.
+
+    Args:
+        request: Request with the body.
+        limits: Limits of the adapter.
+        depth: Maximum nesting depth of JSON.
 
     Raises:
-        Refused: If the body is too large or too slow.
+        Refused: If the body is too large, too complex or too slow.
     """
     data = bytearray()
+    size, next_check = 0, _FIRST_CHECK if _get_media_type(request).endswith("json") else limits.body
+    refused: Refused | None = None
     try:
         async with asyncio.timeout(limits.body_seconds):
             async for chunk in request.stream():
-                data += chunk
-                if len(data) > limits.body:
+                size += len(chunk)
+                if size > limits.body:
                     raise Refused(413, "too_large", f"the body must have at most {limits.body} bytes", headers=_CLOSE)
+                if refused is not None:
+                    continue
+                data += chunk
+                if size >= next_check:
+                    next_check = 2 * size
+                    try:
+                        check_json(bytes(data), "body", limits, depth)
+                    except Refused as error:
+                        refused = error
     except TimeoutError:
         raise Refused(408, "too_slow", f"the body took longer than {limits.body_seconds:g} s", headers=_CLOSE) from None
     except ClientDisconnect:
         raise Refused(400, "bad_request", "the client disconnected while sending the body", headers=_CLOSE) from None
+    if refused is not None:
+        raise refused
     return bytes(data)
 
 

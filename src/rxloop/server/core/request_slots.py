@@ -29,16 +29,21 @@ class RequestSlots:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     @asynccontextmanager
-    async def acquire(self, principal_id: str) -> AsyncGenerator[None]:
-        """Acquire a slot for the duration of the block, or until `release_slot` is called."""
-        if principal_id not in self._waiting and self._may_start(principal_id):
-            self._running[principal_id] += 1
-        else:
+    async def acquire(self, principal_id: str) -> AsyncGenerator[bool]:
+        """Acquire a slot for the duration of the block, or until `release_slot` is called.
+
+        Yields:
+            True if the request was queued.
+        """
+        is_queued = principal_id in self._waiting or not self._may_start(principal_id)
+        if is_queued:
             await self._wait(principal_id)
+        else:
+            self._running[principal_id] += 1
         slot = _Slot(self, principal_id)
         token = _SLOT.set(slot)
         try:
-            yield
+            yield is_queued
         finally:
             _SLOT.reset(token)
             slot.release()

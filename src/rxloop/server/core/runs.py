@@ -30,7 +30,7 @@ from rxloop.recorded.replay import read_public_messages
 from rxloop.runtime.runtime import StartOptions
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Gateway, Principal
-from rxloop.tools.client_tool import ClientTool, client_tools
+from rxloop.tools.client_tool import ClientTool, ClientTools, client_tools
 
 log = logging.getLogger("rxloop")
 
@@ -214,13 +214,15 @@ def digest_request(request: bytes) -> str:
     return sha256(request).hexdigest()
 
 
-def _rename_hidden_names(gateway: Gateway, agent: str, tools: Sequence[ClientTool]) -> Sequence[ClientTool]:
+def _rename_hidden_names(gateway: Gateway, agent: str, tools: ClientTools) -> ClientTools:
     """Rename client tools that have the name of a hidden tool.
 
     Refusing them would reveal the hidden names. Replacing the hidden tools would allow clients to forge their results.
     The new names have the same length, so that the number of tools and of estimated tokens does not differ either.
     """
     collection = gateway.runtime.agents[agent].definition.tools
+    if not any(tool.definition.name in collection.plain_tools for tool in tools):
+        return tools
     taken = {*collection.plain_tools, *(tool.definition.name for tool in tools)}
     renamed: list[ClientTool] = []
     for tool in tools:
@@ -236,7 +238,7 @@ def _rename_hidden_names(gateway: Gateway, agent: str, tools: Sequence[ClientToo
         if new_name is not None:
             taken.add(new_name)
             renamed += client_tools([{**tool.to_definition(), "name": new_name}])
-    return renamed
+    return client_tools(renamed)
 
 
 async def find_started_run(gateway: Gateway, principal: Principal, agent: str, key: str | None) -> RunRecord | None:

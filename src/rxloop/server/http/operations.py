@@ -233,6 +233,6 @@ def _check_settings(call: ApiCall[StartRun, Any]) -> ModelSettings | None:
 
 def _parse_tools(gateway: Gateway, agent: str, body: StartRun) -> Sequence[ClientTool] | None:
     try:
-        return parse_client_tools(gateway, agent, [each.model_dump() for each in body.tools])
+        return parse_client_tools(gateway, agent, [dict(each) for each in body.tools])
     except ConfigurationError as error:
         raise Refused(422, "invalid", "the tools are invalid", fields={"tools": str(error)}) from None

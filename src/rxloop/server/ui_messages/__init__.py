@@ -171,7 +171,7 @@ class UiStream(Adapter):
             request=messages[-1].to_bytes(),
             context_id=context_id,
             metadata={**public, NOTE: note},
-            client_tools=[each.model_dump() for each in body.tools] or None,
+            client_tools=[dict(each) for each in body.tools] or None,
             locked=True,
         )
 
