@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from rxloop import Agent, ConfigurationError, MemoryEventLog, Runtime, client_tool, tool
 from rxloop.testing import ScriptedModel, call
-from rxloop.tools.client_tool import MAX_CHARACTERS, MAX_TOOLS, client_tools
+from rxloop.tools.client_definitions import MAX_CHARACTERS, MAX_TOOLS, client_tools
 
 CITY = {"type": "object", "properties": {"city": {"type": "string", "minLength": 2}}, "required": ["city"]}
 

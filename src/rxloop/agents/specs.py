@@ -202,6 +202,6 @@ def _make_client_tools(options: Options) -> tuple[ClientTool, ...]:
     if not definitions:
         return ()
     # Imported lazily, because few runs have client tools.
-    from rxloop.tools.client_tool import client_tools
+    from rxloop.tools.client_definitions import client_tools
 
     return client_tools(definitions)

@@ -219,7 +219,9 @@ class Adapter(ABC):
             reservation = None if endpoint.public else self.gateway.reserve(principal, "requests")
             with reservation or nullcontext():
                 data = None if endpoint.body is None else await read_bytes(request, self.gateway.limits)
-                async with nullcontext() if endpoint.public else self.gateway.acquire_slot(principal, request):
+                async with nullcontext(False) if endpoint.public else self.gateway.acquire_slot(principal) as is_queued:
+                    if is_queued and await request.is_disconnected():
+                        raise Refused(499, "disconnected", "the client disconnected before its request was processed")
                     body = None
                     if endpoint.body is not None and data is not None:
                         body = parse_body(endpoint.body, data, request, self.gateway.limits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -13,7 +13,7 @@ from secrets import compare_digest
 from typing import Any, Literal, Self, TypeVar, get_args
 
 import anyio
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import HTTPConnection
 
 from rxloop.errors import ConfigurationError, EventLogError, UnknownRun
 from rxloop.pipeline.log_retry import limit_log_time, read_log
@@ -288,20 +288,9 @@ class Gateway:
         """
         return self._account.reserve(principal.id, resource, self._get_limit(resource))
 
-    @asynccontextmanager
-    async def acquire_slot(self, principal: Principal, request: Request) -> AsyncGenerator[None]:
-        """Wait for a slot to process a request; see `RequestSlots`. Opening a stream releases the slot.
-
-        Raises:
-            Refused: If the client disconnected before its request was processed.
-        """
-        if self._auth is None:
-            yield
-            return
-        async with self._slots.acquire(principal.id) as is_queued:
-            if is_queued and await request.is_disconnected():
-                raise Refused(499, "disconnected", "the client disconnected before its request was processed")
-            yield
+    def acquire_slot(self, principal: Principal) -> AbstractAsyncContextManager[bool]:
+        """Wait for a slot to process a request; see `RequestSlots.acquire`. Opening a stream releases the slot."""
+        return nullcontext(False) if self._auth is None else self._slots.acquire(principal.id)
 
     def reserve_command(self, record: RunRecord, size: int) -> AbstractAsyncContextManager[None]:
         """Count a message or an answer of `size` bytes that is sent to a run inside the block.

@@ -30,7 +30,8 @@ from rxloop.recorded.replay import read_public_messages
 from rxloop.runtime.runtime import StartOptions
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Gateway, Principal
-from rxloop.tools.client_tool import ClientTool, ClientTools, client_tools
+from rxloop.tools.client_definitions import ClientTools, client_tools
+from rxloop.tools.client_tool import ClientTool
 
 log = logging.getLogger("rxloop")
 
