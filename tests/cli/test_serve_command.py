@@ -229,6 +229,26 @@ def test_every_adapter_is_served_at_its_prefix(module: str, workspace: Workspace
     assert [each["watcher"] for each in lines if "watcher" in each][-1] == "agents"
 
 
+def test_metrics_have_a_key_of_their_own(module: str, workspace: Workspace) -> None:
+    key = "metrics-have-this-secret"
+    (workspace.folder / "keys").write_text(f"ann={KEY}\nmetrics={key}\n", encoding="utf-8")
+    with start_server(workspace, f"{module}:one", "--metrics", "--keys", "keys") as (url, lines):
+
+        def get(path: str, token: str) -> httpx.Response:
+            return httpx.get(f"{url}{path}", headers={"authorization": f"Bearer {token}"}, timeout=30)
+
+        assert get("/runs", KEY).status_code == 200
+        assert 'rxloop_runs{state="working"} 0.0' in get("/metrics", key).text
+        assert [get("/metrics", KEY).status_code, get("/runs", key).status_code] == [401, 401]
+    assert "metrics at /metrics" in lines[0]["message"]
+
+
+def test_metrics_without_a_key_of_their_own_are_an_error(module: str, workspace: Workspace) -> None:
+    (workspace.folder / "keys").write_text(f"ann={KEY}\n", encoding="utf-8")
+    result = workspace.run("serve", f"{module}:one", "--metrics", "--keys", "keys", "--port", "0", code=2)
+    assert "add metrics=KEY to the keys" in result.stderr
+
+
 def test_single_agent_adapters_are_created_for_every_agent(module: str, workspace: Workspace) -> None:
     keys = {"RXLOOP_KEYS": f"ann={KEY}"}
     with (

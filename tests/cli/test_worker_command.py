@@ -68,11 +68,12 @@ def test_worker_executes_runs_queued_by_a_server(workspace: Workspace, postgres_
     arguments = ("shop:weather", "--db", postgres_database)
     with (
         start_process(workspace, "serve", *arguments, "--queue", "--port", "0") as server,
-        start_process(workspace, "worker", *arguments, "--concurrency", "2") as worker,
+        start_process(workspace, "worker", *arguments, "--concurrency", "2", "--metrics-port", "0") as worker,
     ):
         serving = orjson.loads(find_line(server.stderr, "Serving"))
         assert serving["message"].endswith(", executed by workers")
         url = serving["url"]
+        metrics = orjson.loads(find_line(worker.stderr, "Serving metrics"))["url"]
         find_line(worker.stderr, "Executing runs of weather")
         with httpx.Client(base_url=url, timeout=30) as client:
             run = client.post("/runs?wait=20", json={"input": "Weather in Oslo?"}).json()
@@ -83,6 +84,10 @@ def test_worker_executes_runs_queued_by_a_server(workspace: Workspace, postgres_
             assert int(run["content"]) > 10_000, run
             ended = orjson.loads(find_line(worker.stderr, '"rxloop.runs"'))
             assert (ended["task"], ended["agent"], ended["state"]) == (run["taskId"], "weather", "completed")
+        samples = httpx.get(metrics, timeout=30).text.splitlines()
+        duration = 'gen_ai_invoke_agent_duration_seconds_count{error_type="",gen_ai_agent_name="weather",'
+        assert f'{duration}gen_ai_operation_name="invoke_agent"}} 1.0' in samples
+        assert "rxloop_queue_jobs 0.0" in samples
         worker.send_signal(signal.SIGTERM)
         find_line(worker.stderr, "Stopped")
         assert worker.wait(20) == 0
@@ -110,6 +115,10 @@ def test_worker_executes_runs_queued_by_a_server(workspace: Workspace, postgres_
         (
             ("worker", "shop:runtime", "--dsn", "postgresql://localhost/app"),
             "--db cannot be used with the Runtime 'shop:runtime'",
+        ),
+        (
+            ("worker", "shop:weather", "--metrics-port", "0", "--metrics-host", "0.0.0.0"),
+            "--metrics-host 0.0.0.0 is public and requires a key; set RXLOOP_KEYS=metrics=KEY",
         ),
         (("serve", "shop:weather", "--queue", "--db", "runs.db", "--port", "0"), "a queue requires a Postgres"),
         (("serve", "shop:weather", "--program-version", "3", "--port", "0"), "requires --queue"),

@@ -23,7 +23,7 @@ from rxloop.run.questions.registry import OnInput
 from rxloop.run.spec import WhenBusy
 from rxloop.runtime.attempts import Attempts, DepsFactory, DueRun, Outcome
 from rxloop.runtime.jobs import ForeignRuns, count_waiting, enqueue_run, enqueue_runs, get_delay
-from rxloop.runtime.live_runs import LiveRuns
+from rxloop.runtime.live_runs import LiveRuns, RuntimeLoad
 from rxloop.runtime.probation import Suspicion
 from rxloop.support.tasks import wait_all
 
@@ -109,6 +109,12 @@ class RunExecutor:
         self._requested_again: set[str] = set()
         """Ids of runs requested again while they were executing."""
         self._watching: list[asyncio.Task[None]] = []
+        self._adopted = 0
+
+    @property
+    def load(self) -> RuntimeLoad:
+        """Number of runs of this process."""
+        return RuntimeLoad(len(self.live_runs), max(0, len(self._tasks) - len(self.live_runs)), self._adopted)
 
     async def start(self) -> None:
         """Adopt orphaned runs, now and periodically, and start serving the queue."""
@@ -286,6 +292,7 @@ class RunExecutor:
                 continue
             if not self.is_executing(record.task_id):
                 log.info("Adopting orphaned run %s", record.task_id)
+                self._adopted += 1
             self.schedule(record.task_id, record.agent_name)
         if self._queue is not None and await enqueue_runs(self._queue, unqueued[:_ENOUGH_JOBS]) and all_states:
             self._search_after = unqueued[_ENOUGH_JOBS - 1].task_id if len(unqueued) > _ENOUGH_JOBS else last

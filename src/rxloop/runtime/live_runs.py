@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, Disposable
@@ -25,6 +25,20 @@ from rxloop.stream.back_pressure import Gate, WindowedPush
 from rxloop.stream.readers import Merger
 from rxloop.stream.sources import Push, from_task
 from rxloop.stream.stream import ReadOnlyHold, Stream
+
+
+class RuntimeLoad(NamedTuple):
+    """Number of runs of a process.
+
+    Attributes:
+        executing: Runs that the process executes. It holds the lease of each of their conversations.
+        waiting: Runs that wait in the process for a slot or for an earlier run of their conversation.
+        adopted: Orphaned runs that the process has resumed since its start.
+    """
+
+    executing: int
+    waiting: int
+    adopted: int
 
 
 class LiveRuns:

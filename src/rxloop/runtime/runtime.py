@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict
+from typing import Any, Self
 from weakref import WeakValueDictionary
 
 from typing_extensions import Unpack
@@ -22,35 +22,17 @@ from rxloop.pipeline.records import RunRecord, Until
 from rxloop.protocol.events import AnyEvent
 from rxloop.protocol.ids import derive_id
 from rxloop.protocol.messages import Message, Prompt, to_messages
-from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.recorded.follow import RecordedStream
 from rxloop.recorded.questions import PendingQuery, PendingRun, list_pending
 from rxloop.run.ownership import wait_stored
 from rxloop.runtime.attempts import DepsFactory
 from rxloop.runtime.executor import RunExecutor, Submitted
 from rxloop.runtime.jobs import QUEUE, QueueLimit, enqueue_run, make_queue_metadata
-from rxloop.runtime.live_runs import follow_live
+from rxloop.runtime.live_runs import RuntimeLoad, follow_live
 from rxloop.runtime.run_log import log_attempts
-from rxloop.runtime.validation import check_runtime, check_start_options
+from rxloop.runtime.validation import StartOptions, check_runtime, check_start_options
 from rxloop.stream.stream import Stream
 from rxloop.support.misuse import ExplainedAttributes
-from rxloop.tools.client_tool import ClientTool
-
-if TYPE_CHECKING:
-    from rxloop.strategies.catalog import StrategyName
-
-
-class StartOptions(TypedDict, total=False):
-    """Options for `Runtime.start`, as in `Agent.run`. Recorded in the log."""
-
-    context_id: str | None
-    owner: str | None
-    metadata: dict[str, Any] | None
-    model: str | None
-    settings: ModelSettings | None
-    limits: Limits | None
-    strategy: StrategyName | None
-    client_tools: Sequence[ClientTool | Mapping[str, Any]] | None
 
 
 class Runtime(ExplainedAttributes):
@@ -165,6 +147,16 @@ class Runtime(ExplainedAttributes):
     def agents(self) -> Mapping[str, Agent[Any, Any]]:
         """Agents by name."""
         return MappingProxyType(self._agents)
+
+    @property
+    def load(self) -> RuntimeLoad:
+        """Number of runs that this process executes and has adopted."""
+        return self._executor.load
+
+    def add_views(self, views: Sequence[View[Any, Any]]) -> None:
+        """Subscribe views to each attempt that this process starts from now on, in addition to the existing views."""
+        for name, agent in self._agents.items():
+            self._agents[name] = agent.with_views(views)
 
     # -- runs
 

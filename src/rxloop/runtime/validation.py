@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
-from typing import Any, cast
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from rxloop.agents.agent import Agent
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Queue
+from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.storage.log_urls import check_log
+from rxloop.tools.client_tool import ClientTool
+
+if TYPE_CHECKING:
+    from rxloop.strategies.catalog import StrategyName
 
 log = logging.getLogger("rxloop")
 
@@ -22,6 +27,19 @@ _HINTS = {
     "when_busy": "runs always wait for the earlier runs of their conversation",
 }
 """Options only supported by `Agent.run`, with hints on what to use for `Runtime.start` instead."""
+
+
+class StartOptions(TypedDict, total=False):
+    """Options for `Runtime.start`, as in `Agent.run`. Recorded in the log."""
+
+    context_id: str | None
+    owner: str | None
+    metadata: dict[str, Any] | None
+    model: str | None
+    settings: ModelSettings | None
+    limits: Limits | None
+    strategy: StrategyName | None
+    client_tools: Sequence[ClientTool | Mapping[str, Any]] | None
 
 
 def check_runtime(

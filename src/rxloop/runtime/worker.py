@@ -18,7 +18,8 @@ from rxloop.pipeline.interfaces import Queue
 from rxloop.protocol.messages import Prompt
 from rxloop.runtime.attempts import DepsFactory
 from rxloop.runtime.jobs import check_priority
-from rxloop.runtime.runtime import Runtime, StartOptions
+from rxloop.runtime.runtime import Runtime
+from rxloop.runtime.validation import StartOptions
 
 log = logging.getLogger("rxloop")
 

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from rxloop.server.mcp.thinking_tools import ThinkingTools as ThinkingTools
     from rxloop.server.mcp.thinking_tools import make_connection_sessions as make_connection_sessions
     from rxloop.server.mcp.tools import AgentTool as AgentTool
+    from rxloop.server.metrics import MetricsAdapter as MetricsAdapter
+    from rxloop.server.metrics import metrics as metrics
     from rxloop.server.openai import openai_api as openai_api
     from rxloop.server.ui_messages import UiStream as UiStream
     from rxloop.server.ui_messages import ui_stream as ui_stream

@@ -15,8 +15,7 @@ from typing_extensions import override
 
 from rxloop.errors import RxloopError
 from rxloop.protocol.events import Event
-from rxloop.telemetry.open_spans import SpanOptions
-from rxloop.telemetry.span_fold import SpanFold
+from rxloop.telemetry.otel import Telemetry
 
 _BATCH = 512
 """Maximum number of spans in a request."""
@@ -65,7 +64,7 @@ def export_spans(task_id: str, events: Iterable[Event], *, content: bool | None 
     resource = Resource({SERVICE_NAME: "rxloop"}).merge(Resource.create())
     provider = TracerProvider(resource=resource, id_generator=_StableIds(task_id), shutdown_on_exit=False)
     provider.add_span_processor(collector)
-    fold = SpanFold(SpanOptions(content=content, metrics=False, tracer_provider=provider), Context(), lambda span: None)
+    fold = Telemetry(content=content, metrics=False, tracer_provider=provider).fold(Context(), lambda span: None)
     for event in events:
         fold.add(event)
     fold.close()

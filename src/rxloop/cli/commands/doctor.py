@@ -45,6 +45,7 @@ _EXTRAS = {
     "cli": "this command",
     "fast": "alternative transport (RXLOOP_TRANSPORT=aiohttp)",
     "mcp": "servers for MCP clients",
+    "metrics": "metrics for Prometheus",
     "otel": "OpenTelemetry spans and metrics",
     "postgres": "runs in Postgres, on multiple machines",
     "vertex": "models on Google Vertex, with the account of this machine",

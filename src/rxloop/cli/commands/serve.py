@@ -6,7 +6,8 @@ import asyncio
 import logging
 import os
 import signal
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +17,7 @@ import typer
 
 from rxloop.cli import options
 from rxloop.cli.service import Cluster, log_requests, open_runtime, open_worker, write_logs
-from rxloop.cli.service.credentials import KEYS_VARIABLE, check_address, is_local, read_keys
+from rxloop.cli.service.credentials import KEYS_VARIABLE, check_address, check_metrics_key, is_local, read_keys
 from rxloop.cli.service.garbage import shorten_collections
 from rxloop.cli.terminal import CANCELLED, report_errors
 from rxloop.errors import ConfigurationError
@@ -38,6 +39,9 @@ class Protocols:
     a2a: Annotated[bool, typer.Option("--a2a", help="Also serve A2A at /a2a.")] = False
     mcp: Annotated[bool, typer.Option("--mcp", help="Also serve MCP at /mcp.")] = False
     view: Annotated[bool, typer.Option("--view", help="Also serve the viewer of runs at /view/.")] = False
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Also serve metrics for Prometheus at /metrics, to the client `metrics`.")
+    ] = False
 
     def list_names(self) -> list[str]:
         """Return the names of the enabled protocols."""
@@ -88,11 +92,71 @@ class Access:
         """
         keys = read_keys(self.keys, os.environ.get(KEYS_VARIABLE))
         check_address(self.host, bool(keys), self.without_keys)
+        if protocols.metrics:
+            check_metrics_key(keys)
         if protocols.mcp and not (keys or is_local(self.host)):
             raise ConfigurationError(
                 f"--mcp on {self.host} requires keys. Without keys, it only accepts requests to local host names."
             )
         return keys
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsServer:
+    """Address and access control options of the metrics of a worker."""
+
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port",
+            metavar="PORT",
+            min=0,
+            max=65_535,
+            help="Serve metrics for Prometheus at /metrics on this port; 0 selects a free port.",
+        ),
+    ] = None
+    metrics_host: Annotated[
+        str, typer.Option("--metrics-host", metavar="HOST", help="Address to listen on for metrics.")
+    ] = "127.0.0.1"
+    without_keys: Annotated[
+        bool,
+        typer.Option(
+            "--without-keys", help=f"Serve metrics without the key metrics=KEY in {KEYS_VARIABLE} on public addresses."
+        ),
+    ] = False
+
+    def read_keys(self) -> dict[str, str]:
+        """Return client names by key.
+
+        Raises:
+            ConfigurationError: The keys are invalid, or required but missing.
+        """
+        keys = read_keys(None, os.environ.get(KEYS_VARIABLE))
+        if not (keys or self.without_keys or is_local(self.metrics_host)):
+            raise ConfigurationError(
+                f"--metrics-host {self.metrics_host} is public and requires a key; set {KEYS_VARIABLE}=metrics=KEY, or "
+                "add --without-keys if another component controls access"
+            )
+        check_metrics_key(keys)
+        return keys
+
+    @asynccontextmanager
+    async def serve(self, runtime: Runtime) -> AsyncGenerator[None]:
+        """Serve metrics while the block is executed, if a port is set."""
+        if self.metrics_port is None:
+            yield
+            return
+        # Imported lazily because the extra is optional.
+        from rxloop.cli.service.adapters import create_application, create_metrics
+        from rxloop.cli.service.process import get_url, open_listener, serve_in_background
+
+        keys = self.read_keys()
+        app = create_application([create_metrics(runtime, keys)], (), self.metrics_host, keys=bool(keys))
+        with open_listener(self.metrics_host, self.metrics_port) as listener:
+            async with serve_in_background(app, listener):
+                url = f"{get_url(listener)}/metrics"
+                log.info("Serving metrics at %s", url, extra={"url": url})
+                yield
 
 
 def serve(
@@ -126,11 +190,7 @@ def serve(
     Exit codes: 0 graceful shutdown, 1 error, 2 invalid usage, 130 immediate exit.
     """
     with report_errors():
-        for package in ("starlette", "uvicorn"):
-            if find_spec(package) is None:
-                raise ConfigurationError(
-                    f'rxloop serve needs {package}, which is not installed: pip install "rxloop[serve]"'
-                )
+        _check_packages("rxloop serve")
         keys = access.read_keys(protocols)
         typed = options.list_typed_options(ctx)
         for name in ("program_version", "session_db"):
@@ -141,6 +201,12 @@ def serve(
         runtime_context = open_runtime(agent, db, is_explicit="db" in typed, cluster=cluster)
         with write_logs(json=json):
             asyncio.run(_run_server(runtime_context, protocols, access, keys, grace))
+
+
+def _check_packages(feature: str) -> None:
+    for package in ("starlette", "uvicorn"):
+        if find_spec(package) is None:
+            raise ConfigurationError(f'{feature} needs {package}, which is not installed: pip install "rxloop[serve]"')
 
 
 async def _run_server(
@@ -187,6 +253,7 @@ def worker(
             help="Agent, dict of agents, worker Runtime, or factory function without parameters.",
         ),
     ],
+    metrics: MetricsServer,
     db: Annotated[
         str | None,
         typer.Option(
@@ -221,6 +288,9 @@ def worker(
     Exit codes: 0 graceful shutdown, 1 error, 2 invalid usage, 130 immediate exit.
     """
     with report_errors():
+        if metrics.metrics_port is not None:
+            _check_packages("--metrics-port")
+            metrics.read_keys()
         cluster = Cluster(db, session_db, tenant_limit, program_version)
         runtime_context = open_worker(
             agent,
@@ -231,10 +301,10 @@ def worker(
             grace=grace,
         )
         with write_logs(json=json):
-            asyncio.run(_run_worker(runtime_context))
+            asyncio.run(_run_worker(runtime_context, metrics))
 
 
-async def _run_worker(runtime_context: AbstractAsyncContextManager[Runtime]) -> None:
+async def _run_worker(runtime_context: AbstractAsyncContextManager[Runtime], metrics: MetricsServer) -> None:
     stopped = asyncio.Event()
 
     def stop() -> None:
@@ -250,7 +320,7 @@ async def _run_worker(runtime_context: AbstractAsyncContextManager[Runtime]) -> 
         loop.add_signal_handler(signal_number, stop)
     async with runtime_context as runtime:
         try:
-            async with runtime:
+            async with metrics.serve(runtime), runtime:
                 with shorten_collections():
                     log.info("Executing runs of %s from %r", ", ".join(runtime.agents), runtime.log)
                     await stopped.wait()

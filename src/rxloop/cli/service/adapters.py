@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 from starlette.middleware.cors import CORSMiddleware
 
 import rxloop.server
-from rxloop.cli.service.credentials import is_local
+from rxloop.cli.service.credentials import METRICS_CLIENT, is_local
 from rxloop.errors import ConfigurationError
-from rxloop.server import Adapter, ServerLimits, api, bearer
+from rxloop.server import Adapter, Principal, ServerLimits, api, bearer
 from rxloop.server.core.errors import Refused, write_problem
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class MountedAdapter(NamedTuple):
     owns_prefix: bool
 
 
-def create_adapters(runtime: Runtime, flags: Iterable[str], keys: Mapping[str, str]) -> list[MountedAdapter]:
+def create_adapters(runtime: Runtime, flags: Sequence[str], keys: Mapping[str, str]) -> list[MountedAdapter]:
     """Create the API and the selected protocol adapters.
 
     Args:
@@ -104,15 +104,28 @@ def create_adapters(runtime: Runtime, flags: Iterable[str], keys: Mapping[str, s
         flags: Flags of the selected adapters.
         keys: Client names by key. If empty, no authentication is required.
     """
-    common: dict[str, Any] = {"auth": bearer(keys) if keys else None, "limits": ServerLimits()}
+    tokens: dict[str, Principal | str] = dict(keys)
+    if "metrics" in flags:
+        tokens = {key: name for key, name in keys.items() if name != METRICS_CLIENT}
+    common: dict[str, Any] = {"auth": bearer(tokens) if keys else None, "limits": ServerLimits()}
     adapters = [MountedAdapter("", "the API", api(runtime, **common), owns_prefix=True)]
     for flag in flags:
+        if flag == "metrics":
+            adapters.append(create_metrics(runtime, keys))
+            continue
         kind = KINDS[flag]
         make = getattr(rxloop.server, kind.function)
         for path, agent in _list_mounts(kind, list(runtime.agents)):
             adapter = make(runtime, **common, **kind.options, **agent)
             adapters.append(MountedAdapter(path, kind.title, adapter, kind.owns_prefix))
     return adapters
+
+
+def create_metrics(runtime: Runtime, keys: Mapping[str, str]) -> MountedAdapter:
+    """Create the adapter for metrics. If there are keys, only the client `metrics` has access."""
+    scraper = Principal(METRICS_CLIENT, frozenset({"metrics"}))
+    auth = bearer({key: scraper for key, name in keys.items() if name == METRICS_CLIENT}) if keys else None
+    return MountedAdapter("/metrics", "metrics", rxloop.server.metrics(runtime, auth=auth), owns_prefix=True)
 
 
 def describe_adapters(adapters: Iterable[MountedAdapter]) -> str:

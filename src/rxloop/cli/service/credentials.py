@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 
 from rxloop.errors import ConfigurationError
 
 KEYS_VARIABLE = "RXLOOP_KEYS"
+METRICS_CLIENT = "metrics"
+"""Name of the client whose key gives access to metrics, and to nothing else."""
 _KEY_PATTERN = re.compile(r"[!-~]+")
 _MIN_KEY_LENGTH = 16
 """Minimum key length. Shorter keys could be guessed."""
@@ -68,6 +70,18 @@ def check_address(host: str, keys: bool, without_keys: bool) -> None:
         raise ConfigurationError(
             f"--host {host} is public and requires keys; set {KEYS_VARIABLE}=ann=KEY or --keys FILE, or add "
             "--without-keys if another component controls access"
+        )
+
+
+def check_metrics_key(keys: Mapping[str, str]) -> None:
+    """Reject metrics without a key if there are other keys.
+
+    Raises:
+        ConfigurationError: No key has the name of the client.
+    """
+    if keys and METRICS_CLIENT not in keys.values():
+        raise ConfigurationError(
+            f"metrics include all clients and require a key of their own; add {METRICS_CLIENT}=KEY to the keys"
         )
 
 

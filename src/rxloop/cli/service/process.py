@@ -7,8 +7,8 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -66,24 +66,7 @@ async def serve_until_signal(
         ready: Called when the server accepts requests and signals.
         max_connections: Maximum number of connections. By default, it depends on the limit for file descriptors.
     """
-    limit = max_connections or default_max_connections(count_descriptors())
-    connections = Connections(limit, keep_alive=_KEEP_ALIVE)
-    http: Any = partial(Connection, connections)
-    server = _Server(
-        uvicorn.Config(
-            app,
-            http=http,
-            lifespan="off",
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE,
-            timeout_graceful_shutdown=_REQUEST_TIMEOUT,
-        ),
-        listener,
-        ready,
-    )
+    server = _make_server(app, listener, ready, max_connections)
     signal_task = asyncio.create_task(shutdown.run_on_signal(), name="rxloop-signals")
     server_task = asyncio.create_task(server.serve(sockets=[]), name="rxloop-uvicorn")
 
@@ -99,6 +82,37 @@ async def serve_until_signal(
         logging.shutdown()
         sys.stderr.flush()
         os._exit(1)
+
+
+@asynccontextmanager
+async def serve_in_background(app: Any, listener: socket.socket) -> AsyncGenerator[None]:
+    """Run the server while the block is executed."""
+    ready = asyncio.Event()
+    server = _make_server(app, listener, ready.set, None)
+    task = asyncio.create_task(server.serve(sockets=[]), name="rxloop-uvicorn")
+    try:
+        await ready.wait()
+        yield
+    finally:
+        server.should_exit = True
+        await task
+
+
+def _make_server(app: Any, listener: socket.socket, ready: Callable[[], None], max_connections: int | None) -> _Server:
+    limit = max_connections or default_max_connections(count_descriptors())
+    http: Any = partial(Connection, Connections(limit, keep_alive=_KEEP_ALIVE))
+    config = uvicorn.Config(
+        app,
+        http=http,
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE,
+        timeout_graceful_shutdown=_REQUEST_TIMEOUT,
+    )
+    return _Server(config, listener, ready)
 
 
 class _Server(uvicorn.Server):

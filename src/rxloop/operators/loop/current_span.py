@@ -11,7 +11,7 @@ from rxloop.pipeline.requests import Operator, Signal
 from rxloop.protocol.events import ContentCompleteEvent, LLMCallEvent, ToolStartEvent
 from rxloop.stream.rx import ColdObservable, RunScheduler, connect
 from rxloop.stream.scope import Scope
-from rxloop.telemetry.names import SPAN_OPTIONS
+from rxloop.telemetry.names import OPEN_CALLS
 
 
 def current_span(spans: Callable[[Observable[Any]], Observable[Any]]) -> Operator[object]:
@@ -39,8 +39,8 @@ def current_span(spans: Callable[[Observable[Any]], Observable[Any]]) -> Operato
     Raises:
         ConfigurationError: The view was not created by `op.spans`.
     """
-    options = getattr(spans, SPAN_OPTIONS, None)
-    if options is None:
+    calls = getattr(spans, OPEN_CALLS, None)
+    if calls is None:
         raise ConfigurationError(f"current_span requires a view created by op.spans(), got {spans!r}")
 
     def operator(source: Observable[Signal]) -> Observable[Signal]:
@@ -48,7 +48,7 @@ def current_span(spans: Callable[[Observable[Any]], Observable[Any]]) -> Operato
             observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
             scope = scheduler.scope if isinstance(scheduler, RunScheduler) else None
-            handle = _CurrentSpan(options.open_calls, observer, scope).handle
+            handle = _CurrentSpan(calls, observer, scope).handle
             return connect(source, handle, observer.on_error, observer.on_completed, scheduler)
 
         return ColdObservable(subscribe)
@@ -64,7 +64,10 @@ class _CurrentSpan:
         # Imported here, because only programs with `op.spans` have the package.
         from opentelemetry.context import attach
 
-        self._calls, self._publish, self._scope, self._attach = calls, observer.on_next, scope, attach
+        from rxloop.telemetry.otel import get_context
+
+        self._calls, self._publish, self._scope = calls, observer.on_next, scope
+        self._attach, self._get_context = attach, get_context
         self._parents: dict[str | None, Any] = {}
         """Contexts around open model calls by step."""
 
@@ -76,12 +79,12 @@ class _CurrentSpan:
             call = self._calls.get((signal.task_id, signal.branch, signal.step, signal.index))
             if call is not None and _is_in_task_of_tool():
                 # The task of the tool has its own context, which ends with it.
-                self._attach(call.context())
+                self._attach(self._get_context(call))
         elif kind is LLMCallEvent and isinstance(signal, LLMCallEvent):
             call = self._calls.get((signal.task_id, signal.branch, signal.step, None))
             if call is not None:
-                self._parents[signal.step] = call.parent
-                self._attach_to_run(call.context())
+                self._parents[signal.step] = call.context
+                self._attach_to_run(self._get_context(call))
         elif kind is ContentCompleteEvent and isinstance(signal, ContentCompleteEvent) and self._parents:
             parent = self._parents.pop(signal.step, None)
             if parent is not None:

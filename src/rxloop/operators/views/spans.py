@@ -10,13 +10,13 @@ from rxloop.operators.views import View
 from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import Event
 from rxloop.stream.sources import DURABLE
-from rxloop.telemetry.names import SPAN_OPTIONS
+from rxloop.telemetry.names import OPEN_CALLS
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import Span, TracerProvider
 
-    from rxloop.telemetry.open_spans import SpanOptions
+    from rxloop.telemetry.otel import Telemetry
 
 
 def spans(
@@ -58,38 +58,36 @@ def spans(
     Raises:
         ConfigurationError: The package opentelemetry-api is not installed.
     """
-    options = _make_options(content, iterations, metrics, tracer_provider, meter_provider)
+    telemetry = _make_telemetry(content, iterations, metrics, tracer_provider, meter_provider)
 
     def create_spans(out: ViewOutput[Span]) -> Callable[[Event], None]:
         # Imported lazily, because few programs create spans.
         from opentelemetry import context
 
-        from rxloop.telemetry.span_fold import SpanFold
-
-        fold = SpanFold(options, context.get_current(), out.emit)
+        fold = telemetry.fold(context.get_current(), out.emit)
         out.on_end(fold.close, also_on_error=True)
         out.on_dispose(fold.close)
         return fold.add
 
     view = make_view(create_spans)
-    vars(view).update({DURABLE: True, SPAN_OPTIONS: options})
+    vars(view).update({DURABLE: True, OPEN_CALLS: telemetry.options.open_calls})
     return view
 
 
-def _make_options(
+def _make_telemetry(
     content: bool | None,
     iterations: bool,
     metrics: bool,
     tracer_provider: TracerProvider | None,
     meter_provider: MeterProvider | None,
-) -> SpanOptions:
+) -> Telemetry:
     try:
-        from rxloop.telemetry.open_spans import SpanOptions
+        from rxloop.telemetry.otel import Telemetry
     except ImportError as error:
         raise ConfigurationError(
             f"op.spans requires {error.name}; install it with pip install 'rxloop[otel]'"
         ) from error
-    return SpanOptions(
+    return Telemetry(
         content=content,
         iterations=iterations,
         metrics=metrics,

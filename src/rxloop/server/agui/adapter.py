@@ -21,7 +21,8 @@ from rxloop.recorded.follow import FINAL_STATES
 from rxloop.recorded.questions import IDLE_STATES
 from rxloop.recorded.replay import history
 from rxloop.run.ownership import wait_stored
-from rxloop.runtime.runtime import Runtime, StartOptions
+from rxloop.runtime.runtime import Runtime
+from rxloop.runtime.validation import StartOptions
 from rxloop.server.agui.frames import WRITER, encode_refusal, frame
 from rxloop.server.agui.messages import Messages, StreamOptions
 from rxloop.server.agui.requests import (

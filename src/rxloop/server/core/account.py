@@ -128,6 +128,15 @@ class Account:
         """Return the number of units that a principal holds."""
         return self._used[principal_id, resource]
 
+    def total(self) -> dict[Resource, int]:
+        """Return the number of units that all principals hold, by resource."""
+        totals: dict[Resource, int] = {"requests": 0, "streams": 0, "sessions": 0}
+        # Copied, because another thread may read the figures.
+        for (_, resource), count in list(self._used.items()):
+            if resource in totals:
+                totals[resource] += count
+        return totals
+
     def check(self, principal_id: str, resource: Resource, limit: int | None) -> None:
         """Check whether a principal may hold another unit.
 

@@ -30,9 +30,9 @@ from rxloop.support.threads import Threads, call_user_function, run_in_thread
 
 T = TypeVar("T")
 
-Scope = Literal["others", "internal", "effects"]
+Scope = Literal["others", "internal", "effects", "metrics"]
 """Extra permissions: `others` for runs of other principals, `internal` for hidden tools and internal state, `effects`
-for forks that repeat calls of the original run or replace results of server tools."""
+for forks that repeat calls of the original run or replace results of server tools, `metrics` for metrics."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from rxloop.protocol.events import MessageAddedEvent, TaskEvent
 from rxloop.protocol.messages import Message, Prompt, to_messages
 from rxloop.recorded.questions import IDLE_STATES
 from rxloop.recorded.replay import read_public_messages
-from rxloop.runtime.runtime import StartOptions
+from rxloop.runtime.validation import StartOptions
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Gateway, Principal
 from rxloop.tools.client_definitions import ClientTools, client_tools

@@ -1,0 +1,373 @@
+"""Fold of events into operations: attempts, strategies, iterations, model calls and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, ClassVar, Protocol
+
+from rxloop.protocol.events import (
+    RELEASED,
+    CheckpointEvent,
+    ContentCompleteEvent,
+    Event,
+    EventTable,
+    LLMCallEvent,
+    LLMFailedEvent,
+    StatusUpdateEvent,
+    SubtaskEvent,
+    TaskEvent,
+    ToolCompleteEvent,
+    ToolStartEvent,
+    UsageEvent,
+)
+from rxloop.protocol.messages import ErrorInfo, Usage
+from rxloop.telemetry import names
+
+Key = tuple[str, str | None, str | None, int | None]
+"""Task id, branch, step and call index of a model call (index None) or a tool call."""
+
+
+@dataclass(slots=True, eq=False)
+class Operation:
+    """Operation of a run. Its times are those of the events, in milliseconds."""
+
+    name: str
+    identity: Mapping[str, Any]
+    """Attributes of its metrics. Empty if it has no metrics."""
+    start: int
+    parent: Operation | None
+    attributes: dict[str, Any]
+    """Further attributes. They are replaced by the attributes of the end when the operation ends."""
+    task_id: str = ""
+    """Run id, if the operation is an attempt."""
+    carrier: Mapping[str, str] | None = None
+    """W3C trace context of the caller, if it is another process."""
+    end: int = 0
+    error: str | None = None
+    message: str | None = None
+    """Error message. It may contain content."""
+    is_over: bool = False
+    """True if the operation is the last attempt of its run."""
+    usage: Usage | None = None
+    first_chunk: float | None = None
+    failure: ErrorInfo | None = None
+    """Failure of the last request."""
+    failures: int = 0
+    span: Any = None
+    context: Any = None
+    """OpenTelemetry context of the span's parent."""
+
+
+class Recorder(Protocol):
+    """Receiver of operations."""
+
+    def start(self, operation: Operation) -> None:
+        """Record the start of an operation."""
+        ...
+
+    def fail(self, operation: Operation, event: LLMFailedEvent) -> None:
+        """Record a failed request of a model call."""
+        ...
+
+    def end(self, operation: Operation) -> None:
+        """Record the end of an operation."""
+        ...
+
+
+@dataclass(slots=True)
+class FoldOptions:
+    """Options of a fold, and the open calls of all folds that share them.
+
+    Attributes:
+        content: True if operations contain messages, arguments and results.
+        iterations: True if iterations are operations.
+    """
+
+    content: bool = False
+    iterations: bool = False
+    open_calls: dict[Key, Operation] = field(default_factory=dict[Key, Operation])
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """Open operations of an attempt."""
+
+    agent: Operation
+    parent_task_id: str | None
+    workflow: Operation | None = None
+    iteration: Operation | None = None
+    calls: dict[Key, Operation] = field(default_factory=dict[Key, Operation])
+
+    def get_parent(self, branch: str | None) -> Operation:
+        """Return the parent of a call."""
+        return (self.iteration if branch is None else None) or self.workflow or self.agent
+
+
+class OperationFold:
+    """Operations of a stream of events, which may contain several runs and nested runs."""
+
+    def __init__(self, options: FoldOptions, recorder: Recorder) -> None:
+        self._options, self._recorder = options, recorder
+        self._attempts: dict[str, _Attempt] = {}
+        self._tasks: dict[str, TaskEvent] = {}
+        """First events of unfinished runs."""
+        self._subtasks: dict[str, tuple[Key, str]] = {}
+        """Tool calls and agent names of nested runs."""
+        self._copied: dict[str, int] = {}
+        """Last copied `seq` of forks."""
+        self._now = 0
+        """Time of the newest event."""
+
+    def add(self, event: Event) -> None:
+        """Start or end the operations of an event."""
+        handle = self._HANDLERS[type(event)]
+        if handle is None:
+            if event.durable:
+                self._now = event.timestamp
+        elif not self._copied or event.seq > self._copied.get(event.root_task_id, 0):
+            # An interrupted attempt ends at its last event, so do not update the time before.
+            handle(self, event)
+            self._now = event.timestamp
+
+    def close(self) -> None:
+        """End the open operations at the time of the newest event, because there is no event that ends them."""
+        for task_id in [*self._attempts]:
+            if task_id in self._attempts:
+                self._end_attempt(task_id, self._now, names.INTERRUPTED)
+
+    # -- attempts
+
+    def _add_task(self, event: TaskEvent) -> None:
+        self._tasks[event.task_id] = event
+        if event.fork_seq and event.parent_task_id is None:
+            self._copied[event.task_id] = event.fork_seq
+
+    def _add_status(self, event: StatusUpdateEvent) -> None:
+        if event.final:
+            error = event.error if event.state == "failed" else None
+            cause = error.code if error is not None else event.reason if event.state == "failed" else None
+            self._end_attempt(event.task_id, event.timestamp, cause, event)
+            if event.state in ("completed", "failed"):
+                for values in (self._tasks, self._subtasks, self._copied):
+                    values.pop(event.task_id, None)
+        elif event.reason == RELEASED:
+            self._end_attempt(event.task_id, event.timestamp, None, event)
+        elif event.state == "working":
+            if event.resumed:
+                # The earlier attempt has no final event if its process died.
+                self._end_attempt(event.task_id, self._now, names.INTERRUPTED)
+            if event.task_id not in self._attempts:
+                self._start_attempt(event)
+
+    def _start_attempt(self, event: StatusUpdateEvent) -> None:
+        task = self._tasks.get(event.task_id)
+        call, agent = self._subtasks.get(event.task_id, (None, event.agent_name))
+        if task is not None:
+            agent = task.agent_name
+        details = {names.CONVERSATION: event.context_id, names.TASK: event.task_id, names.ATTEMPT: event.attempt}
+        if self._options.content and task is not None:
+            details[names.INPUT_MESSAGES] = names.format_messages(task.messages)
+        # The first event of a run also describes the request for it.
+        start = event if task is None or event.resumed else task
+        caller = self._options.open_calls.get(call) if call is not None else None
+        name = f"invoke_agent {agent}" if agent else "invoke_agent"
+        carrier = names.get_carrier(task.metadata) if task is not None else None
+        operation = Operation(name, _agent_identity(agent), start.timestamp, caller, details, event.task_id, carrier)
+        self._recorder.start(operation)
+        attempt = self._attempts[event.task_id] = _Attempt(operation, event.parent_task_id)
+        if task is not None and task.strategy:
+            identity = {names.OPERATION: "invoke_workflow", names.WORKFLOW: task.strategy}
+            name = f"invoke_workflow {task.strategy}"
+            attempt.workflow = self._start(name, identity, event, operation, {})
+
+    def _end_attempt(self, task_id: str, now: int, cause: str | None, final: StatusUpdateEvent | None = None) -> None:
+        attempt = self._attempts.pop(task_id, None)
+        if attempt is None:
+            return
+        for child in [child for child, each in self._attempts.items() if each.parent_task_id == task_id]:
+            self._end_attempt(child, now, names.INTERRUPTED)
+        # Calls that wait for an answer have not failed.
+        is_paused = final is not None and final.state in ("input-required", "auth-required", "working")
+        for key in [*attempt.calls]:
+            self._end(self._forget_call(attempt, key), now, None if is_paused else cause or names.INTERRUPTED, {})
+        for operation in (attempt.iteration, attempt.workflow):
+            if operation is not None:
+                self._end(operation, now, cause, {})
+        agent = attempt.agent
+        attributes: dict[str, Any] = {names.STATE: "working" if final is None else final.state}
+        if agent.usage is not None:
+            attributes |= names.usage_attributes(agent.usage, "gen_ai.aggregated_usage")
+        if final is None:
+            self._end(agent, now, cause, attributes)
+            return
+        if final.reason:
+            attributes[names.REASON] = final.reason
+        if final.finish_reason is not None:
+            attributes[names.FINISH_REASONS] = (final.finish_reason,)
+        if self._options.content and final.content is not None:
+            finish = final.finish_reason or ""
+            attributes[names.OUTPUT_MESSAGES] = names.format_answer(final.content, None, (), finish)
+        agent.is_over = final.state in ("completed", "failed") and not (final.error and final.error.retryable)
+        self._end(agent, now, cause, attributes, final.error.message if final.error is not None else None)
+
+    # -- model calls
+
+    def _add_call(self, event: LLMCallEvent) -> None:
+        attempt = self._attempts.get(event.task_id)
+        if attempt is None:
+            return
+        if self._options.iterations and event.branch is None:
+            self._end_iteration(attempt, event.timestamp)
+            number = {names.ITERATION: event.iteration}
+            parent = attempt.workflow or attempt.agent
+            attempt.iteration = self._start(f"iteration {event.iteration}", {}, event, parent, number)
+        key = (event.task_id, event.branch, event.step, None)
+        if key in attempt.calls:
+            # The provider has refused the first request of the step, for example because it was too long.
+            self._end_call(attempt, key, event.timestamp, names.INTERRUPTED, {})
+        details: dict[str, Any] = {names.STEP: event.step or ""}
+        if event.branch:
+            details[names.BRANCH] = event.branch
+        if event.settings:
+            details |= names.settings_attributes(event.settings)
+        name, identity = _chat_identity(event.model)
+        operation = self._start(name, identity, event, attempt.get_parent(event.branch), details)
+        attempt.calls[key] = self._options.open_calls[key] = operation
+
+    def _add_failure(self, event: LLMFailedEvent) -> None:
+        call = self._options.open_calls.get((event.task_id, event.branch, event.step, None))
+        if call is not None:
+            call.failure = event.error
+            call.failures += 1
+            self._recorder.fail(call, event)
+
+    def _add_usage(self, event: UsageEvent) -> None:
+        attempt = self._attempts.get(event.task_id)
+        if attempt is None:
+            return
+        # Several models can answer one step, for example with `hedge`. Nested runs have their own operations, so no
+        # token is counted twice.
+        usage = event.usage
+        for operation in (attempt.agent, attempt.calls.get((event.task_id, event.branch, event.step, None))):
+            if operation is not None:
+                operation.usage = usage if operation.usage is None else operation.usage + usage
+
+    def _complete_message(self, event: ContentCompleteEvent) -> None:
+        attempt, key = self._attempts.get(event.task_id), (event.task_id, event.branch, event.step, None)
+        call = attempt.calls.get(key) if attempt is not None else None
+        if attempt is None or call is None:
+            return
+        attributes: dict[str, Any] = {names.FINISH_REASONS: (event.finish_reason,)}
+        if call.usage is not None:
+            attributes |= names.usage_attributes(call.usage)
+        if event.first_token is not None:
+            call.first_chunk = attributes[names.FIRST_CHUNK] = event.first_token
+        if self._options.content:
+            answer = names.format_answer(event.content, event.reasoning, event.tool_calls, event.finish_reason)
+            attributes[names.OUTPUT_MESSAGES] = answer
+        is_canceled = event.finish_reason == "canceled"
+        self._end_call(attempt, key, event.timestamp, "canceled" if is_canceled else None, attributes)
+
+    def _end_call(self, attempt: _Attempt, key: Key, now: int, cause: str | None, attributes: dict[str, Any]) -> None:
+        call = self._forget_call(attempt, key)
+        failure = call.failure if cause is not None else None
+        if call.failures:
+            attributes[names.RETRIES] = call.failures - (failure is not None)
+        self._end(call, now, failure.code if failure else cause, attributes, failure.message if failure else None)
+
+    def _end_iteration(self, attempt: _Attempt, now: int) -> None:
+        if attempt.iteration is not None:
+            self._end(attempt.iteration, now, None, {})
+            attempt.iteration = None
+
+    def _add_checkpoint(self, event: CheckpointEvent) -> None:
+        attempt = self._attempts.get(event.task_id)
+        if attempt is not None:
+            self._end_iteration(attempt, event.timestamp)
+
+    # -- tool calls
+
+    def _start_tool(self, event: ToolStartEvent) -> None:
+        attempt = self._attempts.get(event.task_id)
+        if attempt is None:
+            return
+        call = event.call
+        details: dict[str, Any] = {names.TOOL_CALL: call.id, names.STEP: event.step or ""}
+        if self._options.content:
+            details[names.TOOL_ARGUMENTS] = names.to_json(call.arguments)
+        name, identity = _tool_identity(call.name)
+        key = (event.task_id, event.branch, event.step, event.index)
+        operation = self._start(name, identity, event, attempt.get_parent(event.branch), details)
+        attempt.calls[key] = self._options.open_calls[key] = operation
+
+    def _complete_tool(self, event: ToolCompleteEvent) -> None:
+        attempt, key = self._attempts.get(event.task_id), (event.task_id, event.branch, event.step, event.index)
+        # Refused calls and recorded answers are no operations, because no tool was executed.
+        if attempt is None or key not in attempt.calls:
+            return
+        result: dict[str, Any] = {names.TOOL_RESULT: event.content} if self._options.content else {}
+        error = None if event.success else names.tool_error(event)
+        self._end(self._forget_call(attempt, key), event.timestamp, error, result, event.error)
+
+    def _add_subtask(self, event: SubtaskEvent) -> None:
+        self._subtasks[event.subtask_id] = ((event.task_id, event.branch, event.step, event.index), event.agent_name)
+
+    # -- operations
+
+    def _forget_call(self, attempt: _Attempt, key: Key) -> Operation:
+        self._options.open_calls.pop(key, None)
+        return attempt.calls.pop(key)
+
+    def _start(
+        self, name: str, identity: Mapping[str, Any], event: Event, parent: Operation, attributes: dict[str, Any]
+    ) -> Operation:
+        operation = Operation(name, identity, event.timestamp, parent, attributes)
+        self._recorder.start(operation)
+        return operation
+
+    def _end(
+        self,
+        operation: Operation,
+        now: int,
+        error: str | None,
+        attributes: dict[str, Any],
+        message: str | None = None,
+    ) -> None:
+        # Clocks of several machines may differ.
+        operation.end = max(now, operation.start)
+        operation.error, operation.message, operation.attributes = error, message, attributes
+        self._recorder.end(operation)
+
+    _HANDLERS: ClassVar = EventTable[Any](
+        {
+            TaskEvent: _add_task,
+            StatusUpdateEvent: _add_status,
+            LLMCallEvent: _add_call,
+            LLMFailedEvent: _add_failure,
+            UsageEvent: _add_usage,
+            ContentCompleteEvent: _complete_message,
+            CheckpointEvent: _add_checkpoint,
+            ToolStartEvent: _start_tool,
+            ToolCompleteEvent: _complete_tool,
+            SubtaskEvent: _add_subtask,
+        }
+    )
+
+
+@lru_cache(maxsize=256)
+def _agent_identity(agent: str) -> Mapping[str, Any]:
+    return {names.OPERATION: "invoke_agent", **({names.AGENT: agent} if agent else {})}
+
+
+@lru_cache(maxsize=256)
+def _chat_identity(model: str) -> tuple[str, Mapping[str, Any]]:
+    provider, name = names.split_model(model)
+    return f"chat {name}", {names.OPERATION: "chat", names.PROVIDER: provider, names.REQUEST_MODEL: name}
+
+
+@lru_cache(maxsize=256)
+def _tool_identity(tool: str) -> tuple[str, Mapping[str, Any]]:
+    identity = {names.OPERATION: "execute_tool", names.TOOL: tool, names.TOOL_TYPE: "function"}
+    return f"execute_tool {tool}", identity
