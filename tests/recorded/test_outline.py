@@ -175,16 +175,19 @@ def test_hidden_calls_keep_their_place_without_their_data() -> None:
     assert complete.dt == page.dt
 
 
-def test_thoughts_refer_to_related_and_replaced_thoughts() -> None:
+def test_thoughts_refer_to_related_replaced_and_merged_thoughts() -> None:
     envelope: dict[str, Any] = {"task_id": "run", "attempt": 1}
     link = SessionLink(session_id="s", number=3, total=3, revises=1, revises_id="a")
+    merge = SessionLink(session_id="s", number=4, total=4, merges="b", merges_id="c")
     events = [
         ThoughtStreamEvent(seq=1, thought_id="a", content="One", **envelope),
         ThoughtStreamEvent(seq=2, thought_id="b", content="Two", related_to="a", **envelope),
         ThoughtStreamEvent(seq=3, thought_id="c", content="Three", related_to="b", session=link, **envelope),
+        ThoughtStreamEvent(seq=4, thought_id="d", content="Four", related_to="a", session=merge, **envelope),
     ]
     page = outline(events)
-    assert (page.a, page.b, page.label) == ([0, 1, 2], [0, 0, 1], ["One", "Two", "Three"])
+    assert (page.a, page.b, page.opens) == ([0, 1, 2, 1], [0, 0, 1, 0], [0, 0, 0, 3])
+    assert page.label == ["One", "Two", "Three", "Four"]
 
 
 def test_discarded_calls_vendor_tools_and_large_contexts_have_flags() -> None:

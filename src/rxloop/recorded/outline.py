@@ -197,7 +197,10 @@ class OutlineFold:
                     return opened.pop(key, 0), (FAILED if failed else 0) | (WAITS if waits else 0)
                 opened[key] = event.seq
             case ThoughtStreamEvent():
+                merged = None if event.session is None else event.session.merges_id
+                last = self._thoughts.get(merged or "", 0)
                 self._thoughts[event.thought_id] = event.seq
+                return last, 0
             case ContextCompressedEvent(budget_unmet=True):
                 return 0, TRUNCATED
             case _ if event.kind in ("thinking-failed", "tools-unavailable"):

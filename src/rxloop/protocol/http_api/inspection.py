@@ -76,7 +76,8 @@ class Outline(Wire):
     run: list[int]
     """Nested run of the event."""
     opens: list[int]
-    """The `seq` of the event whose call, question, nested run or attempt this event ends, or 0."""
+    """The `seq` of the event whose call, question, nested run or attempt this event ends, or 0. For a
+    `thought-stream` that merges a branch, the `seq` of the last thought of that branch."""
     flags: list[int]
     """Sum of 1 (failed), 2 (retried), 4 (refused), 8 (something is hidden from clients), 16 (truncated), 32 (waits for
     input), 64 (discarded)."""

@@ -5,6 +5,7 @@ import {
   address, change, filtered, goLive, isFollowing, isHelpOpen, isInspectorOpen, isPlaying, keepSetting, model, now, playhead, problems, revision,
   select, selected, selectedRow, show, shownRows, shownWindow, speed, theme, go,
 } from './store.ts';
+import type { ThoughtGraph } from './thoughts.ts';
 import { keepInside, zoom } from './time.ts';
 
 const COMMANDS: Record<string, () => void> = {
@@ -22,6 +23,8 @@ const COMMANDS: Record<string, () => void> = {
   previousInLane: () => stepInLane(-1),
   nextProblem: () => stepProblem(1),
   previousProblem: () => stepProblem(-1),
+  childThought: () => stepThought((graph, row) => graph.rows[row]?.children[0]),
+  parentThought: () => stepThought((graph, row) => graph.rows[row]?.parent),
   inspect: () => { isInspectorOpen.value = true; },
   zoomIn: () => zoomAt(0.7),
   zoomOut: () => zoomAt(1 / 0.7),
@@ -81,10 +84,19 @@ export function last(): void {
 }
 
 function stepRow(direction: 1 | -1): void {
+  if (address.value.tab === 'thoughts') return stepThought((_, row) => row + direction);
   const rows = shownRows.value;
   const at = selectedRow.value ? rows.indexOf(selectedRow.value) : direction > 0 ? -1 : rows.length;
   const row = rows[Math.min(Math.max(at + direction, 0), rows.length - 1)];
   if (row) moveTo(row.end || row.id);
+}
+
+/** Select another thought. An event that is no thought stands for the last thought before it. */
+function stepThought(find: (graph: ThoughtGraph, row: number) => number | undefined): void {
+  const { graph } = model.value;
+  const row = find(graph, graph.findLast(selected.value || playhead.value));
+  const thought = row === undefined ? undefined : graph.rows[row];
+  if (thought) moveTo(thought.seq);
 }
 
 function stepInLane(direction: 1 | -1): void {

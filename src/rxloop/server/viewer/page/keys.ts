@@ -25,6 +25,8 @@ export const BINDINGS: Binding[] = [
   { keys: ['['], command: 'previousInLane', help: 'event before, of the same lane', where: 'run' },
   { keys: ['n'], command: 'nextProblem', help: 'next problem', where: 'run' },
   { keys: ['p'], command: 'previousProblem', help: 'problem before', where: 'run' },
+  { keys: ['l'], command: 'childThought', help: 'thought that follows from the selected one', where: 'run' },
+  { keys: ['h'], command: 'parentThought', help: 'thought that led to the selected one', where: 'run' },
   { keys: ['Enter'], command: 'inspect', help: 'open the inspector', where: 'run' },
   { keys: ['+', '=', 'w'], command: 'zoomIn', help: 'zoom in (also Ctrl and the wheel)', where: 'run' },
   { keys: ['-', 's'], command: 'zoomOut', help: 'zoom out', where: 'run' },

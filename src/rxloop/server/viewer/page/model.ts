@@ -3,6 +3,7 @@
 import { Fold } from './fold.ts';
 import { buildLanes, type Lane } from './lanes.ts';
 import { Outline, type Event, type OutlinePage } from './outline.ts';
+import { ThoughtGraph } from './thoughts.ts';
 import { buildRows, type Row } from './rows.ts';
 import { Axis, findBreaks, type Break } from './time.ts';
 
@@ -11,6 +12,8 @@ export interface LiveText {
   first: number;
   times: number[];
   text: string;
+  /** Reasoning that is not part of a thought yet. */
+  thought: string;
 }
 
 export class RunModel {
@@ -19,6 +22,7 @@ export class RunModel {
   rows: Row[] = [];
   rowOf: Row[] = [];
   lanes: Lane[] = [];
+  graph = new ThoughtGraph();
   breaks: Break[] = [];
   axis = new Axis([], 0);
   live = new Map<string, LiveText>();
@@ -40,6 +44,7 @@ export class RunModel {
     this.newest = `${event.attempt}.${event.seq}.${event.sub}`;
     if (event.kind === 'content-delta' || event.kind === 'thought-delta') return this.addDelta(event);
     if (event.kind === 'llm-call') this.live.delete(callKey(event));
+    if (event.kind === 'thought-stream' || event.kind === 'content-complete') this.endThought(event);
     return this.outline.addEvent(event);
   }
 
@@ -47,6 +52,7 @@ export class RunModel {
   build(now: number): void {
     const { outline } = this;
     this.fold.update(outline);
+    this.graph.update(outline);
     const built = buildRows(outline);
     this.rows = built.rows;
     this.rowOf = built.of;
@@ -68,13 +74,24 @@ export class RunModel {
     return this.newest ? `${this.taskId}/${this.newest}` : '';
   }
 
+  /** Reasoning that is being written, by model call. */
+  get liveThoughts(): [key: string, text: string][] {
+    return [...this.live].flatMap(([key, live]): [string, string][] => (live.thought ? [[key, live.thought]] : []));
+  }
+
+  private endThought(event: Event): void {
+    const live = this.live.get(callKey(event));
+    if (live && (event.kind === 'content-complete' || event.source === 'reasoning')) live.thought = '';
+  }
+
   private addDelta(event: Event): boolean {
     const key = callKey(event);
     const at = Date.parse(event.timestamp) - this.outline.start;
-    const live = this.live.get(key) ?? { first: at, times: [], text: '' };
+    const live = this.live.get(key) ?? { first: at, times: [], text: '', thought: '' };
     this.live.set(key, live);
     live.times.push(at);
     if (event.kind === 'content-delta') live.text += event.delta;
+    else live.thought += event.delta;
     return true;
   }
 }

@@ -30,7 +30,7 @@ export class Outline {
   path: string[] = [];
   /** Task id of the nested run, or an empty string. */
   run: string[] = [];
-  /** The `seq` of the start that this event ends, or 0. */
+  /** The `seq` of the start that this event ends, or 0. For a thought, the last thought of the branch that it merges. */
   opens: number[] = [];
   flags: number[] = [];
   a: number[] = [];
@@ -42,6 +42,9 @@ export class Outline {
   final = false;
   /** True if an end was matched to its start by name, because the id of the call is not part of the outline. */
   guessed = false;
+  /** Thoughts of the stream that refer to thoughts which only the log can find. */
+  unresolved = new Set<number>();
+  private thoughts = new Map<string, number>();
   private starts = new Map<string, number>();
   private open = new Set<number>();
 
@@ -105,9 +108,33 @@ export class Outline {
     if (!newest || newest[1] !== event.attempt) this.attempts = [...this.attempts, [event.seq, event.attempt]];
     // The numbers between two events of a stream belong to events that are hidden from this reader.
     for (let seq = this.last + 1; seq < event.seq; seq++) this.push({ ...HIDDEN_ENTRY, seq, time: this.duration });
-    this.push({ ...describe(event), time: Math.max(at - this.start, this.duration), opens: this.match(event) });
+    this.push({ ...describe(event), time: Math.max(at - this.start, this.duration), opens: this.match(event), ...this.relate(event) });
     this.final = isOver(event);
     return true;
+  }
+
+  /** Take the references of thoughts from a page of the log. */
+  resolve(page: OutlinePage): void {
+    for (const seq of this.unresolved) {
+      const k = seq - page.first;
+      if (k < 0 || seq > page.last) continue;
+      const i = this.find(seq);
+      [this.a[i], this.b[i], this.opens[i]] = [num(page, 'a', k), num(page, 'b', k), num(page, 'opens', k)];
+      this.unresolved.delete(seq);
+    }
+  }
+
+  /** The references of a thought. The ids of thoughts are not part of the outline, so that those before the stream are unknown. */
+  private relate(event: Event): Partial<Entry> {
+    if (event.kind !== 'thought-stream') return {};
+    const find = (id: string | null | undefined) => {
+      const seq = id ? this.thoughts.get(id) : 0;
+      if (seq === undefined) this.unresolved.add(event.seq);
+      return seq ?? 0;
+    };
+    const related = { a: find(event.relatedTo), b: find(event.session?.revisesId), opens: find(event.session?.mergesId) };
+    this.thoughts.set(event.thoughtId, event.seq);
+    return related;
   }
 
   /** Keep the starts that later events of the stream can end. The ids of tool calls are not part of the outline. */

@@ -160,6 +160,7 @@ async function followRun(run: RunModel, signal: AbortSignal): Promise<void> {
       if (!run.addEvent(event)) return;
       isDirty = true;
       if (event.sub === 0) checkProblems(1000);
+      if (run.outline.unresolved.size) void resolveThoughts(run);
       announce(event);
     },
     onConnection: isConnected => {
@@ -170,8 +171,24 @@ async function followRun(run: RunModel, signal: AbortSignal): Promise<void> {
   }, signal);
 }
 
+let resolving: RunModel | null = null;
+
+/** Fetch the references of new thoughts from the log. */
+async function resolveThoughts(run: RunModel): Promise<void> {
+  if (resolving === run) return;
+  resolving = run;
+  try {
+    run.outline.resolve(await api.outline(run.taskId, Math.min(...run.outline.unresolved) - 1));
+    isDirty = true;
+  } catch {
+    // The next event tries again, and a broken connection is reported by the stream.
+  } finally {
+    resolving = null;
+  }
+}
+
 async function finish(run: RunModel, signal: AbortSignal): Promise<void> {
-  if (run.outline.guessed) {
+  if (run.outline.guessed || run.outline.unresolved.size) {
     // Ends were matched to their starts by name. The log knows the exact pairs.
     const exact = new RunModel(run.taskId);
     exact.live = run.live;

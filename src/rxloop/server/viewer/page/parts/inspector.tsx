@@ -123,12 +123,28 @@ function Links({ index: i }: { index: number }) {
   const row = rowOf[i];
   const start = outline.opens[i];
   const end = row && row.id === outline.seq[i] && row.end !== row.id ? row.end : 0;
+  if (outline.kind[i] === 'thought-stream') return <ThoughtLinks index={i} />;
   if (!start && !end) return null;
   const describe = (seq: number) => `${outline.kind[outline.find(seq)]}, seq ${seq}`;
   return (
     <Section title="Related">
       {start > 0 && <button class="link" onClick={() => moveTo(start)}>begins with {describe(start)}</button>}
       {end > 0 && <button class="link" onClick={() => moveTo(end)}>ends with {describe(end)}</button>}
+    </Section>
+  );
+}
+
+/** Links to the thoughts that a thought refers to. */
+function ThoughtLinks({ index: i }: { index: number }) {
+  const { graph } = useModel();
+  const thought = graph.rows[graph.find(useModel().outline.seq[i])];
+  if (!thought) return null;
+  const links = ([['follows', thought.parent], ['replaces', thought.replaced], ['merges', thought.merged], ['replaced by', thought.replacedBy]] as const)
+    .filter(([, row]) => row >= 0);
+  if (!links.length) return null;
+  return (
+    <Section title="Related">
+      {links.map(([word, row]) => <button class="link" key={word} onClick={() => moveTo(graph.rows[row].seq)}>{word} thought {row + 1}, seq {graph.rows[row].seq}</button>)}
     </Section>
   );
 }

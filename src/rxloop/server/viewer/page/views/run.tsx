@@ -21,11 +21,13 @@ import { Waterfall } from '../parts/waterfall.tsx';
 import { Conversation } from './conversation.tsx';
 import { EventsTable } from './events.tsx';
 import { Problems } from './problems.tsx';
+import { Thoughts } from './thoughts.tsx';
 import { px } from '../parts/px.ts';
 
 const VIEWS: Record<Tab, { title: string; component: FunctionComponent }> = {
   timeline: { title: 'Timeline', component: Timeline },
   conversation: { title: 'Conversation', component: Conversation },
+  thoughts: { title: 'Thoughts', component: Thoughts },
   events: { title: 'Events', component: EventsTable },
   problems: { title: 'Problems', component: Problems },
 };

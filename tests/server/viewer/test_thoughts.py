@@ -1,0 +1,180 @@
+"""Thoughts in the viewer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from reactivex import Observable, concat
+from typing_extensions import override
+
+from rxloop import (
+    Agent,
+    ContentCompleteEvent,
+    Event,
+    LLMCallEvent,
+    MemoryEventLog,
+    Message,
+    ModelRequest,
+    Runtime,
+    StatusUpdateEvent,
+    TaskEvent,
+    ThoughtStreamEvent,
+    Usage,
+    sequential_thinking,
+)
+from rxloop.cli.service.adapters import create_adapters, create_application
+from rxloop.protocol.events import SessionLink, ThoughtDeltaEvent
+from rxloop.stream.sources import Push, from_task
+from rxloop.testing import ScriptedCall, ScriptedModel, call
+from support.api_server import serve_app
+from support.browser import expect
+from support.viewer_pages import find_inspector, find_rows, get_text, serve_view
+
+if TYPE_CHECKING:
+    from playwright.async_api import Page
+
+pytestmark = [pytest.mark.service("chromium"), pytest.mark.asyncio(loop_scope="module")]
+
+BOXES = """[...document.querySelectorAll('.thought-graph .node')].map(each => {
+    const { x, y, width, height } = each.getBoundingClientRect();
+    return [+each.dataset.seq, x, y, width, height];
+})"""
+
+
+def think(number: int, text: str, **more: Any) -> ScriptedCall:
+    more |= {"thought": text, "thoughtNumber": number, "totalThoughts": 9, "nextThoughtNeeded": number < 9}
+    return call("sequentialthinking", **more)
+
+
+class PonderingModel(ScriptedModel):
+    """Scripted model that reasons before each turn, in two pieces, and waits for an event after the first one."""
+
+    def __init__(self, *turns: Any) -> None:
+        super().__init__(*turns)
+        self.reached, self.go_on = asyncio.Event(), asyncio.Event()
+
+    @override
+    def call(self, request: ModelRequest) -> Observable[Event]:
+        async def ponder(push: Push[Event]) -> None:
+            push(ThoughtDeltaEvent(delta="The rain "))
+            self.reached.set()
+            await self.go_on.wait()
+            self.go_on.clear()
+            push(ThoughtDeltaEvent(delta="decides."))
+            push(ThoughtStreamEvent(content="The rain decides.", source="reasoning"))
+
+        return concat(from_task(ponder), super().call(request))
+
+
+async def test_earlier_thoughts_do_not_move_while_thoughts_are_added(page: Page) -> None:
+    model = PonderingModel(
+        think(1, "Rain first."),
+        think(2, "Oslo is dry."),
+        think(3, "That was Friday.", isRevision=True, revisesThought=2),
+        think(3, "Bergen has wind.", branchFromThought=1, branchId="bergen"),
+        think(4, "Bergen is out.", branchId="bergen"),
+        call("think_aloud", thought="Oslo it is.", thought_type="decision", confidence=0.8, alternatives=["Bergen"]),
+        "Oslo.",
+    )
+    agent = Agent(model, tools=[sequential_thinking("planner")])
+    runtime = Runtime({"guide": agent}, log=MemoryEventLog())
+    app = create_application(create_adapters(runtime, ["view"], {}), (), "127.0.0.1", keys=False)
+    rows = find_rows(page, "Thoughts")
+    live = page.locator(".live-thought")
+    async with runtime, serve_app(app) as url:
+        run = await runtime.start("guide", "Where?")
+        await page.goto(f"{url}/view/#/r/{run.task_id}/thoughts")
+        before: list[Any] = []
+        for step in range(7):
+            await asyncio.wait_for(model.reached.wait(), 30)
+            model.reached.clear()
+            await expect(live).to_have_text("thinking The rain")
+            await expect(rows).to_have_count(2 * step)
+            boxes = await page.evaluate(BOXES)
+            assert boxes[: len(before)] == before
+            assert len(boxes) == 2 * step
+            before = boxes
+            model.go_on.set()
+        await expect(rows).to_have_count(13)
+        await expect(live).to_have_count(0)
+        assert (await page.evaluate(BOXES))[:12] == before
+        shown = await get_text(rows)
+        assert shown[1].startswith("2 reasoning Rain first.")
+        assert "replaced by 6" in shown[3]
+        assert "replaces 4" in shown[5]
+        assert "follows 2, branch bergen" in shown[7]
+        assert "follows 8, branch bergen" in shown[9]
+        assert "decision Oslo it is. instead of: Bergen 0.80" in shown[11]
+        # The same page, from the log.
+        await page.reload()
+        await expect(rows).to_have_count(13)
+        await expect(rows.nth(11)).to_contain_text("instead of: Bergen")
+        assert await get_text(rows) == shown
+
+
+async def store_thoughts(log: MemoryEventLog, count: int) -> None:
+    """Store a run with a number of thoughts: a branch that is merged at the end, and single thoughts."""
+    envelope: dict[str, Any] = {"task_id": "deep", "context_id": "talk", "attempt": 1}
+    events: list[Event] = [
+        TaskEvent(messages=[Message.user("Think.")], model="m", agent_name="thinker", seq=1, timestamp=0, **envelope),
+        StatusUpdateEvent(state="working", seq=2, timestamp=0, **envelope),
+    ]
+
+    def add(event: Event) -> None:
+        events.append(event.model_copy(update={**envelope, "seq": len(events) + 1, "timestamp": 20 * len(events)}))
+
+    add(LLMCallEvent(iteration=1, model="m", message_count=1, tool_count=1, estimated_input_tokens=9, step="1"))
+    for number in range(1, count + 1):
+        is_last = number == count
+        link = SessionLink(session_id="s", number=number, total=count, merges_id="t3") if is_last else None
+        add(
+            ThoughtStreamEvent(
+                thought_id=f"t{number}",
+                thought_type="reasoning",
+                content=f"Thought {number}",
+                related_to="t2" if is_last else f"t{max(number // 2, 1)}" if number > 1 else None,
+                session=link,
+                step="1",
+            )
+        )
+    add(ContentCompleteEvent(content="Done.", finish_reason="stop", step="1"))
+    add(StatusUpdateEvent(state="completed", final=True, content="Done.", usage=Usage()))
+    for start in range(0, len(events), 1_000):
+        await log.append("deep", events[start : start + 1_000], expected_seq=start)
+
+
+async def test_thousands_of_thoughts_have_few_rows_and_are_reached_by_keyboard(page: Page) -> None:
+    log = MemoryEventLog()
+    await store_thoughts(log, 5_000)
+    rows = find_rows(page, "Thoughts")
+    async with serve_view(log) as url:
+        await page.goto(f"{url}#/r/deep")
+        await page.get_by_role("tab", name="Thoughts").click()
+        await expect(page.get_by_role("grid", name="Thoughts")).to_have_attribute("aria-rowcount", "5000")
+        assert await rows.count() <= 40
+        assert await page.locator(".thought-graph path").count() <= 150
+        await rows.first.focus()
+        await page.keyboard.press("Enter")
+        await expect(find_inspector(page)).to_contain_text("Thought 1")
+        for key, number in (("l", 2), ("l", 4), ("l", 8), ("h", 4), ("h", 2), ("ArrowDown", 3), ("ArrowUp", 2)):
+            await page.keyboard.press(key)
+            await page.wait_for_url(f"**at=1.{number + 3}.0*")
+        await page.get_by_role("button", name="Last event").click()
+        await page.keyboard.press("ArrowUp")
+        await page.keyboard.press("ArrowDown")
+        selected = rows.and_(page.locator(".selected"))
+        await expect(selected).to_contain_text("follows 2, merges 3")
+        await find_inspector(page).get_by_role("button", name="merges thought 3").click()
+        await expect(selected).to_contain_text("Thought 3")
+        assert await rows.count() <= 40
+
+
+async def test_run_without_thoughts_explains_how_to_get_them(page: Page) -> None:
+    log = MemoryEventLog()
+    run = Agent(ScriptedModel("Hello."), name="clerk", log=log, thoughts=False).run("Hi.")
+    await run
+    async with serve_view(log) as url:
+        await page.goto(f"{url}#/r/{run.task_id}/thoughts")
+        await expect(page.get_by_role("main")).to_contain_text("Agents think aloud with the tool think_aloud")
