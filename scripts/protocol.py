@@ -22,7 +22,7 @@ from rxloop.protocol.envelope import EVENT_TYPES, Event, public_form
 ROOT = Path(__file__).parents[1]
 PAGE = Path("docs/protocol.md")
 SCHEMA = Path("docs/protocol.schema.json")
-SHAPES = ("Message", "ToolCall", "Usage", "PendingInput", "ErrorInfo")
+SHAPES = ("Message", "ToolCall", "Usage", "PendingInput", "ErrorInfo", "PartTokens", "RequestRecord", "RecordedPart")
 """Nested models that are listed separately."""
 _SIMPLE = {"string": "string", "integer": "integer", "number": "number", "boolean": "boolean", "object": "object"}
 

@@ -12,6 +12,7 @@ from rxloop.protocol.events import (
     PendingInput,
 )
 from rxloop.protocol.messages import Citation, Content, ErrorInfo, FilePart, ImagePart, Message, ToolCall, Usage
+from rxloop.protocol.request_record import PartTokens, RecordedPart, RequestRecord
 from rxloop.stream.readers import encode_frame
 
 MARK = "PLANTED"
@@ -98,6 +99,11 @@ def draw_event(draw: st.DrawFn) -> Event:
             values[name] = draw(names)
         elif name == "call":
             values[name] = draw(calls)
+        elif kind == "llm-call" and name == "parts":
+            values[name] = draw(st.one_of(st.none(), st.builds(PartTokens, system=st.integers(0, 9))))
+        elif kind == "llm-call" and name == "request":
+            part = RecordedPart(text=MARK)
+            values[name] = RequestRecord(system=[part], tools=MARK, settings={MARK: MARK}, texts={MARK: {"role": MARK}})
         elif name in FIELDS and (kind, name) != ("tool-complete", "error"):
             values[name] = draw(FIELDS[name])
         elif kind == "message-added" and name == "role":

@@ -66,7 +66,7 @@ def list_models() -> dict[str, type[BaseModel]]:
 
 PRIVATE = {
     "task": {"owner", "options"},
-    "llm-call": {"problems", "settings"},
+    "llm-call": {"problems", "settings", "request"},
     "content-complete": {"provider_state", "offered"},
     "thought-stream": {"hidden_calls"},
     "tool-complete": {"messages"},
@@ -95,6 +95,10 @@ NESTED = {
     "ErrorInfo": "code message retryable",
     "SessionLink": "session_id number total next_thought_needed revises revises_id branch_id branch_from merges "
     "merges_id stage",
+    "PartTokens": "system tools task summary history workspace note",
+    # The record as a whole is private.
+    "RequestRecord": "base same messages system tail tools answer_schema settings texts",
+    "RecordedPart": "text index origin",
 }
 """Public fields of the models inside events."""
 

@@ -40,6 +40,7 @@ from rxloop.protocol.http_api.inspection import (
     SearchPage,
     SearchResults,
 )
+from rxloop.protocol.http_api.requests import RequestList, SentRequest
 from rxloop.protocol.messages import Message
 from rxloop.stream.stream import Stream
 from rxloop.support.http_environment import name_variables
@@ -50,12 +51,14 @@ __all__ = [
     "ContextInfo",
     "Outline",
     "ProblemPage",
+    "RequestList",
     "ResponseBounds",
     "RunInfo",
     "RunProblem",
     "RunProblems",
     "SearchPage",
     "SearchResults",
+    "SentRequest",
     "StateInfo",
 ]
 

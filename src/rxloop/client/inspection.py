@@ -9,6 +9,7 @@ from typing import Any, TypedDict, cast
 from rxloop.client.connection import Requests, make_run_path
 from rxloop.protocol.events import AnyEvent
 from rxloop.protocol.http_api.inspection import AccessInfo, Outline, ProblemList, RunProblem, SearchPage
+from rxloop.protocol.http_api.requests import RequestList, SentRequest
 
 
 class RunFilters(TypedDict, total=False):
@@ -91,6 +92,37 @@ class Inspection:
         """
         query = {"visibility": "all" if internal else None}
         return (await self._requests.get(ProblemList, f"{make_run_path(task_id)}/problems", query)).problems
+
+    async def model_requests(
+        self, task_id: str, *, after: int = 0, limit: int | None = None, internal: bool = False
+    ) -> RequestList:
+        """Return the sizes of the requests that a run sent to models, and the messages that they contained.
+
+        Args:
+            task_id: Task id.
+            after: `next` of the previous page.
+            limit: Maximum number of requests. The default is 5,000.
+            internal: Whether to include requests of nested runs that clients must not receive, if allowed.
+
+        Raises:
+            ApiError: If the run does not exist, or the request fails.
+        """
+        query = {"after": after or None, "limit": limit, "visibility": "all" if internal else None}
+        return await self._requests.get(RequestList, f"{make_run_path(task_id)}/requests", query)
+
+    async def model_request(self, task_id: str, seq: int, *, internal: bool = False) -> SentRequest:
+        """Return a request as it was sent to the model, after all operators and compressors.
+
+        Args:
+            task_id: Task id.
+            seq: `seq` of the `llm-call` event.
+            internal: Whether to include the system prompt, tools and other internal data, if allowed.
+
+        Raises:
+            ApiError: If the run or the event does not exist, or the request fails.
+        """
+        query = {"visibility": "all" if internal else None}
+        return await self._requests.get(SentRequest, f"{make_run_path(task_id)}/requests/{seq}", query)
 
     async def search(
         self,

@@ -97,8 +97,9 @@ _call = make_unchecked(ToolCall, normalised=True)
 class Message(Wire):
     """Conversation message."""
 
-    # Cache for the encoded form, so that each message is only encoded once per provider. Not part of the value.
-    __slots__ = ("_wire",)
+    # The encoded form, so that each message is only encoded once per provider, and the origin of a message that an
+    # operator adds to a request. Not part of the value. Copies have no origin.
+    __slots__ = ("_origin", "_wire")
 
     role: Role
     content: Content = ""

@@ -7,8 +7,9 @@ from typing_extensions import override
 
 from rxloop.protocol.envelope import Event
 from rxloop.protocol.messages import Citation, ErrorInfo, Media, ToolCall, Usage, Wire
-from rxloop.protocol.model import is_empty, make_unchecked
+from rxloop.protocol.model import is_empty, is_missing, make_unchecked
 from rxloop.protocol.parts import add_placeholders
+from rxloop.protocol.request_record import PartTokens, RequestRecord
 from rxloop.protocol.visibility import hidden_indexes, public_calls, visible_id
 
 Verbosity = Literal["brief", "normal", "detailed"]
@@ -24,8 +25,10 @@ class LLMCallEvent(Event):
 
     kind: Literal["llm-call"] = "llm-call"
     marble = "l"
-    public_fields = ("iteration", "model", "message_count", "tool_count", "estimated_input_tokens")
-    incidental_fields = ("estimated_input_tokens", "settings")
+    public_fields = (
+        *("iteration", "model", "message_count", "tool_count", "estimated_input_tokens", "parts", "window"),
+    )
+    incidental_fields = ("estimated_input_tokens", "settings", "parts", "window", "request")
     iteration: int
     model: str
     message_count: int
@@ -35,6 +38,13 @@ class LLMCallEvent(Event):
     """Problems found and repaired in messages that operators created."""
     settings: dict[str, Any] | None = Field(default=None, exclude_if=is_empty)
     """Settings `temperature`, `top_p`, `max_tokens`, `seed` and `stop` of the request, if set. Not sent to clients."""
+
+    parts: PartTokens | None = Field(default=None, exclude_if=is_missing)
+    """Estimated tokens of each part of the request. Their sum is `estimated_input_tokens`."""
+    window: int | None = Field(default=None, exclude_if=is_missing)
+    """Context window of the model in tokens, if known."""
+    request: RequestRecord | None = Field(default=None, exclude_if=is_missing)
+    """Record of the request. Not sent to clients. Read requests with `GET /runs/{task_id}/requests/{seq}`."""
 
     @override
     def describe(self) -> str:

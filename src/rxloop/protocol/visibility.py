@@ -41,26 +41,31 @@ def public_messages(event: Any) -> Sequence[Message]:
 
 def select_public_messages(messages: Sequence[Message]) -> Sequence[Message]:
     """Remove system messages and hidden tool calls, including results."""
-    public: list[Message] = []
+    public = [message for message in list_public_forms(messages) if message is not None]
+    unchanged = len(public) == len(messages) and all(map(lambda one, other: one is other, public, messages))
+    return messages if unchanged else public
+
+
+def list_public_forms(messages: Sequence[Message]) -> list[Message | None]:
+    """Return the public form of each message, or None for messages that clients must not receive."""
+    public: list[Message | None] = []
     # Unanswered calls of the last assistant message. Vendors may reuse call ids, so remove each call once answered.
     calls: list[ToolCall] = []
     for message in messages:
         if message.role == "assistant":
             calls = list(message.tool_calls)
             message = _remove_hidden_calls(message)
-            if message.content or message.reasoning or message.tool_calls:
-                public.append(message)
+            public.append(message if message.content or message.reasoning or message.tool_calls else None)
         elif message.role == "tool":
             answered = next((call for call in calls if call.id == message.tool_call_id), None)
             # Results without a matching call might belong to a hidden call.
             if answered is not None:
                 calls.remove(answered)
-                if not answered.hidden:
-                    public.append(_remove_provider_state(message))
-        elif message.role == "user":
-            public.append(_remove_provider_state(message))
-    unchanged = len(public) == len(messages) and all(map(lambda one, other: one is other, public, messages))
-    return messages if unchanged else public
+            is_visible = answered is not None and not answered.hidden
+            public.append(_remove_provider_state(message) if is_visible else None)
+        else:
+            public.append(_remove_provider_state(message) if message.role == "user" else None)
+    return public
 
 
 def _remove_hidden_calls(message: Message) -> Message:

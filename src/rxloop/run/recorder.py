@@ -60,6 +60,8 @@ class Recorder:
         self.writer: LogWriter | None = None
         """Event log writer, or None if the run has no log."""
         self.earlier: EarlierAttempts = no_attempts()
+        self.texts: set[str] | None = None
+        """Digests of the texts in recorded requests, once the first request is sent."""
         self.graph = _NO_THOUGHTS
         self.states: dict[str | None, RunState] = {None: self.earlier.state}
         """Current states, keyed by branch. None is the main branch."""

@@ -90,6 +90,8 @@ class EarlierAttempts:
         self.call_count = 0
         """Number of model calls on all branches. Excludes interrupted calls, which the next attempt repeats, and
         requests that `iterate` repeated."""
+        self.request_texts: set[str] = set()
+        """Digests of the texts in recorded requests, including those of nested runs."""
         self.nested_events: list[Event] = []
         """Events of nested runs."""
         self._resumed: set[str] = set()
@@ -104,6 +106,8 @@ class EarlierAttempts:
         self._last_questions: dict[Slot, str] = {}
         asking: dict[str, Slot] = {}
         for event in events:
+            if isinstance(event, LLMCallEvent) and event.request is not None:
+                self.request_texts.update(event.request.texts)
             if event.parent_task_id is not None:
                 self.nested_events.append(event)
                 continue

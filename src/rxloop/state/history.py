@@ -108,7 +108,7 @@ class History(Sequence[Message]):
     def _add_metadata(self, messages: Sequence[Message], first: int) -> None:
         """Update the metadata for messages that start at index `first`."""
         for index, message in enumerate(messages, first):
-            self.size += _size(message)
+            self.size += measure_message(message)
             if message.role == "user":
                 self.newest_user = index
             if message.pinned:
@@ -166,7 +166,8 @@ class History(Sequence[Message]):
         return f"<History of {self._length} messages>"
 
 
-def _size(message: Message) -> int:
+def measure_message(message: Message) -> int:
+    """Return the size of a message in characters, for estimates."""
     size = len(message.text) + 8
     for call in message.tool_calls:
         size += len(call.name) + len(call.raw or "")

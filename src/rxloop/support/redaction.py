@@ -6,6 +6,7 @@ import re
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import Any, cast
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit, urlunsplit
 
 import orjson
@@ -80,6 +81,18 @@ def redact_secrets(text: str, secrets: Iterable[str] = ()) -> str:
     text = _BEARER.sub(rf"\1{REDACTED}", text)
     text = _LOOKS_SECRET.sub(REDACTED, text)
     return _NAMED_SECRET.sub(rf"\1{REDACTED}", text)
+
+
+def redact_values(value: Any) -> Any:
+    """Redact secrets in JSON data: values with the names of secrets, and anything that looks like a secret."""
+    if isinstance(value, dict):
+        return {
+            name: REDACTED if _SECRET_NAME.search(name) else redact_values(item)
+            for name, item in cast("dict[str, Any]", value).items()
+        }
+    if isinstance(value, list):
+        return [redact_values(item) for item in cast("list[Any]", value)]
+    return redact_secrets(value) if isinstance(value, str) else value
 
 
 def redact_each(text: str, secrets: Iterable[str]) -> str:

@@ -13,7 +13,6 @@ from rxloop.operators.loop.model_exchange import (
     complete_message,
     copy_unstamped,
     describe_failure,
-    describe_request,
     find_refused_media,
     make_event_error,
     make_tool_requests,
@@ -21,7 +20,7 @@ from rxloop.operators.loop.model_exchange import (
 from rxloop.pipeline.budget import Budget
 from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
-from rxloop.protocol.events import ContentCompleteEvent, Event, LLMFailedEvent, ToolCallDeltaEvent
+from rxloop.protocol.events import ContentCompleteEvent, Event, LLMCallEvent, LLMFailedEvent, ToolCallDeltaEvent
 from rxloop.protocol.model import mutable_fields
 from rxloop.stream.rx import ColdObservable, connect
 from rxloop.stream.sources import emit
@@ -60,7 +59,8 @@ def call_model() -> Operator[object]:
         def subscribe(
             observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
-            return _Call(*checks.prepare(request), budget, observer, scheduler)
+            announcement, checked = checks.prepare(request)
+            return _Call(checked, announcement, budget, observer, scheduler)
 
         return budget.send(ColdObservable(subscribe), request.step, request.branch)
 
@@ -89,7 +89,7 @@ class _Call(abc.DisposableBase):
     def __init__(
         self,
         request: ModelRequest,
-        problems: Sequence[str],
+        announcement: LLMCallEvent,
         budget: Budget,
         observer: abc.ObserverBase[Signal],
         scheduler: abc.SchedulerBase | None,
@@ -104,8 +104,10 @@ class _Call(abc.DisposableBase):
         self._failures = 0
         self._visible_name: str | None = None
         """Name of the most recently called tool, or None for hidden tools."""
-        announcement = describe_request(request, problems)
         observer.on_next(announcement)
+        sent = self._host.sent_requests
+        if sent is not None and sent.pending is not None:
+            sent.confirm(announcement)
         self._times = DeltaTimes(announcement.timestamp)
         # Publishing sets the attempt.
         if not announcement.attempt:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rxloop.errors import ContextLengthExceeded, MediaRefused, PipelineError, ProviderError
+from rxloop.operators.loop.request_records import RequestRecorder
 from rxloop.pipeline.host import OfferedTools, get_host
 from rxloop.pipeline.requests import ModelRequest, Signal, ToolDefinition, ToolRequest
 from rxloop.pipeline.run_context import RunContext
@@ -18,17 +19,16 @@ from rxloop.protocol.events import (
     normalise,
 )
 from rxloop.protocol.finish import CUT_OFF, explain_refused_call, is_complete
-from rxloop.protocol.json_data import MAX_INTEGER, freeze_model, replace_surrogates
+from rxloop.protocol.json_data import freeze_model, replace_surrogates
 from rxloop.protocol.messages import ErrorInfo, Message, ToolCall
-from rxloop.protocol.model import FrozenList, make_unchecked, mutable_fields
-from rxloop.protocol.settings import ModelSettings
+from rxloop.protocol.model import FrozenList, mutable_fields
 from rxloop.state.history import History
 from rxloop.state.refused_media import select_refused, vendor_reason
+from rxloop.state.run_state import RunState
 
 if TYPE_CHECKING:
     from rxloop.context.repair import RequestRepair
 
-CHARACTERS_PER_TOKEN = 4
 _UNSTAMPED: dict[str, Any] = {
     "step": None,
     "branch": None,
@@ -37,7 +37,6 @@ _UNSTAMPED: dict[str, Any] = {
     "attempt": 0,
     "timestamp": 0,
 }
-_llm_call = make_unchecked(LLMCallEvent, normalised=True)
 
 
 # -- requests
@@ -48,18 +47,20 @@ class RequestChecks:
 
     def __init__(self) -> None:
         self._repair: RequestRepair | None = None
+        self._recorder = RequestRecorder()
 
-    def prepare(self, request: ModelRequest) -> tuple[ModelRequest, Sequence[str]]:
-        """Return the request to send and the repaired problems."""
-        request, problems = self._check(_add_late_messages(request))
-        if request.ctx.state.refused:
-            request = _omit_refused_media(request)
-        return request, problems
+    def prepare(self, request: ModelRequest) -> tuple[LLMCallEvent, ModelRequest]:
+        """Return the request to send and its `llm-call` event, which lists the repaired problems."""
+        state = request.ctx.state
+        request = _add_late_messages(request, state.messages)
+        problems: Sequence[str] = ()
+        if request.messages is not state.messages or request.system is not get_host(request.ctx).system:
+            request, problems = self._repair_request(request)
+        if state.refused:
+            request = _omit_refused_media(request, state)
+        return self._recorder.describe(request, problems, state), request
 
-    def _check(self, request: ModelRequest) -> tuple[ModelRequest, Sequence[str]]:
-        ctx = request.ctx
-        if request.messages is ctx.state.messages and request.system is get_host(ctx).system:
-            return request, ()
+    def _repair_request(self, request: ModelRequest) -> tuple[ModelRequest, Sequence[str]]:
         if self._repair is None:
             # Imported here because it is rarely needed.
             from rxloop.context.repair import RequestRepair
@@ -68,9 +69,8 @@ class RequestChecks:
         return self._repair.checked(request)
 
 
-def _add_late_messages(request: ModelRequest) -> ModelRequest:
+def _add_late_messages(request: ModelRequest, history: History) -> ModelRequest:
     """Append history messages added after request creation."""
-    history = request.ctx.state.messages
     if request.history is None or len(history) == request.history:
         return request
     messages: Sequence[Message] = request.messages
@@ -82,51 +82,11 @@ def _add_late_messages(request: ModelRequest) -> ModelRequest:
     return request.replace(messages=[*messages, *late], history=len(history))
 
 
-def _omit_refused_media(request: ModelRequest) -> ModelRequest:
-    omit = request.ctx.state.refused.omit
+def _omit_refused_media(request: ModelRequest, state: RunState) -> ModelRequest:
+    omit = state.refused.omit
     return request.replace(
         messages=omit(request.messages), system=tuple(omit(request.system)), tail=tuple(omit(request.tail))
     )
-
-
-def describe_request(request: ModelRequest, problems: Sequence[str]) -> LLMCallEvent:
-    """Create the `llm-call` event for a request.
-
-    Args:
-        request: Prepared request.
-        problems: Descriptions of repaired problems.
-    """
-    layers = (*request.system, *request.tail)
-    optional: dict[str, Any] = {"problems": list(problems)} if problems else {}
-    if request.settings.model_fields_set:
-        optional["settings"] = _select_settings(request.settings)
-    name, iteration = request.ctx.model.name, request.iteration
-    estimate = _estimate(request, layers) if request.estimate is None else request.estimate
-    # Custom providers, strategies and counters may use unsupported types.
-    numbers = iteration.__class__ is int and estimate.__class__ is int and 0 <= estimate <= MAX_INTEGER
-    make = _llm_call if numbers and name.__class__ is str and name.isascii() and not optional else LLMCallEvent
-    return make(
-        step=request.step,
-        branch=request.branch,
-        iteration=iteration,
-        model=name,
-        message_count=len(layers) + len(request.messages),
-        tool_count=len(request.tools),
-        estimated_input_tokens=estimate,
-        **optional,
-    )
-
-
-def _select_settings(settings: ModelSettings) -> dict[str, Any] | None:
-    """Return the settings recorded in the `llm-call` event, or None."""
-    values = {name: getattr(settings, name) for name in ("temperature", "top_p", "max_tokens", "seed", "stop")}
-    return {name: value for name, value in values.items() if value is not None} or None
-
-
-def _estimate(request: ModelRequest, layers: Sequence[Message]) -> int:
-    messages = request.messages if isinstance(request.messages, History) else History(request.messages)
-    size = messages.size + sum(len(message.text) for message in layers) + sum(tool.size for tool in request.tools)
-    return size // CHARACTERS_PER_TOKEN
 
 
 # -- failures

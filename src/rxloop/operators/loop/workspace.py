@@ -9,6 +9,7 @@ from rxloop.pipeline.interfaces import Workspace, WorkspacePart
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
 from rxloop.pipeline.time_limits import limit_time
 from rxloop.protocol.messages import Message
+from rxloop.protocol.request_record import mark_origin
 from rxloop.stream.sources import emit, from_awaitable
 
 
@@ -55,6 +56,9 @@ def _add_parts(request: ModelRequest, parts: Sequence[WorkspacePart]) -> ModelRe
     from rxloop.context.workspaces import join_parts
 
     static, live = join_parts(parts, "static"), join_parts(parts, "live")
-    system = (*request.system, Message.system(static)) if static else request.system
-    tail = (*request.tail, Message.user(f"[Workspace, as it is now]\n{live}")) if live else request.tail
+    system, tail = request.system, request.tail
+    if static:
+        system = (*system, mark_origin(Message.system(static), "workspace"))
+    if live:
+        tail = (*tail, mark_origin(Message.user(f"[Workspace, as it is now]\n{live}"), "workspace"))
     return request.replace(system=system, tail=tail)

@@ -45,8 +45,10 @@ class Api(Adapter):
     @override
     def endpoints(self) -> Sequence[Endpoint | BaseRoute]:
         # Conversation ids may contain slashes.
-        path = "{context_id:rxloop_id}"
-        operations = [replace(each, path=each.path.replace("{context_id}", path)) for each in OPERATIONS]
+        converters = {"{context_id}": "{context_id:rxloop_id}", "{seq}": "{seq:int}"}
+        operations = list(OPERATIONS)
+        for name, path in converters.items():
+            operations = [replace(each, path=each.path.replace(name, path)) for each in operations]
         return [*operations, Route("/openapi.json", self._serve_document, methods=["GET"])]
 
     @override

@@ -98,7 +98,7 @@ async def outline(call: ApiCall[None, OutlineQuery]) -> Response:
         outlines.put(task_id, fold.state)
         final = last == record.seq and await is_over(log, record)
         make_page = partial(fold.make_page, task_id, seq=record.seq, final=final)
-        compress = _accepts_gzip(call.request)
+        compress = accepts_gzip(call.request)
         body, headers = await outlines.compute(lambda: encode_document(make_page(), compress=compress))
     return Response(body, headers=headers, media_type="application/json")
 
@@ -134,7 +134,7 @@ def encode_document(model: BaseModel, *, compress: bool) -> tuple[bytes, dict[st
     return body, headers
 
 
-def _accepts_gzip(request: Request) -> bool:
+def accepts_gzip(request: Request) -> bool:
     """Return True if the client accepts responses that are compressed with gzip."""
     for each in request.headers.get("accept-encoding", "").lower().split(","):
         coding, *parameters = (part.replace(" ", "") for part in each.split(";"))

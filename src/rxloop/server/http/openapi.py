@@ -15,9 +15,10 @@ from rxloop.protocol import http_api as http
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.http_api import Deltas, Problem, RunInfo
 from rxloop.protocol.http_api.inspection import AccessInfo, Outline, ProblemList, ProblemPage, SearchPage, SearchResults
+from rxloop.protocol.http_api.requests import RequestList, SentRequest
 from rxloop.server.core.adapter import Endpoint
 from rxloop.server.core.stream import NDJSON, SSE
-from rxloop.server.http import findings, inspection, reads, run_lists
+from rxloop.server.http import findings, inspection, model_requests, reads, run_lists
 from rxloop.server.http import operations as runs
 from rxloop.server.http.requests import (
     ContextQuery,
@@ -29,6 +30,7 @@ from rxloop.server.http.requests import (
     PendingQuery,
     Query,
     RecentProblemsQuery,
+    RequestsQuery,
     RunsInContextQuery,
     RunsQuery,
     SearchQuery,
@@ -87,6 +89,16 @@ OPERATIONS = (
     Operation("GET", f"{_RUN}/search", findings.search, query=SearchQuery, responses={200: SearchPage}),
     Operation("GET", "/problems", findings.recent_problems, query=RecentProblemsQuery, responses={200: ProblemPage}),
     Operation("GET", "/search", findings.search_runs, query=SearchRunsQuery, responses={200: SearchResults}),
+    Operation(
+        "GET", f"{_RUN}/requests", model_requests.model_requests, query=RequestsQuery, responses={200: RequestList}
+    ),
+    Operation(
+        "GET",
+        f"{_RUN}/requests/{{seq}}",
+        model_requests.model_request,
+        query=VisibilityQuery,
+        responses={200: SentRequest},
+    ),
     Operation("GET", f"{_RUN}/state", inspection.state, query=StateQuery, responses={200: http.StateInfo}),
     Operation("GET", f"{_RUN}/graph", reads.graph, query=GraphQuery, responses={200: None}, media_types=_GRAPH_TYPES),
     Operation("GET", "/contexts", reads.contexts, query=PageQuery, responses={200: http.ContextPage}),
@@ -113,7 +125,12 @@ _HEADERS = {
     }
 }
 _DESCRIPTIONS = {204: "There are no more events.", 304: "The range of events has not changed."}
-_IDS = {"task_id": "Id of the run.", "context_id": "Id of the conversation."}
+_IDS = {
+    "task_id": "Id of the run.",
+    "context_id": "Id of the conversation.",
+    "seq": "`seq` of the `llm-call` event.",
+}
+_ID_SCHEMAS = {"seq": {"type": "integer", "minimum": 1}}
 
 
 def make_document(*, secured: bool) -> dict[str, Any]:
@@ -183,7 +200,7 @@ def _describe_response(operation: Operation, status: int, refs: Any) -> dict[str
 def _list_parameters(operation: Operation) -> Iterable[dict[str, Any]]:
     for name, description in _IDS.items():
         if f"{{{name}}}" in operation.path:
-            yield _make_parameter(name, "path", {"type": "string"}, description, required=True)
+            yield _make_parameter(name, "path", _ID_SCHEMAS.get(name, {"type": "string"}), description, required=True)
     for name in operation.headers:
         min_length = 0 if name == "Last-Event-ID" else 1  # Allow an empty value for missing cursors.
         yield _make_parameter(name, "header", {"type": "string", "minLength": min_length, "maxLength": 200}, "")

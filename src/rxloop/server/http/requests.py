@@ -237,6 +237,15 @@ class VisibilityQuery(Query):
     visibility: Visibility = "public"
 
 
+class RequestsQuery(VisibilityQuery):
+    """Query parameters for the model requests of a run."""
+
+    after: Annotated[int, Field(ge=0, le=2**53)] = 0
+    """`next` of the previous page."""
+    limit: Annotated[int, Field(ge=1, le=5_000)] = 5_000
+    """Maximum number of requests."""
+
+
 class SearchQuery(VisibilityQuery):
     """Query parameters for searching a run."""
 
