@@ -12,7 +12,7 @@ from rxloop.protocol.events import (
     PendingInput,
 )
 from rxloop.protocol.messages import Citation, Content, ErrorInfo, FilePart, ImagePart, Message, ToolCall, Usage
-from rxloop.protocol.request_record import PartTokens, RecordedPart, RequestRecord
+from rxloop.protocol.step_events import PartTokens, RecordedPart, RequestRecord
 from rxloop.stream.readers import encode_frame
 
 MARK = "PLANTED"

@@ -7,7 +7,7 @@ from rxloop import Event, MemoryEventLog, Message, Result, Run, RunState
 from rxloop.errors import AttemptError
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.pipeline.run_context import RunContext
-from rxloop.pipeline.sent_requests import SentRequests
+from rxloop.pipeline.sent.requests import SentRequests
 from rxloop.protocol.messages import ToolCall
 from rxloop.state.earlier_attempts import EarlierAttempts
 from rxloop.testing.marbles import get_marble
@@ -69,8 +69,8 @@ class FakeRequestHost:
         self.system: tuple[Message, ...] = ()
         self.tools = self
         self.earlier = EarlierAttempts()
-        self.sent_requests: SentRequests | None = None
-        self.recorded_texts: set[str] = set()
+        self.request_texts: set[str] = set()
+        self.sent_requests = SentRequests(self)
 
     def state(self, branch: str | None) -> RunState:
         return self.main

@@ -8,7 +8,7 @@ from typing import Any, Protocol, cast
 from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition, ToolRequest
 from rxloop.pipeline.run_context import RunContext, RunPort
-from rxloop.pipeline.sent_requests import SentRequests
+from rxloop.pipeline.sent.requests import SentRequests
 from rxloop.protocol.events import Event, ToolCompleteEvent
 from rxloop.protocol.messages import Message
 from rxloop.state.earlier_attempts import EarlierAttempts
@@ -63,13 +63,8 @@ class Host(RunPort, Protocol):
     open_call: ModelCall | None
     """Streaming model call on the main branch."""
 
-    sent_requests: SentRequests | None
-    """Requests sent by the run so far. None before the first one."""
-
-    @property
-    def recorded_texts(self) -> set[str]:
-        """Digests of the texts in the recorded requests of the outermost run and its nested runs."""
-        ...
+    sent_requests: SentRequests
+    """Requests sent by the run so far."""
 
     @property
     def is_ending(self) -> bool:

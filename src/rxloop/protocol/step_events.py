@@ -9,7 +9,6 @@ from rxloop.protocol.envelope import Event
 from rxloop.protocol.messages import Citation, ErrorInfo, Media, ToolCall, Usage, Wire
 from rxloop.protocol.model import is_empty, is_missing, make_unchecked
 from rxloop.protocol.parts import add_placeholders
-from rxloop.protocol.request_record import PartTokens, RequestRecord
 from rxloop.protocol.visibility import hidden_indexes, public_calls, visible_id
 
 Verbosity = Literal["brief", "normal", "detailed"]
@@ -18,6 +17,76 @@ ThoughtType = Literal[
     "planning", "reasoning", "reflection", "decision", "observation", "critique", "strategy", "analysis", "thinking"
 ]
 THOUGHT_TYPES: tuple[str, ...] = get_args(ThoughtType)
+
+
+PartOrigin = Literal["system", "task", "summary", "history", "workspace", "note"]
+"""Origin of a message in a model request.
+
+`system`: the system prompt. `task`: the messages that started the run. `summary`: a summary of removed messages.
+`history`: other messages of the conversation. `workspace`: the content of a workspace. `note`: another message that
+an operator or a strategy added to this request only.
+"""
+
+
+class PartTokens(Wire):
+    """Estimated tokens of the parts of a request. Their sum is the estimate of the request."""
+
+    # As in `ToolCall`.
+    __slots__ = ("_normalised",)
+
+    system: int = Field(default=0, exclude_if=is_empty)
+    tools: int = Field(default=0, exclude_if=is_empty)
+    task: int = Field(default=0, exclude_if=is_empty)
+    """Messages that started the run."""
+    summary: int = Field(default=0, exclude_if=is_empty)
+    """Summary of removed messages."""
+    history: int = Field(default=0, exclude_if=is_empty)
+    """Other messages of the conversation."""
+    workspace: int = Field(default=0, exclude_if=is_empty)
+    note: int = Field(default=0, exclude_if=is_empty)
+    """Messages that operators and strategies added to this request only."""
+
+
+class RecordedPart(Wire):
+    """Message of a request that is not sent as it is in the history."""
+
+    text: str
+    """Digest of the message."""
+    index: int | None = Field(default=None, exclude_if=is_missing)
+    """Index of the history message that it replaces, if any."""
+    origin: PartOrigin | None = Field(
+        default=None, validation_alias="from", serialization_alias="from", exclude_if=is_missing
+    )
+    """Origin, unless it is the system prompt or the history."""
+
+
+class RequestRecord(Wire):
+    """Record of a request, from which the request can be rebuilt exactly.
+
+    Without `base` and `messages`, the request contains the whole history.
+    """
+
+    # As in `ToolCall`.
+    __slots__ = ("_normalised",)
+
+    base: int | None = Field(default=None, exclude_if=is_missing)
+    """The `seq` of an earlier `llm-call` of the same run and branch that starts with the same messages."""
+    same: int = Field(default=0, exclude_if=is_empty)
+    """Number of messages that are the same as in `base`."""
+    messages: list[tuple[int, int] | RecordedPart] | None = Field(default=None, exclude_if=is_missing)
+    """First and last indexes in the history, and changed messages. They follow the messages of `base`."""
+    system: list[RecordedPart] = Field(default_factory=list[RecordedPart], exclude_if=is_empty)
+    """System messages before the history."""
+    tail: list[RecordedPart] = Field(default_factory=list[RecordedPart], exclude_if=is_empty)
+    """Messages after the history."""
+    tools: str | None = Field(default=None, exclude_if=is_missing)
+    """Digest of the list of tools, which contains the digests of their definitions."""
+    answer_schema: str | None = Field(default=None, exclude_if=is_missing)
+    """Digest of the JSON Schema of the answer."""
+    settings: dict[str, Any] = Field(default_factory=dict[str, Any], exclude_if=is_empty)
+    """Settings that are not in `llm-call.settings`, without those that may contain secrets."""
+    texts: dict[str, Any] = Field(default_factory=dict[str, Any], exclude_if=is_empty)
+    """Messages, tools and schemas by digest that no earlier `llm-call` of the run contains."""
 
 
 class LLMCallEvent(Event):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from rxloop.protocol.events import Event, LLMCallEvent, MessageAddedEvent, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.http_api.requests import OmittedMessage, PartChange, RequestTool, SentPart, SentRequest
 from rxloop.protocol.messages import Message
-from rxloop.protocol.request_record import PartOrigin
+from rxloop.protocol.step_events import PartOrigin
 from rxloop.protocol.visibility import list_public_forms
 from rxloop.recorded.request_items import ChangedMessage, RequestItems, RequestItemsReader
 from rxloop.recorded.requests import OpenRequest, TrackStates, compare_texts, find_window, get_track

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from rxloop.context.compression import CompressionState
+from rxloop.pipeline.sent.texts import load_message
 from rxloop.protocol.events import LLMCallEvent
 from rxloop.protocol.messages import Message
 from rxloop.protocol.parts import FilePart, ImagePart
-from rxloop.protocol.request_record import PartOrigin, RecordedPart, RequestRecord, load_message
+from rxloop.protocol.step_events import PartOrigin, RecordedPart, RequestRecord
 from rxloop.state.run_state import RunState
 
 _MAX_BASES = 8

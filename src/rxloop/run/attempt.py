@@ -21,7 +21,7 @@ from rxloop.pipeline.host import ModelCall
 from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.requests import ModelRequest, ToolRequest
 from rxloop.pipeline.run_context import AttemptInfo, RunContext
-from rxloop.pipeline.sent_requests import SentRequests
+from rxloop.pipeline.sent.requests import SentRequests
 from rxloop.protocol.envelope import RESERVED_METADATA
 from rxloop.protocol.events import (
     ContentCompleteEvent,
@@ -107,6 +107,7 @@ class Attempt:
         self.lifetime = Lifetime(spec.task_id, spec.loop)
         clock = CLOCK.get()
         self.recorder = self.make_recorder(clock)
+        self.sent_requests = SentRequests(self.recorder)
         # Bound here to make publishing a single call.
         self.publish = self.recorder.publish
         self.state = self.recorder.state
@@ -143,7 +144,6 @@ class Attempt:
         self.steering: DisposableBase | None = None
         """Subscription to the steering messages."""
         self.open_call: ModelCall | None = None
-        self.sent_requests: SentRequests | None = None
         self.nested: tuple[Attempt, ...] = ()
         """Nested runs started by tool calls."""
         self.id_in_use = False
@@ -332,14 +332,6 @@ class Attempt:
         if any(self.tools.hides(call.name) and not call.hidden for call in message.tool_calls):
             changes["tool_calls"] = tuple(mark_hidden(call, self.tools) for call in message.tool_calls)
         return message.model_copy(update=changes) if changes else message
-
-    @property
-    def recorded_texts(self) -> set[str]:
-        """Digests of the texts in the recorded requests of the outermost run and its nested runs."""
-        top = self.recorder.top
-        if top.texts is None:
-            top.texts = set(top.earlier.request_texts)
-        return top.texts
 
     def try_parse(self, content: str) -> tuple[Any, str | None]:
         """Parse an answer as the output type. Return the value, and an error message if that fails."""

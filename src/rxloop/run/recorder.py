@@ -60,8 +60,7 @@ class Recorder:
         self.writer: LogWriter | None = None
         """Event log writer, or None if the run has no log."""
         self.earlier: EarlierAttempts = no_attempts()
-        self.texts: set[str] | None = None
-        """Digests of the texts in recorded requests, once the first request is sent."""
+        self._request_texts: set[str] | None = None
         self.graph = _NO_THOUGHTS
         self.states: dict[str | None, RunState] = {None: self.earlier.state}
         """Current states, keyed by branch. None is the main branch."""
@@ -90,6 +89,15 @@ class Recorder:
     def top(self) -> Recorder:
         """Recorder of the outermost run, which publishes all nested events."""
         return self
+
+    @property
+    def request_texts(self) -> set[str]:
+        """Digests of the texts that the outermost run has recorded with its requests and those of nested runs."""
+        if self.top is not self:
+            return self.top.request_texts
+        if self._request_texts is None:
+            self._request_texts = set(self.earlier.request_texts)
+        return self._request_texts
 
     @property
     def is_accepting(self) -> bool:

@@ -105,9 +105,8 @@ class _Call(abc.DisposableBase):
         self._visible_name: str | None = None
         """Name of the most recently called tool, or None for hidden tools."""
         observer.on_next(announcement)
-        sent = self._host.sent_requests
-        if sent is not None and sent.pending is not None:
-            sent.confirm(announcement)
+        if self._host.sent_requests.pending is not None:
+            self._host.sent_requests.confirm(announcement)
         self._times = DeltaTimes(announcement.timestamp)
         # Publishing sets the attempt.
         if not announcement.attempt:

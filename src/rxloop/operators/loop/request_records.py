@@ -5,25 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
-from rxloop.operators.loop.request_messages import record_messages
 from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
-from rxloop.pipeline.sent_requests import RequestFrame, SentRequests
+from rxloop.pipeline.sent.messages import record_messages
+from rxloop.pipeline.sent.requests import RequestFrame
+from rxloop.pipeline.sent.texts import PARTS, dump_message, get_origin, make_digest
 from rxloop.protocol.events import LLMCallEvent
 from rxloop.protocol.json_data import MAX_INTEGER, freeze_json
 from rxloop.protocol.messages import Message
 from rxloop.protocol.model import FrozenDict, FrozenList, make_unchecked
-from rxloop.protocol.request_record import (
-    PARTS,
-    PartOrigin,
-    PartTokens,
-    RecordedPart,
-    RequestRecord,
-    dump_message,
-    get_origin,
-    make_digest,
-)
 from rxloop.protocol.settings import ModelSettings
+from rxloop.protocol.step_events import PartOrigin, PartTokens, RecordedPart, RequestRecord
 from rxloop.state.run_state import RunState
 from rxloop.support.redaction import redact_values
 
@@ -55,10 +47,7 @@ class RequestRecorder:
             problems: Descriptions of repaired problems.
             state: State of the branch.
         """
-        host = get_host(request.ctx)
-        sent = host.sent_requests
-        if sent is None:
-            sent = host.sent_requests = SentRequests(host.recorded_texts)
+        sent = get_host(request.ctx).sent_requests
         frame = sent.frame
         if (
             frame is None

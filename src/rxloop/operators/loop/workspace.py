@@ -7,9 +7,9 @@ from reactivex import Observable
 from rxloop.operators.loop.answer_requests import answer_requests
 from rxloop.pipeline.interfaces import Workspace, WorkspacePart
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
+from rxloop.pipeline.sent.texts import mark_origin
 from rxloop.pipeline.time_limits import limit_time
 from rxloop.protocol.messages import Message
-from rxloop.protocol.request_record import mark_origin
 from rxloop.stream.sources import emit, from_awaitable
 
 

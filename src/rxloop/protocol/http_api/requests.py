@@ -8,7 +8,7 @@ from pydantic import Field
 
 from rxloop.protocol.messages import Message, Wire
 from rxloop.protocol.model import is_empty, is_missing
-from rxloop.protocol.request_record import PartOrigin, PartTokens
+from rxloop.protocol.step_events import PartOrigin, PartTokens
 
 PartChange = Literal["same", "new", "shortened", "rewritten"]
 """Difference between a part and the previous request of the same branch."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from operator import is_
-from typing import Any
+from typing import Any, Protocol
 
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import LLMCallEvent
 from rxloop.protocol.messages import Message
 from rxloop.protocol.model import FrozenDict
-from rxloop.protocol.request_record import RecordedPart, RequestRecord
+from rxloop.protocol.step_events import RecordedPart, RequestRecord
 from rxloop.state.history import History, measure_message
 
 
@@ -79,17 +79,26 @@ class SentMessages:
         return same
 
 
+class TextRecorder(Protocol):
+    """Recorder of a run."""
+
+    @property
+    def request_texts(self) -> set[str]:
+        """Digests of the texts that the outermost run has recorded with its requests and those of nested runs."""
+        ...
+
+
 class SentRequests:
     """Requests sent by a run.
 
     Args:
-        texts: Digests of recorded texts, shared by nested runs.
+        recorder: Recorder of the run.
     """
 
-    __slots__ = ("frame", "newest", "pending", "task", "task_size", "task_start", "texts")
+    __slots__ = ("_recorder", "frame", "newest", "pending", "task", "task_size", "task_start")
 
-    def __init__(self, texts: set[str]) -> None:
-        self.texts = texts
+    def __init__(self, recorder: TextRecorder) -> None:
+        self._recorder = recorder
         self.frame: RequestFrame | None = None
         """Frame of the newest request."""
         self.newest: dict[str | None, SentMessages] = {}
@@ -117,7 +126,8 @@ class SentRequests:
 
     def select_new(self, texts: Mapping[str, Any]) -> FrozenDict:
         """Return the texts that the run has not recorded yet."""
-        return FrozenDict({digest: text for digest, text in texts.items() if digest not in self.texts})
+        recorded = self._recorder.request_texts
+        return FrozenDict({digest: text for digest, text in texts.items() if digest not in recorded})
 
     def confirm(self, event: LLMCallEvent) -> None:
         """Note that an event has been published, so that later events can refer to it."""
@@ -126,7 +136,7 @@ class SentRequests:
             # An operator has published a copy or nothing. The next event repeats the texts.
             return
         _, frame, messages = pending
-        self.texts.update(event.request.texts)
+        self._recorder.request_texts.update(event.request.texts)
         frame.is_stored = True
         if messages is not None:
             messages.event = event

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rxloop.pipeline.requests import ModelRequest
-from rxloop.pipeline.sent_requests import SentMessages, SentRequests
+from rxloop.pipeline.sent.requests import SentMessages, SentRequests
+from rxloop.pipeline.sent.texts import PARTS, dump_message, get_origin
 from rxloop.protocol.messages import Message
 from rxloop.protocol.model import FrozenList, make_unchecked
-from rxloop.protocol.request_record import PARTS, RecordedPart, dump_message, get_origin
+from rxloop.protocol.step_events import RecordedPart
 from rxloop.state.history import measure_message
 from rxloop.state.run_state import RunState
 
