@@ -43,6 +43,7 @@ from rxloop.state.fold import fold_all
 from rxloop.state.run_state import RunState
 from rxloop.storage.conversation import FORMAT, add_page, conversation, find_cached
 from rxloop.support.tasks import GRACE
+from rxloop.support.trace_context import remove_trace_context
 from rxloop.thinking.graph import ThoughtGraph
 
 if TYPE_CHECKING:
@@ -325,7 +326,7 @@ async def _copy_run(attempt: Attempt, event_log: EventLog, fork: Fork) -> None:
         agent_name=attempt.info.agent_name,
         model=attempt.info.model.name,
         options=attempt.spec.recorded_options,
-        metadata={**first.metadata, **attempt.spec.metadata},
+        metadata={**remove_trace_context(first.metadata), **attempt.spec.metadata},
         prepare=attempt.prepare_messages,
         tools=attempt.spec.tools.plain_tools,
     )

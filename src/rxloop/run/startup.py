@@ -18,6 +18,7 @@ from rxloop.run.lifetime import Released
 from rxloop.stream.rx import PipelineStopped, RunScheduler, choose, connect
 from rxloop.stream.sources import emit
 from rxloop.support.foreign_errors import free_memory, is_out_of_memory, leave_to_loop, to_error
+from rxloop.support.trace_context import get_trace_context
 
 _make_status = make_unchecked(StatusUpdateEvent)
 
@@ -63,6 +64,8 @@ def make_first_events(attempt: Attempt) -> Iterator[Event]:
         yield make_task_event(attempt)
     agent, after = (attempt.spec.agent_name, attempt.state().seq) if resumed else (None, None)
     fields = {"metadata": {COMMAND_ID: attempt.skipped_commands}} if attempt.skipped_commands else attempt.fork_fields
+    if resumed and (trace := get_trace_context(attempt.info.metadata)):
+        fields = {**fields, "metadata": {**fields.get("metadata", {}), **trace}}
     yield _make_status(state="working", resumed=resumed, after_seq=after, agent_name=agent, **fields)
     yield from attempt.initial_events
 

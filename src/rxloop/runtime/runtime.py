@@ -241,6 +241,7 @@ class Runtime(ExplainedAttributes):
         prompt: Prompt | None = None,
         results: Mapping[str, Any] | None = None,
         restricted: bool = False,
+        metadata: Mapping[str, Any] | None = None,
     ) -> RunRecord:
         """Fork a run as `Agent.fork` does, with the owner and the metadata of the original run.
 
@@ -250,6 +251,7 @@ class Runtime(ExplainedAttributes):
             prompt: See `ForkOptions`.
             results: See `ForkOptions`.
             restricted: True for forks that clients request.
+            metadata: Metadata to add to those of the original run.
 
         Raises:
             ConfigurationError: The run ends before `at`, or has no call for a result (`NotPermitted` if restricted).
@@ -257,7 +259,15 @@ class Runtime(ExplainedAttributes):
         self._check_open()
         agent, deps = await self._find_agent(task_id), await self._executor.attempts.make_deps(task_id)
         with limit_log_time(None):
-            fork = agent.fork(task_id, at, prompt=prompt, results=results, restricted=restricted, deps=deps)
+            fork = agent.fork(
+                task_id,
+                at,
+                prompt=prompt,
+                results=results,
+                restricted=restricted,
+                deps=deps,
+                metadata=dict(metadata or {}),
+            )
             run = await fork.begin()
         if self._executor.is_closing or self._queue is not None:
             await run.release()

@@ -44,9 +44,6 @@ STATUS_CODE = "http.response.status_code"
 TASK, ATTEMPT, STATE, REASON = "rxloop.task_id", "rxloop.attempt", "rxloop.state", "rxloop.reason"
 STEP, BRANCH, ITERATION, RETRIES = "rxloop.step", "rxloop.branch", "rxloop.iteration", "rxloop.retries"
 
-TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
-"""Metadata keys of the caller's trace context."""
-
 INTERRUPTED = "interrupted"
 """Error type of spans without a recorded end, for example after a crash."""
 
@@ -72,13 +69,6 @@ _PROVIDERS = {
 def captures_content() -> bool:
     """Return True if the environment variable of the conventions allows content in spans."""
     return os.environ.get(CAPTURE_CONTENT, "").strip().upper() in ("SPAN_ONLY", "SPAN_AND_EVENT", "TRUE")
-
-
-def get_carrier(metadata: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return the W3C trace context in the metadata of a run, or None."""
-    if not isinstance(metadata.get(TRACEPARENT), str):
-        return None
-    return {name: metadata[name] for name in (TRACEPARENT, TRACESTATE) if isinstance(metadata.get(name), str)}
 
 
 def split_model(model: str) -> tuple[str, str]:

@@ -23,6 +23,7 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.protocol.messages import ErrorInfo, Usage
+from rxloop.support.trace_context import get_trace_context
 from rxloop.telemetry import names
 
 Key = tuple[str, str | None, str | None, int | None]
@@ -173,7 +174,8 @@ class OperationFold:
         start = event if task is None or event.resumed else task
         caller = self._options.open_calls.get(call) if call is not None else None
         name = f"invoke_agent {agent}" if agent else "invoke_agent"
-        carrier = names.get_carrier(task.metadata) if task is not None else None
+        # A resumed attempt repeats the trace context.
+        carrier = get_trace_context(event.metadata if task is None else task.metadata) or None
         operation = Operation(name, _agent_identity(agent), start.timestamp, caller, details, event.task_id, carrier)
         self._recorder.start(operation)
         attempt = self._attempts[event.task_id] = _Attempt(operation, event.parent_task_id)

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.convertors import PathConvertor, register_url_convertor
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -26,6 +27,7 @@ from rxloop.protocol.ids import find_id_fault
 from rxloop.runtime.runtime import Runtime
 from rxloop.server.core.account import ServerLimits
 from rxloop.server.core.bodies import parse_body, read_bytes, read_query
+from rxloop.server.core.caller_trace import use_trace_context
 from rxloop.server.core.errors import Refused, to_refusal
 from rxloop.server.core.gateway import ANONYMOUS, Auth, Gateway, Principal
 from rxloop.server.core.stream import EventStream, FrameWriter
@@ -181,7 +183,9 @@ class Adapter(ABC):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request (ASGI entry point)."""
-        with limit_log_time(self.gateway.limits.log_seconds if scope["type"] == "http" else None):
+        is_http = scope["type"] == "http"
+        seconds, headers = (self.gateway.limits.log_seconds, Headers(scope=scope)) if is_http else (None, Headers())
+        with limit_log_time(seconds), use_trace_context(headers):
             await self._app(keep_slashes(scope), receive, send)
 
     async def drain(self, seconds: float | None = None) -> None:

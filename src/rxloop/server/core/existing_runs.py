@@ -15,6 +15,7 @@ from rxloop.protocol.messages import Message, PendingInput, Prompt, public_quest
 from rxloop.protocol.refusals import is_refusal
 from rxloop.recorded.questions import read_status
 from rxloop.run.ownership import read_open_questions
+from rxloop.server.core.caller_trace import find_trace_context
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Gateway, Principal
 
@@ -128,7 +129,14 @@ async def fork_run(
     restricted = "effects" not in principal.scopes
     async with gateway.reserve_run(principal):
         try:
-            return await gateway.runtime.fork(record.task_id, at, prompt=prompt, results=results, restricted=restricted)
+            return await gateway.runtime.fork(
+                record.task_id,
+                at,
+                prompt=prompt,
+                results=results,
+                restricted=restricted,
+                metadata=find_trace_context(),
+            )
         except NotPermitted:
             message = "results of server tools require the scope `effects`; replace only results of client tools"
             raise Refused(403, "forbidden", message) from None

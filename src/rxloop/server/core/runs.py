@@ -28,6 +28,7 @@ from rxloop.protocol.messages import Message, Prompt, to_messages
 from rxloop.recorded.questions import IDLE_STATES
 from rxloop.recorded.replay import read_public_messages
 from rxloop.runtime.validation import StartOptions
+from rxloop.server.core.caller_trace import find_trace_context
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Gateway, Principal
 from rxloop.tools.client_definitions import ClientTools, client_tools
@@ -91,8 +92,8 @@ async def start_run(
     digest = digest_request(request)
     if tools := options.get("client_tools"):
         options["client_tools"] = _rename_hidden_names(gateway, agent, client_tools(tools))
-    if key is not None:
-        options["metadata"] = {**(options.get("metadata") or {}), REQUEST: digest}
+    metadata = {**find_trace_context(), **(options.get("metadata") or {})}
+    options["metadata"] = metadata if key is None else {**metadata, REQUEST: digest}
     if principal.id:
         options["owner"] = principal.id
     start = _Start(gateway, principal, agent, prompt, key, when_busy, rerun, options)

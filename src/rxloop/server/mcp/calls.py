@@ -18,6 +18,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.message import ServerMessageMetadata
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
+from starlette.datastructures import Headers
 
 from rxloop.errors import ConfigurationError, RxloopError, ToolError
 from rxloop.pipeline.log_retry import read_log
@@ -27,6 +28,7 @@ from rxloop.protocol.finish import explain_incomplete
 from rxloop.protocol.ids import read_cursor
 from rxloop.recorded.questions import read_status
 from rxloop.server.core.adapter import OnDisconnect
+from rxloop.server.core.caller_trace import use_trace_context
 from rxloop.server.core.errors import Refused, find_refusal, make_not_found_error
 from rxloop.server.core.existing_runs import answer_run
 from rxloop.server.core.gateway import ANONYMOUS, Gateway, Principal
@@ -224,9 +226,12 @@ class Calls:
         key, request = (call.ctx.meta or {}).get(KEY), json.dumps(dict(arguments), sort_keys=True).encode()
         if key is not None and not (isinstance(key, str) and 0 < len(key) <= _MAX_KEY_LENGTH):
             raise ToolError(f"{KEY} in the metadata must be a string of 1 to {_MAX_KEY_LENGTH} characters")
-        call.starting = asyncio.ensure_future(
-            start_run(gateway, call.principal, name, prompt, key=key, request=request, context_id=context_id)
-        )
+        http = call.ctx.request
+        # Calls are executed by the task of the session, which has the context of an earlier request.
+        with use_trace_context(http.headers if http is not None else Headers(), call.ctx.meta):
+            call.starting = asyncio.ensure_future(
+                start_run(gateway, call.principal, name, prompt, key=key, request=request, context_id=context_id)
+            )
         # The run id must be known even if the call is cancelled during the start.
         record = await asyncio.shield(call.starting)
         call.run = RunIds(record.task_id, record.context_id)
