@@ -31,6 +31,7 @@ from rxloop.protocol.http_api import (
     StartRun,
     StateInfo,
 )
+from rxloop.protocol.http_api.comparison import RunComparison
 from rxloop.protocol.http_api.inspection import (
     AccessInfo,
     Outline,
@@ -53,6 +54,7 @@ __all__ = [
     "ProblemPage",
     "RequestList",
     "ResponseBounds",
+    "RunComparison",
     "RunInfo",
     "RunProblem",
     "RunProblems",
@@ -342,6 +344,8 @@ class Client(Inspection, Findings):
         *,
         input: str | Sequence[str | Mapping[str, Any]] | None = None,
         results: Mapping[str, Any] | None = None,
+        model: str | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> RunInfo:
         """Start a new run from a prefix of another one.
 
@@ -350,12 +354,15 @@ class Client(Inspection, Findings):
             at: `seq` of the last event to copy.
             input: Replaces the prompt if `at` is 1, and is added as a new message otherwise.
             results: Tool results, by call id or slot.
+            model: Model for the new calls, one of `models` of the agent.
+            settings: Model settings, as in `start`.
 
         Raises:
-            ApiError: If the run, event or call does not exist.
+            ApiError: If the run, event or call does not exist, or the model or a setting is not allowed.
         """
         converted = None if input is None else _convert_input(input)
-        body = _make_body(ForkRun, {"at": at, "results": results, "input": converted})
+        fields = {"at": at, "results": results, "input": converted, "model": model, "settings": settings}
+        body = _make_body(ForkRun, fields)
         return await self._requests.post(RunInfo, f"{make_run_path(task_id)}/fork", body)
 
     async def aclose(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypedDict, cast
 
 from rxloop.client.connection import Requests, make_run_path
 from rxloop.protocol.events import AnyEvent
+from rxloop.protocol.http_api.comparison import RunComparison
 from rxloop.protocol.http_api.inspection import AccessInfo, Outline, ProblemList, RunProblem, SearchPage
 from rxloop.protocol.http_api.requests import RequestList, SentRequest
 
@@ -157,6 +158,20 @@ class Inspection:
             "visibility": "all" if internal else None,
         }
         return await self._requests.get(SearchPage, f"{make_run_path(task_id)}/search", query)
+
+    async def diff(self, task_id: str, other: str, *, internal: bool = False) -> RunComparison:
+        """Compare two runs, as `rxloop.diff` does.
+
+        Args:
+            task_id: Task id of the first run.
+            other: Task id of the second run.
+            internal: Whether to compare internal data, if allowed.
+
+        Raises:
+            ApiError: If one of the runs does not exist, the runs are too large, or the request fails.
+        """
+        query = {"with": other, "visibility": "all" if internal else None}
+        return await self._requests.get(RunComparison, f"{make_run_path(task_id)}/diff", query)
 
     async def me(self) -> AccessInfo:
         """Return the principal of this client, and its permissions on the server.

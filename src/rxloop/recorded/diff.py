@@ -20,7 +20,7 @@ from rxloop.protocol.events import (
     ToolStartEvent,
     UsageEvent,
 )
-from rxloop.protocol.messages import Usage
+from rxloop.protocol.messages import Message, Usage
 from rxloop.storage.conversation import conversation
 
 if TYPE_CHECKING:
@@ -122,9 +122,29 @@ async def diff(log: EventLog, a: str, b: str, *, prices: Mapping[str, Price] | N
     """
     runs = [await read_log(log.read, task_id) for task_id in (a, b)]
     before = [await conversation(log, get_conversation(events[0]), before=events[0].task_id) for events in runs]
-    lines = [filter_comparable(events) for events in runs]
-    remaining = split_at_difference(lines[0], lines[1], before[0].messages, before[1].messages)
-    sides = [_side(*side, prices) for side in zip(runs, lines, remaining, strict=True)]
+    return compare_runs(runs[0], runs[1], before[0].messages, before[1].messages, prices=prices)
+
+
+def compare_runs(
+    a: Sequence[Event],
+    b: Sequence[Event],
+    before_a: Sequence[Message],
+    before_b: Sequence[Message],
+    *,
+    prices: Mapping[str, Price] | None = None,
+) -> RunDiff:
+    """Compare the events of two runs, as `diff` does.
+
+    Args:
+        a: Events of the first run.
+        b: Events of the second run.
+        before_a: Messages of the conversation before the first run.
+        before_b: Messages of the conversation before the second run.
+        prices: Prices by model string.
+    """
+    lines = [filter_comparable(events) for events in (a, b)]
+    remaining = split_at_difference(lines[0], lines[1], before_a, before_b)
+    sides = [_side(*side, prices) for side in zip((a, b), lines, remaining, strict=True)]
     return RunDiff(len(lines[0]) - len(remaining[0]), *sides)
 
 

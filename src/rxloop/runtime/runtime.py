@@ -22,6 +22,7 @@ from rxloop.pipeline.records import RunRecord, Until
 from rxloop.protocol.events import AnyEvent
 from rxloop.protocol.ids import derive_id
 from rxloop.protocol.messages import Message, Prompt, to_messages
+from rxloop.protocol.settings import ModelSettings
 from rxloop.recorded.follow import RecordedStream
 from rxloop.recorded.questions import PendingQuery, PendingRun, list_pending
 from rxloop.run.ownership import wait_stored
@@ -240,6 +241,8 @@ class Runtime(ExplainedAttributes):
         *,
         prompt: Prompt | None = None,
         results: Mapping[str, Any] | None = None,
+        model: str | None = None,
+        settings: ModelSettings | None = None,
         restricted: bool = False,
         metadata: Mapping[str, Any] | None = None,
     ) -> RunRecord:
@@ -250,6 +253,8 @@ class Runtime(ExplainedAttributes):
             at: The `seq` of the last event to copy.
             prompt: See `ForkOptions`.
             results: See `ForkOptions`.
+            model: Model string, by default the model of the agent.
+            settings: Model settings, overriding individual settings of the agent.
             restricted: True for forks that clients request.
             metadata: Metadata to add to those of the original run.
 
@@ -259,16 +264,9 @@ class Runtime(ExplainedAttributes):
         self._check_open()
         agent, deps = await self._find_agent(task_id), await self._executor.attempts.make_deps(task_id)
         with limit_log_time(None):
-            fork = agent.fork(
-                task_id,
-                at,
-                prompt=prompt,
-                results=results,
-                restricted=restricted,
-                deps=deps,
-                metadata=dict(metadata or {}),
-            )
-            run = await fork.begin()
+            options: dict[str, Any] = {"prompt": prompt, "results": results, "model": model, "settings": settings}
+            options["metadata"] = dict(metadata or {})
+            run = await agent.fork(task_id, at, restricted=restricted, deps=deps, **options).begin()
         if self._executor.is_closing or self._queue is not None:
             await run.release()
         else:
@@ -321,8 +319,7 @@ class Runtime(ExplainedAttributes):
             RuntimeClosed: The runtime was not entered or is draining.
         """
         self._check_open()
-        record = await self.get_record(task_id)
-        self._get_agent(record.agent_name)
+        self._get_agent((record := await self.get_record(task_id)).agent_name)
         accompanying = () if messages is None else to_messages(messages)
         await wait_stored(self.log, task_id)
         secret = await send_answer(self.log, task_id, inputs, messages=accompanying, executes_here=self._queue is None)

@@ -91,12 +91,12 @@ def split_at_difference(
     `before_a` and `before_b` are the messages of the conversations before the runs.
     """
     queues: dict[_BranchKey, deque[Event]] = {}
-    for key, event in _by_branch(b):
+    for key, event in by_branch(b):
         queues.setdefault(key, deque()).append(event)
     same: set[int] = set()
     other: Event | None = None
     rest_of_a: Sequence[Event] = ()
-    for index, (key, event) in enumerate(_by_branch(a)):
+    for index, (key, event) in enumerate(by_branch(a)):
         queue = queues.get(key)
         other = queue.popleft() if queue else None
         if other is None or comparable_data(event, before_a) != comparable_data(other, before_b):
@@ -108,7 +108,8 @@ def split_at_difference(
     return [*rest_of_a], rest_of_b if other is None else [other, *rest_of_b]
 
 
-def _by_branch(events: Sequence[Event]) -> Iterable[tuple[_BranchKey, Event]]:
+def by_branch(events: Sequence[Event]) -> Iterable[tuple[_BranchKey, Event]]:
+    """Yield each event with a key of its run and branch. Corresponding branches of two runs have the same key."""
     # Nested runs start in random order, so identify them by their calls.
     nested = {each.subtask_id: each for each in events if isinstance(each, SubtaskEvent)}
     runs: dict[str, Any] = {}

@@ -33,7 +33,9 @@ Deltas = Literal["live", "kept", "none"]
 """Text deltas in an event stream. `live`: sent while the model writes. `kept`: read from the log, which keeps them.
 `none`: only whole messages, because this process does not execute the run and the log does not keep deltas."""
 
-_Name = Annotated[str, Field(min_length=1, max_length=200)]
+MAX_NAME = 200
+"""Maximum number of characters of a name."""
+_Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 
 
 class TextInput(Wire):
@@ -160,6 +162,10 @@ class ForkRun(Wire):
     """New message after the copied events. If `at` is 1, it replaces the prompt."""
     results: Annotated[dict[str, Any], Field(max_length=64)] = Field(default_factory=dict[str, Any])
     """Tool results by call id or slot."""
+    model: _Name | None = None
+    """Model for the new calls, one of `models` of the agent."""
+    settings: RunSettings | None = None
+    """Settings used to override the agent's settings."""
 
 
 class RunInfo(Wire):
@@ -284,6 +290,10 @@ class AgentInfo(Wire):
     name: str
     model: str
     tools: list[str]
+    models: list[str] = Field(default_factory=list[str], exclude_if=is_empty)
+    """Models that clients may choose for forks."""
+    settings: list[str] = Field(default_factory=list[str], exclude_if=is_empty)
+    """Model settings that clients may set."""
 
 
 class AgentList(Wire):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -13,11 +14,14 @@ from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.json_data import freeze_json
 from rxloop.protocol.messages import Message, PendingInput, Prompt, public_question
 from rxloop.protocol.refusals import is_refusal
+from rxloop.protocol.settings import ModelSettings
 from rxloop.recorded.questions import read_status
 from rxloop.run.ownership import read_open_questions
 from rxloop.server.core.caller_trace import find_trace_context
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Gateway, Principal
+
+log = logging.getLogger("rxloop")
 
 
 async def list_pending_inputs(gateway: Gateway, record: RunRecord) -> Sequence[PendingInput]:
@@ -117,29 +121,44 @@ async def fork_run(
     *,
     prompt: Prompt | None = None,
     results: Mapping[str, Any] | None = None,
+    model: str | None = None,
+    settings: ModelSettings | None = None,
 ) -> RunRecord:
     """Fork a run. The principal must have access to the run.
 
-    Without the scope `effects`, the fork is restricted; see `ForkOptions`.
+    Without the scope `effects`, the fork is restricted; see `ForkOptions`. The caller checks that the principal may
+    choose the model and the settings.
 
     Raises:
-        Refused: If the principal has too many active runs, or may not replace one of the results, or the run has no
-            such event or call.
+        Refused: If the model cannot be used, the principal has too many active runs, or may not replace one of the
+            results, or the run has no such event or call.
     """
     restricted = "effects" not in principal.scopes
+    if model is not None:
+        _check_model(gateway, record, model)
+    changes: dict[str, Any] = {"prompt": prompt, "results": results, "model": model, "settings": settings}
     async with gateway.reserve_run(principal):
         try:
-            return await gateway.runtime.fork(
-                record.task_id,
-                at,
-                prompt=prompt,
-                results=results,
-                restricted=restricted,
-                metadata=find_trace_context(),
-            )
+            metadata = find_trace_context()
+            return await gateway.runtime.fork(record.task_id, at, restricted=restricted, metadata=metadata, **changes)
         except NotPermitted:
             message = "results of server tools require the scope `effects`; replace only results of client tools"
             raise Refused(403, "forbidden", message) from None
         except ConfigurationError:
             # Hide the original message, because it could contain names of internal calls.
             raise Refused(422, "invalid", "the event, or a call before it, does not exist") from None
+
+
+def _check_model(gateway: Gateway, record: RunRecord, model: str) -> None:
+    """Check that the agent of a run can use a model, for example that its API key is set.
+
+    Raises:
+        Refused: If the model cannot be created.
+    """
+    agent = gateway.runtime.agents.get(record.agent_name)
+    try:
+        if agent is not None:
+            agent.definition.resources.get_provider(model)
+    except ConfigurationError as error:
+        log.error("Clients cannot use the model %r: %s", model, error)
+        raise Refused(503, "model", "the server cannot use this model") from None

@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 from typing_extensions import Unpack, override
 
 from rxloop.errors import ConfigurationError, UnknownRun
-from rxloop.protocol.http_api import RunSettings
+from rxloop.protocol.http_api import MAX_NAME, RunSettings
 from rxloop.runtime.runtime import Runtime
 from rxloop.server.core.adapter import Adapter, AdapterOptions, Endpoint, OnDisconnect
 from rxloop.server.core.errors import Refused, write_problem
@@ -27,7 +27,12 @@ class Api(Adapter):
     """Adapter for the HTTP API, created by `api`."""
 
     def __init__(
-        self, runtime: Runtime, settings: Collection[str], on_disconnect: OnDisconnect, options: AdapterOptions
+        self,
+        runtime: Runtime,
+        settings: Collection[str],
+        models: Sequence[str],
+        on_disconnect: OnDisconnect,
+        options: AdapterOptions,
     ) -> None:
         """Initialize the adapter for `api`."""
         super().__init__(runtime, on_disconnect=on_disconnect, **options)
@@ -35,7 +40,10 @@ class Api(Adapter):
         if isinstance(settings, str) or unknown:
             known = ", ".join(RunSettings.model_fields)
             raise ConfigurationError(f"settings must be names of model settings ({known}), got {settings!r}")
-        self._settings = frozenset(settings)
+        names: Any = models
+        if isinstance(names, str) or not all(isinstance(each, str) and 0 < len(each) <= MAX_NAME for each in names):
+            raise ConfigurationError(f"models must be model strings such as ('zai:glm-4.7',), got {models!r}")
+        self._settings, self._models = frozenset(settings), tuple(dict.fromkeys(models))
 
     @cached_property
     def openapi(self) -> dict[str, Any]:
@@ -53,7 +61,7 @@ class Api(Adapter):
 
     @override
     def make_call(self, request: Request, principal: Principal, body: Any, query: Any) -> ApiCall[Any, Any]:
-        return ApiCall(self, request, principal, body, query, self._settings)
+        return ApiCall(self, request, principal, body, query, self._settings, self._models)
 
     @override
     def to_refusal(self, error: Exception, request: HTTPConnection) -> Refused:
@@ -76,6 +84,7 @@ def api(
     *,
     on_disconnect: OnDisconnect = "keep",
     settings: Collection[str] = (),
+    models: Sequence[str] = (),
     **options: Unpack[AdapterOptions],
 ) -> Api:
     """Create the HTTP API of a runtime.
@@ -90,6 +99,7 @@ def api(
         settings: Names of the model settings that clients may set for their runs, such as `("temperature",
             "max_tokens")`. The names are fields of `settings` in the OpenAPI document. Empty by default, because an
             agent is tested with its own settings.
+        models: Model strings that clients may choose for forks, such as `("zai:glm-4.7",)`. Empty by default.
         options: `auth`, `limits` and `heartbeat`; see `AdapterOptions`.
 
     Raises:
@@ -99,4 +109,4 @@ def api(
         >>> app = api(Runtime({"support": support}, log=SqliteEventLog("app.db")), auth=bearer({"secret": "ann"}))
         >>> uvicorn.run(app)
     """
-    return Api(runtime, settings, on_disconnect, options)
+    return Api(runtime, settings, models, on_disconnect, options)

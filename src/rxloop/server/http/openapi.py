@@ -14,14 +14,16 @@ from rxloop._version import __version__
 from rxloop.protocol import http_api as http
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.http_api import Deltas, Problem, RunInfo
+from rxloop.protocol.http_api.comparison import RunComparison
 from rxloop.protocol.http_api.inspection import AccessInfo, Outline, ProblemList, ProblemPage, SearchPage, SearchResults
 from rxloop.protocol.http_api.requests import RequestList, SentRequest
 from rxloop.server.core.adapter import Endpoint
 from rxloop.server.core.stream import NDJSON, SSE
-from rxloop.server.http import findings, inspection, model_requests, reads, run_lists
+from rxloop.server.http import comparison, findings, inspection, model_requests, reads, run_lists
 from rxloop.server.http import operations as runs
 from rxloop.server.http.requests import (
     ContextQuery,
+    DiffQuery,
     EventsQuery,
     GraphQuery,
     InfoQuery,
@@ -84,6 +86,7 @@ OPERATIONS = (
     Operation("POST", f"{_RUN}/say", runs.say, http.SendMessage, responses={202: RunInfo}),
     Operation("POST", f"{_RUN}/cancel", runs.cancel, http.CancelRun, responses=_START),
     Operation("POST", f"{_RUN}/fork", runs.fork, http.ForkRun, responses={202: RunInfo}),
+    Operation("GET", f"{_RUN}/diff", comparison.diff, query=DiffQuery, responses={200: RunComparison}),
     Operation("GET", f"{_RUN}/outline", inspection.outline, query=OutlineQuery, responses={200: Outline}),
     Operation("GET", f"{_RUN}/problems", findings.problems, query=VisibilityQuery, responses={200: ProblemList}),
     Operation("GET", f"{_RUN}/search", findings.search, query=SearchQuery, responses={200: SearchPage}),

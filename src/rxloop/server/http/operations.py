@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence, Set
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from rxloop.operators.views.filters import until_final
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.events import AnyEvent, Event, StatusUpdateEvent
-from rxloop.protocol.http_api import CancelRun, ForkRun, ResumeRun, SendMessage, StartRun, make_messages
+from rxloop.protocol.http_api import CancelRun, ForkRun, ResumeRun, RunSettings, SendMessage, StartRun, make_messages
 from rxloop.protocol.ids import UNKNOWN, read_cursor
 from rxloop.protocol.settings import ModelSettings
 from rxloop.protocol.visibility import PUBLIC_METADATA
@@ -153,7 +153,7 @@ async def start(call: ApiCall[StartRun, StartQuery]) -> Response:
         when_busy=body.when_busy,
         context_id=body.context_id,
         metadata={PUBLIC_METADATA: body.metadata} if body.metadata else {},
-        settings=_check_settings(call),
+        settings=_check_settings(body.settings, call.settings),
         client_tools=_parse_tools(gateway, agent, body),
     )
     return await _answer_when_idle(call, record, None)
@@ -215,16 +215,19 @@ async def fork(call: ApiCall[ForkRun, Query]) -> Response:
     record = await call.record()
     body = call.body
     prompt = None if body.input is None else make_messages(body.input)
-    forked = await fork_run(call.gateway, call.principal, record, body.at, prompt=prompt, results=body.results)
+    if body.model is not None and body.model not in call.models:
+        raise Refused(422, "invalid", "clients may not choose this model", fields={"model": "not offered"})
+    settings = _check_settings(body.settings, call.settings)
+    changes: dict[str, Any] = {"prompt": prompt, "results": body.results, "model": body.model, "settings": settings}
+    forked = await fork_run(call.gateway, call.principal, record, body.at, **changes)
     return write_json(await make_info(call, forked), 202, {"location": call.path("runs", forked.task_id)})
 
 
-def _check_settings(call: ApiCall[StartRun, Any]) -> ModelSettings | None:
+def _check_settings(settings: RunSettings | None, allowed: Set[str]) -> ModelSettings | None:
     """Return the requested model settings after checking permissions."""
-    settings = call.body.settings
     if settings is None:
         return None
-    refused_names = [name for name in settings.model_fields_set if name not in call.settings]
+    refused_names = [name for name in settings.model_fields_set if name not in allowed]
     if refused_names:
         fields = {f"settings.{to_camel(name)}": "clients may not set this" for name in refused_names}
         raise Refused(422, "invalid", "clients may not set these settings", fields=fields)

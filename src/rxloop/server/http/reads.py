@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+from pydantic.alias_generators import to_camel
 from reactivex import operators as ops
 from starlette.responses import Response
 
@@ -294,7 +295,9 @@ async def graph(call: ApiCall[None, GraphQuery]) -> Response:
 
 async def agents(call: ApiCall[None, Query]) -> Response:
     """List the available agents."""
-    return write_json(AgentList(agents=[_agent_info(name, each) for name, each in call.gateway.runtime.agents.items()]))
+    options: dict[str, Any] = {"models": list(call.models), "settings": sorted(map(to_camel, call.settings))}
+    agents = call.gateway.runtime.agents.items()
+    return write_json(AgentList(agents=[_agent_info(name, each).model_copy(update=options) for name, each in agents]))
 
 
 async def healthz(call: ApiCall[None, Query]) -> Response:

@@ -32,6 +32,8 @@ class ApiCall(Call[B, Q]):
 
     settings: frozenset[str]
     """Model settings that clients may set."""
+    models: tuple[str, ...] = ()
+    """Models that clients may choose for forks."""
 
     @property
     def task_id(self) -> str:
@@ -244,6 +246,13 @@ class RequestsQuery(VisibilityQuery):
     """`next` of the previous page."""
     limit: Annotated[int, Field(ge=1, le=5_000)] = 5_000
     """Maximum number of requests."""
+
+
+class DiffQuery(VisibilityQuery):
+    """Query parameters for comparing two runs."""
+
+    other: Id = Field(alias="with")
+    """Id of the other run."""
 
 
 class SearchQuery(VisibilityQuery):

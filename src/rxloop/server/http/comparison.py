@@ -1,0 +1,148 @@
+"""Handler used to compare two runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import NamedTuple
+
+from starlette.responses import Response
+
+from rxloop.operators.views.compare import filter_comparable
+from rxloop.pipeline.event_log import EventLog
+from rxloop.pipeline.records import RunRecord
+from rxloop.protocol.events import Event
+from rxloop.protocol.http_api.comparison import ComparedCost, ComparedEvents, ComparedRun, RunComparison
+from rxloop.protocol.messages import Message
+from rxloop.protocol.visibility import select_public_messages
+from rxloop.recorded.diff import RunCost, RunSide, compare_runs
+from rxloop.recorded.follow import read_chunks
+from rxloop.recorded.pairs import EqualEvents, EventPair, fold_equal_pairs, pair_events
+from rxloop.server.core.errors import Refused
+from rxloop.server.http.inspection import Outlines, encode_document
+from rxloop.server.http.requests import ApiCall, DiffQuery
+from rxloop.storage.conversation import conversation
+
+MAX_EVENTS = 100_000
+"""Maximum number of events of both runs."""
+_MAX_BYTES = 256 << 20
+"""Maximum size of the events of both runs in memory."""
+MAX_PAIRS = 5_000
+"""Maximum number of pairs in a response."""
+
+
+class Comparisons:
+    """Lock of a process for comparisons, because each of them has two runs in memory."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+
+
+class _Side(NamedTuple):
+    record: RunRecord
+    events: Sequence[Event]
+    before: Sequence[Message]
+    size: int
+    """Size of the events in bytes. Events of a log in memory need no further memory."""
+
+
+async def diff(call: ApiCall[None, DiffQuery]) -> Response:
+    """Compare a run with another run."""
+    record = await call.record()
+    other = await call.gateway.find_run(call.principal, call.query.other)
+    call.check_visibility(call.query.visibility)
+    if (count := record.seq + other.seq) > MAX_EVENTS:
+        raise _make_size_error(f"the runs have {count:,} events, more than {MAX_EVENTS:,}")
+    log, internal = call.gateway.runtime.log, call.query.visibility == "all"
+    with call.gateway.reserve_stream(call.principal):
+        async with log.local.get(Comparisons).lock:
+            a = await _read_side(log, record, _MAX_BYTES, internal=internal)
+            b = await _read_side(log, other, _MAX_BYTES - a.size, internal=internal)
+            body, headers = await log.local.get(Outlines).compute(partial(_respond, a, b))
+    return Response(body, headers=headers, media_type="application/json")
+
+
+def _make_size_error(reason: str) -> Refused:
+    return Refused(422, "too_large", f"the runs are too large to be compared: {reason}")
+
+
+async def _read_side(log: EventLog, record: RunRecord, max_size: int, *, internal: bool) -> _Side:
+    """Read a run, and the conversation before it.
+
+    Raises:
+        Refused: If the events are larger than `max_size` bytes.
+    """
+    events: list[Event] = []
+    size = 0
+
+    def add(chunk: Sequence[Event]) -> None:
+        nonlocal size
+        size += sum(each.decoded_size for each in chunk)
+        events.extend(chunk if internal else [public for each in chunk if (public := each.to_public()) is not None])
+
+    async with aclosing(read_chunks(log, record.task_id, last_seq=record.seq)) as chunks:
+        async for chunk in chunks:
+            await log.local.get(Outlines).compute(partial(add, chunk))
+            if size > max_size:
+                raise _make_size_error(f"their events have more than {_MAX_BYTES >> 20} MiB")
+    before = (await conversation(log, record.conversation, before=record.task_id)).messages
+    return _Side(record, events, before if internal else select_public_messages(before), size)
+
+
+def _respond(a: _Side, b: _Side) -> tuple[bytes, dict[str, str]]:
+    """Return the response and its headers. For long runs, this takes seconds."""
+    found = compare_runs(a.events, b.events, a.before, b.before)
+    lines = (filter_comparable(a.events), filter_comparable(b.events))
+    pairs: list[ComparedEvents] = []
+    more = 0
+    for each in fold_equal_pairs(pair_events(*lines, a.before, b.before)):
+        if len(pairs) < MAX_PAIRS:
+            pairs.append(_convert_pair(each))
+        else:
+            more += each.size if isinstance(each, EqualEvents) else 1
+    first = found.first
+    comparison = RunComparison(
+        shared=found.shared,
+        at=None if first is None else (_find_seq(first[0]), _find_seq(first[1])),
+        a=_convert_side(found.a, a.record),
+        b=_convert_side(found.b, b.record),
+        pairs=pairs,
+        more=more,
+    )
+    return encode_document(comparison, compress=False)
+
+
+def _convert_pair(pair: EventPair | EqualEvents) -> ComparedEvents:
+    if isinstance(pair, EventPair):
+        return ComparedEvents(change=pair.change, a=_find_seq(pair.a), b=_find_seq(pair.b))
+    (first_a, first_b, _), (last_a, last_b, _) = pair.first, pair.last
+    events = ComparedEvents(change="same", a=_find_seq(first_a), b=_find_seq(first_b), count=pair.size)
+    if pair.size == 1 or last_a is None or last_b is None:
+        return events
+    return events.model_copy(update={"last": (last_a.seq, last_b.seq)})
+
+
+def _find_seq(event: Event | None) -> int | None:
+    return None if event is None else event.seq
+
+
+def _convert_side(side: RunSide, record: RunRecord) -> ComparedRun:
+    return ComparedRun(
+        task_id=record.task_id,
+        state=side.state,
+        seq=record.seq,
+        cost=_convert_cost(side.cost),
+        cost_since=_convert_cost(side.cost_since),
+    )
+
+
+def _convert_cost(cost: RunCost) -> ComparedCost:
+    return ComparedCost(
+        model_calls=cost.model_calls,
+        tool_calls=cost.tool_calls,
+        usage=cost.usage,
+        seconds=cost.seconds,
+        dollars=cost.dollars,
+    )
