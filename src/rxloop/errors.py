@@ -66,6 +66,11 @@ class Paused(BaseException):
 class InvalidInput(RxloopError, ValueError):
     """Invalid answer."""
 
+    input_id: str | None = None
+    """Question whose answer does not match its schema, if known."""
+    mismatch: str | None = None
+    """Clause that names the invalid part, such as `amount must be a JSON integer, got 'ten'`, if known."""
+
 
 class NotAsked(InvalidInput):
     """Answer to an unknown or already answered question."""

@@ -56,6 +56,8 @@ async def test_run_pauses_for_an_answer_and_continues() -> None:
         other = await client.post(path, json={"inputs": {question["inputId"]: False}})
     assert rejected.status_code == 422
     assert rejected.json()["error"]["code"] == "invalid_input"
+    [(field, mismatch)] = rejected.json()["error"]["fields"].items()
+    assert (field, mismatch.partition(",")[0]) == (f"inputs.{question['inputId']}", "the value must be a JSON boolean")
     assert unasked.status_code == 409
     assert unasked.json()["error"]["code"] == "not_waiting"
     assert waiting["state"] == "input-required"

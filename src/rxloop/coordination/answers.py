@@ -48,7 +48,11 @@ def find_new_answers(task_id: str, state: RunState, inputs: Mapping[str, Any]) -
         if _needs_validation(question, answer):
             mismatch = find_mismatch(answer, question.answer_schema, budget)
             if mismatch is not None:
-                raise InvalidInput(f"{quote_value(value)} does not answer {question.prompt!r} ({input_id}): {mismatch}")
+                error = InvalidInput(
+                    f"{quote_value(value)} does not answer {question.prompt!r} ({input_id}): {mismatch}"
+                )
+                error.input_id, error.mismatch = input_id, mismatch
+                raise error
         new[input_id] = answer
     return new
 

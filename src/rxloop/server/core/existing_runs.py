@@ -73,7 +73,8 @@ async def answer_run(
     except InvalidInput as error:
         is_public = bool(pending) and all(public_question(each) is each for each in pending.values())
         message = str(error) if is_public else "the answer is invalid for this question"
-        raise Refused(422, "invalid_input", message) from None
+        fields = {f"inputs.{error.input_id}": error.mismatch} if is_public and error.mismatch is not None else None
+        raise Refused(422, "invalid_input", message, fields=fields) from None
 
 
 async def _check_answered(gateway: Gateway, record: RunRecord, input_ids: Set[str]) -> None:

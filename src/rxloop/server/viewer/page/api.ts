@@ -1,9 +1,10 @@
 // Requests to the HTTP API, and the stream of a run as newline-delimited JSON that continues after a broken connection.
 
+import type { Question } from './act.ts';
 import type { Event, OutlinePage } from './outline.ts';
 
 export class ApiError extends Error {
-  constructor(readonly status: number, readonly code: string, message: string) {
+  constructor(readonly status: number, readonly code: string, message: string, readonly fields: Record<string, string> = {}) {
     super(message);
   }
 }
@@ -24,7 +25,7 @@ export interface RunInfo {
   reason?: string;
   usage?: { inputTokens: number; outputTokens: number; cachedTokens?: number };
   error?: { code: string; message: string };
-  pending?: { prompt?: string }[];
+  pending?: Question[];
   model?: string;
   title?: string;
   seconds?: number;
@@ -73,6 +74,13 @@ export class Api {
 
   problems = (id: string): Promise<{ problems: Problem[] }> => this.get(`runs/${encodeURIComponent(id)}/problems`, { visibility: this.visibility });
 
+  /** Answer a question. */
+  answer = (id: string, inputs: Record<string, unknown>): Promise<RunInfo> => this.post(`runs/${encodeURIComponent(id)}/resume`, { inputs });
+
+  say = (id: string, input: string, interrupt: boolean): Promise<RunInfo> => this.post(`runs/${encodeURIComponent(id)}/say`, { input, interrupt });
+
+  cancel = (id: string, reason: string): Promise<RunInfo> => this.post(`runs/${encodeURIComponent(id)}/cancel`, reason ? { reason } : {});
+
   /** Return the events with a `seq` in a range. */
   async events(id: string, from: number, to: number): Promise<Event[]> {
     const query = { from, to, visibility: this.visibility };
@@ -97,14 +105,23 @@ export class Api {
     }
   }
 
-  private async request(path: string, query: Record<string, string | number>, accept: string, signal?: AbortSignal): Promise<Response> {
+  private async post<T>(path: string, body: unknown): Promise<T> {
+    const response = await this.request(path, {}, 'application/json', undefined, JSON.stringify(body));
+    return (await response.json()) as T;
+  }
+
+  private async request(
+    path: string, query: Record<string, string | number>, accept: string, signal?: AbortSignal, body?: string,
+  ): Promise<Response> {
     const words = new URLSearchParams(Object.entries(query).map(([name, value]) => [name, String(value)])).toString();
     const headers: Record<string, string> = { accept };
     if (this.getKey()) headers.authorization = `Bearer ${this.getKey()}`;
-    const response = await this.fetch(`${this.base}${path}${words ? `?${words}` : ''}`, { headers, signal });
+    if (body !== undefined) headers['content-type'] = 'application/json';
+    const init = { method: body === undefined ? 'GET' : 'POST', headers, body, signal };
+    const response = await this.fetch(`${this.base}${path}${words ? `?${words}` : ''}`, init);
     if (response.ok) return response;
-    const body = await response.json().catch(() => null);
-    throw new ApiError(response.status, body?.error?.code ?? 'http', body?.error?.message ?? `the server answered ${response.status}`);
+    const { error } = (await response.json().catch(() => null)) ?? {};
+    throw new ApiError(response.status, error?.code ?? 'http', error?.message ?? `the server answered ${response.status}`, error?.fields ?? {});
   }
 }
 

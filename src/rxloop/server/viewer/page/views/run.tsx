@@ -9,6 +9,7 @@ import {
   problems,
   playheadTime, shownWindow,
 } from '../store.ts';
+import { openCount } from '../questions.ts';
 import { toLine } from '../text.ts';
 import { formatDuration, formatNumber, makeScale } from '../time.ts';
 import { AxisView } from '../parts/axis.tsx';
@@ -16,6 +17,8 @@ import { Figure, Filter, Header, State } from '../parts/header.tsx';
 import { Inspector } from '../parts/inspector.tsx';
 import { Lanes, Marker, PADDING } from '../parts/lanes.tsx';
 import { Overview } from '../parts/overview.tsx';
+import { Questions } from '../parts/question.tsx';
+import { Send } from '../parts/send.tsx';
 import { Transport } from '../parts/transport.tsx';
 import { Waterfall } from '../parts/waterfall.tsx';
 import { Conversation } from './conversation.tsx';
@@ -38,7 +41,7 @@ export function RunPage() {
   const agent = info.value?.agent ?? outline.name[0] ?? '';
   const title = toLine(task || address.value.taskId);
   const View = VIEWS[address.value.tab].component;
-  document.title = `${title} · rxloop`;
+  document.title = `${openCount.value ? `(${openCount.value}) ` : ''}${title} · rxloop`;
   return (
     <div class="page run">
       <Header path={<><a href="#/">Runs</a><i>/</i><span><bdi>{toLine(agent)}</bdi></span><i>/</i><h1><bdi>{title}</bdi></h1><State state={stateNow()} /></>}>
@@ -51,6 +54,7 @@ export function RunPage() {
           {isInspectorOpen.value && <Inspector />}
         </main>
       )}
+      <div class="acts"><Questions /><Send /></div>
       {(!failure.value || outline.size > 0) && <Transport />}
       <Marker />
     </div>
