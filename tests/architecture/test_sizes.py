@@ -19,7 +19,7 @@ LINES = {name: len(text.splitlines()) for name, text in TEXTS.items()}
 
 MAX_FILES = 536
 MIN_MEDIAN_LINES = 192
-MAX_CODE_LINES = 73_089
+MAX_CODE_LINES = 73_199
 """Maximum number of lines, excluding comments, docstrings and blank lines."""
 
 NO_CODE = {

@@ -139,6 +139,7 @@ async def test_details_describe_each_run(log: EventLog) -> None:
     assert run.title == "Is it open? " + "x" * 107 + "\u2026"
     assert (run.model, run.calls, run.problems, run.fork_of) == ("small", 1, 1, None)
     assert run.seconds == (run.updated - run.created) / 1000
+    assert (run.token_rate, plain.token_rate) == ([0], None)
     assert (forked.title, forked.fork_of, forked.calls) == ("Shut?", task_id, 0)
     assert (plain.title, plain.seconds, plain.model) == (None, None, None)
 
@@ -189,7 +190,7 @@ async def test_details_that_need_too_much_time_are_missing(monkeypatch: pytest.M
         await ann.post("/runs?wait=10", json={"input": "Hi"})
         [run] = (await ann.get("/runs?details=1")).json()["runs"]
     assert (run["title"], run["model"]) == ("Hi", "small")
-    assert not {"calls", "problems"} & run.keys()
+    assert not {"calls", "problems", "tokenRate"} & run.keys()
 
 
 async def test_details_after_a_rollback_describe_the_restored_run() -> None:

@@ -18,8 +18,14 @@ if TYPE_CHECKING:
 @contextlib.asynccontextmanager
 async def serve_view(log: EventLog) -> AsyncGenerator[str]:
     """Serve the application of `rxloop view` and yield the URL of the page."""
-    async with Runtime({}, log=log) as runtime, serve_app(create_viewer(runtime)[0]) as url:
-        yield f"{url}/view/"
+    async with Runtime({}, log=log) as runtime:
+        app, adapters = create_viewer(runtime)
+        async with serve_app(app) as url:
+            try:
+                yield f"{url}/view/"
+            finally:
+                # The list of runs is a stream without an end.
+                await adapters[0].drain(0)
 
 
 async def open_page_anew(page: Page, url: str) -> None:

@@ -20,6 +20,7 @@ from rxloop.protocol.events import (
     TaskEvent,
     ToolCompleteEvent,
     ToolStartEvent,
+    UsageEvent,
 )
 from rxloop.protocol.http_api.inspection import RunProblem
 from rxloop.protocol.messages import Message
@@ -35,6 +36,9 @@ _PAGE_SIZE = 100
 MAX_TITLE = 120
 """Maximum number of characters in a title."""
 
+RATE_BINS = 12
+"""Maximum number of parts of a token rate."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
@@ -47,6 +51,35 @@ class RunSummary:
     """Number of started tool calls, or None if only the first event was read."""
     problems: int | None = None
     """Number of problems, or None if only the first event was read."""
+    token_rate: list[int] | None = None
+    """Tokens in equal parts of the time of the run, or None if only the first event was read."""
+
+
+class TokenRate:
+    """Tokens of a run in at most `RATE_BINS` equal parts of its time."""
+
+    def __init__(self) -> None:
+        """Create an empty rate."""
+        self._start: int | None = None
+        self._width = 1_000
+        self._bins: list[int] = []
+
+    def add(self, time: int, tokens: int) -> None:
+        """Add tokens at a time in milliseconds. The width of the parts grows with the time."""
+        if self._start is None:
+            self._start = time
+        elapsed = max(time - self._start, 0)
+        while elapsed >= self._width * RATE_BINS:
+            self._width *= 2
+            self._bins = [sum(self._bins[i : i + 2]) for i in range(0, len(self._bins), 2)]
+        index = elapsed // self._width
+        self._bins += [0] * (index + 1 - len(self._bins))
+        self._bins[index] += tokens
+
+    @property
+    def bins(self) -> list[int]:
+        """Tokens in each part."""
+        return list(self._bins)
 
 
 class SummaryFold:
@@ -63,6 +96,7 @@ class SummaryFold:
         self._fork_of: str | None = None
         self._first_token: float | None = None
         self._has_message = False
+        self._rate = TokenRate()
 
     @property
     def last(self) -> Event | None:
@@ -76,17 +110,20 @@ class SummaryFold:
             match event.to_public():
                 case TaskEvent() as task if task.parent_task_id is None:
                     self._title, self._fork_of = make_title(task), task.fork_of
+                    self._rate.add(task.timestamp, 0)
                 case ContentCompleteEvent() as message if not self._has_message:
                     self._has_message, self._first_token = True, message.first_token
                 case ToolStartEvent():
                     self._calls += 1
+                case UsageEvent() as usage:
+                    self._rate.add(usage.timestamp, usage.input_tokens + usage.output_tokens)
                 case _:
                     pass
 
     def make_summary(self, task_id: str) -> RunSummary:
         """Return the summary of the events added so far."""
         problems = len(self._problems.collect(task_id))
-        return RunSummary(self._title, self._fork_of, self._first_token, self._calls, problems)
+        return RunSummary(self._title, self._fork_of, self._first_token, self._calls, problems, self._rate.bins)
 
     def collect_problems(self, task_id: str, *, now: int | None = None) -> list[RunProblem]:
         """Return the problems of the events added so far; see `ProblemFold.collect`."""

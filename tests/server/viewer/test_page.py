@@ -382,6 +382,8 @@ async def test_new_runs_wait_until_the_reader_adds_them(page: Page) -> None:
         await find_filter(page).fill("agent:clerk Answer 5.")
         await expect(rows).to_have_count(1)
         await expect(rows).to_contain_text("Question 5")
+        # The server waits for the end of the live list.
+        await page.goto("about:blank")
 
 
 async def test_page_asks_for_the_key_of_the_server(page: Page, weather: tuple[EventLog, str]) -> None:
@@ -394,3 +396,4 @@ async def test_page_asks_for_the_key_of_the_server(page: Page, weather: tuple[Ev
         await page.get_by_label("Key", exact=True).fill("secret-key-of-ann-1")
         await page.get_by_role("button", name="Open").click()
         await expect(page.get_by_role("heading", name="No run yet")).to_be_visible()
+        await page.goto("about:blank")

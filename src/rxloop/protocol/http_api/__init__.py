@@ -210,6 +210,9 @@ class RunInfo(Wire):
     """Number of tool calls that were started. Missing if the server had no time to read the run."""
     problems: int | None = Field(default=None, exclude_if=is_missing)
     """Number of problems. Missing if the server had no time to read the run."""
+    token_rate: list[int] | None = Field(default=None, exclude_if=is_missing)
+    """Input and output tokens in at most twelve equal parts of the time of the run. Missing if the server had no time
+    to read the run."""
     fork_of: str | None = Field(default=None, exclude_if=is_missing)
     """Id of the run from which this run was forked."""
 

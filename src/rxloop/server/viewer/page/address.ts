@@ -4,7 +4,7 @@ export const TABS = ['timeline', 'conversation', 'thoughts', 'events', 'problems
 export type Tab = (typeof TABS)[number];
 
 export interface Address {
-  page: 'runs' | 'run';
+  page: 'runs' | 'run' | 'problems';
   taskId: string;
   tab: Tab;
   /** Selected event, `attempt.seq.sub`. */
@@ -17,6 +17,9 @@ export interface Address {
   in: string;
 }
 
+/** Pages whose address is their name. */
+const PAGES = ['problems'] as const;
+
 const HOME: Address = { page: 'runs', taskId: '', tab: 'timeline', at: '', from: null, to: null, q: '', in: 'event' };
 
 export function parseAddress(hash: string): Address {
@@ -28,7 +31,7 @@ export function parseAddress(hash: string): Address {
   const values = new URLSearchParams(query);
   const seconds = (name: string) => (values.has(name) && Number.isFinite(Number(values.get(name))) ? Number(values.get(name)) : null);
   return {
-    page: word === 'r' && id ? 'run' : 'runs',
+    page: word === 'r' && id ? 'run' : PAGES.find(each => each === word) ?? 'runs',
     taskId: word === 'r' && id ? decode(id) : '',
     tab: TABS.find(each => each === tab) ?? 'timeline',
     at: /^\d+\.\d+\.\d+$/.test(values.get('at') ?? '') ? values.get('at')! : '',
@@ -41,7 +44,7 @@ export function parseAddress(hash: string): Address {
 
 export function formatAddress(address: Partial<Address>): string {
   const { page, taskId, tab, at, from, to, q, in: inspector } = { ...HOME, ...address };
-  const path = page === 'run' ? `#/r/${encodeURIComponent(taskId)}${tab === 'timeline' ? '' : `/${tab}`}` : '#/';
+  const path = page === 'run' ? `#/r/${encodeURIComponent(taskId)}${tab === 'timeline' ? '' : `/${tab}`}` : page === 'runs' ? '#/' : `#/${page}`;
   const query = [
     at && `at=${at}`,
     from != null && to != null && `from=${round(from)}&to=${round(to)}`,

@@ -1,6 +1,7 @@
 // Requests to the HTTP API, and the stream of a run as newline-delimited JSON that continues after a broken connection.
 
 import type { Question } from './act.ts';
+import { readFrames, type Frame } from './frames.ts';
 import type { Event, OutlinePage } from './outline.ts';
 
 export class ApiError extends Error {
@@ -31,6 +32,9 @@ export interface RunInfo {
   seconds?: number;
   calls?: number;
   problems?: number;
+  forkOf?: string;
+  /** Tokens in equal parts of the time of the run. */
+  tokenRate?: number[];
 }
 
 export interface Problem {
@@ -41,6 +45,27 @@ export interface Problem {
   count?: number;
   name?: string;
   text: string;
+}
+
+/** Runs with problems, newest first. */
+export interface ProblemPage {
+  runs: { run: RunInfo; problems: Problem[] }[];
+  next?: string;
+}
+
+export interface Hit {
+  taskId: string;
+  seq: number;
+  kind: string;
+  field: string;
+  text: string;
+  marks: [number, number][];
+}
+
+export interface SearchResults {
+  hits: Hit[];
+  runs: RunInfo[];
+  next?: string;
 }
 
 export interface Me {
@@ -66,6 +91,12 @@ export class Api {
   me = (): Promise<Me> => this.get<Me>('me');
 
   runs = (query: Record<string, string | number>): Promise<{ runs: RunInfo[]; next?: string }> => this.get('runs', query);
+
+  /** Yield the frames of a live list: its page, then each run that has changed. */
+  async *runFrames(query: Record<string, string | number>, signal: AbortSignal): AsyncGenerator<Frame> {
+    const response = await this.request('runs', query, 'text/event-stream', signal);
+    if (response.body) yield* readFrames(response.body);
+  }
 
   run = (id: string): Promise<RunInfo> => this.get(`runs/${encodeURIComponent(id)}`);
 
@@ -138,7 +169,7 @@ export interface Follower {
   onFailure: (error: ApiError) => void;
 }
 
-const PAUSES = [500, 1000, 2000, 4000, 8000];
+export const PAUSES = [500, 1000, 2000, 4000, 8000];
 
 /** Follow a run until its end. A broken connection is opened again after the last cursor. */
 export async function follow(api: Pick<Api, 'stream'>, id: string, follower: Follower, signal: AbortSignal, wait = pause): Promise<void> {
@@ -161,7 +192,7 @@ export async function follow(api: Pick<Api, 'stream'>, id: string, follower: Fol
   }
 }
 
-function pause(ms: number, signal: AbortSignal): Promise<void> {
+export function pause(ms: number, signal: AbortSignal): Promise<void> {
   return new Promise(done => {
     const timer = setTimeout(done, ms);
     signal.addEventListener('abort', () => (clearTimeout(timer), done()), { once: true });

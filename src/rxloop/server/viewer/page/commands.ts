@@ -1,6 +1,7 @@
 // What the keys and buttons do.
 
 import { TABS } from './address.ts';
+import { addWaiting } from './runs.ts';
 import {
   address, change, filtered, goLive, isFollowing, isHelpOpen, isInspectorOpen, isPlaying, keepSetting, model, now, playhead, problems, revision,
   select, selected, selectedRow, show, shownRows, shownWindow, speed, theme, go,
@@ -34,6 +35,8 @@ const COMMANDS: Record<string, () => void> = {
   zoomAll: () => show(null),
   play,
   live: goLive,
+  addRuns: addWaiting,
+  problemsOfAll: () => go({ page: 'problems' }),
   trueTime: () => {
     model.value.isTrueTime = !model.value.isTrueTime;
     model.value.setEnd(now.value);

@@ -1,18 +1,20 @@
 // Keys of the page. Single letters never fire in a field, and can be switched off.
 
-import { TABS } from './address.ts';
+import { TABS, type Address } from './address.ts';
 
 export interface Binding {
   keys: string[];
   command: string;
   help: string;
-  where: 'everywhere' | 'run';
+  where: 'everywhere' | 'run' | 'runs';
 }
 
 export const BINDINGS: Binding[] = [
   { keys: ['?'], command: 'help', help: 'show or hide this list', where: 'everywhere' },
   { keys: ['/'], command: 'find', help: 'go to the filter', where: 'everywhere' },
   { keys: ['g r'], command: 'runs', help: 'list of runs', where: 'everywhere' },
+  { keys: ['g p'], command: 'problemsOfAll', help: 'problems of all runs', where: 'everywhere' },
+  { keys: ['.'], command: 'addRuns', help: 'show new runs', where: 'runs' },
   { keys: ['t'], command: 'theme', help: 'dark or light', where: 'everywhere' },
   { keys: ['c'], command: 'copy', help: 'copy the link to this place', where: 'everywhere' },
   { keys: ['Escape'], command: 'close', help: 'close, then clear the filter', where: 'everywhere' },
@@ -45,7 +47,7 @@ export interface Press {
   hasModifier: boolean;
   /** The focused element reacts to Enter and Space itself. */
   isControl: boolean;
-  page: 'runs' | 'run';
+  page: Address['page'];
   lettersOff: boolean;
 }
 
@@ -59,8 +61,9 @@ export function makeKeymap(): (press: Press) => string | null {
     if (press.isField) return press.key === 'Escape' ? 'leave' : null;
     if (press.isControl && (press.key === 'Enter' || press.key === ' ')) return null;
     if (press.lettersOff && /^[a-z0-9.\[\]+=-]$/.test(press.key)) return null;
-    const found = BINDINGS.find(each => each.keys.includes(first ? `${first} ${press.key}` : press.key));
-    if (found) return found.where === 'everywhere' || press.page === 'run' ? found.command : null;
+    const keys = first ? `${first} ${press.key}` : press.key;
+    const found = BINDINGS.find(each => each.keys.includes(keys) && (each.where === 'everywhere' || each.where === press.page));
+    if (found) return found.command;
     if (press.key === 'g') before = 'g';
     return null;
   };

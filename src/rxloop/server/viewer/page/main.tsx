@@ -1,19 +1,24 @@
 // Start of the page: keys, addresses, and the view of the current address.
 
-import { render } from 'preact';
+import { render, type FunctionComponent } from 'preact';
+import type { Address } from './address.ts';
 import { runCommand } from './commands.ts';
 import { makeKeymap } from './keys.ts';
 import { address, announcement, go, isHelpOpen, lettersOff, needsKey, open, useKey } from './store.ts';
 import { Help } from './parts/help.tsx';
 import { KeyForm } from './parts/keyform.tsx';
+import { RecentProblems } from './views/recent.tsx';
 import { RunPage } from './views/run.tsx';
 import { RunsPage } from './views/runs.tsx';
 
+const PAGES: Record<Address['page'], FunctionComponent> = { runs: RunsPage, run: RunPage, problems: RecentProblems };
+
 function Page() {
+  const View = PAGES[address.value.page];
   if (needsKey.value) return <KeyForm onKey={useKey} />;
   return (
     <>
-      {address.value.page === 'run' ? <RunPage /> : <RunsPage />}
+      <View />
       {isHelpOpen.value && <Help />}
       <div class="unseen" role="status">{announcement.value}</div>
     </>

@@ -1,122 +1,113 @@
-// The list of runs: polled while the page is visible. New runs wait until the reader adds them.
+// The list of runs, kept current by the live list of the API. New runs wait until the reader adds them.
 
 import { signal } from '@preact/signals';
 import { address, api, needsKey, signIn } from './store.ts';
-import { ApiError, type RunInfo } from './api.ts';
+import { ApiError, pause, PAUSES, type RunInfo } from './api.ts';
+import { addPage, addRun, parseTerms, type Lists } from './runlist.ts';
 
-export const runs = signal<RunInfo[]>([]);
-export const waiting = signal<RunInfo[]>([]);
+export const lists = signal<Lists>({ runs: [], waiting: [] });
 export const next = signal<string | undefined>(undefined);
-export const unreachable = signal<{ since: number } | null>(null);
+/** Set while the server cannot be reached. */
+export const unreachable = signal<{ since: number; retryAt: number } | null>(null);
 export const isReady = signal(false);
 
-const PERIOD = 2000;
 const PAGE = 100;
-let timer = 0;
 
-export function startPolling(): () => void {
-  void poll();
-  timer = window.setInterval(() => { if (!document.hidden) void poll(); }, PERIOD);
-  return () => clearInterval(timer);
+/** Follow the list until the returned function is called. A hidden page does not follow it. */
+export function followRuns(): () => void {
+  let stop = new AbortController();
+  const update = () => {
+    stop.abort();
+    stop = new AbortController();
+    if (!document.hidden) void follow(stop.signal);
+  };
+  document.addEventListener('visibilitychange', update);
+  update();
+  return () => {
+    document.removeEventListener('visibilitychange', update);
+    stop.abort();
+  };
 }
 
-export async function poll(): Promise<void> {
-  if (needsKey.value) return;
-  try {
-    await signIn();
-    const page = await api.runs({ limit: PAGE, details: 1 });
-    unreachable.value = null;
-    merge(page.runs, page.next);
-  } catch (error) {
-    if (error instanceof ApiError && error.status === 401) return;
-    unreachable.value ??= { since: Date.now() };
+async function follow(signal: AbortSignal): Promise<void> {
+  for (let failures = 0; !signal.aborted && !needsKey.peek(); ) {
+    try {
+      await signIn();
+      for await (const { name, data } of api.runFrames({ limit: PAGE, details: 1 }, signal)) {
+        failures = 0;
+        unreachable.value = null;
+        take(name, JSON.parse(data));
+      }
+    } catch (error) {
+      if (signal.aborted || (error instanceof ApiError && error.status === 401)) return;
+    }
+    if (signal.aborted) return;
+    const time = PAUSES[Math.min(failures++, PAUSES.length - 1)];
+    if (failures > 1) unreachable.value = { since: unreachable.peek()?.since ?? Date.now(), retryAt: Date.now() + time };
+    await pause(time, signal);
   }
 }
 
-function merge(page: RunInfo[], cursor: string | undefined): void {
-  if (!isReady.value) {
-    runs.value = page;
-    next.value = cursor ?? undefined;
-    isReady.value = true;
-    return;
-  }
-  const fresh = new Map(page.map(run => [run.taskId, run]));
-  const known = new Set(runs.value.map(run => run.taskId));
-  runs.value = runs.value.map(run => fresh.get(run.taskId) ?? run);
-  const added = page.filter(run => !known.has(run.taskId));
-  if (!runs.value.length) runs.value = added;
-  else waiting.value = added;
+function take(name: string, data: unknown): void {
+  if (name === 'run') lists.value = addRun(lists.peek(), data as RunInfo);
+  if (name !== 'page') return;
+  const page = data as { runs: RunInfo[]; next?: string };
+  if (!isReady.peek()) next.value = page.next ?? undefined;
+  lists.value = isReady.peek() ? addPage(lists.peek(), page.runs) : { runs: page.runs, waiting: [] };
+  isReady.value = true;
 }
 
 /** Add the runs that have started since the page was opened. */
 export function addWaiting(): void {
-  runs.value = [...waiting.value, ...runs.value];
-  waiting.value = [];
+  lists.value = { runs: [...lists.value.waiting, ...lists.value.runs], waiting: [] };
 }
 
 export async function loadMore(): Promise<void> {
   if (!next.value) return;
   const page = await api.runs({ limit: PAGE, details: 1, after: next.value });
-  const known = new Set(runs.value.map(run => run.taskId));
-  runs.value = [...runs.value, ...page.runs.filter(run => !known.has(run.taskId))];
+  const known = new Set(lists.value.runs.map(run => run.taskId));
+  lists.value = { ...lists.value, runs: [...lists.value.runs, ...page.runs.filter(run => !known.has(run.taskId))] };
   next.value = page.next;
 }
 
-interface Terms {
-  state: string;
-  agent: string;
-  text: string;
-}
+// -- filter
 
-/** Split a filter text such as `state:failed agent:support refund`. */
-export function parseTerms(text: string): Terms {
-  const terms: Terms = { state: '', agent: '', text: '' };
-  for (const word of text.split(/\s+/).filter(Boolean)) {
-    const [, key, value] = /^(state|agent):(.+)$/i.exec(word) ?? [];
-    if (key) terms[key.toLowerCase() as 'state' | 'agent'] = value.toLowerCase();
-    else terms.text = terms.text ? `${terms.text} ${word}` : word;
-  }
-  return terms;
-}
+export const filterText = (): string => (address.value.page === 'runs' ? address.value.q : '');
 
-/** Return the loaded runs that match a filter, and the runs that the server has found for it. */
-export function matching(list: RunInfo[], text: string): RunInfo[] {
-  const { state, agent, text: words } = parseTerms(text);
-  const hits = list.filter(run => fits(run, state, agent) && `${run.title ?? ''} ${run.taskId}`.toLowerCase().includes(words.toLowerCase()));
-  if (!words || found.value.text !== text) return hits;
-  const known = new Set(hits.map(run => run.taskId));
-  const more = found.value.runs.filter(run => fits(run, state, agent) && !known.has(run.taskId));
-  return more.length ? [...hits, ...more].sort((x, y) => Date.parse(y.created) - Date.parse(x.created)) : hits;
-}
-
-function fits(run: RunInfo, state: string, agent: string): boolean {
-  const isState = run.state.includes(state) || (state === 'waits' && run.state.endsWith('-required'));
-  return isState && run.agent.toLowerCase().includes(agent);
-}
-
-/** Runs that the server has found in questions, answers and tool names. */
-const found = signal<{ text: string; runs: RunInfo[]; isComplete: boolean }>({ text: '', runs: [], isComplete: true });
+/** Runs that the server has found for a filter. */
+export const found = signal<{ text: string; runs: RunInfo[]; isComplete: boolean }>({ text: '', runs: [], isComplete: true });
 const MAX_PAGES = 40;
+const MAX_FOUND = 300;
 
-export const isSearching = (): boolean => parseTerms(filterText()).text !== '' && (found.value.text !== filterText() || !found.value.isComplete);
+export const isSearching = (): boolean => isSearched(filterText()) && (found.value.text !== filterText() || !found.value.isComplete);
 
-/** Search the log for the text of the filter, unless it changes in the meantime. */
+/** The server is asked only if the filter selects runs. */
+function isSearched(text: string): boolean {
+  const { state, agent, model, text: words } = parseTerms(text);
+  return Boolean(state || agent || model || words);
+}
+
+const STATES = ['submitted', 'working', 'input-required', 'auth-required', 'completed', 'failed', 'canceled'];
+
+/** Search the log for the terms of the filter, unless it changes in the meantime. */
 export async function search(text: string): Promise<void> {
-  const { text: q } = parseTerms(text);
-  if (!q || found.value.text === text) return;
+  if (!isSearched(text) || found.value.text === text) return;
   found.value = { text, runs: [], isComplete: false };
+  const { state, agent, model, text: q } = parseTerms(text);
+  const known = STATES.find(each => each === (state === 'waits' ? 'input-required' : state));
+  const terms = { ...(q && { q: q.slice(0, 200) }), ...(known && { state: known }), ...(agent && { agent }), ...(model && { model }) };
   let after: string | undefined;
   try {
     for (let page = 0; page < MAX_PAGES; page++) {
-      const answer = await api.runs({ q: q.slice(0, 200), details: 1, limit: PAGE, ...(after && { after }) });
+      const answer = await api.runs({ ...terms, details: 1, limit: PAGE, ...(after && { after }) });
       if (found.value.text !== text) return;
       after = answer.next ?? undefined;
-      found.value = { text, runs: [...found.value.runs, ...answer.runs], isComplete: !after };
-      if (!after) return;
+      const all = [...found.value.runs, ...answer.runs];
+      const isComplete = !after || all.length >= MAX_FOUND || page === MAX_PAGES - 1;
+      found.value = { text, runs: all, isComplete };
+      if (isComplete) return;
     }
-  } catch (error) {
-    if (found.value.text === text) unreachable.value ??= { since: Date.now() };
+  } catch {
+    if (found.value.text === text) found.value = { ...found.value, isComplete: true };
   }
 }
-
-export const filterText = (): string => (address.value.page === 'runs' ? address.value.q : '');

@@ -33,3 +33,20 @@ function toCode(character: string): string {
 function toWellFormed(text: string): string {
   return text.replace(/[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g, '\ufffd');
 }
+
+/** Split an excerpt at its marks, which count code points. */
+export function splitMarks(text: string, marks: [number, number][]): { text: string; isMarked: boolean }[] {
+  const points = [...text];
+  const parts: { text: string; isMarked: boolean }[] = [];
+  let at = 0;
+  const add = (to: number, isMarked: boolean) => {
+    if (to > at) parts.push({ text: points.slice(at, to).join(''), isMarked });
+    at = Math.max(at, to);
+  };
+  for (const [from, to] of marks) {
+    add(from, false);
+    add(to, true);
+  }
+  add(points.length, false);
+  return parts;
+}

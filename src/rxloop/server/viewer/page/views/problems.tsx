@@ -10,8 +10,9 @@ import { List } from '../parts/list.tsx';
 import { px } from '../parts/px.ts';
 import { Shape } from '../parts/shape.tsx';
 
-const WORDS: Record<string, [text: string, family: Family]> = {
+export const WORDS: Record<string, [text: string, family: Family]> = {
   run_failed: ['run failed', 'failed'],
+  orphaned: ['no process owns this run', 'failed'],
   model_failed: ['model failed', 'failed'],
   retried: ['request repeated', 'model'],
   tool_failed: ['tool failed', 'failed'],
@@ -48,12 +49,19 @@ export function Problems() {
   );
 }
 
+/** Return the number or duration of a problem. */
+export function describe(problem: Problem): string {
+  if (problem.code === 'orphaned' && problem.seconds) return `since ${new Date(Date.now() - problem.seconds * 1000).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' })}`;
+  const duration = problem.code === 'stalled' && problem.seconds && formatDuration(problem.seconds * 1000);
+  return [(problem.count ?? 0) > 1 && `${problem.count} times`, duration].filter(Boolean).join(', ');
+}
+
 function ProblemRow({ problem, number, top, isSelected, isReachable }: { problem: Problem; number: number; top: number; isSelected: boolean; isReachable: boolean }) {
   const { outline } = useModel();
   const [words, family] = WORDS[problem.code] ?? [problem.code, 'run'];
   const time = outline.time[outline.find(problem.seq)] ?? 0;
   const open = () => moveTo(problem.seq);
-  const more = [(problem.count ?? 0) > 1 && `${problem.count} times`, problem.code === 'stalled' && problem.seconds && formatDuration(problem.seconds * 1000)].filter(Boolean).join(', ');
+  const more = describe(problem);
   return (
     <div
       class={`row${isSelected ? ' selected' : ''}`} role="row" aria-rowindex={number + 1} aria-selected={isSelected} tabIndex={isReachable ? 0 : -1}

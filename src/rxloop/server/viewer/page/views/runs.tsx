@@ -1,55 +1,103 @@
 // The list of runs, newest first.
 
+import { signal } from '@preact/signals';
 import { useEffect } from 'preact/hooks';
 import type { RunInfo } from '../api.ts';
-import { addWaiting, filterText, isReady, isSearching, loadMore, matching, next, runs, search, startPolling, unreachable, waiting } from '../runs.ts';
+import { searchTexts } from '../findings.ts';
+import { matching, parseTerms, toggleGroups, toHeights, toItems, type Item } from '../runlist.ts';
+import { addWaiting, filterText, followRuns, found, isReady, isSearching, lists, loadMore, next, search, unreachable } from '../runs.ts';
 import { change, go, me } from '../store.ts';
 import { toLine } from '../text.ts';
 import { formatAge, formatDuration, formatNumber } from '../time.ts';
 import { Filter, Header, State } from '../parts/header.tsx';
+import { Hits } from '../parts/hits.tsx';
 import { List } from '../parts/list.tsx';
 import { px } from '../parts/px.ts';
+import { Sections } from '../parts/sections.tsx';
+
+/** Runs that are marked for a comparison, at most two. */
+const marked = signal<string[]>([]);
 
 export function RunsPage() {
-  useEffect(startPolling, []);
+  useEffect(followRuns, []);
   const text = filterText();
   useEffect(() => {
-    const timer = setTimeout(() => void search(text), 150);
+    const timer = setTimeout(() => {
+      void search(text);
+      void searchTexts(parseTerms(text).text);
+    }, 150);
     return () => clearTimeout(timer);
   }, [text]);
-  const shown = matching(runs.value, filterText());
+  const { runs, waiting } = lists.value;
+  const { isGrouped } = parseTerms(text);
+  const shown = matching(runs, text, found.value.text === text ? found.value.runs : []);
+  const items = toItems(shown, isGrouped);
+  const news = waiting.length;
   document.title = 'Runs · rxloop';
   return (
     <div class="page">
-      <Header path={<h1>Runs</h1>}>
-        {unreachable.value ? <span class="offline">not reached since {new Date(unreachable.value.since).toLocaleTimeString()}, trying again</span>
-          : <span class="live"><span class="dot" /> live</span>}
-      </Header>
+      <Header path={<Sections />}><Connection /></Header>
       <nav class="tabs">
-        <span class="count">{isReady.value && `${formatNumber(shown.length)} of ${formatNumber(runs.value.length)}${next.value ? '+' : ''} runs${isSearching() ? ', searching the log' : ''}`}</span>
-        {waiting.value.length > 0 && <button class="new" onClick={addWaiting}>{waiting.value.length} new {waiting.value.length === 1 ? 'run' : 'runs'}</button>}
+        <span class="count">{isReady.value && `${formatNumber(shown.length)} of ${formatNumber(runs.length)}${next.value ? '+' : ''} runs${isSearching() ? ', searching the log' : ''}`}</span>
+        {news > 0 && <button class="new" title="Show the new runs (.)" onClick={addWaiting}>{news} new {news === 1 ? 'run' : 'runs'}</button>}
+        {marked.value.length === 2 && <button class="new" title="Compare the marked runs (m)" onClick={compare}>Compare</button>}
         <span class="space" />
-        <Filter value={filterText()} label="Filter runs" hint="Filter: state:failed agent:support text" onChange={q => change({ q })} />
+        <button aria-pressed={isGrouped} onClick={() => change({ q: toggleGroups(text) })}>By conversation</button>
+        <Filter value={text} label="Filter runs" hint="Filter: state:failed agent:support text" onChange={q => change({ q })} />
       </nav>
       <main class="body table runs">
-        {shown.length ? (
+        {items.length ? (
           <List
-            role="grid" label="Runs" columns={['state', 'asked', 'agent', 'model', 'calls', 'tokens', 'duration', 'age']} count={shown.length} height={36} current={-1}
-            render={(k, top) => <RunRow key={shown[k].taskId} run={shown[k]} number={k} top={top} />}
+            role="grid" label="Runs" count={items.length} height={36} current={-1}
+            columns={['state', 'asked', 'agent', 'model', 'calls', 'tokens', 'rate', 'duration', 'age']}
+            render={(k, top) => <Row key={key(items[k])} item={items[k]} number={k} top={top} />}
           />
         ) : isReady.value && !isSearching() ? <Nothing /> : unreachable.value ? <div class="empty"><h2>The server cannot be reached</h2></div> : null}
         {next.value && <button class="older" onClick={() => void loadMore()}>Load older runs</button>}
+        <Hits />
       </main>
     </div>
   );
 }
 
-function RunRow({ run, number, top }: { run: RunInfo; number: number; top: number }) {
+const key = ({ kind, run }: Item): string => `${kind} ${run.taskId}`;
+
+function Connection() {
+  const lost = unreachable.value;
+  if (!lost) return <span class="live"><span class="dot" /> live</span>;
+  const seconds = Math.max(Math.round((lost.retryAt - Date.now()) / 1000), 1);
+  return <span class="offline">not reached since {new Date(lost.since).toLocaleTimeString()}, trying again in {seconds} s</span>;
+}
+
+function compare(): void {
+  const [a, b] = marked.value;
+  if (b) location.hash = `#/diff/${encodeURIComponent(a)}/${encodeURIComponent(b)}`;
+}
+
+function mark(taskId: string): void {
+  const others = marked.value.filter(each => each !== taskId);
+  marked.value = others.length < marked.value.length ? others : [...others.slice(-1), taskId];
+}
+
+function Row({ item, number, top }: { item: Item; number: number; top: number }) {
+  if (item.kind === 'run') return <RunRow run={item.run} number={number} top={top} isInGroup={item.isInGroup} />;
+  return (
+    <div class="row group" role="row" aria-rowindex={number + 1} style={px({ top })} data-context={item.run.contextId}>
+      <span role="gridcell">{item.count} {item.count === 1 ? 'run' : 'runs'}</span>
+      <span role="gridcell"><bdi>{toLine(item.run.title ?? '') || item.run.contextId}</bdi></span>
+    </div>
+  );
+}
+
+function RunRow({ run, number, top, isInGroup }: { run: RunInfo; number: number; top: number; isInGroup: boolean }) {
   const open = () => go({ page: 'run', taskId: run.taskId });
+  const isMarked = marked.value.includes(run.taskId);
   const onKey = (event: KeyboardEvent) => {
     const rows = [...document.querySelectorAll<HTMLElement>('.runs [role=row][tabindex]')];
     const at = rows.indexOf(event.currentTarget as HTMLElement);
     if (event.key === 'Enter') open();
+    else if (event.key === ' ') mark(run.taskId);
+    else if (event.key === 'm') compare();
     else if (event.key === 'ArrowDown' || event.key === 'j') rows[at + 1]?.focus();
     else if (event.key === 'ArrowUp' || event.key === 'k') rows[at - 1]?.focus();
     else return;
@@ -59,16 +107,36 @@ function RunRow({ run, number, top }: { run: RunInfo; number: number; top: numbe
   const took = (isActive ? Date.now() : Date.parse(run.updated)) - Date.parse(run.created);
   const tokens = run.usage ? run.usage.inputTokens + run.usage.outputTokens : 0;
   return (
-    <div class="row" role="row" aria-rowindex={number + 1} tabIndex={0} style={px({ top })} data-run={run.taskId} onClick={open} onKeyDown={onKey}>
+    <div
+      class={`row${isMarked ? ' selected' : ''}${isInGroup ? ' inner' : ''}`} role="row" aria-rowindex={number + 1} aria-selected={isMarked} tabIndex={0}
+      style={px({ top })} data-run={run.taskId} onClick={open} onKeyDown={onKey}
+    >
       <span role="gridcell"><State state={run.state} /></span>
-      <span role="gridcell" class="asked"><bdi>{toLine(run.title ?? '') || run.taskId}</bdi>{run.problems ? <span class="problems" title={`${run.problems} problems`}> ✕ {run.problems}</span> : null}</span>
+      <span role="gridcell" class="asked">
+        {run.forkOf && <span class="quiet" title={`Fork of ${run.forkOf}`}>↳ </span>}
+        <bdi>{toLine(run.title ?? '') || run.taskId}</bdi>{run.problems ? <span class="problems" title={`${run.problems} problems`}> ✕ {run.problems}</span> : null}
+      </span>
       <span role="gridcell"><bdi>{toLine(run.agent)}</bdi></span>
       <span role="gridcell" class="quiet"><bdi>{toLine(run.model ?? '')}</bdi></span>
       <span role="gridcell" class="quiet">{run.calls === undefined ? '' : formatNumber(run.calls)}</span>
       <span role="gridcell">{tokens ? formatNumber(tokens) : '–'}</span>
+      <span role="gridcell"><Sparkline values={run.tokenRate ?? []} /></span>
       <span role="gridcell">{formatDuration(Math.max(took, 0))}</span>
       <span role="gridcell" class="quiet">{formatAge(Date.now() - Date.parse(run.updated))}</span>
     </div>
+  );
+}
+
+const BAR = 5;
+const HEIGHT = 16;
+
+/** Tokens over the time of a run. */
+function Sparkline({ values }: { values: number[] }) {
+  if (!values.some(Boolean)) return null;
+  return (
+    <svg class="sparkline" width={values.length * BAR} height={HEIGHT} role="img" aria-label={`tokens over time: ${values.join(', ')}`}>
+      {toHeights(values).map((height, k) => <rect key={k} x={k * BAR} y={HEIGHT * (1 - height)} width={BAR - 1} height={HEIGHT * height} />)}
+    </svg>
   );
 }
 
