@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rxloop import EventLog, Runtime
+from rxloop import Agent, EventLog, Runtime, tool
 from rxloop.cli.commands.view import create_viewer
+from rxloop.testing import ScriptedModel, call, frames
 from support.api_server import serve_app
 
 if TYPE_CHECKING:
@@ -52,3 +54,20 @@ def find_filter(page: Page) -> Locator:
 async def get_text(locator: Locator) -> list[str]:
     """Return the text of each element, with single spaces."""
     return [" ".join(each.split()) for each in await locator.all_inner_texts()]
+
+
+def make_guide(reached: asyncio.Event, go_on: asyncio.Event) -> Agent[Any, Any]:
+    """Return an agent whose second call waits for an event."""
+
+    @tool
+    async def look(place: str) -> str:
+        """Look at a place."""
+        if place == "Bergen":
+            reached.set()
+            await go_on.wait()
+        return f"seen {place}"
+
+    model = ScriptedModel(
+        call("look", place="Oslo"), call("look", place="Bergen"), frames("--It -is -done.|", 0.02), name="m"
+    )
+    return Agent(model, tools=[look], thoughts=False)

@@ -10,13 +10,13 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rxloop import Agent, EventLog, MemoryEventLog, Runtime, tool
+from rxloop import Agent, EventLog, MemoryEventLog, Runtime
 from rxloop.cli.commands.view import create_viewer
 from rxloop.cli.service.adapters import create_adapters, create_application
-from rxloop.testing import ScriptedModel, call, frames
+from rxloop.testing import ScriptedModel
 from support.api_server import serve_app
 from support.browser import expect, find_barriers, until
-from support.viewer_pages import find_filter, find_inspector, find_rows, get_text, open_page_anew, serve_view
+from support.viewer_pages import find_filter, find_inspector, find_rows, make_guide, open_page_anew, serve_view
 from support.viewer_runs import HOSTILE, record_hostile_run, store_long_run
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ async def open_run(page: Page, url: str, task_id: str, place: str = "") -> None:
 @pytest.mark.service("axe")
 @pytest.mark.parametrize("theme", ["dark", "light"])
 async def test_pages_report_no_problem_and_have_no_barriers(
-    page: Page, weather: tuple[EventLog, str], theme: Any
+    page: Page, weather: tuple[EventLog, str], conversation: tuple[EventLog, str], theme: Any
 ) -> None:
     log, task_id = weather
     await page.emulate_media(color_scheme=theme)
@@ -64,6 +64,11 @@ async def test_pages_report_no_problem_and_have_no_barriers(
             assert await find_barriers(page) == [], address
         await page.get_by_role("button", name="Keys").click()
         await expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+        assert await find_barriers(page) == []
+        await page.keyboard.press("Escape")
+    async with serve_view(conversation[0]) as url:
+        await page.goto(f"{url}#/r/{conversation[1]}/conversation")
+        await expect(page.get_by_role("list", name="Citations")).to_be_visible()
         assert await find_barriers(page) == []
         background = await page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert background == {"dark": "rgb(14, 17, 22)", "light": "rgb(255, 255, 255)"}[theme]
@@ -142,28 +147,6 @@ async def test_keys_step_within_the_filter(page: Page, weather: tuple[EventLog, 
         assert await page.evaluate("document.documentElement.dataset.theme") == "light"
         await press(page, "t", "g", "r")
         await expect(find_rows(page, "Runs")).to_have_count(1)
-
-
-async def test_conversation_contains_the_messages_up_to_the_playhead(page: Page, weather: tuple[EventLog, str]) -> None:
-    log, task_id = weather
-    parts = page.locator(".said, .call")
-    async with serve_view(log) as url:
-        await page.goto(f"{url}#/r/{task_id}/conversation")
-        await expect(page.locator(".said")).to_have_count(4)
-        shown = await get_text(parts)
-        assert shown[0] == "Oslo or Bergen for a hike on Saturday?"
-        assert shown[3] == "get_forecast city=Oslo 11 °C, dry until 15:00 0.76 s"
-        assert shown[-1].startswith("Oslo is the better choice")
-        assert len(shown) == 12
-        await open_page_anew(page, f"{url}#/r/{task_id}/conversation?at=1.12.0")
-        await expect(page.locator(".said")).to_have_count(2)
-        assert (await get_text(parts))[3:] == [
-            "get_forecast city=Oslo 11 °C, dry until 15:00 0.76 s",
-            "get_forecast city=Bergen running",
-            "get_alerts region=Vestland running",
-        ]
-        await page.locator(".said.model").press("Enter")
-        await expect(find_inspector(page)).to_contain_text("content-complete")
 
 
 async def test_problems_are_those_of_the_api_and_open_their_events(page: Page, weather: tuple[EventLog, str]) -> None:
@@ -270,23 +253,6 @@ class Cut:
         await self._app(scope, receive, cut)
 
 
-def make_guide(reached: asyncio.Event, go_on: asyncio.Event) -> Agent[Any, Any]:
-    """Return an agent whose second call waits for an event."""
-
-    @tool
-    async def look(place: str) -> str:
-        """Look at a place."""
-        if place == "Bergen":
-            reached.set()
-            await go_on.wait()
-        return f"seen {place}"
-
-    model = ScriptedModel(
-        call("look", place="Oslo"), call("look", place="Bergen"), frames("--It -is -done.|", 0.02), name="m"
-    )
-    return Agent(model, tools=[look], thoughts=False)
-
-
 async def test_live_run_is_complete_after_its_connection_was_killed(page: Page) -> None:
     reached, go_on = asyncio.Event(), asyncio.Event()
     runtime = Runtime({"guide": make_guide(reached, go_on)}, log=MemoryEventLog())
@@ -315,23 +281,6 @@ async def test_live_run_is_complete_after_its_connection_was_killed(page: Page) 
         await page.reload()
         await expect(find_rows(page, "Waterfall").first).to_be_visible()
         assert await list_rows() == live
-
-
-async def test_conversation_is_updated_while_the_run_works(page: Page) -> None:
-    reached, go_on = asyncio.Event(), asyncio.Event()
-    runtime = Runtime({"guide": make_guide(reached, go_on)}, log=MemoryEventLog())
-    app = create_application(create_adapters(runtime, ["view"], {}), (), "127.0.0.1", keys=False)
-    calls = page.get_by_label("Conversation").get_by_role("button")
-    async with runtime, serve_app(app) as url:
-        run = await runtime.start("guide", "Look around.")
-        await asyncio.wait_for(reached.wait(), 30)
-        await page.goto(f"{url}/view/#/r/{run.task_id}/conversation")
-        await expect(calls.filter(has_text=re.compile(r"look\s*place=Bergen\s*running"))).to_be_visible()
-        go_on.set()
-        await expect(calls.filter(has_text=re.compile(r"look\s*place=Bergen\s*seen Bergen"))).to_be_visible()
-        await expect(calls.filter(has_text="running")).to_have_count(0)
-        await expect(page.locator(".said.model").last).to_have_text("It is done.")
-        await expect(page.locator(".call.selected")).to_have_count(0)
 
 
 async def test_event_that_could_not_be_loaded_can_be_requested_again(page: Page, weather: tuple[EventLog, str]) -> None:

@@ -26,6 +26,8 @@ export class RunModel {
   breaks: Break[] = [];
   axis = new Axis([], 0);
   live = new Map<string, LiveText>();
+  /** Text of requests that failed or were repeated, by the `seq` of the event that tells so. Logs do not contain it. */
+  discarded = new Map<number, string>();
   /** Position of the newest event, including transient ones, for the cursor. */
   newest = '';
   isTrueTime = false;
@@ -43,7 +45,7 @@ export class RunModel {
     if (event.sub === 0 && event.seq <= this.outline.last) return false;
     this.newest = `${event.attempt}.${event.seq}.${event.sub}`;
     if (event.kind === 'content-delta' || event.kind === 'thought-delta') return this.addDelta(event);
-    if (event.kind === 'llm-call') this.live.delete(callKey(event));
+    if (event.kind === 'llm-call' || event.kind === 'llm-failed') this.discard(event);
     if (event.kind === 'thought-stream' || event.kind === 'content-complete') this.endThought(event);
     return this.outline.addEvent(event);
   }
@@ -79,9 +81,16 @@ export class RunModel {
     return [...this.live].flatMap(([key, live]): [string, string][] => (live.thought ? [[key, live.thought]] : []));
   }
 
+  private discard(event: Event): void {
+    const text = this.live.get(callKey(event))?.text;
+    if (text) this.discarded.set(event.seq, text);
+    this.live.delete(callKey(event));
+  }
+
   private endThought(event: Event): void {
     const live = this.live.get(callKey(event));
     if (live && (event.kind === 'content-complete' || event.source === 'reasoning')) live.thought = '';
+    if (live && event.kind === 'content-complete') live.text = '';
   }
 
   private addDelta(event: Event): boolean {

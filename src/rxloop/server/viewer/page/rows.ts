@@ -231,7 +231,9 @@ class Builder {
     if (piece && piece.to < 0) piece.to = time[i];
     row.to = time[i];
     row.end = seq[i];
-    if (piece && a[i] >= 0) row.first = Math.min(piece.from + a[i], time[i]);
+    // The time to the first token includes failed requests.
+    const called = this.outline.find(opens[i]);
+    if (called >= 0 && a[i] >= 0) row.first = Math.min(time[called] + a[i], time[i]);
     return row;
   }
 

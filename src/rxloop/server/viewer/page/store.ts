@@ -192,6 +192,7 @@ async function finish(run: RunModel, signal: AbortSignal): Promise<void> {
     // Ends were matched to their starts by name. The log knows the exact pairs.
     const exact = new RunModel(run.taskId);
     exact.live = run.live;
+    exact.discarded = run.discarded;
     model.value = exact;
     await loadOutline(exact, signal);
   }

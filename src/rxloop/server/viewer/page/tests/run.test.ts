@@ -26,9 +26,13 @@ test('a retry is a second piece after the wait', () => {
   assert.equal(step.sub, 'glm, 2 tries');
 });
 
-test('the first token is counted from the last try, and unknown if it was not recorded', () => {
+test('the first token is counted from the call, and unknown if it was not recorded', () => {
   const { rows } = buildRows(makeOutline());
   assert.equal(rows[1].first, 410);
+  const retried = makeOutline(makeEvents([
+    [100, 'llm-call', { step: '1', model: 'm' }], [200, 'llm-failed', { step: '1', retryIn: 0.5 }], [2000, 'content-complete', { step: '1', firstToken: 0.9 }],
+  ]));
+  assert.equal(buildRows(retried).rows[1].first, 900);
   assert.equal(rows[4].first, -1);
 });
 

@@ -1,0 +1,135 @@
+"""Conversations in the viewer."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rxloop import EventLog, MemoryEventLog, Runtime
+from rxloop.cli.service.adapters import create_adapters, create_application
+from support.api_server import serve_app
+from support.browser import expect
+from support.viewer_pages import find_inspector, get_text, make_guide, open_page_anew, serve_view
+from support.viewer_talk import PIXEL
+
+if TYPE_CHECKING:
+    from playwright.async_api import Download, Page
+
+pytestmark = [pytest.mark.service("chromium"), pytest.mark.asyncio(loop_scope="module")]
+
+
+async def test_conversation_contains_the_messages_up_to_the_playhead(page: Page, weather: tuple[EventLog, str]) -> None:
+    log, task_id = weather
+    parts = page.locator(".column > .said, .column > .call")
+    async with serve_view(log) as url:
+        await page.goto(f"{url}#/r/{task_id}/conversation")
+        await expect(page.locator(".column > .said")).to_have_count(4)
+        shown = await get_text(parts)
+        assert shown[0] == "Oslo or Bergen for a hike on Saturday?"
+        assert shown[3] == "get_forecast city=Oslo 11 °C, dry until 15:00 0.76 s"
+        assert shown[-1].startswith("Oslo is the better choice")
+        assert len(shown) == 12
+        await open_page_anew(page, f"{url}#/r/{task_id}/conversation?at=1.12.0")
+        await expect(page.locator(".column > .said")).to_have_count(2)
+        assert (await get_text(parts))[3:] == [
+            "get_forecast city=Oslo 11 °C, dry until 15:00 0.76 s",
+            "get_forecast city=Bergen running",
+            "get_alerts region=Vestland running",
+        ]
+        await page.locator(".column > .said.model").press("Enter")
+        await expect(find_inspector(page)).to_contain_text("content-complete")
+
+
+async def test_conversation_is_updated_while_the_run_works(page: Page) -> None:
+    reached, go_on = asyncio.Event(), asyncio.Event()
+    runtime = Runtime({"guide": make_guide(reached, go_on)}, log=MemoryEventLog())
+    app = create_application(create_adapters(runtime, ["view"], {}), (), "127.0.0.1", keys=False)
+    calls = page.get_by_label("Conversation").get_by_role("button")
+    async with runtime, serve_app(app) as url:
+        run = await runtime.start("guide", "Look around.")
+        await asyncio.wait_for(reached.wait(), 30)
+        await page.goto(f"{url}/view/#/r/{run.task_id}/conversation")
+        await expect(calls.filter(has_text=re.compile(r"look\s*place=Bergen\s*running"))).to_be_visible()
+        go_on.set()
+        await expect(calls.filter(has_text=re.compile(r"look\s*place=Bergen\s*seen Bergen"))).to_be_visible()
+        await expect(calls.filter(has_text="running")).to_have_count(0)
+        await expect(page.locator(".said.model").last).to_have_text("It is done.")
+        await expect(page.locator(".call.selected")).to_have_count(0)
+
+
+async def test_each_part_of_a_conversation_has_a_role_and_a_name(
+    page: Page, conversation: tuple[EventLog, str], tmp_path: Path
+) -> None:
+    log, task_id = conversation
+    talk = page.get_by_role("log", name="Conversation")
+    async with serve_view(log) as url:
+        await page.goto(f"{url}#/r/{task_id}/conversation")
+        question = talk.get_by_role("article", name="user message").first
+        await expect(question).to_contain_text("What is on the receipt?")
+        await expect(question.get_by_role("img", name="image")).to_have_js_property("naturalWidth", 1)
+        address = question.get_by_role("group", name="address image")
+        await expect(address).to_contain_text("not loaded: https://example.org/receipt.png")
+        await expect(question.get_by_role("group", name="file drawing.svg")).to_contain_text("image/svg+xml, 66 bytes")
+        tries = talk.get_by_role("note", name="discarded try")
+        await expect(tries.nth(0)).to_have_text("first try, started after 0 s, not completed, text not kept")
+        await expect(tries.nth(1)).to_have_text("try 2 failed after 0.20 s: rate_limited: too many requests")
+        answers = talk.get_by_role("article", name="message of the model")
+        await expect(answers.nth(0)).to_contain_text("It is a receipt over 5 pounds.")
+        await expect(answers.nth(0)).not_to_contain_text("The picture shows a receipt.", use_inner_text=True)
+        await talk.get_by_text("thought for 1.20 s, 41 tokens").click()
+        await expect(answers.nth(0)).to_contain_text("The picture shows a receipt.", use_inner_text=True)
+        asked = talk.get_by_role("article", name="question", exact=True)
+        await expect(asked).to_have_text("question about refundRefund A17?")
+        await expect(talk.get_by_role("article", name="answer to the question")).to_have_text("answerapproved")
+        await expect(talk.get_by_role("button", name=re.compile(r"refund.*refunded A17"))).to_be_visible()
+        await expect(talk.get_by_role("img")).to_have_count(2)
+        nested = talk.get_by_role("blockquote", name="nested agent rules")
+        await expect(nested.get_by_role("article", name="user message")).to_have_text("How long?")
+        await expect(nested.get_by_role("article", name="message of rules")).to_have_text("Refunds take two days.")
+        await nested.get_by_role("button", name="rules 2 entries").press("Enter")
+        await expect(nested.get_by_role("article")).to_have_count(0)
+        steering = talk.get_by_role("article", name="message to the running agent")
+        await expect(steering).to_contain_text("Shorter, please.")
+        await expect(answers.nth(1)).to_contain_text("Your refund will take")
+        await expect(answers.nth(1).get_by_role("note")).to_have_text("interrupted by a new message")
+        await expect(answers.nth(2)).to_contain_text("Two days 🗓[1], as the rules say.")
+        await expect(answers.nth(2).get_by_role("note")).to_have_text("cut off at its length limit")
+        sources = answers.nth(2).get_by_role("list", name="Citations").get_by_role("listitem")
+        await expect(sources).to_have_text(["Rules javascript:alert(1)two days"])
+        await expect(talk.get_by_role("link")).to_have_count(0)
+        async with page.expect_download() as saving:
+            await talk.get_by_role("button", name="Download refund.pdf").click()
+        saved = await saving.value
+        assert re.fullmatch(r"event-\d+[.]pdf", saved.suggested_filename)
+        assert await _read(saved, tmp_path) == b"%PDF-1.4"
+        async with page.expect_download() as saving:
+            await question.get_by_role("button", name="Download image").click()
+        assert await _read(await saving.value, tmp_path) == PIXEL
+
+
+async def _read(saved: Download, folder: Path) -> bytes:
+    await saved.save_as(folder / "saved")
+    return (folder / "saved").read_bytes()
+
+
+async def test_conversation_follows_new_messages_only_at_its_end(page: Page) -> None:
+    reached, go_on = asyncio.Event(), asyncio.Event()
+    runtime = Runtime({"guide": make_guide(reached, go_on)}, log=MemoryEventLog())
+    app = create_application(create_adapters(runtime, ["view"], {}), (), "127.0.0.1", keys=False)
+    talk = page.get_by_role("log", name="Conversation")
+    await page.set_viewport_size({"width": 1200, "height": 500})
+    async with runtime, serve_app(app) as url:
+        run = await runtime.start("guide", "Look around. " * 400)
+        await asyncio.wait_for(reached.wait(), 30)
+        await page.goto(f"{url}/view/#/r/{run.task_id}/conversation")
+        await expect(talk.get_by_text("running")).to_be_in_viewport()
+        await talk.evaluate("element => { element.scrollTop = 100; }")
+        await page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        await runtime.send(run.task_id, "And then?")
+        go_on.set()
+        await expect(talk.get_by_text("It is done.")).to_be_attached()
+        assert await talk.evaluate("element => element.scrollTop") == 100
