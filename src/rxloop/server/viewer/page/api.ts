@@ -3,6 +3,7 @@
 import type { Question } from './act.ts';
 import { readFrames, type Frame } from './frames.ts';
 import type { Event, OutlinePage } from './outline.ts';
+import type { StateInfo } from './state.ts';
 
 export class ApiError extends Error {
   constructor(readonly status: number, readonly code: string, message: string, readonly fields: Record<string, string> = {}) {
@@ -104,6 +105,9 @@ export class Api {
     this.get(`runs/${encodeURIComponent(id)}/outline`, { after, limit: 20_000, visibility: this.visibility });
 
   problems = (id: string): Promise<{ problems: Problem[] }> => this.get(`runs/${encodeURIComponent(id)}/problems`, { visibility: this.visibility });
+
+  state = (id: string, seq: number, messagesFrom: number): Promise<StateInfo> =>
+    this.get(`runs/${encodeURIComponent(id)}/state`, { seq, messagesFrom, visibility: this.visibility });
 
   /** Answer a question. */
   answer = (id: string, inputs: Record<string, unknown>): Promise<RunInfo> => this.post(`runs/${encodeURIComponent(id)}/resume`, { inputs });

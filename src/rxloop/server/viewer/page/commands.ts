@@ -3,7 +3,7 @@
 import { TABS } from './address.ts';
 import { addWaiting } from './runs.ts';
 import {
-  address, change, filtered, goLive, isFollowing, isHelpOpen, isInspectorOpen, isPlaying, keepSetting, model, now, playhead, problems, revision,
+  address, announcement, marked, change, filtered, goLive, isFollowing, isHelpOpen, isInspectorOpen, isPlaying, keepSetting, model, now, playhead, problems, revision,
   select, selected, selectedRow, show, shownRows, shownWindow, speed, theme, go,
 } from './store.ts';
 import type { ThoughtGraph } from './thoughts.ts';
@@ -37,6 +37,10 @@ const COMMANDS: Record<string, () => void> = {
   live: goLive,
   addRuns: addWaiting,
   problemsOfAll: () => go({ page: 'problems' }),
+  mark: () => {
+    marked.value = marked.value === playhead.value ? 0 : playhead.value;
+    announcement.value = marked.value ? `event ${marked.value} marked` : 'no event marked';
+  },
   trueTime: () => {
     model.value.isTrueTime = !model.value.isTrueTime;
     model.value.setEnd(now.value);

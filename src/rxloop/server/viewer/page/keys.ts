@@ -30,6 +30,7 @@ export const BINDINGS: Binding[] = [
   { keys: ['l'], command: 'childThought', help: 'thought that follows from the selected one', where: 'run' },
   { keys: ['h'], command: 'parentThought', help: 'thought that led to the selected one', where: 'run' },
   { keys: ['Enter'], command: 'inspect', help: 'open the inspector', where: 'run' },
+  { keys: ['m'], command: 'mark', help: 'compare states with this event', where: 'run' },
   { keys: ['+', '=', 'w'], command: 'zoomIn', help: 'zoom in (also Ctrl and the wheel)', where: 'run' },
   { keys: ['-', 's'], command: 'zoomOut', help: 'zoom out', where: 'run' },
   { keys: ['a'], command: 'panLeft', help: 'earlier', where: 'run' },

@@ -48,6 +48,8 @@ export const now = signal(0);
 export const window_ = signal<Window | null>(null);
 export const collapsed = signal<ReadonlySet<number>>(new Set());
 export const hovered = signal(0);
+/** The `seq` of the event with which states are compared, or 0 for the event before the selected one. */
+export const marked = signal(0);
 export const speed = signal(1);
 export const isPlaying = signal(false);
 
@@ -108,6 +110,7 @@ export async function openRun(taskId: string): Promise<void> {
     isLoading.value = true;
     collapsed.value = new Set();
     isFollowing.value = !address.value.at;
+    marked.value = 0;
     const { from, to } = address.value;
     window_.value = from != null && to != null && to > from ? { from: from * 1000, to: to * 1000 } : null;
     revision.value++;

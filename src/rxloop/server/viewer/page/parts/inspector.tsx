@@ -10,6 +10,7 @@ import { toLine } from '../text.ts';
 import { formatDuration, formatNumber } from '../time.ts';
 import { Json } from './json.tsx';
 import { Shape } from './shape.tsx';
+import { StateTab } from './state.tsx';
 import { Block } from './text.tsx';
 import { px } from './px.ts';
 
@@ -74,11 +75,14 @@ function Summary() {
   );
 }
 
+/** Tabs of the inspector. */
+const PANELS = { event: 'Event', state: 'State', json: 'JSON' };
+
 function Selected({ index: i }: { index: number }) {
   const { outline } = useModel();
   const seq = outline.seq[i];
   const event = bodyOf(seq);
-  const tab = address.value.in === 'json' ? 'json' : 'event';
+  const tab = Object.hasOwn(PANELS, address.value.in) ? (address.value.in as keyof typeof PANELS) : 'event';
   const kind = outline.kind[i];
   const which = family(kind, outline.flags[i]);
   return (
@@ -90,12 +94,13 @@ function Selected({ index: i }: { index: number }) {
         <span class="mono">…{useModel().taskId.slice(-2)}/{outline.attemptOf(seq)}.{seq}.0</span>
       </Head>
       <div class="tabs small" role="tablist">
-        {(['event', 'json'] as const).map(name => (
-          <button key={name} role="tab" aria-selected={tab === name} onClick={() => change({ in: name })}>{name === 'json' ? 'JSON' : 'Event'}</button>
+        {Object.entries(PANELS).map(([name, title]) => (
+          <button key={name} role="tab" aria-selected={tab === name} onClick={() => change({ in: name })}>{title}</button>
         ))}
       </div>
       <div class="scroll" role="tabpanel">
-        {event === undefined ? <Pending />
+        {tab === 'state' ? <StateTab seq={seq} />
+          : event === undefined ? <Pending />
           : event === null ? <div class="section quiet">This event is hidden. Its content needs the scope <code>internal</code>.</div>
           : tab === 'json' ? <div class="section"><div class="block mono"><Json value={event} /></div></div>
           : <Content event={event} />}

@@ -1,0 +1,131 @@
+// Tab of the inspector: the state of the run after the selected event, with the changes since another event.
+
+import type { ComponentChildren } from 'preact';
+import { useEffect, useState } from 'preact/hooks';
+import { moveTo } from '../commands.ts';
+import { textOf } from '../outline.ts';
+import { compareFigures, compareItems, countChanges, EMPTY, listFigures, States, type Line, type Message, type StateInfo } from '../state.ts';
+import { api, marked, model, toApiError, useModel } from '../store.ts';
+import { toLine } from '../text.ts';
+import { formatNumber } from '../time.ts';
+import { Json } from './json.tsx';
+import { LongText } from './text.tsx';
+
+/** Milliseconds for which the playhead must rest before its state is requested. */
+const REST = 150;
+const SHOWN = 30;
+
+let states = new States(() => Promise.reject(new Error('no run')));
+let opened: unknown = null;
+
+function findStates(): States {
+  const run = model.peek();
+  if (opened === run) return states;
+  opened = run;
+  states = new States((seq, messagesFrom) => api.state(run.taskId, seq, messagesFrom));
+  return states;
+}
+
+interface Loaded {
+  seq: number;
+  base: number;
+  before: StateInfo;
+  after: StateInfo;
+}
+
+export function StateTab({ seq }: { seq: number }) {
+  const [loaded, setLoaded] = useState<Loaded | null>(null);
+  const [failure, setFailure] = useState('');
+  const [tries, setTries] = useState(0);
+  const cache = findStates();
+  const base = marked.value && marked.value !== seq ? marked.value : seq - 1;
+  useEffect(() => {
+    let isCurrent = true;
+    const timer = setTimeout(async () => {
+      try {
+        const before = base > 0 ? await cache.load(base) : EMPTY;
+        const after = isCurrent ? await cache.load(seq) : EMPTY;
+        if (isCurrent) setLoaded({ seq, base, before, after });
+        if (isCurrent) setFailure('');
+      } catch (error) {
+        if (isCurrent) setFailure(toApiError(error).message);
+      }
+    }, REST);
+    return () => {
+      isCurrent = false;
+      clearTimeout(timer);
+    };
+  }, [seq, base, cache, tries]);
+  if (failure) return <div class="section"><p>The state could not be loaded: {failure}.</p><p><button onClick={() => setTries(tries + 1)}>Again</button></p></div>;
+  if (!loaded) return <div class="section quiet">Loading the state…</div>;
+  const isCurrent = loaded.seq === seq && loaded.base === base;
+  return <div aria-busy={!isCurrent} class={isCurrent ? 'runstate' : 'runstate stale'} data-seq={loaded.seq}><Sections {...loaded} /></div>;
+}
+
+function Sections({ seq, base, before, after }: Loaded) {
+  const { outline } = useModel();
+  const listThoughts = (last: number) => outline.seq.filter((each, i) => each <= last && outline.kind[i] === 'thought-stream');
+  const messages = compareItems(before.messages, after.messages, (_, k) => k);
+  const calls = compareItems(before.calls ?? [], after.calls ?? [], each => each.id);
+  const pending = compareItems(before.pending ?? [], after.pending ?? [], each => each.inputId);
+  const thoughts = compareItems(listThoughts(base), listThoughts(seq), each => each);
+  const figures = compareFigures(listFigures(before, formatNumber), listFigures(after, formatNumber));
+  return (
+    <>
+      <p class="section quiet">
+        {marked.value === base && marked.value ? <>Changes since the marked event {base}. <button class="more" onClick={() => { marked.value = 0; }}>Compare with the event before</button></>
+          : base ? <>Changes since event {base}. Press <kbd>m</kbd> to mark an event for comparison.</> : 'State after the first event.'}
+      </p>
+      <Group title="Figures" lines={figures} count={0} render={([name, value]) => <>{name} <b><bdi>{toLine(value)}</bdi></b></>} />
+      <Group title="Messages" lines={messages} count={after.messages.length} render={each => <MessageText message={each} />} number />
+      <Group title="Open calls" lines={calls} count={after.calls?.length ?? 0} render={each => <><b><bdi>{toLine(each.name)}</bdi></b> <Json value={each.arguments} depth={1} /></>} />
+      <Group title="Open questions" lines={pending} count={after.pending?.length ?? 0} render={each => <LongText text={each.prompt} />} />
+      <Group title="Thoughts" lines={thoughts} count={thoughts.filter(each => each.sign !== '-').length} render={each => (
+        <button class="link" onClick={() => moveTo(each)}><bdi>{toLine(outline.label[outline.find(each)])}</bdi></button>
+      )} />
+    </>
+  );
+}
+
+interface GroupProps<T> {
+  title: string;
+  lines: Line<T>[];
+  count: number;
+  number?: boolean;
+  render: (item: T) => ComponentChildren;
+}
+
+const WORDS = { '+': 'added', '-': 'removed', '': '' };
+
+/** Lines of a part of the state, newest ones at the end. Of long parts, only the end and the changes are shown at first. */
+function Group<T>({ title, lines, count, number, render }: GroupProps<T>) {
+  const [isWhole, setWhole] = useState(false);
+  if (!lines.length) return null;
+  const first = isWhole ? 0 : Math.max(0, lines.length - SHOWN);
+  const shown = lines.map((line, k) => ({ line, k })).filter(({ line, k }) => k >= first || line.sign);
+  return (
+    <section class="section" aria-label={title}>
+      <h3>{title}{count > 0 && ` ${formatNumber(count)}`}<span>{countChanges(lines)}</span></h3>
+      {shown.length < lines.length && <button class="more" onClick={() => setWhole(true)}>Show {lines.length - shown.length} earlier</button>}
+      <ul>
+        {shown.map(({ line, k }) => (
+          <li key={`${line.sign}${k}`} class={WORDS[line.sign]}>
+            <span class="sign">{line.sign === '-' ? '−' : line.sign || (number ? k + 1 : '')}</span>
+            {line.sign && <span class="unseen">{WORDS[line.sign]}</span>}
+            <div>{render(line.item)}</div>
+          </li>
+        ))}
+      </ul>
+    </section>
+  );
+}
+
+function MessageText({ message }: { message: Message }) {
+  const text = textOf(message.content);
+  return (
+    <>
+      <b>{message.role}</b> {text && <LongText text={text} />}
+      {message.toolCalls?.map(each => <div key={each.id} class="quiet">calls <bdi>{toLine(each.name)}</bdi> <Json value={each.arguments} depth={1} /></div>)}
+    </>
+  );
+}
