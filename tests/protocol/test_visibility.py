@@ -67,7 +67,7 @@ def list_models() -> dict[str, type[BaseModel]]:
 PRIVATE = {
     "task": {"owner", "options"},
     "llm-call": {"problems", "settings", "request"},
-    "content-complete": {"provider_state", "offered"},
+    "content-complete": {"provider_state", "offered", "response"},
     "thought-stream": {"hidden_calls"},
     "tool-complete": {"messages"},
     "context-compressed": {"summary", "problems", "view"},
@@ -96,7 +96,8 @@ NESTED = {
     "SessionLink": "session_id number total next_thought_needed revises revises_id branch_id branch_from merges "
     "merges_id stage",
     "PartTokens": "system tools task summary history workspace note",
-    # The record as a whole is private.
+    # The origin of a message and the record of a request are private as a whole.
+    "ResponseInfo": "id model server_address server_port streamed",
     "RequestRecord": "base same messages system tail tools answer_schema settings texts",
     "RecordedPart": "text index origin",
 }

@@ -26,7 +26,9 @@ from rxloop import (
     tool,
 )
 from rxloop.errors import RateLimited
+from rxloop.providers import openai_chat
 from rxloop.testing import ScriptedModel, call, turn
+from support.http_server import Reply, sse, start_server
 from support.runs import copy_first_events, outcome
 from support.span_collector import SpanCollector, get_id
 
@@ -115,6 +117,20 @@ async def test_spans_have_the_attributes_that_other_frameworks_emit() -> None:
 
     for prefix, expected in PEER_ATTRIBUTES.items():
         assert expected <= set(collector.find(prefix)[-1].attributes or {})
+
+
+async def test_model_call_has_the_origin_of_its_answer() -> None:
+    collector = SpanCollector()
+    chunk = {"id": "r1", "model": "m-2", "choices": [{"index": 0, "delta": {"content": "Hi"}, "finish_reason": "stop"}]}
+    async with start_server() as server:
+        server.answer(Reply(sse(chunk)))
+        model = openai_chat("m", base_url=server.base_url, api_key="key")
+        await trace_run(Agent(model, name="guide", thoughts=False), collector)
+        await model.aclose()
+        port = server.port
+    attributes = dict(collector.one("chat").attributes or {})
+    names = ("gen_ai.response.id", "gen_ai.response.model", "server.address", "server.port", "gen_ai.request.stream")
+    assert [attributes[name] for name in names] == ["r1", "m-2", "127.0.0.1", port, True]
 
 
 async def test_nested_run_is_a_child_of_its_tool_call() -> None:

@@ -248,6 +248,20 @@ _MAKERS = {
 """Constructors of messages by the role that vendor APIs and other frameworks use."""
 
 
+class ResponseInfo(Wire):
+    """Origin of a model message."""
+
+    id: str | None = None
+    """The vendor's id of the response."""
+    model: str | None = None
+    """Model that answered, as named by the vendor. It may be more specific than the requested model."""
+    server_address: str | None = None
+    """Host name of the API."""
+    server_port: int | None = None
+    streamed: bool = False
+    """True if the vendor streamed the response."""
+
+
 class Usage(Wire):
     """Token usage of model calls, as reported by the provider.
 

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field
 from typing_extensions import override
 
 from rxloop.protocol.envelope import Event
-from rxloop.protocol.messages import Citation, ErrorInfo, Media, ToolCall, Usage, Wire
+from rxloop.protocol.messages import Citation, ErrorInfo, Media, ResponseInfo, ToolCall, Usage, Wire
 from rxloop.protocol.model import is_empty, is_missing, make_unchecked
 from rxloop.protocol.parts import add_placeholders
 from rxloop.protocol.visibility import hidden_indexes, public_calls, visible_id
@@ -214,7 +214,7 @@ class ContentCompleteEvent(Event):
     )
     public_parts = {"tool_calls": public_calls, "left_out": hidden_indexes}
     incidental_fields = (
-        *("provider_state", "raw_finish_reason", "left_out", "offered", "first_token", "longest_silence"),
+        *("provider_state", "raw_finish_reason", "left_out", "offered", "first_token", "longest_silence", "response"),
     )
     content: str = ""
     files: list[Media] = Field(default_factory=list[Media], exclude_if=is_empty)
@@ -241,6 +241,8 @@ class ContentCompleteEvent(Event):
     """Seconds from the `llm-call` to the first delta, including failed requests. None if the answer had no deltas."""
     longest_silence: float | None = Field(default=None, exclude_if=lambda value: value is None)
     """Longest time between two consecutive deltas in seconds. None if the answer had no deltas."""
+    response: ResponseInfo | None = Field(default=None, exclude_if=is_missing)
+    """Origin of the message, if a vendor's API returned it. Not sent to clients."""
 
     @override
     def describe(self) -> str:

@@ -9,7 +9,9 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from rxloop.errors import (
     AuthenticationError,
@@ -60,6 +62,16 @@ class Endpoint:
     def clean(self, text: str) -> str:
         """Remove request secrets, which are often echoed."""
         return redact_secrets(text, find_secrets(self.url, self.headers))
+
+
+@lru_cache(maxsize=64)
+def find_server(url: str) -> tuple[str | None, int | None]:
+    """Return the host name and the port of a URL."""
+    try:
+        parts = urlsplit(url)
+        return parts.hostname, parts.port or {"https": 443, "http": 80}.get(parts.scheme)
+    except ValueError:
+        return None, None
 
 
 def make_missing_key_error(endpoint: Endpoint) -> AuthenticationError:

@@ -197,6 +197,7 @@ class HTTPModel:
                 endpoint = await self._with_headers(endpoint, request.settings.headers)
                 async with lease as client:
                     draft = MessageDraft(push, request.step, endpoint, request.tools, self._rules, self._bounds)
+                    draft.origin.is_streamed = self._stream
                     draft.find_limit = partial(self._find_limit, request)
                     response = await self._post(client, endpoint, request, draft)
                     reader = self._wire.make_reader(draft)

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from rxloop.protocol.events import ToolCompleteEvent
-from rxloop.protocol.messages import Message, ToolCall, Usage
+from rxloop.protocol.messages import Message, ResponseInfo, ToolCall, Usage
 
 OPEN_CALLS = "rxloop_open_calls"
 """Attribute of the views created by `op.spans`, with their open calls."""
@@ -89,6 +89,18 @@ def settings_attributes(settings: Mapping[str, Any] | None) -> dict[str, Any]:
     if "gen_ai.request.stop" in attributes:
         attributes["gen_ai.request.stop_sequences"] = tuple(attributes.pop("gen_ai.request.stop"))
     return attributes
+
+
+def response_attributes(response: ResponseInfo) -> dict[str, Any]:
+    """Return attributes for the origin of a message, omitting unknown values."""
+    attributes = {
+        "gen_ai.response.id": response.id,
+        "gen_ai.response.model": response.model,
+        "gen_ai.request.stream": response.streamed or None,
+        "server.address": response.server_address,
+        "server.port": response.server_port,
+    }
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def usage_attributes(usage: Usage, prefix: str = "gen_ai.usage") -> dict[str, int]:

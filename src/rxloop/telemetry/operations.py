@@ -266,6 +266,8 @@ class OperationFold:
             attributes |= names.usage_attributes(call.usage)
         if event.first_token is not None:
             call.first_chunk = attributes[names.FIRST_CHUNK] = event.first_token
+        if event.response is not None:
+            attributes |= names.response_attributes(event.response)
         if self._options.content:
             answer = names.format_answer(event.content, event.reasoning, event.tool_calls, event.finish_reason)
             attributes[names.OUTPUT_MESSAGES] = answer

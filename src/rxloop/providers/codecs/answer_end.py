@@ -1,4 +1,4 @@
-"""Finish reasons and token counts in the formats of all vendors."""
+"""Finish reasons, token counts and origins of answers in the formats of all vendors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import re
 from typing import Any, Literal, NamedTuple, cast
 
 from rxloop.protocol.finish import COMPLETE, UNKNOWN
-from rxloop.providers.codecs.fields import TOKEN_LIMIT, parse_token_count
+from rxloop.protocol.json_data import replace_surrogates
+from rxloop.protocol.messages import ResponseInfo
+from rxloop.protocol.model import make_unchecked
+from rxloop.providers.codecs.fields import TOKEN_LIMIT, as_text, parse_token_count
+from rxloop.providers.failures import Endpoint, find_server
 
 MALFORMED_CALL = "malformed_call"
 """The vendor could not parse the model's tool call."""
@@ -237,3 +241,36 @@ def _fill(total: int, fresh: int, output: int, cache: tuple[int, ...]) -> tuple[
         return fresh, output
     # Unexplained tokens are output, because some servers do not report reasoning.
     return (fresh + gap, output) if not fresh or gap in cache else (fresh, output + gap)
+
+
+_MAX_NAME = 200
+"""Maximum number of characters of the id and the model of an answer."""
+
+_response = make_unchecked(ResponseInfo)
+
+
+class ResponseOrigin:
+    """Server, model and id of an answer."""
+
+    __slots__ = ("_endpoint", "_id", "_model", "is_streamed")
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._id = self._model = ""
+        self.is_streamed = False
+
+    def identify(self, id: Any, model: Any) -> None:
+        """Set the vendor's id and model of the answer. The first texts win."""
+        self._id = self._id or as_text(id)[:_MAX_NAME]
+        self._model = self._model or as_text(model)[:_MAX_NAME]
+
+    def describe(self) -> ResponseInfo:
+        """Return the origin of the message."""
+        address, port = find_server(self._endpoint.url)
+        return _response(
+            id=replace_surrogates(self._id) or None,
+            model=replace_surrogates(self._model) or None,
+            server_address=address,
+            server_port=port,
+            streamed=self.is_streamed,
+        )

@@ -22,7 +22,7 @@ from rxloop.protocol.model import EMPTY_DICT, EMPTY_LIST, FrozenDict, FrozenList
 from rxloop.protocol.step_events import NoticeCode
 from rxloop.providers.bounds import DEFAULT_BOUNDS, VALUE_WEIGHT, Bounds, OutOfBounds
 from rxloop.providers.catalog import LONG_KEPT
-from rxloop.providers.codecs.answer_end import FAILED, MALFORMED_CALL, UsageReports
+from rxloop.providers.codecs.answer_end import FAILED, MALFORMED_CALL, ResponseOrigin, UsageReports
 from rxloop.providers.codecs.fields import drop_encrypted
 from rxloop.providers.codecs.provider_state import PieceRecorder
 from rxloop.providers.codecs.text import MAX_WEIGHT_PER_BYTE, UNFILTERED, AnswerText, TextRules
@@ -64,6 +64,7 @@ class MessageDraft:
         "explanation",
         "find_limit",
         "finish_reason",
+        "origin",
         "other",
         "raw_finish_reason",
         "refused",
@@ -99,6 +100,7 @@ class MessageDraft:
         """The vendor's refusal explanation."""
         self.find_limit: Callable[[], int | None] | None = None
         """Returns the output limit of the request. Called only if the answer was truncated."""
+        self.origin = ResponseOrigin(endpoint)
         self._push = push
         self._pieces: PieceRecorder | None = None
         self._usage_reports = UsageReports()
@@ -338,6 +340,7 @@ class MessageDraft:
                 raw_finish_reason=None if raw is None else replace_surrogates(raw),
                 max_tokens=self.find_limit() if finish == "length" and self.find_limit is not None else None,
                 provider_state=self._storable(state, "the state") if state else None,
+                response=self.origin.describe(),
                 metadata=FrozenDict({MALFORMED_REASON: self._malformed}) if self._malformed else EMPTY_DICT,
                 step=self.step,
             )

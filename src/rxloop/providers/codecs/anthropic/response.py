@@ -83,6 +83,7 @@ class MessagesReader(JSONReader):
                 self._stop(block)
         elif kind == "message_start":
             message = as_object(event.get("message"))
+            self.draft.origin.identify(message.get("id"), message.get("model"))
             self.draft.count(message.get("usage"), cache_apart=True)
             self._keep_container(message)
         elif kind == "message_delta":
@@ -108,6 +109,7 @@ class MessagesReader(JSONReader):
         for index, block in enumerate(list_objects(content)):
             self._start(index, block)
             self._stop(self._blocks.pop(index))
+        self.draft.origin.identify(answer.get("id"), answer.get("model"))
         self.draft.count(answer.get("usage"), cache_apart=True)
         self._keep_container(answer)
         self._finish(answer)

@@ -283,6 +283,7 @@ class ChatReader:
         if not isinstance(chunk, dict):
             raise ProviderProtocolError(f"{self._endpoint} sent a chunk that is not a JSON object")
         chunk = cast("dict[str, Any]", chunk)
+        self._draft.origin.identify(chunk.get("id"), chunk.get("model"))
         if "x_groq" in chunk:
             self._draft.count(as_object(chunk["x_groq"]).get("usage"))
         if "usage" in chunk:

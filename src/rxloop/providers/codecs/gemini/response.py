@@ -76,6 +76,7 @@ class GeminiReader(JSONReader):
         if event.get("error"):
             raise from_error_object(event, self.draft.endpoint)
         if "usageMetadata" in event:
+            self.draft.origin.identify(event.get("responseId"), event.get("modelVersion"))
             self.draft.count(event["usageMetadata"])
         candidates: Any = event.get("candidates")
         for candidate in candidates if candidates.__class__ is list else ():

@@ -169,6 +169,7 @@ class ResponsesReader(JSONReader):
     def _read_response(self, response: dict[str, Any]) -> None:
         """Read a complete response after or without streaming."""
         status, endpoint = response.get("status"), self.draft.endpoint
+        self.draft.origin.identify(response.get("id"), response.get("model"))
         self.draft.count(response.get("usage"))
         if response.get("error") or status == "failed":
             raise from_error_object(response.get("error") or {"message": "the answer failed"}, endpoint)
