@@ -85,8 +85,8 @@ def test_worker_executes_runs_queued_by_a_server(workspace: Workspace, postgres_
             ended = orjson.loads(find_line(worker.stderr, '"rxloop.runs"'))
             assert (ended["task"], ended["agent"], ended["state"]) == (run["taskId"], "weather", "completed")
         samples = httpx.get(metrics, timeout=30).text.splitlines()
-        duration = 'gen_ai_invoke_agent_duration_seconds_count{error_type="",gen_ai_agent_name="weather",'
-        assert f'{duration}gen_ai_operation_name="invoke_agent"}} 1.0' in samples
+        labels = '{error_type="",gen_ai_agent_name="weather"}'
+        assert f"gen_ai_invoke_agent_duration_seconds_count{labels} 1.0" in samples
         assert "rxloop_queue_jobs 0.0" in samples
         worker.send_signal(signal.SIGTERM)
         find_line(worker.stderr, "Stopped")

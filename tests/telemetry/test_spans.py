@@ -35,9 +35,10 @@ from support.span_collector import SpanCollector, get_id
 SECRET = "the secret word"
 
 PEER_ATTRIBUTES = {
-    # Emitted by pydantic-ai 2.68 without content, and by google-adk (src/google/adk/telemetry/tracing.py). Installing
-    # both here would take minutes. The attributes with the prefixes of a vendor and the deprecated `gen_ai.system` are
-    # omitted, and so are the descriptions of agents and tools, which events do not contain.
+    # Emitted by pydantic-ai 2.68 without content, and by google-adk 2.13 (google/adk/telemetry). Installing both here
+    # would take minutes. The attributes with the prefixes of a vendor and the deprecated `gen_ai.system` are omitted,
+    # and so are the descriptions of agents and tools, which events do not contain. pydantic-ai repeats the name of the
+    # agent in all spans below it.
     "invoke_agent": {
         "gen_ai.operation.name",
         "gen_ai.agent.name",
@@ -47,6 +48,7 @@ PEER_ATTRIBUTES = {
     },
     "chat": {
         "gen_ai.operation.name",
+        "gen_ai.conversation.id",
         "gen_ai.provider.name",
         "gen_ai.request.model",
         "gen_ai.response.finish_reasons",
@@ -354,6 +356,11 @@ async def test_metrics_have_the_names_and_buckets_of_the_conventions() -> None:
     assert (usage["input"].sum, usage["output"].sum) == (10, 2)
     assert tuple(usage["input"].explicit_bounds[:4]) == (1, 4, 16, 64)
     assert metrics["gen_ai.client.operation.duration"][0].explicit_bounds[:3] == (0.01, 0.02, 0.04)
+    [agent], [tool_point] = metrics["gen_ai.invoke_agent.duration"], metrics["gen_ai.execute_tool.duration"]
+    # The buckets and attributes of opentelemetry-util-genai and google-adk.
+    assert (agent.explicit_bounds[0], agent.explicit_bounds[-1]) == pytest.approx((0.1, 409.6))
+    assert dict(agent.attributes) == {"gen_ai.agent.name": "guide"}
+    assert dict(tool_point.attributes) == {"gen_ai.tool.name": "get_weather", "gen_ai.tool.type": "function"}
 
 
 async def test_recorded_runs_have_no_metrics_if_disabled() -> None:

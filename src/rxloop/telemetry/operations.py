@@ -229,7 +229,7 @@ class OperationFold:
         if key in attempt.calls:
             # The provider has refused the first request of the step, for example because it was too long.
             self._end_call(attempt, key, event.timestamp, names.INTERRUPTED, {})
-        details: dict[str, Any] = {names.STEP: event.step or ""}
+        details: dict[str, Any] = {names.CONVERSATION: event.context_id, names.STEP: event.step or ""}
         if event.branch:
             details[names.BRANCH] = event.branch
         if event.settings:
