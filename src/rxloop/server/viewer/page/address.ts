@@ -4,10 +4,12 @@ export const TABS = ['timeline', 'conversation', 'thoughts', 'events', 'problems
 export type Tab = (typeof TABS)[number];
 
 export interface Address {
-  page: 'runs' | 'run' | 'problems';
+  page: 'runs' | 'run' | 'problems' | 'diff';
   taskId: string;
+  /** The second of two compared runs. */
+  other: string;
   tab: Tab;
-  /** Selected event, `attempt.seq.sub`. */
+  /** Selected event, `attempt.seq.sub`, or number of the selected difference of two runs. */
   at: string;
   /** Window in seconds. */
   from: number | null;
@@ -20,7 +22,7 @@ export interface Address {
 /** Pages whose address is their name. */
 const PAGES = ['problems'] as const;
 
-const HOME: Address = { page: 'runs', taskId: '', tab: 'timeline', at: '', from: null, to: null, q: '', in: 'event' };
+const HOME: Address = { page: 'runs', taskId: '', other: '', tab: 'timeline', at: '', from: null, to: null, q: '', in: 'event' };
 
 export function parseAddress(hash: string): Address {
   const text = hash.replace(/^#/, '');
@@ -28,13 +30,15 @@ export function parseAddress(hash: string): Address {
   if (cursor) return { ...HOME, page: 'run', taskId: decode(cursor[1]), at: cursor[2] };
   const [path, query = ''] = text.split('?', 2);
   const [, word, id, tab] = path.split('/');
+  const isDiff = word === 'diff' && !!id && !!tab;
   const values = new URLSearchParams(query);
   const seconds = (name: string) => (values.has(name) && Number.isFinite(Number(values.get(name))) ? Number(values.get(name)) : null);
   return {
-    page: word === 'r' && id ? 'run' : PAGES.find(each => each === word) ?? 'runs',
-    taskId: word === 'r' && id ? decode(id) : '',
+    page: word === 'r' && id ? 'run' : isDiff ? 'diff' : PAGES.find(each => each === word) ?? 'runs',
+    taskId: (word === 'r' || isDiff) && id ? decode(id) : '',
+    other: isDiff ? decode(tab) : '',
     tab: TABS.find(each => each === tab) ?? 'timeline',
-    at: /^\d+\.\d+\.\d+$/.test(values.get('at') ?? '') ? values.get('at')! : '',
+    at: (isDiff ? /^\d+$/ : /^\d+\.\d+\.\d+$/).test(values.get('at') ?? '') ? values.get('at')! : '',
     from: seconds('from'),
     to: seconds('to'),
     q: values.get('q') ?? '',
@@ -43,8 +47,8 @@ export function parseAddress(hash: string): Address {
 }
 
 export function formatAddress(address: Partial<Address>): string {
-  const { page, taskId, tab, at, from, to, q, in: inspector } = { ...HOME, ...address };
-  const path = page === 'run' ? `#/r/${encodeURIComponent(taskId)}${tab === 'timeline' ? '' : `/${tab}`}` : page === 'runs' ? '#/' : `#/${page}`;
+  const { page, taskId, other, tab, at, from, to, q, in: inspector } = { ...HOME, ...address };
+  const path = page === 'run' ? `#/r/${encodeURIComponent(taskId)}${tab === 'timeline' ? '' : `/${tab}`}` : page === 'diff' ? `#/diff/${encodeURIComponent(taskId)}/${encodeURIComponent(other)}` : page === 'runs' ? '#/' : `#/${page}`;
   const query = [
     at && `at=${at}`,
     from != null && to != null && `from=${round(from)}&to=${round(to)}`,

@@ -2,6 +2,7 @@
 
 import type { Question } from './act.ts';
 import { readFrames, type Frame } from './frames.ts';
+import type { RunComparison } from './diff.ts';
 import type { Event, OutlinePage } from './outline.ts';
 import type { StateInfo } from './state.ts';
 
@@ -69,6 +70,13 @@ export interface SearchResults {
   next?: string;
 }
 
+export interface AgentInfo {
+  name: string;
+  model: string;
+  models?: string[];
+  settings?: string[];
+}
+
 export interface Me {
   principal: string;
   scopes: string[];
@@ -108,6 +116,13 @@ export class Api {
 
   state = (id: string, seq: number, messagesFrom: number): Promise<StateInfo> =>
     this.get(`runs/${encodeURIComponent(id)}/state`, { seq, messagesFrom, visibility: this.visibility });
+
+  diff = (id: string, other: string): Promise<RunComparison> =>
+    this.get(`runs/${encodeURIComponent(id)}/diff`, { with: other, visibility: this.visibility });
+
+  fork = (id: string, body: Record<string, unknown>): Promise<RunInfo> => this.post(`runs/${encodeURIComponent(id)}/fork`, body);
+
+  agents = (): Promise<{ agents: AgentInfo[] }> => this.get('agents');
 
   /** Answer a question. */
   answer = (id: string, inputs: Record<string, unknown>): Promise<RunInfo> => this.post(`runs/${encodeURIComponent(id)}/resume`, { inputs });

@@ -1,9 +1,10 @@
 // What the keys and buttons do.
 
 import { TABS } from './address.ts';
+import { stepDifference } from './compare.ts';
 import { addWaiting } from './runs.ts';
 import {
-  address, announcement, marked, change, filtered, goLive, isFollowing, isHelpOpen, isInspectorOpen, isPlaying, keepSetting, model, now, playhead, problems, revision,
+  address, announcement, forkAt, marked, change, filtered, goLive, isFollowing, isHelpOpen, isInspectorOpen, isPlaying, keepSetting, model, now, playhead, problems, revision,
   select, selected, selectedRow, show, shownRows, shownWindow, speed, theme, go,
 } from './store.ts';
 import type { ThoughtGraph } from './thoughts.ts';
@@ -37,6 +38,13 @@ const COMMANDS: Record<string, () => void> = {
   live: goLive,
   addRuns: addWaiting,
   problemsOfAll: () => go({ page: 'problems' }),
+  fork: () => {
+    if (!selected.value) return;
+    isInspectorOpen.value = true;
+    forkAt.value = selected.value;
+  },
+  nextDifference: () => stepDifference(1),
+  previousDifference: () => stepDifference(-1),
   mark: () => {
     marked.value = marked.value === playhead.value ? 0 : playhead.value;
     announcement.value = marked.value ? `event ${marked.value} marked` : 'no event marked';

@@ -6,7 +6,7 @@ export interface Binding {
   keys: string[];
   command: string;
   help: string;
-  where: 'everywhere' | 'run' | 'runs';
+  where: 'everywhere' | 'run' | 'runs' | 'diff';
 }
 
 export const BINDINGS: Binding[] = [
@@ -31,6 +31,9 @@ export const BINDINGS: Binding[] = [
   { keys: ['h'], command: 'parentThought', help: 'thought that led to the selected one', where: 'run' },
   { keys: ['Enter'], command: 'inspect', help: 'open the inspector', where: 'run' },
   { keys: ['m'], command: 'mark', help: 'compare states with this event', where: 'run' },
+  { keys: ['F'], command: 'fork', help: 'start a new run from the selected event', where: 'run' },
+  { keys: [';'], command: 'nextDifference', help: 'next difference', where: 'diff' },
+  { keys: [','], command: 'previousDifference', help: 'difference before', where: 'diff' },
   { keys: ['+', '=', 'w'], command: 'zoomIn', help: 'zoom in (also Ctrl and the wheel)', where: 'run' },
   { keys: ['-', 's'], command: 'zoomOut', help: 'zoom out', where: 'run' },
   { keys: ['a'], command: 'panLeft', help: 'earlier', where: 'run' },
@@ -61,7 +64,7 @@ export function makeKeymap(): (press: Press) => string | null {
     if (press.hasModifier) return null;
     if (press.isField) return press.key === 'Escape' ? 'leave' : null;
     if (press.isControl && (press.key === 'Enter' || press.key === ' ')) return null;
-    if (press.lettersOff && /^[a-z0-9.\[\]+=-]$/.test(press.key)) return null;
+    if (press.lettersOff && /^[a-zA-Z0-9.,;\[\]+=-]$/.test(press.key)) return null;
     const keys = first ? `${first} ${press.key}` : press.key;
     const found = BINDINGS.find(each => each.keys.includes(keys) && (each.where === 'everywhere' || each.where === press.page));
     if (found) return found.command;

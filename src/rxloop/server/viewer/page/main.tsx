@@ -7,11 +7,12 @@ import { makeKeymap } from './keys.ts';
 import { address, announcement, go, isHelpOpen, lettersOff, needsKey, open, useKey } from './store.ts';
 import { Help } from './parts/help.tsx';
 import { KeyForm } from './parts/keyform.tsx';
+import { DiffPage } from './views/diff.tsx';
 import { RecentProblems } from './views/recent.tsx';
 import { RunPage } from './views/run.tsx';
 import { RunsPage } from './views/runs.tsx';
 
-const PAGES: Record<Address['page'], FunctionComponent> = { runs: RunsPage, run: RunPage, problems: RecentProblems };
+const PAGES: Record<Address['page'], FunctionComponent> = { runs: RunsPage, run: RunPage, problems: RecentProblems, diff: DiffPage };
 
 function Page() {
   const View = PAGES[address.value.page];

@@ -50,6 +50,8 @@ export const collapsed = signal<ReadonlySet<number>>(new Set());
 export const hovered = signal(0);
 /** The `seq` of the event with which states are compared, or 0 for the event before the selected one. */
 export const marked = signal(0);
+/** The `seq` of the event whose form for a fork is open, or 0. */
+export const forkAt = signal(0);
 export const speed = signal(1);
 export const isPlaying = signal(false);
 
@@ -111,6 +113,7 @@ export async function openRun(taskId: string): Promise<void> {
     collapsed.value = new Set();
     isFollowing.value = !address.value.at;
     marked.value = 0;
+    forkAt.value = 0;
     const { from, to } = address.value;
     window_.value = from != null && to != null && to > from ? { from: from * 1000, to: to * 1000 } : null;
     revision.value++;

@@ -8,6 +8,7 @@ import { bodiesRevision, bodyFailure, bodyOf } from '../bodies.ts';
 import { address, change, info, inspectorWidth, isInspectorOpen, keepSetting, useModel, selected } from '../store.ts';
 import { toLine } from '../text.ts';
 import { formatDuration, formatNumber } from '../time.ts';
+import { Fork, ForkButton } from './fork.tsx';
 import { Json } from './json.tsx';
 import { Shape } from './shape.tsx';
 import { StateTab } from './state.tsx';
@@ -92,6 +93,7 @@ function Selected({ index: i }: { index: number }) {
         {outline.step[i] && <span>step {outline.step[i]}</span>}
         <span>attempt {outline.attemptOf(seq)}</span>
         <span class="mono">…{useModel().taskId.slice(-2)}/{outline.attemptOf(seq)}.{seq}.0</span>
+        <ForkButton seq={seq} />
       </Head>
       <div class="tabs small" role="tablist">
         {Object.entries(PANELS).map(([name, title]) => (
@@ -99,6 +101,7 @@ function Selected({ index: i }: { index: number }) {
         ))}
       </div>
       <div class="scroll" role="tabpanel">
+        <Fork seq={seq} />
         {tab === 'state' ? <StateTab seq={seq} />
           : event === undefined ? <Pending />
           : event === null ? <div class="section quiet">This event is hidden. Its content needs the scope <code>internal</code>.</div>
