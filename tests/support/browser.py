@@ -28,8 +28,8 @@ TIME_LIMIT = 30_000
 _REPORT_VIOLATIONS = """addEventListener('securitypolicyviolation', event =>
     console.error(`policy violation: ${event.violatedDirective} by ${event.blockedURI}`), true)"""
 
-_FIND_BARRIERS = """axe.run(document, { resultTypes: ['violations'] }).then(({ violations }) => violations
-    .filter(({ impact }) => impact === 'serious' || impact === 'critical')
+_FIND_BARRIERS = """rules => axe.run(document, rules.length ? { runOnly: rules } : {})
+    .then(({ violations }) => violations.filter(({ impact }) => impact === 'serious' || impact === 'critical')
     .flatMap(({ id, nodes }) => nodes.map(node => `${id}: ${node.html.slice(0, 200)} ${node.failureSummary}`)))"""
 
 
@@ -95,11 +95,16 @@ async def watch(page: Page, problems: list[str]) -> None:
     await page.add_init_script(_REPORT_VIOLATIONS)
 
 
-async def find_barriers(page: Page) -> list[str]:
-    """Return the serious and critical findings of axe-core, one line for each element. Needs the service `axe`."""
+async def find_barriers(page: Page, *rules: str) -> list[str]:
+    """Return the serious and critical findings of axe-core, one line for each element. Needs the service `axe`.
+
+    Args:
+        page: Open page.
+        *rules: Rules to check instead of all.
+    """
     if not await page.evaluate("'axe' in window"):
         await page.evaluate(AXE.read_text(encoding="utf-8"))
-    found: list[str] = await page.evaluate(_FIND_BARRIERS)
+    found: list[str] = await page.evaluate(_FIND_BARRIERS, rules)
     return found
 
 

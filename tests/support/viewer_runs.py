@@ -30,7 +30,7 @@ from rxloop import (
 )
 from rxloop.errors import RateLimited
 from rxloop.protocol.events import UsageEvent
-from rxloop.protocol.messages import ToolCall
+from rxloop.protocol.messages import Citation, ImagePart, ToolCall
 from rxloop.providers.retry import Retry, retrying
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
 
@@ -151,8 +151,22 @@ def hostile_desk(log: EventLog) -> Agent[Any, Any]:
         """Fail."""
         raise ToolError(HOSTILE)
 
-    model = ScriptedModel([call("fetch", url=HOSTILE), call("fail", reason="W" * 3_000)], HOSTILE, name="<b>model</b>")
-    return Agent(model, name="reader", tools=[fetch, fail], thoughts=False, log=log)
+    drawing = b'<svg xmlns="http://www.w3.org/2000/svg" onload="window.hacked=1"/>'
+    model = ScriptedModel(
+        [
+            call("fetch", url=HOSTILE),
+            call("fail", reason="W" * 3_000),
+            call("think_aloud", thought=HOSTILE, thought_type="critique", thought_id=HOSTILE, alternatives=[HOSTILE]),
+        ],
+        turn(
+            HOSTILE,
+            reasoning=HOSTILE,
+            citations=[Citation(url="javascript:window.hacked=1", title=HOSTILE, text=HOSTILE, start=0, end=9)],
+            files=[ImagePart(data=drawing, media_type="image/svg+xml")],
+        ),
+        name="<b>model</b>",
+    )
+    return Agent(model, name="reader", tools=[fetch, fail], log=log)
 
 
 async def record_hostile_run(log: EventLog) -> str:

@@ -47,6 +47,8 @@ async def test_pages_report_no_problem_and_have_no_barriers(
 ) -> None:
     log, task_id = weather
     await page.emulate_media(color_scheme=theme)
+    # The themes only differ in their colours.
+    rules = ["color-contrast"] if theme == "light" else []
     run = f"#/r/{task_id}"
     async with serve_view(log) as url:
         for address, ready in (
@@ -61,15 +63,15 @@ async def test_pages_report_no_problem_and_have_no_barriers(
         ):
             await open_page_anew(page, url + address)
             await expect(ready).to_be_visible()
-            assert await find_barriers(page) == [], address
+            assert await find_barriers(page, *rules) == [], address
         await page.get_by_role("button", name="Keys").click()
         await expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
-        assert await find_barriers(page) == []
+        assert await find_barriers(page, *rules) == []
         await page.keyboard.press("Escape")
     async with serve_view(conversation[0]) as url:
         await page.goto(f"{url}#/r/{conversation[1]}/conversation")
         await expect(page.get_by_role("list", name="Citations")).to_be_visible()
-        assert await find_barriers(page) == []
+        assert await find_barriers(page, *rules) == []
         background = await page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert background == {"dark": "rgb(14, 17, 22)", "light": "rgb(255, 255, 255)"}[theme]
 

@@ -5,7 +5,7 @@ import { stepDifference } from './compare.ts';
 import { addWaiting } from './runs.ts';
 import {
   address, announcement, forkAt, marked, change, filtered, goLive, isFollowing, isHelpOpen, isInspectorOpen, isPlaying, keepSetting, model, now, playhead, problems, revision,
-  select, selected, selectedRow, show, shownRows, shownWindow, speed, theme, go,
+  select, selected, selectedRow, show, shownRows, shownWindow, speed, theme, toggle, go,
 } from './store.ts';
 import type { ThoughtGraph } from './thoughts.ts';
 import { keepInside, zoom } from './time.ts';
@@ -21,6 +21,7 @@ const COMMANDS: Record<string, () => void> = {
   previous: () => step(-1),
   nextRow: () => stepRow(1),
   previousRow: () => stepRow(-1),
+  fold: () => { if (selectedRow.value?.kids.length) toggle(selectedRow.value); },
   nextInLane: () => stepInLane(1),
   previousInLane: () => stepInLane(-1),
   nextProblem: () => stepProblem(1),

@@ -23,6 +23,7 @@ export const BINDINGS: Binding[] = [
   { keys: ['k', 'ArrowLeft'], command: 'previous', help: 'event before', where: 'run' },
   { keys: ['ArrowDown'], command: 'nextRow', help: 'next row', where: 'run' },
   { keys: ['ArrowUp'], command: 'previousRow', help: 'row above', where: 'run' },
+  { keys: ['e'], command: 'fold', help: 'fold or unfold the selected row', where: 'run' },
   { keys: [']'], command: 'nextInLane', help: 'next event of the same lane', where: 'run' },
   { keys: ['['], command: 'previousInLane', help: 'event before, of the same lane', where: 'run' },
   { keys: ['n'], command: 'nextProblem', help: 'next problem', where: 'run' },

@@ -1,3 +1,4 @@
+import { useEffect, useRef } from 'preact/hooks';
 import { BINDINGS } from '../keys.ts';
 import { isHelpOpen, keepSetting, lettersOff } from '../store.ts';
 
@@ -14,9 +15,15 @@ export function Help() {
     lettersOff.value = !lettersOff.value;
     keepSetting('letters', lettersOff.value ? 'off' : 'on');
   };
+  const box = useRef<HTMLElement>(null);
+  useEffect(() => {
+    const before = document.activeElement as HTMLElement | null;
+    box.current!.focus();
+    return () => before?.focus();
+  }, []);
   return (
     <div class="veil" onClick={() => { isHelpOpen.value = false; }}>
-      <section class="dialog" role="dialog" aria-label="Keys" onClick={event => event.stopPropagation()}>
+      <section class="dialog" role="dialog" aria-label="Keys" tabIndex={-1} ref={box} onClick={event => event.stopPropagation()}>
         <h2>Keys</h2>
         <dl>{shown}</dl>
         <label><input type="checkbox" checked={lettersOff.value} onChange={switchLetters} /> Switch off single letters</label>

@@ -28,9 +28,20 @@ export function Inspector() {
       keepSetting('width', String(inspectorWidth.value));
     }, { once: true });
   };
+  const onKey = (event: KeyboardEvent) => {
+    const wider = { ArrowLeft: 20, ArrowRight: -20 }[event.key];
+    if (!wider) return;
+    event.preventDefault();
+    event.stopPropagation();
+    inspectorWidth.value = Math.min(Math.max(inspectorWidth.value + wider, 320), 720);
+    keepSetting('width', String(inspectorWidth.value));
+  };
   return (
     <aside class="inspector" aria-label="Inspector" style={px({ width: inspectorWidth.value })}>
-      <span class="grip" onPointerDown={onDown} />
+      <span
+        class="grip" role="separator" aria-label="Width of the inspector" aria-orientation="vertical" tabIndex={0}
+        aria-valuemin={320} aria-valuemax={720} aria-valuenow={inspectorWidth.value} onPointerDown={onDown} onKeyDown={onKey}
+      />
       {i < 0 ? <Summary /> : <Selected index={i} />}
     </aside>
   );

@@ -32,8 +32,8 @@ export function Conversation() {
     if (wasAtEnd.current && isAtEnd.value && box.current) box.current.scrollTop = box.current.scrollHeight;
   }, [change]);
   const onScroll = () => {
-    const element = box.current!;
-    wasAtEnd.current = element.scrollHeight - element.scrollTop - element.clientHeight < 40;
+    const element = box.current;
+    if (element) wasAtEnd.current = element.scrollHeight - element.scrollTop - element.clientHeight < 40;
   };
   return (
     <div class="conversation" ref={box} onScroll={onScroll} role="log" aria-label="Conversation" aria-live="off">

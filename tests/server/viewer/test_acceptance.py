@@ -1,0 +1,176 @@
+"""Requirements that hold on every page of the viewer: hostile data, keyboards, small windows and long runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rxloop import EventLog, MemoryEventLog
+from support.browser import expect, until
+from support.viewer_pages import find_filter, find_inspector, find_rows, open_page_anew, serve_view
+from support.viewer_runs import HOSTILE, record_hostile_run, store_long_run
+
+if TYPE_CHECKING:
+    from playwright.async_api import Page
+
+pytestmark = [pytest.mark.service("chromium"), pytest.mark.asyncio(loop_scope="module")]
+
+PHONE, DESK = (390, 844), (1680, 960)
+
+WIDTH = "Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)"
+
+EXECUTED = """[window.hacked,
+    document.querySelectorAll('.page script, .page iframe, .page object, .page img, .page a[href^=java]').length]"""
+
+MOUSE_ONLY = """[...document.querySelectorAll('#page *')].filter(element => {
+    const objects = Object.values(element).filter(each => each !== null && typeof each === 'object');
+    const listeners = objects.flatMap(Object.keys);
+    if (!listeners.some(each => /^on(Click|DblClick|PointerDown|MouseDown)/.test(each))) return false;
+    const others = element.parentElement.querySelector('[role=row][tabindex="0"]');
+    const isInGrid = others && element.matches('[role=row][tabindex="-1"]');
+    const focusable = 'button:not([tabindex]), a[href], input, select, textarea, summary, details, [tabindex="0"]';
+    return !isInGrid && !element.matches(focusable);
+}).map(element => element.className || element.tagName)"""
+"""Elements that react to the mouse and cannot get the focus."""
+
+KEYS_INSTEAD = {
+    "CANVAS",  # j and k step through the marbles
+    "axis",  # +, -, a and d change the time range
+    "overview",  # the same
+    "fold",  # e
+    "veil",  # Esc
+    "dialog",  # only keeps clicks from the veil
+}
+
+FOCUSABLE = """[...document.querySelectorAll('#page button, #page a[href], #page input, #page select, #page textarea,'
+    + '#page summary, #page [tabindex="0"]')]
+    .filter(each => each.tabIndex >= 0 && !each.disabled && each.checkVisibility())"""
+
+
+async def visit_pages(page: Page, url: str, task_id: str) -> AsyncGenerator[str]:
+    """Open each page in turn: the lists, each tab of a run, and the inspector with an event. Yield its name."""
+    for address in ("", "#/problems"):
+        await open_page_anew(page, url + address)
+        await expect(
+            page.get_by_role("grid").or_(page.get_by_role("heading", name="No problems")).first
+        ).to_be_visible()
+        yield address or "runs"
+    await page.goto(f"{url}#/r/{task_id}")
+    await expect(find_rows(page, "Waterfall").first).to_be_visible()
+    tabs = page.get_by_role("navigation", name="Views").get_by_role("tab")
+    for number in range(await tabs.count()):
+        await page.keyboard.press(str(number + 1))
+        await expect(tabs.nth(number)).to_have_attribute("aria-selected", "true")
+        await expect(page.locator("[aria-busy=true]")).to_have_count(0)
+        yield await tabs.nth(number).inner_text()
+    await page.goto(f"{url}#/r/{task_id}?at=1.8.0&in=json")
+    await page.keyboard.press("Enter")
+    await expect(find_inspector(page).get_by_role("tabpanel")).to_be_visible()
+    yield "inspector"
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE])
+async def test_hostile_texts_are_text_on_every_page(page: Page, size: tuple[int, int]) -> None:
+    log = MemoryEventLog()
+    task_id = await record_hostile_run(log)
+    await page.set_viewport_size({"width": size[0], "height": size[1]})
+    names: list[str] = []
+    async with serve_view(log) as url:
+        async for name in visit_pages(page, url, task_id):
+            names.append(name.split()[0])
+            await expect(page.get_by_text(re.compile(re.escape(HOSTILE[:20]))).first).to_be_attached()
+            assert await page.evaluate(WIDTH) <= size[0], name
+            assert await page.evaluate(EXECUTED) == [None, 0], name
+            # The parts of the page stay where they are, whatever the texts are.
+            header = await page.get_by_role("banner").bounding_box()
+            assert header is not None
+            assert (header["y"], header["height"]) == (0, 48), name
+    assert {"runs", "Timeline", "Conversation", "Thoughts", "Events", "Problems", "inspector"} <= set(names)
+
+
+async def test_pages_do_not_scroll_sideways_on_a_phone(
+    page: Page, weather: tuple[EventLog, str], conversation: tuple[EventLog, str]
+) -> None:
+    await page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+    for log, task_id in (weather, conversation):
+        async with serve_view(log) as url:
+            async for name in visit_pages(page, url, task_id):
+                assert await page.evaluate(WIDTH) <= PHONE[0], name
+
+
+async def test_every_control_is_reached_by_keyboard(page: Page, conversation: tuple[EventLog, str]) -> None:
+    log, task_id = conversation
+    async with serve_view(log) as url:
+        async for name in visit_pages(page, url, task_id):
+            assert set(await page.evaluate(MOUSE_ONLY)) <= KEYS_INSTEAD, name
+            await page.evaluate("document.activeElement.blur()")
+            count: int = await page.evaluate(f"({FOCUSABLE}).length")
+            reached: set[int] = set()
+            for _ in range(count + 3):
+                await page.keyboard.press("Tab")
+                reached.add(await page.evaluate(f"({FOCUSABLE}).indexOf(document.activeElement)"))
+            missing = [
+                await page.evaluate(f"({FOCUSABLE})[{each}].outerHTML.slice(0, 200)")
+                for each in range(count)
+                if each not in reached
+            ]
+            assert missing == [], name
+
+
+async def test_run_is_inspected_without_a_mouse(page: Page, weather: tuple[EventLog, str]) -> None:
+    log, _ = weather
+    async with serve_view(log) as url:
+        await page.goto(url)
+        await expect(find_rows(page, "Runs")).to_have_count(1)
+        while await page.evaluate("document.activeElement.getAttribute('role')") != "row":
+            await page.keyboard.press("Tab")
+        await page.keyboard.press("Enter")
+        rows = find_rows(page, "Waterfall")
+        await expect(rows.first).to_be_visible()
+        selected = rows.and_(page.locator("[aria-selected=true]"))
+        for _ in range(2):
+            await page.keyboard.press("ArrowDown")
+        await expect(selected).to_have_attribute("aria-label", re.compile("^step 1"))
+        count = await rows.count()
+        await page.keyboard.press("e")
+        await expect(selected).to_have_attribute("aria-expanded", "false")
+        assert await rows.count() < count
+        await page.keyboard.press("e")
+        await expect(rows).to_have_count(count)
+        await page.keyboard.press("?")
+        keys = page.get_by_role("dialog", name="Keys")
+        await expect(keys).to_be_focused()
+        await page.keyboard.press("Escape")
+        await expect(keys).to_have_count(0)
+        separator = page.get_by_role("separator", name="Width of the inspector")
+        before = int(await separator.get_attribute("aria-valuenow") or 0)
+        await separator.focus()
+        await page.keyboard.press("ArrowLeft")
+        await expect(separator).to_have_attribute("aria-valuenow", str(before + 20))
+
+
+async def test_long_run_is_painted_within_two_seconds(page: Page) -> None:
+    log = MemoryEventLog()
+    await store_long_run(log, steps=10_000)
+    rows = page.get_by_role("row")
+    painted: list[float] = []
+    async with serve_view(log) as url:
+        # The server reads the log once, and other programs of the machine may be busy.
+        for _ in range(3):
+            await open_page_anew(page, f"{url}#/r/long")
+            painted.append(await until(page, "document.querySelector('.waterfall [role=row]') && performance.now()"))
+            await expect(page.get_by_role("tab", name="Events 50,003")).to_be_visible()
+        assert min(painted) < 2_000, painted
+        tabs = page.get_by_role("navigation", name="Views").get_by_role("tab")
+        for number in range(await tabs.count()):
+            await page.keyboard.press(str(number + 1))
+            await expect(tabs.nth(number)).to_have_attribute("aria-selected", "true")
+            await expect(page.locator("[aria-busy=true]")).to_have_count(0)
+            assert await rows.count() <= 80, await tabs.nth(number).inner_text()
+        await page.keyboard.press("1")
+        await find_filter(page).fill("ok:no")
+        await expect(page.get_by_text("100 of 20,001 rows")).to_be_visible()
+        assert await rows.count() <= 80
