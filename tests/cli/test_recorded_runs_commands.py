@@ -249,3 +249,17 @@ def test_public_export_cannot_be_imported(recorded_run: Workspace) -> None:
     done = recorded_run.run("import", "-", "--db", "other.db", stdin=lines, code=2)
     assert "stdin, line 1: cannot import the public form of a run" in done.stderr
     assert "rxloop export --full" in done.stderr
+
+
+@pytest.mark.parametrize("form", ["markdown", "case", "html"])
+def test_export_writes_other_forms(recorded_run: Workspace, form: str) -> None:
+    text = recorded_run.run("export", "last", "--form", form).stdout
+    begins = {"markdown": "# Run ", "case": '{"id":"', "html": "<!doctype html>"}
+    assert text.startswith(begins[form])
+    if form == "html":
+        assert recorded_run.run("export", "last", "--html").stdout == text
+
+
+def test_export_sends_spans_or_writes_a_file(recorded_run: Workspace) -> None:
+    done = recorded_run.run("export", "last", "--html", "--otel", code=2)
+    assert "--otel sends spans and writes no file" in done.stderr

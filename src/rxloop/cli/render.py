@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import orjson
 from rich.text import Text
 
 from rxloop.cli.options import ThoughtLevel
@@ -38,27 +35,17 @@ from rxloop.protocol.events import (
     ToolsUnavailableEvent,
     UsageEvent,
 )
-from rxloop.protocol.messages import Message, ToolCall
+from rxloop.protocol.messages import Message
 from rxloop.protocol.parts import add_placeholders
+from rxloop.recorded.transcript import WIDTH, format_call, to_short_json
 from rxloop.support.text import to_one_line, to_visible
 from rxloop.thinking.graph.formats import label
 from rxloop.tools.think_aloud import NAME as THINK_ALOUD
-
-WIDTH = 160
-"""Maximum number of characters for arguments and results."""
 
 
 def format_count(number: int, noun: str) -> str:
     """Format a number with its singular or plural noun."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def format_call(call: ToolCall) -> str:
-    """Format a tool call using function call syntax."""
-    if call.error is not None:
-        return f"{to_one_line(call.name)}({to_one_line(call.raw or '', WIDTH)})"
-    arguments = (f"{name}={_to_json(value)}" for name, value in call.arguments.items())
-    return f"{to_one_line(call.name)}({to_one_line(', '.join(arguments), WIDTH)})"
 
 
 def describe(event: Event, thoughts: ThoughtLevel) -> Text | None:
@@ -82,7 +69,7 @@ def format_question(pending: PendingInput) -> Text:
     """Format a pending question."""
     text = Text.assemble(("? ", "bold yellow"), _mark_continuation(pending.prompt))
     if pending.options is not None:
-        text.append(f" ({', '.join(map(_to_json, pending.options))})")
+        text.append(f" ({', '.join(map(to_short_json, pending.options))})")
     elif pending.input_kind == "confirmation":
         text.append(" (yes or no)")
     elif pending.url is not None:
@@ -110,7 +97,7 @@ def _describe_exchange(event: Event) -> Text | None:
         case InputRequiredEvent():
             return format_question(event.input)
         case InputReceivedEvent():
-            return Text.assemble(("! ", "yellow"), to_one_line(_to_json(event.value), WIDTH))
+            return Text.assemble(("! ", "yellow"), to_one_line(to_short_json(event.value), WIDTH))
         case MessageAddedEvent():
             text = Message(role=event.role, content=event.content).text
             return Text.assemble((f"+ {event.role} ({to_one_line(event.cause)}): ", "yellow"), _mark_continuation(text))
@@ -147,7 +134,7 @@ def _describe_progress(event: Event) -> Text | None:
         case LLMNoticeEvent():
             return Text.assemble(("! ", "yellow"), to_one_line(event.message, WIDTH))
         case CustomEvent():
-            return Text(f"~ {to_one_line(event.name)} {to_one_line(_to_json(event.data), WIDTH)}", "blue")
+            return Text(f"~ {to_one_line(event.name)} {to_one_line(to_short_json(event.data), WIDTH)}", "blue")
         case ArtifactUpdateEvent():
             part = f"part {event.index}" if event.url is None else to_one_line(event.url, WIDTH)
             return Text(f"~ file {to_one_line(event.name or event.artifact_id)}, {part}", "blue")
@@ -223,7 +210,3 @@ def _describe_thought(event: ThoughtStreamEvent, thoughts: ThoughtLevel) -> Text
 
 def _format_duration(event: ToolCompleteEvent) -> str:
     return f"  {event.duration:.2f} s" if event.duration >= 0.005 else ""
-
-
-def _to_json(value: Any) -> str:
-    return orjson.dumps(value, default=str).decode()

@@ -1,16 +1,17 @@
-"""Client methods for the problems and texts of all runs."""
+"""Client methods for the problems and texts of all runs, and for exports."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Literal
 
-from rxloop.client.connection import Requests
+from rxloop.client.connection import Requests, make_run_path
 from rxloop.protocol.http_api.inspection import ProblemPage, SearchResults
 
 
 class Findings:
-    """Methods of `Client` that read all runs to which the client has access."""
+    """Methods of `Client` that read all runs to which the client has access, or export a run."""
 
     _requests: Requests
 
@@ -77,3 +78,25 @@ class Findings:
             "visibility": "all" if internal else None,
         }
         return await self._requests.get(SearchResults, "search", query)
+
+    async def export(
+        self,
+        task_id: str,
+        form: Literal["html", "jsonl", "otlp", "pytest", "case", "markdown"] = "jsonl",
+        *,
+        until: int | None = None,
+        internal: bool = False,
+    ) -> str:
+        """Return a file made from a run, see `rxloop export`.
+
+        Args:
+            task_id: Task id.
+            form: Form of the file.
+            until: `seq` of the last event to include.
+            internal: Whether to include internal data, if allowed. `rxloop import` requires it.
+
+        Raises:
+            ApiError: If the run does not exist, the form does not support it, or the request fails.
+        """
+        query = {"form": form, "until": until, "visibility": "all" if internal else None}
+        return await self._requests.text(f"{make_run_path(task_id)}/export", query)

@@ -1,11 +1,16 @@
-"""Export of the spans of recorded runs over OTLP, for `rxloop export --otel`."""
+"""Export of the spans of recorded runs over OTLP, or as OTLP/JSON."""
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Iterable
 from random import Random
+from typing import Any
 
+import orjson
+from google.protobuf.json_format import MessageToDict
 from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans as encode_otlp
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
@@ -47,6 +52,50 @@ class _Collector(SpanProcessor):
         self.spans.append(span)
 
 
+def make_spans(task_id: str, events: Iterable[Event], *, content: bool | None = None) -> list[ReadableSpan]:
+    """Return the spans of a recorded run with their recorded times.
+
+    Args:
+        task_id: Run ID, from which the ids of the spans are derived.
+        events: All events of the run.
+        content: Whether spans contain content, as in `op.spans`.
+    """
+    collector = _Collector()
+    resource = Resource({SERVICE_NAME: "rxloop"}).merge(Resource.create())
+    provider = TracerProvider(resource=resource, id_generator=_StableIds(task_id), shutdown_on_exit=False)
+    provider.add_span_processor(collector)
+    fold = Telemetry(content=content, metrics=False, tracer_provider=provider).fold(Context(), lambda span: None)
+    for event in events:
+        fold.add(event)
+    fold.close()
+    return collector.spans
+
+
+def encode_spans(task_id: str, events: Iterable[Event], *, content: bool | None = None) -> bytes:
+    """Return the spans of a recorded run as OTLP/JSON, for files and for `POST /v1/traces`.
+
+    Args:
+        task_id: As in `make_spans`.
+        events: As in `make_spans`.
+        content: As in `make_spans`.
+    """
+    message: dict[str, Any] = MessageToDict(encode_otlp(make_spans(task_id, events, content=content)))
+    for resource in message.get("resourceSpans", ()):
+        for scope in resource.get("scopeSpans", ()):
+            for span in scope.get("spans", ()):
+                _write_ids_in_hex(span)
+                for link in span.get("links", ()):
+                    _write_ids_in_hex(link)
+    return orjson.dumps(message)
+
+
+def _write_ids_in_hex(value: dict[str, Any]) -> None:
+    # OTLP/JSON differs from the JSON of protocol buffers in the encoding of ids.
+    for name in ("traceId", "spanId", "parentSpanId"):
+        if name in value:
+            value[name] = b64decode(value[name]).hex()
+
+
 def export_spans(task_id: str, events: Iterable[Event], *, content: bool | None = None) -> int:
     """Send the spans of a recorded run with their recorded times, and return their number.
 
@@ -60,22 +109,15 @@ def export_spans(task_id: str, events: Iterable[Event], *, content: bool | None 
     Raises:
         RxloopError: The server cannot be reached, or it refuses the spans.
     """
-    collector = _Collector()
-    resource = Resource({SERVICE_NAME: "rxloop"}).merge(Resource.create())
-    provider = TracerProvider(resource=resource, id_generator=_StableIds(task_id), shutdown_on_exit=False)
-    provider.add_span_processor(collector)
-    fold = Telemetry(content=content, metrics=False, tracer_provider=provider).fold(Context(), lambda span: None)
-    for event in events:
-        fold.add(event)
-    fold.close()
+    spans = make_spans(task_id, events, content=content)
     exporter = OTLPSpanExporter()
     try:
-        for start in range(0, len(collector.spans), _BATCH):
-            if exporter.export(collector.spans[start : start + _BATCH]) is not SpanExportResult.SUCCESS:
+        for start in range(0, len(spans), _BATCH):
+            if exporter.export(spans[start : start + _BATCH]) is not SpanExportResult.SUCCESS:
                 raise RxloopError(
                     f"cannot send the spans of run {task_id}; check the server, and the endpoint in "
                     "OTEL_EXPORTER_OTLP_ENDPOINT"
                 )
     finally:
         exporter.shutdown()
-    return len(collector.spans)
+    return len(spans)

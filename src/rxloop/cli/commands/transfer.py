@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -17,10 +18,23 @@ from rxloop.cli.render import format_count
 from rxloop.cli.terminal import notify, run_main, write_json
 from rxloop.errors import ConfigurationError, ConflictError, RxloopError, UnknownRun
 from rxloop.pipeline.event_log import EventLog
+from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.envelope import PROTOCOL_VERSION
 from rxloop.protocol.events import Event, TaskEvent, normalise
+from rxloop.recorded.export import export_text
 from rxloop.state.fold import fold_all
 from rxloop.storage import SqliteEventLog
+
+
+class ExportForm(StrEnum):
+    """Forms of exported runs."""
+
+    html = "html"
+    jsonl = "jsonl"
+    otlp = "otlp"
+    pytest = "pytest"
+    case = "case"
+    markdown = "markdown"
 
 
 def export(
@@ -31,12 +45,21 @@ def export(
         bool,
         typer.Option("--otel", help="Send OpenTelemetry spans to OTEL_EXPORTER_OTLP_ENDPOINT instead of writing JSON."),
     ] = False,
+    form: Annotated[
+        ExportForm | None, typer.Option("--form", help="Form of the file, which is written to standard output.")
+    ] = None,
+    html: Annotated[
+        bool, typer.Option("--html", help="Write the viewer page with this run, as with --form html.")
+    ] = False,
     db: options.Database = None,
 ) -> None:
-    """Write the events of a run as JSON lines, or send its OpenTelemetry spans.
+    """Write a run as JSON lines or another file, or send its OpenTelemetry spans.
 
     Without --full, only public data is written, which cannot be used by 'rxloop import', and spans have no content.
     """
+    chosen = ExportForm.html if html else form
+    if otel and chosen is not None:
+        raise ConfigurationError("--otel sends spans and writes no file; omit it, or omit --form and --html")
 
     async def main() -> None:
         async with open_database(db, skip_corrupt=skip_corrupt) as log:
@@ -46,10 +69,23 @@ def export(
                 count = await asyncio.to_thread(_load_exporter(), record.task_id, events, content=full or None)
                 notify(f"run {await find_short_id(log, record.task_id)}: {format_count(count, 'span')}")
                 return
+            if chosen is not None:
+                sys.stdout.buffer.write(_make_file(chosen, record, events, full=full))
+                sys.stdout.flush()
+                return
             for event in events:
                 write_json(event, full=full)
 
     run_main(main())
+
+
+def _make_file(form: ExportForm, record: RunRecord, events: Sequence[Event], *, full: bool) -> bytes:
+    if form in (ExportForm.html, ExportForm.otlp):
+        # Other forms do not require the package of the server.
+        from rxloop.server.viewer.export import export_run
+
+        return export_run(form.value, record, events, internal=full)
+    return export_text(form.value, record.task_id, events, internal=full)
 
 
 def _load_exporter() -> Callable[..., int]:

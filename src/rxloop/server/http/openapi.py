@@ -19,7 +19,7 @@ from rxloop.protocol.http_api.inspection import AccessInfo, Outline, ProblemList
 from rxloop.protocol.http_api.requests import RequestList, SentRequest
 from rxloop.server.core.adapter import Endpoint
 from rxloop.server.core.stream import NDJSON, SSE
-from rxloop.server.http import comparison, findings, inspection, model_requests, reads, run_lists
+from rxloop.server.http import comparison, exports, findings, inspection, model_requests, reads, run_lists
 from rxloop.server.http import operations as runs
 from rxloop.server.http.requests import (
     ContextQuery,
@@ -103,6 +103,14 @@ OPERATIONS = (
         responses={200: SentRequest},
     ),
     Operation("GET", f"{_RUN}/state", inspection.state, query=StateQuery, responses={200: http.StateInfo}),
+    Operation(
+        "GET",
+        f"{_RUN}/export",
+        exports.export,
+        query=exports.ExportQuery,
+        responses={200: None},
+        media_types=("application/octet-stream",),
+    ),
     Operation("GET", f"{_RUN}/graph", reads.graph, query=GraphQuery, responses={200: None}, media_types=_GRAPH_TYPES),
     Operation("GET", "/contexts", reads.contexts, query=PageQuery, responses={200: http.ContextPage}),
     Operation("GET", f"{_CONTEXT}/runs", reads.context_runs, query=RunsInContextQuery, responses={200: http.RunPage}),

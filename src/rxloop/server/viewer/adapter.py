@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-from base64 import b64encode
 from collections.abc import Sequence
 from hashlib import sha256
-from html import escape
-from pathlib import Path
 from typing import Any
 
 from starlette.requests import HTTPConnection
@@ -19,11 +16,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.runtime.runtime import Runtime
 from rxloop.server.core.adapter import Adapter, AdapterOptions, Call, Endpoint
 from rxloop.server.core.errors import Refused, write_problem
-
-_PAGE = Path(__file__).with_name("page.html")
-_API = '<meta name="rxloop-api" content="../">'
-"""HTML element that contains the API path, replaced by `make_page`."""
-_ELEMENT = re.compile(rb"<(style|script)[^>]*>(.*?)</\1>", re.DOTALL)
+from rxloop.server.viewer.document import make_page, make_policy
 
 
 class Viewer(Adapter):
@@ -55,36 +48,9 @@ class Viewer(Adapter):
         return Response(self._body, headers=self._headers, media_type="text/html")
 
 
-def make_page(address: str) -> bytes:
-    """Return the HTML page for an API path.
-
-    Raises:
-        ConfigurationError: The installation does not contain the page.
-    """
-    try:
-        text = _PAGE.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot read the viewer page {_PAGE}: {error.strerror}; install rxloop again"
-        ) from error
-    return text.replace(_API, _API.replace("../", escape(address)), 1).encode()
-
-
 def make_headers(page: bytes) -> dict[str, str]:
     """Return the response headers, including a content security policy with the hashes of the script and the style."""
-    hashes = {name.decode(): _hash(body) for name, body in _ELEMENT.findall(page)}
-    policy = (
-        "default-src 'none'",
-        f"script-src {hashes['script']}",
-        f"style-src {hashes['style']}",
-        "img-src data: blob:",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
-    )
+    policy = [*make_policy(page, connects_to="'self'"), "frame-ancestors 'none'"]
     return {
         "content-security-policy": "; ".join(policy),
         "x-content-type-options": "nosniff",
@@ -94,10 +60,6 @@ def make_headers(page: bytes) -> dict[str, str]:
         "cache-control": "no-cache",
         "etag": f'"{sha256(page).hexdigest()[:32]}"',
     }
-
-
-def _hash(body: bytes) -> str:
-    return f"'sha256-{b64encode(sha256(body).digest()).decode()}'"
 
 
 def viewer(runtime: Runtime, *, api: str = "../", **options: Unpack[AdapterOptions]) -> Viewer:

@@ -1,0 +1,47 @@
+"""Handler that exports a run as a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+from starlette.responses import Response
+
+from rxloop.errors import ConfigurationError
+from rxloop.protocol.events import Event
+from rxloop.recorded.export import Form, make_file_name
+from rxloop.server.core.errors import Refused
+from rxloop.server.http.requests import ApiCall, VisibilityQuery
+from rxloop.server.viewer.export import export_run
+
+
+class ExportQuery(VisibilityQuery):
+    """Query parameters for exporting a run."""
+
+    form: Form = "jsonl"
+    """Form of the file."""
+    until: Annotated[int, Field(ge=1, le=2**53)] | None = None
+    """`seq` of the last event to include; defaults to the latest event."""
+
+
+async def export(call: ApiCall[None, ExportQuery]) -> Response:
+    """Export a run as a file."""
+    record, query = await call.record(), call.query
+    call.check_visibility(query.visibility)
+
+    def write(events: Sequence[Event]) -> bytes:
+        until = len(events) if query.until is None else query.until
+        return export_run(query.form, record, events[:until], internal=query.visibility == "all")
+
+    try:
+        body = await call.gateway.compute(call.principal, record.task_id, write)
+    except ConfigurationError as error:
+        raise Refused(409, "not_exportable", str(error)) from error
+    headers = {
+        # Browsers must not display the file as a page of this server.
+        "content-disposition": f'attachment; filename="{make_file_name(record.task_id, query.form)}"',
+        "x-content-type-options": "nosniff",
+        "cache-control": "no-store",
+    }
+    return Response(body, headers=headers, media_type="application/octet-stream")

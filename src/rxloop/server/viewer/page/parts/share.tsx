@@ -1,0 +1,80 @@
+// Dialog that exports a run as a file.
+
+import { signal } from '@preact/signals';
+import { useEffect, useState } from 'preact/hooks';
+import { api, isFile, me, model, playhead, toApiError } from '../store.ts';
+import { formatBytes } from '../share.ts';
+import { formatNumber } from '../time.ts';
+
+export const isShareOpen = signal(false);
+
+const FORMS = [
+  ['html', 'Page', 'This page with the run, in one file that works without a server.'],
+  ['jsonl', 'JSON lines', 'One event per line. With internal data, rxloop import can read it.'],
+  ['markdown', 'Markdown', 'The conversation as text.'],
+  ['otlp', 'OpenTelemetry', 'Spans as OTLP/JSON.'],
+  ['pytest', 'pytest', 'A test that repeats the run with its recorded messages and results.'],
+  ['case', 'Case', 'The question and the answer, as a case of an experiment.'],
+] as const;
+
+interface Made {
+  blob: Blob;
+  name: string;
+}
+
+export function ShareButton() {
+  if (isFile) return null;
+  return <button title="Export this run" onClick={() => { isShareOpen.value = true; }}>Share</button>;
+}
+
+export function ShareDialog() {
+  const [form, setForm] = useState('html');
+  const [isWhole, setWhole] = useState(false);
+  const [isPart, setPart] = useState(false);
+  const [made, setMade] = useState<Made | null>(null);
+  const [failure, setFailure] = useState('');
+  const { taskId } = model.value;
+  const until = isPart ? playhead.value : 0;
+  useEffect(() => {
+    setMade(null);
+    setFailure('');
+    const stop = new AbortController();
+    api.file(taskId, { form, visibility: isWhole ? 'all' : 'public', ...(until && { until }) }, stop.signal)
+      .then(setMade, error => { if (!stop.signal.aborted) setFailure(toApiError(error).message); });
+    return () => stop.abort();
+  }, [taskId, form, isWhole, until]);
+  const close = () => { isShareOpen.value = false; };
+  return (
+    <div class="veil" onClick={close}>
+      <section class="dialog share" role="dialog" aria-label="Share" onClick={event => event.stopPropagation()} onKeyDown={event => { if (event.key === 'Escape') close(); }}>
+        <h2>Share</h2>
+        <fieldset>
+          <legend>Form</legend>
+          {FORMS.map(([value, title, text]) => (
+            <label key={value}><input type="radio" name="form" checked={form === value} onChange={() => setForm(value)} /> <b>{title}</b> <span class="quiet">{text}</span></label>
+          ))}
+        </fieldset>
+        <fieldset>
+          <legend>Audience</legend>
+          <label><input type="radio" name="audience" checked={!isWhole} onChange={() => setWhole(false)} /> <b>Public</b> <span class="quiet">Without hidden calls, system prompts and metadata.</span></label>
+          {me.value?.may.internal && <label><input type="radio" name="audience" checked={isWhole} onChange={() => setWhole(true)} /> <b>Internal</b> <span class="quiet">Everything in the log.</span></label>}
+        </fieldset>
+        <fieldset>
+          <legend>Part</legend>
+          <label><input type="radio" name="part" checked={!isPart} onChange={() => setPart(false)} /> <b>All events</b></label>
+          <label><input type="radio" name="part" checked={isPart} onChange={() => setPart(true)} /> <b>Up to event {formatNumber(playhead.value)}</b></label>
+        </fieldset>
+        <p role="status">{failure ? <span class="offline">{failure}</span> : made ? `${formatBytes(made.blob.size)}, ${made.name}` : 'Creating the file'}</p>
+        <p><button class="primary" disabled={!made} onClick={() => made && download(made)}>Download</button> <button onClick={close}>Close</button></p>
+      </section>
+    </div>
+  );
+}
+
+export function download({ blob, name }: Made): void {
+  const link = document.createElement('a');
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}

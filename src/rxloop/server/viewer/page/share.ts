@@ -1,0 +1,12 @@
+// Names and sizes of exported files.
+
+/** Return the file name of a `Content-Disposition` header. */
+export function parseFileName(header: string | null): string {
+  return /filename="([\w.-]+)"/.exec(header ?? '')?.[1] ?? 'run';
+}
+
+export function formatBytes(size: number): string {
+  if (size < 1000) return `${size} bytes`;
+  const [value, unit] = size < 1e6 ? [size / 1e3, 'kB'] : [size / 1e6, 'MB'];
+  return `${value.toFixed(value < 10 ? 1 : 0)} ${unit}`;
+}
