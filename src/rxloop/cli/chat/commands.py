@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from textwrap import fill, indent
 from typing import NamedTuple
 
@@ -10,11 +12,12 @@ from rich.text import Text
 
 from rxloop._names import find_nearest
 from rxloop.cli.chat.conversation import Conversation
-from rxloop.cli.chat.transcript import save_transcript
-from rxloop.cli.options import ThoughtLevel
+from rxloop.cli.options import ThoughtLevel, decode
 from rxloop.cli.render import format_count
 from rxloop.cli.terminal import format_table, get_width, notify, write
 from rxloop.errors import ConfigurationError
+from rxloop.protocol.messages import Message
+from rxloop.recorded.transcript import format_transcript
 from rxloop.support.redaction import display_url
 from rxloop.support.text import to_one_line
 
@@ -190,3 +193,27 @@ KEYS = (
     ("Ctrl-D", "End the chat."),
 )
 """Keys on a terminal."""
+
+
+def save_transcript(name: str, messages: Sequence[Message]) -> Path:
+    """Write messages to a new Markdown file and return its path.
+
+    Args:
+        name: File name. `~` is the home folder.
+        messages: Messages of the conversation.
+
+    Raises:
+        ConfigurationError: The file exists, or it cannot be written.
+    """
+    path = Path(decode(name)).expanduser()
+    data = format_transcript(messages).encode("utf-8", "replace")
+    try:
+        # `O_EXCL` also refuses symbolic links. Conversations can be private, so only their owner may read them.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+    except FileExistsError as error:
+        raise ConfigurationError(f"{path} already exists and was left unchanged; choose a different name") from error
+    except OSError as error:
+        raise ConfigurationError(f"cannot create {path}: {error.strerror}; choose a different path") from error
+    return path

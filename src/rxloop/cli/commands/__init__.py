@@ -25,7 +25,9 @@ COMMANDS = {
     "diff": _Command("inspect:diff", "Show the first difference and the costs of two runs."),
     "eval": _Command("eval:eval_", "Run an experiment."),
     "graph": _Command("inspect:graph", "Render the thought graph of a run."),
-    "export": _Command("transfer:export", "Write the events of a run as JSON lines, or send its OpenTelemetry spans."),
+    "export": _Command(
+        "transfer:export", "Write a run as JSON lines or another file, or send its OpenTelemetry spans."
+    ),
     "import": _Command("transfer:import_", "Import runs from a file."),
     "models": _Command("models:models", "List known models, their prices, and the state of API keys."),
     "keys": _Command("keys:keys", "Store API keys in a file that only you can read."),

@@ -58,10 +58,10 @@ def export(
     Without --full, only public data is written, which cannot be used by 'rxloop import', and spans have no content.
     """
     chosen = ExportForm.html if html else form
-    if otel and chosen is not None:
-        raise ConfigurationError("--otel sends spans and writes no file; omit it, or omit --form and --html")
 
     async def main() -> None:
+        if otel and chosen is not None:
+            raise ConfigurationError("--otel sends spans and writes no file; omit it, or omit --form and --html")
         async with open_database(db, skip_corrupt=skip_corrupt) as log:
             record = await find_run(log, run)
             events = await log.read(record.task_id)
@@ -82,7 +82,7 @@ def export(
 def _make_file(form: ExportForm, record: RunRecord, events: Sequence[Event], *, full: bool) -> bytes:
     if form in (ExportForm.html, ExportForm.otlp):
         # Other forms do not require the package of the server.
-        from rxloop.server.viewer.export import export_run
+        from rxloop.server.viewer.document import export_run
 
         return export_run(form.value, record, events, internal=full)
     return export_text(form.value, record.task_id, events, internal=full)

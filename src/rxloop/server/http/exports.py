@@ -13,7 +13,7 @@ from rxloop.protocol.events import Event
 from rxloop.recorded.export import Form, make_file_name
 from rxloop.server.core.errors import Refused
 from rxloop.server.http.requests import ApiCall, VisibilityQuery
-from rxloop.server.viewer.export import export_run
+from rxloop.server.viewer.document import export_run
 
 
 class ExportQuery(VisibilityQuery):

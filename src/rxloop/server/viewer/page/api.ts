@@ -1,6 +1,7 @@
 // Requests to the HTTP API, and the stream of a run as newline-delimited JSON that continues after a broken connection.
 
 import type { Question } from './act.ts';
+import { parseFileName } from './share.ts';
 import { readFrames, type Frame } from './frames.ts';
 import type { RunComparison } from './diff.ts';
 import type { Event, OutlinePage } from './outline.ts';
@@ -105,6 +106,12 @@ export class Api {
   async *runFrames(query: Record<string, string | number>, signal: AbortSignal): AsyncGenerator<Frame> {
     const response = await this.request('runs', query, 'text/event-stream', signal);
     if (response.body) yield* readFrames(response.body);
+  }
+
+  /** Return a file made from a run, and its name. */
+  async file(id: string, query: Record<string, string | number>, signal: AbortSignal): Promise<{ blob: Blob; name: string }> {
+    const response = await this.request(`runs/${encodeURIComponent(id)}/export`, query, 'application/octet-stream', signal);
+    return { blob: await response.blob(), name: parseFileName(response.headers.get('content-disposition')) };
   }
 
   run = (id: string): Promise<RunInfo> => this.get(`runs/${encodeURIComponent(id)}`);

@@ -1,10 +1,10 @@
 // Start of the page: keys, addresses, and the view of the current address.
 
 import { render, type FunctionComponent } from 'preact';
-import type { Address } from './address.ts';
+import { formatAddress, type Address } from './address.ts';
 import { runCommand } from './commands.ts';
 import { makeKeymap } from './keys.ts';
-import { address, announcement, go, isHelpOpen, lettersOff, needsKey, open, useKey } from './store.ts';
+import { address, announcement, api, isFile, go, isHelpOpen, lettersOff, needsKey, open, useKey } from './store.ts';
 import { Help } from './parts/help.tsx';
 import { KeyForm } from './parts/keyform.tsx';
 import { DiffPage } from './views/diff.tsx';
@@ -45,6 +45,10 @@ addEventListener('keydown', event => {
   if (command === 'runs') return go({ page: 'runs' });
   runCommand(command);
 });
+if (isFile && !location.hash) {
+  const taskId = (await api.runs({})).runs[0].taskId;
+  history.replaceState(null, '', formatAddress({ page: 'run', taskId }));
+}
 addEventListener('hashchange', open);
 render(<Page />, document.getElementById('page')!);
 open();

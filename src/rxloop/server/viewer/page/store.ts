@@ -3,6 +3,7 @@
 import { batch, computed, effect, signal } from '@preact/signals';
 import { formatAddress, parseAddress, seqOf, type Address } from './address.ts';
 import { Api, ApiError, follow, type Me, type Problem, type RunInfo } from './api.ts';
+import { makeBlockReader, makeFileFetch } from './file.ts';
 import { applyFilter } from './filter.ts';
 import { RunModel } from './model.ts';
 import type { Event } from './outline.ts';
@@ -22,7 +23,11 @@ export const me = signal<Me | null>(null);
 export const announcement = signal('');
 
 const base = document.querySelector<HTMLMetaElement>('meta[name=rxloop-api]')?.content ?? '../';
-export const api = new Api(base, () => sessionStorage.getItem(KEY) ?? '', (url, init) => fetch(url, init));
+const findBlock = (name: string): string | null => document.querySelector(`script[type="application/gzip"][data-name="${name}"]`)?.textContent ?? null;
+/** True if the page is a file that contains its run. */
+export const isFile = findBlock('meta') !== null;
+const fetchAny = isFile ? makeFileFetch(makeBlockReader(findBlock)) : (url: string, init?: RequestInit) => fetch(url, init);
+export const api = new Api(base, () => sessionStorage.getItem(KEY) ?? '', fetchAny);
 
 // -- one run
 

@@ -27,6 +27,11 @@ export function ShareButton() {
   return <button title="Export this run" onClick={() => { isShareOpen.value = true; }}>Share</button>;
 }
 
+/** Note in a file that the run cannot be changed there. */
+export function FileNote() {
+  return isFile ? <span class="filenote" title="Use the server of the run to answer questions or to cancel it.">File, read only</span> : null;
+}
+
 export function ShareDialog() {
   const [form, setForm] = useState('html');
   const [isWhole, setWhole] = useState(false);

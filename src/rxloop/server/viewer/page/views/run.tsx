@@ -19,6 +19,7 @@ import { Lanes, Marker, PADDING } from '../parts/lanes.tsx';
 import { Overview } from '../parts/overview.tsx';
 import { Questions } from '../parts/question.tsx';
 import { Send } from '../parts/send.tsx';
+import { FileNote, isShareOpen, ShareButton, ShareDialog } from '../parts/share.tsx';
 import { Transport } from '../parts/transport.tsx';
 import { Waterfall } from '../parts/waterfall.tsx';
 import { Conversation } from './conversation.tsx';
@@ -46,8 +47,11 @@ export function RunPage() {
     <div class="page run">
       <Header path={<><a href="#/">Runs</a><i>/</i><span><bdi>{toLine(agent)}</bdi></span><i>/</i><h1><bdi>{title}</bdi></h1><State state={stateNow()} /></>}>
         <Stats />
+        <FileNote />
+        <ShareButton />
       </Header>
       <Tabs />
+      {isShareOpen.value && <ShareDialog />}
       {failure.value && !outline.size ? <Failure /> : (
         <main class="body">
           <View />

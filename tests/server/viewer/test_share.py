@@ -1,0 +1,95 @@
+"""Exports of runs in a browser: the dialog, and files that are opened without a server."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rxloop import EventLog
+from rxloop.server.viewer.document import make_file
+from support.browser import expect, find_barriers
+from support.viewer_pages import find_inspector, find_rows, get_text, serve_view
+
+if TYPE_CHECKING:
+    from playwright.async_api import Page
+
+pytestmark = [pytest.mark.service("chromium"), pytest.mark.asyncio(loop_scope="module")]
+
+
+async def write_file(log: EventLog, task_id: str, folder: Path, **options: Any) -> str:
+    """Write the HTML file of a run and return its URL."""
+    path = folder / "run.html"
+    record, events = await log.get_record(task_id), await log.read(task_id)
+    path.write_bytes(make_file(record, events, internal=options.get("internal", False)))
+    return path.as_uri()
+
+
+async def test_file_shows_the_run_without_any_request(
+    page: Page, weather: tuple[EventLog, str], tmp_path: Path
+) -> None:
+    log, task_id = weather
+    async with serve_view(log) as url:
+        await page.goto(f"{url}#/r/{task_id}")
+        rows = find_rows(page, "Waterfall")
+        await expect(rows.first).to_be_visible()
+        served = await get_text(rows)
+    address = await write_file(log, task_id, tmp_path, internal=True)
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    await page.goto(address)
+    await expect(page).to_have_url(re.compile(f"#/r/{task_id}"))
+    await expect(rows).to_have_count(len(served))
+    assert await get_text(rows) == served
+    await expect(page.get_by_text("File, read only")).to_be_visible()
+    await expect(page.get_by_role("button", name="Share")).to_be_hidden()
+    await page.goto(f"{address}#/r/{task_id}?at=1.14.0")
+    await expect(find_inspector(page).get_by_text("timed out after 2 s").first).to_be_visible()
+    await page.get_by_role("tab", name=re.compile("Problems")).click()
+    await expect(find_rows(page, "Problems").get_by_text("rate_limited: too many requests")).to_be_visible()
+    await page.get_by_role("link", name="Runs", exact=True).click()
+    await expect(find_rows(page, "Runs")).to_have_count(1)
+    assert [each for each in requests if not each.startswith("file:")] == []
+    assert {each.split("#")[0] for each in requests} == {address}
+
+
+async def test_policy_of_a_file_forbids_requests(
+    page: Page, problems: list[str], weather: tuple[EventLog, str], tmp_path: Path
+) -> None:
+    await page.goto(await write_file(*weather, tmp_path))
+    await expect(find_rows(page, "Waterfall").first).to_be_visible()
+    refused = await page.evaluate("fetch('https://example.com/').then(() => false, () => true)")
+    assert refused
+    assert any("connect-src" in each for each in problems), problems
+    problems.clear()
+
+
+@pytest.mark.service("axe")
+async def test_dialog_downloads_the_chosen_file(page: Page, weather: tuple[EventLog, str], tmp_path: Path) -> None:
+    log, task_id = weather
+    async with serve_view(log) as url:
+        await page.goto(f"{url}#/r/{task_id}?at=1.9.0")
+        await page.get_by_role("button", name="Share").click()
+        dialog = page.get_by_role("dialog", name="Share")
+        await expect(dialog.get_by_text(re.compile(r"[\d.]+ kB, run-.*\.html"))).to_be_visible()
+        assert await find_barriers(page) == []
+        await dialog.get_by_role("radio", name="JSON lines").check()
+        await dialog.get_by_role("radio", name="Up to event 9").check()
+        await expect(dialog.get_by_text(re.compile(r"run-.*\.jsonl"))).to_be_visible()
+        async with page.expect_download() as waiting:
+            await dialog.get_by_role("button", name="Download").click()
+        download = await waiting.value
+        path = tmp_path / "run.jsonl"
+        await download.save_as(path)
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert 0 < len(lines) <= 9
+        assert '"visibility":"internal"' not in path.read_text(encoding="utf-8")
+        await dialog.get_by_role("radio", name="pytest").check()
+        await expect(dialog.get_by_text("this run cannot be exported as a test")).to_be_visible()
+        await expect(dialog.get_by_role("button", name="Download")).to_be_disabled()
+        await page.keyboard.press("Escape")
+        await expect(dialog).to_be_hidden()
+        await page.set_viewport_size({"width": 390, "height": 844})
+        assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
