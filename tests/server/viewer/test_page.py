@@ -143,7 +143,7 @@ async def test_keys_step_within_the_filter(page: Page, weather: tuple[EventLog, 
             events.append(await page.evaluate("+location.hash.match(/at=1[.](\\d+)/)[1]"))
         assert events == [28, 36, 36, 36]
         await expect(page.get_by_text("3 of 15 rows")).to_be_visible()
-        await press(page, "Escape", "4")
+        await press(page, "Escape", "5")
         await expect(page.locator("[aria-label=Events] .row.selected")).to_be_visible()
         await page.keyboard.press("t")
         assert await page.evaluate("document.documentElement.dataset.theme") == "light"
@@ -155,7 +155,7 @@ async def test_problems_are_those_of_the_api_and_open_their_events(page: Page, w
     log, task_id = weather
     async with serve_view(log) as url, httpx.AsyncClient(base_url=url) as client:
         await open_run(page, url, task_id)
-        await page.keyboard.press("5")
+        await page.keyboard.press("6")
         rows = find_rows(page, "Problems")
         await expect(rows.first).to_be_visible()
         shown = [int(await each.get_attribute("data-seq") or 0) for each in await rows.all()]
@@ -229,7 +229,7 @@ async def test_long_run_has_few_rows_in_the_document_and_can_be_filtered(page: P
         await find_filter(page).fill("ok:no")
         await expect(page.get_by_text("100 of 20,001 rows")).to_be_visible()
         assert await rows.count() <= 80
-        await press(page, "Escape", "4")
+        await press(page, "Escape", "5")
         await expect(find_rows(page, "Events").first).to_be_visible()
         assert await rows.count() <= 80
 

@@ -1,6 +1,6 @@
 // Addresses of pages, kept in the hash: `#/r/{taskId}/events?at=1.29.0&from=6.1&to=8.9&q=ok:no&in=json`.
 
-export const TABS = ['timeline', 'conversation', 'thoughts', 'events', 'problems'] as const;
+export const TABS = ['timeline', 'conversation', 'thoughts', 'context', 'events', 'problems'] as const;
 export type Tab = (typeof TABS)[number];
 
 export interface Address {

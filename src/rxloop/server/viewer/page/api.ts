@@ -5,6 +5,7 @@ import { parseFileName } from './share.ts';
 import { readFrames, type Frame } from './frames.ts';
 import type { RunComparison } from './diff.ts';
 import type { Event, OutlinePage } from './outline.ts';
+import type { RequestRow, SentRequest } from './requests.ts';
 import type { StateInfo } from './state.ts';
 
 export class ApiError extends Error {
@@ -118,6 +119,12 @@ export class Api {
 
   outline = (id: string, after: number): Promise<OutlinePage> =>
     this.get(`runs/${encodeURIComponent(id)}/outline`, { after, limit: 20_000, visibility: this.visibility });
+
+  sentRequest = (id: string, seq: number): Promise<SentRequest> =>
+    this.get(`runs/${encodeURIComponent(id)}/requests/${seq}`, { visibility: this.visibility });
+
+  sentRequests = (id: string, after: number): Promise<{ requests: RequestRow[]; next?: number }> =>
+    this.get(`runs/${encodeURIComponent(id)}/requests`, { after, visibility: this.visibility });
 
   problems = (id: string): Promise<{ problems: Problem[] }> => this.get(`runs/${encodeURIComponent(id)}/problems`, { visibility: this.visibility });
 

@@ -8,8 +8,10 @@ import { bodiesRevision, bodyFailure, bodyOf } from '../bodies.ts';
 import { address, change, info, inspectorWidth, isInspectorOpen, keepSetting, useModel, selected } from '../store.ts';
 import { toLine } from '../text.ts';
 import { formatDuration, formatNumber } from '../time.ts';
+import { findCall } from '../requests.ts';
 import { Fork, ForkButton } from './fork.tsx';
-import { Json } from './json.tsx';
+import { Json, JsonDocument } from './json.tsx';
+import { RequestTab } from './request.tsx';
 import { Shape } from './shape.tsx';
 import { StateTab } from './state.tsx';
 import { Block } from './text.tsx';
@@ -88,13 +90,15 @@ function Summary() {
 }
 
 /** Tabs of the inspector. */
-const PANELS = { event: 'Event', state: 'State', json: 'JSON' };
+const PANELS = { event: 'Event', request: 'Request', state: 'State', json: 'JSON' } as const;
 
 function Selected({ index: i }: { index: number }) {
   const { outline } = useModel();
   const seq = outline.seq[i];
   const event = bodyOf(seq);
-  const tab = Object.hasOwn(PANELS, address.value.in) ? (address.value.in as keyof typeof PANELS) : 'event';
+  const call = findCall(outline, i);
+  const panels = (Object.keys(PANELS) as (keyof typeof PANELS)[]).filter(name => name !== 'request' || call);
+  const tab = panels.find(name => name === address.value.in) ?? 'event';
   const kind = outline.kind[i];
   const which = family(kind, outline.flags[i]);
   return (
@@ -107,16 +111,17 @@ function Selected({ index: i }: { index: number }) {
         <ForkButton seq={seq} />
       </Head>
       <div class="tabs small" role="tablist">
-        {Object.entries(PANELS).map(([name, title]) => (
-          <button key={name} role="tab" aria-selected={tab === name} onClick={() => change({ in: name })}>{title}</button>
+        {panels.map(name => (
+          <button key={name} role="tab" aria-selected={tab === name} onClick={() => change({ in: name })}>{PANELS[name]}</button>
         ))}
       </div>
       <div class="scroll" role="tabpanel">
         <Fork seq={seq} />
         {tab === 'state' ? <StateTab seq={seq} />
+          : tab === 'request' ? <RequestTab seq={call} />
           : event === undefined ? <Pending />
           : event === null ? <div class="section quiet">This event is hidden. Its content needs the scope <code>internal</code>.</div>
-          : tab === 'json' ? <div class="section"><div class="block mono"><Json value={event} /></div></div>
+          : tab === 'json' ? <div class="section"><JsonDocument value={event} name={`${useModel().taskId}-${seq}`} /></div>
           : <Content event={event} />}
         {tab === 'event' && <Links index={i} />}
       </div>

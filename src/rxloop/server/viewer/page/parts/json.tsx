@@ -1,57 +1,140 @@
 // JSON as a tree that can be folded. Names and texts are shown as text.
 
-import { useState } from 'preact/hooks';
+import { createContext } from 'preact';
+import { useContext, useMemo, useState } from 'preact/hooks';
+import { cut, findBytes, FOLD, formatPath, formatSize, parseEmbedded, toText, WINDOW } from '../json.ts';
+import { formatNumber } from '../time.ts';
 import { Text } from './text.tsx';
 
-const SHOWN = 100;
-const LONG = 2_000;
+type Path = readonly (string | number)[];
 
-export function Json({ value, depth = 0 }: { value: unknown; depth?: number }) {
-  if (value === null || typeof value !== 'object') return <Leaf value={value} />;
-  const entries = Array.isArray(value) ? value.map((each, k) => [String(k), each] as const) : Object.entries(value);
-  if (!entries.length) return <span class="faint">{Array.isArray(value) ? '[]' : '{}'}</span>;
+/** True in trees whose values have buttons that copy them. */
+const HasCopies = createContext(false);
+
+/** A tree with buttons that copy and download the whole value. */
+export function JsonDocument({ value, name }: { value: unknown; name: string }) {
+  const [isRaw, setRaw] = useState(false);
   return (
-    <div class={depth ? 'tree inner' : 'tree'}>
-      <Entries entries={entries} depth={depth} />
+    <div class="json">
+      <p class="tools">
+        <button aria-pressed={isRaw} onClick={() => setRaw(!isRaw)}>Raw</button>
+        <Copy text={() => toText(value)} label="Copy" />
+        <button onClick={() => download(toText(value), name)}>Download</button>
+      </p>
+      <div class="block mono" tabIndex={0}>{isRaw ? <Text text={toText(value)} /> : <HasCopies.Provider value={true}><Json value={value} /></HasCopies.Provider>}</div>
     </div>
   );
 }
 
-function Entries({ entries, depth }: { entries: (readonly [string, unknown])[]; depth: number }) {
-  const [count, setCount] = useState(SHOWN);
+/** Objects and arrays below the second level are closed at first. `depth` is the level of the value itself. */
+export function Json({ value, path = [], depth = 0 }: { value: unknown; path?: Path; depth?: number }) {
+  if (value === null || typeof value !== 'object') return <Leaf value={value} path={path} />;
+  if (!Object.keys(value).length) return <span class="faint">{Array.isArray(value) ? '[]' : '{}'}</span>;
+  return (
+    <div class={path.length || depth ? 'tree inner' : 'tree'}>
+      {Array.isArray(value) ? <Elements values={value} path={path} depth={depth} /> : <Members value={value} path={path} depth={depth} />}
+    </div>
+  );
+}
+
+function Members({ value, path, depth }: { value: object; path: Path; depth: number }) {
+  const [count, setCount] = useState(WINDOW);
+  const entries = useMemo(() => Object.entries(value), [value]);
   return (
     <>
-      {entries.slice(0, count).map(([name, each]) => <Entry key={name} name={name} value={each} depth={depth} />)}
-      {entries.length > count && (
-        <button class="more" onClick={() => setCount(count * 4)}>{entries.length - count} more</button>
-      )}
+      {entries.slice(0, count).map(([name, each]) => <Entry key={name} name={name} value={each} path={[...path, name]} depth={depth} />)}
+      {entries.length > count && <button class="more" onClick={() => setCount(count + WINDOW)}>{formatNumber(entries.length - count)} more</button>}
     </>
   );
 }
 
-function Entry({ name, value, depth }: { name: string; value: unknown; depth: number }) {
-  const [isOpen, setOpen] = useState(depth < 2);
-  const isBranch = value !== null && typeof value === 'object' && Object.keys(value).length > 0;
-  if (!isBranch) return <div class="entry"><span class="name"><Text text={name} />:</span> <Json value={value} depth={depth + 1} /></div>;
-  const count = Object.keys(value).length;
+/** Elements of an array, of which one window is open at first. The others open on request. */
+function Elements({ values, path, depth }: { values: unknown[]; path: Path; depth: number }) {
+  const [opened, setOpened] = useState<ReadonlySet<number>>(() => new Set([0]));
+  const windows = [];
+  for (let first = 0; first < values.length; first += WINDOW) {
+    const last = Math.min(first + WINDOW, values.length);
+    if (opened.has(first)) for (let k = first; k < last; k++) windows.push(<Entry key={k} name={String(k)} value={values[k]} path={[...path, k]} depth={depth} />);
+    else windows.push(<button class="more" key={`w${first}`} onClick={() => setOpened(new Set([...opened, first]))}>{formatNumber(first)} to {formatNumber(last - 1)}</button>);
+  }
+  return <>{windows}</>;
+}
+
+function Entry({ name, value, path, depth }: { name: string; value: unknown; path: Path; depth: number }) {
+  const [isOpen, setOpen] = useState(path.length + depth <= 2);
+  const count = value !== null && typeof value === 'object' ? Object.keys(value).length : 0;
+  if (!count) {
+    return <div class="entry"><span class="name"><Text text={name} />:</span> <Json value={value} path={path} /><Copies value={value} path={path} /></div>;
+  }
   return (
     <div class="entry">
       <button class="name" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>
         <Text text={name} />: <span class="faint">{Array.isArray(value) ? `[ ${count} ]` : `{ ${count} }`}</span>
       </button>
-      {isOpen && <Json value={value} depth={depth + 1} />}
+      <Copies value={value} path={path} />
+      {isOpen && <Json value={value} path={path} depth={depth} />}
     </div>
   );
 }
 
-function Leaf({ value }: { value: unknown }) {
-  const [isWhole, setWhole] = useState(false);
+function Leaf({ value, path }: { value: unknown; path: Path }) {
   if (typeof value !== 'string') return <span class={typeof value === 'number' ? 'number' : 'literal'}>{String(value)}</span>;
-  const isCut = !isWhole && value.length > LONG;
+  return <StringLeaf text={value} path={path} />;
+}
+
+/** A string with its line breaks. Long strings are folded, JSON in it opens as a tree, and base64 is a chip. */
+function StringLeaf({ text, path }: { text: string; path: Path }) {
+  const [isWhole, setWhole] = useState(false);
+  const [isTree, setTree] = useState(true);
+  const bytes = useMemo(() => findBytes(text), [text]);
+  const embedded = useMemo(() => (bytes ? undefined : parseEmbedded(text)), [text]);
+  if (bytes && !isWhole) {
+    return (
+      <span class="chip">
+        base64, {formatSize(bytes.size)}{bytes.mediaType && <>, <Text text={bytes.mediaType} /></>}
+        <button class="more" onClick={() => setWhole(true)}>Show</button>
+      </span>
+    );
+  }
+  if (embedded && isTree) {
+    return <><button class="more" title="This string contains JSON" onClick={() => setTree(false)}>JSON in a string</button><Json value={embedded} path={[...path, 'json']} /></>;
+  }
+  const isCut = !isWhole && text.length > FOLD;
   return (
     <span class="string">
-      "<Text text={isCut ? value.slice(0, LONG) : value} />"
-      {isCut && <button class="more" onClick={() => setWhole(true)}>Show all {value.length.toLocaleString('en-US')} characters</button>}
+      "<Text text={isCut ? cut(text, FOLD) : text} />"
+      {isCut && <button class="more" onClick={() => setWhole(true)}>{formatNumber(text.length - FOLD)} more characters</button>}
+      {embedded && <button class="more" onClick={() => setTree(true)}>Show as JSON</button>}
     </span>
   );
+}
+
+function Copies({ value, path }: { value: unknown; path: Path }) {
+  if (!useContext(HasCopies)) return null;
+  return (
+    <span class="copies">
+      <Copy text={() => toText(value)} label="copy" name={`copy the value of ${formatPath(path)}`} />
+      <Copy text={() => formatPath(path)} label="path" name={`copy the path ${formatPath(path)}`} />
+    </span>
+  );
+}
+
+function Copy({ text, label, name }: { text: () => string; label: string; name?: string }) {
+  const [isCopied, setCopied] = useState(false);
+  const copy = () => {
+    void navigator.clipboard?.writeText(text()).then(() => {
+      setCopied(true);
+      setTimeout(() => setCopied(false), 1500);
+    });
+  };
+  return <button class={name ? 'more' : ''} aria-label={isCopied ? 'copied' : name ?? label} onClick={copy}>{isCopied ? 'copied' : label}</button>;
+}
+
+/** Save a text as a file, with a type that no browser opens. */
+function download(text: string, name: string): void {
+  const link = document.createElement('a');
+  link.href = URL.createObjectURL(new Blob([text], { type: 'application/octet-stream' }));
+  link.download = `${name}.json`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }

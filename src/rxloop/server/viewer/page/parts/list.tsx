@@ -21,11 +21,13 @@ interface Props {
   /** New rows are brought into view if the end was visible. */
   followsEnd?: boolean;
   class?: string;
+  /** The list itself can be focused, because its rows have no controls. */
+  isFocusable?: boolean;
 }
 
 const EXTRA = 4;
 
-export function List({ count, height, label, role, current, render, columns, overlay, after, followsEnd, class: name }: Props) {
+export function List({ count, height, label, role, current, render, columns, overlay, after, followsEnd, class: name, isFocusable }: Props) {
   const box = useRef<HTMLDivElement>(null);
   const [place, setPlace] = useState({ top: 0, size: 600 });
   const isAtEnd = useRef(true);
@@ -66,7 +68,7 @@ export function List({ count, height, label, role, current, render, columns, ove
   for (let k = first; k < last; k++) rows.push(render(k, k * height));
   const names = { role, 'aria-label': label, 'aria-rowcount': count };
   const list = (
-    <div class={`list ${name ?? ''}`} ref={box} onScroll={read} {...(columns ? { role: 'rowgroup' } : names)}>
+    <div class={`list ${name ?? ''}`} ref={box} onScroll={read} tabIndex={isFocusable ? 0 : undefined} {...(columns ? { role: 'rowgroup' } : names)}>
       <div class="rows" role="presentation" style={px({ height: count * height })}>{rows}{overlay?.(first, last)}</div>
       {after}
     </div>

@@ -22,6 +22,7 @@ import { Send } from '../parts/send.tsx';
 import { FileNote, isShareOpen, ShareButton, ShareDialog } from '../parts/share.tsx';
 import { Transport } from '../parts/transport.tsx';
 import { Waterfall } from '../parts/waterfall.tsx';
+import { Context } from './context.tsx';
 import { Conversation } from './conversation.tsx';
 import { EventsTable } from './events.tsx';
 import { Problems } from './problems.tsx';
@@ -32,6 +33,7 @@ const VIEWS: Record<Tab, { title: string; component: FunctionComponent }> = {
   timeline: { title: 'Timeline', component: Timeline },
   conversation: { title: 'Conversation', component: Conversation },
   thoughts: { title: 'Thoughts', component: Thoughts },
+  context: { title: 'Context', component: Context },
   events: { title: 'Events', component: EventsTable },
   problems: { title: 'Problems', component: Problems },
 };
