@@ -32,6 +32,7 @@ from rxloop.protocol.http_api import (
     StateInfo,
 )
 from rxloop.protocol.http_api.comparison import RunComparison
+from rxloop.protocol.http_api.experiments import ExperimentInfo, ExperimentPage
 from rxloop.protocol.http_api.inspection import (
     AccessInfo,
     Outline,
@@ -50,6 +51,8 @@ __all__ = [
     "AccessInfo",
     "Client",
     "ContextInfo",
+    "ExperimentInfo",
+    "ExperimentPage",
     "Outline",
     "ProblemPage",
     "RequestList",
@@ -216,14 +219,6 @@ class Client(Inspection, Findings):
         """
         query = {"seq": seq, "messagesFrom": messages_from, "visibility": "all" if internal else None}
         return await self._requests.get(StateInfo, f"{make_run_path(task_id)}/state", query)
-
-    async def graph(self, task_id: str, form: Literal["json", "mermaid", "html"] = "json") -> str:
-        """Return the thought graph of a run.
-
-        Raises:
-            ApiError: If the run does not exist, or the request fails.
-        """
-        return await self._requests.text(f"{make_run_path(task_id)}/graph", {"form": form})
 
     async def runs(
         self,

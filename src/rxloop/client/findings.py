@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
+from urllib.parse import quote
 
 from rxloop.client.connection import Requests, make_run_path
+from rxloop.protocol.http_api.experiments import ExperimentInfo, ExperimentPage
 from rxloop.protocol.http_api.inspection import ProblemPage, SearchResults
 
 
@@ -79,6 +81,30 @@ class Findings:
         }
         return await self._requests.get(SearchResults, "search", query)
 
+    async def experiments(self, *, after: str | None = None) -> ExperimentPage:
+        """Return the experiments with runs in the log, by their newest runs.
+
+        The server stops after half a second. Continue with `after=page.next` until it is None.
+
+        Args:
+            after: `next` of the previous page.
+
+        Raises:
+            ApiError: If the request fails.
+        """
+        return await self._requests.get(ExperimentPage, "experiments", {"after": after})
+
+    async def experiment(self, name: str) -> ExperimentInfo:
+        """Return an experiment with its variants, cases and scores.
+
+        Args:
+            name: Name of the experiment.
+
+        Raises:
+            ApiError: If the experiment does not exist, or the request fails.
+        """
+        return await self._requests.get(ExperimentInfo, f"experiments/{quote(name, safe='')}")
+
     async def export(
         self,
         task_id: str,
@@ -100,3 +126,11 @@ class Findings:
         """
         query = {"form": form, "until": until, "visibility": "all" if internal else None}
         return await self._requests.text(f"{make_run_path(task_id)}/export", query)
+
+    async def graph(self, task_id: str, form: Literal["json", "mermaid", "html"] = "json") -> str:
+        """Return the thought graph of a run.
+
+        Raises:
+            ApiError: If the run does not exist, or the request fails.
+        """
+        return await self._requests.text(f"{make_run_path(task_id)}/graph", {"form": form})

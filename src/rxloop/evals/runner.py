@@ -16,6 +16,7 @@ from rxloop.errors import AttemptError, ConfigurationError
 from rxloop.evals.case import METADATA_KEY, Case, format_input
 from rxloop.evals.report import Report
 from rxloop.evals.scorer import Evidence, ScoreFunction, Scorer, run_scorer
+from rxloop.evals.stored_reports import store_report
 from rxloop.evals.trials import Measure, Trial
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Provider
@@ -126,6 +127,8 @@ async def run_experiment(experiment: Plan, push: Push[Report]) -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(min(experiment.concurrency, len(plan))):
                 group.create_task(work())
+    if experiment.log is not None:
+        await store_report(experiment.log, report())
 
 
 def _plan_runs(experiment: Plan) -> Iterator[_PlannedRun]:

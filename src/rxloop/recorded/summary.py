@@ -138,7 +138,12 @@ def summarize_start(first: Event | None) -> RunSummary:
 def make_title(task: TaskEvent) -> str:
     """Return the beginning of the last message that started a run, on a single line."""
     texts = [message.text for message in task.messages if message.role == "user"]
-    line = " ".join(texts[-1][: 4 * MAX_TITLE].split()) if texts else ""
+    return shorten_title(texts[-1]) if texts else ""
+
+
+def shorten_title(text: str) -> str:
+    """Return the beginning of a text on a single line."""
+    line = " ".join(text[: 4 * MAX_TITLE].split())
     return line if len(line) <= MAX_TITLE else line[: MAX_TITLE - 1] + "\u2026"
 
 

@@ -52,8 +52,9 @@ class Api(Adapter):
 
     @override
     def endpoints(self) -> Sequence[Endpoint | BaseRoute]:
-        # Conversation ids may contain slashes.
+        # Conversation ids and names of experiments may contain slashes.
         converters = {"{context_id}": "{context_id:rxloop_id}", "{seq}": "{seq:int}"}
+        converters["{experiment}"] = "{experiment:rxloop_id}"
         operations = list(OPERATIONS)
         for name, path in converters.items():
             operations = [replace(each, path=each.path.replace(name, path)) for each in operations]

@@ -82,7 +82,7 @@ async def recent_problems(call: ApiCall[None, RecentProblemsQuery]) -> Response:
     deadline, after, next_cursor = loop.time() + PROBLEM_SECONDS, query.after, None
     found: list[RunProblems] = []
     with call.gateway.reserve_stream(call.principal):
-        async with aclosing(_list_runs(call, query.since, query.after)) as records:
+        async with aclosing(scan_runs(call, query.since, query.after)) as records:
             async for record in records:
                 if len(found) == query.limit or (after != query.after and loop.time() > deadline):
                     next_cursor = after
@@ -115,7 +115,7 @@ async def _is_orphaned(log: EventLog, task_id: str) -> bool:
     return any(orphan.task_id == task_id for orphan in orphans)
 
 
-async def _list_runs(call: ApiCall[None, Any], since: int | None, after: str | None) -> AsyncGenerator[RunRecord]:
+async def scan_runs(call: ApiCall[None, Any], since: int | None, after: str | None) -> AsyncGenerator[RunRecord]:
     """Yield runs, newest first. The caller must check whether the principal has access to them."""
     log, principal = call.gateway.runtime.log, call.principal
     # If the log cannot select runs without an owner, all runs are examined.
@@ -187,7 +187,7 @@ async def _list_remaining_runs(call: ApiCall[None, SearchRunsQuery]) -> AsyncGen
         first = await call.gateway.find_run(call.principal, task_id)
         if int(seq) < first.seq:
             yield first, int(seq)
-    async with aclosing(_list_runs(call, query.since, None if first is None else first.task_id)) as records:
+    async with aclosing(scan_runs(call, query.since, None if first is None else first.task_id)) as records:
         async for record in records:
             yield record, 0
 

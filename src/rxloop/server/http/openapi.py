@@ -15,11 +15,13 @@ from rxloop.protocol import http_api as http
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.http_api import Deltas, Problem, RunInfo
 from rxloop.protocol.http_api.comparison import RunComparison
+from rxloop.protocol.http_api.experiments import ExperimentInfo, ExperimentPage
 from rxloop.protocol.http_api.inspection import AccessInfo, Outline, ProblemList, ProblemPage, SearchPage, SearchResults
 from rxloop.protocol.http_api.requests import RequestList, SentRequest
 from rxloop.server.core.adapter import Endpoint
 from rxloop.server.core.stream import NDJSON, SSE
 from rxloop.server.http import comparison, exports, findings, inspection, model_requests, reads, run_lists
+from rxloop.server.http import experiments as trials
 from rxloop.server.http import operations as runs
 from rxloop.server.http.requests import (
     ContextQuery,
@@ -115,6 +117,10 @@ OPERATIONS = (
     Operation("GET", "/contexts", reads.contexts, query=PageQuery, responses={200: http.ContextPage}),
     Operation("GET", f"{_CONTEXT}/runs", reads.context_runs, query=RunsInContextQuery, responses={200: http.RunPage}),
     Operation("GET", f"{_CONTEXT}/messages", reads.messages, query=ContextQuery, responses={200: http.MessageList}),
+    Operation(
+        "GET", "/experiments", trials.experiments, query=trials.ExperimentsQuery, responses={200: ExperimentPage}
+    ),
+    Operation("GET", "/experiments/{experiment}", trials.experiment, responses={200: ExperimentInfo}),
     Operation("GET", "/agents", reads.agents, responses={200: http.AgentList}),
     Operation("GET", "/me", inspection.me, responses={200: AccessInfo}),
     Operation("GET", "/healthz", reads.healthz, responses={200: http.Health}, public=True),
@@ -138,6 +144,7 @@ _HEADERS = {
 _DESCRIPTIONS = {204: "There are no more events.", 304: "The range of events has not changed."}
 _IDS = {
     "task_id": "Id of the run.",
+    "experiment": "Name of the experiment.",
     "context_id": "Id of the conversation.",
     "seq": "`seq` of the `llm-call` event.",
 }
