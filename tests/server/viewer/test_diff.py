@@ -100,7 +100,7 @@ async def test_fork_with_another_result_runs_live_next_to_its_original(page: Pag
         await expect(details.get_by_role("heading", name="result.level")).to_be_visible()
         gate.set()
         await expect(b.locator(".state.completed")).to_be_visible()
-        await expect(find_pairs(page).filter(has_text="Go out.")).to_have_count(1)
+        await expect(find_pairs(page).filter(has_text="Go out.").first).to_be_visible()
         a = page.get_by_role("region", name="Run A")
         await expect(a).to_contain_text("2 model calls, 1 tool call")
         await expect(b).to_contain_text("since the difference: 2 model calls, 1 tool call")
@@ -137,7 +137,7 @@ async def test_fork_with_a_new_prompt_another_model_and_settings(page: Page) -> 
         await form.get_by_label("Maximum number of tokens").fill("9")
         await expect(form).to_contain_text("Asks cheap:m again from step 1.")
         await form.get_by_role("button", name="Start the fork").click()
-        await expect(find_pairs(page).filter(has_text="It is four.")).to_have_count(1)
+        await expect(find_pairs(page).filter(has_text="It is four.").first).to_be_visible()
         [request] = cheap.requests
         assert (request.messages[-1].text, request.settings.max_tokens) == ("2 + 2 in words", 9)
 
