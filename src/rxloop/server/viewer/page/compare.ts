@@ -2,7 +2,7 @@
 
 import { batch, computed, signal } from '@preact/signals';
 import { follow, type ApiError, type RunInfo } from './api.ts';
-import { toRows, type RunComparison } from './diff.ts';
+import { toActiveTimes, toRows, type RunComparison } from './diff.ts';
 import { Outline, type Event } from './outline.ts';
 import { address, api, change, signIn, toApiError } from './store.ts';
 
@@ -25,6 +25,11 @@ export const arrived = signal(0);
 
 export const rows = computed(() => (comparison.value ? toRows(comparison.value, opened.value) : []));
 export const differences = computed(() => rows.value.filter(each => each.difference));
+/** Times of the events of each run, without the time between attempts. */
+export const times = computed(() => {
+  arrived.value;
+  return sides.value.map(each => toActiveTimes(each.outline));
+});
 /** Number of the selected difference from 1, or 0 if there is none. */
 export const chosen = computed(() => Math.min(Math.max(Number(address.value.at) || 1, 1), differences.value.length));
 

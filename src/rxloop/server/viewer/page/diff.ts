@@ -1,7 +1,7 @@
 // Differences between two runs: rows of the comparison, and the parts in which two events differ.
 
 import { diffWordsWithSpace } from 'diff';
-import type { Event } from './outline.ts';
+import type { Event, Outline } from './outline.ts';
 
 export type Change = 'same' | 'changed' | 'only';
 
@@ -81,6 +81,15 @@ export interface Difference {
   parts: Part[];
 }
 
+/** Times of the events without the time between attempts. A fork copies events that may be days older than its own. */
+export function toActiveTimes(outline: Outline): number[] {
+  let time = 0;
+  return outline.time.map((at, i) => {
+    const isSameAttempt = i > 0 && outline.attemptOf(outline.seq[i]) === outline.attemptOf(outline.seq[i - 1]);
+    return (time += isSameAttempt ? at - outline.time[i - 1] : 0);
+  });
+}
+
 /** Fields that differ in any two runs. */
 const INCIDENTAL = new Set([
   'version', 'contextId', 'taskId', 'seq', 'sub', 'attempt', 'timestamp', 'parentTaskId', 'agentPath', 'metadata', 'id', 'toolCallId', 'messageId', 'inputId',
@@ -94,7 +103,9 @@ const MAX_DIFFERENCES = 200;
 export function compareEvents(a: Event | null, b: Event | null): Difference[] {
   const found: Difference[] = [];
   visit(a ?? undefined, b ?? undefined, '', found);
-  return found;
+  // The model usually reads the result itself.
+  const isRead = [a, b].every(each => each?.kind === 'tool-complete' && isSame(parseText(each.content), parseText(each.result)));
+  return isRead ? found.filter(each => !/^content\b/.test(each.path)) : found;
 }
 
 function visit(a: unknown, b: unknown, path: string, found: Difference[]): void {

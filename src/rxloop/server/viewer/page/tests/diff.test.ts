@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { formatAddress, parseAddress } from '../address.ts';
-import { compareEvents, describeCost, toRows, type RunComparison } from '../diff.ts';
+import { compareEvents, describeCost, toActiveTimes, toRows, type RunComparison } from '../diff.ts';
 import { describePlan, makeForkDraft, makeSettings, planFork, readFork, readResult } from '../forks.ts';
 import type { Event } from '../outline.ts';
 import { makeEvents, makeOutline } from './run.ts';
@@ -101,4 +101,20 @@ test('only changed fields of a fork are sent', () => {
   assert.equal(readResult(makeEvent({ kind: 'llm-call' }), null), null);
   assert.equal(readResult(makeEvent({ success: false, error: 'x' }), null), '');
   assert.equal(readResult(makeEvent({ parentTaskId: 'p' }), null), null);
+});
+
+test('times do not include the time between attempts', () => {
+  const outline = makeOutline(makeEvents([
+    [0, 'task', { agentName: 'a', messages: [] }],
+    [100, 'llm-call', { step: '1', model: 'm' }],
+    [9_000_000, 'status-update', { state: 'working', attempt: 2 }],
+    [9_000_040, 'content-complete', { step: '1', attempt: 2 }],
+  ]));
+  assert.deepEqual(toActiveTimes(outline), [0, 100, 100, 140]);
+});
+
+test('the text that the model reads is not compared again if it is the result', () => {
+  const [a, b] = ['yellow', 'none'].map(level => makeEvent({ success: true, result: { level }, content: JSON.stringify({ level }) }));
+  assert.deepEqual(compareEvents(a, b).map(each => each.path), ['result.level']);
+  assert.deepEqual(compareEvents(a, { ...b, content: 'none' }).map(each => each.path), ['result.level', 'content']);
 });

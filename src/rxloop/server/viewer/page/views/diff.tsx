@@ -2,7 +2,7 @@
 
 import { useEffect } from 'preact/hooks';
 import { formatAddress } from '../address.ts';
-import { arrived, choose, chosen, compareFailure, comparison, differences, eventOf, openComparison, rows, sides, stepDifference, toggleStretch, type Side } from '../compare.ts';
+import { choose, chosen, compareFailure, comparison, differences, eventOf, openComparison, rows, sides, stepDifference, times, toggleStretch, type Side } from '../compare.ts';
 import { compareEvents, describeCost, type ComparedRun, type Difference, type Row } from '../diff.ts';
 import { family, letter } from '../kinds.ts';
 import { address } from '../store.ts';
@@ -81,30 +81,38 @@ function Head({ name, side, run, hasShared }: { name: string; side: Side; run: C
   );
 }
 
-/** Times of the first difference in both runs, and the longer time after it. */
-function measure(): { starts: number[]; span: number } {
+interface Axis {
+  /** Time of each event. */
+  time: number[];
+  /** Time of the first difference. */
+  start: number;
+  /** Longer time of both runs after the first difference. */
+  span: number;
+}
+
+/** Return a time axis for each run. Both begin at the first difference and have the same length. */
+function makeAxes(): Axis[] {
   const { at } = comparison.value!;
-  const starts = sides.value.map(({ outline }, k) => (at ? outline.time[outline.find(at[k] ?? outline.last)] ?? 0 : 0));
-  const span = Math.max(...sides.value.map(({ outline }, k) => outline.duration - starts[k]), 1);
-  return { starts, span };
+  const starts = sides.value.map(({ outline }, k) => (at ? times.value[k][outline.find(at[k] ?? outline.last)] ?? 0 : 0));
+  const span = Math.max(...times.value.map((each, k) => (each.at(-1) ?? 0) - starts[k]), 1);
+  return starts.map((start, k) => ({ time: times.value[k], start, span }));
 }
 
 function Rows() {
-  arrived.value;
   const list = rows.value;
-  const { starts, span } = measure();
+  const axes = makeAxes();
   const current = list.findIndex(each => each.difference === chosen.value && each.difference > 0);
   return (
     <List
       role="grid" label="Compared events" count={list.length} height={30} current={current}
-      render={(k, top) => <PairRow key={k} row={list[k]} number={k} top={top} starts={starts} span={span} />}
+      render={(k, top) => <PairRow key={k} row={list[k]} number={k} top={top} axes={axes} />}
     />
   );
 }
 
 const WORDS = { same: '', changed: '≠ changed', only: '± only here' };
 
-function PairRow({ row, number, top, starts, span }: { row: Row; number: number; top: number; starts: number[]; span: number }) {
+function PairRow({ row, number, top, axes }: { row: Row; number: number; top: number; axes: Axis[] }) {
   const style = px({ top });
   if (row.folded) {
     return (
@@ -120,18 +128,18 @@ function PairRow({ row, number, top, starts, span }: { row: Row; number: number;
       class={`row pair ${row.change}${isChosen ? ' selected' : ''}`} role="row" aria-rowindex={number + 1} aria-selected={isChosen} tabIndex={row.difference ? 0 : -1} style={style}
       data-a={row.a || undefined} data-b={row.b || undefined} onClick={select} onKeyDown={event => { if (event.key === 'Enter') select(); }}
     >
-      {sides.value.map((side, k) => <Cell key={k} side={side} seq={k ? row.b : row.a} row={row} start={starts[k]} span={span} />)}
+      {sides.value.map((side, k) => <Cell key={k} side={side} seq={k ? row.b : row.a} row={row} axis={axes[k]} />)}
     </div>
   );
 }
 
 const TRACK = 1000;
 
-function Cell({ side, seq, row, start, span }: { side: Side; seq: number; row: Row; start: number; span: number }) {
+function Cell({ side, seq, row, axis: { time, start, span } }: { side: Side; seq: number; row: Row; axis: Axis }) {
   const { outline } = side;
   const i = seq ? outline.find(seq) : -1;
   if (i < 0 || outline.seq[i] !== seq) return <span role="gridcell" class="cell missing">{seq ? '…' : ''}</span>;
-  const begin = outline.opens[i] ? outline.time[outline.find(outline.opens[i])] : outline.time[i];
+  const begin = time[outline.opens[i] ? outline.find(outline.opens[i]) : i];
   const toX = (ms: number) => Math.min(Math.max(((ms - start) / span) * TRACK, 0), TRACK);
   const which = family(outline.kind[i], outline.flags[i]);
   return (
@@ -142,10 +150,10 @@ function Cell({ side, seq, row, start, span }: { side: Side; seq: number; row: R
       {row.difference > 0 && <small>{WORDS[row.change]}</small>}
       {row.difference > 0 && (
         <svg class="track" viewBox={`0 0 ${TRACK} 10`} preserveAspectRatio="none" aria-hidden="true">
-          <rect class={which} x={toX(begin)} y="1" width={Math.max(toX(outline.time[i]) - toX(begin), 6)} height="8" />
+          <rect class={which} x={toX(begin)} y="1" width={Math.max(toX(time[i]) - toX(begin), 6)} height="8" />
         </svg>
       )}
-      <span class="took">{row.difference > 0 ? `+${formatDuration(Math.max(outline.time[i] - start, 0))}` : ''}</span>
+      <span class="took">{row.difference > 0 ? `+${formatDuration(Math.max(time[i] - start, 0))}` : ''}</span>
     </span>
   );
 }
@@ -176,7 +184,7 @@ function Details() {
 function Field({ difference: { path, parts } }: { difference: Difference }) {
   return (
     <section class="section">
-      <h3 class="mono"><bdi>{toLine(path)}</bdi></h3>
+      <h3 class="mono path"><bdi>{toLine(path)}</bdi></h3>
       <div class="block words">
         {parts.map((each, k) => (each.sign === '+' ? <ins key={k}><Text text={each.text} /></ins> : each.sign === '-' ? <del key={k}><Text text={each.text} /></del> : <Text key={k} text={each.text} />))}
       </div>
