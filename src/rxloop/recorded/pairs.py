@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from rxloop.operators.views.compare import by_branch, comparable_data
+from rxloop.operators.views.compare import by_branch, is_same
 from rxloop.protocol.events import Event
 from rxloop.protocol.messages import Message
 
@@ -65,7 +65,7 @@ def pair_events(
                 yield EventPair(None, b[following])
             following += 1
         other = b[index]
-        yield EventPair(event, other, comparable_data(event, before_a) == comparable_data(other, before_b))
+        yield EventPair(event, other, is_same(event, other, before_a, before_b))
     for index in range(following, len(b)):
         if slots_b[index] not in paired:
             yield EventPair(None, b[index])

@@ -22,6 +22,7 @@ from rxloop import (
     tool,
 )
 from rxloop.errors import RecordingMismatch, RxloopError
+from rxloop.operators.views.compare import comparable_data, is_same
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import ContentCompleteEvent, ToolCompleteEvent
 from rxloop.protocol.messages import ToolCall
@@ -275,3 +276,12 @@ def test_compare_rejects_a_file_that_it_cannot_read(tmp_path: Path) -> None:
     (tmp_path / "run.jsonl").write_text("nonsense\n", encoding="utf-8")
     with pytest.raises(ConfigurationError, match="line 1"):
         op.compare(str(tmp_path / "run.jsonl"))
+
+
+async def test_events_are_the_same_if_their_comparable_data_is_equal() -> None:
+    scripts = [SCRIPT, SCRIPT, (call("get_weather", "other", city="Oslo"), "It is 8 C."), ("It is 7 C.",)]
+    runs = [await record_run(*script) for script in scripts]
+    events = [each for run in runs for each in run if each.durable]
+    results = [(is_same(a, b), comparable_data(a, ()) == comparable_data(b, ())) for a in events for b in events]
+    assert [found for found, _ in results] == [expected for _, expected in results]
+    assert {True, False} == {found for found, _ in results}

@@ -14,6 +14,7 @@ from rxloop.testing import ScriptedModel, call
 from support.acting_pages import ActingServer, serve_agents
 from support.browser import expect, find_barriers
 from support.viewer_pages import find_inspector, get_text, serve_view
+from support.viewer_runs import record_hostile_run, record_weather_run
 
 if TYPE_CHECKING:
     from playwright.async_api import Locator, Page
@@ -195,6 +196,26 @@ async def test_comparison_with_an_unknown_run_is_explained(page: Page) -> None:
         task_id = await start(served, owner=None)
         await page.goto(f"{served.url}/view/#/diff/{task_id}/unknown")
         await expect(page.get_by_role("heading", name="No such run")).to_be_visible()
+
+
+@pytest.mark.parametrize("size", [(1680, 960), (390, 844)])
+async def test_hostile_run_is_compared_as_text(page: Page, size: tuple[int, int]) -> None:
+    await page.set_viewport_size({"width": size[0], "height": size[1]})
+    log = MemoryEventLog()
+    a, b = record_weather_run(log), await record_hostile_run(log)
+    async with serve_view(log) as url:
+        await page.goto(f"{url}#/diff/{a}/{b}")
+        await expect(find_pairs(page).first).to_be_visible()
+        details = page.get_by_role("complementary", name="Difference")
+        for _ in range(8):
+            await expect(details.locator("section").first).to_be_attached()
+            assert await page.evaluate("document.documentElement.scrollWidth") <= size[0]
+            await page.keyboard.press(";")
+        await expect(page.locator(".heads")).to_contain_text("<img src=x")
+        assert await page.evaluate("[window.hacked, document.querySelectorAll('.page img, .page script').length]") == [
+            None,
+            0,
+        ]
 
 
 @pytest.mark.service("axe")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, cast
 
 from rxloop.errors import RecordingMismatch
@@ -99,7 +100,7 @@ def split_at_difference(
     for index, (key, event) in enumerate(by_branch(a)):
         queue = queues.get(key)
         other = queue.popleft() if queue else None
-        if other is None or comparable_data(event, before_a) != comparable_data(other, before_b):
+        if other is None or not is_same(event, other, before_a, before_b):
             rest_of_a = a[index:]
             break
         same.add(id(other))
@@ -182,9 +183,36 @@ def comparable_data(event: Event, before: Sequence[Message]) -> dict[str, Any]:
         # A fork's task includes its conversation. The model is compared in each `llm-call`.
         messages = [*before, *event.messages]
         return {"kind": event.kind, "messages": [_message(message) for message in messages]}
-    incidental = {name for cls in type(event).__mro__ for name in vars(cls).get("incidental_fields", ())}
-    exclude = {**_NESTED, **dict.fromkeys(_ENVELOPE | incidental, True)}
+    exclude = {**_NESTED, **dict.fromkeys(_ENVELOPE | _find_incidental(type(event)), True)}
     return event.model_dump(mode="json", by_alias=False, exclude=exclude)
+
+
+@cache
+def _list_compared_fields(event_type: type[Event]) -> tuple[str, ...]:
+    return tuple(name for name in event_type.model_fields if name not in _ENVELOPE | _find_incidental(event_type))
+
+
+def _find_incidental(event_type: type[Event]) -> set[str]:
+    return {name for cls in event_type.__mro__ for name in vars(cls).get("incidental_fields", ())}
+
+
+def is_same(a: Event, b: Event, before_a: Sequence[Message] = (), before_b: Sequence[Message] = ()) -> bool:
+    """Return True if two events have the same comparable data.
+
+    Args:
+        a: Event of the first run.
+        b: Event of the second run.
+        before_a: Messages of the conversation before the first run.
+        before_b: Messages of the conversation before the second run.
+    """
+    if type(a) is not type(b):
+        return False
+    # Most events are equal except for their envelope, which is much faster to check than the data without ids.
+    if not isinstance(a, TaskEvent):
+        fields_a, fields_b = vars(a), vars(b)
+        if all(fields_a.get(name) == fields_b.get(name) for name in _list_compared_fields(type(a))):
+            return True
+    return comparable_data(a, before_a) == comparable_data(b, before_b)
 
 
 def _message(message: Message) -> dict[str, Any]:
