@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import orjson
 import pytest
 
 from rxloop import (
@@ -29,6 +30,7 @@ from rxloop import (
 from rxloop.context import TextWorkspace
 from rxloop.protocol.http_api.requests import SentRequest
 from rxloop.protocol.messages import ErrorInfo
+from rxloop.protocol.step_events import RecordedPart
 from rxloop.recorded.request import RequestFold
 from rxloop.recorded.requests import RequestListFold
 from rxloop.state.run_state import RunState, initial_state
@@ -341,6 +343,67 @@ async def test_record_without_its_texts_is_not_exact() -> None:
         assert not request.exact
         assert request.parts[0].message is None
         check_sums(request)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"messages": [(0, 10**12)]},
+        {"messages": [(-2, 0)]},
+        {"messages": [(1, 0)]},
+        {"base": 1, "same": 10**12, "messages": []},
+        {"messages": [RecordedPart(text="unknown", index=10**12)]},
+        {"messages": [RecordedPart(text="unknown", index=-1)]},
+        {"system": [RecordedPart(text="unknown")]},
+        {"tools": "unknown"},
+        {"texts": {"unknown": 1}, "tail": [RecordedPart(text="unknown")]},
+    ],
+)
+async def test_invalid_record_is_not_exact(changes: dict[str, Any]) -> None:
+    log, task_id = await run_agent(ScriptedModel(*look_calls(1), "Done."))
+    events: list[Event] = []
+    for event in await log.read(task_id):
+        if isinstance(event, LLMCallEvent) and event.request is not None:
+            event = event.model_copy(update={"request": event.request.model_copy(update=changes)})
+        events.append(event)
+    for event in list_calls(events):
+        request = rebuild(events, event.seq)
+        assert not request.exact
+        check_sums(request)
+    fold = RequestListFold(initial_state(), internal=True, limit=10)
+    fold.add(events)
+    assert not any(row.exact for row in fold.make_rows())
+
+
+async def test_record_of_a_history_with_another_length_is_not_exact() -> None:
+    log, task_id = await run_agent(ScriptedModel(*look_calls(1), "Done."))
+    events = [
+        event.model_copy(update={"message_count": event.message_count + 1})
+        if isinstance(event, LLMCallEvent)
+        else event
+        for event in await log.read(task_id)
+    ]
+    assert not any(rebuild(events, event.seq).exact for event in list_calls(events))
+
+
+async def test_events_of_other_versions_are_decoded() -> None:
+    log, task_id = await run_agent(ScriptedModel("Done."))
+    (event,) = list_calls(await log.read(task_id))
+    data = orjson.loads(event.to_json())
+    later = {**data, "request": {**data["request"], "future": 1, "system": [{"text": "a", "future": 1}]}}
+    decoded = Event.from_json(orjson.dumps(later))
+    assert isinstance(decoded, LLMCallEvent)
+    assert decoded.request is not None
+    assert [part.text for part in decoded.request.system] == ["a"]
+    earlier = {name: value for name, value in data.items() if name not in ("request", "parts", "window")}
+    decoded = Event.from_json(orjson.dumps(earlier))
+    assert isinstance(decoded, LLMCallEvent)
+    assert (decoded.request, decoded.parts, decoded.window) == (None, None, None)
+    assert orjson.loads(decoded.to_json()) == earlier
+    assert b"request" not in event.to_json(public=True)
+    public = Event.from_json(event.to_json(public=True))
+    assert isinstance(public, LLMCallEvent)
+    assert public.parts == event.parts
 
 
 async def test_failed_tries_are_listed_with_their_times() -> None:

@@ -198,7 +198,7 @@ class _Builder:
         for ref in found.items.iter_refs():
             if isinstance(ref, int):
                 parts.append(self._make_history_part(ref))
-            elif ref.index is None or ref.index >= len(self._history):
+            elif ref.index is None or not 0 <= ref.index < len(self._history):
                 parts.append(self._make_layer(ref, ref.origin or "note", "user"))
             else:
                 parts.append(self._make_edited_part(ref, ref.index))

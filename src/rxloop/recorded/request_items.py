@@ -102,20 +102,24 @@ class RequestItemsReader:
             return RequestItems(_rebuild_items(state).items, system, tail, exact=False)
         changed = (*system, *tail, *(item for item in items if isinstance(item, ChangedMessage)))
         is_complete = _count(items) + len(system) + len(tail) == event.message_count
-        ranges = (item for item in items if not isinstance(item, ChangedMessage))
-        exact = is_complete and all(last < len(history) for _, last in ranges)
-        exact = exact and all(part.message is not None for part in changed)
+        exact = is_complete and all(part.message is not None for part in changed)
         return RequestItems(items, system, tail, exact=exact and self.has_texts(record))
 
     def _read_items(
         self, event: LLMCallEvent, record: RequestRecord, length: int, media: _MediaIndex
     ) -> Sequence[Item] | None:
-        """Return the items between the layers, or None if the base is unknown."""
+        """Return the items between the layers, or None if the base or a message is unknown."""
         if record.messages is None:
             return [(0, length - 1)] if length else []
-        items: list[Item] = [
-            self._load(item, media) if isinstance(item, RecordedPart) else item for item in record.messages
-        ]
+        items: list[Item] = []
+        for item in record.messages:
+            if isinstance(item, RecordedPart):
+                items.append(self._load(item, media))
+            elif not 0 <= item[0] <= item[1] < length:
+                # The record belongs to another history, or it was edited.
+                return None
+            else:
+                items.append(item)
         bases = self._bases.setdefault((event.task_id, event.branch), {})
         if record.base is not None:
             base = bases.get(record.base)
@@ -137,7 +141,7 @@ class RequestItemsReader:
     def get_tools(self, record: RequestRecord | None) -> list[tuple[str, dict[str, Any]]]:
         """Return the digests and definitions of the tools of a request."""
         digests = cast("list[str]", self.texts.get(record.tools or "", ())) if record is not None else ()
-        return [(digest, self.texts.get(digest, {})) for digest in digests]
+        return [(digest, tool if isinstance(tool := self.texts.get(digest), dict) else {}) for digest in digests]
 
     def _load(self, part: RecordedPart, media: _MediaIndex) -> ChangedMessage:
         data = self.texts.get(part.text)

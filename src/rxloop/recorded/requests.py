@@ -188,7 +188,7 @@ def _measure(message: Message) -> int:
 def _list_edits(items: RequestItems, history: Sequence[Message]) -> list[tuple[int, int, Edit]]:
     edits: list[tuple[int, int, Edit]] = []
     for item in items.items:
-        if not isinstance(item, ChangedMessage) or item.index is None or item.index >= len(history):
+        if not isinstance(item, ChangedMessage) or item.index is None or not 0 <= item.index < len(history):
             continue
         edit: Edit = "rewritten" if item.message is None else compare_texts(item.message, history[item.index])
         if edits and edits[-1][1] == item.index - 1 and edits[-1][2] == edit:

@@ -79,6 +79,8 @@ def load_message(data: Any, media: dict[str, Any]) -> Message | None:
     Raises:
         ValueError: The data is not a message.
     """
+    if not isinstance(data, dict):
+        raise ValueError(f"a message must be a JSON object, got {type(data).__name__}")
     fields = cast("dict[str, Any]", thaw(data))
     content = fields.get("content")
     if isinstance(content, list):
