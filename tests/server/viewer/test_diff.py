@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rxloop import Agent, MemoryEventLog, tool
+from rxloop import Agent, EventLog, MemoryEventLog, tool
 from rxloop.server import Principal, bearer
 from rxloop.testing import ScriptedModel, call
 from support.acting_pages import ActingServer, serve_agents
 from support.browser import expect, find_barriers
 from support.viewer_pages import find_inspector, get_text, serve_view
-from support.viewer_runs import record_hostile_run, record_weather_run
+from support.viewer_runs import record_hostile_run
 
 if TYPE_CHECKING:
     from playwright.async_api import Locator, Page
@@ -199,10 +199,12 @@ async def test_comparison_with_an_unknown_run_is_explained(page: Page) -> None:
 
 
 @pytest.mark.parametrize("size", [(1680, 960), (390, 844)])
-async def test_hostile_run_is_compared_as_text(page: Page, size: tuple[int, int]) -> None:
+async def test_hostile_run_is_compared_as_text(
+    page: Page, weather: tuple[EventLog, str], size: tuple[int, int]
+) -> None:
     await page.set_viewport_size({"width": size[0], "height": size[1]})
-    log = MemoryEventLog()
-    a, b = record_weather_run(log), await record_hostile_run(log)
+    log, a = weather
+    b = await record_hostile_run(log)
     async with serve_view(log) as url:
         await page.goto(f"{url}#/diff/{a}/{b}")
         await expect(find_pairs(page).first).to_be_visible()
