@@ -70,6 +70,9 @@ async def visit_pages(page: Page, url: str, task_id: str) -> AsyncGenerator[str]
     await page.keyboard.press("Enter")
     await expect(find_inspector(page).get_by_role("tabpanel")).to_be_visible()
     yield "inspector"
+    await page.goto(f"{url}#/diff/{task_id}/{task_id}")
+    await expect(page.get_by_role("grid", name="Compared events")).to_be_visible()
+    yield "diff"
 
 
 @pytest.mark.parametrize("size", [DESK, PHONE])

@@ -2,7 +2,7 @@
 
 import { effect, signal } from '@preact/signals';
 import type { ApiError } from './api.ts';
-import type { Event } from './outline.ts';
+import type { Event, EventOf } from './outline.ts';
 import { api, model, selected, toApiError } from './store.ts';
 
 const bodies = new Map<number, Event | null>();
@@ -17,6 +17,12 @@ export function bodyOf(seq: number): Event | null | undefined {
   // After a failure, the reader decides when to try again.
   if (!bodies.has(seq) && !bodyFailure.peek()) void fetchBodies(seq);
   return bodies.get(seq);
+}
+
+/** Return the body of an event of a kind, or undefined while it is fetched. Null if it is hidden, or of another kind. */
+export function bodyOfKind<K extends Event['kind']>(seq: number, kind: K): EventOf<K> | null | undefined {
+  const event = bodyOf(seq);
+  return event?.kind === kind ? (event as EventOf<K>) : event && null;
 }
 
 async function fetchBodies(seq: number): Promise<void> {

@@ -70,7 +70,7 @@ export function readResult(event: Event | null | undefined, end: Event | null | 
   if (event?.kind !== 'tool-start' && event?.kind !== 'tool-complete') return null;
   if (event.parentTaskId || event.branch) return null;
   const result = event.kind === 'tool-complete' ? event : end;
-  return result?.success ? JSON.stringify(result.result ?? null, null, 2) : '';
+  return result?.kind === 'tool-complete' && result.success ? JSON.stringify(result.result ?? null, null, 2) : '';
 }
 
 export interface ForkDraft {
@@ -98,7 +98,7 @@ export function readFork(seq: number, draft: ForkDraft, settings: Field, call: E
   if (call && shown !== null && draft.result.trim() && draft.result !== shown) {
     const reading = readJson(draft.result, 'result');
     for (const [path, text] of reading.errors) errors.set(path, text);
-    body.results = { [`${call.step}/${call.index ?? 0}`]: reading.value };
+    body.results = { [`${call.step}/${'index' in call ? call.index : 0}`]: reading.value };
   }
   return { body, errors };
 }

@@ -2,7 +2,7 @@
 
 import { Fold } from './fold.ts';
 import { buildLanes, type Lane } from './lanes.ts';
-import { Outline, type Event, type OutlinePage } from './outline.ts';
+import { Outline, type Event, type EventOf, type OutlinePage } from './outline.ts';
 import { ThoughtGraph } from './thoughts.ts';
 import { buildRows, type Row } from './rows.ts';
 import { Axis, findBreaks, type Break } from './time.ts';
@@ -87,13 +87,13 @@ export class RunModel {
     this.live.delete(callKey(event));
   }
 
-  private endThought(event: Event): void {
+  private endThought(event: EventOf<'thought-stream' | 'content-complete'>): void {
     const live = this.live.get(callKey(event));
     if (live && (event.kind === 'content-complete' || event.source === 'reasoning')) live.thought = '';
     if (live && event.kind === 'content-complete') live.text = '';
   }
 
-  private addDelta(event: Event): boolean {
+  private addDelta(event: EventOf<'content-delta' | 'thought-delta'>): boolean {
     const key = callKey(event);
     const at = Date.parse(event.timestamp) - this.outline.start;
     const live = this.live.get(key) ?? { first: at, times: [], text: '', thought: '' };

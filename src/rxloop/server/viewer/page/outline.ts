@@ -1,9 +1,11 @@
 // The structure of a run as columns, one entry per durable event. Bodies of events are fetched only where they are shown.
 
+import type { Event } from './protocol.d.ts';
 import { CUT, FAILED, HIDDEN, HIDDEN_KIND, REFUSED, RETRIED, TRANSIENT, VOIDED, WAITS } from './kinds.ts';
 
 /** An event as sent by `GET /runs/{id}/events`. */
-export type Event = Record<string, any> & { kind: string; seq: number; sub: number; attempt: number; timestamp: string };
+export type { Event };
+export type EventOf<K extends Event['kind']> = Extract<Event, { kind: K }>;
 
 /** The answer of `GET /runs/{id}/outline`. */
 export interface OutlinePage {
@@ -133,7 +135,7 @@ export class Outline {
       return seq ?? 0;
     };
     const related = { a: find(event.relatedTo), b: find(event.session?.revisesId), opens: find(event.session?.mergesId) };
-    this.thoughts.set(event.thoughtId, event.seq);
+    if (event.thoughtId) this.thoughts.set(event.thoughtId, event.seq);
     return related;
   }
 
@@ -210,7 +212,8 @@ const NAMED = new Set(['tool-complete', 'tool-voided', 'subtask', 'server-tool']
 
 function isStart(event: Event): boolean {
   if (event.kind === 'status-update') return event.final !== true;
-  return event.kind === 'subtask' ? event.state === 'working' || event.state === 'submitted' : event.phase === 'start';
+  if (event.kind === 'server-tool') return event.phase === 'start';
+  return event.kind === 'subtask' && (event.state === 'working' || event.state === 'submitted');
 }
 
 function callKey(event: Event): string {
@@ -234,13 +237,14 @@ function callKey(event: Event): string {
 
 /** Return true for the event after which no more events follow. */
 function isOver(event: Event): boolean {
+  if (event.kind !== 'status-update') return false;
   const over = event.state === 'completed' || event.state === 'failed' || event.state === 'canceled';
-  return event.kind === 'status-update' && event.final === true && over && !event.parentTaskId;
+  return event.final === true && over && !event.parentTaskId;
 }
 
 function describe(event: Event): Entry {
   const [name, label, flags, a, b] = summarize(event);
-  const hidden = event.hidden || event.call?.hidden ? HIDDEN : 0;
+  const hidden = ('hidden' in event && event.hidden) || ('call' in event && event.call?.hidden) ? HIDDEN : 0;
   return {
     seq: event.seq, time: 0, kind: event.kind, name, step: event.step ?? '', branch: event.branch ?? '',
     path: (event.agentPath ?? []).join('/'), run: event.parentTaskId ? event.taskId : '', opens: 0, flags: flags | hidden, a, b, label: shorten(label),

@@ -121,7 +121,9 @@ function settle(): void {
 async function confirm(taskId: string, seq: number): Promise<void> {
   if (!sent.peek().size) return;
   const [event] = await api.events(taskId, seq, seq).catch(() => []);
-  if (model.peek().taskId === taskId && event) sent.value = without(sent.peek(), event.inputId ?? event.input?.inputId);
+  if (model.peek().taskId !== taskId || !event) return;
+  const id = 'inputId' in event ? event.inputId : event.kind === 'input-required' ? event.input.inputId : '';
+  sent.value = without(sent.peek(), id);
 }
 
 function without<T>(map: ReadonlyMap<string, T>, key: string): Map<string, T> {

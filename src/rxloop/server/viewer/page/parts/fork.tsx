@@ -77,7 +77,7 @@ function Form({ seq, event, shown, agent }: Props) {
         <textarea rows={2} value={draft.prompt} onInput={event => setDraft({ ...draft, prompt: event.currentTarget.value })} />
       </label>
       {shown !== null && (
-        <label class="field">Result of <bdi>{toLine(event?.call?.name ?? '')}</bdi>, as JSON
+        <label class="field">Result of <bdi>{toLine((event && 'call' in event && event.call?.name) || '')}</bdi>, as JSON
           <textarea class="mono" rows={4} spellcheck={false} value={draft.result} aria-invalid={errors.has('result')} onInput={event => setDraft({ ...draft, result: event.currentTarget.value })} />
           {!mayRepeat && <small>Without the scope effects, only results of client tools can be replaced.</small>}
         </label>

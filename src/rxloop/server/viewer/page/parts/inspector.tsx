@@ -3,8 +3,8 @@
 import type { ComponentChildren } from 'preact';
 import { moveTo } from '../commands.ts';
 import { family, letter } from '../kinds.ts';
-import { textOf, type Event } from '../outline.ts';
-import { bodiesRevision, bodyFailure, bodyOf } from '../bodies.ts';
+import { textOf, type Event, type EventOf } from '../outline.ts';
+import { bodiesRevision, bodyFailure, bodyOf, bodyOfKind } from '../bodies.ts';
 import { address, change, info, inspectorWidth, isInspectorOpen, keepSetting, useModel, selected } from '../store.ts';
 import { toLine } from '../text.ts';
 import { formatDuration, formatNumber } from '../time.ts';
@@ -64,7 +64,7 @@ function Head({ shape, title, sub, children }: { shape: ComponentChildren; title
 function Summary() {
   const { outline } = useModel();
   const run = info.value;
-  const task = outline.size ? bodyOf(outline.seq[0]) : undefined;
+  const task = outline.size ? bodyOfKind(outline.seq[0], 'task') : undefined;
   if (!run) return <div class="section quiet">…</div>;
   const failed = run.error?.message ?? (run.state === 'failed' ? run.reason : undefined);
   return (
@@ -73,7 +73,7 @@ function Summary() {
         <span>{run.state}</span><span>{new Date(run.created).toLocaleString()}</span><span class="mono">{run.taskId.slice(-8)}</span>
       </Head>
       <div class="scroll">
-        {task && <Section title="Asked">{(task.messages ?? []).map((each: { role: string; content: unknown }, k: number) => <Block key={k} text={textOf(each.content)} />)}</Section>}
+        {task && <Section title="Asked">{task.messages.map((each, k) => <Block key={k} text={textOf(each.content)} />)}</Section>}
         {run.content && <Section title="Answer"><Block text={run.content} /></Section>}
         {failed && <Section title="Failed" isFailed><Block text={failed} /></Section>}
         {(run.pending ?? []).map((each, k) => <Section title="Waits for an answer" key={k}><Block text={each.prompt ?? ''} /></Section>)}
@@ -198,7 +198,7 @@ function Data({ title, value, aside }: { title: string; value: unknown; aside?: 
 /** The content of an event, in the terms of its kind. */
 function Content({ event }: { event: Event }) {
   switch (event.kind) {
-    case 'task': return <>{event.messages.map((each: { role: string; content: unknown }, k: number) => <Data key={k} title={each.role} value={textOf(each.content)} />)}</>;
+    case 'task': return <>{event.messages.map((each, k) => <Data key={k} title={each.role} value={textOf(each.content)} />)}</>;
     case 'tool-start': return <Data title="Call" value={event.call.arguments} aside={event.call.id} />;
     case 'tool-complete': return <ToolResult event={event} />;
     case 'content-complete': return <Message event={event} />;
@@ -212,7 +212,7 @@ function Content({ event }: { event: Event }) {
     );
     case 'usage': return (
       <Section title="Tokens">
-        <Facts pairs={[['input', formatNumber(event.inputTokens)], ['from the cache', formatNumber(event.cachedTokens ?? 0)], ['output', formatNumber(event.outputTokens)], ['reasoning', formatNumber(event.reasoningTokens ?? 0)]]} />
+        <Facts pairs={[['input', formatNumber(event.inputTokens ?? 0)], ['from the cache', formatNumber(event.cachedTokens ?? 0)], ['output', formatNumber(event.outputTokens ?? 0)], ['reasoning', formatNumber(event.reasoningTokens ?? 0)]]} />
       </Section>
     );
     case 'input-required': return <><Data title="Question" value={event.input?.prompt} /><Data title="Options" value={event.input?.options} /></>;
@@ -240,7 +240,7 @@ function withoutEnvelope(event: Event): Record<string, unknown> {
   return Object.fromEntries(Object.entries(event).filter(([name, value]) => !ENVELOPE.has(name) && value !== null));
 }
 
-function ToolResult({ event }: { event: Event }) {
+function ToolResult({ event }: { event: EventOf<'tool-complete'> }) {
   const took = event.duration == null ? undefined : `took ${formatDuration(event.duration * 1000)}`;
   const isSame = typeof event.result === 'string' && event.result === event.content;
   return (
@@ -252,9 +252,9 @@ function ToolResult({ event }: { event: Event }) {
   );
 }
 
-function Message({ event }: { event: Event }) {
+function Message({ event }: { event: EventOf<'content-complete'> }) {
   const first = event.firstToken == null ? undefined : `first token after ${formatDuration(event.firstToken * 1000)}`;
-  const calls: { id: string; name: string; arguments: unknown }[] = event.toolCalls ?? [];
+  const calls = event.toolCalls ?? [];
   return (
     <>
       {event.reasoning && <Data title="Reasoning" value={event.reasoning} />}
@@ -265,26 +265,26 @@ function Message({ event }: { event: Event }) {
   );
 }
 
-function Thought({ event }: { event: Event }) {
+function Thought({ event }: { event: EventOf<'thought-stream'> }) {
   const confidence = event.confidence == null ? undefined : `confidence ${event.confidence}`;
   return (
     <>
       <Data title={event.thoughtType ?? 'Thought'} value={event.content} aside={confidence} />
-      {event.alternatives?.length > 0 && <Data title="Alternatives" value={event.alternatives} />}
+      {event.alternatives && event.alternatives.length > 0 && <Data title="Alternatives" value={event.alternatives} />}
       <Section title="Place"><Facts pairs={[['id', event.thoughtId ?? ''], ['related to', event.relatedTo ?? '—'], ['source', event.source ?? '']]} /></Section>
     </>
   );
 }
 
 /** A request to the model, with the text that has arrived so far. */
-function Request({ event }: { event: Event }) {
+function Request({ event }: { event: EventOf<'llm-call'> }) {
   const key = `${event.parentTaskId ? event.taskId : ''} ${event.branch ?? ''} ${event.step ?? ''}`;
   const live = useModel().live.get(key);
   return (
     <>
       <Section title="Request"><Facts pairs={[['model', event.model], ['messages', formatNumber(event.messageCount)], ['tools', formatNumber(event.toolCount)], ['estimated tokens', formatNumber(event.estimatedInputTokens)]]} /></Section>
       {live?.text && <Data title="Text so far" value={live.text} />}
-      {event.problems?.length > 0 && <Data title="Repaired" value={event.problems} />}
+      {event.problems && event.problems.length > 0 && <Data title="Repaired" value={event.problems} />}
     </>
   );
 }

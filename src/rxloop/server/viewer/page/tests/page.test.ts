@@ -101,7 +101,7 @@ test('invisible characters are marked codes', () => {
 });
 
 function event(seq: number): Event {
-  return { kind: 'custom', seq, sub: 0, attempt: 1, timestamp: '2026-01-01T00:00:00Z' };
+  return { version: 1, kind: 'custom', name: 'x', contextId: 'c', taskId: 'run', seq, sub: 0, attempt: 1, timestamp: '2026-01-01T00:00:00Z' };
 }
 
 test('a broken stream continues after the last cursor', async () => {

@@ -7,8 +7,8 @@ const START = Date.parse('2026-01-01T00:00:00.000Z');
 /** Make the events of a run. Each entry is the time in milliseconds, the kind and the fields. */
 export function makeEvents(entries: [number, string, Record<string, unknown>?][]): Event[] {
   return entries.map(([ms, kind, fields = {}], k) => ({
-    version: 1, kind, contextId: 'c', taskId: 'run', seq: k + 1, sub: 0, attempt: 1, timestamp: new Date(START + ms).toISOString(), ...fields,
-  }));
+    version: 1, kind: kind as 'custom', contextId: 'c', taskId: 'run', seq: k + 1, sub: 0, attempt: 1, timestamp: new Date(START + ms).toISOString(), ...fields,
+  }) as Event);
 }
 
 const forecast = (id: string) => ({ step: '1', call: { id, name: 'get_forecast', arguments: { city: 'Oslo' } } });

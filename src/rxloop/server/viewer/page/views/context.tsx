@@ -4,7 +4,7 @@ import { useLayoutEffect, useMemo, useRef, useState } from 'preact/hooks';
 import { moveTo } from '../commands.ts';
 import { barAt, barWidth, drawBars, scaleOf } from '../bars.ts';
 import { readPalette } from '../draw.ts';
-import { bodyOf } from '../bodies.ts';
+import { bodyOfKind } from '../bodies.ts';
 import { textOf } from '../outline.ts';
 import {
   cacheShare, cellPath, cellsOf, describeCells, findCall, inputOf, isOmitted, interleave, PART_NAMES, PARTS, scaleParts, sumRows, trackOf, type Cell,
@@ -184,7 +184,7 @@ function Compression({ seq, call, rows }: { seq: number; call: number; rows: rea
 }
 
 function Folded({ seq, call, rows }: { seq: number; call: number; rows: readonly RequestRow[] }) {
-  const event = bodyOf(seq);
+  const event = bodyOfKind(seq, 'context-compressed');
   const request = requestOf(call);
   if (!event || !request) return <p class="quiet">Loading…</p>;
   const folded = new Set<number>(event.folded ?? []);
@@ -193,7 +193,7 @@ function Folded({ seq, call, rows }: { seq: number; call: number; rows: readonly
   return (
     <>
       <p class="quiet">{event.reason || 'overflow'}: {formatNumber(event.dropped ?? 0)} messages left out, {formatNumber(event.shortened ?? 0)} results shortened{toLine(cost)}{event.budgetUnmet && '. The request is still too large'}</p>
-      {(event.problems ?? []).map((each: string, k: number) => <p key={k} class="rebuilt"><b>Repaired</b> <Text text={each} /></p>)}
+      {(event.problems ?? []).map((each, k) => <p key={k} class="rebuilt"><b>Repaired</b> <Text text={each} /></p>)}
       {summary.map((each, k) => <div key={k}><p class="caption-line">Summary, {formatNumber(each.tokens)} tokens</p><div class="block">{each.hidden ? 'hidden from clients' : <Text text={textOf(each.message?.content)} />}</div></div>)}
       <p class="caption-line">Left out and shortened</p>
       {interleave(request.parts, request.leftOut).filter(each => each.index !== undefined && folded.has(each.index)).map(each => (

@@ -2,7 +2,7 @@
 
 import type { ComponentChildren } from 'preact';
 import { useEffect, useRef, useState } from 'preact/hooks';
-import { bodyOf } from '../bodies.ts';
+import { bodyOf, bodyOfKind } from '../bodies.ts';
 import { moveTo } from '../commands.ts';
 import {
   describeAnswer, describeTry, explainEnd, findUsage, listTurns, nameCause, reasoningTime, splitAtCitations, type Citation, type Turn as TurnOf,
@@ -10,7 +10,7 @@ import {
 import { family } from '../kinds.ts';
 import type { Part } from '../media.ts';
 import type { RunModel } from '../model.ts';
-import { type Event } from '../outline.ts';
+import type { Event, EventOf } from '../outline.ts';
 import { isAtEnd, now, playhead, revision, selected, useModel } from '../store.ts';
 import { toLine } from '../text.ts';
 import { formatDuration, formatNumber } from '../time.ts';
@@ -78,17 +78,18 @@ function Body({ run, index: i }: { run: RunModel; index: number }) {
   if (event === undefined) return <p class="quiet">…</p>;
   if (event === null) return <p class="quiet">A hidden message.</p>;
   switch (event.kind) {
-    case 'task': return <>{event.messages.map((each: { role: string; content: unknown }, k: number) => <Said key={k} event={event} look="user" label={`${each.role} message`}><Content content={each.content} seq={event.seq} /></Said>)}</>;
+    case 'task': return <>{event.messages.map((each, k) => <Said key={k} event={event} look="user" label={`${each.role} message`}><Content content={each.content} seq={event.seq} /></Said>)}</>;
     case 'message-added': return <Added run={run} index={i} event={event} />;
     case 'input-required': return <Question event={event} />;
     case 'auth-required': return <Said event={event} look="question" label="question"><small>sign-in</small>Sign in with <Text text={event.provider ?? 'the provider'} /></Said>;
     case 'input-received': return <Answer run={run} index={i} event={event} />;
-    default: return <Message run={run} index={i} event={event} />;
+    case 'content-complete': return <Message run={run} index={i} event={event} />;
+    default: return null;
   }
 }
 
 /** A message that was added while the run was working. */
-function Added({ run, index: i, event }: { run: RunModel; index: number; event: Event }) {
+function Added({ run, index: i, event }: { run: RunModel; index: number; event: EventOf<'message-added'> }) {
   const name = nameCause(event.cause);
   return (
     <Said event={event} look={event.role === 'system' ? 'system' : 'user'} label={name}>
@@ -98,28 +99,28 @@ function Added({ run, index: i, event }: { run: RunModel; index: number; event: 
   );
 }
 
-function Question({ event }: { event: Event }) {
-  const { prompt, options, call } = event.input ?? {};
+function Question({ event }: { event: EventOf<'input-required'> }) {
+  const { prompt, options, call } = event.input;
   return (
     <Said event={event} look="question" label="question">
       <small>question{call && <> about <bdi>{toLine(call.name)}</bdi></>}</small>
-      <LongText text={prompt ?? ''} />
-      {options?.length > 0 && <small>options: <bdi>{options.map((each: unknown) => toLine(String(each))).join(' / ')}</bdi></small>}
+      <LongText text={prompt} />
+      {options && options.length > 0 && <small>options: <bdi>{options.map(each => toLine(String(each))).join(' / ')}</bdi></small>}
     </Said>
   );
 }
 
-function Answer({ run, index: i, event }: { run: RunModel; index: number; event: Event }) {
+function Answer({ run, index: i, event }: { run: RunModel; index: number; event: EventOf<'input-received'> }) {
   const question = run.outline.opens[i] ? bodyOf(run.outline.opens[i]) : null;
-  const words = describeAnswer(question?.input?.inputKind ?? (question?.kind === 'auth-required' ? 'credential' : undefined), event.value);
+  const words = describeAnswer(question?.kind === 'input-required' ? question.input.inputKind : question?.kind === 'auth-required' ? 'credential' : undefined, event.value);
   return <Said event={event} look="user" label="answer to the question"><small>answer</small>{words === null ? <Json value={event.value} /> : <LongText text={words} />}</Said>;
 }
 
 /** A message of the model. */
-function Message({ run, index: i, event }: { run: RunModel; index: number; event: Event }) {
+function Message({ run, index: i, event }: { run: RunModel; index: number; event: EventOf<'content-complete'> }) {
   const end = explainEnd(event.finishReason, event.maxTokens);
-  const citations: Citation[] = event.citations ?? [];
-  const files: Part[] = event.files ?? [];
+  const citations = event.citations ?? [];
+  const files = event.files ?? [];
   if (!event.content && !event.reasoning && !files.length && !end) return null;
   return (
     <Said event={event} look="model" label={run.outline.path[i] ? `message of ${toLine(run.outline.path[i])}` : 'message of the model'}>
@@ -150,7 +151,7 @@ function Source({ citation }: { citation: Citation }) {
 function Reasoning({ run, index: i, text }: { run: RunModel; index: number; text: string }) {
   const ms = reasoningTime(run, i);
   const usage = findUsage(run.outline, i);
-  const tokens = usage < 0 ? 0 : bodyOf(run.outline.seq[usage])?.reasoningTokens;
+  const tokens = usage < 0 ? 0 : bodyOfKind(run.outline.seq[usage], 'usage')?.reasoningTokens;
   const length = tokens ? `${formatNumber(tokens)} tokens` : `${formatNumber(text.length)} characters`;
   return <details onClick={each => each.stopPropagation()}><summary>{ms < 0 ? 'reasoning' : `thought for ${formatDuration(ms)}`}, {length}</summary><LongText text={text} /></details>;
 }
@@ -203,7 +204,7 @@ function Call({ run, index: i }: { run: RunModel; index: number }) {
   const isOver = row.end > 0 && row.end <= last;
   const isSelected = selected.value > 0 && (row.id === selected.value || row.end === selected.value);
   const took = isOver ? formatDuration(row.to - row.from) : 'running';
-  const parts: Part[] = (isOver && bodyOf(row.end)?.parts) || [];
+  const parts: Part[] = (isOver && bodyOfKind(row.end, 'tool-complete')?.parts) || [];
   return (
     <>
       <button class={`call${isSelected ? ' selected' : ''}${row.voided ? ' voided' : ''}`} onClick={() => moveTo(isOver ? row.end : row.id)}>
@@ -220,7 +221,7 @@ function Call({ run, index: i }: { run: RunModel; index: number }) {
 /** A thought as one line. The reasoning of a message is part of the message. */
 function Thought({ run, index: i }: { run: RunModel; index: number }) {
   const { outline, rowOf } = run;
-  const body = bodyOf(outline.seq[i]);
+  const body = bodyOfKind(outline.seq[i], 'thought-stream');
   const end = rowOf[i]?.end ?? 0;
   if (body?.source === 'reasoning' && end > outline.seq[i] && end <= playhead.value && outline.kind[outline.find(end)] === 'content-complete') return null;
   return <Line run={run} index={i} text={outline.label[i]} name={outline.name[i]} />;

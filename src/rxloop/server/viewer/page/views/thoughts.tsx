@@ -1,7 +1,7 @@
 // Thoughts of a run, drawn like a commit graph.
 
 import { useState } from 'preact/hooks';
-import { bodyOf } from '../bodies.ts';
+import { bodyOfKind } from '../bodies.ts';
 import { moveTo } from '../commands.ts';
 import type { RunModel } from '../model.ts';
 import { isAtEnd, isLoading, now, playhead, selected, useModel } from '../store.ts';
@@ -56,10 +56,10 @@ interface RowProps {
 function ThoughtRow({ run, thought, number, top, isSelected, isReachable, isMarked, onHover }: RowProps) {
   const { outline } = run;
   const { index: i, seq } = thought;
-  const body = bodyOf(seq);
+  const body = bodyOfKind(seq, 'thought-stream');
   const open = () => moveTo(seq);
   const text = toLine(body?.content ?? outline.label[i]);
-  const names = [outline.path[i], outline.branch[i] || body?.session?.branchId].filter(Boolean).map(each => toLine(each));
+  const names = [outline.path[i], outline.branch[i] || body?.session?.branchId].flatMap(each => (each ? [toLine(each)] : []));
   const facts = [...describePlace(thought), ...names.map(each => `branch ${each}`), body?.incomplete && 'incomplete'].filter(Boolean).join(', ');
   const others: string[] = body?.alternatives ?? [];
   const looks = [isSelected && 'selected', isMarked && 'hovered', seq > playhead.value && 'later'].filter(Boolean).join(' ');
