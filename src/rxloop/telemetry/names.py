@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from operator import add, attrgetter
 from typing import Any
 
 import orjson
 
-from rxloop.protocol.events import ToolCompleteEvent
-from rxloop.protocol.messages import Message, ResponseInfo, ToolCall, Usage
+from rxloop.protocol.events import ToolCompleteEvent, UsageEvent
+from rxloop.protocol.messages import Message, ResponseInfo, ToolCall
 
 OPEN_CALLS = "rxloop_open_calls"
 """Attribute of the views created by `op.spans`, with their open calls."""
@@ -46,6 +47,16 @@ STEP, BRANCH, ITERATION, RETRIES = "rxloop.step", "rxloop.branch", "rxloop.itera
 
 INTERRUPTED = "interrupted"
 """Error type of spans without a recorded end, for example after a crash."""
+
+TokenCounts = tuple[int, ...]
+"""Input, output, cached, cache write and reasoning tokens."""
+_get_counts = attrgetter("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "reasoning_tokens")
+_CACHE = ("cache_read.input_tokens", "cache_creation.input_tokens")
+_USAGE = ("input_tokens", "output_tokens", *_CACHE, "reasoning.output_tokens")
+USAGE, AGGREGATED_USAGE = (
+    tuple(f"gen_ai.{prefix}.{name}" for name in _USAGE) for prefix in ("usage", "aggregated_usage")
+)
+"""Attributes of `TokenCounts`."""
 
 CAPTURE_CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
@@ -103,18 +114,15 @@ def response_attributes(response: ResponseInfo) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 
-def usage_attributes(usage: Usage, prefix: str = "gen_ai.usage") -> dict[str, int]:
+def add_usage(counts: TokenCounts | None, event: UsageEvent) -> TokenCounts:
+    """Return the sum of token counts. It is faster than adding `Usage` objects."""
+    new: TokenCounts = _get_counts(event)
+    return new if counts is None else tuple(map(add, counts, new))
+
+
+def usage_attributes(counts: TokenCounts, attributes: tuple[str, ...] = USAGE) -> dict[str, int]:
     """Return attributes for token counts, omitting optional counts that are 0."""
-    optional = {
-        "cache_read.input_tokens": usage.cached_tokens,
-        "cache_creation.input_tokens": usage.cache_write_tokens,
-        "reasoning.output_tokens": usage.reasoning_tokens,
-    }
-    return {
-        f"{prefix}.input_tokens": usage.input_tokens,
-        f"{prefix}.output_tokens": usage.output_tokens,
-        **{f"{prefix}.{name}": count for name, count in optional.items() if count},
-    }
+    return {name: count for name, count in zip(attributes, counts, strict=True) if count or name in attributes[:2]}
 
 
 def format_messages(messages: Iterable[Message]) -> str:

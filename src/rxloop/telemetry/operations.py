@@ -22,10 +22,12 @@ from rxloop.protocol.events import (
     ToolStartEvent,
     UsageEvent,
 )
-from rxloop.protocol.messages import ErrorInfo, Usage
+from rxloop.protocol.messages import ErrorInfo
 from rxloop.support.trace_context import get_trace_context
 from rxloop.telemetry import names
 
+Attributes = dict[str, Any]
+Identity = Mapping[str, Any]
 Key = tuple[str, str | None, str | None, int | None]
 """Task id, branch, step and call index of a model call (index None) or a tool call."""
 
@@ -35,7 +37,7 @@ class Operation:
     """Operation of a run. Its times are those of the events, in milliseconds."""
 
     name: str
-    identity: Mapping[str, Any]
+    identity: Identity
     """Attributes of its metrics. Empty if it has no metrics."""
     start: int
     parent: Operation | None
@@ -51,7 +53,7 @@ class Operation:
     """Error message. It may contain content."""
     is_over: bool = False
     """True if the operation is the last attempt of its run."""
-    usage: Usage | None = None
+    usage: names.TokenCounts | None = None
     first_chunk: float | None = None
     failure: ErrorInfo | None = None
     """Failure of the last request."""
@@ -66,15 +68,12 @@ class Recorder(Protocol):
 
     def start(self, operation: Operation) -> None:
         """Record the start of an operation."""
-        ...
 
     def fail(self, operation: Operation, event: LLMFailedEvent) -> None:
         """Record a failed request of a model call."""
-        ...
 
     def end(self, operation: Operation) -> None:
         """Record the end of an operation."""
-        ...
 
 
 @dataclass(slots=True)
@@ -123,20 +122,21 @@ class OperationFold:
 
     def add(self, event: Event) -> None:
         """Start or end the operations of an event."""
-        handle = self._HANDLERS[type(event)]
-        if handle is None:
-            if event.durable:
-                self._now = event.timestamp
-        elif not self._copied or event.seq > self._copied.get(event.root_task_id, 0):
-            # An interrupted attempt ends at its last event, so do not update the time before.
+        handle, handle_call = self._HANDLERS[type(event)], self._CALL_HANDLERS[type(event)]
+        if self._copied and event.seq <= self._copied.get(event.root_task_id, 0):
+            return
+        # An interrupted attempt ends at its last event, so update the time afterwards.
+        if handle is not None:
             handle(self, event)
+        elif handle_call is not None and (attempt := self._attempts.get(event.task_id)) is not None:
+            handle_call(self, attempt, event)
+        if event.durable:
             self._now = event.timestamp
 
     def close(self) -> None:
         """End the open operations at the time of the newest event, because there is no event that ends them."""
         for task_id in [*self._attempts]:
-            if task_id in self._attempts:
-                self._end_attempt(task_id, self._now, names.INTERRUPTED)
+            self._end_attempt(task_id, self._now, names.INTERRUPTED)
 
     # -- attempts
 
@@ -173,10 +173,10 @@ class OperationFold:
         # The first event of a run also describes the request for it.
         start = event if task is None or event.resumed else task
         caller = self._options.open_calls.get(call) if call is not None else None
-        name = f"invoke_agent {agent}" if agent else "invoke_agent"
         # A resumed attempt repeats the trace context.
         carrier = get_trace_context(event.metadata if task is None else task.metadata) or None
-        operation = Operation(name, _agent_identity(agent), start.timestamp, caller, details, event.task_id, carrier)
+        name, identity = _agent_identity(agent)
+        operation = Operation(name, identity, start.timestamp, caller, details, event.task_id, carrier)
         self._recorder.start(operation)
         attempt = self._attempts[event.task_id] = _Attempt(operation, event.parent_task_id)
         if task is not None and task.strategy:
@@ -198,9 +198,9 @@ class OperationFold:
             if operation is not None:
                 self._end(operation, now, cause, {})
         agent = attempt.agent
-        attributes: dict[str, Any] = {names.STATE: "working" if final is None else final.state}
+        attributes: Attributes = {names.STATE: "working" if final is None else final.state}
         if agent.usage is not None:
-            attributes |= names.usage_attributes(agent.usage, "gen_ai.aggregated_usage")
+            attributes |= names.usage_attributes(agent.usage, names.AGGREGATED_USAGE)
         if final is None:
             self._end(agent, now, cause, attributes)
             return
@@ -216,10 +216,7 @@ class OperationFold:
 
     # -- model calls
 
-    def _add_call(self, event: LLMCallEvent) -> None:
-        attempt = self._attempts.get(event.task_id)
-        if attempt is None:
-            return
+    def _add_call(self, attempt: _Attempt, event: LLMCallEvent) -> None:
         if self._options.iterations and event.branch is None:
             self._end_iteration(attempt, event.timestamp)
             number = {names.ITERATION: event.iteration}
@@ -229,7 +226,7 @@ class OperationFold:
         if key in attempt.calls:
             # The provider has refused the first request of the step, for example because it was too long.
             self._end_call(attempt, key, event.timestamp, names.INTERRUPTED, {})
-        details: dict[str, Any] = {names.CONVERSATION: event.context_id, names.STEP: event.step or ""}
+        details: Attributes = {names.CONVERSATION: event.context_id, names.STEP: event.step or ""}
         if event.branch:
             details[names.BRANCH] = event.branch
         if event.settings:
@@ -245,23 +242,19 @@ class OperationFold:
             call.failures += 1
             self._recorder.fail(call, event)
 
-    def _add_usage(self, event: UsageEvent) -> None:
-        attempt = self._attempts.get(event.task_id)
-        if attempt is None:
-            return
+    def _add_usage(self, attempt: _Attempt, event: UsageEvent) -> None:
         # Several models can answer one step, for example with `hedge`. Nested runs have their own operations, so no
         # token is counted twice.
-        usage = event.usage
         for operation in (attempt.agent, attempt.calls.get((event.task_id, event.branch, event.step, None))):
             if operation is not None:
-                operation.usage = usage if operation.usage is None else operation.usage + usage
+                operation.usage = names.add_usage(operation.usage, event)
 
-    def _complete_message(self, event: ContentCompleteEvent) -> None:
-        attempt, key = self._attempts.get(event.task_id), (event.task_id, event.branch, event.step, None)
-        call = attempt.calls.get(key) if attempt is not None else None
-        if attempt is None or call is None:
+    def _complete_message(self, attempt: _Attempt, event: ContentCompleteEvent) -> None:
+        key = (event.task_id, event.branch, event.step, None)
+        call = attempt.calls.get(key)
+        if call is None:
             return
-        attributes: dict[str, Any] = {names.FINISH_REASONS: (event.finish_reason,)}
+        attributes: Attributes = {names.FINISH_REASONS: (event.finish_reason,)}
         if call.usage is not None:
             attributes |= names.usage_attributes(call.usage)
         if event.first_token is not None:
@@ -274,7 +267,7 @@ class OperationFold:
         is_canceled = event.finish_reason == "canceled"
         self._end_call(attempt, key, event.timestamp, "canceled" if is_canceled else None, attributes)
 
-    def _end_call(self, attempt: _Attempt, key: Key, now: int, cause: str | None, attributes: dict[str, Any]) -> None:
+    def _end_call(self, attempt: _Attempt, key: Key, now: int, cause: str | None, attributes: Attributes) -> None:
         call = self._forget_call(attempt, key)
         failure = call.failure if cause is not None else None
         if call.failures:
@@ -286,19 +279,14 @@ class OperationFold:
             self._end(attempt.iteration, now, None, {})
             attempt.iteration = None
 
-    def _add_checkpoint(self, event: CheckpointEvent) -> None:
-        attempt = self._attempts.get(event.task_id)
-        if attempt is not None:
-            self._end_iteration(attempt, event.timestamp)
+    def _add_checkpoint(self, attempt: _Attempt, event: CheckpointEvent) -> None:
+        self._end_iteration(attempt, event.timestamp)
 
     # -- tool calls
 
-    def _start_tool(self, event: ToolStartEvent) -> None:
-        attempt = self._attempts.get(event.task_id)
-        if attempt is None:
-            return
+    def _start_tool(self, attempt: _Attempt, event: ToolStartEvent) -> None:
         call = event.call
-        details: dict[str, Any] = {names.TOOL_CALL: call.id, names.STEP: event.step or ""}
+        details: Attributes = {names.TOOL_CALL: call.id, names.STEP: event.step or ""}
         if self._options.content:
             details[names.TOOL_ARGUMENTS] = names.to_json(call.arguments)
         name, identity = _tool_identity(call.name)
@@ -306,12 +294,12 @@ class OperationFold:
         operation = self._start(name, identity, event, attempt.get_parent(event.branch), details)
         attempt.calls[key] = self._options.open_calls[key] = operation
 
-    def _complete_tool(self, event: ToolCompleteEvent) -> None:
-        attempt, key = self._attempts.get(event.task_id), (event.task_id, event.branch, event.step, event.index)
+    def _complete_tool(self, attempt: _Attempt, event: ToolCompleteEvent) -> None:
+        key = (event.task_id, event.branch, event.step, event.index)
         # Refused calls and recorded answers are no operations, because no tool was executed.
-        if attempt is None or key not in attempt.calls:
+        if key not in attempt.calls:
             return
-        result: dict[str, Any] = {names.TOOL_RESULT: event.content} if self._options.content else {}
+        result: Attributes = {names.TOOL_RESULT: event.content} if self._options.content else {}
         error = None if event.success else names.tool_error(event)
         self._end(self._forget_call(attempt, key), event.timestamp, error, result, event.error)
 
@@ -324,54 +312,50 @@ class OperationFold:
         self._options.open_calls.pop(key, None)
         return attempt.calls.pop(key)
 
-    def _start(
-        self, name: str, identity: Mapping[str, Any], event: Event, parent: Operation, attributes: dict[str, Any]
-    ) -> Operation:
-        operation = Operation(name, identity, event.timestamp, parent, attributes)
+    def _start(self, name: str, identity: Identity, event: Event, parent: Operation, details: Attributes) -> Operation:
+        operation = Operation(name, identity, event.timestamp, parent, details)
         self._recorder.start(operation)
         return operation
 
-    def _end(
-        self,
-        operation: Operation,
-        now: int,
-        error: str | None,
-        attributes: dict[str, Any],
-        message: str | None = None,
-    ) -> None:
+    def _end(self, each: Operation, now: int, error: str | None, details: Attributes, text: str | None = None) -> None:
         # Clocks of several machines may differ.
-        operation.end = max(now, operation.start)
-        operation.error, operation.message, operation.attributes = error, message, attributes
-        self._recorder.end(operation)
+        each.end = max(now, each.start)
+        each.error, each.message, each.attributes = error, text, details
+        self._recorder.end(each)
 
     _HANDLERS: ClassVar = EventTable[Any](
         {
             TaskEvent: _add_task,
             StatusUpdateEvent: _add_status,
-            LLMCallEvent: _add_call,
             LLMFailedEvent: _add_failure,
+            SubtaskEvent: _add_subtask,
+        }
+    )
+    _CALL_HANDLERS: ClassVar = EventTable[Any](
+        {
+            LLMCallEvent: _add_call,
             UsageEvent: _add_usage,
             ContentCompleteEvent: _complete_message,
             CheckpointEvent: _add_checkpoint,
             ToolStartEvent: _start_tool,
             ToolCompleteEvent: _complete_tool,
-            SubtaskEvent: _add_subtask,
         }
     )
 
 
 @lru_cache(maxsize=256)
-def _agent_identity(agent: str) -> Mapping[str, Any]:
-    return {names.OPERATION: "invoke_agent", **({names.AGENT: agent} if agent else {})}
+def _agent_identity(agent: str) -> tuple[str, Identity]:
+    operation = {names.OPERATION: "invoke_agent"}
+    return (f"invoke_agent {agent}", {**operation, names.AGENT: agent}) if agent else ("invoke_agent", operation)
 
 
 @lru_cache(maxsize=256)
-def _chat_identity(model: str) -> tuple[str, Mapping[str, Any]]:
+def _chat_identity(model: str) -> tuple[str, Identity]:
     provider, name = names.split_model(model)
     return f"chat {name}", {names.OPERATION: "chat", names.PROVIDER: provider, names.REQUEST_MODEL: name}
 
 
 @lru_cache(maxsize=256)
-def _tool_identity(tool: str) -> tuple[str, Mapping[str, Any]]:
+def _tool_identity(tool: str) -> tuple[str, Identity]:
     identity = {names.OPERATION: "execute_tool", names.TOOL: tool, names.TOOL_TYPE: "function"}
     return f"execute_tool {tool}", identity

@@ -60,10 +60,10 @@ class Metrics:
         meter = metrics.get_meter(names.SCOPE, _version.__version__, provider, attributes=names.SCOPE_ATTRIBUTES)
         self._measurements = Measurements()
         self._record = {
-            name: meter.create_histogram(
-                name, each.unit, each.description, explicit_bucket_boundaries_advisory=each.buckets
+            each.name: meter.create_histogram(
+                each.name, each.unit, each.description, explicit_bucket_boundaries_advisory=each.buckets
             ).record
-            for name, each in HISTOGRAMS.items()
+            for each in HISTOGRAMS
         }
 
     def end(self, operation: Operation) -> None:
@@ -106,9 +106,8 @@ class SpanRecorder:
 
     def fail(self, operation: Operation, event: LLMFailedEvent) -> None:
         """Add an event to the span of a model call."""
-        attributes: dict[str, Any] = {names.ERROR_TYPE: event.error.code}
-        if event.status is not None:
-            attributes[names.STATUS_CODE] = event.status
+        status: dict[str, Any] = {} if event.status is None else {names.STATUS_CODE: event.status}
+        attributes = {names.ERROR_TYPE: event.error.code, **status}
         operation.span.add_event("rxloop.request_failed", attributes, event.timestamp * _NANOSECONDS)
 
     def end(self, operation: Operation) -> None:

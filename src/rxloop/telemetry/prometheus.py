@@ -18,9 +18,9 @@ class PrometheusRecorder:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._measurements = Measurements()
         self._histograms = {
-            name: (
+            each.name: (
                 Histogram(
-                    name.replace(".", "_"),
+                    each.name.replace(".", "_"),
                     each.description,
                     [label.replace(".", "_") for label in each.labels],
                     unit=_UNITS[each.unit],
@@ -29,7 +29,7 @@ class PrometheusRecorder:
                 ),
                 each.labels,
             )
-            for name, each in HISTOGRAMS.items()
+            for each in HISTOGRAMS
         }
 
     def start(self, operation: Operation) -> None:
