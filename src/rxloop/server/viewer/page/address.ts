@@ -4,7 +4,8 @@ export const TABS = ['timeline', 'conversation', 'thoughts', 'context', 'events'
 export type Tab = (typeof TABS)[number];
 
 export interface Address {
-  page: 'runs' | 'run' | 'problems' | 'diff';
+  page: 'runs' | 'run' | 'problems' | 'diff' | 'experiments' | 'experiment';
+  /** Id of the run, or name of the experiment. */
   taskId: string;
   /** The second of two compared runs. */
   other: string;
@@ -34,8 +35,8 @@ export function parseAddress(hash: string): Address {
   const values = new URLSearchParams(query);
   const seconds = (name: string) => (values.has(name) && Number.isFinite(Number(values.get(name))) ? Number(values.get(name)) : null);
   return {
-    page: word === 'r' && id ? 'run' : isDiff ? 'diff' : PAGES.find(each => each === word) ?? 'runs',
-    taskId: (word === 'r' || isDiff) && id ? decode(id) : '',
+    page: word === 'x' ? (id ? 'experiment' : 'experiments') : word === 'r' && id ? 'run' : isDiff ? 'diff' : PAGES.find(each => each === word) ?? 'runs',
+    taskId: (word === 'r' || word === 'x' || isDiff) && id ? decode(id) : '',
     other: isDiff ? decode(tab) : '',
     tab: TABS.find(each => each === tab) ?? 'timeline',
     at: (isDiff ? /^\d+$/ : /^\d+\.\d+\.\d+$/).test(values.get('at') ?? '') ? values.get('at')! : '',
@@ -48,7 +49,7 @@ export function parseAddress(hash: string): Address {
 
 export function formatAddress(address: Partial<Address>): string {
   const { page, taskId, other, tab, at, from, to, q, in: inspector } = { ...HOME, ...address };
-  const path = page === 'run' ? `#/r/${encodeURIComponent(taskId)}${tab === 'timeline' ? '' : `/${tab}`}` : page === 'diff' ? `#/diff/${encodeURIComponent(taskId)}/${encodeURIComponent(other)}` : page === 'runs' ? '#/' : `#/${page}`;
+  const path = page === 'run' ? `#/r/${encodeURIComponent(taskId)}${tab === 'timeline' ? '' : `/${tab}`}` : page === 'diff' ? `#/diff/${encodeURIComponent(taskId)}/${encodeURIComponent(other)}` : page === 'runs' ? '#/' : page === 'experiments' ? '#/x' : page === 'experiment' ? `#/x/${encodeURIComponent(taskId)}` : `#/${page}`;
   const query = [
     at && `at=${at}`,
     from != null && to != null && `from=${round(from)}&to=${round(to)}`,

@@ -38,6 +38,7 @@ const COMMANDS: Record<string, () => void> = {
   play,
   live: goLive,
   addRuns: addWaiting,
+  experiments: () => go({ page: 'experiments' }),
   problemsOfAll: () => go({ page: 'problems' }),
   fork: () => {
     if (!selected.value) return;

@@ -61,6 +61,7 @@ async function answer(path: string[], query: URLSearchParams, accept: string, re
   if (first === 'me') return json(meta.me);
   if (first === 'runs' && !taskId) return accept === 'text/event-stream' ? stream(meta.run) : json({ runs: fitsText(meta.run, query.get('q')) ? [meta.run] : [] });
   if (first === 'problems') return json({ runs: [{ run: meta.run, problems: await problems() }] });
+  if (first === 'experiments') return taskId ? refuse(404, 'the file contains a single run') : json({ experiments: [] });
   if (first === 'search') return json({ hits: [], runs: [] });
   if (first !== 'runs' || taskId !== meta.taskId) return refuse(404, 'the file contains a single run');
   if (!what) return json(meta.run);

@@ -14,6 +14,7 @@ export const BINDINGS: Binding[] = [
   { keys: ['/'], command: 'find', help: 'go to the filter', where: 'everywhere' },
   { keys: ['g r'], command: 'runs', help: 'list of runs', where: 'everywhere' },
   { keys: ['g p'], command: 'problemsOfAll', help: 'problems of all runs', where: 'everywhere' },
+  { keys: ['g x'], command: 'experiments', help: 'experiments', where: 'everywhere' },
   { keys: ['.'], command: 'addRuns', help: 'show new runs', where: 'runs' },
   { keys: ['t'], command: 'theme', help: 'dark or light', where: 'everywhere' },
   { keys: ['c'], command: 'copy', help: 'copy the link to this place', where: 'everywhere' },

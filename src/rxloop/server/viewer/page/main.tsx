@@ -9,10 +9,11 @@ import { Help } from './parts/help.tsx';
 import { KeyForm } from './parts/keyform.tsx';
 import { DiffPage } from './views/diff.tsx';
 import { RecentProblems } from './views/recent.tsx';
+import { ExperimentPage, ExperimentsPage } from './views/experiments.tsx';
 import { RunPage } from './views/run.tsx';
 import { RunsPage } from './views/runs.tsx';
 
-const PAGES: Record<Address['page'], FunctionComponent> = { runs: RunsPage, run: RunPage, problems: RecentProblems, diff: DiffPage };
+const PAGES: Record<Address['page'], FunctionComponent> = { runs: RunsPage, run: RunPage, problems: RecentProblems, experiments: ExperimentsPage, experiment: ExperimentPage, diff: DiffPage };
 
 function Page() {
   const View = PAGES[address.value.page];

@@ -3,8 +3,9 @@
 import { signal } from '@preact/signals';
 import { useEffect, useState } from 'preact/hooks';
 import { api, isFile, me, model, playhead, toApiError } from '../store.ts';
-import { formatBytes } from '../share.ts';
+import { formatBytes, makeCase } from '../share.ts';
 import { formatNumber } from '../time.ts';
+import { Text } from './text.tsx';
 
 export const isShareOpen = signal(false);
 
@@ -20,6 +21,7 @@ const FORMS = [
 interface Made {
   blob: Blob;
   name: string;
+  form: string;
 }
 
 export function ShareButton() {
@@ -45,9 +47,23 @@ export function ShareDialog() {
     setFailure('');
     const stop = new AbortController();
     api.file(taskId, { form, visibility: isWhole ? 'all' : 'public', ...(until && { until }) }, stop.signal)
-      .then(setMade, error => { if (!stop.signal.aborted) setFailure(toApiError(error).message); });
+      .then(file => setMade({ ...file, form }), error => { if (!stop.signal.aborted) setFailure(toApiError(error).message); });
     return () => stop.abort();
   }, [taskId, form, isWhole, until]);
+  const [line, setLine] = useState('');
+  const [expected, setExpected] = useState('');
+  useEffect(() => {
+    setLine('');
+    if (made?.form !== 'case') return;
+    let isOpen = true;
+    void made.blob.text().then(text => {
+      if (!isOpen) return;
+      setLine(text.trim());
+      setExpected(String((JSON.parse(text) as { expected?: unknown }).expected ?? ''));
+    });
+    return () => { isOpen = false; };
+  }, [made]);
+  const edited = line && makeCase(line, expected);
   const close = () => { isShareOpen.value = false; };
   return (
     <div class="veil" onClick={close}>
@@ -69,14 +85,21 @@ export function ShareDialog() {
           <label><input type="radio" name="part" checked={!isPart} onChange={() => setPart(false)} /> <b>All events</b></label>
           <label><input type="radio" name="part" checked={isPart} onChange={() => setPart(true)} /> <b>Up to event {formatNumber(playhead.value)}</b></label>
         </fieldset>
+        {edited && (
+          <fieldset>
+            <legend>Case</legend>
+            <label>Expected answer<textarea value={expected} onInput={event => setExpected(event.currentTarget.value)} /></label>
+            <pre tabIndex={0} aria-label="Line of the case"><Text text={edited} /></pre>
+          </fieldset>
+        )}
         <p role="status">{failure ? <span class="offline">{failure}</span> : made ? `${formatBytes(made.blob.size)}, ${made.name}` : 'Creating the file'}</p>
-        <p><button class="primary" disabled={!made} onClick={() => made && download(made)}>Download</button> <button onClick={close}>Close</button></p>
+        <p><button class="primary" disabled={!made} onClick={() => made && download(edited ? { ...made, blob: new Blob([`${edited}\n`]) } : made)}>Download</button>{edited && <> <button onClick={() => void navigator.clipboard?.writeText(edited)}>Copy</button></>} <button onClick={close}>Close</button></p>
       </section>
     </div>
   );
 }
 
-export function download({ blob, name }: Made): void {
+export function download({ blob, name }: Pick<Made, 'blob' | 'name'>): void {
   const link = document.createElement('a');
   link.href = URL.createObjectURL(blob);
   link.download = name;
