@@ -54,25 +54,19 @@ def find_form(page: Page) -> Locator:
 
 
 async def test_fork_with_another_result_runs_live_next_to_its_original(page: Page) -> None:
-    gate = asyncio.Event()
+    gates = {"first": asyncio.Event(), "second": asyncio.Event()}
 
     @tool
-    async def confirm() -> str:
+    async def confirm(number: str) -> str:
         """Confirm the plan."""
-        await gate.wait()
-        return "confirmed"
+        await gates[number].wait()
+        return f"confirmed {number}"
 
-    gate.set()
-    clerk = make_clerk(
-        call("read_alerts", region="Vestland"),
-        "Stay at home.",
-        call("confirm"),
-        "Go out.",
-        tools=[read_alerts, confirm],
-    )
+    confirmations = [call("confirm", number=number) for number in gates]
+    turns = (call("read_alerts", region="Vestland"), "Stay at home.", *confirmations, "Go out.")
+    clerk = make_clerk(*turns, tools=[read_alerts, confirm])
     async with serve_agents(clerk, auth=AUTH) as served:
         task_id = await start(served)
-        gate.clear()
         at = await find_seq(served, task_id, "tool-complete")
         await page.add_init_script(SIGN_IN)
         await page.goto(served.find_run(task_id, f"?at=1.{at}.0"))
@@ -99,12 +93,16 @@ async def test_fork_with_another_result_runs_live_next_to_its_original(page: Pag
         await expect(details.locator("del").first).to_have_text("yellow")
         await expect(details.locator("ins").first).to_have_text("none")
         await expect(details.get_by_role("heading", name="result.level")).to_be_visible()
-        gate.set()
+        await expect(find_pairs(page).filter(has_text="confirmed")).to_have_count(0)
+        gates["first"].set()
+        # The fork still works.
+        await expect(find_pairs(page).filter(has_text="confirmed first").first).to_be_visible()
+        gates["second"].set()
         await expect(b.locator(".state.completed")).to_be_visible()
         await expect(find_pairs(page).filter(has_text="Go out.").first).to_be_visible()
         a = page.get_by_role("region", name="Run A")
         await expect(a).to_contain_text("2 model calls, 1 tool call")
-        await expect(b).to_contain_text("since the difference: 2 model calls, 1 tool call")
+        await expect(b).to_contain_text("since the difference: 3 model calls, 2 tool calls")
         assert len(await get_text(page.get_by_role("region", name=re.compile("^Run [AB]$")))) == 2
 
 
