@@ -132,6 +132,10 @@ class UnknownRun(EventLogError, LookupError):
     retryable = False
 
 
+class UnknownNote(RxloopError, LookupError):
+    """Unknown note id. The memory of the owner contains no note with this id."""
+
+
 class SessionError(RxloopError):
     """Failed operation of a thinking session. `code` is a stable name for the reason, such as `unknown_session`."""
 

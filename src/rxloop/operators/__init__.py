@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rxloop.operators.loop.current_span import current_span as current_span
     from rxloop.operators.loop.iterate import iterate as iterate
     from rxloop.operators.loop.on import on as on
+    from rxloop.operators.loop.recall import recall as recall
     from rxloop.operators.loop.run_tools import run_tools as run_tools
     from rxloop.operators.loop.standard import standard as standard
     from rxloop.operators.loop.thinking_phase import thinking_phase as thinking_phase

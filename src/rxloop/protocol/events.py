@@ -59,7 +59,14 @@ from rxloop.protocol.step_events import SessionLink as SessionLink
 from rxloop.protocol.step_events import ThoughtSource as ThoughtSource
 from rxloop.protocol.step_events import ThoughtType as ThoughtType
 from rxloop.protocol.step_events import Verbosity as Verbosity
-from rxloop.protocol.tool_events import ToolCompleteEvent, ToolProgressEvent, ToolStartEvent, ToolVoidedEvent
+from rxloop.protocol.tool_events import (
+    MemoryForgottenEvent,
+    MemoryNotedEvent,
+    ToolCompleteEvent,
+    ToolProgressEvent,
+    ToolStartEvent,
+    ToolVoidedEvent,
+)
 
 AnyEvent = Annotated[
     Union[  # noqa: UP007
@@ -90,6 +97,8 @@ AnyEvent = Annotated[
         AuthRequiredEvent,
         ArtifactUpdateEvent,
         SubtaskEvent,
+        MemoryNotedEvent,
+        MemoryForgottenEvent,
         CustomEvent,
         GapEvent,
     ],

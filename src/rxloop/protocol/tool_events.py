@@ -1,13 +1,13 @@
-"""Events of tool calls."""
+"""Events of tool calls, and of the memory that tools write."""
 
 from typing import Any, Literal
 
 from pydantic import Field
 from typing_extensions import override
 
-from rxloop.protocol.envelope import Event
+from rxloop.protocol.envelope import Event, Timestamp
 from rxloop.protocol.messages import Media, Message, ToolCall
-from rxloop.protocol.model import is_empty
+from rxloop.protocol.model import is_empty, is_missing
 
 
 class _ToolEvent(Event):
@@ -114,3 +114,53 @@ class ToolVoidedEvent(Event):
     @override
     def describe(self) -> str:
         return self.call.describe()
+
+
+NoteKind = Literal["fact", "preference", "decision", "episode"]
+"""Kind of a note. An `episode` is a message of a conversation."""
+
+NoteOrigin = Literal["user", "program", "model", "foreign"]
+"""Author of a note: the user of the run, the program, the model, or the model after it read foreign text.
+
+Foreign text is the result of a tool.
+"""
+
+
+class MemoryNotedEvent(Event):
+    """Event published when a note is added to the memory of the owner of the run."""
+
+    kind: Literal["memory-noted"] = "memory-noted"
+    marble = "M"
+    public_fields = ("note_id", "note_kind", "text", "origin", "author", "confidence", "replaces", "source", "noted")
+    note_id: str
+    note_kind: NoteKind = "fact"
+    text: str
+    origin: NoteOrigin = "program"
+    author: str = Field(default="", exclude_if=is_empty)
+    """Name of the person who wrote the message, in a conversation of several people."""
+    confidence: float = 1.0
+    """Confidence from 0 to 1."""
+    replaces: str | None = Field(default=None, exclude_if=is_empty)
+    """Id of the outdated note."""
+    source: str | None = Field(default=None, exclude_if=is_empty)
+    """Cursor of the event that the note is based on, if it is not this event."""
+    noted: Timestamp | None = Field(default=None, exclude_if=is_missing)
+    """Time of the message, if it was imported later."""
+
+    @override
+    def describe(self) -> str:
+        return self.text
+
+
+class MemoryForgottenEvent(Event):
+    """Event published when notes are removed from the memory of the owner of the run."""
+
+    kind: Literal["memory-forgotten"] = "memory-forgotten"
+    marble = "F"
+    public_fields = ("note_ids", "run_id", "before")
+    note_ids: list[str] = Field(default_factory=list[str], exclude_if=is_empty)
+    """Ids of the notes."""
+    run_id: str | None = Field(default=None, exclude_if=is_empty)
+    """Run whose notes are removed."""
+    before: int | None = Field(default=None, exclude_if=is_empty)
+    """Notes that were added earlier are removed. In milliseconds since 1970."""

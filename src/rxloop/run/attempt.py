@@ -13,9 +13,9 @@ from reactivex.disposable import SerialDisposable
 
 from rxloop.coordination.lease import DeliveryGate
 from rxloop.errors import InvalidEvent
+from rxloop.operators.exchange.model_exchange import mark_hidden
 from rxloop.operators.loop.checks import make_stuck_error, make_unknown_call_error
 from rxloop.operators.loop.compose import describe
-from rxloop.operators.loop.model_exchange import mark_hidden
 from rxloop.operators.loop.work_budget import WorkBudget
 from rxloop.pipeline.host import ModelCall
 from rxloop.pipeline.interfaces import Tool

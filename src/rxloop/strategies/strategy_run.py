@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import orjson
 
 from rxloop.errors import PipelineError, StageRefused
+from rxloop.operators.exchange.model_exchange import list_offered, mark_hidden
 from rxloop.operators.loop.compose import describe
-from rxloop.operators.loop.model_exchange import list_offered, mark_hidden
 from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import IterationEnd, ModelRequest, ToolDefinition, ToolRequest
 from rxloop.pipeline.run_context import RunContext

@@ -22,7 +22,7 @@ from rxloop import (
     fallback,
 )
 from rxloop.errors import ServerError
-from rxloop.operators.loop.model_exchange import DeltaTimes
+from rxloop.operators.exchange.model_exchange import DeltaTimes
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.messages import ErrorInfo
 from rxloop.stream.sources import Push, from_task

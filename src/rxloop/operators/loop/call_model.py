@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from reactivex import Observable, abc
 
 from rxloop.errors import ContextLengthExceeded, MediaRefused, PipelineError
-from rxloop.operators.loop.answer_requests import answer_requests
-from rxloop.operators.loop.checks import declare_handler
-from rxloop.operators.loop.model_exchange import (
+from rxloop.operators.exchange.model_exchange import (
     DeltaTimes,
     RequestChecks,
     complete_message,
@@ -17,6 +15,8 @@ from rxloop.operators.loop.model_exchange import (
     make_event_error,
     make_tool_requests,
 )
+from rxloop.operators.loop.answer_requests import answer_requests
+from rxloop.operators.loop.checks import declare_handler
 from rxloop.pipeline.budget import Budget
 from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal

@@ -8,6 +8,7 @@ from reactivex import Observable, abc
 from reactivex.disposable import SerialDisposable
 
 from rxloop.errors import PipelineError
+from rxloop.operators.exchange.model_exchange import make_tool_requests
 from rxloop.operators.loop.answer_requests import answer_requests
 from rxloop.operators.loop.checks import (
     Retries,
@@ -20,7 +21,6 @@ from rxloop.operators.loop.checks import (
     make_unanswered_error,
 )
 from rxloop.operators.loop.compose import describe
-from rxloop.operators.loop.model_exchange import make_tool_requests
 from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import (
     IterationEnd,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rxloop.errors import ContextLengthExceeded, MediaRefused, PipelineError, ProviderError
-from rxloop.operators.loop.request_records import RequestRecorder
+from rxloop.operators.exchange.request_records import RequestRecorder
 from rxloop.pipeline.host import OfferedTools, get_host
 from rxloop.pipeline.requests import ModelRequest, Signal, ToolDefinition, ToolRequest
 from rxloop.pipeline.run_context import RunContext

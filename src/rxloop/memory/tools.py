@@ -1,0 +1,114 @@
+"""Tools that give the model access to the memory of the owner of its run."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import Field
+
+from rxloop.errors import ConfigurationError, ToolError, UnknownNote
+from rxloop.memory.notes import WRITING_TOOLS, Note, make_note_id
+from rxloop.pipeline.interfaces import Tool
+from rxloop.pipeline.run_context import RunContext
+from rxloop.protocol.events import MemoryForgottenEvent, MemoryNotedEvent
+from rxloop.protocol.tool_events import NoteOrigin
+from rxloop.tools.function import tool
+
+_ORIGINS: dict[NoteOrigin, str] = {
+    "user": "user",
+    "program": "program",
+    "model": "assistant",
+    "foreign": "assistant, after reading text of others",
+}
+
+
+def render_notes(notes: list[Note], *, ids: bool = False) -> str:
+    """Return a list of notes for the model, one line per note.
+
+    Args:
+        notes: Notes.
+        ids: Whether to include the ids, as required for replacing and forgetting notes.
+    """
+    return "\n".join(_render(note, ids) for note in notes)
+
+
+def _render(note: Note, ids: bool) -> str:
+    day = datetime.fromtimestamp(note.created / 1000, UTC).date()
+    label = f"{note.note_id}, " if ids else ""
+    kind = "" if note.kind == "episode" else f"{note.kind}, "
+    confidence = "" if note.confidence == 1 else f", confidence {note.confidence:g}"
+    # A note with line ends could imitate other notes.
+    text = " ".join(note.text.split())
+    return f"- [{label}{day}, {kind}{_ORIGINS[note.origin]}{confidence}] {text}"
+
+
+class NoteAccess(Protocol):
+    """Methods of `Memory` that the tools call."""
+
+    async def check(self, owner: str | None, note: MemoryNotedEvent) -> None:
+        """Check a note, see `Memory.check`."""
+
+    async def get(self, owner: str | None, note_id: str) -> Note:
+        """Return a note, see `Memory.get`."""
+        ...
+
+    async def search(self, owner: str | None, question: str, *, limit: int) -> list[Note]:
+        """Search notes, see `Memory.search`."""
+        ...
+
+
+def make_tools(memory: NoteAccess) -> list[Tool]:
+    """Return the tools of a memory, see `Memory.tools`."""
+
+    @tool(idempotent=True)
+    async def remember(
+        ctx: RunContext[Any],
+        text: Annotated[str, Field(description="One sentence that is understandable without the conversation.")],
+        kind: Annotated[Literal["fact", "preference", "decision"], Field(description="Kind of the note.")] = "fact",
+        replaces: Annotated[str | None, Field(description="Id of the note that is outdated now.")] = None,
+    ) -> str:
+        """Remember something about the user or the task in future conversations."""
+        note = MemoryNotedEvent(
+            note_id=make_note_id(ctx.idempotency_key),
+            note_kind=kind,
+            text=text.strip(),
+            origin=_find_origin(ctx),
+            replaces=replaces,
+        )
+        try:
+            await memory.check(ctx.info.owner, note)
+        except (ConfigurationError, UnknownNote) as error:
+            raise ToolError(str(error)) from error
+        ctx.emit(note)
+        return f"Remembered as {note.note_id}."
+
+    @tool(read_only=True, idempotent=True)
+    async def search_memory(
+        ctx: RunContext[Any],
+        question: Annotated[str, Field(description="Question or topic.")],
+        limit: Annotated[int, Field(description="Maximum number of notes.", ge=1, le=50)] = 10,
+    ) -> str:
+        """Search the notes about this user and their earlier conversations."""
+        found = await memory.search(ctx.info.owner, question, limit=limit)
+        return render_notes(found, ids=True) if found else "No note matches."
+
+    @tool(approve=True, idempotent=True)
+    async def forget_note(ctx: RunContext[Any], note_id: Annotated[str, Field(description="Id of the note.")]) -> str:
+        """Forget a note, because the user asked for it."""
+        try:
+            await memory.get(ctx.info.owner, note_id)
+        except UnknownNote as error:
+            raise ToolError(str(error)) from error
+        ctx.emit(MemoryForgottenEvent(note_ids=[note_id]))
+        return "Forgotten."
+
+    return [remember, search_memory, forget_note]
+
+
+def _find_origin(ctx: RunContext[Any]) -> NoteOrigin:
+    """Return `foreign` if the conversation contains a tool result, because its text may have caused the call."""
+    messages = ctx.state.messages
+    trusted = {call.id for each in messages for call in each.tool_calls if call.name in WRITING_TOOLS}
+    is_foreign = any(each.role == "tool" and each.tool_call_id not in trusted for each in messages)
+    return "foreign" if is_foreign else "model"

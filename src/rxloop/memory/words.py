@@ -1,0 +1,94 @@
+"""Words of notes and questions, reduced to their stems."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+_WORD = re.compile(r"[^\W_]+")
+_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
+"""Characters of languages that are written without spaces."""
+
+_STOP_WORDS = """
+a about after again all also am an and any are as at be because been before being between both but by can could d did do
+does doing down during each few for from get got had has have having he hello her here hey hi him his how i if in into
+is it its just like ll m many may me might more most much must my no nor not of off oh on only or other our out over own
+re really s same shall she should so some such t than that the their them then there these they this those through to
+too under until up us ve very was we were what when where which while who whom whose why will with would yeah yes you
+your
+"""
+STOP_WORDS = frozenset(_STOP_WORDS.split())
+"""Frequent English words, which do not distinguish notes."""
+
+_IRREGULAR_FORMS = """
+be was were been, become became, begin began begun, break broke broken, bring brought, build built, buy bought,
+catch caught, choose chose chosen, come came, draw drew drawn, drink drank drunk, drive drove driven, eat ate eaten,
+fall fell fallen, feel felt, fight fought, find found, fly flew flown, forget forgot forgotten, get got gotten,
+give gave given, go went gone, grow grew grown, hear heard, hold held, keep kept, know knew known, leave left,
+lose lost, make made, meet met, pay paid, ride rode ridden, run ran, say said, see saw seen, sell sold, send sent,
+sing sang sung, sleep slept, speak spoke spoken, spend spent, stand stood, steal stole stolen, swim swam swum,
+take took taken, teach taught, tell told, think thought, throw threw thrown, understand understood, wake woke woken,
+wear wore worn, win won, write wrote written, child children kid kids, man men, woman women, person people, foot feet,
+mouse mice, wife wives, life lives, photo photos picture pictures pic pics, film films movie movies, mother mom mum,
+father dad
+"""
+_IRREGULAR = {form: forms.split()[0] for forms in _IRREGULAR_FORMS.split(",") for form in forms.split()}
+"""First form by irregular form, and by common synonyms."""
+
+_PLURALS = (("sses", "ss"), ("ies", "i"), ("ss", "ss"), ("us", "us"), ("s", ""))
+_VERBS = ("edly", "ingly", "ing", "ed")
+_DERIVED = (
+    *(("ational", "ate"), ("ization", "ize"), ("fulness", "ful"), ("ousness", "ous"), ("iveness", "ive")),
+    *(("tional", "tion"), ("ation", "ate"), ("ement", ""), ("ment", ""), ("ness", ""), ("able", ""), ("ible", "")),
+    *(("ance", ""), ("ence", ""), ("tion", "t"), ("sion", "s"), ("ally", "al"), ("er", ""), ("or", ""), ("ful", "")),
+    *(("ous", ""), ("ive", ""), ("ly", ""), ("al", "")),
+)
+_MIN_STEM = 3
+
+
+def find_words(text: str) -> list[str]:
+    """Return the stems of the words in a text, without stop words.
+
+    Stems follow simplified rules of English (Porter, "An algorithm for suffix stripping", 1980). Words of other
+    languages are mostly unchanged. Characters of languages without spaces are returned in pairs.
+    """
+    found: list[str] = []
+    for word in _WORD.findall(text.casefold()):
+        if not word.isascii() and _UNSPACED.search(word):
+            found += [word[index : index + 2] for index in range(max(1, len(word) - 1))]
+        elif word not in STOP_WORDS:
+            found.append(find_stem(word))
+    return found
+
+
+@lru_cache(maxsize=20_000)
+def find_stem(word: str) -> str:
+    """Return the stem of a word in lower case."""
+    word = _IRREGULAR.get(word, word)
+    if len(word) <= _MIN_STEM or not word.isascii():
+        return word
+    word = _replace_suffix(word, _PLURALS, 1)
+    word = _strip_verb(word)
+    if word.endswith("y") and len(word) > 2 and word[-2] not in "aeiou":
+        word = word[:-1] + "i"
+    word = _replace_suffix(word, _DERIVED, _MIN_STEM)
+    return word[:-1] if word.endswith("e") and len(word) > _MIN_STEM else word
+
+
+def _replace_suffix(word: str, rules: tuple[tuple[str, str], ...], min_length: int) -> str:
+    for suffix, replacement in rules:
+        if word.endswith(suffix) and len(word) - len(suffix) >= min_length:
+            return word[: len(word) - len(suffix)] + replacement
+    return word
+
+
+def _strip_verb(word: str) -> str:
+    for suffix in _VERBS:
+        stem = word[: len(word) - len(suffix)]
+        if not word.endswith(suffix) or len(stem) < 2 or not any(vowel in stem for vowel in "aeiouy"):
+            continue
+        if stem.endswith(("at", "bl", "iz")):
+            return stem + "e"
+        is_doubled = len(stem) > 2 and stem[-1] == stem[-2] and stem[-1] not in "lsz"
+        return stem[:-1] if is_doubled else stem
+    return word

@@ -1,0 +1,1 @@
+"""Model calls: requests, their records, and the events of answers."""

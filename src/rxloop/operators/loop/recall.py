@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+from reactivex import Observable
+
+from rxloop.errors import ConfigurationError
+from rxloop.operators.loop.answer_requests import answer_requests
+from rxloop.pipeline.host import get_host
+from rxloop.pipeline.requests import ModelRequest, Operator, Signal
+from rxloop.pipeline.sent.texts import mark_origin
+from rxloop.protocol.messages import Message
+from rxloop.stream.sources import emit, from_awaitable
+
+
+class NoteSource(Protocol):
+    """Memory that `recall` reads, implemented by `rxloop.memory.Memory`."""
+
+    async def recall(
+        self, owner: str | None, question: str, *, tokens: int, exclude_context: str, known: Collection[str]
+    ) -> tuple[str, Collection[str]]:
+        """Return the text of the notes that match a question, and their ids.
+
+        Args:
+            owner: Owner of the run.
+            question: User message.
+            tokens: Maximum number of tokens.
+            exclude_context: Conversation whose notes are omitted.
+            known: Ids of notes that are omitted, because an earlier request contains them.
+        """
+        ...
+
+
+def recall(memory: NoteSource, *, tokens: int = 2_000) -> Operator[object]:
+    """Add the notes that match the newest user message to model requests, but not to the history.
+
+    ::
+
+        in   --M--|     --M--|
+        out  --M1-|     --M2-|
+
+    M1 contains the notes before the user message. M2, a later request of the same run, contains the same notes at the
+    same place, so that the provider can cache them. Each further user message adds notes that were not added before.
+    Notes of the current conversation are omitted, because the history contains them.
+
+    The owner of the notes is the owner of the run. Place the operator after `compress` and `thinking_phase`, and reduce
+    their limits by `tokens`.
+
+    Args:
+        memory: `rxloop.memory.Memory` over the log of the agents.
+        tokens: Maximum number of tokens of the notes for a user message, estimated as a quarter of their characters.
+
+    Raises:
+        ConfigurationError: `tokens` is not positive.
+    """
+    if tokens < 1:
+        raise ConfigurationError(f"tokens must be a positive number, got {tokens!r}")
+    recalled: WeakKeyDictionary[Any, dict[str | None, _Recalled]] = WeakKeyDictionary()
+
+    def answer(request: ModelRequest) -> Observable[Signal]:
+        branches = recalled.setdefault(get_host(request.ctx), {})
+        blocks = branches.setdefault(request.branch, _Recalled())
+        question = next((each for each in reversed(request.messages) if each.role == "user"), None)
+        if question is None or blocks.has(question):
+            return emit(blocks.add_to(request))
+        work = lambda: blocks.search(memory, tokens, request, question)  # noqa: E731
+        return from_awaitable(work, request.ctx, name="rxloop-recall")
+
+    operator = answer_requests(ModelRequest, answer)
+    operator.__qualname__ = "recall"
+    return operator
+
+
+class _Recalled:
+    """Notes recalled for the user messages of a branch."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[str | int, Message | None] = {}
+        """Messages with notes by the key of their user message. None if there are no notes."""
+        self._known: set[str] = set()
+
+    def has(self, question: Message) -> bool:
+        return _get_key(question) in self._blocks
+
+    async def search(self, memory: NoteSource, tokens: int, request: ModelRequest, question: Message) -> ModelRequest:
+        """Search notes for a user message, and return the request with all notes."""
+        info = request.ctx.info
+        text, ids = await memory.recall(
+            info.owner, question.text, tokens=tokens, exclude_context=info.context_id, known=self._known
+        )
+        self._known.update(ids)
+        self._blocks[_get_key(question)] = mark_origin(Message.user(text), "note") if text else None
+        return self.add_to(request)
+
+    def add_to(self, request: ModelRequest) -> ModelRequest:
+        """Return the request with the notes before their user messages."""
+        if not any(self._blocks.values()):
+            return request
+        messages: list[Message] = []
+        for message in request.messages:
+            block = self._blocks.get(_get_key(message)) if message.role == "user" else None
+            messages += [message] if block is None else [block, message]
+        return request.replace(messages=messages)
+
+
+def _get_key(message: Message) -> str | int:
+    # Operators may replace messages by copies.
+    return message.message_id or id(message)
