@@ -17,9 +17,9 @@ SOURCE = Path(__file__).parents[2] / "src/rxloop"
 TEXTS = {path.relative_to(SOURCE).as_posix(): path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")}
 LINES = {name: len(text.splitlines()) for name, text in TEXTS.items()}
 
-MAX_FILES = 542
-MIN_MEDIAN_LINES = 192
-MAX_CODE_LINES = 73_899
+MAX_FILES = 553
+MIN_MEDIAN_LINES = 190
+MAX_CODE_LINES = 75_000
 """Maximum number of lines, excluding comments, docstrings and blank lines."""
 
 NO_CODE = {

@@ -20,6 +20,8 @@ from rxloop.protocol.events import (
     LLMCallEvent,
     LLMFailedEvent,
     LLMNoticeEvent,
+    MemoryForgottenEvent,
+    MemoryNotedEvent,
     MessageAddedEvent,
     PendingInput,
     ServerToolEvent,
@@ -125,6 +127,10 @@ def _describe_progress(event: Event) -> Text | None:
             return Text.assemble(
                 ("! ", "yellow"), f"no tools from {to_one_line(event.toolset)}: {to_one_line(event.reason, WIDTH)}"
             )
+        case MemoryNotedEvent():
+            return Text(f"~ remembered: {to_one_line(event.text, WIDTH)}", "blue")
+        case MemoryForgottenEvent():
+            return Text("~ forgot notes", "blue")
         case SubtaskEvent():
             state = "started" if event.state == "working" else event.state
             return Text(f"~ {to_one_line(event.agent_name)} {state}", "blue")

@@ -12,5 +12,7 @@ if TYPE_CHECKING:
     from rxloop.memory.memory import ImportedMessage as ImportedMessage
     from rxloop.memory.memory import Memory as Memory
     from rxloop.memory.notes import Note as Note
+    from rxloop.protocol.tool_events import MemoryForgottenEvent as MemoryForgottenEvent
+    from rxloop.protocol.tool_events import MemoryNotedEvent as MemoryNotedEvent
     from rxloop.protocol.tool_events import NoteKind as NoteKind
     from rxloop.protocol.tool_events import NoteOrigin as NoteOrigin

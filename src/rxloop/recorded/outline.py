@@ -21,6 +21,7 @@ from rxloop.protocol.events import (
     LLMCallEvent,
     LLMFailedEvent,
     LLMNoticeEvent,
+    MemoryNotedEvent,
     MessageAddedEvent,
     ServerToolEvent,
     StageEvent,
@@ -315,6 +316,7 @@ _NAMES = EventTable[Callable[[Any], str]](
         ToolsUnavailableEvent: lambda event: event.toolset,
         LLMNoticeEvent: lambda event: event.code,
         LLMFailedEvent: lambda event: event.error.code,
+        MemoryNotedEvent: lambda event: event.note_kind,
         CustomEvent: lambda event: event.name,
     }
 )

@@ -64,7 +64,7 @@ def recall(memory: NoteSource, *, tokens: int = 2_000) -> Operator[object]:
         blocks = branches.setdefault(request.branch, _Recalled())
         question = next((each for each in reversed(request.messages) if each.role == "user"), None)
         if question is None or blocks.has(question):
-            return emit(blocks.add_to(request))
+            return emit(blocks.extend(request))
         work = lambda: blocks.search(memory, tokens, request, question)  # noqa: E731
         return from_awaitable(work, request.ctx, name="rxloop-recall")
 
@@ -92,9 +92,9 @@ class _Recalled:
         )
         self._known.update(ids)
         self._blocks[_get_key(question)] = mark_origin(Message.user(text), "note") if text else None
-        return self.add_to(request)
+        return self.extend(request)
 
-    def add_to(self, request: ModelRequest) -> ModelRequest:
+    def extend(self, request: ModelRequest) -> ModelRequest:
         """Return the request with the notes before their user messages."""
         if not any(self._blocks.values()):
             return request

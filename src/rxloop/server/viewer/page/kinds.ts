@@ -17,6 +17,8 @@ const TABLE: Record<string, [letter: string, family: Family, role: Role]> = {
   'auth-required': ['y', 'you', 'begin'],
   'artifact-update': ['f', 'tool', 'point'],
   subtask: ['b', 'agent', 'begin'],
+  'memory-noted': ['M', 'thought', 'point'],
+  'memory-forgotten': ['F', 'thought', 'point'],
   custom: ['z', 'run', 'point'],
   gap: ['j', 'failed', 'point'],
   'llm-call': ['l', 'model', 'begin'],

@@ -283,6 +283,7 @@ function summarize(event: Event): [name: string, label: string, flags: number, a
     case 'stage': return [event.strategy, `${event.fromStage} → ${event.toStage}`, event.accepted === false ? REFUSED : 0, 0, 0];
     case 'subtask': return [event.agentName, '', event.state === 'failed' ? FAILED : 0, 0, 0];
     case 'artifact-update': return [event.name ?? event.artifactId, '', 0, event.size ?? 0, 0];
+    case 'memory-noted': return [event.noteKind ?? '', event.text, 0, 0, 0];
     case 'custom': return [event.name ?? '', '', 0, 0, 0];
     default: return ['', '', 0, 0, 0];
   }

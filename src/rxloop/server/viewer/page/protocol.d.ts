@@ -28,6 +28,8 @@ export type Event =
   | AuthRequiredEvent
   | ArtifactUpdateEvent
   | SubtaskEvent
+  | MemoryNotedEvent
+  | MemoryForgottenEvent
   | CustomEvent
   | GapEvent;
 
@@ -802,6 +804,52 @@ export interface SubtaskEvent {
   index?: number;
   state?: "submitted" | "working" | "completed" | "failed" | "canceled" | "input-required" | "auth-required";
   hiddenCalls?: string[];
+}
+export interface MemoryNotedEvent {
+  version: number;
+  kind: "memory-noted";
+  contextId: string;
+  taskId: string;
+  seq: number;
+  sub: number;
+  attempt: number;
+  timestamp: string;
+  parentTaskId?: string | null;
+  agentPath?: string[];
+  step?: string | null;
+  branch?: string | null;
+  metadata?: {
+    [k: string]: unknown;
+  };
+  noteId: string;
+  noteKind?: "fact" | "preference" | "decision" | "episode";
+  text: string;
+  origin?: "user" | "program" | "model" | "foreign";
+  author?: string;
+  confidence?: number;
+  replaces?: string | null;
+  source?: string | null;
+  noted?: string | null;
+}
+export interface MemoryForgottenEvent {
+  version: number;
+  kind: "memory-forgotten";
+  contextId: string;
+  taskId: string;
+  seq: number;
+  sub: number;
+  attempt: number;
+  timestamp: string;
+  parentTaskId?: string | null;
+  agentPath?: string[];
+  step?: string | null;
+  branch?: string | null;
+  metadata?: {
+    [k: string]: unknown;
+  };
+  noteIds?: string[];
+  runId?: string | null;
+  before?: number | null;
 }
 export interface CustomEvent {
   version: number;
