@@ -3,7 +3,7 @@ import { test } from 'node:test';
 import { formatAddress, parseAddress } from '../address.ts';
 import { compareEvents, describeCost, toActiveTimes, toRows, type RunComparison } from '../diff.ts';
 import { describePlan, makeForkDraft, makeSettings, planFork, readFork, readResult } from '../forks.ts';
-import type { Event } from '../outline.ts';
+import type { EventOf } from '../outline.ts';
 import { makeEvents, makeOutline } from './run.ts';
 
 const COST = { modelCalls: 1, toolCalls: 2, usage: { inputTokens: 1000, outputTokens: 20 }, seconds: 1.25 };
@@ -27,7 +27,8 @@ test('an open stretch has one row per event of either run', () => {
   assert.deepEqual(rows.slice(7, 9).map(each => [each.folded, each.isOpen, each.a, each.b]), [[1, true, 7, 8], [0, false, 7, 8]]);
 });
 
-const makeEvent = (fields: Record<string, unknown>): Event => ({ kind: 'tool-complete', seq: 1, sub: 0, attempt: 1, timestamp: '', ...fields }) as unknown as Event;
+const makeEvent = (fields: Record<string, unknown>): EventOf<'tool-complete'> =>
+  ({ kind: 'tool-complete', seq: 1, sub: 0, attempt: 1, timestamp: '', ...fields }) as unknown as EventOf<'tool-complete'>;
 
 test('texts are compared by words, and JSON by path', () => {
   const a = makeEvent({ seq: 7, taskId: 'a', duration: 1, call: { id: 'x', name: 'look', arguments: '{"city": "Oslo", "days": [1, 2]}' }, content: 'It is fine today.' });
@@ -37,7 +38,7 @@ test('texts are compared by words, and JSON by path', () => {
     ['call.arguments.city', ['-Oslo', '+Bergen']], ['call.arguments.days[1]', ['-2', '+3']], ['call.arguments.days[2]', ['+4']],
     ['content', ['It is ', '-fine', '+closed', ' today.']],
   ]);
-  assert.deepEqual(compareEvents(a, { ...a, seq: 9, duration: 5 } as Event), []);
+  assert.deepEqual(compareEvents(a, { ...a, seq: 9, duration: 5 }), []);
 });
 
 test('an event that only one run has is shown as a whole', () => {
