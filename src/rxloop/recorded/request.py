@@ -1,4 +1,4 @@
-"""Rebuild one request that a run has sent to a model, message by message."""
+"""Fold that rebuilds a single model request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_TEXT = 600
 
 
 class _Found(NamedTuple):
-    """The request and the previous one of its branch."""
+    """Matching `llm-call`, its state, and the previous call of the branch."""
 
     event: LLMCallEvent
     items: RequestItems
@@ -40,14 +40,14 @@ class _Previous(NamedTuple):
     """Ranges of messages that were sent unchanged."""
     edited: dict[int, ChangedMessage]
     keys: set[str]
-    """Digests of layers, notes and summaries."""
+    """Digests of messages outside the history."""
     origins: set[str]
     tools: dict[str, str]
     """Digests of tools by name."""
 
 
 class RequestFold:
-    """Fold of a run's events to one of its requests. It only keeps the states of branches and the recorded texts."""
+    """Fold that rebuilds a single model request. It keeps branch states and recorded texts, but no events."""
 
     def __init__(self, before: RunState, seq: int, *, internal: bool) -> None:
         """Start before the first event.
@@ -188,7 +188,7 @@ class _Builder:
     # -- messages
 
     def make_parts(self) -> list[SentPart]:
-        """Return the parts of the request without their tokens."""
+        """Return all parts, with zero tokens."""
         found, parts = self._found, list[SentPart]()
         if self._is_unknown:
             parts.append(SentPart(role="system", origin="system", tokens=0, change="new", hidden=not self._internal))
@@ -294,7 +294,7 @@ class _Builder:
         return tools
 
     def list_omitted(self) -> list[OmittedMessage]:
-        """Return the messages of the history that were not sent."""
+        """Return the omitted history messages."""
         sent = {ref if isinstance(ref, int) else ref.index for ref in self._found.items.iter_refs()}
         compressed = self._found.state.compressed
         folded = set(compressed.folded) if compressed is not None else set[int]()

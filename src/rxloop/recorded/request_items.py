@@ -20,10 +20,10 @@ _MAX_BASES = 8
 
 @dataclass(frozen=True, slots=True)
 class ChangedMessage:
-    """Message of a request that is not sent as it is in the history."""
+    """Sent message that is missing in the history, or differs from it."""
 
     key: str
-    """Digest of the message, or another value that identifies it."""
+    """Digest of the message, or a substitute for old logs."""
     message: Message | None
     """None if the message was not recorded."""
     index: int | None
@@ -58,7 +58,7 @@ def _count(items: Iterable[Item]) -> int:
 
 
 def _take(items: Iterable[Item], count: int) -> list[Item]:
-    """Return the items of the first messages."""
+    """Return the leading items that contain `count` messages."""
     taken: list[Item] = []
     for item in items:
         if count <= 0:
@@ -116,7 +116,7 @@ class RequestItemsReader:
             if isinstance(item, RecordedPart):
                 items.append(self._load(item, media))
             elif not 0 <= item[0] <= item[1] < length:
-                # The record belongs to another history, or it was edited.
+                # The log was edited, or the record belongs to another history.
                 return None
             else:
                 items.append(item)
@@ -139,7 +139,7 @@ class RequestItemsReader:
         return all(digest in self.texts for digest in digests)
 
     def get_tools(self, record: RequestRecord | None) -> list[tuple[str, dict[str, Any]]]:
-        """Return the digests and definitions of the tools of a request."""
+        """Return tool definitions with their digests."""
         digests = cast("list[str]", self.texts.get(record.tools or "", ())) if record is not None else ()
         return [(digest, tool if isinstance(tool := self.texts.get(digest), dict) else {}) for digest in digests]
 
@@ -176,7 +176,7 @@ class _MediaIndex(dict[str, Any]):
 
 
 def _rebuild_items(state: RunState) -> RequestItems:
-    """Return the messages that a request without a record had, if only compressors have changed it."""
+    """Rebuild a request without a record. This is correct if only compressors changed the history."""
     history, compressed = state.messages, state.compressed
     view = CompressionState.load(compressed.view) if compressed is not None and compressed.view else CompressionState()
     if not view.upto or view.upto > len(history):

@@ -1,4 +1,4 @@
-"""Rebuild the requests that a run has sent to models from its events."""
+"""Fold that lists the model requests of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Track = tuple[str | None, str | None]
 
 
 class TrackStates:
-    """States of the branches of a run and its nested runs."""
+    """Current state of each branch, including nested runs."""
 
     def __init__(self, before: RunState) -> None:
         """Start before the first event.
@@ -57,7 +57,7 @@ def get_track(event: Event) -> Track:
 
 @dataclass(slots=True)
 class OpenRequest:
-    """Request whose answer has not ended yet, with the events that followed."""
+    """Pending model request, with its failures and usage so far."""
 
     event: LLMCallEvent
     tries: list[RequestTry] = field(default_factory=list[RequestTry])
@@ -107,7 +107,7 @@ class OpenRequest:
 
 
 class RequestListFold:
-    """Fold of a run's events to the list of its requests."""
+    """Fold that lists all model requests of a run."""
 
     def __init__(self, before: RunState, *, internal: bool, after: int = 0, limit: int) -> None:
         """Start before the first event.

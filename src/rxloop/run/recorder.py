@@ -92,7 +92,7 @@ class Recorder:
 
     @property
     def request_texts(self) -> set[str]:
-        """Digests of the texts that the outermost run has recorded with its requests and those of nested runs."""
+        """Digests of recorded texts, shared with nested runs."""
         if self.top is not self:
             return self.top.request_texts
         if self._request_texts is None:

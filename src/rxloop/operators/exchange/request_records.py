@@ -153,7 +153,7 @@ def _dump_tool(tool: ToolDefinition) -> dict[str, Any]:
 def _record_layers(
     layers: Sequence[Message], default: PartOrigin, texts: dict[str, Any], sizes: list[int]
 ) -> list[RecordedPart]:
-    """Return the records of messages before or after the history, and add their texts and sizes."""
+    """Record system or tail messages, and collect their texts and sizes."""
     parts: list[RecordedPart] = []
     for message in layers:
         digest, data = dump_message(message)
@@ -181,7 +181,7 @@ def _find_window(model: object) -> int | None:
     """Return the context window of a model in tokens, or None if it is unknown."""
     if not type(model).__module__.startswith("rxloop.providers."):
         return None
-    # Imported here, because the models of other packages are not in the catalog.
+    # Imported here because custom models are not in the catalog.
     from rxloop.providers.catalog import find_model
 
     known = find_model(cast("Any", model).name)
@@ -189,7 +189,7 @@ def _find_window(model: object) -> int | None:
 
 
 def _divide(estimate: int, total: int, sizes: Sequence[int]) -> PartTokens:
-    """Divide the estimated tokens among the parts by their sizes, so that their sum is the estimate."""
+    """Divide the estimate among the parts in proportion to their sizes. The sum is exact."""
     tokens: dict[str, int] = {}
     before = reached = 0
     for name, size in zip(PARTS, sizes, strict=True):

@@ -1,1 +1,1 @@
-"""Requests that a run has sent to models, and the references with which they are recorded."""
+"""Sent model requests and their compact records."""

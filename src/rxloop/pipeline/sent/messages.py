@@ -1,4 +1,4 @@
-"""Records of messages that differ from the history, because operators have removed, edited or added some."""
+"""Records of messages that operators removed, edited or added."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _make_part = make_unchecked(RecordedPart)
 def record_messages(
     request: ModelRequest, state: RunState, sent: SentRequests
 ) -> tuple[SentMessages, dict[str, Any], dict[str, Any]]:
-    """Find the messages of a request in the history.
+    """Match the messages of a request with the history.
 
     Returns:
         The messages for the next request, fields of the record, and texts by digest.
@@ -42,7 +42,7 @@ def record_messages(
     refs = matcher.refs
     items, changes = encode_refs(refs), dict[str, Any]()
     if len(items) > _MAX_ITEMS and previous is not None and previous.event is not None and same:
-        # An edit of the history may change the references of the same messages.
+        # Equal messages may have other references after an edit.
         same = next((index for index in range(same) if refs[index] != previous.refs[index]), same)
         changes = {"base": previous.event.seq, "same": same}
         items = encode_refs(refs[same:])
@@ -69,13 +69,13 @@ def encode_refs(refs: Iterable[int | RecordedPart]) -> list[tuple[int, int] | Re
 
 
 class _Matcher:
-    """Search for the messages of a request in the history, from the first to the last."""
+    """Matches sent messages with the history."""
 
     def __init__(self, state: RunState, task: range, messages: Sequence[Message]) -> None:
         self.refs: list[int | RecordedPart] = []
         self.sizes = [0] * len(PARTS)
         self.position = 0
-        """Index in the history after the last message that was found."""
+        """History index after the last match."""
         self.texts: dict[str, Any] = {}
         self._state, self._history, self._task, self._messages = state, state.messages, task, messages
         self._indexes: dict[int, int] | None = None
@@ -130,7 +130,7 @@ class _Matcher:
         for index in range(self.position, len(self._history)):
             original = self._history[index]
             if id(original) in self._sent:
-                # The message was inserted before this one.
+                # An operator inserted the message before this one.
                 if not message.tool_call_id:
                     return None
             elif message.role == original.role and _has_same_calls(message, original):

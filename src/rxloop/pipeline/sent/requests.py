@@ -1,4 +1,4 @@
-"""Requests that a run has sent, so that only the differences of the next one are recorded."""
+"""Sent requests of a run, used to record only changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rxloop.state.history import History, measure_message
 
 
 class RequestFrame:
-    """Everything in a request except for the history, and its record."""
+    """Request without its history messages, and its record."""
 
     __slots__ = (
         *("fields", "is_stored", "record", "response_schema", "settings", "sizes", "system", "tail", "texts", "tools"),
@@ -39,13 +39,13 @@ class RequestFrame:
         self.texts = texts
         """All texts by digest."""
         self.sizes = sizes
-        """Characters of each part, in the order of `PARTS`."""
+        """Size of each part in characters, in the order of `PARTS`."""
         self.is_stored = False
         """True if the run has recorded all texts."""
 
 
 class SentMessages:
-    """Messages of the newest request of a branch, if they differ from its history."""
+    """Messages of a request that differ from the history."""
 
     __slots__ = ("event", "history", "messages", "position", "refs", "sizes")
 
@@ -62,11 +62,11 @@ class SentMessages:
         self.history = history
         self.messages = messages
         self.refs = refs
-        """Index in the history for each message, or its record."""
+        """History index or record of each message."""
         self.position = position
         """Index in the history after the last message."""
         self.sizes = sizes
-        """Characters of each part, in the order of `PARTS`."""
+        """Size of each part in characters, in the order of `PARTS`."""
 
     def count_same(self, messages: Sequence[Message]) -> int:
         """Return the number of leading messages that the next request has too."""
@@ -84,7 +84,7 @@ class TextRecorder(Protocol):
 
     @property
     def request_texts(self) -> set[str]:
-        """Digests of the texts that the outermost run has recorded with its requests and those of nested runs."""
+        """Digests of recorded texts, shared with nested runs."""
         ...
 
 

@@ -51,7 +51,7 @@ class SentPart(Wire):
 
 
 class OmittedMessage(Wire):
-    """Message of the history that was not sent."""
+    """Omitted history message."""
 
     index: int
     role: str
@@ -112,7 +112,7 @@ class SentRequest(Wire):
     tools: list[RequestTool]
     parts: list[SentPart]
     left_out: list[OmittedMessage]
-    """Messages of the history that were not sent."""
+    """Omitted history messages."""
     tokens: RequestTokens
     window: int | None = Field(default=None, exclude_if=is_missing)
     """Context window of the model in tokens, if known."""
@@ -127,7 +127,7 @@ class SentRequest(Wire):
 
 
 class RequestRow(Wire):
-    """Sizes of a request, and the messages of the history that it contained."""
+    """Token counts and message ranges of a model request."""
 
     seq: int
     """`seq` of the `llm-call` event."""
@@ -147,9 +147,9 @@ class RequestRow(Wire):
     history: int
     """Number of messages in the history."""
     sent: list[tuple[int, int]]
-    """First and last indexes of the messages that were sent unchanged."""
+    """Index ranges of messages that were sent unchanged."""
     edited: list[tuple[int, int, Edit]] = Field(default_factory=list[tuple[int, int, Edit]], exclude_if=is_empty)
-    """First and last indexes of the messages that were sent in another form."""
+    """Index ranges of edited messages."""
     exact: bool
     """As in `SentRequest`."""
 
@@ -159,7 +159,7 @@ class RequestList(Wire):
 
     task_id: str
     seq: int
-    """`seq` of the last event that was read."""
+    """Number of the last event at the time of the response."""
     requests: list[RequestRow]
     next: int | None = Field(default=None, exclude_if=is_missing)
     """Value of `after` for the next page. Missing on the last page."""

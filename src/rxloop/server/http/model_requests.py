@@ -1,4 +1,4 @@
-"""Handlers for the requests that a run has sent to models."""
+"""Handlers for model requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rxloop.storage.conversation import conversation
 
 
 async def model_requests(call: ApiCall[None, RequestsQuery]) -> Response:
-    """List the model requests of a run with their sizes and the messages that they contained."""
+    """List the model requests of a run, with token counts and message ranges."""
     record, query = await call.record(), call.query
     call.check_visibility(query.visibility)
     log, task_id, seq = call.gateway.runtime.log, record.task_id, record.seq
