@@ -17,7 +17,7 @@ from support.viewer_pages import find_inspector, get_text, serve_view
 from support.viewer_runs import record_hostile_run
 
 if TYPE_CHECKING:
-    from playwright.async_api import Locator, Page
+    from playwright.async_api import Locator, Page, Route
 
 pytestmark = [pytest.mark.service("chromium"), pytest.mark.asyncio(loop_scope="module")]
 
@@ -194,6 +194,27 @@ async def test_comparison_with_an_unknown_run_is_explained(page: Page) -> None:
         task_id = await start(served, owner=None)
         await page.goto(f"{served.url}/view/#/diff/{task_id}/unknown")
         await expect(page.get_by_role("heading", name="No such run")).to_be_visible()
+
+
+async def test_events_that_could_not_be_loaded_can_be_requested_again(page: Page) -> None:
+    turns = (call("read_alerts", region="Vestland"), "Stay at home.", call("read_alerts", region="Oslo"), "Go out.")
+    requests = 0
+
+    async def fail(route: Route) -> None:
+        nonlocal requests
+        requests += 1
+        await route.fulfill(status=500)
+
+    async with serve_agents(make_clerk(*turns)) as served:
+        a, b = [await start(served, owner=None) for _ in range(2)]
+        await page.route("**/events?from=*", fail)
+        await page.goto(f"{served.url}/view/#/diff/{a}/{b}")
+        details = page.get_by_role("complementary", name="Difference")
+        await expect(details).to_contain_text("The events could not be loaded: the server answered 500")
+        await page.unroute("**/events?from=*")
+        await details.get_by_role("button", name="Again").click()
+        await expect(details).to_contain_text("Vestland")
+        assert requests == 2
 
 
 @pytest.mark.parametrize("size", [(1680, 960), (390, 844)])

@@ -45,6 +45,7 @@ export function openComparison(a: string, b: string): () => void {
     sides.value = [makeSide(a), makeSide(b)];
     comparison.value = null;
     compareFailure.value = null;
+    eventFailure.value = null;
     opened.value = new Set();
   });
   bodies.clear();
@@ -116,13 +117,15 @@ function followSide(side: Side, aborted: AbortSignal): Promise<void> {
 
 const bodies = new Map<string, Event | null>();
 export const compareRevision = signal(0);
+/** Reason why an event could not be fetched, until the reader tries again. */
+export const eventFailure = signal<ApiError | null>(null);
 
 /** Return an event, or undefined while it is fetched. Null means that the run has no such event, or hides it. */
 export function eventOf(taskId: string, seq: number): Event | null | undefined {
   compareRevision.value;
   if (!seq) return null;
   const key = `${taskId} ${seq}`;
-  if (!bodies.has(key)) void fetchEvent(key, taskId, seq);
+  if (!bodies.has(key) && !eventFailure.peek()) void fetchEvent(key, taskId, seq);
   return bodies.get(key);
 }
 
@@ -136,16 +139,22 @@ async function fetchEvent(key: string, taskId: string, seq: number): Promise<voi
     bodies.set(key, event ?? null);
     compareRevision.value++;
   } catch (error) {
-    compareFailure.value = toApiError(error);
+    eventFailure.value = toApiError(error);
   } finally {
     requested.delete(key);
   }
+}
+
+export function fetchAgain(): void {
+  eventFailure.value = null;
+  compareRevision.value++;
 }
 
 /** Select a difference. */
 export function choose(number: number): void {
   const last = differences.value.length;
   if (!last) return;
+  eventFailure.value = null;
   change({ at: String(Math.min(Math.max(number, 1), last)) });
   requestAnimationFrame(() => dispatchEvent(new CustomEvent('reveal')));
 }

@@ -2,7 +2,7 @@
 
 import { useEffect } from 'preact/hooks';
 import { formatAddress } from '../address.ts';
-import { choose, chosen, compareFailure, comparison, differences, eventOf, openComparison, rows, sides, stepDifference, times, toggleStretch, type Side } from '../compare.ts';
+import { choose, chosen, compareFailure, comparison, differences, eventFailure, eventOf, fetchAgain, openComparison, rows, sides, stepDifference, times, toggleStretch, type Side } from '../compare.ts';
 import { compareEvents, describeCost, type ComparedRun, type Difference, type Row } from '../diff.ts';
 import { family, letter } from '../kinds.ts';
 import { address } from '../store.ts';
@@ -173,7 +173,8 @@ function Details() {
         <div class="facts">{links.map(([name, side, seq]) => seq > 0 && <a key={name} href={formatAddress({ page: 'run', taskId: side.taskId, at: `${side.outline.attemptOf(seq)}.${seq}.0` })}>{name}: seq {seq}</a>)}</div>
       </header>
       <div class="scroll">
-        {isLoading ? <div class="section quiet">Loading the events…</div>
+        {isLoading && eventFailure.value ? <div class="section"><p>The events could not be loaded: {eventFailure.value.message}.</p><p><button onClick={fetchAgain}>Again</button></p></div>
+          : isLoading ? <div class="section quiet">Loading the events…</div>
           : !left && !right ? <div class="section quiet">These events are hidden. Their content needs the scope <code>internal</code>.</div>
           : compareEvents(left, right).map(each => <Field key={each.path} difference={each} />)}
       </div>
