@@ -27,7 +27,7 @@ from rxloop.storage.conversation import conversation
 
 MAX_EVENTS = 100_000
 """Maximum number of events of both runs."""
-_MAX_BYTES = 256 << 20
+_MAX_BYTES = 64 << 20
 """Maximum size of the events of both runs in memory."""
 MAX_PAIRS = 5_000
 """Maximum number of pairs in a response."""

@@ -31,7 +31,7 @@ from rxloop.recorded.follow import read_first
 from rxloop.recorded.summary import shorten_title, summarize_start
 from rxloop.server.core.adapter import read_path_id
 from rxloop.server.core.errors import Refused
-from rxloop.server.http.findings import scan_runs
+from rxloop.server.http.findings import find_owner, scan_runs
 from rxloop.server.http.inspection import Outlines
 from rxloop.server.http.requests import ApiCall, Query, write_json
 
@@ -95,7 +95,7 @@ async def experiment(call: ApiCall[None, Query]) -> Response:
     """Return an experiment with its variants, cases and scores."""
     name, log = read_path_id(call.request, "experiment"), call.gateway.runtime.log
     with call.gateway.reserve_stream(call.principal):
-        found = await read_log(log.list_runs, metadata={METADATA_KEY: name}, limit=MAX_RUNS)
+        found = await read_log(log.list_runs, owner=find_owner(call), metadata={METADATA_KEY: name}, limit=MAX_RUNS)
         records = [
             record for record in found if call.principal.may_see(record) and _read_label(record, "variant") is not None
         ]

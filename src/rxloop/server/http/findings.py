@@ -117,10 +117,7 @@ async def _is_orphaned(log: EventLog, task_id: str) -> bool:
 
 async def scan_runs(call: ApiCall[None, Any], since: int | None, after: str | None) -> AsyncGenerator[RunRecord]:
     """Yield runs, newest first. The caller must check whether the principal has access to them."""
-    log, principal = call.gateway.runtime.log, call.principal
-    # If the log cannot select runs without an owner, all runs are examined.
-    may_filter = "others" not in principal.scopes and (principal.id or log.accepts_empty_owner)
-    owner = principal.id if may_filter else None
+    log, owner = call.gateway.runtime.log, find_owner(call)
     while True:
         records = await read_log(
             log.list_runs, owner=owner, since=since, newest_first=True, after=after, limit=_SCAN_SIZE
@@ -130,6 +127,16 @@ async def scan_runs(call: ApiCall[None, Any], since: int | None, after: str | No
             after = record.task_id
         if len(records) < _SCAN_SIZE:
             return
+
+
+def find_owner(call: ApiCall[None, Any]) -> str | None:
+    """Return the owner of the runs that the caller may read. None means that all runs must be examined.
+
+    That is the case if the caller has access to other owners, or if the log cannot select runs without an owner.
+    """
+    principal = call.principal
+    may_select = "others" not in principal.scopes and (principal.id or call.gateway.runtime.log.accepts_empty_owner)
+    return principal.id if may_select else None
 
 
 # -- search
