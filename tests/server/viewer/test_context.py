@@ -125,6 +125,19 @@ async def test_cells_show_in_which_requests_a_message_was_sent(page: Page) -> No
         await expect(rows.nth(2)).to_contain_text("At 0 stands a crate")
 
 
+async def test_request_that_could_not_be_loaded_can_be_requested_again(page: Page) -> None:
+    log, task_id, _ = await record()
+    async with serve_view(log) as url:
+        await open_context(page, url, task_id)
+        await page.route("**/requests/*", lambda route: route.fulfill(status=503, json={"error": {"message": "busy"}}))
+        await page.get_by_role("button", name="Messages in each request").click()
+        messages = page.get_by_label("Messages", exact=True)
+        await expect(messages).to_contain_text("The request could not be loaded: busy.")
+        await page.unroute("**/requests/*")
+        await messages.get_by_role("button", name="Again").click()
+        await expect(find_rows(page, "Messages in each request").first).to_be_visible()
+
+
 async def test_shortened_results_have_their_own_cells(page: Page) -> None:
     log, model = MemoryEventLog(), ScriptedModel(*look_calls(2), "Done.")
 

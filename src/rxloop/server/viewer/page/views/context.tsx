@@ -10,7 +10,7 @@ import {
   cacheShare, cellPath, cellsOf, describeCells, findCall, inputOf, isOmitted, interleave, PART_NAMES, PARTS, scaleParts, sumRows, trackOf, type Cell,
   type RequestRow,
 } from '../requests.ts';
-import { loadRows, requestOf, requestRows, retryRows, rowsFailure } from '../sent.ts';
+import { loadRows, requestFailure, requestOf, requestRows, retryRequest, retryRows, rowsFailure } from '../sent.ts';
 import { change, isInspectorOpen, playhead, selected, theme, useModel } from '../store.ts';
 import { toLine } from '../text.ts';
 import { formatNumber } from '../time.ts';
@@ -186,7 +186,7 @@ function Compression({ seq, call, rows }: { seq: number; call: number; rows: rea
 function Folded({ seq, call, rows }: { seq: number; call: number; rows: readonly RequestRow[] }) {
   const event = bodyOfKind(seq, 'context-compressed');
   const request = requestOf(call);
-  if (!event || !request) return <p class="quiet">Loading…</p>;
+  if (!event || !request) return <Loading seq={call} />;
   const folded = new Set<number>(event.folded ?? []);
   const summary = request.parts.filter(each => each.from === 'summary');
   const cost = event.thinking ? `, ${formatNumber((event.thinking.inputTokens ?? 0) + (event.thinking.outputTokens ?? 0))} tokens of ${event.thinkingModel}` : '';
@@ -207,6 +207,13 @@ function Folded({ seq, call, rows }: { seq: number; call: number; rows: readonly
   );
 }
 
+/** The place of a request that is not known yet. */
+function Loading({ seq }: { seq: number }) {
+  const problem = requestFailure.value;
+  if (problem?.seq !== seq) return <p class="quiet">Loading…</p>;
+  return <p>The request could not be loaded: {problem.error.message}. <button onClick={retryRequest}>Again</button></p>;
+}
+
 /** Messages of the history, with a cell for each request. */
 function Messages({ rows }: { rows: readonly RequestRow[] }) {
   const [isOpen, setOpen] = useState(false);
@@ -221,7 +228,7 @@ function Messages({ rows }: { rows: readonly RequestRow[] }) {
 
 function MessageList({ rows, last }: { rows: readonly RequestRow[]; last: RequestRow }) {
   const request = requestOf(last.seq);
-  if (!request) return <p class="quiet">Loading…</p>;
+  if (!request) return <Loading seq={last.seq} />;
   const messages = interleave(request.parts, request.leftOut).filter(each => each.index !== undefined);
   return (
     <div class="table messages">
