@@ -29,7 +29,7 @@ export function RecentProblems() {
     <div class="page">
       <Header path={<Sections />}>{failure && <span class="offline">{failure}</span>}</Header>
       <nav class="tabs">
-        <span class="count" role="status">{isLoading ? 'Reading runs' : `${formatNumber(runs.length)}${next ? '+' : ''} runs with problems`}</span>
+        <span class="count" role="status">{isLoading ? 'Reading runs' : `${formatNumber(runs.length)}${next ? '+' : ''} ${runs.length === 1 && !next ? 'run' : 'runs'} with problems`}</span>
         <span class="space" />
         <button onClick={() => void loadRecent()} disabled={isLoading}>Read again</button>
       </nav>
