@@ -15,7 +15,7 @@ from rxloop.cli.commands.view import create_viewer
 from rxloop.cli.service.adapters import create_adapters, create_application
 from rxloop.testing import ScriptedModel
 from support.api_server import serve_app
-from support.browser import expect, find_barriers, until
+from support.browser import expect, until
 from support.viewer_pages import find_filter, find_inspector, find_rows, make_guide, open_page_anew, serve_view
 from support.viewer_runs import HOSTILE, record_hostile_run, store_long_run
 
@@ -40,24 +40,16 @@ async def open_run(page: Page, url: str, task_id: str, place: str = "") -> None:
     await expect(page.get_by_role("tab", name=re.compile(r"Problems [1-9]"))).to_be_visible()
 
 
-@pytest.mark.service("axe")
 @pytest.mark.parametrize("theme", ["dark", "light"])
-async def test_pages_report_no_problem_and_have_no_barriers(
-    page: Page, weather: tuple[EventLog, str], conversation: tuple[EventLog, str], theme: Any
-) -> None:
+async def test_pages_report_no_problem(page: Page, weather: tuple[EventLog, str], theme: Any) -> None:
     log, task_id = weather
     await page.emulate_media(color_scheme=theme)
-    # The themes only differ in their colours.
-    rules = ["color-contrast"] if theme == "light" else []
     run = f"#/r/{task_id}"
     async with serve_view(log) as url:
         for address, ready in (
             ("", find_rows(page, "Runs").get_by_text("Oslo or Bergen")),
             (run, find_rows(page, "Waterfall").first),
             (f"{run}?at=1.14.0&in=json", find_inspector(page).get_by_text("timed out after 2 s").first),
-            (f"{run}?at=1.14.0&in=state", find_inspector(page).get_by_text("messages").first),
-            ("#/problems", find_rows(page, "Problems").get_by_text("rate_limited: too many requests")),
-            (f"#/diff/{task_id}/{task_id}", page.get_by_text("The runs are the same")),
             (f"{run}/problems", find_rows(page, "Problems").get_by_text("rate_limited: too many requests")),
             (f"{run}/conversation", page.get_by_label("Conversation").get_by_text("Start before ten")),
             (f"{run}/thoughts?at=1.10.0", find_rows(page, "Thoughts").nth(2)),
@@ -66,15 +58,6 @@ async def test_pages_report_no_problem_and_have_no_barriers(
         ):
             await open_page_anew(page, url + address)
             await expect(ready).to_be_visible()
-            assert await find_barriers(page, *rules) == [], address
-        await page.get_by_role("button", name="Keys").click()
-        await expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
-        assert await find_barriers(page, *rules) == []
-        await page.keyboard.press("Escape")
-    async with serve_view(conversation[0]) as url:
-        await page.goto(f"{url}#/r/{conversation[1]}/conversation")
-        await expect(page.get_by_role("list", name="Citations")).to_be_visible()
-        assert await find_barriers(page, *rules) == []
         background = await page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert background == {"dark": "rgb(14, 17, 22)", "light": "rgb(255, 255, 255)"}[theme]
 
