@@ -18,6 +18,9 @@ const MARKS: Record<Change, string> = { same: '=', new: '+', shortened: '−', r
 export function RequestTab({ seq }: { seq: number }) {
   const request = requestOf(seq);
   const problem = requestFailure.value;
+  if (!request && problem?.seq === seq && problem.error.code === 'file') {
+    return <div class="section quiet">This file does not contain requests. Open the run on its server to see them.</div>;
+  }
   if (!request && problem?.seq === seq) {
     return (
       <div class="section">
