@@ -115,7 +115,8 @@ def _write_pytest(task_id: str, events: Sequence[Event], internal: bool) -> byte
         elif isinstance(event, ContentCompleteEvent):
             calls += [(call.name, dict(call.arguments)) for call in event.tool_calls]
     values = {
-        "TASK": task_id,
+        # The id is part of a docstring, and an imported run can have any id.
+        "TASK": re.sub(r"[^A-Za-z0-9._-]", "_", task_id),
         "PROMPT": repr(_find_prompt(events)),
         "EVENTS": "\n".join(f"    {line!r}," for line in lines.splitlines()),
         "RESULTS": "\n".join(f"    {name!r}: {values!r}," for name, values in results.items()),
