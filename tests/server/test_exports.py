@@ -55,7 +55,7 @@ async def test_jsonl_with_internal_data_can_be_imported() -> None:
 
 async def test_exported_test_passes(tmp_path: Path) -> None:
     async with serve_api(make_clerk(*TURNS)) as served, Client(served.url, token="ann-key") as ann:
-        run = await ann.start(None, 'Add "2" and {3}', wait=10)
+        run = await ann.start(None, 'Add "2" and {3}\u2028\x85', wait=10)
         text = await ann.export(run.task_id, "pytest")
     file = tmp_path / "test_run.py"
 

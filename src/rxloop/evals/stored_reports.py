@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from rxloop.errors import ArtifactError, ConfigurationError, EventLogError, UnknownArtifact
 from rxloop.evals.case import METADATA_KEY
 from rxloop.evals.report import Report
 from rxloop.pipeline.event_log import EventLog
 from rxloop.protocol.ids import make_id
+from rxloop.support.threads import run_in_thread
 
 log = logging.getLogger("rxloop")
 
@@ -60,7 +62,9 @@ async def read_report(event_log: EventLog, name: str) -> Report | None:
     if store is None:
         return None
     try:
-        return Report.from_json(await store.read(_make_context(name), _FILE))
+        data = await store.read(_make_context(name), _FILE)
+        # Reports of large experiments would block the event loop.
+        return await run_in_thread(partial(Report.from_json, data))
     except (UnknownArtifact, ConfigurationError):
         # Another process may be writing the report right now.
         return None

@@ -97,9 +97,9 @@ _call = make_unchecked(ToolCall, normalised=True)
 class Message(Wire):
     """Conversation message."""
 
-    # The encoded form, so that each message is only encoded once per provider, and the origin of a message that an
-    # operator adds to a request. Not part of the value. Copies have no origin.
-    __slots__ = ("_origin", "_wire")
+    # The encoded form, so that each message is only encoded once per provider, the origin of a message that an operator
+    # adds to a request, and the mark of `mark_private`. Not part of the value. Copies have neither origin nor mark.
+    __slots__ = ("_origin", "_private", "_wire")
 
     role: Role
     content: Content = ""
@@ -182,6 +182,17 @@ class Message(Wire):
 
 def _content(content: str | Sequence[Part]) -> Content:
     return content if isinstance(content, str) else list(content)
+
+
+def mark_private(message: Message) -> Message:
+    """Mark a user message of the history that clients must not receive, such as a note of a strategy."""
+    object.__setattr__(message, "_private", True)
+    return message
+
+
+def is_private(message: Message) -> bool:
+    """Return True if a message was marked by `mark_private`."""
+    return getattr(message, "_private", False)
 
 
 Prompt = str | Message | Sequence[Message | str]

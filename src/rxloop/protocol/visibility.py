@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rxloop.protocol.messages import ErrorInfo, Message, PendingInput, ToolCall, public_question
+from rxloop.protocol.messages import ErrorInfo, Message, PendingInput, ToolCall, is_private, public_question
 
 ROOT = "root_task_id"
 """Metadata key for the id of the outermost run, which numbers the event. Set if runs are nested more than once."""
@@ -40,7 +40,7 @@ def public_messages(event: Any) -> Sequence[Message]:
 
 
 def select_public_messages(messages: Sequence[Message]) -> Sequence[Message]:
-    """Remove system messages and hidden tool calls, including results."""
+    """Remove system messages, notes to the model, and hidden tool calls including their results."""
     public = [message for message in list_public_forms(messages) if message is not None]
     unchanged = len(public) == len(messages) and all(map(lambda one, other: one is other, public, messages))
     return messages if unchanged else public
@@ -64,7 +64,8 @@ def list_public_forms(messages: Sequence[Message]) -> list[Message | None]:
             is_visible = answered is not None and not answered.hidden
             public.append(_remove_provider_state(message) if is_visible else None)
         else:
-            public.append(_remove_provider_state(message) if message.role == "user" else None)
+            is_visible = message.role == "user" and not is_private(message)
+            public.append(_remove_provider_state(message) if is_visible else None)
     return public
 
 

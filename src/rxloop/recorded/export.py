@@ -106,10 +106,11 @@ def _find_answer(events: Sequence[Event]) -> str:
 
 def _write_pytest(task_id: str, events: Sequence[Event], internal: bool) -> bytes:
     _check_replayable(events, internal)
+    shown = select_events(events, internal=internal)
     lines = _write_jsonl(task_id, events, internal).decode()
     results: dict[str, list[tuple[bool, str]]] = {}
     calls: list[tuple[str, Any]] = []
-    for event in events:
+    for event in shown:
         if isinstance(event, ToolCompleteEvent):
             results.setdefault(event.name, []).append((event.success, event.error or event.content))
         elif isinstance(event, ContentCompleteEvent):
@@ -117,11 +118,11 @@ def _write_pytest(task_id: str, events: Sequence[Event], internal: bool) -> byte
     values = {
         # The id is part of a docstring, and an imported run can have any id.
         "TASK": re.sub(r"[^A-Za-z0-9._-]", "_", task_id),
-        "PROMPT": repr(_find_prompt(events)),
-        "EVENTS": "\n".join(f"    {line!r}," for line in lines.splitlines()),
+        "PROMPT": repr(_find_prompt(shown)),
+        "EVENTS": "\n".join(f"    {line!r}," for line in lines.split("\n") if line),
         "RESULTS": "\n".join(f"    {name!r}: {values!r}," for name, values in results.items()),
         "CALLS": "\n".join(f"    {call!r}," for call in calls),
-        "ANSWER": repr(_find_answer(events)),
+        "ANSWER": repr(_find_answer(shown)),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _PYTEST).encode("utf-8", "backslashreplace")
 

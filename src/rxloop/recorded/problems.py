@@ -36,6 +36,10 @@ MAX_TEXT = 200
 """Maximum number of characters in the text of a problem."""
 
 
+_VALUE_SIZE = 200
+"""Typical size of a value in bytes."""
+
+
 @dataclass(slots=True)
 class _Draft:
     """Problem that later events may change."""
@@ -80,6 +84,17 @@ class ProblemFold:
                 self._check(shown)
             self._activity.add(event)
             self.last = event
+
+    @property
+    def count(self) -> int:
+        """Number of problems in the events added so far."""
+        return len(self._drafts) + len(self._questions)
+
+    @property
+    def size(self) -> int:
+        """Number of values in memory."""
+        last = 0 if self.last is None else self.last.decoded_size // _VALUE_SIZE
+        return self.count + len(self._call_counts) + len(self._requests) + last
 
     def collect(self, task_id: str, *, now: int | None = None) -> list[RunProblem]:
         """Return the problems in the order of their first events.

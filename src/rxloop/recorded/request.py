@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-from rxloop.protocol.events import Event, LLMCallEvent, MessageAddedEvent, StatusUpdateEvent, TaskEvent
+from rxloop.protocol.events import Event, LLMCallEvent, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.http_api.requests import OmittedMessage, PartChange, RequestTool, SentPart, SentRequest
 from rxloop.protocol.messages import Message
 from rxloop.protocol.step_events import PartOrigin
@@ -61,8 +61,6 @@ class RequestFold:
         self._seq, self._internal = seq, internal
         self._previous: dict[tuple[str, str | None], _Previous] = {}
         self._task: dict[str | None, range] = {}
-        self._private: set[str | None] = set()
-        """Ids of messages that clients must not receive."""
         self._found: _Found | None = None
         self._open: OpenRequest | None = None
         self.is_complete = False
@@ -80,8 +78,6 @@ class RequestFold:
                 self._add_later(event, self._open)
             elif isinstance(event, LLMCallEvent):
                 self._add_request(event)
-            elif isinstance(event, MessageAddedEvent) and event.to_public() is None:
-                self._private.add(event.message_id or f"{event.task_id}:added:{event.seq}")
             if self.is_complete:
                 return
             if self._open is None:
@@ -130,7 +126,7 @@ class RequestFold:
         if found is None or request is None or (not self._internal and found.event.to_public() is None):
             return None
         event, internal = found.event, self._internal
-        builder = _Builder(found, self._task.get(get_track(event)[0], range(0)), self._private, internal=internal)
+        builder = _Builder(found, self._task.get(get_track(event)[0], range(0)), internal=internal)
         parts, tools, left_out = builder.make_parts(), builder.make_tools(), builder.list_omitted()
         tokens = builder.divide_tokens()
         sent = list(zip(parts, tokens.parts, strict=True))
@@ -171,13 +167,10 @@ class _Tokens(NamedTuple):
 class _Builder:
     """Conversion of a request to its response body."""
 
-    def __init__(self, found: _Found, task: range, private: set[str | None], *, internal: bool) -> None:
+    def __init__(self, found: _Found, task: range, *, internal: bool) -> None:
         self._found, self._task, self._internal = found, task, internal
         self._history = list(found.state.messages)
         self._public = list_public_forms(self._history)
-        for index, message in enumerate(self._history):
-            if message.message_id in private:
-                self._public[index] = None
         self._groups: list[str] = []
         """Field of `PartTokens` for each part."""
         self._sizes: list[int] = []

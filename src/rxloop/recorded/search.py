@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
 from typing import Any, cast
 
 import orjson
@@ -16,6 +17,12 @@ MAX_EXCERPT = 200
 
 _BEFORE = 60
 """Number of characters before the first match in an excerpt."""
+
+MAX_HITS = 100
+"""Maximum number of hits in an event, because models and tools can publish lists with many values."""
+
+_SLICE = 1 << 20
+"""Number of characters searched at once. A search cannot be interrupted, so it would delay the other threads."""
 
 _MAX_DEPTH = 50
 """Maximum JSON nesting depth that is searched."""
@@ -34,7 +41,7 @@ def make_pattern(text: str) -> re.Pattern[str]:
 def search_events(
     events: Iterable[Event], pattern: re.Pattern[str], task_id: str, *, kinds: Collection[str] | None, internal: bool
 ) -> Iterator[SearchHit]:
-    """Yield a hit for each field of an event that contains a text.
+    """Yield a hit for each field of an event that contains a text, at most `MAX_HITS` per event.
 
     Args:
         events: Durable events.
@@ -48,17 +55,30 @@ def search_events(
             continue
         if not internal and event.to_public() is None:
             continue
-        fields: dict[str, Any] = orjson.loads(event.to_json(public=not internal))
-        for name, value in fields.items():
-            if name in _SKIPPED_FIELDS:
-                continue
-            for field, text in _list_texts(name, value, 0):
-                first = pattern.search(text)
-                if first is not None:
-                    excerpt, marks = _make_excerpt(text, first.start(), pattern)
-                    yield SearchHit(
-                        task_id=task_id, seq=event.seq, kind=event.kind, field=field, text=excerpt, marks=marks
-                    )
+        for field, text, start in islice(_find_texts(event, pattern, internal), MAX_HITS):
+            excerpt, marks = _make_excerpt(text, start, pattern)
+            yield SearchHit(task_id=task_id, seq=event.seq, kind=event.kind, field=field, text=excerpt, marks=marks)
+
+
+def _find_texts(event: Event, pattern: re.Pattern[str], internal: bool) -> Iterator[tuple[str, str, int]]:
+    """Yield the path and the text of each matching field, and the position of the first match."""
+    fields: dict[str, Any] = orjson.loads(event.to_json(public=not internal))
+    for name, value in fields.items():
+        if name in _SKIPPED_FIELDS:
+            continue
+        for field, text in _list_texts(name, value, 0):
+            start = _find_first(text, pattern)
+            if start is not None:
+                yield field, text, start
+
+
+def _find_first(text: str, pattern: re.Pattern[str]) -> int | None:
+    # An escaped character has at most two characters, so slices overlap by at least the length of the searched text.
+    for start in range(0, max(len(text), 1), _SLICE):
+        first = pattern.search(text, start, start + _SLICE + len(pattern.pattern))
+        if first is not None:
+            return first.start()
+    return None
 
 
 def _list_texts(path: str, value: Any, depth: int) -> Iterator[tuple[str, str]]:
@@ -79,5 +99,6 @@ def _list_texts(path: str, value: Any, depth: int) -> Iterator[tuple[str, str]]:
 
 def _make_excerpt(text: str, start: int, pattern: re.Pattern[str]) -> tuple[str, list[tuple[int, int]]]:
     """Return the part of a text around a match, and the positions of all matches in this part."""
-    excerpt = text[max(start - _BEFORE, 0) :][:MAX_EXCERPT]
+    first = max(start - _BEFORE, 0)
+    excerpt = text[first : first + MAX_EXCERPT]
     return excerpt, [match.span() for match in pattern.finditer(excerpt)]

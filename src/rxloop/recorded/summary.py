@@ -103,6 +103,11 @@ class SummaryFold:
         """Last event, or None before the first event."""
         return self._problems.last
 
+    @property
+    def size(self) -> int:
+        """Number of values in memory."""
+        return 1 + self._problems.size
+
     def add(self, events: Iterable[Event]) -> None:
         """Add durable events in order."""
         for event in events:
@@ -122,7 +127,7 @@ class SummaryFold:
 
     def make_summary(self, task_id: str) -> RunSummary:
         """Return the summary of the events added so far."""
-        problems = len(self._problems.collect(task_id))
+        problems = self._problems.count
         return RunSummary(self._title, self._fork_of, self._first_token, self._calls, problems, self._rate.bins)
 
     def collect_problems(self, task_id: str, *, now: int | None = None) -> list[RunProblem]:

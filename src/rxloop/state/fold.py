@@ -29,7 +29,7 @@ from rxloop.protocol.events import (
     ToolStartEvent,
     UsageEvent,
 )
-from rxloop.protocol.messages import Message
+from rxloop.protocol.messages import Message, mark_private
 from rxloop.protocol.model import make_unchecked
 from rxloop.state.attempt_counts import count_attempt, count_progress
 from rxloop.state.history import Batch, History, make_content
@@ -245,6 +245,8 @@ def _select_answer(state: RunState, answers: list[ToolCompleteEvent]) -> dict[st
 def _fold_message_added(state: RunState, event: MessageAddedEvent) -> dict[str, Any]:
     message_id = event.message_id or f"{event.task_id}:added:{event.seq}"
     message = Message(role=event.role, content=event.content, message_id=message_id)
+    if not event.public:
+        mark_private(message)
     changes: dict[str, Any] = {"retries": state.retries + 1} if event.cause == "retry" else {}
     if state.unread_count or event.cause == "steering":
         changes["unread_count"] = state.unread_count + 1

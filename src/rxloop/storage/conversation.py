@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import Any
 
@@ -16,7 +16,7 @@ from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import ConversationPage, Mark, RunEvents
 from rxloop.protocol.events import ContextCompressedEvent, Event
-from rxloop.protocol.messages import Message
+from rxloop.protocol.messages import Message, is_private, mark_private
 from rxloop.state.fold import fold_all
 from rxloop.state.history import StoredMessages
 from rxloop.state.run_state import (
@@ -164,7 +164,7 @@ def _remember(folded: ConversationCache, key: str, mark: Mark, state: RunState) 
         folded.popitem(last=False)
 
 
-FORMAT = 2
+FORMAT = 3
 """Version of the stored fold format. Increment it when folding produces different results."""
 
 
@@ -194,6 +194,7 @@ def make_fold(task_id: str, events: int, run: RunState) -> RunFold:
         "size": inherited.messages.size,
         "user": inherited.messages.newest_user,
         "pinned": inherited.messages.pinned,
+        "private": [index for index, message in enumerate(messages) if is_private(message)],
         "ids": [list(inherited.earlier)] if inherited.earlier else [],
         "compressed": inherited.compressed.to_json().decode() if inherited.compressed is not None else None,
         "measured": inherited.measured and list(inherited.measured),
@@ -207,16 +208,18 @@ def make_fold(task_id: str, events: int, run: RunState) -> RunFold:
 def combine_folds(folds: Sequence[RunFold]) -> RunFold:
     """Combine the folds of consecutive runs, to reduce the number of rows to read."""
     summaries: list[dict[str, Any]] = [orjson.loads(fold.summary) for fold in folds]
-    first, user, pinned = 0, None, list[int]()
+    first, user, pinned, private = 0, None, list[int](), list[int]()
     for each in summaries:
         user = user if each["user"] is None else first + each["user"]
         pinned += [first + index for index in each["pinned"]]
+        private += [first + index for index in each["private"]]
         first += each["count"]
     summary: dict[str, Any] = {
         "count": first,
         "size": sum(each["size"] for each in summaries),
         "user": user,
         "pinned": pinned,
+        "private": private,
         "ids": [names for each in summaries for names in each["ids"]],
         "compressed": _find_newest(summaries, "compressed"),
         "measured": _find_newest(summaries, "measured"),
@@ -282,13 +285,15 @@ def _find_newest(summaries: Sequence[dict[str, Any]], name: str) -> Any:
 
 def _to_stored_messages(folds: Sequence[RunFold], summaries: Sequence[dict[str, Any]]) -> Iterable[StoredMessages]:
     for fold, summary in zip(folds, summaries, strict=True):
-        yield StoredMessages(
-            fold.messages, _parse_messages, summary["count"], summary["size"], summary["user"], summary["pinned"]
-        )
+        read = partial(_parse_messages, private=summary["private"])
+        yield StoredMessages(fold.messages, read, summary["count"], summary["size"], summary["user"], summary["pinned"])
 
 
-def _parse_messages(data: bytes) -> list[Message]:
-    return _make_message_adapter().validate_json(data)
+def _parse_messages(data: bytes, private: Sequence[int]) -> list[Message]:
+    messages = _make_message_adapter().validate_json(data)
+    for index in private:
+        mark_private(messages[index])
+    return messages
 
 
 @cache

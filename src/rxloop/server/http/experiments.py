@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -32,14 +32,17 @@ from rxloop.recorded.summary import shorten_title, summarize_start
 from rxloop.server.core.adapter import read_path_id
 from rxloop.server.core.errors import Refused
 from rxloop.server.http.findings import find_owner, scan_runs
-from rxloop.server.http.inspection import Outlines
-from rxloop.server.http.requests import ApiCall, Query, write_json
+from rxloop.server.http.inspection import Outlines, respond_in_thread
+from rxloop.server.http.requests import ApiCall, Query
 
 SCAN_SECONDS = 0.5
 """Seconds after which a request for all experiments examines no further runs."""
 
 MAX_RUNS = 20_000
 """Maximum number of runs of an experiment."""
+
+_PAGE_SIZE = 500
+"""Number of records read at once."""
 
 _MAX_TITLES = 200
 """Maximum number of cases whose title is read from a run."""
@@ -75,9 +78,12 @@ async def experiments(call: ApiCall[None, ExperimentsQuery]) -> Response:
                 # Runs of judges have no variant.
                 if call.principal.may_see(record) and _read_label(record, "variant") is not None:
                     runs.setdefault(str(record.metadata.get(METADATA_KEY)), []).append(record)
-    return write_json(
-        ExperimentPage(experiments=[_summarize(name, each) for name, each in runs.items()], next=next_cursor)
-    )
+        page = await call.gateway.runtime.log.local.get(Outlines).compute(partial(_make_page, runs, next_cursor))
+        return await respond_in_thread(call, page)
+
+
+def _make_page(runs: Mapping[str, Sequence[RunRecord]], next_cursor: str | None) -> ExperimentPage:
+    return ExperimentPage(experiments=[_summarize(name, each) for name, each in runs.items()], next=next_cursor)
 
 
 def _summarize(name: str, records: Sequence[RunRecord]) -> ExperimentSummary:
@@ -94,27 +100,50 @@ def _summarize(name: str, records: Sequence[RunRecord]) -> ExperimentSummary:
 async def experiment(call: ApiCall[None, Query]) -> Response:
     """Return an experiment with its variants, cases and scores."""
     name, log = read_path_id(call.request, "experiment"), call.gateway.runtime.log
+    compute = log.local.get(Outlines).compute
     with call.gateway.reserve_stream(call.principal):
-        found = await read_log(log.list_runs, owner=find_owner(call), metadata={METADATA_KEY: name}, limit=MAX_RUNS)
-        records = [
-            record for record in found if call.principal.may_see(record) and _read_label(record, "variant") is not None
-        ]
+        records = await _list_records(call, name)
         if not records:
             raise Refused(404, "not_found", "the experiment does not exist")
         report = await read_log(read_report, log, name)
-        ids = {record.task_id for record in records}
+        titles: dict[str, str] = {}
         if report is not None:
-            # The client may not have access to all runs.
-            trials = [trial for trial in report.trials if trial.task_id in ids]
-            report = report.model_copy(update={"trials": trials})
-        titles = await _read_titles(call, records, report)
-        info = await log.local.get(Outlines).compute(partial(_make_info, name, records, report, titles))
-    return write_json(info)
+            report, titles = await compute(partial(_select_trials, report, records))
+        titles = await _add_titles(call, records, titles)
+        return await respond_in_thread(call, await compute(partial(_make_info, name, records, report, titles)))
 
 
-async def _read_titles(call: ApiCall[None, Any], records: Sequence[RunRecord], report: Report | None) -> dict[str, str]:
-    """Return the titles of cases, from the report or from their first runs."""
-    titles = {trial.case: shorten_title(str(trial.input)) for trial in report.trials} if report is not None else {}
+async def _list_records(call: ApiCall[None, Any], name: str) -> list[RunRecord]:
+    """Return the runs of an experiment that the caller may read, oldest first."""
+    list_runs, after = call.gateway.runtime.log.list_runs, None
+    filters: dict[str, Any] = {"owner": find_owner(call), "metadata": {METADATA_KEY: name}, "limit": _PAGE_SIZE}
+    records: list[RunRecord] = []
+    for _ in range(0, MAX_RUNS, _PAGE_SIZE):
+        found = await read_log(list_runs, **filters, after=after)
+        # Runs of judges have no variant.
+        records += [each for each in found if call.principal.may_see(each) and _read_label(each, "variant") is not None]
+        if len(found) < _PAGE_SIZE:
+            break
+        after = found[-1].task_id
+        # Reading a log in memory does not suspend.
+        await asyncio.sleep(0)
+    return records
+
+
+def _select_trials(report: Report, records: Sequence[RunRecord]) -> tuple[Report | None, dict[str, str]]:
+    """Return the part of a report with certain runs, and the titles of its cases.
+
+    The client may not have access to all runs. The report may also be of another experiment with the same name, whose
+    existence the client must not learn.
+    """
+    ids = {record.task_id for record in records}
+    trials = [trial for trial in report.trials if trial.task_id in ids]
+    titles = {trial.case: shorten_title(str(trial.input)) for trial in trials}
+    return (report.model_copy(update={"trials": trials}) if trials else None), titles
+
+
+async def _add_titles(call: ApiCall[None, Any], records: Sequence[RunRecord], titles: dict[str, str]) -> dict[str, str]:
+    """Add the titles of cases that are not in the report, from their first runs."""
     for record in records:
         case = _read_label(record, "case") or ""
         if case not in titles and len(titles) < _MAX_TITLES:

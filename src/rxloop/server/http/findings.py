@@ -31,7 +31,7 @@ from rxloop.recorded.problems import find_severest
 from rxloop.recorded.questions import IDLE_STATES
 from rxloop.recorded.search import make_pattern, search_events
 from rxloop.recorded.summary import RunSummary, summarize_start
-from rxloop.server.http.inspection import Outlines, check_kinds
+from rxloop.server.http.inspection import Outlines, check_kinds, respond_in_thread
 from rxloop.server.http.requests import (
     ApiCall,
     RecentProblemsQuery,
@@ -70,7 +70,8 @@ async def problems(call: ApiCall[None, VisibilityQuery]) -> Response:
     call.check_visibility(call.query.visibility)
     with call.gateway.reserve_stream(call.principal):
         _, found = await _find_problems(call.gateway.runtime.log, record, internal=internal)
-    return write_json(ProblemList(task_id=record.task_id, seq=record.seq, problems=found))
+        problem_list = ProblemList(task_id=record.task_id, seq=record.seq, problems=found)
+        return await respond_in_thread(call, problem_list)
 
 
 async def recent_problems(call: ApiCall[None, RecentProblemsQuery]) -> Response:
@@ -93,7 +94,8 @@ async def recent_problems(call: ApiCall[None, RecentProblemsQuery]) -> Response:
                 summary, each = await _find_problems(log, record, internal=query.visibility == "all")
                 if each:
                     info = make_detailed_info(call, record, summary).model_copy(update={"problems": len(each)})
-                    found.append(RunProblems(run=info, problems=find_severest(each, MAX_PROBLEMS)))
+                    severest = await log.local.get(Outlines).compute(partial(find_severest, each, MAX_PROBLEMS))
+                    found.append(RunProblems(run=info, problems=severest))
     return write_json(ProblemPage(runs=found, next=next_cursor))
 
 
@@ -127,6 +129,8 @@ async def scan_runs(call: ApiCall[None, Any], since: int | None, after: str | No
             after = record.task_id
         if len(records) < _SCAN_SIZE:
             return
+        # Reading a log in memory does not suspend.
+        await asyncio.sleep(0)
 
 
 def find_owner(call: ApiCall[None, Any]) -> str | None:
@@ -149,7 +153,8 @@ async def search(call: ApiCall[None, SearchQuery]) -> Response:
     task = _Search(call.gateway.runtime.log, query, query.kinds)
     with call.gateway.reserve_stream(call.principal):
         hits, searched = await task.search_run(record, query.after, query.limit)
-    return write_json(SearchPage(hits=hits, searched=searched, next=searched if searched < record.seq else None))
+    next_cursor = searched if searched < record.seq else None
+    return write_json(SearchPage(hits=hits, searched=searched, next=next_cursor))
 
 
 async def search_runs(call: ApiCall[None, SearchRunsQuery]) -> Response:

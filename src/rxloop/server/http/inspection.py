@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from hashlib import sha256
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -132,6 +132,13 @@ def encode_document(model: BaseModel, *, compress: bool) -> tuple[bytes, dict[st
     if compress and len(body) >= _MIN_COMPRESSED:
         return gzip.compress(body, 5, mtime=0), {**headers, "content-encoding": "gzip"}
     return body, headers
+
+
+async def respond_in_thread(call: ApiCall[Any, Any], model: BaseModel) -> Response:
+    """Encode a large response outside of the event loop."""
+    encode = partial(encode_document, model, compress=accepts_gzip(call.request))
+    body, headers = await call.gateway.runtime.log.local.get(Outlines).compute(encode)
+    return Response(body, headers=headers, media_type="application/json")
 
 
 def accepts_gzip(request: Request) -> bool:

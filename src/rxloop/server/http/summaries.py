@@ -22,12 +22,17 @@ from rxloop.server.http.requests import ApiCall
 _MAX_SUMMARIES = 1_000
 """Maximum number of summaries in memory."""
 
+MAX_SIZE = 500_000
+"""Maximum number of values in all summaries in memory, such as the problems of runs."""
+
 
 class Summaries:
     """Cache of run summaries, extended when a run has new events."""
 
     def __init__(self) -> None:
         self._known = OrderedDict[tuple[str, bool], tuple[Event, RunSummary, SummaryFold]]()
+        self._sizes: dict[tuple[str, bool], int] = {}
+        self._size = 0
 
     def find(self, record: RunRecord) -> RunSummary | None:
         """Return the summary of a run, or None if it is unknown or outdated."""
@@ -53,12 +58,14 @@ class Summaries:
             now: Current time in milliseconds, used to find a stall after the last event.
         """
         summary, fold = await self._read(log, record, internal=internal)
-        return summary, fold.collect_problems(record.task_id, now=now)
+        collect = partial(fold.collect_problems, record.task_id, now=now)
+        return summary, await log.local.get(Outlines).compute(collect)
 
     async def _read(self, log: EventLog, record: RunRecord, *, internal: bool) -> tuple[RunSummary, SummaryFold]:
         # Another request for this run must not extend the same fold.
         key = (record.task_id, internal)
         known = self._known.pop(key, None)
+        self._size -= self._sizes.pop(key, 0)
         fold = SummaryFold(internal=internal) if known is None or known[0].seq > record.seq else known[2]
         last, outlines = fold.last, log.local.get(Outlines)
         after_seq = 0 if last is None else last.seq - 1
@@ -73,9 +80,16 @@ class Summaries:
         summary = fold.make_summary(record.task_id)
         if fold.last is not None:
             self._known[key] = fold.last, summary, fold
-            if len(self._known) > _MAX_SUMMARIES:
-                self._known.popitem(last=False)
+            self._limit(key, fold.size)
         return summary, fold
+
+    def _limit(self, key: tuple[str, bool], size: int) -> None:
+        """Remove the least recently used folds if the folds in memory are too large."""
+        self._size += size - self._sizes.pop(key, 0)
+        self._sizes[key] = size
+        while self._known and (len(self._known) > _MAX_SUMMARIES or self._size > MAX_SIZE):
+            oldest, _ = self._known.popitem(last=False)
+            self._size -= self._sizes.pop(oldest, 0)
 
 
 def _describe(event: Event) -> tuple[int, int, int]:
