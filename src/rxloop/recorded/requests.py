@@ -13,6 +13,10 @@ from rxloop.recorded.request_items import ChangedMessage, RequestItems, RequestI
 from rxloop.state.fold import fold, fold_other_branch
 from rxloop.state.run_state import RunState, initial_state
 
+MAX_RANGES = 200_000
+"""Number of ranges of messages after which a page ends. If an operator edits each result of a tool, each request has
+more ranges than the one before."""
+
 Track = tuple[str | None, str | None]
 """Task id of a nested run, or None, and branch."""
 
@@ -122,8 +126,9 @@ class RequestListFold:
         self._internal, self._after, self._limit = internal, after, limit
         self._open: dict[tuple[str, str | None], OpenRequest] = {}
         self._rows: list[tuple[OpenRequest, dict[str, Any]]] = []
+        self._ranges = 0
         self.is_full = False
-        """True if there are more requests than the limit."""
+        """True if there are more requests on the next page."""
 
     def add(self, events: Iterable[Event]) -> None:
         """Add durable events in order."""
@@ -142,16 +147,17 @@ class RequestListFold:
         items = self._reader.read(event, state)
         if event.seq <= self._after or (not self._internal and event.to_public() is None):
             return
-        if len(self._rows) >= self._limit:
+        if len(self._rows) >= self._limit or self._ranges >= MAX_RANGES:
             self.is_full = True
             return
         request = self._open[event.task_id, event.step] = OpenRequest(event)
-        coverage = {
+        coverage: dict[str, Any] = {
             "history": len(state.messages),
             "sent": [item for item in items.items if not isinstance(item, ChangedMessage)],
             "edited": _list_edits(items, state.messages),
             "exact": items.exact,
         }
+        self._ranges += len(coverage["sent"]) + len(coverage["edited"])
         self._rows.append((request, coverage))
 
     def make_rows(self) -> list[RequestRow]:
