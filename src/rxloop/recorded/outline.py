@@ -51,6 +51,7 @@ from rxloop.protocol.http_api.inspection import (
     OutlineNames,
 )
 from rxloop.protocol.messages import Message, ToolCall, public_question
+from rxloop.recorded.history_counts import HistoryCounts
 
 _LABEL_SOURCE = 4 * MAX_LABEL
 """Maximum number of characters used to create a label."""
@@ -76,6 +77,7 @@ class OutlineState:
     """Sequence numbers of events that started something which has not ended yet."""
     thoughts: Mapping[str, int] = field(default_factory=dict[str, int])
     """Sequence numbers of thoughts by thought id."""
+    counts: HistoryCounts = field(default_factory=HistoryCounts)
 
 
 class OutlineFold:
@@ -94,6 +96,7 @@ class OutlineFold:
         self._internal = internal
         self._position = state.position
         self._open, self._thoughts = dict(state.open), dict(state.thoughts)
+        self._counts = state.counts
         self.reset()
 
     def reset(self) -> None:
@@ -107,7 +110,7 @@ class OutlineFold:
     @property
     def state(self) -> OutlineState:
         """State after all added events."""
-        return OutlineState(self._position, dict(self._open), dict(self._thoughts))
+        return OutlineState(self._position, dict(self._open), dict(self._thoughts), self._counts)
 
     def add(self, events: Iterable[Event]) -> None:
         """Add durable events in order."""
@@ -123,6 +126,8 @@ class OutlineFold:
         elapsed = time - before.timestamp if before.seq else 0
         self._position = Position(event.seq, event.attempt, time)
         opens, flags = self._pair(event)
+        self._counts = self._counts.add(event)
+        counts = [each.all if self._internal else each.public for each in (self._counts.messages, self._counts.calls)]
         shown = event.to_public()
         if shown is None or _is_partial(shown, event):
             flags |= HIDDEN
@@ -131,7 +136,7 @@ class OutlineFold:
         names, index = self._names, _intern
         if shown is None:
             kind = index(names["kind"], HIDDEN_KIND)
-            self._rows.append((elapsed, kind, 0, 0, 0, 0, 0, 0, 0, HIDDEN, 0, 0, ""))
+            self._rows.append((elapsed, kind, 0, 0, 0, 0, 0, 0, 0, 0, HIDDEN, 0, 0, *counts, ""))
             return
         a, b = (_NUMBERS[type(shown)] or _no_numbers)(shown)
         if isinstance(shown, ThoughtStreamEvent):
@@ -146,10 +151,12 @@ class OutlineFold:
                 index(names["path"], shown.agent_path),
                 index(names["model"], _find_model(shown)),
                 index(names["run"], "" if shown.parent_task_id is None else shown.task_id),
+                index(names["code"], (shown.code or "") if isinstance(shown, ToolCompleteEvent) else ""),
                 opens,
                 flags,
                 a,
                 b,
+                *counts,
                 _shorten((_LABELS[type(shown)] or _describe)(shown)),
             )
         )
@@ -239,7 +246,10 @@ class OutlineFold:
         )
 
 
-_COLUMNS = ("dt", "kind", "name", "step", "branch", "path", "model", "run", "opens", "flags", "a", "b", "label")
+_COLUMNS = (
+    *("dt", "kind", "name", "step", "branch", "path", "model", "run", "code"),
+    *("opens", "flags", "a", "b", "messages", "calls", "label"),
+)
 
 
 def _intern(values: dict[Any, int], value: Any) -> int:

@@ -68,7 +68,7 @@ async def test_new_runs_wait_and_do_not_move_the_list(page: Page) -> None:
         rows = find_rows(page, "Runs")
         await expect(rows.first).to_contain_text("Question 119")
         await page.get_by_role("button", name="Load older runs").click()
-        await expect(page.get_by_text("120 of 120 runs")).to_be_visible()
+        await expect(page.get_by_text("120 runs")).to_be_visible()
         assert await rows.count() < 40
         await scroll(page, 600)
         await expect(rows.get_by_text("Question 100", exact=True)).to_be_visible()

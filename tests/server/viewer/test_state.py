@@ -38,12 +38,16 @@ async def record_approval(log: EventLog) -> str:
     return run.task_id
 
 
-@pytest.fixture(params=["weather", "approval", "hostile"])
-async def recorded(request: pytest.FixtureRequest, weather: tuple[EventLog, str]) -> tuple[EventLog, str]:
+@pytest.fixture(params=["weather", "approval", "hostile", "conversation"])
+async def recorded(
+    request: pytest.FixtureRequest, weather: tuple[EventLog, str], conversation: tuple[EventLog, str]
+) -> tuple[EventLog, str]:
     log = MemoryEventLog()
     match request.param:
         case "weather":
             return weather
+        case "conversation":
+            return conversation
         case "approval":
             return log, await record_approval(log)
         case _:
@@ -85,6 +89,10 @@ async def test_state_of_every_event_equals_that_of_the_api(page: Page, recorded:
                 each["name"] for each in state.get("calls", [])
             ]
             assert shown.get("Open questions", []) == [each["prompt"] for each in state.get("pending", [])]
+            shown_figures = await page.locator(".transport .figures b").all_inner_texts()
+            used = state["usage"]["inputTokens"] + state["usage"]["outputTokens"]
+            expected = [len(state["messages"]), len(state.get("calls", []))]
+            assert [shown_figures[2], shown_figures[3], shown_figures[5]] == [*map(str, expected), f"{used:,}"], seq
             figures = shown["Figures"]
             assert f"model calls {state['iteration']}" in figures
             assert figures[0].startswith(f"state {state['state']}")

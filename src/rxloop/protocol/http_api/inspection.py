@@ -42,6 +42,7 @@ class OutlineNames(Wire):
     model: list[str]
     run: list[str]
     """Task ids of nested runs."""
+    code: list[str]
 
 
 class Outline(Wire):
@@ -61,7 +62,7 @@ class Outline(Wire):
     attempts: list[tuple[int, int]]
     """First `seq` in the page and number of each attempt."""
     names: OutlineNames = Field(alias="dict")
-    """Dictionaries of the columns `kind`, `name`, `step`, `branch`, `path`, `model` and `run`."""
+    """Dictionaries of the columns `kind`, `name`, `step`, `branch`, `path`, `model`, `run` and `code`."""
     dt: list[int]
     """Milliseconds since the previous event."""
     kind: list[int]
@@ -75,6 +76,8 @@ class Outline(Wire):
     """Model of a call."""
     run: list[int]
     """Nested run of the event."""
+    code: list[int]
+    """Reason of a failed tool call, see `tool-complete`."""
     opens: list[int]
     """The `seq` of the event whose call, question, nested run or attempt this event ends, or 0. For a
     `thought-stream` that merges a branch, the `seq` of the last thought of that branch."""
@@ -89,6 +92,10 @@ class Outline(Wire):
     """Second number. `usage`: output tokens; `content-complete`: longest silence in milliseconds, or -1;
     `tool-complete`: bytes of the result; `context-compressed`: tokens after; `llm-call`: messages; `thought-stream`:
     `seq` of the replaced thought; `llm-failed`: milliseconds until the retry, or -1; `checkpoint`: messages."""
+    messages: list[int]
+    """Number of messages in the history of the run after the event, as in `StateInfo`."""
+    calls: list[int]
+    """Number of tool calls without a result after the event, as in `StateInfo`."""
     label: list[str]
     """Short text for display, at most 60 characters."""
 

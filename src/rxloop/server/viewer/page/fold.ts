@@ -33,11 +33,9 @@ export class Fold {
 
   private add(outline: Outline, i: number): void {
     const kind = outline.kind[i];
-    const isMain = !outline.path[i] && !outline.branch[i];
     const next = (column: number[], change: number) => column.push((column.at(-1) ?? 0) + change);
-    const isMessage = kind === 'task' || kind === 'content-complete' || kind === 'tool-complete' || kind === 'message-added';
-    next(this.messages, isMain && isMessage ? 1 : 0);
-    next(this.openCalls, kind === 'tool-start' ? 1 : kind === 'tool-complete' && outline.opens[i] ? -1 : 0);
+    this.messages.push(outline.messages[i] ?? 0);
+    this.openCalls.push(outline.calls[i] ?? 0);
     next(this.thoughts, kind === 'thought-stream' ? 1 : 0);
     next(this.calls, kind === 'llm-call' ? 1 : 0);
     next(this.tokens, kind === 'usage' ? this.addUsage(outline, i) : this.openUsage(outline, i));

@@ -1,6 +1,7 @@
 // The structure of a run as columns, one entry per durable event. Bodies of events are fetched only where they are shown.
 
 import type { Event } from './protocol.d.ts';
+import { HistoryCount } from './history.ts';
 import { CUT, FAILED, HIDDEN, HIDDEN_KIND, REFUSED, RETRIED, TRANSIENT, VOIDED, WAITS } from './kinds.ts';
 
 /** An event as sent by `GET /runs/{id}/events`. */
@@ -37,7 +38,13 @@ export class Outline {
   flags: number[] = [];
   a: number[] = [];
   b: number[] = [];
+  /** Messages in the history of the run after the event. */
+  messages: number[] = [];
+  /** Calls without a result after the event. */
+  calls: number[] = [];
   label: string[] = [];
+  /** Code of a failed tool call: `timeout`, `refused`, `canceled` or `error`. */
+  code: string[] = [];
   attempts: [number, number][] = [];
   /** Time of the first event in milliseconds since 1970. */
   start = 0;
@@ -49,6 +56,7 @@ export class Outline {
   private thoughts = new Map<string, number>();
   private starts = new Map<string, number>();
   private open = new Set<number>();
+  private history = new HistoryCount();
 
   get size(): number {
     return this.seq.length;
@@ -94,8 +102,9 @@ export class Outline {
       this.push({
         seq, time: time - this.start, kind: text('kind', i), name: text('name', i) || text('model', i), step: text('step', i),
         branch: text('branch', i), path: text('path', i), run: text('run', i), opens: num(page, 'opens', i), flags: num(page, 'flags', i),
-        a: num(page, 'a', i), b: num(page, 'b', i), label: (page.label as (string | null)[])[i] ?? '',
+        a: num(page, 'a', i), b: num(page, 'b', i), label: (page.label as (string | null)[])[i] ?? '', code: text('code', i),
       });
+      this.count(this.history.read(this.kind.at(-1)!, !this.path.at(-1) && !this.branch.at(-1), num(page, 'messages', i), num(page, 'calls', i)));
       this.remember(page.taskId, this.size - 1);
     }
     this.final = page.final;
@@ -109,8 +118,9 @@ export class Outline {
     const newest = this.attempts.at(-1);
     if (!newest || newest[1] !== event.attempt) this.attempts = [...this.attempts, [event.seq, event.attempt]];
     // The numbers between two events of a stream belong to events that are hidden from this reader.
-    for (let seq = this.last + 1; seq < event.seq; seq++) this.push({ ...HIDDEN_ENTRY, seq, time: this.duration });
+    for (let seq = this.last + 1; seq < event.seq; seq++) { this.push({ ...HIDDEN_ENTRY, seq, time: this.duration }); this.count(this.history); }
     this.push({ ...describe(event), time: Math.max(at - this.start, this.duration), opens: this.match(event), ...this.relate(event) });
+    this.count(this.history.add(event));
     this.final = isOver(event);
     return true;
   }
@@ -148,6 +158,11 @@ export class Outline {
     if (this.kind[i] === 'status-update' && !this.opens[i]) this.starts.set(`attempt ${run}`, this.seq[i]);
   }
 
+  private count({ messages, calls }: HistoryCount): void {
+    this.messages.push(messages);
+    this.calls.push(calls);
+  }
+
   private push(entry: Entry): void {
     this.seq.push(entry.seq);
     this.time.push(entry.time);
@@ -162,6 +177,7 @@ export class Outline {
     this.a.push(entry.a);
     this.b.push(entry.b);
     this.label.push(entry.label);
+    this.code.push(entry.code);
     if (ENDS[entry.kind] && entry.opens) this.open.delete(entry.opens);
     else if (STARTS.has(entry.kind)) this.open.add(entry.seq);
   }
@@ -194,11 +210,11 @@ export class Outline {
 
 interface Entry {
   seq: number; time: number; kind: string; name: string; step: string; branch: string; path: string; run: string;
-  opens: number; flags: number; a: number; b: number; label: string;
+  opens: number; flags: number; a: number; b: number; label: string; code: string;
 }
 
 const HIDDEN_ENTRY: Entry = {
-  seq: 0, time: 0, kind: HIDDEN_KIND, name: '', step: '', branch: '', path: '', run: '', opens: 0, flags: HIDDEN, a: 0, b: 0, label: '',
+  seq: 0, time: 0, kind: HIDDEN_KIND, name: '', step: '', branch: '', path: '', run: '', opens: 0, flags: HIDDEN, a: 0, b: 0, label: '', code: '',
 };
 
 /** Kind of the start for each kind of an end. */
@@ -248,6 +264,7 @@ function describe(event: Event): Entry {
   return {
     seq: event.seq, time: 0, kind: event.kind, name, step: event.step ?? '', branch: event.branch ?? '',
     path: (event.agentPath ?? []).join('/'), run: event.parentTaskId ? event.taskId : '', opens: 0, flags: flags | hidden, a, b, label: shorten(label),
+    code: event.kind === 'tool-complete' ? event.code ?? '' : '',
   };
 }
 

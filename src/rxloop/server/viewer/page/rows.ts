@@ -1,5 +1,6 @@
 // Rows of the waterfall: run, attempts, steps, tools, nested agents, questions and compressions, as a tree in order.
 
+import { explainFailure } from './failures.ts';
 import { FAILED, RETRIED, THINK_ALOUD, VOIDED, type Family } from './kinds.ts';
 import type { Outline } from './outline.ts';
 import { formatDuration, formatNumber } from './time.ts';
@@ -245,7 +246,7 @@ class Builder {
   }
 
   private endTool(i: number, container: Row): Row {
-    const { name, opens, kind, seq, label } = this.outline;
+    const { name, opens, kind, seq, label, code } = this.outline;
     const step = this.stepRow(i);
     if (name[i] === THINK_ALOUD) return step ?? container;
     if (kind[i] === 'server-tool' && !opens[i]) {
@@ -260,7 +261,7 @@ class Builder {
     }
     this.close(i, row);
     row.end = seq[i];
-    row.note = label[i];
+    row.note = row.failed && kind[i] === 'tool-complete' ? explainFailure(code[i], name[i], label[i]) : label[i];
     row.voided = (this.outline.flags[i] & VOIDED) !== 0;
     return row;
   }
@@ -305,7 +306,7 @@ class Builder {
 
   private compression(i: number, container: Row): Row {
     const { a, b, name } = this.outline;
-    const row = this.point(i, 'run', container, 'context cut');
+    const row = this.point(i, 'run', container, 'compression');
     row.sub = name[i];
     row.note = `${formatNumber(a[i])} → ${formatNumber(b[i])} tokens`;
     return row;

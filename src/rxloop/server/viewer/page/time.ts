@@ -122,6 +122,7 @@ export function formatDuration(ms: number): string {
 /** Format a label of the axis, with as many decimals as the distance of the labels needs. */
 export function formatTick(ms: number, step: number): string {
   if (ms === 0) return '0';
+  if (step < 100 && ms < 1000) return `${Math.round(ms * 10) / 10} ms`;
   const digits = step >= 1000 ? 0 : step >= 100 ? 1 : step >= 10 ? 2 : 3;
   if (ms < 60_000) return `${(ms / 1000).toFixed(digits)} s`;
   if (step >= 60_000) return formatDuration(ms);

@@ -14,7 +14,7 @@ export function Header({ path, children }: { path: ComponentChildren; children?:
           <rect x="13" y="3" width="6.4" height="6.4" rx="1.2" transform="rotate(45 16 6)" fill="var(--thought)" />
           <rect x="23" y="2.6" width="7" height="7" rx="1.8" fill="var(--tool)" />
         </svg>
-        rxloop
+        <span>rxloop</span>
       </a>
       <nav class="path">{path}</nav>
       <div class="stats">{children}</div>
@@ -30,10 +30,10 @@ export function Header({ path, children }: { path: ComponentChildren; children?:
 const LOOKS: Record<string, string> = {
   working: '●', submitted: '○', completed: '✓', failed: '✕', canceled: '⊘', 'input-required': '◐', 'auth-required': '◐',
 };
-const WORDS: Record<string, string> = { 'input-required': 'waits', 'auth-required': 'waits' };
+export const STATE_WORDS: Record<string, string> = { 'input-required': 'waits', 'auth-required': 'waits' };
 
 export function State({ state }: { state: string }) {
-  return <span class={`state ${state}`}><i aria-hidden="true">{LOOKS[state] ?? '○'}</i> {WORDS[state] ?? state}</span>;
+  return <span class={`state ${state}`}><i aria-hidden="true">{LOOKS[state] ?? '○'}</i> {STATE_WORDS[state] ?? state}</span>;
 }
 
 export function Figure({ value, label }: { value: string; label: string }) {

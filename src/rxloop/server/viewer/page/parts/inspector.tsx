@@ -2,6 +2,7 @@
 
 import type { ComponentChildren } from 'preact';
 import { moveTo } from '../commands.ts';
+import { describeCode } from '../failures.ts';
 import { family, letter } from '../kinds.ts';
 import { textOf, type Event, type EventOf } from '../outline.ts';
 import { bodiesRevision, bodyFailure, bodyOf, bodyOfKind } from '../bodies.ts';
@@ -10,6 +11,7 @@ import { toLine } from '../text.ts';
 import { formatDuration, formatNumber } from '../time.ts';
 import { findCall } from '../requests.ts';
 import { Fork, ForkButton } from './fork.tsx';
+import { STATE_WORDS } from './header.tsx';
 import { Json, JsonDocument } from './json.tsx';
 import { RequestTab } from './request.tsx';
 import { Shape } from './shape.tsx';
@@ -49,11 +51,11 @@ export function Inspector() {
   );
 }
 
-function Head({ shape, title, sub, children }: { shape: ComponentChildren; title: string; sub: string; children: ComponentChildren }) {
+function Head({ shape, title, sub, action, children }: { shape: ComponentChildren; title: string; sub: string; action?: ComponentChildren; children: ComponentChildren }) {
   return (
     <header>
       <div class="heading">{shape}<h2>{title}</h2><span class="sub"><bdi>{toLine(sub)}</bdi></span>
-        <button class="plain" aria-label="Close the inspector" onClick={() => { isInspectorOpen.value = false; }}>✕</button>
+        {action}<button class="plain" aria-label="Close the inspector" onClick={() => { isInspectorOpen.value = false; }}>✕</button>
       </div>
       <div class="facts">{children}</div>
     </header>
@@ -70,7 +72,7 @@ function Summary() {
   return (
     <>
       <Head shape={<Shape family="run" isHollow />} title="run" sub={run.agent}>
-        <span>{run.state}</span><span>{new Date(run.created).toLocaleString()}</span><span class="mono">{run.taskId.slice(-8)}</span>
+        <span>{STATE_WORDS[run.state] ?? run.state}</span><span>{new Date(run.created).toLocaleString()}</span><span class="mono">{run.taskId.slice(-8)}</span>
       </Head>
       <div class="scroll">
         {task && <Section title="Asked">{task.messages.map((each, k) => <Block key={k} text={textOf(each.content)} />)}</Section>}
@@ -103,12 +105,11 @@ function Selected({ index: i }: { index: number }) {
   const which = family(kind, outline.flags[i]);
   return (
     <>
-      <Head shape={<Shape family={which} letter={letter(kind)} />} title={kind} sub={outline.name[i]}>
+      <Head shape={<Shape family={which} letter={letter(kind)} />} title={kind} sub={outline.name[i]} action={<ForkButton seq={seq} />}>
         <span>seq {seq}</span><span>+{formatDuration(outline.time[i])}</span>
         {outline.step[i] && <span>step {outline.step[i]}</span>}
         <span>attempt {outline.attemptOf(seq)}</span>
         <span class="mono">…{useModel().taskId.slice(-2)}/{outline.attemptOf(seq)}.{seq}.0</span>
-        <ForkButton seq={seq} />
       </Head>
       <div class="tabs small" role="tablist">
         {panels.map(name => (
@@ -246,7 +247,7 @@ function ToolResult({ event }: { event: EventOf<'tool-complete'> }) {
   return (
     <>
       <Data title="Call" value={event.call.arguments} aside={took} />
-      {event.success ? <Data title="Result" value={event.result} /> : <Section title="Failed" isFailed><Block text={event.error ?? ''} /></Section>}
+      {event.success ? <Data title="Result" value={event.result} /> : <Section title={event.code ? `Failed: ${describeCode(event.code)}` : 'Failed'} isFailed><Block text={event.error ?? ''} /></Section>}
       {!isSame && event.content !== event.error && <Data title="What the model read" value={textOf(event.content)} />}
     </>
   );

@@ -30,7 +30,7 @@ function Question({ question, number, count }: { question: PendingQuestion; numb
     <section class="question" aria-label={count > 1 ? `Question ${number} of ${count}` : 'Question'} tabIndex={-1} data-input={question.inputId}>
       <h3><span class="state input-required"><i aria-hidden="true">◐</i> waits for you</span><bdi>{toLine(name)}</bdi>{count > 1 && <small>{number} of {count}</small>}</h3>
       <div class="prompt">{from && <b><bdi>{toLine(from)}</bdi></b>}<LongText text={question.prompt} /></div>
-      {question.call && <details><summary>Arguments</summary><div class="block mono"><Json value={question.call.arguments} /></div></details>}
+      {question.call && Object.keys(question.call.arguments ?? {}).length > 0 && <details><summary>Arguments</summary><div class="block mono"><Json value={question.call.arguments} /></div></details>}
       {isSent && <p class="quiet" role="status">Sent, waiting for the run.</p>}
       {/* The form keeps its texts, because the server may refuse the answer. */}
       {mayAct.value ? <div hidden={isSent}><Answer question={question} /></div> : <p class="quiet">This page cannot answer. The server has no agents.</p>}

@@ -52,8 +52,8 @@ test('durations are readable', () => {
 });
 
 test('labels of the axis have the decimals that they need', () => {
-  const texts = ([[0, 1000], [2000, 1000], [2500, 500], [75_000, 5000], [15_102_500, 500], [120_000, 60_000]] as const).map(([ms, step]) => formatTick(ms, step));
-  assert.deepEqual(texts, ['0', '2 s', '2.5 s', '1:15', '4:11:42.5', '2 min']);
+  const texts = ([[0, 1000], [5, 5], [20, 20], [2000, 1000], [2500, 500], [75_000, 5000], [15_102_500, 500], [120_000, 60_000]] as const).map(([ms, step]) => formatTick(ms, step));
+  assert.deepEqual(texts, ['0', '5 ms', '20 ms', '2 s', '2.5 s', '1:15', '4:11:42.5', '2 min']);
 });
 
 test('addresses survive a round trip', () => {

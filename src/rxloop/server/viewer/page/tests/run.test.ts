@@ -47,7 +47,7 @@ test('figures are sums over all events up to a place, including nested agents', 
   const outline = makeOutline();
   const fold = new Fold();
   fold.update(outline);
-  assert.deepEqual(fold.at(6), { messages: 2, openCalls: 2, thoughts: 0, tokens: 120, calls: 1 });
+  assert.deepEqual(fold.at(6), { messages: 1, openCalls: 2, thoughts: 0, tokens: 120, calls: 1 });
   assert.deepEqual(fold.at(20), { messages: 6, openCalls: 0, thoughts: 0, tokens: 405, calls: 3 });
 });
 

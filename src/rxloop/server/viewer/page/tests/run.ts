@@ -11,7 +11,7 @@ export function makeEvents(entries: [number, string, Record<string, unknown>?][]
   }) as Event);
 }
 
-const forecast = (id: string) => ({ step: '1', call: { id, name: 'get_forecast', arguments: { city: 'Oslo' } } });
+const forecast = (id: string) => ({ step: '1', index: id === 'c1' ? 0 : 1, call: { id, name: 'get_forecast', arguments: { city: 'Oslo' } } });
 const alerts = { step: '2', call: { id: 'c3', name: 'alerts', arguments: {} } };
 const nested = { step: '1', taskId: 'nested', parentTaskId: 'run', agentPath: ['desk'] };
 
@@ -20,7 +20,7 @@ export const EVENTS = makeEvents([
   [0, 'status-update', { state: 'working' }],
   [10, 'llm-call', { step: '1', model: 'glm', estimatedInputTokens: 90, messageCount: 1 }],
   [1000, 'usage', { step: '1', inputTokens: 100, outputTokens: 20 }],
-  [1000, 'content-complete', { step: '1', content: '', finishReason: 'tool_calls', firstToken: 0.4 }],
+  [1000, 'content-complete', { step: '1', content: '', toolCalls: [forecast('c1').call, forecast('c2').call], finishReason: 'tool_calls', firstToken: 0.4 }],
   [1010, 'tool-start', forecast('c1')],
   [1020, 'tool-start', forecast('c2')],
   [1500, 'tool-complete', { ...forecast('c1'), success: true, content: '11 °C', duration: 0.49 }],
@@ -28,7 +28,7 @@ export const EVENTS = makeEvents([
   [2010, 'llm-call', { step: '2', model: 'glm', estimatedInputTokens: 150, messageCount: 4 }],
   [2110, 'llm-failed', { step: '2', error: { code: 'rate_limited', message: 'later' }, status: 429, retryIn: 0.8 }],
   [3500, 'usage', { step: '2', inputTokens: 200, outputTokens: 30 }],
-  [3500, 'content-complete', { step: '2', content: 'I ask.', finishReason: 'tool_calls' }],
+  [3500, 'content-complete', { step: '2', content: 'I ask.', toolCalls: [alerts.call], finishReason: 'tool_calls' }],
   [3510, 'tool-start', alerts],
   [3510, 'subtask', { step: '2', subtaskId: 'nested', agentName: 'desk', state: 'working', toolCallId: 'c3' }],
   [3520, 'llm-call', { ...nested, model: 'small', estimatedInputTokens: 10, messageCount: 1 }],

@@ -5,7 +5,7 @@ import { formatAddress } from '../address.ts';
 import { choose, chosen, compareFailure, comparison, differences, eventFailure, eventOf, fetchAgain, openComparison, rows, sides, stepDifference, times, toggleStretch, type Side } from '../compare.ts';
 import { compareEvents, describeCost, type ComparedRun, type Difference, type Row } from '../diff.ts';
 import { family, letter } from '../kinds.ts';
-import { address } from '../store.ts';
+import { address, inspectorWidth } from '../store.ts';
 import { toLine } from '../text.ts';
 import { formatDuration, formatNumber } from '../time.ts';
 import { Header, State } from '../parts/header.tsx';
@@ -55,7 +55,7 @@ function Steps() {
   return (
     <nav class="tabs">
       <span class="count" role="status">
-        {!found ? 'Comparing' : !found.at ? 'The runs are the same, event for event.' : `The first ${formatNumber(found.shared)} events are the same.`}
+        {!found ? 'Comparing' : !found.at ? 'The runs are the same, event for event.' : found.shared ? `The first ${formatNumber(found.shared)} events are the same.` : 'The runs differ from their first event.'}
         {found?.more ? ` ${formatNumber(found.more)} further pairs are not shown.` : ''}
       </span>
       <span class="space" />
@@ -167,7 +167,7 @@ function Details() {
   const isLoading = left === undefined || right === undefined;
   const links = [['A', a, row.a], ['B', b, row.b]] as const;
   return (
-    <aside class="inspector" aria-label="Difference">
+    <aside class="inspector" aria-label="Difference" style={px({ width: inspectorWidth.value })}>
       <header>
         <div class="heading"><h2>{(left ?? right)?.kind ?? 'event'}</h2><span class="sub">{row.change === 'only' ? `only in ${row.a ? 'A' : 'B'}` : 'changed'}</span></div>
         <div class="facts">{links.map(([name, side, seq]) => seq > 0 && <a key={name} href={formatAddress({ page: 'run', taskId: side.taskId, at: `${side.outline.attemptOf(seq)}.${seq}.0` })}>{name}: seq {seq}</a>)}</div>

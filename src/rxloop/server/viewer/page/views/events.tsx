@@ -15,7 +15,7 @@ export function EventsTable() {
   const indexes = Array.from({ length: outline.size }, (_, i) => i).filter(i => !hits || hits.has(rowOf[i]));
   const current = selected.value ? indexes.indexOf(outline.find(selected.value)) : -1;
   return (
-    <div class="table">
+    <div class="table events">
       <List
         role="grid" label="Events" columns={['seq', 'time', 'kind', 'step', 'name', 'text']} count={indexes.length} height={28} current={current}
         render={(k, top) => <EventRow key={indexes[k]} index={indexes[k]} number={k} top={top} isSelected={k === current} isReachable={k === Math.max(current, 0)} />}

@@ -141,7 +141,7 @@ function Means({ info, scorer }: { info: ExperimentInfo; scorer: string }) {
 
 function Whisker({ score, toX }: { score: MeanScore; toX: (value: number) => number }) {
   return (
-    <svg class="whisker" width={WIDTH} height={20} role="img" aria-label={`mean ${formatScore(score.mean)}, from ${formatScore(score.low)} to ${formatScore(score.high)}`}>
+    <svg class="whisker" width={WIDTH} height={20} viewBox={`0 0 ${WIDTH} 20`} role="img" aria-label={`mean ${formatScore(score.mean)}, from ${formatScore(score.low)} to ${formatScore(score.high)}`}>
       <line class="base" x1={EDGE} x2={WIDTH - EDGE} y1={10} y2={10} />
       <line x1={toX(score.low)} x2={toX(score.high)} y1={10} y2={10} />
       <line x1={toX(score.low)} x2={toX(score.low)} y1={6} y2={14} />

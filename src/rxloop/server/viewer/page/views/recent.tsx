@@ -31,7 +31,7 @@ export function RecentProblems() {
       <nav class="tabs">
         <span class="count" role="status">{isLoading ? 'Reading runs' : `${formatNumber(runs.length)}${next ? '+' : ''} ${runs.length === 1 && !next ? 'run' : 'runs'} with problems`}</span>
         <span class="space" />
-        <button onClick={() => void loadRecent()} disabled={isLoading}>Read again</button>
+        <button onClick={() => void loadRecent()} disabled={isLoading}>Reload</button>
       </nav>
       <main class="body table recent">
         {items.length ? (

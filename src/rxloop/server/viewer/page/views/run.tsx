@@ -43,25 +43,24 @@ export function RunPage() {
   const task = outline.label[0];
   const agent = info.value?.agent ?? outline.name[0] ?? '';
   const title = toLine(task || address.value.taskId);
+  const isMissing = !!failure.value && !outline.size;
   const View = VIEWS[address.value.tab].component;
   document.title = `${openCount.value ? `(${openCount.value}) ` : ''}${title} · rxloop`;
   return (
     <div class="page run">
-      <Header path={<><a href="#/">Runs</a><i>/</i><span><bdi>{toLine(agent)}</bdi></span><i>/</i><h1><bdi>{title}</bdi></h1><State state={stateNow()} /></>}>
-        <Stats />
-        <FileNote />
-        <ShareButton />
+      <Header path={<><a href="#/">Runs</a><i>/</i>{agent && <><span><bdi>{toLine(agent)}</bdi></span><i>/</i></>}<h1><bdi>{title}</bdi></h1>{!isMissing && <State state={stateNow()} />}</>}>
+        {!isMissing && <><Stats /><FileNote /><ShareButton /></>}
       </Header>
-      <Tabs />
+      {!isMissing && <Tabs />}
       {isShareOpen.value && <ShareDialog />}
-      {failure.value && !outline.size ? <Failure /> : (
+      {isMissing ? <Failure /> : (
         <main class="body">
           <View />
           {isInspectorOpen.value && <Inspector />}
         </main>
       )}
       <div class="acts"><Questions /><Send /></div>
-      {(!failure.value || outline.size > 0) && <Transport />}
+      {!isMissing && <Transport />}
       <Marker />
     </div>
   );
@@ -140,7 +139,7 @@ function Timeline() {
   return (
     <div class="timeline" ref={box}>
       <div class="band"><div class="gutter caption">Overview<span>tokens per second</span></div><Overview width={width} /></div>
-      <div class="band ruler"><div class="gutter caption">Marbles<span>letters as in tests</span></div><AxisView width={width} /></div>
+      <div class="band ruler"><div class="gutter caption">Marbles<span title="Each letter is a kind of event. The tab Events lists them.">a letter per event kind</span></div><AxisView width={width} /></div>
       <Lanes width={width} />
       <div class="band ruler legend">
         <div class="gutter caption">Waterfall<span>{formatNumber(rows.length)} rows</span></div>
@@ -175,7 +174,7 @@ function wheel(event: WheelEvent, element: HTMLElement, width: number): void {
 
 function Failure() {
   const problem = failure.value!;
-  const text = problem.status === 404 ? 'There is no run with this id, or it belongs to somebody else.'
+  const text = problem.status === 404 ? 'There is no run with this id, or it belongs to another user.'
     : problem.status === 410 ? 'This run was removed from the log.'
     : problem.message;
   return (

@@ -38,7 +38,7 @@ export function RunsPage() {
     <div class="page">
       <Header path={<Sections />}><Connection /></Header>
       <nav class="tabs">
-        <span class="count">{isReady.value && `${formatNumber(shown.length)} of ${formatNumber(runs.length)}${next.value ? '+' : ''} runs${isSearching() ? ', searching the log' : ''}`}</span>
+        <span class="count">{isReady.value && `${shown.length < runs.length ? `${formatNumber(shown.length)} of ` : ''}${formatNumber(runs.length)}${next.value ? '+' : ''} ${runs.length === 1 ? 'run' : 'runs'}${isSearching() ? ', searching the log' : ''}`}</span>
         {news > 0 && <button class="new" title="Show the new runs (.)" onClick={addWaiting}>{news} new {news === 1 ? 'run' : 'runs'}</button>}
         {marked.value.length === 2 && <button class="new" title="Compare the marked runs (m)" onClick={compare}>Compare</button>}
         <span class="space" />
@@ -114,7 +114,7 @@ function RunRow({ run, number, top, isInGroup }: { run: RunInfo; number: number;
       <span role="gridcell"><State state={run.state} /></span>
       <span role="gridcell" class="asked">
         {run.forkOf && <span class="quiet" title={`Fork of ${run.forkOf}`}>↳ </span>}
-        <bdi>{toLine(run.title ?? '') || run.taskId}</bdi>{run.problems ? <span class="problems" title={`${run.problems} problems`}> ✕ {run.problems}</span> : null}
+        <bdi>{toLine(run.title ?? '') || run.taskId}</bdi><Count run={run} />
       </span>
       <span role="gridcell"><bdi>{toLine(run.agent)}</bdi></span>
       <span role="gridcell" class="quiet"><bdi>{toLine(run.model ?? '')}</bdi></span>
@@ -125,6 +125,14 @@ function RunRow({ run, number, top, isInGroup }: { run: RunInfo; number: number;
       <span role="gridcell" class="quiet">{formatAge(Date.now() - Date.parse(run.updated))}</span>
     </div>
   );
+}
+
+/** Number of problems. The open question of a waiting run is one of them, but not a failure. */
+function Count({ run }: { run: RunInfo }) {
+  const waits = run.state === 'input-required' || run.state === 'auth-required';
+  const count = (run.problems ?? 0) - (waits ? 1 : 0);
+  if (count <= 0) return null;
+  return <span class="problems" title={`${formatNumber(count)} ${count === 1 ? 'problem' : 'problems'}`}> ✕ {formatNumber(count)}</span>;
 }
 
 const BAR = 5;

@@ -1,0 +1,51 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { describeCode, explainFailure } from '../failures.ts';
+import { HistoryCount } from '../history.ts';
+import { Outline, type OutlinePage } from '../outline.ts';
+import { EVENTS, makeEvents, makeOutline } from './run.ts';
+
+test('messages are counted when all calls of a message have a result', () => {
+  const { messages, calls } = makeOutline();
+  assert.deepEqual(messages, [1, 1, 1, 1, 1, 1, 1, 1, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 6, 6]);
+  assert.deepEqual(calls, [0, 0, 0, 0, 2, 2, 2, 1, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 0, 0]);
+});
+
+test('the stream continues the numbers of a page, also within a batch', () => {
+  const whole = makeOutline();
+  for (let size = 1; size < EVENTS.length; size++) {
+    const outline = new Outline();
+    const column = <T>(values: T[]) => values.slice(0, size);
+    const page = {
+      taskId: 'run', first: 1, last: size, final: false, start: EVENTS[0].timestamp, attempts: [[1, 1]], dict: {},
+      kind: column(whole.kind), step: column(whole.step), branch: column(whole.branch), path: column(whole.path), run: column(whole.run),
+      name: column(whole.name), dt: column(whole.time.map((ms, i) => ms - (whole.time[i - 1] ?? 0))), opens: column(whole.opens),
+      flags: column(whole.flags), a: column(whole.a), b: column(whole.b), label: column(whole.label),
+      messages: column(whole.messages), calls: column(whole.calls),
+    };
+    outline.addPage(page as unknown as OutlinePage);
+    for (const event of EVENTS) outline.addEvent(event);
+    assert.deepEqual([outline.messages, outline.calls], [whole.messages, whole.calls], `page of ${size} events`);
+  }
+});
+
+test('messages that arrive during a call are added after its results', () => {
+  const events = makeEvents([
+    [0, 'task', { messages: [{}, {}] }],
+    [1, 'llm-call', { step: '1' }],
+    [2, 'message-added', { content: 'Shorter.' }],
+    [3, 'content-complete', { step: '1', content: 'One', finishReason: 'interrupted' }],
+    [4, 'llm-call', { step: '2' }],
+    [5, 'content-complete', { step: '2', content: 'Two', finishReason: 'stop' }],
+  ]);
+  const count = new HistoryCount();
+  assert.deepEqual(events.map(each => count.add(each).messages), [2, 2, 2, 4, 4, 5]);
+});
+
+test('the reason of a failed call is shown unless its text contains it', () => {
+  assert.equal(explainFailure('timeout', 'get_alerts', 'get_alerts timed out after 2 s'), 'timed out after 2 s');
+  assert.equal(explainFailure('refused', 'pay', 'Not today.'), 'refused: Not today.');
+  assert.equal(explainFailure('error', 'pay', 'disk full'), 'disk full');
+  assert.equal(explainFailure('', 'pay', 'disk full'), 'disk full');
+  assert.equal(describeCode('rate_limited'), 'rate limited');
+});
