@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import nlargest
@@ -37,26 +38,36 @@ _FEEDBACK_NOTES, _FEEDBACK_WORDS, _FEEDBACK = 15, 15, 0.3
 This is pseudo-relevance feedback (Lavrenko and Croft, "Relevance-based Language Models", 2001).
 """
 
-_MAX_POSTINGS = 1_000
-"""Number of notes with a word above which only notes with a rarer word of the question, or the newest ones, match."""
+_MAX_POSTINGS, _MAX_FEEDBACK_POSTINGS = 2_000, 1_000
+"""Number of occurrences of words that are searched for notes: of words of the question, and of added words.
+
+The rarest words come first. Notes that contain only other words are too low in the order to matter.
+"""
 
 _MAX_MATCHES = 200
 """Number of the best matching notes that are examined further."""
+
+_MAX_WORDS = 50
+"""Maximum number of words of a question, for which the rarest are used. Users may paste long documents."""
 
 
 @dataclass(slots=True)
 class _Postings:
     notes: array[int] = field(default_factory=lambda: array("I"))
+    """Numbers of the notes with the word, in ascending order."""
     counts: bytearray = field(default_factory=bytearray)
+
+    def find(self, number: int) -> int | None:
+        """Return the index of a note, or None if it does not contain the word."""
+        place = bisect_left(self.notes, number)
+        return place if place < len(self.notes) and self.notes[place] == number else None
 
 
 @dataclass(slots=True)
 class _Entry:
     words: tuple[str, ...]
     author: str
-    conversation: int
-    place: int
-    """Index in the conversation."""
+    conversation: str
     is_question: bool
 
 
@@ -71,9 +82,8 @@ class NoteIndex:
     def __init__(self) -> None:
         self._entries: list[_Entry | None] = []
         self._postings: dict[str, _Postings] = {}
-        self._conversations: dict[str, int] = {}
-        self._members: list[array[int]] = []
-        """Notes of each conversation."""
+        self._conversations: dict[str, array[int]] = {}
+        """Numbers of the notes of each conversation, in ascending order."""
         self._authors: dict[str, int] = {}
         """Number of notes by author."""
         self._count = self._total_length = 0
@@ -90,13 +100,10 @@ class NoteIndex:
             author: Name of the person who wrote the note, if questions may contain this name.
         """
         number, words = len(self._entries), tuple(find_words(text))
-        group = self._conversations.setdefault(conversation, len(self._members))
-        if group == len(self._members):
-            self._members.append(array("I"))
         name = " ".join(find_words(author))
         is_question = text.rstrip().endswith(("?", "\uff1f"))
-        self._entries.append(_Entry(words, name, group, len(self._members[group]), is_question))
-        self._members[group].append(number)
+        self._entries.append(_Entry(words, name, conversation, is_question))
+        self._conversations.setdefault(conversation, array("I")).append(number)
         self._authors[name] = self._authors.get(name, 0) + 1
         for word in dict.fromkeys(words):
             postings = self._postings.setdefault(word, _Postings())
@@ -117,9 +124,13 @@ class NoteIndex:
         self._authors[entry.author] -= 1
         if not self._authors[entry.author]:
             del self._authors[entry.author]
+        members = self._conversations[entry.conversation]
+        del members[bisect_left(members, number)]
+        if not members:
+            del self._conversations[entry.conversation]
         for word in set(entry.words):
             postings = self._postings[word]
-            place = postings.notes.index(number)
+            place = bisect_left(postings.notes, number)
             del postings.notes[place], postings.counts[place]
             if not postings.notes:
                 del self._postings[word]
@@ -131,6 +142,8 @@ class NoteIndex:
         named = {word for author in authors for word in author.split()}
         words = dict.fromkeys(word for word in asked if word not in named) or dict.fromkeys(asked)
         weights = {word: self._weigh(word) for word in words if word in self._postings}
+        if len(weights) > _MAX_WORDS:
+            weights = {word: weights[word] for word in nlargest(_MAX_WORDS, weights, key=weights.__getitem__)}
         scores = _choose_best(self._match(weights))
         self._add_feedback(scores, weights)
         scores = _choose_best(scores)
@@ -159,30 +172,40 @@ class NoteIndex:
 
     def _weigh(self, word: str) -> float:
         """Return the inverse document frequency of a word."""
-        count = len(self._postings[word].notes)
+        count = self._count_notes(word)
         return math.log(1 + (self._count - count + 0.5) / (count + 0.5))
 
     def _match(self, weights: Mapping[str, float]) -> dict[int, float]:
         """Return the BM25 scores of notes, increased by the fraction of the words that a note contains."""
         scores: dict[int, float] = {}
         found: dict[int, float] = {}
-        for word in sorted(weights, key=lambda word: len(self._postings[word].notes)):
-            self._add_word(scores, word, weights[word], found)
+        remaining = _MAX_POSTINGS
+        for word in sorted(weights, key=self._count_notes):
+            remaining -= self._count_notes(word)
+            if remaining < 0 and len(scores) > 2 * _MAX_MATCHES:
+                scores = _choose_best(scores, 2 * _MAX_MATCHES)
+            self._add_word(scores, word, weights[word], found, extend=remaining >= 0 or not scores)
         total = sum(weights.values())
         for number in scores:
             scores[number] *= 1 + _COVERAGE * found[number] / total
         return scores
 
-    def _add_word(self, scores: dict[int, float], word: str, weight: float, found: dict[int, float]) -> None:
+    def _count_notes(self, word: str) -> int:
+        return len(self._postings[word].notes)
+
+    def _add_word(
+        self, scores: dict[int, float], word: str, weight: float, found: dict[int, float], *, extend: bool
+    ) -> None:
+        """Add the scores for a word, to notes that have none only if `extend` is True."""
         postings, average = self._postings[word], self._total_length / self._count
         entries = self._entries
-        pairs: Iterable[tuple[int, int]] = zip(postings.notes, postings.counts, strict=True)
-        if len(postings.notes) > _MAX_POSTINGS and scores:
-            # Scores of notes that only contain frequent words are too low to matter.
-            counts = ((each, self._get(each).words.count(word)) for each in scores)
-            pairs = [(each, count) for each, count in counts if count]
-        elif len(postings.notes) > _MAX_POSTINGS:
+        pairs: Iterable[tuple[int, int]]
+        if extend:
+            # The newest notes are at the end.
             pairs = zip(postings.notes[-_MAX_POSTINGS:], postings.counts[-_MAX_POSTINGS:], strict=True)
+        else:
+            places = [(each, postings.find(each)) for each in scores]
+            pairs = [(each, postings.counts[place]) for each, place in places if place is not None]
         scale = weight * (_SATURATION + 1)
         short, long = _SATURATION * (1 - _LENGTH), _SATURATION * _LENGTH / average
         for number, count in pairs:
@@ -193,31 +216,34 @@ class NoteIndex:
     def _add_feedback(self, scores: dict[int, float], weights: Mapping[str, float]) -> None:
         """Add the scores for words that the best notes have in common."""
         values: dict[str, float] = {}
-        for number in nlargest(_FEEDBACK_NOTES, scores, key=scores.__getitem__):
+        for number in nlargest(_FEEDBACK_NOTES, scores, key=lambda number: (scores[number], number)):
             words = self._get(number).words
             for word in dict.fromkeys(words):
                 if word not in weights and word not in self._authors:
                     values[word] = values.get(word, 0.0) + scores[number] * self._weigh(word) / (len(words) + 5)
         chosen = nlargest(_FEEDBACK_WORDS, values, key=values.__getitem__)
-        for word in chosen:
+        remaining = _MAX_FEEDBACK_POSTINGS
+        for word in sorted(chosen, key=self._count_notes):
+            remaining -= self._count_notes(word)
             weight = _FEEDBACK * values[word] / values[chosen[0]]
-            self._add_word(scores, word, weight * self._weigh(word), {})
+            self._add_word(scores, word, weight * self._weigh(word), {}, extend=remaining >= 0)
 
     def _spread(self, scores: dict[int, float]) -> dict[int, float]:
         """Return the scores including those of neighbours."""
         result = dict(scores)
         for number, score in scores.items():
             entry = self._get(number)
-            members = self._members[entry.conversation]
+            members = self._conversations[entry.conversation]
+            place = bisect_left(members, number)
             for distance, weight in enumerate(_NEIGHBOURS, 1):
-                for place in (entry.place - distance, entry.place + distance):
-                    if 0 <= place < len(members) and self._entries[members[place]] is not None:
-                        result[members[place]] = result.get(members[place], 0.0) + weight * score
+                for neighbour in (place - distance, place + distance):
+                    if 0 <= neighbour < len(members):
+                        result[members[neighbour]] = result.get(members[neighbour], 0.0) + weight * score
         return result
 
-    def _rate_conversations(self, scores: dict[int, float]) -> dict[int, float]:
+    def _rate_conversations(self, scores: dict[int, float]) -> dict[str, float]:
         """Return the scores of conversations relative to the best one."""
-        by_conversation: dict[int, list[float]] = {}
+        by_conversation: dict[str, list[float]] = {}
         for number, score in scores.items():
             by_conversation.setdefault(self._get(number).conversation, []).append(score)
         sums = {group: sum(nlargest(_BEST_NOTES, each)) for group, each in by_conversation.items()}
@@ -225,7 +251,9 @@ class NoteIndex:
         return {group: each / best for group, each in sums.items()}
 
 
-def _choose_best(scores: dict[int, float]) -> dict[int, float]:
-    if len(scores) <= _MAX_MATCHES:
+def _choose_best(scores: dict[int, float], limit: int = _MAX_MATCHES) -> dict[int, float]:
+    if len(scores) <= limit:
         return scores
-    return {number: scores[number] for number in nlargest(_MAX_MATCHES, scores, key=scores.__getitem__)}
+    # The newest of equal notes are chosen.
+    best = nlargest(limit, scores, key=lambda number: (scores[number], number))
+    return {number: scores[number] for number in best}

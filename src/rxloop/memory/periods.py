@@ -28,7 +28,7 @@ def find_period(text: str, now: datetime) -> Period | None:
         text: English text. The first time expression is used.
         now: Present time.
     """
-    found = [(match.start(), match, convert) for pattern, convert in _RULES if (match := pattern.search(text))]
+    found = [(match.start(), match, convert) for pattern, convert in _RULES for match in pattern.finditer(text)]
     # "in May 2026" also matches the rule for "2026", which starts later.
     for _, match, convert in sorted(found, key=lambda item: item[0]):
         try:
@@ -70,8 +70,8 @@ def _relative(match: re.Match[str], now: datetime) -> Period:
             return _year(now.year + offset, now)
         case day:
             # The day of this week or of the last one that is over.
-            back = (now.weekday() - _DAYS.index(day)) % 7 or 7
-            return _day(now - timedelta(days=back))
+            back = (now.weekday() - _DAYS.index(day)) % 7
+            return _day(now - timedelta(days=back or -7 * offset))
 
 
 def _ago(match: re.Match[str], now: datetime) -> Period:
@@ -91,15 +91,16 @@ def _ago(match: re.Match[str], now: datetime) -> Period:
 def _named_month(match: re.Match[str], now: datetime) -> Period:
     day, name, year = match["day"] or match["day_after"], match["month"].lower(), match["year"]
     number = next(index for index, month in enumerate(_MONTHS, 1) if month.startswith(name))
-    # A month without a year is in the past.
-    chosen = int(year) if year else now.year - (number > now.month)
+    # A date without a year is in the past.
+    chosen = int(year) if year else now.year - ((number, int(day or 1)) > (now.month, now.day))
     if day:
         return _day(now.replace(year=chosen, month=number, day=int(day)))
     return _month(chosen, number, now)
 
 
 def _compile(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern, re.IGNORECASE)
+    # Without ASCII, "august" would match "augu\u017ft", which has other lower-case letters.
+    return re.compile(pattern, re.IGNORECASE | re.ASCII)
 
 
 _RULES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str], datetime], Period]], ...] = (

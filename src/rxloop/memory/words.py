@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from unicodedata import normalize
 
-_WORD = re.compile(r"[^\W_]+")
-_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
-"""Characters of languages that are written without spaces."""
+_UNSPACED = (
+    r"\u0e01-\u0e3a\u0e40-\u0eff\u1000-\u109f\u1780-\u17d3\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+    r"\U00020000-\U0003ffff"
+)
+"""Letters and marks of languages that are written without spaces, such as Chinese, Japanese and Thai."""
+
+_MARKS = r"\u0300-\u036f\u0591-\u05bd\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0900-\u0963\u0966-\u0dff"
+"""Marks inside words, which are not letters for `re`: Latin, Hebrew, Arabic, and the scripts of India."""
+
+_ASCII_WORD = re.compile(r"[a-z0-9]+")
+_WORD = re.compile(rf"[{_UNSPACED}]+|(?:(?![{_UNSPACED}])[^\W_]|[{_MARKS}])+")
+_IS_UNSPACED = re.compile(f"[{_UNSPACED}]")
 
 _STOP_WORDS = """
 a about after again all also am an and any are as at be because been before being between both but by can could d did do
@@ -53,8 +63,11 @@ def find_words(text: str) -> list[str]:
     languages are mostly unchanged. Characters of languages without spaces are returned in pairs.
     """
     found: list[str] = []
-    for word in _WORD.findall(text.casefold()):
-        if not word.isascii() and _UNSPACED.search(word):
+    is_ascii = text.isascii()
+    # The same letter may be encoded in several ways.
+    words = _ASCII_WORD.findall(text.lower()) if is_ascii else _WORD.findall(normalize("NFKC", text).casefold())
+    for word in words:
+        if not is_ascii and _IS_UNSPACED.match(word):
             found += [word[index : index + 2] for index in range(max(1, len(word) - 1))]
         elif word not in STOP_WORDS:
             found.append(find_stem(word))
