@@ -44,5 +44,5 @@ def test_run_with_nested_agents_can_be_imported(workspace: Workspace) -> None:
 
     asyncio.run(write())
     lines = workspace.run("export", "last", "--full").stdout
-    workspace.run("import", "-", "--db", "other.db", stdin=lines)
+    workspace.run("import", "-", "--trusted", "--db", "other.db", stdin=lines)
     assert workspace.run("export", "last", "--full", "--db", "other.db").stdout == lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 
 from rxloop import ConfigurationError, Event
 from rxloop.cli.commands.transfer import read_runs
+from rxloop.memory import Memory, Note
 from support.cli_workspace import Workspace
 
 WEATHER = ("run", "Compare the weather in Oslo and Bergen.", "--tools", "kit:get_weather")
@@ -135,12 +137,26 @@ def test_diff_shows_the_first_difference_and_the_costs(recorded_run: Workspace) 
 def test_export_and_import_preserve_a_run(recorded_run: Workspace) -> None:
     lines = recorded_run.run("export", "last", "--full").stdout
     (recorded_run.folder / "run.jsonl").write_text(lines, encoding="utf-8")
-    done = recorded_run.run("import", "run.jsonl", "--db", "new/other.db")
+    done = recorded_run.run("import", "run.jsonl", "--trusted", "--db", "new/other.db")
     assert done.stderr.endswith(f": {len(lines.splitlines())} events\n")
     assert recorded_run.run("export", "last", "--full", "--db", "new/other.db").stdout == lines
     assert (
         recorded_run.run("runs", "--json", "--db", "new/other.db").stdout == recorded_run.run("runs", "--json").stdout
     )
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_memory_only_uses_trusted_imported_runs(recorded_run: Workspace, trusted: bool) -> None:
+    lines = recorded_run.run("export", "last", "--full").stdout
+    recorded_run.run("import", "-", *["--trusted"] * trusted, "--db", "other.db", stdin=lines)
+
+    async def read() -> list[Note]:
+        memory = Memory(recorded_run.folder / "other.db")
+        notes = await memory.notes(None)
+        await memory.aclose()
+        return notes
+
+    assert bool(asyncio.run(read())) is trusted
 
 
 def test_import_accepts_several_runs_in_a_file(recorded_run: Workspace) -> None:

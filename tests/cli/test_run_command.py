@@ -260,7 +260,7 @@ def test_control_characters_of_the_model_are_escaped(workspace: Workspace) -> No
 
 def test_json_output_can_be_imported(workspace: Workspace) -> None:
     lines = workspace.run(*WEATHER, "--json", "--no-log").stdout
-    workspace.run("import", "-", stdin=lines)
+    workspace.run("import", "-", "--trusted", stdin=lines)
     durable = [event for event in map(orjson.loads, lines.splitlines()) if not event["sub"]]
     assert workspace.events() == durable
 

@@ -6,16 +6,25 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from rxloop.errors import ConfigurationError, UnknownNote, UnknownRun
-from rxloop.memory.notes import MAX_TEXT, Note, make_note_id
-from rxloop.memory.owner_notes import AGENT, OwnerNotes
+from pydantic import ValidationError
+
+from rxloop.errors import ConfigurationError, InvalidEvent, UnknownNote, UnknownRun
+from rxloop.memory.notes import AGENT, MAX_TEXT, Note, make_note_id
+from rxloop.memory.owner_notes import OwnerNotes
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
-from rxloop.protocol.events import Event, MemoryForgottenEvent, MemoryNotedEvent, StatusUpdateEvent, TaskEvent
+from rxloop.protocol.events import (
+    Event,
+    MemoryForgottenEvent,
+    MemoryNotedEvent,
+    StatusUpdateEvent,
+    TaskEvent,
+    normalise,
+)
 from rxloop.protocol.ids import make_id, validate_id
 from rxloop.protocol.tool_events import NoteKind
 
@@ -99,14 +108,8 @@ class Memory:
             EventLogError: The log is not writable.
         """
         task_id = make_id()
-        noted = MemoryNotedEvent(
-            note_id=make_note_id(task_id),
-            note_kind=kind,
-            text=text,
-            confidence=confidence,
-            source=source,
-            replaces=replaces,
-        )
+        fields = {"note_kind": kind, "text": text, "confidence": confidence, "source": source, "replaces": replaces}
+        noted = _make_event(note_id=make_note_id(task_id), **fields)
         await self.check(owner, noted)
         await self._store(owner, task_id, noted)
         return await self.get(owner, noted.note_id)
@@ -127,18 +130,20 @@ class Memory:
         """
         task_id = make_id()
         noted = [
-            MemoryNotedEvent(
+            _make_event(
                 note_id=make_note_id(task_id, index),
                 note_kind="episode",
                 text=message.text.strip()[:MAX_TEXT],
                 origin="user",
                 author=message.author,
-                noted=None if message.time is None else round(message.time.timestamp() * 1000),
+                noted=None if message.time is None else _to_milliseconds(message.time),
             )
             for index, message in enumerate(messages)
         ]
         if not noted or not all(each.text for each in noted):
             raise ConfigurationError("a conversation must have messages, and each message a text")
+        if context_id is not None:
+            validate_id(context_id, "context_id")
         await self._store(owner, task_id, *noted, context_id=context_id)
         return [await self.get(owner, each.note_id) for each in noted]
 
@@ -164,8 +169,9 @@ class Memory:
         Raises:
             UnknownNote: The owner has no note with this id.
         """
-        note = (await self._load(owner)).get(note_id)
-        if note is None:
+        notes = await self._load(owner)
+        note = notes.get(note_id)
+        if note is None or await self._drop_deleted(owner, notes, {note.task_id}):
             raise UnknownNote(f"there is no note {note_id!r} of this owner; list the notes with `memory.notes(owner)`")
         return note
 
@@ -181,7 +187,7 @@ class Memory:
         """
         notes = await self._load(owner)
         await self._drop_deleted(owner, notes)
-        until = None if at is None else round(at.timestamp() * 1000)
+        until = None if at is None else _to_milliseconds(at)
         return [note for note in notes.list_notes(until) if kinds is None or note.kind in kinds]
 
     async def search(
@@ -205,7 +211,12 @@ class Memory:
             tokens: Maximum number of tokens of all notes, estimated as a quarter of their characters.
             exclude_context: Conversation whose notes are omitted.
             now: Present time of the owner, for questions such as "last week". The default is the local time.
+
+        Raises:
+            ConfigurationError: `limit` is less than one.
         """
+        if limit < 1:
+            raise ConfigurationError(f"limit must be at least 1, got {limit!r}")
         notes, now = await self._load(owner), now or datetime.now().astimezone()
         while True:
             found = notes.search(question, now, limit=limit, tokens=tokens, exclude_context=exclude_context)
@@ -227,10 +238,16 @@ class Memory:
         # Imported lazily, because it imports the tools.
         from rxloop.memory.tools import render_notes
 
-        found = await self.search(owner, question, limit=_MAX_RECALLED, tokens=tokens, exclude_context=exclude_context)
-        notes = [note for note in found if note.note_id not in known]
-        text = f"{_INTRODUCTION}\n{render_notes(notes)}" if notes else ""
-        return text, [note.note_id for note in notes]
+        limit = _MAX_RECALLED + len(known)
+        found = await self.search(owner, question, limit=limit, exclude_context=exclude_context)
+        lines: dict[str, str] = {}
+        remaining = 4 * tokens - len(_INTRODUCTION)
+        for note in found:
+            line = "" if note.note_id in known else render_notes([note])
+            if line and len(line) < remaining:
+                lines[note.note_id] = line
+                remaining -= len(line) + 1
+        return "\n".join([_INTRODUCTION, *lines.values()]) if lines else "", [*lines]
 
     async def forget(
         self,
@@ -242,28 +259,37 @@ class Memory:
     ) -> int:
         """Remove notes, and return their number.
 
-        The text of notes that were added with `add` is deleted from the log. Other notes are part of a run, and their
-        text is deleted with the run.
+        The text of notes that were added with `add` or `import_conversation` is deleted from the log, if all notes of
+        the call are removed. Other notes are part of a run, and their text is deleted with the run.
 
         Args:
             owner: Owner of the notes. Without other arguments, all notes are removed.
-            note_id: Note to remove.
+            note_id: Note to remove, with the outdated notes that it replaces.
             run_id: Run whose notes are removed.
             before: Remove notes that were added before this time.
 
         Raises:
+            ConfigurationError: There are several arguments besides the owner.
             UnknownNote: The note does not exist.
             EventLogError: The log is not writable.
         """
+        if [note_id, run_id, before].count(None) < 2:
+            raise ConfigurationError("forget() accepts only one of note_id, run_id and before; call it several times")
         notes = await self._load(owner)
+        await self._drop_deleted(owner, notes)
         if note_id is not None:
             await self.get(owner, note_id)
-        if note_id is run_id is before is None:
-            before = datetime.fromtimestamp(time.time() + 1, UTC)
-        until = None if before is None else round(before.timestamp() * 1000)
-        removal = MemoryForgottenEvent(note_ids=[] if note_id is None else [note_id], run_id=run_id, before=until)
+            removal = MemoryForgottenEvent(note_ids=[note_id, *notes.find_outdated(note_id)])
+        elif run_id is not None:
+            removal = MemoryForgottenEvent(run_id=run_id)
+        else:
+            # A time in the future would also remove notes that are added later.
+            after_newest = notes.newest + 1
+            until = after_newest if before is None else min(_to_milliseconds(before), after_newest)
+            removal = MemoryForgottenEvent(before=until)
         removed = notes.find_removed(removal)
-        own = {note.task_id for note in removed} & notes.own_runs
+        ids = {note.note_id for note in removed}
+        own = {note.task_id for note in removed if notes.is_removed_completely(note.task_id, ids)}
         if any(note.task_id not in own for note in removed):
             await self._store(owner, make_id(), removal)
         for task_id in own:
@@ -322,6 +348,10 @@ class Memory:
             return False
         return True
 
+    async def _find_time(self, owner: str | None) -> int:
+        """Return the present time, or a later time if notes of this time were removed."""
+        return max(time.time_ns() // 1_000_000, (await self._load(owner)).removed_before)
+
     async def _store(self, owner: str | None, task_id: str, *events: Event, context_id: str | None = None) -> None:
         """Store events in a finished run of their own."""
         if owner:
@@ -329,10 +359,31 @@ class Memory:
         task = TaskEvent(initiator=AGENT, messages=[], model="", agent_name=AGENT, owner=owner or None)
         end = StatusUpdateEvent(state="completed", final=True, content="")
         fields: dict[str, Any] = {"task_id": task_id, "context_id": context_id or task_id, "attempt": 1}
-        fields["timestamp"] = time.time_ns() // 1_000_000
+        fields["timestamp"] = await self._find_time(owner)
         all_events = enumerate((task, StatusUpdateEvent(state="working"), *events, end), 1)
         stamped = [event.model_copy(update={**fields, "seq": seq}) for seq, event in all_events]
         await self._log.append(task_id, stamped, expected_seq=0, writer=task_id)
+
+
+def _make_event(**fields: Any) -> MemoryNotedEvent:
+    try:
+        event = MemoryNotedEvent.model_validate(fields)
+        normalise(event)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigurationError(
+            f"{first['loc'][0]} of a note is invalid: {first['msg']}, got {first['input']!r}"
+        ) from error
+    except InvalidEvent as error:
+        raise ConfigurationError(str(error)) from error
+    return event
+
+
+def _to_milliseconds(moment: datetime) -> int:
+    try:
+        return round(moment.timestamp() * 1000)
+    except (ValueError, OverflowError, OSError) as error:
+        raise ConfigurationError(f"the time {moment!r} is out of range: {error}") from error
 
 
 def _open(path: str | PathLike[str]) -> EventLog:

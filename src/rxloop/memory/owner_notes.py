@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+
+from typing_extensions import Unpack
 
 from rxloop.errors import UnknownRun
 from rxloop.memory.index import NoteIndex
@@ -12,11 +15,9 @@ from rxloop.memory.notes import Note, NoteFold
 from rxloop.memory.periods import find_period
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
-from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.events import MemoryForgottenEvent
-
-AGENT = "memory"
-"""Agent name of the runs that store notes and removals of the program."""
+from rxloop.pipeline.records import RunQuery, RunRecord
+from rxloop.protocol.envelope import IMPORTED_RUN
+from rxloop.protocol.events import SUPERSEDED, Event, MemoryForgottenEvent
 
 _PERIOD = 0.5
 """Increase of the score of notes from the time that the question mentions."""
@@ -27,15 +28,18 @@ _FIRST_PAGE, _PAGE = 10, 100
 _MAX_FAILED = 20
 """Number of the newest failed runs that are checked for new events."""
 
+_CONCURRENT_READS = 20
+"""Number of runs that are read at the same time."""
+
 
 @dataclass(slots=True)
 class _Run:
-    fold: NoteFold = field(default_factory=NoteFold)
+    fold: NoteFold
+    context_id: str
     seq: int = 0
     """Last event in the fold."""
-    used_notes: int = 0
-    """Number of notes of the fold that are in the index."""
-    used_removals: int = 0
+    note_ids: set[str] = field(default_factory=set[str])
+    """Notes of the run that were not removed."""
 
 
 class OwnerNotes:
@@ -45,12 +49,13 @@ class OwnerNotes:
         """Create an empty fold. The empty owner has the runs without an owner."""
         self.version = 0
         self.runs: dict[str, _Run] = {}
-        self.own_runs: set[str] = set()
-        """Runs that only contain notes of the program."""
         self._log, self._owner = log, owner
-        self._lock = asyncio.Lock()
+        self._lock: asyncio.Lock | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._open: set[str] = set()
         """Runs that may continue."""
+        self._foreign: dict[str, set[str]] = {}
+        """Runs with foreign text by conversation."""
         self._notes: dict[str, Note] = {}
         self._numbers: dict[str, int] = {}
         """Numbers in the index by note id."""
@@ -62,71 +67,109 @@ class OwnerNotes:
 
     async def list_runs(self) -> list[RunRecord]:
         """Return the records of all runs of the owner."""
-        return [*await read_log(self._log.list_runs, owner=self._owner)]
+        return await self._list()
 
     async def refresh(self) -> None:
         """Add the new events of the owner's runs."""
+        loop = asyncio.get_running_loop()
+        if self._lock is None or self._loop is not loop:
+            # Programs may use a memory in one event loop after another.
+            self._lock, self._loop = asyncio.Lock(), loop
         async with self._lock:
-            for record in reversed(await self._find_new_runs()):
-                await self._read(record)
-            unfinished = {
-                each.task_id for each in await read_log(self._log.list_runs, owner=self._owner, unfinished=True)
-            }
-            # Failed runs may have been resumed and completed since.
-            failed = sorted(self._open - unfinished)[-_MAX_FAILED:]
-            for task_id in [*sorted(self._open & unfinished), *failed]:
-                try:
-                    record = await read_log(self._log.get_record, task_id)
-                except UnknownRun:
-                    self.drop_run(task_id)
-                    continue
-                if record.seq > self.runs[task_id].seq:
-                    await self._read(record)
+            new = await self._find_new_runs()
+            # Runs of a conversation are read in order, because foreign text in a run affects later ones.
+            records = [*await self._find_continued_runs(), *reversed(new)]
+            for start in range(0, len(records), _CONCURRENT_READS):
+                page = records[start : start + _CONCURRENT_READS]
+                parts = await asyncio.gather(*(self._read(record) for record in page))
+                for record, events in zip(page, parts, strict=True):
+                    self._add_events(record, events)
+
+    async def _list(self, **query: Unpack[RunQuery]) -> list[RunRecord]:
+        if self._owner or self._log.accepts_empty_owner:
+            query["owner"] = self._owner
+        else:
+            # Other owners' runs would fill the page.
+            query.pop("limit", None)
+        records = await read_log(self._log.list_runs, **query)
+        return [record for record in records if (record.owner or "") == self._owner]
 
     async def _find_new_runs(self) -> list[RunRecord]:
         """Return the records of unknown runs, newest first."""
-        found: list[RunRecord] = []
+        found: dict[str, RunRecord] = {}
         limit, after = _FIRST_PAGE, None
         while True:
-            page = await read_log(self._log.list_runs, owner=self._owner, newest_first=True, limit=limit, after=after)
+            try:
+                page = await self._list(newest_first=True, limit=limit, after=after)
+            except UnknownRun:
+                # The run was deleted between two pages.
+                limit, after = _FIRST_PAGE, None
+                continue
             new = [record for record in page if record.task_id not in self.runs]
-            found += new
-            # Older runs were added before newer ones.
-            if len(page) < limit or len(new) < len(page):
-                return found
+            found.update((record.task_id, record) for record in new)
+            # Concurrent transactions may become visible in a different order. So do not stop at the first known run.
+            if not new:
+                return [*found.values()]
             limit, after = _PAGE, page[-1].task_id
 
-    async def _read(self, record: RunRecord) -> None:
-        run = self.runs.setdefault(record.task_id, _Run())
-        if record.agent_name == AGENT:
-            self.own_runs.add(record.task_id)
+    async def _find_continued_runs(self) -> list[RunRecord]:
+        """Return the records of known runs with new events."""
+        if not self._open:
+            return []
+        records = {record.task_id: record for record in await self._list(unfinished=True)}
+        # Failed runs may have been resumed and completed since.
+        for task_id in sorted(self._open - records.keys())[-_MAX_FAILED:]:
+            try:
+                records[task_id] = await read_log(self._log.get_record, task_id)
+            except UnknownRun:
+                self.drop_run(task_id)
+        known = ((record, self.runs.get(record.task_id)) for record in records.values())
+        return [record for record, run in known if run is not None and record.seq > run.seq]
+
+    async def _read(self, record: RunRecord) -> Sequence[Event] | None:
+        """Return the new events of a run, or None if it was deleted."""
+        if IMPORTED_RUN in record.metadata:
+            return []
+        run = self.runs.get(record.task_id)
         try:
-            events = await read_log(self._log.read, record.task_id, after_seq=run.seq)
+            return await read_log(self._log.read, record.task_id, after_seq=0 if run is None else run.seq)
         except UnknownRun:
-            self.drop_run(record.task_id)
+            return None
+
+    def _add_events(self, record: RunRecord, events: Sequence[Event] | None) -> None:
+        task_id, context_id = record.task_id, record.context_id
+        if events is None:
+            self.drop_run(task_id)
             return
+        run = self.runs.get(task_id)
+        if events and events[0].seq > (1 if run is None else run.seq + 1):
+            # The run was removed while it was read.
+            return
+        if run is None:
+            run = self.runs[task_id] = _Run(NoteFold(has_foreign_text=context_id in self._foreign), context_id)
+        if IMPORTED_RUN in record.metadata:
+            run.fold.has_foreign_text, run.seq = True, record.seq
         run.fold.add(events)
         run.seq = events[-1].seq if events else run.seq
-        is_over = record.state == "completed" and run.seq >= record.seq
-        (self._open.discard if is_over else self._open.add)(record.task_id)
-        self._apply(record.task_id, run)
-
-    def _apply(self, task_id: str, run: _Run) -> None:
-        """Add the new notes and removals of a run."""
-        fold = run.fold
-        for note in fold.notes[run.used_notes :]:
+        if run.fold.has_foreign_text:
+            self._foreign.setdefault(context_id, set()).add(task_id)
+        is_over = run.seq >= record.seq and _is_over(record)
+        (self._open.discard if is_over else self._open.add)(task_id)
+        for note in run.fold.notes:
             self._add(note)
-        for removal in fold.removals[run.used_removals :]:
+        for removal in run.fold.removals:
             self._removals.append((task_id, removal))
             for note in self.find_removed(removal):
                 self._remove(note)
-        run.used_notes, run.used_removals = len(fold.notes), len(fold.removals)
+        run.fold.notes.clear()
+        run.fold.removals.clear()
 
     def _add(self, note: Note) -> None:
         if note.note_id in self._notes or any(_removes(removal, note) for _, removal in self._removals):
             return
         self.version += 1
         self._notes[note.note_id] = note
+        self.runs[note.task_id].note_ids.add(note.note_id)
         number = self._index.add(note.text, conversation=note.context_id, author=note.author)
         self._numbers[note.note_id], self._ids[number] = number, note.note_id
         if note.replaces is not None:
@@ -138,22 +181,57 @@ class OwnerNotes:
         number = self._numbers.pop(note.note_id)
         del self._ids[number]
         self._index.remove(number)
+        self.runs[note.task_id].note_ids.discard(note.note_id)
         if note.replaces is not None:
             self._replacements[note.replaces].remove(note)
+            if not self._replacements[note.replaces]:
+                del self._replacements[note.replaces]
 
     def drop_run(self, task_id: str) -> None:
         """Remove a deleted run with its notes. Removals in it no longer apply to notes that are added later."""
-        run = self.runs.pop(task_id, None)
-        self.own_runs.discard(task_id)
-        self._open.discard(task_id)
+        run = self.runs.get(task_id)
+        if run is None:
+            return
+        for note_id in [*run.note_ids]:
+            self._remove(self._notes[note_id])
         self._removals = [each for each in self._removals if each[0] != task_id]
-        for note in [] if run is None else run.fold.notes:
-            if self._notes.get(note.note_id) is note:
-                self._remove(note)
+        self._open.discard(task_id)
+        runs = self._foreign.get(run.context_id, set())
+        runs.discard(task_id)
+        if not runs:
+            self._foreign.pop(run.context_id, None)
+        del self.runs[task_id]
 
     def get(self, note_id: str) -> Note | None:
         """Return a note, also if it is outdated, or None if it does not exist or was removed."""
         return self._notes.get(note_id)
+
+    def find_outdated(self, note_id: str) -> list[str]:
+        """Return the ids of the notes that a note replaces directly or indirectly."""
+        found: list[str] = []
+        note = self._notes.get(note_id)
+        while note is not None and note.replaces is not None and note.replaces not in found:
+            old = self._notes.get(note.replaces)
+            if old is None or not note.may_replace(old):
+                break
+            found.append(old.note_id)
+            note = old
+        return found
+
+    def is_removed_completely(self, task_id: str, removed: Collection[str]) -> bool:
+        """Return True if a memory created the run for its notes, and none of them would remain."""
+        run = self.runs[task_id]
+        return run.fold.is_own and run.note_ids <= {*removed}
+
+    @property
+    def removed_before(self) -> int:
+        """Time in milliseconds before which all notes were removed, or 0."""
+        return max((removal.before or 0 for _, removal in self._removals), default=0)
+
+    @property
+    def newest(self) -> int:
+        """Time at which the newest note was added, in milliseconds."""
+        return max((note.added for note in self._notes.values()), default=0)
 
     def find_removed(self, removal: MemoryForgottenEvent) -> list[Note]:
         """Return the notes that a removal removes."""
@@ -205,5 +283,12 @@ def _removes(removal: MemoryForgottenEvent, note: Note) -> bool:
     return (
         note.note_id in removal.note_ids
         or note.task_id == removal.run_id
-        or (removal.before is not None and note.created < removal.before)
+        or (removal.before is not None and note.added < removal.before)
     )
+
+
+def _is_over(record: RunRecord) -> bool:
+    """Return True if the run cannot be resumed."""
+    if record.state == "failed":
+        return record.error is not None and not record.error.retryable
+    return record.state == "completed" or (record.error is not None and record.error.code == SUPERSEDED)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Protocol
+from unicodedata import category
 
 from pydantic import Field
 
@@ -23,6 +26,12 @@ _ORIGINS: dict[NoteOrigin, str] = {
 }
 
 
+_HEADER = re.compile(r"[\[\],]+")
+_MAX_AUTHOR = 100
+_JOINERS = "\u200c\u200d"
+"""Invisible characters that emoji and the words of several languages require."""
+
+
 def render_notes(notes: list[Note], *, ids: bool = False) -> str:
     """Return a list of notes for the model, one line per note.
 
@@ -35,12 +44,25 @@ def render_notes(notes: list[Note], *, ids: bool = False) -> str:
 
 def _render(note: Note, ids: bool) -> str:
     day = datetime.fromtimestamp(note.created / 1000, UTC).date()
-    label = f"{note.note_id}, " if ids else ""
+    label = f"{_clean(note.note_id)}, " if ids else ""
+    author = f" {_clean(note.author)[:_MAX_AUTHOR]}" if note.author else ""
     kind = "" if note.kind == "episode" else f"{note.kind}, "
     confidence = "" if note.confidence == 1 else f", confidence {note.confidence:g}"
-    # A note with line ends could imitate other notes.
-    text = " ".join(note.text.split())
-    return f"- [{label}{day}, {kind}{_ORIGINS[note.origin]}{confidence}] {text}"
+    return f"- [{label}{day}, {kind}{_ORIGINS[note.origin]}{author}{confidence}] {_make_line(note.text)}"
+
+
+def _make_line(text: str) -> str:
+    """Return a text as a single line without invisible characters, because it could imitate other notes."""
+    line = " ".join(text.split())
+    if line.isprintable():
+        return line
+    kept = (each if each.isprintable() or each in _JOINERS else " " if category(each) == "Cc" else "" for each in line)
+    return " ".join("".join(kept).split())
+
+
+def _clean(text: str) -> str:
+    """Return an id or a name without the characters that end the header of a note."""
+    return _HEADER.sub(" ", _make_line(text)).strip()
 
 
 class NoteAccess(Protocol):
@@ -69,6 +91,7 @@ def make_tools(memory: NoteAccess) -> list[Tool]:
         replaces: Annotated[str | None, Field(description="Id of the note that is outdated now.")] = None,
     ) -> str:
         """Remember something about the user or the task in future conversations."""
+        _check_branch(ctx)
         note = MemoryNotedEvent(
             note_id=make_note_id(ctx.idempotency_key),
             note_kind=kind,
@@ -96,6 +119,7 @@ def make_tools(memory: NoteAccess) -> list[Tool]:
     @tool(approve=True, idempotent=True)
     async def forget_note(ctx: RunContext[Any], note_id: Annotated[str, Field(description="Id of the note.")]) -> str:
         """Forget a note, because the user asked for it."""
+        _check_branch(ctx)
         try:
             await memory.get(ctx.info.owner, note_id)
         except UnknownNote as error:
@@ -106,9 +130,19 @@ def make_tools(memory: NoteAccess) -> list[Tool]:
     return [remember, search_memory, forget_note]
 
 
+def _check_branch(ctx: RunContext[Any]) -> None:
+    """Raise an error on other branches than the main branch, whose events are not part of the conversation."""
+    if ctx.branch is not None:
+        raise ToolError("Notes can only be changed on the main branch. Mention the note in the answer instead.")
+
+
 def _find_origin(ctx: RunContext[Any]) -> NoteOrigin:
     """Return `foreign` if the conversation contains a tool result, because its text may have caused the call."""
-    messages = ctx.state.messages
-    trusted = {call.id for each in messages for call in each.tool_calls if call.name in WRITING_TOOLS}
-    is_foreign = any(each.role == "tool" and each.tool_call_id not in trusted for each in messages)
-    return "foreign" if is_foreign else "model"
+    names: Iterator[str] = iter(())
+    for message in ctx.state.messages:
+        if message.tool_calls:
+            names = iter([call.name for call in message.tool_calls])
+        # Ids of calls are not unique, but results are in the order of their calls.
+        elif message.role == "tool" and next(names, None) not in WRITING_TOOLS:
+            return "foreign"
+    return "model"

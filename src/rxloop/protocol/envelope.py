@@ -40,7 +40,10 @@ The value contains idempotency keys of the original run, by those of the fork. T
 their tool is idempotent, and never if the value is None.
 """
 
-RESERVED_METADATA = frozenset((COMMAND_ID, EARLIER_COMMAND_ID, STARTED_CALLS))
+IMPORTED_RUN = "imported_run"
+"""Metadata key in the first event of a run whose events were imported from a file. Memories ignore these runs."""
+
+RESERVED_METADATA = frozenset((COMMAND_ID, EARLIER_COMMAND_ID, STARTED_CALLS, IMPORTED_RUN))
 """Metadata keys that applications cannot use."""
 
 Visibility = Literal["public", "internal"]

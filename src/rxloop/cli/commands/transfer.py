@@ -19,8 +19,9 @@ from rxloop.cli.terminal import notify, run_main, write_json
 from rxloop.errors import ConfigurationError, ConflictError, RxloopError, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.envelope import PROTOCOL_VERSION
+from rxloop.protocol.envelope import IMPORTED_RUN, PROTOCOL_VERSION
 from rxloop.protocol.events import Event, TaskEvent, normalise
+from rxloop.protocol.model import FrozenDict
 from rxloop.recorded.export import export_text
 from rxloop.state.fold import fold_all
 from rxloop.storage import SqliteEventLog
@@ -100,11 +101,16 @@ def _load_exporter() -> Callable[..., int]:
 
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Output of 'rxloop export --full', or '-' for stdin.")],
+    trusted: Annotated[
+        bool,
+        typer.Option("--trusted", help="Let memories use the notes and messages of the runs. For your own exports."),
+    ] = False,
     db: options.Database = None,
 ) -> None:
     """Import runs from a file.
 
-    The entire file is checked before the database is changed. Ids are preserved.
+    The entire file is checked before the database is changed. Ids and owners are preserved. Memories ignore the runs,
+    unless --trusted is given.
     """
 
     async def main() -> None:
@@ -112,6 +118,8 @@ def import_(
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
         runs = read_runs(data, name)
         await _rehearse(runs)
+        if not trusted:
+            runs = {task_id: [_mark_imported(first), *rest] for task_id, (first, *rest) in runs.items()}
         async with open_database(db, write=True) as log:
             for task_id in runs:
                 await _check_new(log, task_id)
@@ -173,6 +181,11 @@ def _check_event(event: Event, previous: list[Event], location: str) -> None:
         raise ConfigurationError(f"{location}: the first event of a run must be a task, got {event.kind}")
     if previous and event.context_id != previous[0].context_id:
         raise ConfigurationError(f"{location}: the run {event.task_id} must have the same contextId in all events")
+
+
+def _mark_imported(task: Event) -> Event:
+    # Otherwise, the file could place notes into the memory of any owner, in the name of the program.
+    return task.model_copy(update={"metadata": FrozenDict({**task.metadata, IMPORTED_RUN: True})})
 
 
 async def _rehearse(runs: Mapping[str, Sequence[Event]]) -> None:

@@ -62,7 +62,7 @@ def recall(memory: NoteSource, *, tokens: int = 2_000) -> Operator[object]:
     def answer(request: ModelRequest) -> Observable[Signal]:
         branches = recalled.setdefault(get_host(request.ctx), {})
         blocks = branches.setdefault(request.branch, _Recalled())
-        question = next((each for each in reversed(request.messages) if each.role == "user"), None)
+        question = next((each for each in reversed(request.messages) if _is_question(each)), None)
         if question is None or blocks.has(question):
             return emit(blocks.extend(request))
         work = lambda: blocks.search(memory, tokens, request, question)  # noqa: E731
@@ -77,12 +77,12 @@ class _Recalled:
     """Notes recalled for the user messages of a branch."""
 
     def __init__(self) -> None:
-        self._blocks: dict[str | int, Message | None] = {}
+        self._blocks: dict[str | None, Message | None] = {}
         """Messages with notes by the key of their user message. None if there are no notes."""
         self._known: set[str] = set()
 
     def has(self, question: Message) -> bool:
-        return _get_key(question) in self._blocks
+        return question.message_id in self._blocks
 
     async def search(self, memory: NoteSource, tokens: int, request: ModelRequest, question: Message) -> ModelRequest:
         """Search notes for a user message, and return the request with all notes."""
@@ -91,7 +91,7 @@ class _Recalled:
             info.owner, question.text, tokens=tokens, exclude_context=info.context_id, known=self._known
         )
         self._known.update(ids)
-        self._blocks[_get_key(question)] = mark_origin(Message.user(text), "note") if text else None
+        self._blocks[question.message_id] = mark_origin(Message.user(text), "note") if text else None
         return self.extend(request)
 
     def extend(self, request: ModelRequest) -> ModelRequest:
@@ -100,11 +100,11 @@ class _Recalled:
             return request
         messages: list[Message] = []
         for message in request.messages:
-            block = self._blocks.get(_get_key(message)) if message.role == "user" else None
+            block = self._blocks.get(message.message_id) if message.role == "user" else None
             messages += [message] if block is None else [block, message]
         return request.replace(messages=messages)
 
 
-def _get_key(message: Message) -> str | int:
-    # Operators may replace messages by copies.
-    return message.message_id or id(message)
+def _is_question(message: Message) -> bool:
+    # Messages that operators add, such as summaries, have no id.
+    return message.role == "user" and message.message_id is not None

@@ -281,6 +281,8 @@ def _connect(path: Path, fsync: Fsync) -> sqlite3.Connection:
         if _read_pragma(connection, "user_version") < len(SCHEMA):
             _migrate(connection, path)
         connection.execute(f"PRAGMA synchronous = {fsync}")
+        # Deleted texts must not remain in free pages.
+        connection.execute("PRAGMA secure_delete = ON").fetchall()
         # Automatic checkpoints would block a commit on the event loop while writing to the disk.
         connection.execute("PRAGMA wal_autocheckpoint = 0")
     except BaseException:

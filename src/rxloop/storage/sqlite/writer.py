@@ -20,7 +20,7 @@ from rxloop.errors import ConflictError
 from rxloop.pipeline.records import compute_state, find_last_end, get_conversation
 from rxloop.protocol.events import Event, TaskEvent, ends_attempt
 from rxloop.storage.rules import check_finished, count_repeats, make_conflict_error, make_unknown_run_error
-from rxloop.storage.sqlite.database import Fsync, convert_errors, is_busy, transaction
+from rxloop.storage.sqlite.database import Fsync, checkpoint, convert_errors, is_busy, transaction
 from rxloop.storage.sqlite.file import OpenFile
 from rxloop.storage.sqlite.leases import Lease, Leases
 from rxloop.storage.sqlite.worker import ThreadFuture, Work, Worker
@@ -183,12 +183,13 @@ class Writer:
         return await self._worker.run(write)
 
     async def remove(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Execute a deletion in a transaction, then free unused pages."""
+        """Execute a deletion in a transaction, then free unused pages and truncate the WAL, which contains the data."""
 
         def write(connection: sqlite3.Connection) -> T:
             with transaction(connection):
                 result = work(connection)
             connection.execute(f"PRAGMA incremental_vacuum({_FREE_PAGES})").fetchall()
+            checkpoint(connection, truncate=True)
             return result
 
         return await self.run(write)

@@ -1,0 +1,206 @@
+"""Notes in the events of runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rxloop import Agent, EventLog, MemoryEventLog, Message, RunContext, tool
+from rxloop.memory import Note
+from rxloop.memory.notes import MAX_TEXT, NoteFold
+from rxloop.protocol.events import (
+    ContentCompleteEvent,
+    Event,
+    MemoryForgottenEvent,
+    MemoryNotedEvent,
+    MessageAddedEvent,
+    TaskEvent,
+    ToolCompleteEvent,
+)
+from rxloop.protocol.messages import ToolCall
+from rxloop.testing import ScriptedModel, call
+
+
+def fold(*events: Event, foreign: bool = False) -> NoteFold:
+    """Return the fold of the events of a run."""
+    fold = NoteFold(has_foreign_text=foreign)
+    fields = {"task_id": "run", "context_id": "chat", "attempt": 1}
+    fold.add(event.model_copy(update={**fields, "seq": seq, "timestamp": seq}) for seq, event in enumerate(events, 1))
+    return fold
+
+
+def texts(fold: NoteFold) -> list[tuple[str, str]]:
+    return [(note.origin, note.text) for note in fold.notes]
+
+
+def task(*messages: Message | str, **fields: Any) -> TaskEvent:
+    prompts = [Message.user(each) if isinstance(each, str) else each for each in messages]
+    return TaskEvent(initiator="user", messages=prompts, model="", agent_name="agent", **fields)
+
+
+def answer(content: str, **fields: Any) -> ContentCompleteEvent:
+    return ContentCompleteEvent(step="1", content=content, **fields)
+
+
+def result(name: str = "read", **fields: Any) -> ToolCompleteEvent:
+    tool_call = ToolCall(id="0", name=name, arguments={})
+    return ToolCompleteEvent(call=tool_call, step="1", success=True, content="text", **fields)
+
+
+def test_user_messages_and_answers_are_episodes() -> None:
+    noted = fold(task("Hi", "there"), answer("Hello"))
+    assert texts(noted) == [("user", "Hi"), ("user", "there"), ("model", "Hello")]
+    assert {note.kind for note in noted.notes} == {"episode"}
+    assert len({note.note_id for note in noted.notes}) == 3
+
+
+def test_note_has_the_cursor_of_its_event() -> None:
+    assert [note.source for note in fold(task("Hi"), answer("Hello")).notes] == ["run/1.1.0", "run/1.2.0"]
+
+
+def test_answer_after_a_tool_result_is_foreign() -> None:
+    assert texts(fold(task("Hi"), answer("First"), result(), answer("Then"))) == [
+        ("user", "Hi"),
+        ("model", "First"),
+        ("foreign", "Then"),
+    ]
+
+
+def test_answer_after_remembering_is_not_foreign() -> None:
+    assert texts(fold(task(), result("remember"), answer("Done"))) == [("model", "Done")]
+
+
+def test_answer_after_a_search_of_the_memory_is_foreign() -> None:
+    assert texts(fold(task(), result("search_memory"), answer("Done"))) == [("foreign", "Done")]
+
+
+def test_answer_in_a_conversation_with_foreign_text_is_foreign() -> None:
+    assert texts(fold(task("Hi"), answer("Hello"), foreign=True)) == [("user", "Hi"), ("foreign", "Hello")]
+
+
+def test_answer_after_a_tool_result_in_the_input_is_foreign() -> None:
+    history = [Message.user("A"), Message.tool("0", "text"), Message.assistant("B"), Message.user("C")]
+    assert texts(fold(task(*history), answer("D"))) == [("user", "C"), ("foreign", "D")]
+
+
+def test_only_new_messages_of_a_conversation_sent_as_a_whole_are_episodes() -> None:
+    history = [Message.user("A"), Message.assistant("B"), Message.user("C"), Message.user("D")]
+    assert texts(fold(task(*history))) == [("user", "C"), ("user", "D")]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        answer("x", finish_reason="canceled"),
+        answer("  "),
+        answer("x", branch="one"),
+        answer("x", parent_task_id="parent"),
+        MessageAddedEvent(content="x", cause="retry"),
+        MessageAddedEvent(content="x", cause="tool"),
+        MessageAddedEvent(content="x", role="system"),
+        MemoryNotedEvent(note_id="n", text="x", branch="one"),
+        MemoryNotedEvent(note_id="n", text="x", parent_task_id="parent"),
+        MemoryNotedEvent(note_id="n", text=" "),
+    ],
+)
+def test_event_is_not_a_note(event: Event) -> None:
+    assert fold(task(), event).notes == []
+
+
+@pytest.mark.parametrize("fields", [{"branch": "one"}, {"parent_task_id": "parent"}])
+def test_removal_of_a_branch_or_nested_agent_is_ignored(fields: dict[str, Any]) -> None:
+    assert fold(task(), MemoryForgottenEvent(note_ids=["n"], **fields)).removals == []
+
+
+def test_steering_message_is_an_episode() -> None:
+    assert texts(fold(task("Hi"), MessageAddedEvent(content="Faster"))) == [("user", "Hi"), ("user", "Faster")]
+
+
+def test_system_and_assistant_messages_of_the_input_are_not_notes() -> None:
+    assert texts(fold(task(Message.system("S"), "Hi"))) == [("user", "Hi")]
+
+
+def test_long_text_is_truncated() -> None:
+    long = "x" * (MAX_TEXT + 1)
+    noted = fold(task(long), answer(long), MemoryNotedEvent(note_id="n", text=long))
+    assert [len(note.text) for note in noted.notes] == [MAX_TEXT] * 3
+
+
+def test_noted_event_is_a_note_with_its_fields() -> None:
+    event = MemoryNotedEvent(
+        note_id="n", note_kind="decision", text="x", origin="foreign", confidence=0.5, replaces="old", noted=7
+    )
+    assert fold(task(), event).notes == [
+        Note("n", "decision", "x", "foreign", "run", "run/1.2.0", "chat", 7, 0.5, "old", added=2)
+    ]
+
+
+def test_copied_events_of_a_fork_are_not_notes() -> None:
+    noted = fold(
+        task("A", fork_of="old", fork_seq=3), answer("B"), MemoryNotedEvent(note_id="n", text="x"), answer("C")
+    )
+    assert texts(noted) == [("model", "C")]
+
+
+def test_answer_of_a_fork_after_a_copied_tool_result_is_foreign() -> None:
+    assert texts(fold(task("A", fork_of="old", fork_seq=2), result(), answer("C"))) == [("foreign", "C")]
+
+
+def test_fork_from_the_first_event_has_new_messages() -> None:
+    assert texts(fold(task("A", fork_of="old", fork_seq=1), answer("B"))) == [("user", "A"), ("model", "B")]
+
+
+def test_run_of_an_agent_with_the_name_of_the_memory_is_not_a_run_of_the_memory() -> None:
+    assert not fold(TaskEvent(initiator="user", messages=[Message.user("A")], model="", agent_name="memory")).is_own
+
+
+async def read_notes(log: EventLog) -> list[tuple[str, str]]:
+    noted = NoteFold()
+    for record in await log.list_runs():
+        noted.add(await log.read(record.task_id))
+    return texts(noted)
+
+
+@tool
+async def read(page: str) -> str:
+    """Read a page."""
+    return f"Contents of {page}"
+
+
+async def test_run_with_a_tool_has_a_foreign_answer() -> None:
+    log = MemoryEventLog()
+    await Agent(ScriptedModel(call("read", page="a"), "Done"), tools=[read], log=log).run("Read a")
+    assert await read_notes(log) == [("user", "Read a"), ("foreign", "Done")]
+
+
+async def test_messages_of_a_nested_agent_are_not_notes() -> None:
+    log = MemoryEventLog()
+    inner = Agent(ScriptedModel("Secret"), name="inner")
+    outer = Agent(ScriptedModel(call("inner", prompt="Ask"), "Done"), tools=[inner.as_tool()], log=log)
+    await outer.run("Hi")
+    assert await read_notes(log) == [("user", "Hi"), ("foreign", "Done")]
+
+
+async def test_note_of_a_tool_is_published_by_the_program() -> None:
+    @tool
+    async def save(ctx: RunContext[Any]) -> str:
+        """Save."""
+        ctx.emit(MemoryNotedEvent(note_id="n", text="Saved"))
+        return "ok"
+
+    log = MemoryEventLog()
+    await Agent(ScriptedModel(call("save"), "Done"), tools=[save], log=log).run("Hi")
+    assert ("program", "Saved") in await read_notes(log)
+
+
+async def test_forked_run_only_has_its_new_notes() -> None:
+    log = MemoryEventLog()
+    agent = Agent(ScriptedModel(call("read", page="a"), "Old", "New"), tools=[read], log=log)
+    result = await agent.run("Read a")
+    events = await log.read(result.task_id)
+    at = next(event.seq for event in events if isinstance(event, ToolCompleteEvent))
+    forked = await agent.fork(result.task_id, at=at)
+    noted = NoteFold()
+    noted.add(await log.read(forked.task_id))
+    assert texts(noted) == [("foreign", "New")]

@@ -1,0 +1,291 @@
+"""Incremental reads of the runs of an owner, and deleted runs."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from rxloop import Agent, Event, EventLog, MemoryEventLog, Message, RunError, SqliteEventLog, tool
+from rxloop.errors import RateLimited, UnknownRun
+from rxloop.memory import ImportedMessage, Memory
+from rxloop.testing import ScriptedModel, call
+
+
+class CountingLog(MemoryEventLog):
+    """Log that counts the calls of its methods."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
+        self.calls["read"] += 1
+        return await super().read(task_id, after_seq=after_seq, deltas=deltas)
+
+    async def list_runs(self, **query: Any) -> Any:
+        self.calls["list_runs"] += 1
+        return await super().list_runs(**query)
+
+    async def get_record(self, task_id: str) -> Any:
+        self.calls["get_record"] += 1
+        return await super().get_record(task_id)
+
+
+async def chat(log: EventLog, prompt: str, answer: Any = "Fine.", **options: Any) -> str:
+    """Run an agent, and return the id of the run."""
+    result = await Agent(ScriptedModel(answer), log=log).run(prompt, **{"owner": "ann", **options})
+    return result.task_id
+
+
+async def texts(memory: Memory, owner: str | None = "ann") -> list[str]:
+    return [note.text for note in await memory.notes(owner)]
+
+
+async def test_each_run_is_read_once() -> None:
+    log = CountingLog()
+    for number in range(30):
+        await chat(log, f"Prompt {number}")
+    memory = Memory(log)
+    log.calls.clear()
+    await memory.version("ann")
+    assert log.calls["read"] == 30
+    log.calls.clear()
+    await memory.version("ann")
+    assert log.calls == {"list_runs": 1}
+    await chat(log, "New")
+    log.calls.clear()
+    await memory.version("ann")
+    assert log.calls == {"list_runs": 2, "read": 1}
+
+
+async def test_search_checks_only_the_runs_of_the_result() -> None:
+    log = CountingLog()
+    for number in range(30):
+        await chat(log, f"Harbour {number}")
+    memory = Memory(log)
+    await memory.version("ann")
+    log.calls.clear()
+    found = await memory.search("ann", "harbour", limit=3)
+    assert log.calls == {"list_runs": 1, "get_record": len({note.task_id for note in found})}
+
+
+async def test_concurrent_searches_read_each_run_once() -> None:
+    log = CountingLog()
+    for number in range(30):
+        await chat(log, f"Prompt {number}")
+    memory = Memory(log)
+    log.calls.clear()
+    await asyncio.gather(*(memory.search("ann", "prompt") for _ in range(5)))
+    assert log.calls["read"] == 30
+
+
+async def test_run_that_other_runs_overtook_is_found() -> None:
+    log = CountingLog()
+    memory = Memory(log)
+    first = await chat(log, "Late")
+    hidden = {first}
+    original = MemoryEventLog.list_runs
+
+    async def list_visible(**query: Any) -> Any:
+        return [each for each in await original(log, **query) if each.task_id not in hidden]
+
+    log.list_runs = list_visible  # type: ignore[method-assign]
+    await chat(log, "Early")
+    assert await texts(memory) == ["Early", "Fine."]
+    hidden.clear()
+    assert sorted(await texts(memory)) == ["Early", "Fine.", "Fine.", "Late"]
+
+
+async def test_runs_of_another_process_are_found(tmp_path: Path) -> None:
+    one, other = (SqliteEventLog(tmp_path / "runs.db") for _ in range(2))
+    memory = Memory(one)
+    assert await texts(memory) == []
+    await chat(other, "Harbour")
+    assert await texts(memory) == ["Harbour", "Fine."]
+    await one.aclose()
+    await other.aclose()
+
+
+async def test_new_events_of_an_unfinished_run_are_found(log: EventLog) -> None:
+    @tool(approve=True)
+    async def pay() -> str:
+        """Pay."""
+        return "ok"
+
+    agent = Agent(ScriptedModel(call("pay"), "Paid."), tools=[pay], log=log)
+    memory = Memory(log)
+    result = await agent.run("Pay", owner="ann")
+    assert await texts(memory) == ["Pay"]
+    await agent.resume(result.task_id, inputs={result.pending[0].input_id: True})
+    assert await texts(memory) == ["Pay", "Paid."]
+
+
+async def test_new_events_of_a_resumed_failed_run_are_found(log: EventLog) -> None:
+    agent = Agent(ScriptedModel(RateLimited("down"), "Fine."), log=log)
+    memory = Memory(log)
+    with pytest.raises(RunError) as failure:
+        await agent.run("Harbour", owner="ann")
+    assert await texts(memory) == ["Harbour"]
+    assert failure.value.result is not None
+    await agent.resume(failure.value.result.task_id)
+    assert await texts(memory) == ["Harbour", "Fine."]
+
+
+async def test_steering_message_of_a_run_is_found(log: EventLog) -> None:
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def wait() -> str:
+        """Wait."""
+        started.set()
+        await go_on.wait()
+        return "ok"
+
+    agent = Agent(ScriptedModel(call("wait"), "Fine."), tools=[wait], log=log)
+    async with agent.run("Harbour", owner="ann") as run:
+        run.events.subscribe(lambda event: None)
+        await started.wait()
+        run.send("Faster")
+        go_on.set()
+        await run
+    assert await texts(Memory(log)) == ["Harbour", "Faster", "Fine."]
+
+
+async def test_second_run_of_a_conversation_with_a_tool_result_is_foreign(log: EventLog) -> None:
+    @tool
+    async def read() -> str:
+        """Read."""
+        return "text"
+
+    memory = Memory(log)
+    agent = Agent(ScriptedModel(call("read"), "One", "Two", "Three"), tools=[read], log=log)
+    await agent.run("A", owner="ann", context_id="chat")
+    await memory.version("ann")
+    await agent.run("B", owner="ann", context_id="chat")
+    await agent.run("C", owner="ann", context_id="other")
+    for each in (memory, Memory(log)):
+        origins = {note.text: note.origin for note in await each.notes("ann")}
+        assert origins == {"A": "user", "B": "user", "C": "user", "One": "foreign", "Two": "foreign", "Three": "model"}
+
+
+def find_strings(root: object) -> set[str]:
+    """Return all strings and bytes that an object refers to."""
+    found: set[str] = set()
+    seen: set[int] = set()
+    pending: list[object] = [root]
+    while pending:
+        each = pending.pop()
+        if id(each) in seen or isinstance(each, type | ModuleType | EventLog) or callable(each):
+            continue
+        seen.add(id(each))
+        if isinstance(each, str):
+            found.add(each)
+        elif isinstance(each, bytes | bytearray):
+            found.add(bytes(each).decode("latin-1"))
+        else:
+            pending += gc.get_referents(each)
+    return found
+
+
+SECRET = "zanzibar"
+
+
+async def test_deleted_run_leaves_nothing_in_the_memory(log: EventLog) -> None:
+    await chat(log, "Harbour")
+    task_id = await chat(log, f"Harbour {SECRET}", f"{SECRET} indeed", context_id="secret-chat")
+    memory = Memory(log)
+    assert any(SECRET in each for each in find_strings(memory) | {"".join(await texts(memory))})
+    await log.delete(task_id)
+    assert SECRET not in " ".join(note.text for note in await memory.search("ann", f"harbour {SECRET}"))
+    left = find_strings(memory)
+    assert not [each for each in left if SECRET in each or task_id in each or each == "secret-chat"]
+
+
+async def test_trimmed_runs_leave_nothing_in_the_memory(log: EventLog) -> None:
+    await chat(log, f"Harbour {SECRET}")
+    memory = Memory(log)
+    assert await texts(memory)
+    await log.trim(-1)
+    assert await texts(memory) == []
+    assert not [each for each in find_strings(memory) if SECRET in each]
+
+
+async def test_note_of_a_deleted_run_is_unknown(log: EventLog) -> None:
+    memory = Memory(log)
+    note = await memory.add("ann", "A")
+    await log.delete(note.task_id)
+    with pytest.raises(LookupError):
+        await memory.get("ann", note.note_id)
+    with pytest.raises(LookupError):
+        await memory.add("ann", "B", replaces=note.note_id)
+
+
+async def test_forgotten_episode_leaves_nothing_in_the_memory(log: EventLog) -> None:
+    await chat(log, f"Harbour {SECRET}")
+    memory = Memory(log)
+    await memory.forget("ann")
+    assert not [each for each in find_strings(memory) if SECRET in each]
+
+
+async def test_forgotten_note_leaves_nothing_in_the_sqlite_file(tmp_path: Path) -> None:
+    log = SqliteEventLog(tmp_path / "runs.db")
+    memory = Memory(log)
+    await memory.add("ann", f"Harbour {SECRET}")
+    await memory.import_conversation("ann", [ImportedMessage(SECRET), ImportedMessage("B")])
+    assert SECRET.encode() in read_files(tmp_path)
+    await memory.forget("ann")
+    assert SECRET.encode() not in read_files(tmp_path)
+    await log.aclose()
+    assert SECRET.encode() not in read_files(tmp_path)
+
+
+def read_files(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.iterdir() if path.is_file())
+
+
+async def test_removal_in_a_deleted_run_does_not_apply_to_new_notes(log: EventLog) -> None:
+    memory = Memory(log)
+    await chat(log, "A")
+    await memory.forget("ann")
+    for record in await log.list_runs(agent_name="memory"):
+        await log.delete(record.task_id)
+    assert await texts(Memory(log)) == ["A", "Fine."]
+
+
+async def test_run_that_is_deleted_while_it_is_read_is_skipped() -> None:
+    class DeletingLog(MemoryEventLog):
+        async def read(self, task_id: str, **options: Any) -> Sequence[Event]:
+            raise UnknownRun(task_id)
+
+    log = DeletingLog()
+    await chat(log, "A")
+    assert await texts(Memory(log)) == []
+
+
+async def test_run_that_is_deleted_between_two_pages_restarts_the_listing() -> None:
+    class DeletingLog(MemoryEventLog):
+        deletes = True
+
+        async def list_runs(self, **query: Any) -> Any:
+            after = query.get("after")
+            if after is not None and self.deletes:
+                self.deletes = False
+                await self.delete(after)
+            return await super().list_runs(**query)
+
+    log = DeletingLog()
+    for number in range(15):
+        await chat(log, f"Prompt {number}")
+    assert len(await texts(Memory(log))) == 28
+
+
+async def test_message_with_several_parts_is_an_episode(log: EventLog) -> None:
+    await Agent(ScriptedModel("Fine."), log=log).run([Message.user("One"), Message.user("Two")], owner="ann")
+    assert await texts(Memory(log)) == ["One", "Two", "Fine."]
