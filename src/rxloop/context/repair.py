@@ -52,13 +52,15 @@ class RequestRepair:
         sent = cast("object", request.messages)
         if sent is history:
             return history, []
-        error = _not_messages(sent)
-        if error is not None:
-            return history, [error]
+        if not isinstance(sent, Sequence) or isinstance(sent, str | bytes):
+            return history, [f"the messages are {_describe_type(sent)} and not a list: the history was sent"]
         messages = cast("Sequence[Message]", sent)
         known = self._right.setdefault(get_host(request.ctx), {})
         before = known.get(request.branch, ())
         same = sum(takewhile(bool, map(is_, messages, before)))
+        error = _find_other_object(messages[same:])
+        if error is not None:
+            return history, [error]
         problems = pair_problems(messages, same)
         missing = _find_missing(messages, history, state)
         if not (problems or missing):
@@ -104,11 +106,9 @@ def _find_problem(block: Block, index: int) -> str | None:
     return f"the results of message {index} are not in the order of its calls"
 
 
-def _not_messages(value: object) -> str | None:
-    """Describe the problem if a value is not a list of messages."""
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        return f"the messages are {_describe_type(value)} and not a list: the history was sent"
-    for item in cast("Sequence[object]", value):
+def _find_other_object(messages: Sequence[object]) -> str | None:
+    """Describe the problem if a list contains an object that is not a message."""
+    for item in messages:
         if not isinstance(item, Message):
             return f"something {_describe_type(item)} stands among the messages: the history was sent"
     return None

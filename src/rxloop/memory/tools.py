@@ -62,7 +62,7 @@ def _make_line(text: str) -> str:
 
 def _clean(text: str) -> str:
     """Return an id or a name without the characters that end the header of a note."""
-    return _HEADER.sub(" ", _make_line(text)).strip()
+    return " ".join(_HEADER.sub(" ", _make_line(text)).split())
 
 
 class NoteAccess(Protocol):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from operator import is_
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -12,6 +13,7 @@ from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
 from rxloop.pipeline.sent.texts import mark_origin
 from rxloop.protocol.messages import Message
+from rxloop.state.history import INTERNAL_MESSAGE, History
 from rxloop.stream.sources import emit, from_awaitable
 
 
@@ -62,8 +64,8 @@ def recall(memory: NoteSource, *, tokens: int = 2_000) -> Operator[object]:
     def answer(request: ModelRequest) -> Observable[Signal]:
         branches = recalled.setdefault(get_host(request.ctx), {})
         blocks = branches.setdefault(request.branch, _Recalled())
-        question = next((each for each in reversed(request.messages) if _is_question(each)), None)
-        if question is None or blocks.has(question):
+        question = blocks.find_question(request.messages)
+        if question is None:
             return emit(blocks.extend(request))
         work = lambda: blocks.search(memory, tokens, request, question)  # noqa: E731
         return from_awaitable(work, request.ctx, name="rxloop-recall")
@@ -78,11 +80,28 @@ class _Recalled:
 
     def __init__(self) -> None:
         self._blocks: dict[str | None, Message | None] = {}
-        """Messages with notes by the key of their user message. None if there are no notes."""
+        """Messages with notes by the id of their user message. None if there are no notes."""
         self._known: set[str] = set()
+        self._read: Sequence[Message] = ()
+        """Messages of the last request, before notes were added."""
+        self._sent: list[Message] = []
+        """The same messages with notes. Long histories are not copied message by message at each request."""
 
-    def has(self, question: Message) -> bool:
-        return question.message_id in self._blocks
+    def find_question(self, messages: Sequence[Message]) -> Message | None:
+        """Return the newest user message if no notes were searched for it."""
+        last = messages.newest_user if isinstance(messages, History) else len(messages) - 1
+        indexes = range(-1 if last is None else last, -1, -1)
+        newest = next((message for index in indexes if _is_question(message := messages[index])), None)
+        return None if newest is None or newest.message_id in self._blocks else newest
+
+    def _count_read(self, messages: Sequence[Message]) -> int:
+        """Return the number of messages if the last request started with the same messages, or 0."""
+        read = self._read
+        if isinstance(messages, History) and messages.extends(read):
+            return len(read)
+        if isinstance(messages, History) or isinstance(read, History) or len(messages) < len(read):
+            return 0
+        return len(read) if all(map(is_, messages, read)) else 0
 
     async def search(self, memory: NoteSource, tokens: int, request: ModelRequest, question: Message) -> ModelRequest:
         """Search notes for a user message, and return the request with all notes."""
@@ -90,21 +109,29 @@ class _Recalled:
         text, ids = await memory.recall(
             info.owner, question.text, tokens=tokens, exclude_context=info.context_id, known=self._known
         )
-        self._known.update(ids)
-        self._blocks[question.message_id] = mark_origin(Message.user(text), "note") if text else None
+        # Strategies may send several requests at the same time.
+        if question.message_id not in self._blocks:
+            self._known.update(ids)
+            self._blocks[question.message_id] = mark_origin(Message.user(text), "note") if text else None
+            self._read, self._sent = (), []
         return self.extend(request)
 
     def extend(self, request: ModelRequest) -> ModelRequest:
         """Return the request with the notes before their user messages."""
         if not any(self._blocks.values()):
             return request
-        messages: list[Message] = []
-        for message in request.messages:
+        messages = request.messages
+        start = self._count_read(messages)
+        if not start:
+            self._sent = []
+        for message in messages[start:]:
             block = self._blocks.get(message.message_id) if message.role == "user" else None
-            messages += [message] if block is None else [block, message]
-        return request.replace(messages=messages)
+            self._sent += [message] if block is None else [block, message]
+        self._read = messages
+        return request.replace(messages=[*self._sent])
 
 
 def _is_question(message: Message) -> bool:
-    # Messages that operators add, such as summaries, have no id.
-    return message.role == "user" and message.message_id is not None
+    # Summaries and other messages of operators have no id. Strategies and retries add internal messages.
+    key = message.message_id
+    return message.role == "user" and key is not None and f":{INTERNAL_MESSAGE}:" not in key

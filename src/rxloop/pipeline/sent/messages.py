@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.pipeline.sent.requests import SentMessages, SentRequests
@@ -55,7 +55,8 @@ def encode_refs(refs: Iterable[int | RecordedPart]) -> list[tuple[int, int] | Re
     items: list[tuple[int, int] | RecordedPart] = []
     first = last = -2
     for ref in refs:
-        if isinstance(ref, int):
+        # Faster than `isinstance` for each message of each request.
+        if type(ref) is int:
             if ref != last + 1 or first < 0:
                 items.append((ref, ref))
                 first = ref
@@ -63,7 +64,7 @@ def encode_refs(refs: Iterable[int | RecordedPart]) -> list[tuple[int, int] | Re
                 items[-1] = first, ref
             last = ref
         else:
-            items.append(ref)
+            items.append(cast("RecordedPart", ref))
             first = last = -2
     return items
 
