@@ -22,7 +22,8 @@ from rxloop.testing import ScriptedModel
 
 async def chat(log: EventLog, prompt: str, answer: str = "Fine.", **options: Any) -> str:
     """Run an agent, and return the id of the run."""
-    result = await Agent(ScriptedModel(answer), log=log).run(prompt, **{"owner": "ann", **options})
+    options.setdefault("owner", "ann")
+    result = await Agent(ScriptedModel(answer), log=log).run(prompt, **options)
     return result.task_id
 
 
@@ -139,8 +140,10 @@ async def test_notes_that_are_added_after_forgetting_all_are_kept(log: EventLog)
 async def test_forgetting_before_a_future_time_keeps_later_notes(log: EventLog) -> None:
     memory = Memory(log)
     await chat(log, "A")
-    await memory.forget("ann", before=datetime.now(UTC) + timedelta(days=1))
-    await memory.add("ann", "B")
+    now = datetime.now(UTC)
+    await memory.forget("ann", before=now + timedelta(days=1))
+    note = await memory.add("ann", "B")
+    assert note.created < (now + timedelta(hours=1)).timestamp() * 1000
     assert await texts(memory) == ["B"]
 
 
@@ -206,6 +209,13 @@ async def test_owners_do_not_share_notes(log: EventLog) -> None:
         found = await memory.search(owner, "harbour")
         assert found[0].text == f"Harbour of {name}"
         assert len(found) == 2
+
+
+async def test_runs_behind_many_runs_of_other_owners_are_found(log: EventLog) -> None:
+    memory = Memory(log)
+    await memory.add("ann", "A")
+    await asyncio.gather(*(memory.add("bob", f"B{number}") for number in range(15)))
+    assert await texts(Memory(log)) == ["A"]
 
 
 async def test_note_of_another_owner_is_unknown(log: EventLog) -> None:
@@ -325,7 +335,8 @@ async def test_log_that_ignores_an_empty_owner_does_not_mix_owners() -> None:
             self.accepts_empty_owner = False
 
         async def list_runs(self, **query: Any) -> Any:
-            return await super().list_runs(**{**query, "owner": query.get("owner") or None})
+            query["owner"] = query.get("owner") or None
+            return await super().list_runs(**query)
 
     log = OwnLog()
     memory = Memory(log)
@@ -344,18 +355,15 @@ def test_owners_never_mix(actions: list[tuple[str | None, str]], data: st.DataOb
         log = MemoryEventLog()
         memory = Memory(log)
         expected: dict[str, set[str]] = {}
-        ids: list[tuple[str, str]] = []
+        ids: list[str] = []
         for number, (owner, action) in enumerate(actions):
             text, name = f"harbour {number}", owner or ""
+            expected.setdefault(name, set()).add(text)
             if action == "note":
-                ids.append((name, (await memory.add(owner, text)).note_id))
+                ids.append((await memory.add(owner, text)).note_id)
             else:
-                event = MemoryNotedEvent(
-                    note_id=data.draw(st.sampled_from(["x", *(each for _, each in ids)])), text=text
-                )
-                await append(log, f"run-{number}", event, owner=name or None)
-            if action == "note" or event.note_id == "x" or (name, event.note_id) not in ids:
-                expected.setdefault(name, set()).add(text)
+                note_id = data.draw(st.sampled_from(["x", *ids]))
+                await append(log, f"run-{number}", MemoryNotedEvent(note_id=note_id, text=text), owner=name or None)
         for owner in OWNERS:
             found = {note.text for note in await memory.search(owner, "harbour", limit=100)}
             assert found <= expected.get(owner or "", set())

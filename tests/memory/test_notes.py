@@ -152,7 +152,9 @@ def test_fork_from_the_first_event_has_new_messages() -> None:
 
 
 def test_run_of_an_agent_with_the_name_of_the_memory_is_not_a_run_of_the_memory() -> None:
-    assert not fold(TaskEvent(initiator="user", messages=[Message.user("A")], model="", agent_name="memory")).is_own
+    for initiator in ("user", "memory"):
+        first = TaskEvent(initiator=initiator, messages=[Message.user("A")], model="", agent_name="memory")
+        assert not fold(first).is_own
 
 
 async def read_notes(log: EventLog) -> list[tuple[str, str]]:

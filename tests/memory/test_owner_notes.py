@@ -40,7 +40,8 @@ class CountingLog(MemoryEventLog):
 
 async def chat(log: EventLog, prompt: str, answer: Any = "Fine.", **options: Any) -> str:
     """Run an agent, and return the id of the run."""
-    result = await Agent(ScriptedModel(answer), log=log).run(prompt, **{"owner": "ann", **options})
+    options.setdefault("owner", "ann")
+    result = await Agent(ScriptedModel(answer), log=log).run(prompt, **options)
     return result.task_id
 
 
@@ -206,6 +207,14 @@ async def test_deleted_run_leaves_nothing_in_the_memory(log: EventLog) -> None:
     assert SECRET not in " ".join(note.text for note in await memory.search("ann", f"harbour {SECRET}"))
     left = find_strings(memory)
     assert not [each for each in left if SECRET in each or task_id in each or each == "secret-chat"]
+
+
+async def test_deleted_notes_leave_no_ids_in_the_memory(log: EventLog) -> None:
+    memory = Memory(log)
+    old = await memory.add("ann", "Old")
+    await memory.add("ann", "New", replaces=old.note_id)
+    await memory.forget("ann")
+    assert old.note_id not in find_strings(memory)
 
 
 async def test_trimmed_runs_leave_nothing_in_the_memory(log: EventLog) -> None:

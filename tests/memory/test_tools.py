@@ -66,9 +66,8 @@ async def test_note_in_a_later_run_of_the_conversation_is_foreign(log: MemoryEve
 
 
 async def test_tool_with_a_repeated_call_id_is_foreign(log: MemoryEventLog, memory: Memory) -> None:
-    calls = [call("remember", text="A"), call("read"), call("remember", text="B")]
-    same = [each.model_copy(update={"id": "0"}) if hasattr(each, "model_copy") else each for each in calls]
-    await run(memory, log, *same)
+    turns = (call("remember", "0", text="A"), call("read", "0"), call("remember", "0", text="B"))
+    await run(memory, log, *turns)
     assert [note.origin for note in await facts(memory)] == ["model", "foreign"]
 
 

@@ -16,8 +16,8 @@ from rxloop.memory.periods import find_period
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunQuery, RunRecord
-from rxloop.protocol.envelope import IMPORTED_RUN
 from rxloop.protocol.events import SUPERSEDED, Event, MemoryForgottenEvent
+from rxloop.protocol.visibility import IMPORTED_RUN
 
 _PERIOD = 0.5
 """Increase of the score of notes from the time that the question mentions."""

@@ -23,7 +23,7 @@ from pydantic import (
 from rxloop.errors import ConfigurationError, InvalidEvent
 from rxloop.protocol.messages import Wire
 from rxloop.protocol.model import FrozenDict, FrozenList, is_empty
-from rxloop.protocol.visibility import HIDDEN, ROOT, Part, public_metadata
+from rxloop.protocol.visibility import HIDDEN, IMPORTED_RUN, ROOT, Part, public_metadata
 
 PROTOCOL_VERSION = 1
 
@@ -39,9 +39,6 @@ STARTED_CALLS = "started_calls"
 The value contains idempotency keys of the original run, by those of the fork. The fork executes the calls again only if
 their tool is idempotent, and never if the value is None.
 """
-
-IMPORTED_RUN = "imported_run"
-"""Metadata key in the first event of a run whose events were imported from a file. Memories ignore these runs."""
 
 RESERVED_METADATA = frozenset((COMMAND_ID, EARLIER_COMMAND_ID, STARTED_CALLS, IMPORTED_RUN))
 """Metadata keys that applications cannot use."""

@@ -12,6 +12,9 @@ from typing import Any
 
 from rxloop.protocol.messages import ErrorInfo, Message, PendingInput, ToolCall, is_private, public_question
 
+IMPORTED_RUN = "imported_run"
+"""Metadata key in the first event of a run whose events were imported from a file. Memories ignore these runs."""
+
 ROOT = "root_task_id"
 """Metadata key for the id of the outermost run, which numbers the event. Set if runs are nested more than once."""
 

@@ -40,7 +40,8 @@ def memory(log: MemoryEventLog) -> Memory:
 
 def make_agent(model: ScriptedModel, memory: Memory, log: MemoryEventLog, *before: Any, **options: Any) -> Agent[None]:
     loop = op.standard(before_model=[*before, op.recall(memory)])
-    return Agent(model, log=log, loop=loop, limits=Limits(iterations=None), **{"tools": [look], **options})
+    options.setdefault("tools", [look])
+    return Agent(model, log=log, loop=loop, limits=Limits(iterations=None), **options)
 
 
 def find_blocks(request: ModelRequest) -> list[tuple[int, Message]]:

@@ -19,9 +19,10 @@ from rxloop.cli.terminal import notify, run_main, write_json
 from rxloop.errors import ConfigurationError, ConflictError, RxloopError, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.envelope import IMPORTED_RUN, PROTOCOL_VERSION
+from rxloop.protocol.envelope import PROTOCOL_VERSION
 from rxloop.protocol.events import Event, TaskEvent, normalise
 from rxloop.protocol.model import FrozenDict
+from rxloop.protocol.visibility import IMPORTED_RUN
 from rxloop.recorded.export import export_text
 from rxloop.state.fold import fold_all
 from rxloop.storage import SqliteEventLog
