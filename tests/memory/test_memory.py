@@ -137,6 +137,18 @@ async def test_notes_that_are_added_after_forgetting_all_are_kept(log: EventLog)
     assert await texts(memory) == ["C", "B"] == await texts(Memory(log))
 
 
+async def test_note_that_is_added_in_the_millisecond_of_a_removal_is_kept(
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory(log)
+    await chat(log, "A")
+    newest = max(note.added for note in await memory.notes("ann"))
+    monkeypatch.setattr("rxloop.memory.memory.time.time_ns", lambda: newest * 1_000_000)
+    await memory.forget("ann")
+    await memory.add("ann", "B")
+    assert await texts(memory) == ["B"]
+
+
 async def test_forgetting_before_a_future_time_keeps_later_notes(log: EventLog) -> None:
     memory = Memory(log)
     await chat(log, "A")

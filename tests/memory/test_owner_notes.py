@@ -246,7 +246,10 @@ async def test_forgotten_episode_leaves_nothing_in_the_memory(log: EventLog) -> 
 async def test_forgotten_note_leaves_nothing_in_the_sqlite_file(tmp_path: Path) -> None:
     log = SqliteEventLog(tmp_path / "runs.db")
     memory = Memory(log)
-    await memory.add("ann", f"Harbour {SECRET}")
+    for number in range(10):
+        # Pages with other notes are not freed.
+        await memory.add("bob", f"Harbour {number}")
+        await memory.add("ann", f"Harbour {SECRET}")
     await memory.import_conversation("ann", [ImportedMessage(SECRET), ImportedMessage("B")])
     assert SECRET.encode() in read_files(tmp_path)
     await memory.forget("ann")
