@@ -317,6 +317,7 @@ async def test_stall_of_an_active_run_is_listed_while_it_lasts() -> None:
 async def test_search_continues_until_all_events_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     log = MemoryEventLog()
     await store_run(log, 1_000, size=10)
+    monkeypatch.setattr(findings, "SEARCH_SECONDS", 60)
     async with serve_api(make_clerk(), log=log) as served, Client(served.url, token="ann-key") as ann:
         page = await ann.search("long", "XXX", limit=30)
         assert (len(page.hits), page.searched, page.next) == (30, 32, 32)

@@ -27,13 +27,13 @@ from rxloop.protocol.http_api.experiments import (
 )
 from rxloop.protocol.ids import Id
 from rxloop.protocol.messages import Usage
-from rxloop.recorded.follow import read_first
-from rxloop.recorded.summary import shorten_title, summarize_start
+from rxloop.recorded.summary import shorten_title
 from rxloop.server.core.adapter import read_path_id
 from rxloop.server.core.errors import Refused
 from rxloop.server.http.findings import find_owner, scan_runs
 from rxloop.server.http.inspection import Outlines, respond_in_thread
 from rxloop.server.http.requests import ApiCall, Query
+from rxloop.server.http.summaries import Summaries
 
 SCAN_SECONDS = 0.5
 """Seconds after which a request for all experiments examines no further runs."""
@@ -144,11 +144,12 @@ def _select_trials(report: Report, records: Sequence[RunRecord]) -> tuple[Report
 
 async def _add_titles(call: ApiCall[None, Any], records: Sequence[RunRecord], titles: dict[str, str]) -> dict[str, str]:
     """Add the titles of cases that are not in the report, from their first runs."""
+    log = call.gateway.runtime.log
     for record in records:
         case = _read_label(record, "case") or ""
         if case not in titles and len(titles) < _MAX_TITLES:
-            first = await read_first(call.gateway.runtime.log, record.task_id)
-            titles[case] = summarize_start(first).title
+            summary = await log.local.get(Summaries).find_or_start(log, record)
+            titles[case] = summary.title
     return titles
 
 

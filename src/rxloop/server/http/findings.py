@@ -26,11 +26,11 @@ from rxloop.protocol.http_api.inspection import (
     SearchPage,
     SearchResults,
 )
-from rxloop.recorded.follow import read_chunks, read_first
+from rxloop.recorded.follow import read_chunks
 from rxloop.recorded.problems import find_severest
 from rxloop.recorded.questions import IDLE_STATES
 from rxloop.recorded.search import make_pattern, search_events
-from rxloop.recorded.summary import RunSummary, summarize_start
+from rxloop.recorded.summary import RunSummary
 from rxloop.server.http.inspection import Outlines, check_kinds, respond_in_thread
 from rxloop.server.http.requests import (
     ApiCall,
@@ -40,7 +40,7 @@ from rxloop.server.http.requests import (
     VisibilityQuery,
     write_json,
 )
-from rxloop.server.http.summaries import Summaries, make_detailed_info
+from rxloop.server.http.summaries import Summaries, make_detailed_info, skip_unreadable
 
 SEARCH_SECONDS = 0.2
 """Seconds after which a search stops, so that the client can display the first hits."""
@@ -91,7 +91,10 @@ async def recent_problems(call: ApiCall[None, RecentProblemsQuery]) -> Response:
                 after = record.task_id
                 if not call.principal.may_see(record):
                     continue
-                summary, each = await _find_problems(log, record, internal=query.visibility == "all")
+                each: list[RunProblem] = []
+                summary = RunSummary()
+                with skip_unreadable(record):
+                    summary, each = await _find_problems(log, record, internal=query.visibility == "all")
                 if each:
                     info = make_detailed_info(call, record, summary).model_copy(update={"problems": len(each)})
                     severest = await log.local.get(Outlines).compute(partial(find_severest, each, MAX_PROBLEMS))
@@ -174,10 +177,13 @@ async def search_runs(call: ApiCall[None, SearchRunsQuery]) -> Response:
                 if not call.principal.may_see(record):
                     continue
                 count = min(MAX_HITS, query.limit - len(hits))
-                found, searched = await task.search_run(record, after, count)
+                found, searched = list[SearchHit](), record.seq
+                with skip_unreadable(record):
+                    found, searched = await task.search_run(record, after, count)
                 if found:
                     hits += found[:count]
-                    runs.append(make_detailed_info(call, record, await _summarize(log, record)))
+                    summary = await log.local.get(Summaries).find_or_start(log, record)
+                    runs.append(make_detailed_info(call, record, summary))
                 if searched < record.seq and len(found) < MAX_HITS:
                     # The time or the limit of hits was reached inside this run.
                     next_cursor = f"{record.task_id}/{searched}"
@@ -202,11 +208,6 @@ async def _list_remaining_runs(call: ApiCall[None, SearchRunsQuery]) -> AsyncGen
     async with aclosing(scan_runs(call, query.since, None if first is None else first.task_id)) as records:
         async for record in records:
             yield record, 0
-
-
-async def _summarize(log: EventLog, record: RunRecord) -> RunSummary:
-    summary = log.local.get(Summaries).find(record)
-    return summary or summarize_start(await read_first(log, record.task_id))
 
 
 class _Search:

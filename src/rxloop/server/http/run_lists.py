@@ -16,14 +16,14 @@ from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import FINISHED, RunRecord
 from rxloop.protocol.http_api import RunInfo, RunPage
-from rxloop.recorded.follow import read_chunks, read_first
-from rxloop.recorded.summary import contains_text, summarize_start
+from rxloop.recorded.follow import read_chunks
+from rxloop.recorded.summary import contains_text
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.stream import SSE, FrameWriter
 from rxloop.server.http import reads
 from rxloop.server.http.inspection import Outlines
 from rxloop.server.http.requests import ApiCall, RunsQuery, prefers_events, write_json
-from rxloop.server.http.summaries import Summaries, make_detailed_info
+from rxloop.server.http.summaries import Summaries, make_detailed_info, skip_unreadable
 from rxloop.stream.sources import Push, from_task
 from rxloop.stream.stream import ReadOnlyHold, Stream
 
@@ -119,10 +119,11 @@ async def _matches(log: EventLog, record: RunRecord, query: RunsQuery) -> bool:
     text = query.q.casefold()
     if any(text in name.casefold() for name in (record.task_id, record.context_id, record.agent_name)):
         return True
-    async with aclosing(read_chunks(log, record.task_id, last_seq=record.seq)) as chunks:
-        async for chunk in chunks:
-            if await log.local.get(Outlines).compute(partial(contains_text, chunk, text)):
-                return True
+    with skip_unreadable(record):
+        async with aclosing(read_chunks(log, record.task_id, last_seq=record.seq)) as chunks:
+            async for chunk in chunks:
+                if await log.local.get(Outlines).compute(partial(contains_text, chunk, text)):
+                    return True
     return False
 
 
@@ -146,7 +147,7 @@ async def _describe_runs(call: ApiCall[None, RunsQuery], records: Sequence[RunRe
         if summary is None and loop.time() < deadline:
             summary = await summaries.read(log, record)
         elif summary is None:
-            summary = summarize_start(await read_first(log, record.task_id))
+            summary = await summaries.find_or_start(log, record)
         infos.append(make_detailed_info(call, record, summary))
     return infos
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
-from contextlib import aclosing
+from collections.abc import Generator
+from contextlib import aclosing, contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from rxloop.errors import EventLogError, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import Event
 from rxloop.protocol.http_api import RunInfo
 from rxloop.protocol.http_api.inspection import RunProblem
-from rxloop.recorded.follow import read_chunks
-from rxloop.recorded.summary import RunSummary, SummaryFold
+from rxloop.recorded.follow import read_chunks, read_first
+from rxloop.recorded.summary import RunSummary, SummaryFold, summarize_start
 from rxloop.server.http import reads
 from rxloop.server.http.inspection import Outlines
 from rxloop.server.http.requests import ApiCall
@@ -24,6 +27,21 @@ _MAX_SUMMARIES = 1_000
 
 MAX_SIZE = 500_000
 """Maximum number of values in all summaries in memory, such as the problems of runs."""
+
+
+log = logging.getLogger("rxloop")
+
+
+@contextmanager
+def skip_unreadable(record: RunRecord) -> Generator[None]:
+    """Continue after the block if a run cannot be read or was removed, because lists must contain the other runs."""
+    try:
+        yield
+    except EventLogError as error:
+        if error.retryable:
+            raise
+        if not isinstance(error, UnknownRun):
+            log.warning("Skipping run %s: %s", record.task_id, error)
 
 
 class Summaries:
@@ -43,8 +61,18 @@ class Summaries:
         return known[1]
 
     async def read(self, log: EventLog, record: RunRecord) -> RunSummary:
-        """Read new events of a run and return its summary."""
-        return (await self._read(log, record, internal=False))[0]
+        """Read new events of a run and return its summary, which is empty if the run cannot be read."""
+        with skip_unreadable(record):
+            return (await self._read(log, record, internal=False))[0]
+        return RunSummary()
+
+    async def find_or_start(self, log: EventLog, record: RunRecord) -> RunSummary:
+        """Return the known summary of a run, or else read its first event only."""
+        summary = self.find(record)
+        if summary is None:
+            with skip_unreadable(record):
+                return summarize_start(await read_first(log, record.task_id))
+        return summary or RunSummary()
 
     async def read_problems(
         self, log: EventLog, record: RunRecord, *, internal: bool, now: int | None
