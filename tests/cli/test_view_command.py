@@ -53,6 +53,9 @@ def test_demo_shows_its_run_in_the_viewer(workspace: Workspace) -> None:
     with start_viewer(workspace, "demo", "How warm is it in Rome?", "--view") as address:
         page, _, task_id = address.partition("#/r/")
         with httpx.Client(base_url=page, timeout=LIMIT) as client:
+            # The run must not be over before the browser has loaded the page.
+            assert client.get("").status_code == 200
+            assert client.get("../contexts").json()["contexts"] == []
             run = client.get(f"../runs/{task_id}", params={"wait": 30}).json()
             first = client.get(f"../runs/{task_id}/events", params={"from": 1, "to": 1}).text
     assert run["state"] == "completed"

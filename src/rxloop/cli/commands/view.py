@@ -6,6 +6,7 @@ import asyncio
 import runpy
 import sys
 import webbrowser
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from rxloop.pipeline.event_log import EventLog
 
 HOST = "127.0.0.1"
+_DEMO_KEY = "demo"
 
 
 def view(
@@ -65,12 +67,16 @@ async def _serve(database: AbstractAsyncContextManager[EventLog], port: int, *, 
         await _serve_runtime(runtime, port, "", opens=opens)
 
 
-async def _serve_runtime(runtime: Runtime, port: int, place: str, *, opens: bool) -> None:
+async def _serve_runtime(
+    runtime: Runtime, port: int, place: str, *, opens: bool, start: Callable[[], Awaitable[None]] | None = None
+) -> None:
     # Imported lazily because the extra is optional.
     from rxloop.cli.service.process import get_url, open_listener, serve_until_signal
     from rxloop.server import Shutdown
 
     app, adapters = create_viewer(runtime)
+    if start is not None:
+        app = StartOnRequest(app, start)
     with open_listener(HOST, port) as listener:
         url = f"{get_url(listener)}/view/{place}"
         await serve_until_signal(app, listener, Shutdown(*adapters, seconds=0), lambda: _announce(url, opens=opens))
@@ -92,8 +98,12 @@ def view_demo(question: str, port: int, *, opens: bool) -> None:
 
 async def _serve_demo(agent: Agent[Any, Any], question: str, port: int, *, opens: bool) -> None:
     async with agent, Runtime({"demo": agent}, log=MemoryEventLog()) as runtime:
-        run = await runtime.start("demo", question)
-        await _serve_runtime(runtime, port, f"#/r/{run.task_id}", opens=opens)
+        task_id = runtime.derive_run_id("demo", _DEMO_KEY, None)
+
+        async def start() -> None:
+            await runtime.start("demo", question, key=_DEMO_KEY)
+
+        await _serve_runtime(runtime, port, f"#/r/{task_id}", opens=opens, start=start)
 
 
 def _announce(url: str, *, opens: bool) -> None:
@@ -128,6 +138,31 @@ def create_viewer(runtime: Runtime) -> tuple[ASGIApp, list[Any]]:
         MountedAdapter("/view", "the viewer", adapters[1], owns_prefix=False),
     ]
     return LocalNames(ReadOnly(create_application(mounted, (), HOST, keys=True)), HOST, ()), adapters
+
+
+class StartOnRequest:
+    """Middleware that starts a run when a client first requests runs.
+
+    The run of the demo takes a few seconds, and browsers may need longer to start.
+    """
+
+    def __init__(self, app: ASGIApp, start: Callable[[], Awaitable[None]]) -> None:
+        """Wrap an application.
+
+        Args:
+            app: Application.
+            start: Starts the run. Requests that arrive at the same time may call it again.
+        """
+        self._app = app
+        self._start = start
+        self._is_started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Start the run if necessary, and forward the request."""
+        if not self._is_started and scope["type"] == "http" and scope["path"].startswith("/runs"):
+            await self._start()
+            self._is_started = True
+        await self._app(scope, receive, send)
 
 
 class ReadOnly:

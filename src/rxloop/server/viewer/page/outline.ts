@@ -199,7 +199,9 @@ export class Outline {
     for (const seq of this.open) {
       const i = this.find(seq);
       const same = this.run[i] === entry.run && this.kind[i] === ENDS[event.kind];
-      if (same && this.step[i] === entry.step && (this.name[i] === entry.name || !NAMED.has(event.kind))) {
+      // Answers are not part of a step.
+      const isStep = event.kind === 'input-received' || this.step[i] === entry.step;
+      if (same && isStep && (this.name[i] === entry.name || !NAMED.has(event.kind))) {
         this.guessed = true;
         return seq;
       }

@@ -136,6 +136,9 @@ const DIGITS = new Intl.NumberFormat('en-US');
 /** Format a whole number with separators: `8,914`. */
 export const formatNumber = (value: number): string => DIGITS.format(Math.round(value));
 
+/** Return the noun for a number: `call` for 1, `calls` otherwise. */
+export const plural = (count: number, noun: string): string => `${noun}${count === 1 ? '' : 's'}`;
+
 /** Format the time since a moment: `now`, `2 min`, `1 h`, `3 days`. */
 export function formatAge(ms: number): string {
   if (ms < 10_000) return 'now';

@@ -5,7 +5,7 @@ import { changeSpeed, first, last, moveTo, runCommand, step } from '../commands.
 import { line, prepare, readPalette } from '../draw.ts';
 import { family } from '../kinds.ts';
 import { connection, goLive, info, inspectorWidth, isAtEnd, isFollowing, isInspectorOpen, isPlaying, useModel, playhead, revision, speed, theme } from '../store.ts';
-import { formatDuration, formatNumber } from '../time.ts';
+import { formatDuration, formatNumber, plural } from '../time.ts';
 import { px } from './px.ts';
 
 
@@ -94,9 +94,9 @@ function Figures() {
   return (
     <div class="figures" aria-live="off">
       <span>event <b>{formatNumber(playhead.value)}</b> of <b>{formatNumber(outline.last)}</b></span>
-      <span><b>{figures.messages}</b> messages</span>
-      <span><b>{figures.openCalls}</b> open calls</span>
-      <span><b>{figures.thoughts}</b> thoughts</span>
+      <span><b>{figures.messages}</b> {plural(figures.messages, 'message')}</span>
+      <span><b>{figures.openCalls}</b> {plural(figures.openCalls, 'open call')}</span>
+      <span><b>{figures.thoughts}</b> {plural(figures.thoughts, 'thought')}</span>
       <span><b>{formatNumber(figures.tokens)}</b> tokens</span>
     </div>
   );

@@ -49,3 +49,19 @@ test('the reason of a failed call is shown unless its text contains it', () => {
   assert.equal(explainFailure('', 'pay', 'disk full'), 'disk full');
   assert.equal(describeCode('rate_limited'), 'rate limited');
 });
+
+test('an answer in the stream ends a question of the log', () => {
+  const events = makeEvents([
+    [0, 'task'],
+    [1, 'input-required', { step: '1', input: { inputId: 'q1', prompt: 'Refund?' } }],
+    [2, 'input-received', { inputId: 'q1', value: true }],
+  ]);
+  const page = {
+    taskId: 'run', first: 1, last: 2, final: false, start: events[0].timestamp, attempts: [[1, 1]], dict: {},
+    kind: ['task', 'input-required'], step: ['', '1'], dt: [0, 1], flags: [0, 32], label: ['', 'Refund?'],
+  };
+  const outline = new Outline();
+  outline.addPage(page as unknown as OutlinePage);
+  outline.addEvent(events[2]);
+  assert.deepEqual(outline.opens, [0, 0, 2]);
+});

@@ -11,7 +11,7 @@ import {
 } from '../store.ts';
 import { openCount } from '../questions.ts';
 import { toLine } from '../text.ts';
-import { formatDuration, formatNumber, makeScale } from '../time.ts';
+import { formatDuration, formatNumber, makeScale, plural } from '../time.ts';
 import { AxisView } from '../parts/axis.tsx';
 import { Figure, Filter, Header, State } from '../parts/header.tsx';
 import { Inspector } from '../parts/inspector.tsx';
@@ -86,7 +86,7 @@ function Stats() {
       {!connection.value.isConnected && <span class="offline">not connected</span>}
       <Figure value={formatDuration(now.value)} label="elapsed" />
       {first !== undefined && <Figure value={formatDuration(first)} label="first token" />}
-      <Figure value={formatNumber(figures.calls)} label="model calls" />
+      <Figure value={formatNumber(figures.calls)} label={plural(figures.calls, 'model call')} />
       <Figure value={formatNumber(figures.tokens)} label={`tokens${cached}`} />
     </>
   );
@@ -142,7 +142,7 @@ function Timeline() {
       <div class="band ruler"><div class="gutter caption">Marbles<span title="Each letter is a kind of event. The tab Events lists them.">a letter per event kind</span></div><AxisView width={width} /></div>
       <Lanes width={width} />
       <div class="band ruler legend">
-        <div class="gutter caption">Waterfall<span>{formatNumber(rows.length)} rows</span></div>
+        <div class="gutter caption">Waterfall<span>{formatNumber(rows.length)} {plural(rows.length, 'row')}</span></div>
         <div class="keys"><span class="key waits" />waits, first token, streams<span class="key tool" />tool<span class="key agent" />nested agent<span class="key failed">✕</span>failed</div>
       </div>
       <Waterfall width={width} />
