@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import islice
 
 from typing_extensions import Unpack
 
@@ -16,7 +17,7 @@ from rxloop.memory.periods import find_period
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunQuery, RunRecord
-from rxloop.protocol.events import SUPERSEDED, Event, MemoryForgottenEvent
+from rxloop.protocol.events import SUPERSEDED, WAITING, Event, MemoryForgottenEvent, State
 from rxloop.protocol.visibility import IMPORTED_RUN
 
 _PERIOD = 0.5
@@ -25,8 +26,11 @@ _PERIOD = 0.5
 _FIRST_PAGE, _PAGE = 10, 100
 """Number of runs read from the list of runs at once: first, and if all of them are new."""
 
-_MAX_FAILED = 20
-"""Number of the newest failed runs that are checked for new events."""
+_ACTIVE: tuple[State, ...] = ("submitted", "working", *WAITING)
+"""States of runs that may publish events."""
+
+_MAX_STOPPED = 20
+"""Number of the newest failed and canceled runs that are checked for new events."""
 
 _CONCURRENT_READS = 20
 """Number of runs that are read at the same time."""
@@ -116,9 +120,10 @@ class OwnerNotes:
         """Return the records of known runs with new events."""
         if not self._open:
             return []
-        records = {record.task_id: record for record in await self._list(unfinished=True)}
-        # Failed runs may have been resumed and completed since.
-        for task_id in sorted(self._open - records.keys())[-_MAX_FAILED:]:
+        records = {record.task_id: record for record in await self._list(states=_ACTIVE)}
+        # Failed and canceled runs may have been resumed and completed since.
+        stopped = self._open - records.keys()
+        for task_id in [*islice((each for each in reversed(self.runs) if each in stopped), _MAX_STOPPED)]:
             try:
                 records[task_id] = await read_log(self._log.get_record, task_id)
             except UnknownRun:
