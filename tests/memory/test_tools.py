@@ -142,6 +142,15 @@ async def test_forgetting_requires_an_approval(log: MemoryEventLog, memory: Memo
     assert await facts(memory) == [] == await facts(Memory(log))
 
 
+async def test_note_that_a_forgotten_note_replaced_does_not_return(log: MemoryEventLog, memory: Memory) -> None:
+    await run(memory, log, call("remember", text="Oslo"))
+    [old] = await facts(memory)
+    await run(memory, log, call("remember", text="Bergen", replaces=old.note_id))
+    [new] = await facts(memory)
+    await run(memory, log, call("forget_note", note_id=new.note_id), on_input=lambda question: True)
+    assert await facts(memory) == [] == await facts(Memory(log))
+
+
 async def test_refused_forgetting_keeps_the_note(log: MemoryEventLog, memory: Memory) -> None:
     note = await memory.add("ann", "A")
     await run(memory, log, call("forget_note", note_id=note.note_id), on_input=lambda question: False)

@@ -278,8 +278,7 @@ class Memory:
         notes = await self._load(owner)
         await self._drop_deleted(owner, notes)
         if note_id is not None:
-            await self.get(owner, note_id)
-            removal = MemoryForgottenEvent(note_ids=[note_id, *notes.find_outdated(note_id)])
+            removal = await self.make_removal(owner, note_id)
         elif run_id is not None:
             removal = MemoryForgottenEvent(run_id=run_id)
         else:
@@ -298,6 +297,15 @@ class Memory:
             notes.drop_run(task_id)
         await notes.refresh()
         return len(removed)
+
+    async def make_removal(self, owner: str | None, note_id: str) -> MemoryForgottenEvent:
+        """Return the event that removes a note and the outdated notes that it replaces.
+
+        Raises:
+            UnknownNote: The note does not exist.
+        """
+        await self.get(owner, note_id)
+        return MemoryForgottenEvent(note_ids=[note_id, *(await self._load(owner)).find_outdated(note_id)])
 
     def tools(self) -> list[Tool]:
         """Return the tools `remember`, `search_memory` and `forget_note` for the owner of each run."""
@@ -348,10 +356,6 @@ class Memory:
             return False
         return True
 
-    async def _find_time(self, owner: str | None) -> int:
-        """Return the present time, or a later time if notes of this time were removed."""
-        return max(time.time_ns() // 1_000_000, (await self._load(owner)).removed_before)
-
     async def _store(self, owner: str | None, task_id: str, *events: Event, context_id: str | None = None) -> None:
         """Store events in a finished run of their own."""
         if owner:
@@ -359,7 +363,8 @@ class Memory:
         task = TaskEvent(initiator=AGENT, messages=[], model="", agent_name=AGENT, owner=owner or None)
         end = StatusUpdateEvent(state="completed", final=True, content="")
         fields: dict[str, Any] = {"task_id": task_id, "context_id": context_id or task_id, "attempt": 1}
-        fields["timestamp"] = await self._find_time(owner)
+        # Notes of the present millisecond may have been removed.
+        fields["timestamp"] = max(time.time_ns() // 1_000_000, (await self._load(owner)).removed_before)
         all_events = enumerate((task, StatusUpdateEvent(state="working"), *events, end), 1)
         stamped = [event.model_copy(update={**fields, "seq": seq}) for seq, event in all_events]
         await self._log.append(task_id, stamped, expected_seq=0, writer=task_id)

@@ -71,8 +71,8 @@ class NoteAccess(Protocol):
     async def check(self, owner: str | None, note: MemoryNotedEvent) -> None:
         """Check a note, see `Memory.check`."""
 
-    async def get(self, owner: str | None, note_id: str) -> Note:
-        """Return a note, see `Memory.get`."""
+    async def make_removal(self, owner: str | None, note_id: str) -> MemoryForgottenEvent:
+        """Return the event that removes a note, see `Memory.make_removal`."""
         ...
 
     async def search(self, owner: str | None, question: str, *, limit: int) -> list[Note]:
@@ -121,10 +121,10 @@ def make_tools(memory: NoteAccess) -> list[Tool]:
         """Forget a note, because the user asked for it."""
         _check_branch(ctx)
         try:
-            await memory.get(ctx.info.owner, note_id)
+            removal = await memory.make_removal(ctx.info.owner, note_id)
         except UnknownNote as error:
             raise ToolError(str(error)) from error
-        ctx.emit(MemoryForgottenEvent(note_ids=[note_id]))
+        ctx.emit(removal)
         return "Forgotten."
 
     return [remember, search_memory, forget_note]
