@@ -58,6 +58,8 @@ def test_demo_shows_its_run_in_the_viewer(workspace: Workspace) -> None:
             assert client.get("../contexts").json()["contexts"] == []
             run = client.get(f"../runs/{task_id}", params={"wait": 30}).json()
             first = client.get(f"../runs/{task_id}/events", params={"from": 1, "to": 1}).text
+            fork = client.post(f"../runs/{task_id}/fork", json={"at": 1})
+            assert fork.status_code == 202, fork.text
     assert run["state"] == "completed"
     assert "How warm is it in Rome?" in first
 

@@ -120,7 +120,7 @@ def open_browser(url: str) -> None:
 
 
 def create_viewer(runtime: Runtime) -> tuple[ASGIApp, list[Any]]:
-    """Create a read-only application, and return it with its adapters.
+    """Create an application, and return it with its adapters. Without agents, it is read-only.
 
     Requests have access to all runs and to internal data, so the application must only be reachable locally.
     """
@@ -137,7 +137,9 @@ def create_viewer(runtime: Runtime) -> tuple[ASGIApp, list[Any]]:
         MountedAdapter("", "the API", adapters[0], owns_prefix=True),
         MountedAdapter("/view", "the viewer", adapters[1], owns_prefix=False),
     ]
-    return LocalNames(ReadOnly(create_application(mounted, (), HOST, keys=True)), HOST, ()), adapters
+    app = create_application(mounted, (), HOST, keys=True)
+    # The page shows actions if there are agents.
+    return LocalNames(app if runtime.agents else ReadOnly(app), HOST, ()), adapters
 
 
 class StartOnRequest:

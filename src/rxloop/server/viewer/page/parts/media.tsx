@@ -16,7 +16,7 @@ export function MediaPart({ part, seq }: { part: Part; seq: number }) {
     return (
       <figure class="media">
         <img src={`data:${media.mediaType};base64,${media.data}`} alt={toLine(media.name)} />
-        <figcaption><bdi>{toLine(media.name)}</bdi> <span class="quiet">{label}</span> <Download media={media} seq={seq} /></figcaption>
+        <figcaption>{media.name !== 'image' && <><bdi>{toLine(media.name)}</bdi> </>}<span class="quiet">{label}</span> <Download media={media} seq={seq} /></figcaption>
       </figure>
     );
   }

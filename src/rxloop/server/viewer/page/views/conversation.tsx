@@ -11,7 +11,7 @@ import { family } from '../kinds.ts';
 import type { Part } from '../media.ts';
 import type { RunModel } from '../model.ts';
 import type { Event, EventOf } from '../outline.ts';
-import { isAtEnd, now, playhead, revision, selected, useModel } from '../store.ts';
+import { info, isAtEnd, now, playhead, revision, selected, useModel } from '../store.ts';
 import { toLine } from '../text.ts';
 import { formatDuration, formatNumber } from '../time.ts';
 import { Json } from '../parts/json.tsx';
@@ -203,7 +203,7 @@ function Call({ run, index: i }: { run: RunModel; index: number }) {
   const last = playhead.value;
   const isOver = row.end > 0 && row.end <= last;
   const isSelected = selected.value > 0 && (row.id === selected.value || row.end === selected.value);
-  const took = isOver ? formatDuration(row.to - row.from) : 'running';
+  const took = isOver ? formatDuration(row.to - row.from) : isAtEnd.value && info.value?.state.endsWith('-required') ? 'waits' : 'running';
   const parts: Part[] = (isOver && bodyOfKind(row.end, 'tool-complete')?.parts) || [];
   return (
     <>

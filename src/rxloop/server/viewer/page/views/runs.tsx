@@ -8,7 +8,7 @@ import { matching, parseTerms, toggleGroups, toHeights, toItems, type Item } fro
 import { addWaiting, filterText, followRuns, found, isReady, isSearching, lists, loadMore, next, search, unreachable } from '../runs.ts';
 import { change, go, me } from '../store.ts';
 import { toLine } from '../text.ts';
-import { formatAge, formatDuration, formatNumber } from '../time.ts';
+import { formatAge, formatDuration, formatNumber, plural } from '../time.ts';
 import { Filter, Header, State } from '../parts/header.tsx';
 import { Hits } from '../parts/hits.tsx';
 import { List } from '../parts/list.tsx';
@@ -38,7 +38,7 @@ export function RunsPage() {
     <div class="page">
       <Header path={<Sections />}><Connection /></Header>
       <nav class="tabs">
-        <span class="count">{isReady.value && `${shown.length < runs.length ? `${formatNumber(shown.length)} of ` : ''}${formatNumber(runs.length)}${next.value ? '+' : ''} ${runs.length === 1 ? 'run' : 'runs'}${isSearching() ? ', searching the log' : ''}`}</span>
+        <span class="count">{isReady.value && `${shown.length < runs.length ? `${formatNumber(shown.length)} of ` : ''}${formatNumber(runs.length)}${next.value ? '+' : ''} ${plural(runs.length, 'run')}${isSearching() ? ', searching the log' : ''}`}</span>
         {news > 0 && <button class="new" title="Show the new runs (.)" onClick={addWaiting}>{news} new {news === 1 ? 'run' : 'runs'}</button>}
         {marked.value.length === 2 && <button class="new" title="Compare the marked runs (m)" onClick={compare}>Compare</button>}
         <span class="space" />
@@ -127,12 +127,12 @@ function RunRow({ run, number, top, isInGroup }: { run: RunInfo; number: number;
   );
 }
 
-/** Number of problems. The open question of a waiting run is one of them, but not a failure. */
+/** Number of problems. The open questions of a waiting run are problems, but not failures. */
 function Count({ run }: { run: RunInfo }) {
+  const count = run.problems ?? 0;
   const waits = run.state === 'input-required' || run.state === 'auth-required';
-  const count = (run.problems ?? 0) - (waits ? 1 : 0);
-  if (count <= 0) return null;
-  return <span class="problems" title={`${formatNumber(count)} ${count === 1 ? 'problem' : 'problems'}`}> ✕ {formatNumber(count)}</span>;
+  if (waits) return count > 1 ? <span class="quiet" title="Open questions and other problems"> {formatNumber(count)} problems</span> : null;
+  return count ? <span class="problems" title={`${formatNumber(count)} ${plural(count, 'problem')}`}> ✕ {formatNumber(count)}</span> : null;
 }
 
 const BAR = 5;
