@@ -30,6 +30,7 @@ from rxloop.server.core.bodies import parse_body, read_bytes, read_query
 from rxloop.server.core.caller_trace import use_trace_context
 from rxloop.server.core.errors import Refused, to_refusal
 from rxloop.server.core.gateway import ANONYMOUS, Auth, Gateway, Principal
+from rxloop.server.core.request_slots import use_request
 from rxloop.server.core.stream import EventStream, FrameWriter
 from rxloop.stream.stream import Stream
 
@@ -229,7 +230,9 @@ class Adapter(ABC):
                     body = None
                     if endpoint.body is not None and data is not None:
                         body = parse_body(endpoint.body, data, request, self.gateway.limits)
-                    return await endpoint.handle(self.make_call(request, principal, body, query))
+                    # Requests with a body may start runs, whose tasks would keep the request in memory.
+                    with nullcontext() if endpoint.method != "GET" else use_request(request):
+                        return await endpoint.handle(self.make_call(request, principal, body, query))
         except Exception as error:
             return self.write_error(self.to_refusal(error, request), request)
 

@@ -24,7 +24,7 @@ from rxloop.protocol.messages import InputKind, PendingInput
 from rxloop.runtime.runtime import Runtime
 from rxloop.server.core.account import Account, Reservation, Resource, ServerLimits, make_limit_error
 from rxloop.server.core.errors import Refused, draining, make_not_found_error
-from rxloop.server.core.request_slots import RequestSlots, release_slot
+from rxloop.server.core.request_slots import RequestSlots, check_connected, release_slot
 from rxloop.server.core.signals import listen_for_signals
 from rxloop.support.threads import Threads, call_user_function, run_in_thread
 
@@ -186,8 +186,7 @@ class Gateway:
 
     async def has_conversation(self, principal: Principal, context_id: str) -> bool:
         """Return True if the principal has a conversation with this id. Conversations of others do not count."""
-        key = principal.get_conversation(context_id)
-        return bool(await read_log(self.runtime.log.list_conversation, key, limit=1))
+        return bool(await read_log(self.runtime.log.list_conversation, principal.get_conversation(context_id), limit=1))
 
     # -- concurrency limits
 
@@ -325,16 +324,17 @@ class Gateway:
     async def compute(self, principal: Principal, task_id: str, function: Callable[[Sequence[Event]], T]) -> T:
         """Run a function over the events of a run in a thread, because long runs would block the event loop.
 
-        The request counts as a stream of the principal. Only one function is executed at a time, and only one run per
-        principal is in memory.
+        Only one function is executed at a time, with one run per principal in memory. The request counts as a stream.
 
         Raises:
-            Refused: As for `check_stream`.
+            Refused: As for `check_stream`, or if the client has disconnected.
         """
         with self.reserve_stream(principal):
             async with self._computing_locks.setdefault(principal.id, asyncio.Lock()):
-                events = await read_log(self.runtime.log.read, task_id)
-                return await run_in_thread(partial(function, events), threads=self._computing)
+                await check_connected()
+                work = partial(function, await read_log(self.runtime.log.read, task_id))
+                await check_connected()
+                return await run_in_thread(work, threads=self._computing)
 
     # -- shutdown
 

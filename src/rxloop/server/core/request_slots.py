@@ -1,12 +1,16 @@
-"""Fair scheduling of requests."""
+"""Fair scheduling of requests, and the end of requests whose clients have disconnected."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
+
+from starlette.requests import Request
+
+from rxloop.server.core.errors import Refused
 
 SHARE = 2
 """Maximum number of concurrently processed requests per principal if other principals are active."""
@@ -111,3 +115,33 @@ def release_slot() -> None:
     slot = _SLOT.get()
     if slot is not None:
         slot.release()
+
+
+# -- disconnected clients
+
+_REQUEST: ContextVar[Request | None] = ContextVar("rxloop_request", default=None)
+
+
+@contextmanager
+def use_request(request: Request) -> Generator[None]:
+    """Let `check_connected` check the client of a request inside the block.
+
+    Args:
+        request: Request without a body, or whose body was read.
+    """
+    token = _REQUEST.set(request)
+    try:
+        yield
+    finally:
+        _REQUEST.reset(token)
+
+
+async def check_connected() -> None:
+    """Check that the client of the current request still waits for the response. Call it between parts of long work.
+
+    Raises:
+        Refused: If the client has disconnected.
+    """
+    request = _REQUEST.get()
+    if request is not None and await request.is_disconnected():
+        raise Refused(499, "disconnected", "the client disconnected before its request was processed")

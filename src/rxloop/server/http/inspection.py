@@ -24,6 +24,7 @@ from rxloop.recorded.follow import is_over, read_chunks, read_first
 from rxloop.recorded.outline import OutlineFold, OutlineState
 from rxloop.recorded.problems import ProblemFold
 from rxloop.server.core.errors import Refused
+from rxloop.server.core.request_slots import check_connected
 from rxloop.server.core.stream import INTERNAL
 from rxloop.server.http import operations, reads
 from rxloop.server.http.requests import (
@@ -63,7 +64,12 @@ class Outlines:
         self._threads = Threads(max_running=1)
 
     async def compute(self, function: Callable[[], T]) -> T:
-        """Run a function outside of the event loop."""
+        """Run a function outside of the event loop.
+
+        Raises:
+            Refused: If the client of the current request has disconnected.
+        """
+        await check_connected()
         return await run_in_thread(function, threads=self._threads)
 
     def get(self, task_id: str, seq: int) -> OutlineState | None:
