@@ -4,6 +4,7 @@ import { moveTo, zoomToSelection } from '../commands.ts';
 import { describeRow, type Piece, type Row } from '../rows.ts';
 import {
   address, collapsed, filtered, hovered, useModel, now, selectedRow, shownRows, shownWindow, toggle,
+  playhead,
 } from '../store.ts';
 import { toLine } from '../text.ts';
 import { formatDuration, makeScale } from '../time.ts';
@@ -141,5 +142,7 @@ function Note({ row, left, right, width }: { row: Row; left: number; right: numb
   const style: Record<string, number | string> = isLeft
     ? { right: width - left + 8, left: 'auto', maxWidth: left }
     : isInside ? { left: 8, maxWidth: width - 16 } : { left: Math.max(right, 0) + 8, maxWidth: Math.min(room, 420) };
-  return <span class={`note${row.failed ? ' failed' : ''}${isInside ? ' inside' : ''}`} style={px(style)}>{row.failed && '✕ '}<bdi>{text}</bdi></span>;
+  // The result of a row that is over at the playhead is not in the future, although its text is.
+  const isKnown = row.end > 0 && row.end <= playhead.value;
+  return <span class={`note${row.failed ? ' failed' : ''}${isInside ? ' inside' : ''}${isKnown ? ' known' : ''}`} style={px(style)}>{row.failed && '✕ '}<bdi>{text}</bdi></span>;
 }
