@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -82,3 +83,20 @@ async def test_run_removed_during_a_request_does_not_prevent_lists() -> None:
         ids = [(await ann.post("/runs?wait=10", json={"input": "Go"})).json()["taskId"] for _ in range(3)]
         log.lost = ids[1]
         await check_lists(ann, ids[1], [ids[2], ids[0]], "")
+
+
+async def test_export_ends_at_an_event_after_a_skipped_event(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    log = SqliteEventLog(path)
+    async with serve_api(make_clerk(), log=log) as served, make_client(served.url) as ann:
+        task_id = (await ann.post("/runs?wait=10", json={"input": "Go"})).json()["taskId"]
+    await log.aclose()
+    damage(path, task_id, 1)
+    log = SqliteEventLog(path, corrupt="skip")
+    async with serve_api(make_clerk(), log=log) as served, make_client(served.url) as ann:
+        lines = (await ann.get(f"/runs/{task_id}/export?until=3")).text.splitlines()
+        forms = ("html", "jsonl", "markdown", "case")
+        empty = [(await ann.get(f"/runs/{task_id}/export?until=1&form={form}")).status_code for form in forms]
+    await log.aclose()
+    assert [json.loads(line)["seq"] for line in lines] == [2, 3]
+    assert empty == [409] * 4

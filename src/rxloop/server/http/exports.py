@@ -31,8 +31,12 @@ async def export(call: ApiCall[None, ExportQuery]) -> Response:
     call.check_visibility(query.visibility)
 
     def write(events: Sequence[Event]) -> bytes:
-        until = len(events) if query.until is None else query.until
-        return export_run(query.form, record, events[:until], internal=query.visibility == "all")
+        if query.until is not None:
+            # Numbers are not positions if the log skips damaged events.
+            events = [event for event in events if event.seq <= query.until]
+        if not events:
+            raise ConfigurationError("the log has no readable event in this part of the run")
+        return export_run(query.form, record, events, internal=query.visibility == "all")
 
     try:
         body = await call.gateway.compute(call.principal, record.task_id, write)
