@@ -76,7 +76,10 @@ def test_event_is_serialised_once_for_all_readers(report: dict[str, Any]) -> Non
     _, three = find_difference(report, "tokens", "sse_three")
 
     assert one["serialisations"] == three["serialisations"] == tokens
-    assert three["bytes"] == 3 * one["bytes"]
+    size, remainder = divmod(three["bytes"], 3)
+    assert remainder == 0
+    # The durations in the final message of each run have a different number of digits.
+    assert abs(size - one["bytes"]) < 20
 
 
 def test_tool_call_creates_one_request_and_two_tasks(report: dict[str, Any]) -> None:

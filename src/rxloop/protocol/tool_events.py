@@ -156,7 +156,7 @@ class MemoryForgottenEvent(Event):
     """Event published when notes are removed from the memory of the owner of the run."""
 
     kind: Literal["memory-forgotten"] = "memory-forgotten"
-    marble = "F"
+    marble = "R"
     public_fields = ("note_ids", "run_id", "before")
     note_ids: list[str] = Field(default_factory=list[str], exclude_if=is_empty)
     """Ids of the notes."""

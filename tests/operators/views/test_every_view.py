@@ -58,6 +58,7 @@ IN_THE_LOOP = {
     "current_span",
     "iterate",
     "on",
+    "recall",
     "run_tools",
     "standard",
     "thinking_phase",

@@ -8,7 +8,7 @@ from typing import Any
 
 from rxloop import Agent, MemoryEventLog, ModelRequest, Runtime, tool
 from rxloop.server import api, bearer
-from rxloop.server.core.request_slots import ACTIVE_SECONDS, SHARE, RequestSlots, release_slot
+from rxloop.server.core.request_slots import ACTIVE_SECONDS, LARGE_BODY, SHARE, RequestSlots, release_slot
 from rxloop.testing import ScriptedModel, call
 from support.api_server import make_client, serve_api
 from support.asgi_client import send_request
@@ -36,7 +36,8 @@ class Requests:
         await asyncio.sleep(0.01)
 
     async def _hold(self, name: str) -> None:
-        async with self.slots.acquire(name.rstrip("0123456789")):
+        principal, _, size = name.partition("/")
+        async with self.slots.acquire(principal.rstrip("0123456789"), int(size or 0)):
             self.started.append(name)
             await self._released[name].wait()
 
@@ -60,6 +61,32 @@ async def test_active_principals_share_the_slots_in_order() -> None:
     await requests.release("eve0")
     await requests.release("eve1")
     assert requests.started[4:] == ["eve2", "eve3"]
+
+
+async def test_request_with_a_large_body_needs_all_slots_of_its_principal() -> None:
+    requests = Requests()
+    large = f"eve0/{LARGE_BODY}"
+    await requests.start("bob0", large, "eve1")
+    assert requests.started == ["bob0", large]
+    await requests.release(large)
+    assert requests.started[2:] == ["eve1"]
+    await requests.start(f"eve2/{LARGE_BODY}", f"eve3/{LARGE_BODY - 1}")
+    assert requests.started[3:] == []
+    await requests.release("eve1")
+    assert requests.started[3:] == [f"eve2/{LARGE_BODY}"]
+
+
+async def test_principal_with_abandoned_requests_has_one_request_at_a_time() -> None:
+    requests = Requests()
+    await requests.start("bob0")
+    requests.slots.note_abandoned("eve")
+    await requests.start("eve0", "eve1", "bob1")
+    assert requests.started == ["bob0", "eve0", "bob1"]
+    await asyncio.sleep(ACTIVE_SECONDS + 0.1)
+    await requests.release("eve0")
+    await requests.start("eve2", "eve3")
+    await requests.release("eve1")
+    assert requests.started[3:] == ["eve1", "eve2", "eve3"]
 
 
 async def test_principal_without_slots_stays_active_for_a_second() -> None:
@@ -143,6 +170,7 @@ async def test_request_is_dropped_if_its_client_disconnects_while_it_is_queued()
                 await others.enter_async_context(slots.acquire(name))
             abandoned, kept = await start(leaves=True), await start(leaves=False)
         assert (await abandoned).status == 499
+        assert slots.has_abandoned("ann")
         assert (await kept).status == 202
         assert len(await runtime.log.list_runs()) == 1
         # Without a queue, the run starts, and the client can find it later.

@@ -224,8 +224,10 @@ class Adapter(ABC):
             reservation = None if endpoint.public else self.gateway.reserve(principal, "requests")
             with reservation or nullcontext():
                 data = None if endpoint.body is None else await read_bytes(request, self.gateway.limits)
-                async with nullcontext(False) if endpoint.public else self.gateway.acquire_slot(principal) as is_queued:
+                slot = None if endpoint.public else self.gateway.acquire_slot(principal, len(data or b""))
+                async with slot or nullcontext(False) as is_queued:
                     if is_queued and await request.is_disconnected():
+                        self.gateway.slots.note_abandoned(principal.id)
                         raise Refused(499, "disconnected", "the client disconnected before its request was processed")
                     body = None
                     if endpoint.body is not None and data is not None:

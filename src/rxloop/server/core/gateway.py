@@ -135,7 +135,7 @@ class Gateway:
         self._is_closing = False
         self._auth = auth
         self._account = runtime.log.local.get(Account)
-        self._slots = runtime.log.local.get(RequestSlots)
+        self.slots = runtime.log.local.get(RequestSlots)
         self._computing_locks: dict[str, asyncio.Lock] = {}
         self._open: set[StreamSlot] = set()
         self._closed = asyncio.Event()
@@ -287,9 +287,9 @@ class Gateway:
         """
         return self._account.reserve(principal.id, resource, self._get_limit(resource))
 
-    def acquire_slot(self, principal: Principal) -> AbstractAsyncContextManager[bool]:
+    def acquire_slot(self, principal: Principal, body_size: int = 0) -> AbstractAsyncContextManager[bool]:
         """Wait for a slot to process a request; see `RequestSlots.acquire`. Opening a stream releases the slot."""
-        return nullcontext(False) if self._auth is None else self._slots.acquire(principal.id)
+        return nullcontext(False) if self._auth is None else self.slots.acquire(principal.id, body_size)
 
     def reserve_command(self, record: RunRecord, size: int) -> AbstractAsyncContextManager[None]:
         """Count a message or an answer of `size` bytes that is sent to a run inside the block.

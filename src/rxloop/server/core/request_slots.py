@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 from starlette.requests import Request
 
@@ -16,6 +17,8 @@ SHARE = 2
 """Maximum number of concurrently processed requests per principal if other principals are active."""
 ACTIVE_SECONDS = 1.0
 """Time in seconds after the last request during which a principal is considered active."""
+LARGE_BODY = 2**14
+"""Size in bytes from which a body requires all slots of its principal, because processing it takes longer."""
 
 
 class RequestSlots:
@@ -24,27 +27,37 @@ class RequestSlots:
     Requests share one event loop, so 60 concurrent requests of one principal would slow down all other principals. If
     several principals are active, the scheduler processes at most `SHARE` requests per principal concurrently. Further
     requests are queued. A single active principal is not limited.
+
+    Requests with a large body require all slots of their principal. So do all requests in the second after a client has
+    abandoned a request, because the run that the request started may still be executed.
     """
 
     def __init__(self) -> None:
         self._running: Counter[str] = Counter()
         self._released: dict[str, float] = {}
         """Time of the last released slot per principal, oldest first."""
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._abandoned: dict[str, float] = {}
+        """Time of the last abandoned request per principal, oldest first."""
+        self._waiting: dict[str, deque[_Waiting]] = {}
 
     @asynccontextmanager
-    async def acquire(self, principal_id: str) -> AsyncGenerator[bool]:
-        """Acquire a slot for the duration of the block, or until `release_slot` is called.
+    async def acquire(self, principal_id: str, body_size: int = 0) -> AsyncGenerator[bool]:
+        """Acquire slots for the duration of the block, or until `release_slot` is called.
+
+        Args:
+            principal_id: Id of the principal.
+            body_size: Size of the request body in bytes.
 
         Yields:
             True if the request was queued.
         """
-        is_queued = principal_id in self._waiting or not self._may_start(principal_id)
+        count = SHARE if body_size >= LARGE_BODY or self.has_abandoned(principal_id) else 1
+        is_queued = principal_id in self._waiting or not self._may_start(principal_id, count)
         if is_queued:
-            await self._wait(principal_id)
+            await self._wait(principal_id, count)
         else:
-            self._running[principal_id] += 1
-        slot = _Slot(self, principal_id)
+            self._running[principal_id] += count
+        slot = _Slot(self, principal_id, count)
         token = _SLOT.set(slot)
         try:
             yield is_queued
@@ -52,25 +65,37 @@ class RequestSlots:
             _SLOT.reset(token)
             slot.release()
 
-    def release(self, principal_id: str) -> None:
-        """Release a slot and start queued requests."""
+    def note_abandoned(self, principal_id: str) -> None:
+        """Note that a client of the principal disconnected before the end of its request."""
+        self._abandoned.pop(principal_id, None)
+        self._abandoned[principal_id] = asyncio.get_running_loop().time()
+
+    def release(self, principal_id: str, count: int) -> None:
+        """Release slots and start queued requests."""
         now = asyncio.get_running_loop().time()
         self._released.pop(principal_id, None)
         self._released[principal_id] = now
         while self._released[oldest := next(iter(self._released))] + ACTIVE_SECONDS < now:
             del self._released[oldest]
-        self._running[principal_id] -= 1
+        self._running[principal_id] -= count
         if not self._running[principal_id]:
             del self._running[principal_id]
         for waiting_id, queue in [*self._waiting.items()]:
-            while queue and self._may_start(waiting_id):
-                self._running[waiting_id] += 1
-                queue.popleft().set_result(None)
+            while queue and self._may_start(waiting_id, queue[0].count):
+                self._running[waiting_id] += queue[0].count
+                queue.popleft().started.set_result(None)
             if not queue:
                 del self._waiting[waiting_id]
 
-    def _may_start(self, principal_id: str) -> bool:
-        return self._running[principal_id] < SHARE or self._is_alone(principal_id)
+    def _may_start(self, principal_id: str, count: int) -> bool:
+        return self._running[principal_id] + count <= SHARE or self._is_alone(principal_id)
+
+    def has_abandoned(self, principal_id: str) -> bool:
+        """Return True if a client of the principal abandoned a request in the last second."""
+        now = asyncio.get_running_loop().time()
+        while self._abandoned and self._abandoned[oldest := next(iter(self._abandoned))] + ACTIVE_SECONDS < now:
+            del self._abandoned[oldest]
+        return principal_id in self._abandoned
 
     def _is_alone(self, principal_id: str) -> bool:
         if not self._running.keys() <= {principal_id}:
@@ -78,32 +103,38 @@ class RequestSlots:
         other = next((each for each in reversed(self._released) if each != principal_id), None)
         return other is None or self._released[other] + ACTIVE_SECONDS < asyncio.get_running_loop().time()
 
-    async def _wait(self, principal_id: str) -> None:
+    async def _wait(self, principal_id: str, count: int) -> None:
         queue = self._waiting.setdefault(principal_id, deque())
-        started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue.append(started)
+        waiting = _Waiting(asyncio.get_running_loop().create_future(), count)
+        queue.append(waiting)
         try:
-            await asyncio.shield(started)
+            await asyncio.shield(waiting.started)
         except asyncio.CancelledError:
-            if started.done():
-                self.release(principal_id)
+            if waiting.started.done():
+                self.release(principal_id, count)
             else:
-                queue.remove(started)
+                queue.remove(waiting)
                 if not queue:
                     del self._waiting[principal_id]
             raise
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    started: asyncio.Future[None]
+    count: int
+
+
 class _Slot:
-    def __init__(self, slots: RequestSlots, principal_id: str) -> None:
+    def __init__(self, slots: RequestSlots, principal_id: str, count: int) -> None:
         self._slots: RequestSlots | None = slots
-        self._principal_id = principal_id
+        self._principal_id, self._count = principal_id, count
 
     def release(self) -> None:
-        """Release the slot. This method is idempotent."""
+        """Release the slots. This method is idempotent."""
         slots, self._slots = self._slots, None
         if slots is not None:
-            slots.release(self._principal_id)
+            slots.release(self._principal_id, self._count)
 
 
 _SLOT: ContextVar[_Slot | None] = ContextVar("rxloop_request_slot", default=None)

@@ -88,8 +88,10 @@ async def wait_until_idle(
         with gateway.reserve_stream(call.principal) as slot:
             slot.scope.deadline = anyio.current_time() + min(seconds, gateway.limits.wait)
             end = await read_to_end(slot, events, disconnected=partial(wait_disconnected, call.request.receive))
-        if end == "disconnected" and on_disconnect is not None:
-            gateway.spawn(on_disconnect())
+        if end == "disconnected":
+            gateway.slots.note_abandoned(call.principal.id)
+            if on_disconnect is not None:
+                gateway.spawn(on_disconnect())
         last = ends[0] if ends else None
         if isinstance(last, StatusUpdateEvent) and last.state in IDLE_STATES and ends_attempt(last):
             return record.apply_end(last), last

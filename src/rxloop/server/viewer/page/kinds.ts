@@ -18,7 +18,7 @@ const TABLE: Record<string, [letter: string, family: Family, role: Role]> = {
   'artifact-update': ['f', 'tool', 'point'],
   subtask: ['b', 'agent', 'begin'],
   'memory-noted': ['M', 'thought', 'point'],
-  'memory-forgotten': ['F', 'thought', 'point'],
+  'memory-forgotten': ['R', 'thought', 'point'],
   custom: ['z', 'run', 'point'],
   gap: ['j', 'failed', 'point'],
   'llm-call': ['l', 'model', 'begin'],
