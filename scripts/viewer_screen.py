@@ -10,6 +10,7 @@ import asyncio
 import sys
 from base64 import b64decode
 from pathlib import Path
+from typing import Any, cast
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "build/screens/view.png"
@@ -50,7 +51,7 @@ async def take_picture(log: MemoryEventLog, task_id: str, theme: str, *, is_webp
             return await page.screenshot()
         # Playwright itself only writes PNG and JPEG.
         session = await page.context.new_cdp_session(page)
-        answer = await session.send("Page.captureScreenshot", {"format": "webp", "quality": QUALITY})
+        answer = await cast("Any", session).send("Page.captureScreenshot", {"format": "webp", "quality": QUALITY})
         return b64decode(answer["data"])
 
 

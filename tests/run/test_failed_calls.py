@@ -16,6 +16,8 @@ from rxloop import (
     ToolCompleteEvent,
     ToolError,
     ToolResult,
+    from_json,
+    op,
     tool,
 )
 from rxloop.testing import ScriptedModel, call
@@ -115,8 +117,10 @@ async def test_invalid_value_or_parts_do_not_hide_the_message_of_a_tool_error(  
 
 
 class CodeError(ToolError):
-    def __init__(self, code: int) -> None:
-        self.code = code
+    def __init__(self, code: Any) -> None:
+        super().__init__(str(code))
+        # Subclasses of a program may use the name for another value.
+        self.code = code  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def yield_then_fail() -> Iterator[int]:
@@ -134,9 +138,22 @@ def yield_then_fail() -> Iterator[int]:
     ],
 )
 async def test_malformed_tool_error_does_not_end_the_run(error: ToolError, text: str) -> None:  # P6
-    model = ScriptedModel(call("buy"), "Sorry.")
-    await Agent(model, tools=[make_failing_tool(error)]).run("Buy.")
+    model, log = ScriptedModel(call("buy"), "Sorry."), MemoryEventLog()
+    result = await Agent(model, tools=[make_failing_tool(error)], log=log).run("Buy.")
     assert model.requests[1].messages[-1].text.startswith(text)
+    [failed] = [each for each in await log.read(result.task_id) if isinstance(each, ToolCompleteEvent)]
+    assert from_json(failed.to_json()) == failed
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("sold_out", "sold_out"), (7, "error"), ("", "error"), ("\ud800", "\ufffd"), ("x" * 65, "x" * 64)],
+)
+async def test_code_of_a_tool_error_is_a_short_text(code: Any, expected: str) -> None:
+    run = Agent(ScriptedModel(call("buy"), "Sorry."), tools=[make_failing_tool(CodeError(code))]).run("Buy.")
+    [failed] = [each async for each in run.pipe(op.of_type(ToolCompleteEvent))]
+    assert failed.code == expected
+    assert from_json(failed.to_json()) == failed
 
 
 async def test_long_value_of_a_failure_is_truncated_but_its_message_is_kept() -> None:  # P6

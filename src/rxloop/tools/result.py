@@ -36,6 +36,9 @@ log = logging.getLogger("rxloop")
 MAX_RESULT_CHARS = 100_000
 """Default maximum result length for models, in characters."""
 
+_MAX_CODE = 64
+"""Maximum length of the code of a failure."""
+
 _OMISSION = "\n[... {n} characters of this result are left out here: {hint} ...]\n"
 
 _DEFAULT_HINT = "ask for less at once, or for a part of it"
@@ -180,6 +183,12 @@ def _check_part_limits(parts: Sequence[ImagePart | FilePart]) -> None:
         )
 
 
+def _get_code(error: ToolError) -> str:
+    # Subclasses of a program may use the name for another value, such as a number.
+    code = cast("object", error.code)
+    return replace_surrogates(code)[:_MAX_CODE] if isinstance(code, str) and code else "error"
+
+
 def failure_fields(error: ToolError, limit: int | None = MAX_RESULT_CHARS) -> dict[str, Any]:
     """Return the event fields of a failed call, with the value and the parts of the error.
 
@@ -190,7 +199,7 @@ def failure_fields(error: ToolError, limit: int | None = MAX_RESULT_CHARS) -> di
         limit: Maximum number of characters of the value that the model reads. None for no limit.
     """
     text = truncate_text(replace_surrogates(str(error)), MAX_RESULT_CHARS)
-    fields: dict[str, Any] = {"success": False, "error": text, "code": error.code}
+    fields: dict[str, Any] = {"success": False, "error": text, "code": _get_code(error)}
     content = text
     try:
         value = collect_iterator(error.value)

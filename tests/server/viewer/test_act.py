@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from rxloop import Agent, MemoryEventLog, RunContext, Runtime, SqliteEventLog, client_tool, tool
+from rxloop import (
+    Agent,
+    MemoryEventLog,
+    MessageAddedEvent,
+    RunContext,
+    Runtime,
+    SqliteEventLog,
+    ToolCompleteEvent,
+    client_tool,
+    tool,
+)
 from rxloop.server import bearer
 from rxloop.testing import ScriptedModel, call
 from support.acting_pages import serve_agents
@@ -206,7 +216,8 @@ async def test_message_reaches_the_run(page: Page) -> None:
         go_on.set()
         assert await served.wait(run.task_id) == "completed"
         await expect(page.locator(".path .state.completed")).to_be_visible()
-        added = [each for each in await served.runtime.log.read(run.task_id) if each.kind == "message-added"]
+        events = await served.runtime.log.read(run.task_id)
+        added = [each for each in events if isinstance(each, MessageAddedEvent)]
         assert [each.content for each in added] == ["Also look at Bergen"]
 
 
@@ -267,7 +278,8 @@ async def test_result_or_error_of_a_client_tool_can_be_sent(page: Page) -> None:
         await page.get_by_label("Result", exact=True).and_(page.locator("[data-path]")).fill("7.5")
         await find_button(page, "Send the answer").click()
         assert await served.wait(task_id) == "completed"
-        ends = [each for each in await served.runtime.log.read(task_id) if each.kind == "tool-complete"]
+        events = await served.runtime.log.read(task_id)
+        ends = [each for each in events if isinstance(each, ToolCompleteEvent)]
         assert [each.result if each.success else each.error for each in ends] == [{"cm": 3}, "no ruler", 7.5]
 
 

@@ -77,6 +77,7 @@ async def test_state_of_every_event_equals_that_of_the_api(page: Page, recorded:
         page.on("response", count)
         await page.goto(f"{url}#/r/{task_id}?at=1.1.0&in=state")
         last = (await log.get_record(task_id)).seq
+        state: dict[str, Any] = {}
         for seq in range(1, last + 1):
             await expect(page.locator(f".runstate[data-seq='{seq}'][aria-busy=false]")).to_be_attached()
             shown = await page.evaluate(_READ)
