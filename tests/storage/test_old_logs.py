@@ -263,7 +263,11 @@ async def test_old_run_receives_a_message(log: SqliteEventLog, name: str) -> Non
 
 @pytest.mark.parametrize(("name", "at", "outcome"), EXPECTED["forked"])
 async def test_old_run_is_forked(log: SqliteEventLog, name: str, at: int, outcome: Any) -> None:
-    assert await observed.fork_run(log, RUNS[name], at) == outcome
+    found = await observed.fork_run(log, RUNS[name], at)
+    if name == "tools":
+        # Three concurrent calls, whose events have no fixed order.
+        found, outcome = ({**each, "kinds": sorted(each["kinds"])} for each in (found, outcome))
+    assert found == outcome
 
 
 @pytest.mark.parametrize("context_id", EXPECTED["next"])
@@ -286,7 +290,7 @@ def import_runs(folder: Path) -> Path:
     """Import the old export into a new file."""
     export, database = folder / "runs.jsonl", folder / "imported.db"
     export.write_bytes(EXPORT)
-    done = CliRunner().invoke(app, ["import", str(export), "--db", str(database)])
+    done = CliRunner().invoke(app, ["import", "--trusted", str(export), "--db", str(database)])
     assert done.exit_code == 0, done.output
     return database
 

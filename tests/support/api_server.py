@@ -7,7 +7,7 @@ import contextlib
 import socket
 from collections.abc import AsyncGenerator
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -66,6 +66,11 @@ async def serve_app(app: Any) -> AsyncGenerator[str]:
         finally:
             server.stopping.set()
             await task
+            # Chromium opens connections in advance. One that was accepted during the shutdown is not closed by it.
+            for _ in range(5):
+                await asyncio.sleep(0)
+                for connection in list(server.server_state.connections):
+                    cast("Any", connection).transport.close()
 
 
 class RunningApi:

@@ -32,7 +32,7 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import Message, mark_private
 from rxloop.protocol.model import make_unchecked
 from rxloop.state.attempt_counts import count_attempt, count_progress
-from rxloop.state.history import INTERNAL_MESSAGE, Batch, History, make_content
+from rxloop.state.history import Batch, History, make_content
 from rxloop.state.run_state import (
     RequestSize,
     RunState,
@@ -242,13 +242,8 @@ def _select_answer(state: RunState, answers: list[ToolCompleteEvent]) -> dict[st
     return {"retries": state.retries + 1} if proposed else {}
 
 
-def make_added_id(task_id: str, seq: int, *, public: bool) -> str:
-    """Return the id of a message that was added to the history."""
-    return f"{task_id}:{'added' if public else INTERNAL_MESSAGE}:{seq}"
-
-
 def _fold_message_added(state: RunState, event: MessageAddedEvent) -> dict[str, Any]:
-    message_id = event.message_id or make_added_id(event.task_id, event.seq, public=event.public)
+    message_id = event.message_id or f"{event.task_id}:added:{event.seq}"
     message = Message(role=event.role, content=event.content, message_id=message_id)
     if not event.public:
         mark_private(message)

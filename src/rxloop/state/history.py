@@ -42,10 +42,6 @@ class StoredMessages:
         """Indexes of pinned messages in this group."""
 
 
-INTERNAL_MESSAGE = "internal"
-"""Part of the ids of messages that strategies, tools and retries add to the history."""
-
-
 class History(Sequence[Message]):
     """Immutable version of a conversation's messages."""
 

@@ -12,8 +12,8 @@ from rxloop.operators.loop.answer_requests import answer_requests
 from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
 from rxloop.pipeline.sent.texts import mark_origin
-from rxloop.protocol.messages import Message
-from rxloop.state.history import INTERNAL_MESSAGE, History
+from rxloop.protocol.messages import Message, is_private
+from rxloop.state.history import History
 from rxloop.stream.sources import emit, from_awaitable
 
 
@@ -132,6 +132,5 @@ class _Recalled:
 
 
 def _is_question(message: Message) -> bool:
-    # Summaries and other messages of operators have no id. Strategies and retries add internal messages.
-    key = message.message_id
-    return message.role == "user" and key is not None and f":{INTERNAL_MESSAGE}:" not in key
+    # Summaries and other messages of operators have no id. Messages of strategies and retries are private.
+    return message.role == "user" and message.message_id is not None and not is_private(message)
