@@ -145,7 +145,8 @@ class Memory:
         if context_id is not None:
             validate_id(context_id, "context_id")
         await self._store(owner, task_id, *noted, context_id=context_id)
-        return [await self.get(owner, each.note_id) for each in noted]
+        notes = await self._load(owner)
+        return [note for each in noted if (note := notes.get(each.note_id)) is not None]
 
     async def check(self, owner: str | None, note: MemoryNotedEvent) -> None:
         """Check a note before it is published on the stream of a run.

@@ -21,6 +21,7 @@ from rxloop import (
     tool,
 )
 from rxloop.context.layout import find_problems
+from rxloop.errors import EventLogError
 from rxloop.memory import ImportedMessage, Memory
 from rxloop.testing import ScriptedModel, call
 from support.long_runs import look, look_calls
@@ -112,6 +113,19 @@ async def test_request_without_matching_notes_is_unchanged(log: MemoryEventLog, 
     model = ScriptedModel("Fine.")
     await make_agent(model, memory, log).run("Find the crate.", owner="ann")
     assert [message.text for message in model.requests[0].messages] == ["Find the crate."]
+
+
+async def test_unreadable_memory_does_not_end_the_run(log: MemoryEventLog, caplog: pytest.LogCaptureFixture) -> None:
+    class UnreadableMemory(Memory):
+        async def recall(self, owner: str | None, question: str, **options: Any) -> Any:
+            raise EventLogError("the file is gone", retryable=False)
+
+    model = ScriptedModel(*look_calls(1), "Fine.")
+    result = await make_agent(model, UnreadableMemory(log), log).run("Find the crate.")
+    assert result.output == "Fine."
+    assert [len(find_blocks(request)) for request in model.requests] == [0, 0]
+    [warning] = [each for each in caplog.records if "without notes" in each.message]
+    assert "the file is gone" in warning.message
 
 
 async def test_notes_of_other_owners_are_not_recalled(log: MemoryEventLog, memory: Memory) -> None:

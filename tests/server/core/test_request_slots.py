@@ -175,3 +175,22 @@ async def test_request_is_dropped_if_its_client_disconnects_while_it_is_queued()
         assert len(await runtime.log.list_runs()) == 1
         # Without a queue, the run starts, and the client can find it later.
         assert (await (await start(leaves=True))).status == 202
+
+
+async def test_client_that_leaves_while_it_waits_for_its_run_has_abandoned_its_request() -> None:
+    ends = asyncio.Event()
+
+    @tool
+    async def work() -> str:
+        """Work until the end of the test."""
+        await ends.wait()
+        return "done"
+
+    agent = Agent(ScriptedModel(call("work"), "Hello."), tools=[work], name="clerk")
+    async with Runtime({"clerk": agent}, log=MemoryEventLog()) as runtime:
+        app, slots = api(runtime, auth=bearer({"ann-key": "ann"})), runtime.log.local.get(RequestSlots)
+        headers = {"authorization": "Bearer ann-key", "content-type": "application/json"}
+        answer = await send_request(app, "/runs?wait=5", b'{"input": "Hi"}', headers, leaves=True)
+        assert answer.status == 202
+        assert slots.has_abandoned("ann")
+        ends.set()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from operator import is_
 from typing import Any, Protocol
@@ -7,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from reactivex import Observable
 
-from rxloop.errors import ConfigurationError
+from rxloop.errors import ConfigurationError, EventLogError
 from rxloop.operators.loop.answer_requests import answer_requests
 from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
@@ -15,6 +16,8 @@ from rxloop.pipeline.sent.texts import mark_origin
 from rxloop.protocol.messages import Message, is_private
 from rxloop.state.history import History
 from rxloop.stream.sources import emit, from_awaitable
+
+log = logging.getLogger("rxloop")
 
 
 class NoteSource(Protocol):
@@ -46,6 +49,8 @@ def recall(memory: NoteSource, *, tokens: int = 2_000) -> Operator[object]:
     M1 contains the notes before the user message. M2, a later request of the same run, contains the same notes at the
     same place, so that the provider can cache them. Each further user message adds notes that were not added before.
     Notes of the current conversation are omitted, because the history contains them.
+
+    If the log of the memory cannot be read, a warning is logged and the request is sent without notes.
 
     The owner of the notes is the owner of the run. Place the operator after `compress` and `thinking_phase`, and reduce
     their limits by `tokens`.
@@ -106,9 +111,14 @@ class _Recalled:
     async def search(self, memory: NoteSource, tokens: int, request: ModelRequest, question: Message) -> ModelRequest:
         """Search notes for a user message, and return the request with all notes."""
         info = request.ctx.info
-        text, ids = await memory.recall(
-            info.owner, question.text, tokens=tokens, exclude_context=info.context_id, known=self._known
-        )
+        try:
+            text, ids = await memory.recall(
+                info.owner, question.text, tokens=tokens, exclude_context=info.context_id, known=self._known
+            )
+        except EventLogError as error:
+            # The log of the memory may be another one than that of the run.
+            log.warning("run %s: the request is sent without notes: %s", request.ctx.task_id, error)
+            text, ids = "", ()
         # Strategies may send several requests at the same time.
         if question.message_id not in self._blocks:
             self._known.update(ids)
