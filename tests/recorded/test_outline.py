@@ -58,9 +58,9 @@ async def peek(secret: str) -> str:
     return secret
 
 
-def record(*turns: Any, prompt: str = "Go", **options: Any) -> list[Event]:
+def record(*turns: Any, prompt: str = "Go", model: str = "scripted", **options: Any) -> list[Event]:
     log = MemoryEventLog()
-    agent = Agent(ScriptedModel(*turns), tools=[work, fail, sure, peek], log=log, name="clerk", **options)
+    agent = Agent(ScriptedModel(*turns, name=model), tools=[work, fail, sure, peek], log=log, name="clerk", **options)
     with virtual_time() as time:
         result = time.run(agent.run(prompt))
         return [*time.run(log.read(result.task_id))]
@@ -227,6 +227,7 @@ SAMPLE = record(
     turn(calls=[call("work", "x", seconds=2), call("fail", "y")], usage=Usage(input_tokens=7, output_tokens=3)),
     call("peek", secret="x"),
     call("sure"),
+    model="zai:glm-4.7",
 )
 
 
@@ -234,6 +235,7 @@ SAMPLE = record(
 def test_pages_of_any_size_equal_the_whole_outline(sizes: list[int], internal: bool) -> None:
     state, after = OutlineState(), 0
     paged: list[dict[str, Any]] = []
+    dollars: dict[int, float] = {}
     for number in range(len(SAMPLE)):
         size = sizes[number % len(sizes)]
         fold = OutlineFold(state, internal=internal)
@@ -241,5 +243,15 @@ def test_pages_of_any_size_equal_the_whole_outline(sizes: list[int], internal: b
         page = fold.make_page("run", seq=len(SAMPLE), final=False)
         assert page.first == after + 1
         paged += rows(page)
+        dollars |= page.dollars
         state, after = fold.state, page.last
-    assert paged == rows(outline(SAMPLE, internal=internal))
+    whole = outline(SAMPLE, internal=internal)
+    assert (paged, dollars) == (rows(whole), whole.dollars)
+    assert dollars
+
+
+def test_outline_has_the_costs_of_models_with_a_price() -> None:
+    answer = turn("Done.", usage=Usage(input_tokens=1_000, output_tokens=100))
+    page = outline(record(answer, model="zai:glm-4.7"))
+    assert page.dollars == {find(page, "usage")["seq"]: 0.000_82}
+    assert outline(record(answer)).dollars == {}

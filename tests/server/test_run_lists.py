@@ -16,10 +16,10 @@ from rxloop import Agent, EventLog, MemoryEventLog, SqliteEventLog, tool
 from rxloop.client import Client
 from rxloop.errors import ApiError
 from rxloop.protocol.events import ContentCompleteEvent, StatusUpdateEvent, TaskEvent
-from rxloop.protocol.messages import Message
+from rxloop.protocol.messages import Message, Usage
 from rxloop.server import Principal
 from rxloop.server.http import run_lists
-from rxloop.testing import ScriptedModel, call, frames
+from rxloop.testing import ScriptedModel, call, frames, turn
 from support.api_server import RunningApi, make_client, serve_api
 from support.hidden_tools import MARK, fail, peek
 
@@ -142,6 +142,15 @@ async def test_details_describe_each_run(log: EventLog) -> None:
     assert (run.token_rate, plain.token_rate) == ([0], None)
     assert (forked.title, forked.fork_of, forked.calls) == ("Shut?", task_id, 0)
     assert (plain.title, plain.seconds, plain.model) == (None, None, None)
+
+
+async def test_details_contain_the_costs_of_models_with_a_price() -> None:
+    answer = turn("Done.", usage=Usage(input_tokens=1_000, output_tokens=100))
+    agents = [make_agent(answer), make_agent(answer, name="papers", model="zai:glm-4.7")]
+    async with serve_api(*agents) as served, connect(served) as ann:
+        for agent in ("clerk", "papers"):
+            await start(ann, "Hi", agent)
+        assert [run.dollars for run in (await ann.runs(details=True)).runs] == [0.000_82, None]
 
 
 class CountingLog(MemoryEventLog):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from rxloop.operators.views.cost import Spending
 from rxloop.protocol.events import (
     WAITING,
     ArtifactUpdateEvent,
@@ -52,6 +53,7 @@ from rxloop.protocol.http_api.inspection import (
 )
 from rxloop.protocol.messages import Message, ToolCall, public_question
 from rxloop.recorded.history_counts import HistoryCounts
+from rxloop.recorded.summary import shorten_line
 
 _LABEL_SOURCE = 4 * MAX_LABEL
 """Maximum number of characters used to create a label."""
@@ -78,6 +80,7 @@ class OutlineState:
     thoughts: Mapping[str, int] = field(default_factory=dict[str, int])
     """Sequence numbers of thoughts by thought id."""
     counts: HistoryCounts = field(default_factory=HistoryCounts)
+    spending: Spending = field(default_factory=lambda: Spending(None))
 
 
 class OutlineFold:
@@ -96,7 +99,7 @@ class OutlineFold:
         self._internal = internal
         self._position = state.position
         self._open, self._thoughts = dict(state.open), dict(state.thoughts)
-        self._counts = state.counts
+        self._counts, self._spending = state.counts, state.spending.copy()
         self.reset()
 
     def reset(self) -> None:
@@ -105,12 +108,14 @@ class OutlineFold:
         self._start = self._position.timestamp
         self._attempts: list[tuple[int, int]] = []
         self._rows: list[tuple[Any, ...]] = []
+        self._dollars: dict[int, float] = {}
         self._names = {name: dict[Any, int]({() if name == "path" else "": 0}) for name in OutlineNames.model_fields}
 
     @property
     def state(self) -> OutlineState:
         """State after all added events."""
-        return OutlineState(self._position, dict(self._open), dict(self._thoughts), self._counts)
+        spending = self._spending.copy()
+        return OutlineState(self._position, dict(self._open), dict(self._thoughts), self._counts, spending)
 
     def add(self, events: Iterable[Event]) -> None:
         """Add durable events in order."""
@@ -126,6 +131,8 @@ class OutlineFold:
         elapsed = time - before.timestamp if before.seq else 0
         self._position = Position(event.seq, event.attempt, time)
         opens, flags = self._pair(event)
+        spent = self._spending.dollars
+        is_priced = self._spending.add(event)
         self._counts = self._counts.add(event)
         counts = [each.all if self._internal else each.public for each in (self._counts.messages, self._counts.calls)]
         shown = event.to_public()
@@ -138,7 +145,10 @@ class OutlineFold:
             kind = index(names["kind"], HIDDEN_KIND)
             self._rows.append((elapsed, kind, 0, 0, 0, 0, 0, 0, 0, 0, HIDDEN, 0, 0, *counts, ""))
             return
+        if is_priced:
+            self._dollars[event.seq] = round(self._spending.dollars - spent, 9)
         a, b = (_NUMBERS[type(shown)] or _no_numbers)(shown)
+        label = _LABELS[type(shown)]
         if isinstance(shown, ThoughtStreamEvent):
             a, b = self._find_thoughts(shown)
         self._rows.append(
@@ -157,7 +167,7 @@ class OutlineFold:
                 a,
                 b,
                 *counts,
-                _shorten((_LABELS[type(shown)] or _describe)(shown)),
+                shorten_line(label(shown) if label else shown.describe(), MAX_LABEL),
             )
         )
 
@@ -243,6 +253,7 @@ class OutlineFold:
             attempts=self._attempts,
             **values,
             dict=names,
+            dollars=self._dollars,
         )
 
 
@@ -342,10 +353,6 @@ def _find_model(event: Event) -> str:
             return ""
 
 
-def _describe(event: Event) -> str:
-    return event.describe()
-
-
 def _describe_value(value: Any) -> str:
     # Converting a large value would take longer than the whole page.
     if isinstance(value, str):
@@ -389,9 +396,3 @@ _LABELS = EventTable[Callable[[Any], str]](
         InputReceivedEvent: lambda event: "" if event.value is None else _describe_value(event.value),
     }
 )
-
-
-def _shorten(text: str) -> str:
-    """Return the beginning of a text on a single line."""
-    line = " ".join(text[:_LABEL_SOURCE].split())
-    return line if len(line) <= MAX_LABEL else line[: MAX_LABEL - 1] + "\u2026"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import Unpack
 
 from rxloop.errors import EventLogError, UnknownRun
+from rxloop.operators.views.cost import Spending
 from rxloop.pipeline.event_log import EventLog
 from rxloop.protocol.events import (
     ContentCompleteEvent,
@@ -53,6 +54,8 @@ class RunSummary:
     """Number of problems, or None if only the first event was read."""
     token_rate: list[int] | None = None
     """Tokens in equal parts of the time of the run, or None if only the first event was read."""
+    dollars: float | None = None
+    """Cost in US dollars, or None if no model with a price was used or only the first event was read."""
 
 
 class TokenRate:
@@ -97,6 +100,7 @@ class SummaryFold:
         self._first_token: float | None = None
         self._has_message = False
         self._rate = TokenRate()
+        self._spending, self._is_priced = Spending(None), False
 
     @property
     def last(self) -> Event | None:
@@ -112,6 +116,7 @@ class SummaryFold:
         """Add durable events in order."""
         for event in events:
             self._problems.add((event,))
+            self._is_priced |= self._spending.add(event)
             match event.to_public():
                 case TaskEvent() as task if task.parent_task_id is None:
                     self._title, self._fork_of = make_title(task), task.fork_of
@@ -127,8 +132,16 @@ class SummaryFold:
 
     def make_summary(self, task_id: str) -> RunSummary:
         """Return the summary of the events added so far."""
-        problems = self._problems.count
-        return RunSummary(self._title, self._fork_of, self._first_token, self._calls, problems, self._rate.bins)
+        return RunSummary(
+            title=self._title,
+            fork_of=self._fork_of,
+            first_token=self._first_token,
+            calls=self._calls,
+            problems=self._problems.count,
+            token_rate=self._rate.bins,
+            # Sums of small numbers have errors far below the smallest price.
+            dollars=round(self._spending.dollars, 9) if self._is_priced else None,
+        )
 
     def collect_problems(self, task_id: str, *, now: int | None = None) -> list[RunProblem]:
         """Return the problems of the events added so far; see `ProblemFold.collect`."""
@@ -143,13 +156,13 @@ def summarize_start(first: Event | None) -> RunSummary:
 def make_title(task: TaskEvent) -> str:
     """Return the beginning of the last message that started a run, on a single line."""
     texts = [message.text for message in task.messages if message.role == "user"]
-    return shorten_title(texts[-1]) if texts else ""
+    return shorten_line(texts[-1]) if texts else ""
 
 
-def shorten_title(text: str) -> str:
+def shorten_line(text: str, max_length: int = MAX_TITLE) -> str:
     """Return the beginning of a text on a single line."""
-    line = " ".join(text[: 4 * MAX_TITLE].split())
-    return line if len(line) <= MAX_TITLE else line[: MAX_TITLE - 1] + "\u2026"
+    line = " ".join(text[: 4 * max_length].split())
+    return line if len(line) <= max_length else line[: max_length - 1] + "\u2026"
 
 
 def contains_text(events: Iterable[Event], text: str, *, internal: bool = False) -> bool:

@@ -22,17 +22,26 @@ pytestmark = [pytest.mark.service("chromium"), pytest.mark.asyncio(loop_scope="m
 
 
 async def store_run(
-    log: EventLog, number: int, *, title: str = "", state: Any = "completed", context: str = "", detail: str = "plain"
+    log: EventLog,
+    number: int,
+    *,
+    title: str = "",
+    state: Any = "completed",
+    context: str = "",
+    detail: str = "plain",
+    owner: str = "",
+    days: int = 0,
+    model: str = "small",
 ) -> str:
-    """Store a run. Its number determines its time."""
+    """Store a run that started some days ago. Its number determines its time."""
     task_id = f"run-{number:03}"
     envelope: dict[str, Any] = {"task_id": task_id, "context_id": context or task_id, "attempt": 1}
-    envelope |= {"timestamp": time.time_ns() // 1_000_000 - 100_000 + number}
+    envelope |= {"timestamp": time.time_ns() // 1_000_000 - 100_000 - days * 86_400_000 + number}
     messages = [Message.user(title or f"Question {number}")]
     events: list[Event] = [
-        TaskEvent(seq=1, messages=messages, model="small", agent_name="clerk", **envelope),
+        TaskEvent(seq=1, messages=messages, model=model, agent_name="clerk", owner=owner or None, **envelope),
         StatusUpdateEvent(seq=2, state="working", **envelope),
-        UsageEvent(seq=3, step="1", input_tokens=100, output_tokens=number, **envelope),
+        UsageEvent(seq=3, step="1", input_tokens=100, output_tokens=number, **envelope, metadata={"model": model}),
         CustomEvent(seq=4, name="note", data=f"{detail} <b>note</b> {number}", **envelope),
     ]
     if state != "working":
@@ -132,6 +141,46 @@ async def test_filter_finds_runs_that_are_not_loaded(page: Page) -> None:
         await expect(rows).to_have_count(4)
         await find_filter(page).fill("state:failed Question 5")
         await expect(rows).to_have_count(1)
+
+
+@pytest.mark.service("axe")
+async def test_runs_have_a_cost_and_an_owner(page: Page) -> None:
+    log = MemoryEventLog()
+    await store_run(log, 1, title="Free", owner="ann")
+    await store_run(log, 900, title="Paid", owner="bob", model="zai:glm-4.7")
+    async with serve_view(log) as url:
+        await page.goto(url)
+        rows = find_rows(page, "Runs")
+        await expect(rows.first).to_contain_text(re.compile(r"Paid *clerk *bob *zai:glm-4.7 *0 *100 *\$0\.0020"))
+        await expect(rows.nth(1)).to_contain_text(re.compile(r"Free *clerk *ann *small *0 *100 *0 s"))
+        assert await find_barriers(page) == []
+
+
+async def test_list_is_filtered_by_owner_and_age(page: Page) -> None:
+    log = MemoryEventLog()
+    await store_run(log, 1, title="Ancient", owner="bob", days=40)
+    await store_run(log, 2, title="Last week", owner="ann", days=5)
+    for number in range(120):
+        await store_run(log, 100 + number, owner="ann")
+    await store_run(log, 300, title="Fresh", owner="bob")
+    async with serve_view(log) as url:
+        await page.goto(url)
+        rows = find_rows(page, "Runs")
+        await page.get_by_role("combobox", name="owner").select_option("bob")
+        await expect(rows).to_have_count(2)
+        await expect(page).to_have_url(re.compile(r"#/\?q=owner:bob$"))
+        await page.get_by_role("combobox", name="since").select_option("last 30 days")
+        await expect(rows).to_have_count(1)
+        await expect(rows).to_contain_text("Fresh")
+        await open_page_anew(page, page.url)
+        await expect(rows).to_have_count(1)
+        await expect(page.get_by_role("combobox", name="since")).to_have_value("30d")
+        await page.get_by_role("combobox", name="owner").select_option("")
+        # Runs that are not on the first page are found by the server.
+        await page.get_by_role("combobox", name="state").select_option("completed")
+        await find_filter(page).fill(f"{await find_filter(page).input_value()} Last week")
+        await expect(rows).to_have_count(1)
+        await expect(rows).to_contain_text("ann")
 
 
 @pytest.mark.service("axe")

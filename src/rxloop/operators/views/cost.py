@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from rxloop.errors import UnpricedModel
 from rxloop.operators.views import View
@@ -84,6 +85,12 @@ class Spending:
         """Models without a configured price, in order of use."""
         self._price, self._long_kept = partial(find_price, prices=prices), count_long_kept
         self._models: dict[tuple[str, str | None], str] = {}
+
+    def copy(self) -> Self:
+        """Return a copy to which other events can be added."""
+        other = copy(self)
+        other.unpriced, other._models = dict(self.unpriced), dict(self._models)
+        return other
 
     def add(self, event: Event) -> bool:
         """Add an event, and return True if it is a usage with a price."""

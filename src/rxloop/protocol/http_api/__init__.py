@@ -213,6 +213,9 @@ class RunInfo(Wire):
     token_rate: list[int] | None = Field(default=None, exclude_if=is_missing)
     """Input and output tokens in at most twelve equal parts of the time of the run. Missing if the server had no time
     to read the run."""
+    dollars: float | None = Field(default=None, exclude_if=is_missing)
+    """Cost in US dollars, including nested agents. Missing if no model of the run has a price, or if the server had no
+    time to read the run."""
     fork_of: str | None = Field(default=None, exclude_if=is_missing)
     """Id of the run from which this run was forked."""
 

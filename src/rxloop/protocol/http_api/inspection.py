@@ -9,7 +9,7 @@ from pydantic import Field
 from rxloop.protocol.envelope import Timestamp
 from rxloop.protocol.http_api import RunInfo
 from rxloop.protocol.messages import Wire
-from rxloop.protocol.model import is_missing
+from rxloop.protocol.model import is_empty, is_missing
 
 FAILED, RETRIED, REFUSED, HIDDEN, TRUNCATED, WAITS, VOIDED = 1, 2, 4, 8, 16, 32, 64
 """Bits of `Outline.flags`.
@@ -98,6 +98,8 @@ class Outline(Wire):
     """Number of tool calls without a result after the event, as in `StateInfo`."""
     label: list[str]
     """Short text for display, at most 60 characters."""
+    dollars: dict[int, float] = Field(default_factory=dict[int, float], exclude_if=is_empty)
+    """Cost of `usage` events in US dollars, by `seq`. Events of models without a price are missing."""
 
 
 ProblemCode = Literal[

@@ -27,7 +27,7 @@ from rxloop.protocol.http_api.experiments import (
 )
 from rxloop.protocol.ids import Id
 from rxloop.protocol.messages import Usage
-from rxloop.recorded.summary import shorten_title
+from rxloop.recorded.summary import shorten_line
 from rxloop.server.core.adapter import read_path_id
 from rxloop.server.core.errors import Refused
 from rxloop.server.http.findings import find_owner, scan_runs
@@ -138,7 +138,7 @@ def _select_trials(report: Report, records: Sequence[RunRecord]) -> tuple[Report
     """
     ids = {record.task_id for record in records}
     trials = [trial for trial in report.trials if trial.task_id in ids]
-    titles = {trial.case: shorten_title(str(trial.input)) for trial in trials}
+    titles = {trial.case: shorten_line(str(trial.input)) for trial in trials}
     return (report.model_copy(update={"trials": trials}) if trials else None), titles
 
 

@@ -220,5 +220,6 @@ def _make_info(record: RunRecord, events: Sequence[Event]) -> RunInfo:
         calls=summary.calls,
         problems=summary.problems,
         token_rate=summary.token_rate,
+        dollars=summary.dollars,
         fork_of=summary.fork_of,
     )

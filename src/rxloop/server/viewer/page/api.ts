@@ -39,6 +39,8 @@ export interface RunInfo {
   forkOf?: string;
   /** Tokens in equal parts of the time of the run. */
   tokenRate?: number[];
+  /** Cost in US dollars. */
+  dollars?: number;
 }
 
 export interface Problem {

@@ -2,6 +2,7 @@
 
 import { diffWordsWithSpace } from 'diff';
 import type { Event, Outline } from './outline.ts';
+import { formatDollars } from './time.ts';
 
 export type Change = 'same' | 'changed' | 'only';
 
@@ -156,7 +157,7 @@ function get(value: Record<string, unknown>, name: string): unknown {
 
 /** Describe a cost in one line. */
 export function describeCost(cost: ComparedCost, format: (value: number) => string): string {
-  const money = cost.dollars === undefined ? '' : `, $${cost.dollars.toFixed(4)}`;
+  const money = cost.dollars === undefined ? '' : `, ${formatDollars(cost.dollars)}`;
   const tokens = cost.usage.inputTokens + cost.usage.outputTokens;
   return `${cost.modelCalls} model ${cost.modelCalls === 1 ? 'call' : 'calls'}, ${cost.toolCalls} tool ${cost.toolCalls === 1 ? 'call' : 'calls'}, ${format(tokens)} tokens, ${cost.seconds.toFixed(1)} s${money}`;
 }

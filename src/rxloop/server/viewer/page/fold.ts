@@ -8,6 +8,7 @@ export interface Figures {
   thoughts: number;
   tokens: number;
   calls: number;
+  dollars: number;
 }
 
 export class Fold {
@@ -16,18 +17,22 @@ export class Fold {
   thoughts: number[] = [];
   tokens: number[] = [];
   calls: number[] = [];
+  dollars: number[] = [];
   private usage = new Map<string, number>();
 
   /** Add the events that are not included yet. */
   update(outline: Outline): void {
     for (let i = this.messages.length; i < outline.size; i++) this.add(outline, i);
+    // The costs of a live run arrive after their events.
+    let sum = 0;
+    this.dollars = outline.dollars.map(each => (sum += each));
   }
 
   at(index: number): Figures {
     const read = (column: number[]) => (index < 0 ? 0 : column[Math.min(index, column.length - 1)] ?? 0);
     return {
       messages: read(this.messages), openCalls: read(this.openCalls), thoughts: read(this.thoughts),
-      tokens: read(this.tokens), calls: read(this.calls),
+      tokens: read(this.tokens), calls: read(this.calls), dollars: read(this.dollars),
     };
   }
 

@@ -17,6 +17,8 @@ export interface OutlinePage {
   start: string | number;
   attempts: [number, number][];
   dict: Record<string, (string | string[])[]>;
+  /** Cost of `usage` events by `seq`. */
+  dollars?: Record<string, number>;
   [column: string]: unknown;
 }
 
@@ -45,13 +47,15 @@ export class Outline {
   label: string[] = [];
   /** Code of a failed tool call: `timeout`, `refused`, `canceled` or `error`. */
   code: string[] = [];
+  /** Cost in US dollars, of `usage` events only. */
+  dollars: number[] = [];
   attempts: [number, number][] = [];
   /** Time of the first event in milliseconds since 1970. */
   start = 0;
   final = false;
   /** True if an end was matched to its start by name, because the id of the call is not part of the outline. */
   guessed = false;
-  /** Thoughts of the stream that refer to thoughts which only the log can find. */
+  /** Events of the stream with values that only the log knows: references of thoughts, and costs. */
   unresolved = new Set<number>();
   private thoughts = new Map<string, number>();
   private starts = new Map<string, number>();
@@ -102,7 +106,7 @@ export class Outline {
       this.push({
         seq, time: time - this.start, kind: text('kind', i), name: text('name', i) || text('model', i), step: text('step', i),
         branch: text('branch', i), path: text('path', i), run: text('run', i), opens: num(page, 'opens', i), flags: num(page, 'flags', i),
-        a: num(page, 'a', i), b: num(page, 'b', i), label: (page.label as (string | null)[])[i] ?? '', code: text('code', i),
+        a: num(page, 'a', i), b: num(page, 'b', i), label: (page.label as (string | null)[])[i] ?? '', code: text('code', i), dollars: page.dollars?.[seq] ?? 0,
       });
       this.count(this.history.read(this.kind.at(-1)!, !this.path.at(-1) && !this.branch.at(-1), num(page, 'messages', i), num(page, 'calls', i)));
       this.remember(page.taskId, this.size - 1);
@@ -121,17 +125,19 @@ export class Outline {
     for (let seq = this.last + 1; seq < event.seq; seq++) { this.push({ ...HIDDEN_ENTRY, seq, time: this.duration }); this.count(this.history); }
     this.push({ ...describe(event), time: Math.max(at - this.start, this.duration), opens: this.match(event), ...this.relate(event) });
     this.count(this.history.add(event));
+    if (event.kind === 'usage') this.unresolved.add(event.seq);
     this.final = isOver(event);
     return true;
   }
 
-  /** Take the references of thoughts from a page of the log. */
+  /** Take missing values from a page of the log. */
   resolve(page: OutlinePage): void {
     for (const seq of this.unresolved) {
       const k = seq - page.first;
       if (k < 0 || seq > page.last) continue;
       const i = this.find(seq);
-      [this.a[i], this.b[i], this.opens[i]] = [num(page, 'a', k), num(page, 'b', k), num(page, 'opens', k)];
+      if (this.kind[i] === 'thought-stream') [this.a[i], this.b[i], this.opens[i]] = [num(page, 'a', k), num(page, 'b', k), num(page, 'opens', k)];
+      this.dollars[i] = page.dollars?.[seq] ?? 0;
       this.unresolved.delete(seq);
     }
   }
@@ -178,6 +184,7 @@ export class Outline {
     this.b.push(entry.b);
     this.label.push(entry.label);
     this.code.push(entry.code);
+    this.dollars.push(entry.dollars);
     if (ENDS[entry.kind] && entry.opens) this.open.delete(entry.opens);
     else if (STARTS.has(entry.kind)) this.open.add(entry.seq);
   }
@@ -212,11 +219,11 @@ export class Outline {
 
 interface Entry {
   seq: number; time: number; kind: string; name: string; step: string; branch: string; path: string; run: string;
-  opens: number; flags: number; a: number; b: number; label: string; code: string;
+  opens: number; flags: number; a: number; b: number; label: string; code: string; dollars: number;
 }
 
 const HIDDEN_ENTRY: Entry = {
-  seq: 0, time: 0, kind: HIDDEN_KIND, name: '', step: '', branch: '', path: '', run: '', opens: 0, flags: HIDDEN, a: 0, b: 0, label: '', code: '',
+  seq: 0, time: 0, kind: HIDDEN_KIND, name: '', step: '', branch: '', path: '', run: '', opens: 0, flags: HIDDEN, a: 0, b: 0, label: '', code: '', dollars: 0,
 };
 
 /** Kind of the start for each kind of an end. */
@@ -266,7 +273,7 @@ function describe(event: Event): Entry {
   return {
     seq: event.seq, time: 0, kind: event.kind, name, step: event.step ?? '', branch: event.branch ?? '',
     path: (event.agentPath ?? []).join('/'), run: event.parentTaskId ? event.taskId : '', opens: 0, flags: flags | hidden, a, b, label: shorten(label),
-    code: event.kind === 'tool-complete' ? event.code ?? '' : '',
+    code: event.kind === 'tool-complete' ? event.code ?? '' : '', dollars: 0,
   };
 }
 

@@ -3,7 +3,7 @@
 import { explainFailure } from './failures.ts';
 import { FAILED, RETRIED, THINK_ALOUD, VOIDED, type Family } from './kinds.ts';
 import type { Outline } from './outline.ts';
-import { formatDuration, formatNumber } from './time.ts';
+import { formatDollars, formatDuration, formatNumber } from './time.ts';
 
 /** A part of a bar: one try of a request to the model, and the wait after it. */
 export interface Piece {
@@ -38,6 +38,8 @@ export interface Row {
   path: string;
   run: string;
   tokens: number;
+  /** Cost in US dollars. */
+  dollars: number;
 }
 
 export interface Waterfall {
@@ -141,7 +143,7 @@ class Builder {
     const row: Row = {
       id: outline.seq[i], end: 0, level: 1, family, kind, title, sub: '', note: '', from: outline.time[i], to: -1, first: -1,
       pieces: [], failed: false, voided: false, parent, kids: [], step: outline.step[i], branch: outline.branch[i],
-      path: outline.path[i], run: outline.run[i], tokens: 0,
+      path: outline.path[i], run: outline.run[i], tokens: 0, dollars: 0,
     };
     parent?.kids.push(row);
     this.byStart.set(row.id, row);
@@ -216,11 +218,12 @@ class Builder {
   }
 
   private usage(i: number, container: Row): Row {
-    const { a, b } = this.outline;
+    const { a, b, dollars } = this.outline;
     const row = this.stepRow(i);
     if (!row) return container;
-    row.note = `${formatNumber(a[i])} → ${formatNumber(b[i])} tokens`;
     row.tokens = a[i] + b[i];
+    row.dollars += dollars[i];
+    row.note = `${formatNumber(a[i])} → ${formatNumber(b[i])} tokens${row.dollars ? ` · ${formatDollars(row.dollars)}` : ''}`;
     return row;
   }
 

@@ -30,6 +30,10 @@ export interface Terms {
   state: string;
   agent: string;
   model: string;
+  owner: string;
+  /** Limits of the creation time: an age such as `24h` or `7d`, or a time in ISO 8601. */
+  since: string;
+  until: string;
   text: string;
   /** Group the runs by conversation. */
   isGrouped: boolean;
@@ -37,21 +41,46 @@ export interface Terms {
 
 const BY_CONVERSATION = 'by:conversation';
 
-/** Split a filter text such as `state:failed agent:support refund`. */
+export const STATES = ['submitted', 'working', 'input-required', 'auth-required', 'completed', 'failed', 'canceled'];
+
+export const KEYS = ['state', 'agent', 'model', 'owner', 'since', 'until'] as const;
+export type Key = (typeof KEYS)[number];
+
+const TERM = new RegExp(`^(${KEYS.join('|')}):(.+)$`, 'i');
+
+/** Words of a filter. Quotes join words. */
+const split = (text: string): string[] => text.match(/(?:[^\s"]|"[^"]*"?)+/g) ?? [];
+
+/** Split a filter text such as `state:failed agent:"my agent" refund`. */
 export function parseTerms(text: string): Terms {
-  const terms: Terms = { state: '', agent: '', model: '', text: '', isGrouped: false };
-  for (const word of text.split(/\s+/).filter(Boolean)) {
-    const [, key, value] = /^(state|agent|model):(.+)$/i.exec(word) ?? [];
-    if (key) terms[key.toLowerCase() as 'state' | 'agent' | 'model'] = value;
+  const terms: Terms = { state: '', agent: '', model: '', owner: '', since: '', until: '', text: '', isGrouped: false };
+  for (const word of split(text)) {
+    const [, key, value] = TERM.exec(word) ?? [];
+    if (key) terms[key.toLowerCase() as Key] = value.replaceAll('"', '');
     else if (word === BY_CONVERSATION) terms.isGrouped = true;
     else terms.text = terms.text ? `${terms.text} ${word}` : word;
   }
   return terms;
 }
 
+/** Return the filter with another value of a term. An empty value removes the term. */
+export function setTerm(text: string, key: Key, value: string): string {
+  const others = split(text).filter(word => TERM.exec(word)?.[1].toLowerCase() !== key);
+  return [...(value ? [`${key}:${/\s/.test(value) ? `"${value}"` : value}`] : []), ...others].join(' ');
+}
+
+const UNITS: Record<string, number> = { m: 60_000, h: 3_600_000, d: 86_400_000 };
+
+/** Return the moment of a term in milliseconds since 1970, or null. */
+export function toMoment(value: string, now: number): number | null {
+  const [, count, unit] = /^(\d+)([mhd])$/.exec(value) ?? [];
+  const moment = unit ? now - Number(count) * UNITS[unit] : Date.parse(value);
+  return Number.isNaN(moment) ? null : moment;
+}
+
 /** Return the filter with or without the term that groups runs by conversation. */
 export function toggleGroups(text: string): string {
-  const words = text.split(/\s+/).filter(Boolean);
+  const words = split(text);
   const others = words.filter(word => word !== BY_CONVERSATION);
   return (others.length < words.length ? others : [BY_CONVERSATION, ...others]).join(' ');
 }
@@ -68,10 +97,13 @@ export function matching(list: RunInfo[], text: string, found: RunInfo[]): RunIn
   return more.length ? [...hits, ...more].sort((x, y) => Date.parse(y.created) - Date.parse(x.created)) : hits;
 }
 
-function fits(run: RunInfo, { state, agent, model }: Terms): boolean {
+function fits(run: RunInfo, { state, agent, model, owner, since, until }: Terms): boolean {
   const has = (text: string, part: string) => text.toLowerCase().includes(part.toLowerCase());
   const isState = has(run.state, state) || (state.toLowerCase() === 'waits' && run.state.endsWith('-required'));
-  return isState && has(run.agent, agent) && has(run.model ?? '', model);
+  const [first, end] = [since, until].map(each => toMoment(each, Date.now()));
+  const created = Date.parse(run.created);
+  const isInTime = (first === null || created >= first) && (end === null || created < end);
+  return isState && isInTime && has(run.agent, agent) && has(run.model ?? '', model) && has(run.owner ?? '', owner);
 }
 
 export type Item = { kind: 'conversation'; run: RunInfo; count: number } | { kind: 'run'; run: RunInfo; isInGroup: boolean };

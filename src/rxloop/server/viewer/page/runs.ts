@@ -3,7 +3,7 @@
 import { signal } from '@preact/signals';
 import { address, api, needsKey, signIn } from './store.ts';
 import { ApiError, pause, PAUSES, type RunInfo } from './api.ts';
-import { addPage, addRun, parseTerms, type Lists } from './runlist.ts';
+import { addPage, addRun, parseTerms, STATES, toMoment, type Lists } from './runlist.ts';
 
 export const lists = signal<Lists>({ runs: [], waiting: [] });
 export const next = signal<string | undefined>(undefined);
@@ -83,19 +83,21 @@ export const isSearching = (): boolean => isSearched(filterText()) && (found.val
 
 /** The server is asked only if the filter selects runs. */
 function isSearched(text: string): boolean {
-  const { state, agent, model, text: words } = parseTerms(text);
-  return Boolean(state || agent || model || words);
+  const { isGrouped, ...terms } = parseTerms(text);
+  return Object.values(terms).some(Boolean);
 }
-
-const STATES = ['submitted', 'working', 'input-required', 'auth-required', 'completed', 'failed', 'canceled'];
 
 /** Search the log for the terms of the filter, unless it changes in the meantime. */
 export async function search(text: string): Promise<void> {
   if (!isSearched(text) || found.value.text === text) return;
   found.value = { text, runs: [], isComplete: false };
-  const { state, agent, model, text: q } = parseTerms(text);
+  const { state, agent, model, owner, text: q, ...times } = parseTerms(text);
   const known = STATES.find(each => each === (state === 'waits' ? 'input-required' : state));
-  const terms = { ...(q && { q: q.slice(0, 200) }), ...(known && { state: known }), ...(agent && { agent }), ...(model && { model }) };
+  const [since, until] = [times.since, times.until].map(each => toMoment(each, Date.now())).map(each => each !== null && new Date(each).toISOString());
+  const terms = {
+    ...(q && { q: q.slice(0, 200) }), ...(known && { state: known }), ...(agent && { agent }), ...(model && { model }), ...(owner && { owner }),
+    ...(since && { since }), ...(until && { until }),
+  };
   let after: string | undefined;
   try {
     for (let page = 0; page < MAX_PAGES; page++) {

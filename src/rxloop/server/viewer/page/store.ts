@@ -171,7 +171,7 @@ async function followRun(run: RunModel, signal: AbortSignal): Promise<void> {
       if (!run.addEvent(event)) return;
       isDirty = true;
       if (event.sub === 0) checkProblems(1000);
-      if (run.outline.unresolved.size) void resolveThoughts(run);
+      if (run.outline.unresolved.size) void resolve(run);
       announce(event);
     },
     onConnection: isConnected => {
@@ -184,8 +184,8 @@ async function followRun(run: RunModel, signal: AbortSignal): Promise<void> {
 
 let resolving: RunModel | null = null;
 
-/** Fetch the references of new thoughts from the log. */
-async function resolveThoughts(run: RunModel): Promise<void> {
+/** Fetch values of new events that only the log knows. */
+async function resolve(run: RunModel): Promise<void> {
   if (resolving === run) return;
   resolving = run;
   try {

@@ -136,6 +136,13 @@ const DIGITS = new Intl.NumberFormat('en-US');
 /** Format a whole number with separators: `8,914`. */
 export const formatNumber = (value: number): string => DIGITS.format(Math.round(value));
 
+/** Format a cost in US dollars: `$0.0063`, `$0.31`. */
+export function formatDollars(dollars: number): string {
+  const size = Math.abs(dollars);
+  if (size > 0 && size < 0.00005) return '<$0.0001';
+  return `${dollars < 0 ? '-' : ''}$${size.toFixed(size < 0.1 ? 4 : 2)}`;
+}
+
 /** Return the noun for a number: `call` for 1, `calls` otherwise. */
 export const plural = (count: number, noun: string): string => `${noun}${count === 1 ? '' : 's'}`;
 

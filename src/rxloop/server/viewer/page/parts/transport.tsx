@@ -5,9 +5,8 @@ import { changeSpeed, first, last, moveTo, runCommand, step } from '../commands.
 import { line, prepare, readPalette } from '../draw.ts';
 import { family } from '../kinds.ts';
 import { connection, goLive, info, inspectorWidth, isAtEnd, isFollowing, isInspectorOpen, isPlaying, useModel, playhead, revision, speed, theme } from '../store.ts';
-import { formatDuration, formatNumber, plural } from '../time.ts';
+import { formatDollars, formatDuration, formatNumber, plural } from '../time.ts';
 import { px } from './px.ts';
-
 
 export function Transport() {
   return (
@@ -98,6 +97,7 @@ function Figures() {
       <span><b>{figures.openCalls}</b> {plural(figures.openCalls, 'open call')}</span>
       <span><b>{figures.thoughts}</b> {plural(figures.thoughts, 'thought')}</span>
       <span><b>{formatNumber(figures.tokens)}</b> tokens</span>
+      {figures.dollars > 0 && <span><b>{formatDollars(figures.dollars)}</b> cost</span>}
     </div>
   );
 }

@@ -49,7 +49,7 @@ test('an event that only one run has is shown as a whole', () => {
 
 test('costs are one line', () => {
   assert.equal(describeCost(COST, String), '1 model call, 2 tool calls, 1020 tokens, 1.3 s');
-  assert.match(describeCost({ ...COST, dollars: 0.12345 }, String), /\$0\.1235$|\$0\.1234$/);
+  assert.match(describeCost({ ...COST, dollars: 0.12345 }, String), /, \$0\.12$/);
 });
 
 test('addresses of comparisons survive a round trip', () => {

@@ -5,7 +5,7 @@ import type { RunInfo } from '../api.ts';
 import { readFrames } from '../frames.ts';
 import { makeKeymap } from '../keys.ts';
 import { splitMarks } from '../text.ts';
-import { addPage, addRun, matching, parseTerms, toggleGroups, toHeights, toItems } from '../runlist.ts';
+import { addPage, addRun, matching, parseTerms, setTerm, toggleGroups, toHeights, toItems, toMoment } from '../runlist.ts';
 
 const makeRun = (taskId: string, more: Partial<RunInfo> = {}): RunInfo => ({
   taskId, contextId: 'c', agent: 'support', state: 'completed', attempt: 1, seq: 9, cursor: '', created: `2026-01-01T00:00:0${taskId}Z`, updated: '', ...more,
@@ -37,13 +37,34 @@ test('a changed run is replaced in place, and a new run waits', () => {
   assert.deepEqual(ids(addRun({ runs: [], waiting: [] }, makeRun('1')).runs), ['1']);
 });
 
+const NONE = { state: '', agent: '', model: '', owner: '', since: '', until: '', text: '', isGrouped: false };
+
 test('the filter selects by state, agent, model and text', () => {
   const runs = [makeRun('4', { title: 'Refund it' }), makeRun('3', { state: 'input-required' }), makeRun('2', { agent: 'papers', model: 'zai:glm' })];
-  assert.deepEqual(parseTerms('state:failed by:conversation agent:x model:zai:glm two words'), { state: 'failed', agent: 'x', model: 'zai:glm', text: 'two words', isGrouped: true });
+  assert.deepEqual(parseTerms('state:failed by:conversation agent:x model:zai:glm two words'), { ...NONE, state: 'failed', agent: 'x', model: 'zai:glm', text: 'two words', isGrouped: true });
   assert.deepEqual(ids(matching(runs, 'state:waits', [])), ['3']);
   assert.deepEqual(ids(matching(runs, 'agent:PAPER', [])), ['2']);
   assert.deepEqual(ids(matching(runs, 'model:glm', [])), ['2']);
   assert.deepEqual(ids(matching(runs, 'refund', [])), ['4']);
+});
+
+test('the filter selects by owner and creation time', () => {
+  const now = new Date().toISOString();
+  const runs = [makeRun('4', { owner: 'bob', created: now }), makeRun('3', { owner: 'ann' }), makeRun('2', { created: '2025-12-31T00:00:00Z' })];
+  assert.deepEqual(ids(matching(runs, 'owner:ANN', [])), ['3']);
+  assert.deepEqual(ids(matching(runs, 'since:24h', [])), ['4']);
+  assert.deepEqual(ids(matching(runs, 'since:2026-01-01 until:2026-01-02', [])), ['3']);
+  assert.deepEqual(ids(matching(runs, 'since:nonsense', [])), ['4', '3', '2']);
+});
+
+test('a term is replaced by another value, and quoted if it contains a space', () => {
+  assert.equal(setTerm('refund agent:x state:failed', 'agent', 'my agent'), 'agent:"my agent" refund state:failed');
+  assert.equal(setTerm('agent:"my agent" refund', 'agent', ''), 'refund');
+  assert.deepEqual(parseTerms('agent:"my agent" refund'), { ...NONE, agent: 'my agent', text: 'refund' });
+});
+
+test('a limit is an age or a time', () => {
+  assert.deepEqual(['30m', '2h', '7d', '1970-01-01T00:00:01Z', 'x'].map(each => toMoment(each, 1e9)), [1e9 - 18e5, 1e9 - 72e5, 1e9 - 6048e5, 1000, null]);
 });
 
 test('runs that the server has found are added, in their recent version', () => {

@@ -47,8 +47,8 @@ test('figures are sums over all events up to a place, including nested agents', 
   const outline = makeOutline();
   const fold = new Fold();
   fold.update(outline);
-  assert.deepEqual(fold.at(6), { messages: 1, openCalls: 2, thoughts: 0, tokens: 120, calls: 1 });
-  assert.deepEqual(fold.at(20), { messages: 6, openCalls: 0, thoughts: 0, tokens: 405, calls: 3 });
+  assert.deepEqual(fold.at(6), { messages: 1, openCalls: 2, thoughts: 0, tokens: 120, calls: 1, dollars: 0 });
+  assert.deepEqual(fold.at(20), { messages: 6, openCalls: 0, thoughts: 0, tokens: 405, calls: 3, dollars: 0 });
 });
 
 test('a second report of the same call replaces the first one', () => {
@@ -56,6 +56,18 @@ test('a second report of the same call replaces the first one', () => {
   const fold = new Fold();
   fold.update(makeOutline(makeEvents([[0, 'llm-call', { step: '1', model: 'm' }], [1, 'usage', usage(5)], [2, 'usage', usage(8)]])));
   assert.equal(fold.at(2).tokens, 8);
+});
+
+test('costs of a live run are taken from the log', () => {
+  const model = new RunModel('run');
+  for (const event of EVENTS) model.addEvent(event);
+  model.build(4000);
+  assert.deepEqual([...model.outline.unresolved], [4, 12, 17]);
+  model.outline.resolve({ ...toPage(20), dollars: { 4: 0.01, 17: 0.0023 } });
+  model.build(4000);
+  assert.deepEqual([3, 20].map(i => model.fold.at(i).dollars), [0.01, 0.0123]);
+  assert.deepEqual(model.rows.filter(row => row.kind === 'step').map(row => row.note), ['100 → 20 tokens · $0.0100', '200 → 30 tokens', '50 → 5 tokens · $0.0023']);
+  assert.equal(model.outline.unresolved.size, 0);
 });
 
 test('the filter keeps matching rows and their ancestors', () => {

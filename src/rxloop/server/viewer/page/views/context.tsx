@@ -13,7 +13,7 @@ import {
 import { loadRows, requestFailure, requestOf, requestRows, retryRequest, retryRows, rowsFailure } from '../sent.ts';
 import { change, isInspectorOpen, playhead, selected, theme, useModel } from '../store.ts';
 import { toLine } from '../text.ts';
-import { formatNumber } from '../time.ts';
+import { formatDollars, formatNumber } from '../time.ts';
 import { List } from '../parts/list.tsx';
 import { px } from '../parts/px.ts';
 import { Text } from '../parts/text.tsx';
@@ -80,10 +80,6 @@ function Totals({ rows, children }: { rows: readonly RequestRow[]; children: unk
       {children as never}
     </section>
   );
-}
-
-function formatDollars(dollars: number): string {
-  return `${dollars < 0 ? '-' : ''}$${Math.abs(dollars).toFixed(Math.abs(dollars) < 0.1 ? 4 : 2)}`;
 }
 
 /** Bars of the requests. Only the visible ones are drawn. */

@@ -11,7 +11,7 @@ import {
 } from '../store.ts';
 import { openCount } from '../questions.ts';
 import { toLine } from '../text.ts';
-import { formatDuration, formatNumber, makeScale, plural } from '../time.ts';
+import { formatDollars, formatDuration, formatNumber, makeScale, plural } from '../time.ts';
 import { AxisView } from '../parts/axis.tsx';
 import { Figure, Filter, Header, State } from '../parts/header.tsx';
 import { Inspector } from '../parts/inspector.tsx';
@@ -88,6 +88,7 @@ function Stats() {
       {first !== undefined && <Figure value={formatDuration(first)} label="first token" />}
       <Figure value={formatNumber(figures.calls)} label={plural(figures.calls, 'model call')} />
       <Figure value={formatNumber(figures.tokens)} label={`tokens${cached}`} />
+      {figures.dollars > 0 && <Figure value={formatDollars(figures.dollars)} label="cost" />}
     </>
   );
 }

@@ -4,11 +4,11 @@ import { signal } from '@preact/signals';
 import { useEffect } from 'preact/hooks';
 import type { RunInfo } from '../api.ts';
 import { searchTexts } from '../findings.ts';
-import { matching, parseTerms, toggleGroups, toHeights, toItems, type Item } from '../runlist.ts';
+import { matching, parseTerms, setTerm, STATES, toggleGroups, toHeights, toItems, type Item, type Key } from '../runlist.ts';
 import { addWaiting, filterText, followRuns, found, isReady, isSearching, lists, loadMore, next, search, unreachable } from '../runs.ts';
 import { change, go, me } from '../store.ts';
 import { toLine } from '../text.ts';
-import { formatAge, formatDuration, formatNumber, plural } from '../time.ts';
+import { formatAge, formatDollars, formatDuration, formatNumber, plural } from '../time.ts';
 import { Filter, Header, State } from '../parts/header.tsx';
 import { Hits } from '../parts/hits.tsx';
 import { List } from '../parts/list.tsx';
@@ -32,6 +32,7 @@ export function RunsPage() {
   const { isGrouped } = parseTerms(text);
   const shown = matching(runs, text, found.value.text === text ? found.value.runs : []);
   const items = toItems(shown, isGrouped);
+  const hasOwners = me.value?.may.others && runs.some(run => run.owner);
   const news = waiting.length;
   document.title = 'Runs · rxloop';
   return (
@@ -42,21 +43,47 @@ export function RunsPage() {
         {news > 0 && <button class="new" title="Show the new runs (.)" onClick={addWaiting}>{news} new {news === 1 ? 'run' : 'runs'}</button>}
         {marked.value.length === 2 && <button class="new" title="Compare the marked runs (m)" onClick={compare}>Compare</button>}
         <span class="space" />
+        <Choices text={text} runs={runs} />
         <button aria-pressed={isGrouped} onClick={() => change({ q: toggleGroups(text) })}>By conversation</button>
-        <Filter value={text} label="Filter runs" hint="Filter: state:failed agent:support text" onChange={q => change({ q })} />
+        <Filter value={text} label="Filter runs" hint="Filter: state:failed since:7d text" onChange={q => change({ q })} />
       </nav>
-      <main class="body table runs">
+      <main class={`body table runs${hasOwners ? ' owned' : ''}`}>
         {items.length ? (
           <List
             role="grid" label="Runs" count={items.length} height={36} current={-1}
-            columns={['state', 'asked', 'agent', 'model', 'calls', 'tokens', 'rate', 'duration', 'age']}
-            render={(k, top) => <Row key={key(items[k])} item={items[k]} number={k} top={top} />}
+            columns={['state', 'asked', 'agent', ...(hasOwners ? ['owner'] : []), 'model', 'calls', 'tokens', 'cost', 'rate', 'duration', 'age']}
+            render={(k, top) => <Row key={key(items[k])} item={items[k]} number={k} top={top} hasOwner={!!hasOwners} />}
           />
         ) : isReady.value && !isSearching() ? <Nothing /> : unreachable.value ? <div class="empty"><h2>The server cannot be reached</h2></div> : null}
         {next.value && <button class="older" onClick={() => void loadMore()}>Load older runs</button>}
         <Hits />
       </main>
     </div>
+  );
+}
+
+const AGES: [value: string, label: string][] = [['1h', 'last hour'], ['24h', 'last 24 hours'], ['7d', 'last 7 days'], ['30d', 'last 30 days']];
+
+/** Lists of values for the terms of the filter. */
+function Choices({ text, runs }: { text: string; runs: RunInfo[] }) {
+  const terms = parseTerms(text);
+  const values = (name: 'agent' | 'model' | 'owner') => [...new Set(runs.map(run => run[name] ?? '').filter(Boolean))].sort().slice(0, 200).map((each): [string, string] => [each, each]);
+  const choices: [Key, [string, string][]][] = [
+    ['state', STATES.map(each => [each, each])], ['agent', values('agent')], ['model', values('model')],
+    ...(me.value?.may.others ? [['owner', values('owner')] as [Key, [string, string][]]] : []), ['since', AGES],
+  ];
+  return <>{choices.map(([name, options]) => <Choice key={name} name={name} value={terms[name]} options={options} onChange={value => change({ q: setTerm(text, name, value) })} />)}</>;
+}
+
+function Choice({ name, value, options, onChange }: { name: Key; value: string; options: [string, string][]; onChange: (value: string) => void }) {
+  const isKnown = !value || options.some(each => each[0] === value);
+  return (
+    <label class={`choice${value ? ' active' : ''}`}>
+      <select aria-label={name} value={value} onChange={event => onChange(event.currentTarget.value)}>
+        <option value="">{name}</option>
+        {(isKnown ? options : [[value, value], ...options]).map(([each, label]) => <option key={each} value={each}>{toLine(label)}</option>)}
+      </select>
+    </label>
   );
 }
 
@@ -79,8 +106,8 @@ function mark(taskId: string): void {
   marked.value = others.length < marked.value.length ? others : [...others.slice(-1), taskId];
 }
 
-function Row({ item, number, top }: { item: Item; number: number; top: number }) {
-  if (item.kind === 'run') return <RunRow run={item.run} number={number} top={top} isInGroup={item.isInGroup} />;
+function Row({ item, number, top, hasOwner }: { item: Item; number: number; top: number; hasOwner: boolean }) {
+  if (item.kind === 'run') return <RunRow run={item.run} number={number} top={top} isInGroup={item.isInGroup} hasOwner={hasOwner} />;
   return (
     <div class="row group" role="row" aria-rowindex={number + 1} style={px({ top })} data-context={item.run.contextId}>
       <span role="gridcell">{item.count} {item.count === 1 ? 'run' : 'runs'}</span>
@@ -89,7 +116,7 @@ function Row({ item, number, top }: { item: Item; number: number; top: number })
   );
 }
 
-function RunRow({ run, number, top, isInGroup }: { run: RunInfo; number: number; top: number; isInGroup: boolean }) {
+function RunRow({ run, number, top, isInGroup, hasOwner }: { run: RunInfo; number: number; top: number; isInGroup: boolean; hasOwner: boolean }) {
   const open = () => go({ page: 'run', taskId: run.taskId });
   const isMarked = marked.value.includes(run.taskId);
   const onKey = (event: KeyboardEvent) => {
@@ -117,9 +144,11 @@ function RunRow({ run, number, top, isInGroup }: { run: RunInfo; number: number;
         <bdi>{toLine(run.title ?? '') || run.taskId}</bdi><Count run={run} />
       </span>
       <span role="gridcell"><bdi>{toLine(run.agent)}</bdi></span>
+      {hasOwner && <span role="gridcell" class="quiet"><bdi>{toLine(run.owner ?? '')}</bdi></span>}
       <span role="gridcell" class="quiet"><bdi>{toLine(run.model ?? '')}</bdi></span>
       <span role="gridcell" class="quiet">{run.calls === undefined ? '' : formatNumber(run.calls)}</span>
       <span role="gridcell">{tokens ? formatNumber(tokens) : '–'}</span>
+      <span role="gridcell">{run.dollars === undefined ? '' : formatDollars(run.dollars)}</span>
       <span role="gridcell"><Sparkline values={run.tokenRate ?? []} /></span>
       <span role="gridcell">{formatDuration(Math.max(took, 0))}</span>
       <span role="gridcell" class="quiet">{formatAge(Date.now() - Date.parse(run.updated))}</span>
