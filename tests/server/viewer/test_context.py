@@ -29,10 +29,11 @@ from rxloop import (
 )
 from rxloop.protocol.events import ContentCompleteEvent
 from rxloop.protocol.step_events import PartTokens, RequestRecord
+from rxloop.recorded.diff import measure_cost
 from rxloop.testing import ScriptedModel, turn
 from support.browser import expect, find_barriers
 from support.long_runs import UNLIMITED, look, look_calls
-from support.viewer_pages import find_inspector, find_rows, serve_view
+from support.viewer_pages import find_inspector, find_rows, get_text, serve_view
 
 if TYPE_CHECKING:
     from playwright.async_api import Locator, Page
@@ -87,6 +88,10 @@ async def test_bars_are_the_reported_usage_and_cached_tokens_count_once(page: Pa
             assert (cells[2], cells[3]) == (usage.input_tokens, usage.cached_tokens)
             assert sum(cells[4:]) == usage.input_tokens
         totals = page.get_by_label("Totals", exact=True)
+        chart = page.get_by_label("Chart of the requests")
+        await expect(chart.get_by_text("step 1", exact=True)).to_be_visible()
+        await expect(page.get_by_text("input tokens per request")).to_be_visible()
+        await expect(page.locator(".chartbox > .tick")).to_have_text(["0", "1,000", "2,000"])
         await expect(totals).to_contain_text(f"31 requests, {total:,} input tokens, {cached:,} of them from the cache")
         await expect(totals).to_contain_text(f"({round(100 * cached / total)} %)")
         # Opus 5: 5 dollars per million input tokens, 0.5 from the cache.
@@ -228,3 +233,18 @@ async def test_two_thousand_requests_stay_fast(page: Page) -> None:
         )
         gaps = sorted(after - before for before, after in pairwise(times))
         assert gaps[len(gaps) // 2] < 50
+
+
+async def test_costs_of_the_requests_add_up_to_the_cost_of_the_run(page: Page) -> None:
+    log, task_id, events = await record()
+    dollars = measure_cost(events).dollars or 0
+    async with serve_view(log) as url:
+        rows = await open_context(page, url, task_id)
+        costs = [(await get_text(rows.nth(number).get_by_role("gridcell")))[-1] for number in range(5)]
+        assert all(re.fullmatch(r"\$0\.0\d{3}", cost) for cost in costs), costs
+        figures = page.locator(".figures")
+        await expect(figures).to_contain_text(f"${dollars:.4f} cost" if dollars < 0.1 else f"${dollars:.2f} cost")
+        await expect(page.locator(".top .figure").last).to_have_text(re.compile(r"^\$0\.\d+cost$"))
+        await page.get_by_role("button", name="First event").click()
+        await expect(figures).to_contain_text("event 1 of")
+        await expect(figures).not_to_contain_text("cost")

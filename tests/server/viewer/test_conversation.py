@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rxloop import EventLog, MemoryEventLog, Runtime
+from rxloop import Agent, EventLog, MemoryEventLog, Runtime, tool
 from rxloop.cli.service.adapters import create_adapters, create_application
+from rxloop.testing import ScriptedModel, call
+from support.acting_pages import serve_agents
 from support.api_server import serve_app
-from support.browser import expect
+from support.browser import expect, find_barriers
 from support.viewer_pages import find_inspector, get_text, make_guide, open_page_anew, serve_view
 from support.viewer_talk import PIXEL
 
@@ -20,6 +22,12 @@ if TYPE_CHECKING:
     from playwright.async_api import Download, Page
 
 pytestmark = [pytest.mark.service("chromium"), pytest.mark.asyncio(loop_scope="module")]
+
+
+@tool
+async def measure(city: str) -> str:
+    """Measure the temperature."""
+    return f"7 °C in {city}"
 
 
 async def test_conversation_contains_the_messages_up_to_the_playhead(page: Page, weather: tuple[EventLog, str]) -> None:
@@ -133,3 +141,39 @@ async def test_conversation_follows_new_messages_only_at_its_end(page: Page) -> 
         go_on.set()
         await expect(talk.get_by_text("It is done.")).to_be_attached()
         assert await talk.evaluate("element => element.scrollTop") == 100
+
+
+@pytest.mark.service("axe")
+async def test_conversation_can_be_shown_as_the_model_saw_it(page: Page) -> None:
+    log = MemoryEventLog()
+    model = ScriptedModel(call("measure", city="Oslo"), call("measure", city="Bergen"), "Oslo.")
+    agent = Agent(model, tools=[measure], instructions="You compare the weather.", log=log)
+    task_id = (await agent.run("Oslo or Bergen?")).task_id
+    second = [event.seq for event in await log.read(task_id) if event.kind == "llm-call"][1]
+    talk = page.get_by_role("log", name="Conversation")
+    async with serve_view(log) as url:
+        await page.goto(f"{url}#/r/{task_id}/conversation")
+        await expect(talk.get_by_text("Oslo.", exact=True)).to_be_visible()
+        await expect(talk.get_by_role("article", name="system message")).to_have_count(0)
+        await page.get_by_role("button", name="Model").click()
+        await expect(talk.get_by_role("article", name="system message").first).to_contain_text(
+            "You compare the weather"
+        )
+        await expect(talk.get_by_role("article", name="tool message").first).to_contain_text("7 °C in Oslo")
+        await expect(talk.get_by_role("article", name="assistant message").last).to_contain_text("answer")
+        assert await find_barriers(page) == []
+        # Messages after the selected event are not shown.
+        await open_page_anew(page, re.sub(r"conversation\?", f"conversation?at=1.{second}.0&", page.url))
+        await expect(talk.get_by_role("article", name="assistant message")).to_have_count(1)
+        await expect(talk.get_by_role("article", name="tool message")).to_have_count(1)
+        await page.get_by_role("button", name="Person").click()
+        await expect(page).not_to_have_url(re.compile("as=model"))
+        await expect(talk.get_by_role("article", name="system message")).to_have_count(0)
+
+
+async def test_conversation_of_the_model_requires_internal_data(page: Page, conversation: tuple[EventLog, str]) -> None:
+    log, task_id = conversation
+    async with serve_agents(log=log) as served:
+        await page.goto(served.find_run(task_id, "/conversation?as=model"))
+        await expect(page.get_by_role("article", name="user message").first).to_be_visible()
+        await expect(page.get_by_role("button", name="Model")).to_have_count(0)

@@ -18,12 +18,14 @@ export interface Address {
   q: string;
   /** Tab of the inspector. */
   in: string;
+  /** Reader for whom a conversation is shown. */
+  as: 'person' | 'model';
 }
 
 /** Pages whose address is their name. */
 const PAGES = ['problems'] as const;
 
-const HOME: Address = { page: 'runs', taskId: '', other: '', tab: 'timeline', at: '', from: null, to: null, q: '', in: 'event' };
+const HOME: Address = { page: 'runs', taskId: '', other: '', tab: 'timeline', at: '', from: null, to: null, q: '', in: 'event', as: 'person' };
 
 export function parseAddress(hash: string): Address {
   const text = hash.replace(/^#/, '');
@@ -44,17 +46,19 @@ export function parseAddress(hash: string): Address {
     to: seconds('to'),
     q: values.get('q') ?? '',
     in: values.get('in') ?? 'event',
+    as: values.get('as') === 'model' ? 'model' : 'person',
   };
 }
 
 export function formatAddress(address: Partial<Address>): string {
-  const { page, taskId, other, tab, at, from, to, q, in: inspector } = { ...HOME, ...address };
+  const { page, taskId, other, tab, at, from, to, q, in: inspector, as } = { ...HOME, ...address };
   const path = page === 'run' ? `#/r/${encodeURIComponent(taskId)}${tab === 'timeline' ? '' : `/${tab}`}` : page === 'diff' ? `#/diff/${encodeURIComponent(taskId)}/${encodeURIComponent(other)}` : page === 'runs' ? '#/' : page === 'experiments' ? '#/x' : page === 'experiment' ? `#/x/${encodeURIComponent(taskId)}` : `#/${page}`;
   const query = [
     at && `at=${at}`,
     from != null && to != null && `from=${round(from)}&to=${round(to)}`,
     q && `q=${encodeURIComponent(q).replaceAll('%3A', ':').replaceAll('%20', '+')}`,
     inspector !== 'event' && `in=${encodeURIComponent(inspector)}`,
+    as === 'model' && 'as=model',
   ].filter(Boolean);
   return query.length ? `${path}?${query.join('&')}` : path;
 }

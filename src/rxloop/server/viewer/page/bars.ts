@@ -29,6 +29,20 @@ export function scaleOf(rows: readonly RequestRow[]): number {
   return window && window < most * 4 ? Math.max(window, most) * 1.05 : most * 1.05;
 }
 
+/** Round numbers of tokens for the labels of the axis, from zero to the upper end of the chart. */
+export function ticksOf(scale: number): number[] {
+  const raw = scale / 4;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = Math.max(([1, 2, 5].find(each => each * power >= raw) ?? 10) * power, 1);
+  return Array.from({ length: Math.floor(scale / step) + 1 }, (_, k) => k * step);
+}
+
+/** Distance of a number of tokens from the upper edge of the chart, in pixels. */
+export const heightOf = (tokens: number, scale: number, height: number): number => height - (tokens / scale) * (height - 4);
+
+/** Distance of the labels of requests, in bars. */
+export const labelEvery = (bar: number): number => [1, 2, 5, 10, 20, 50, 100, 200, 500].find(each => each * bar >= 48) ?? 1000;
+
 export interface Bars {
   rows: readonly RequestRow[];
   scale: number;
@@ -43,6 +57,7 @@ export interface Bars {
 
 export function drawBars(canvas: HTMLCanvasElement, palette: Palette, { rows, scale, bar, left, width, height, current }: Bars): void {
   const context = prepare(canvas, width, height);
+  for (const tick of ticksOf(scale)) line(context, 0, heightOf(tick, scale, height) - 0.5, width, heightOf(tick, scale, height) - 0.5, palette.line);
   const first = Math.max(0, Math.floor(left / bar));
   const last = Math.min(rows.length, Math.ceil((left + width) / bar));
   const thick = bar > 3 ? bar - 2 : bar;

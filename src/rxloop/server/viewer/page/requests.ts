@@ -141,6 +141,19 @@ export function findCall(outline: Outline, i: number): number {
   return 0;
 }
 
+/** Return the cost of each request in US dollars, by the `seq` of its `llm-call`. Requests to models without a price are missing. */
+export function costsOf(outline: Outline): Map<number, number> {
+  const calls = new Map<string, number>();
+  const costs = new Map<number, number>();
+  for (let i = 0; i < outline.size; i++) {
+    const key = `${outline.run[i]} ${outline.branch[i]} ${outline.step[i]}`;
+    const call = outline.kind[i] === 'llm-call' ? outline.seq[i] : calls.get(key);
+    if (outline.kind[i] === 'llm-call') calls.set(key, outline.seq[i]);
+    else if (call && outline.dollars[i]) costs.set(call, (costs.get(call) ?? 0) + outline.dollars[i]);
+  }
+  return costs;
+}
+
 /** Input tokens as reported by the provider, or the estimate. They include the tokens from the cache. */
 export const inputOf = (row: RequestRow): number => row.tokens.counted ?? row.tokens.estimated;
 

@@ -1,13 +1,13 @@
 // Overview of the whole run: tokens per second, events as ticks, and the shown window.
 
-import { useEffect, useRef } from 'preact/hooks';
+import { useEffect, useMemo, useRef } from 'preact/hooks';
 import { endOfAxis } from '../commands.ts';
 import { drawArea, line, prepare, readPalette } from '../draw.ts';
 import { family } from '../kinds.ts';
 import { textSpans } from '../lanes.ts';
 import type { RunModel } from '../model.ts';
 import { model, now, revision, show, shownWindow, theme, window_ } from '../store.ts';
-import { keepInside, makeScale } from '../time.ts';
+import { formatNumber, keepInside, makeScale } from '../time.ts';
 import { PADDING } from './lanes.tsx';
 import { px } from './px.ts';
 
@@ -22,7 +22,8 @@ export function Overview({ width }: { width: number }) {
   const part = window_.value;
   const [at, end, change] = [theme.value, now.value, revision.value];
   const whole = { from: 0, to: Math.max(endOfAxis(), 1) };
-  useEffect(() => draw(canvas.current!, model.peek(), width, end, whole.to), [width, at, end, change]);
+  const { values, peak } = useMemo(() => findRates(model.peek(), width, end, whole.to), [width, end, change, whole.to]);
+  useEffect(() => draw(canvas.current!, model.peek(), values, width, whole.to), [values, at]);
   const toPosition = (event: PointerEvent) => ((event.clientX - canvas.current!.getBoundingClientRect().left - PADDING) / width) * whole.to;
   const shown = shownWindow.value;
   const [left, right] = [(shown.from / whole.to) * width, (Math.min(shown.to, whole.to) / whole.to) * width];
@@ -48,7 +49,8 @@ export function Overview({ width }: { width: number }) {
       class="overview" onPointerDown={onDown} onPointerMove={onMove} onPointerUp={() => { drag.current = null; }}
       onDblClick={() => show(null)} title="Drag to choose a part, double-click for the whole run"
     >
-      <canvas ref={canvas} role="img" aria-label="Tokens per second over the whole run" />
+      <canvas ref={canvas} role="img" aria-label={`Tokens per second over the whole run${peak ? `, at most ${peak}` : ''}`} />
+      {peak && <span class="peak" aria-hidden="true">{peak}</span>}
       {part && <span class="outside" style={px({ left: 0, width: left + PADDING })} />}
       {part && <span class="outside" style={px({ left: right + PADDING, right: 0 })} />}
       <span class="handle" style={px({ left: left + PADDING - 4 })} />
@@ -57,12 +59,12 @@ export function Overview({ width }: { width: number }) {
   );
 }
 
-function draw(canvas: HTMLCanvasElement, run: RunModel, width: number, end: number, to: number): void {
+function draw(canvas: HTMLCanvasElement, run: RunModel, values: number[], width: number, to: number): void {
   const palette = readPalette();
   const context = prepare(canvas, width + 2 * PADDING, HEIGHT);
   context.translate(PADDING, 0);
   const scale = makeScale(run.axis, { from: 0, to }, width);
-  drawArea(context, rates(run, scale, width, end), BIN, 0, HEIGHT - 9, HEIGHT - 16, palette.model);
+  drawArea(context, values, BIN, 0, HEIGHT - 9, HEIGHT - 16, palette.model);
   line(context, 0, HEIGHT - 8.5, width, HEIGHT - 8.5, palette.line2);
   const { outline } = run;
   let before = -2;
@@ -74,8 +76,9 @@ function draw(canvas: HTMLCanvasElement, run: RunModel, width: number, end: numb
   }
 }
 
-/** Tokens per second in bins, as a part of the highest value. */
-function rates(run: RunModel, scale: (ms: number) => number, width: number, end: number): number[] {
+/** Return tokens per second in bins, as a part of the highest value, and this value in words. */
+function findRates(run: RunModel, width: number, end: number, to: number): { values: number[]; peak: string } {
+  const scale = makeScale(run.axis, { from: 0, to }, width);
   const bins = new Array<number>(Math.max(Math.ceil(width / BIN), 2)).fill(0);
   for (const span of textSpans(run.rows, end)) {
     const times = run.live.get(span.key)?.times;
@@ -88,7 +91,8 @@ function rates(run: RunModel, scale: (ms: number) => number, width: number, end:
   }
   const smooth = bins.map((_, k) => (at(bins, k - 2) + 2 * at(bins, k - 1) + 3 * bins[k] + 2 * at(bins, k + 1) + at(bins, k + 2)) / 9);
   const most = Math.max(...smooth, 1e-9);
-  return smooth.map(each => each / most);
+  const perSecond = most / ((BIN * to) / width / 1000);
+  return { values: smooth.map(each => each / most), peak: perSecond >= 0.05 ? `${perSecond < 10 ? perSecond.toFixed(1) : formatNumber(perSecond)} tokens/s` : '' };
 }
 
 const at = (bins: number[], k: number): number => bins[Math.min(Math.max(k, 0), bins.length - 1)];

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { barAt, barWidth, scaleOf } from '../bars.ts';
+import { barAt, barWidth, heightOf, labelEvery, scaleOf, ticksOf } from '../bars.ts';
 import { cut, findBytes, formatPath, formatSize, parseEmbedded } from '../json.ts';
 import {
   cacheShare, cellPath, cellsOf, describeCells, findCall, groupRows, interleave, isOmitted, scaleParts, sumParts, sumRows, trackOf, type RequestRow, type Sent,
@@ -131,4 +131,12 @@ test('paths and sizes are readable', () => {
   assert.equal(formatPath(['a b', 0]), '.["a b"][0]');
   assert.deepEqual([12, 1500, 2_500_000].map(formatSize), ['12 bytes', '1.5 kB', '2.5 MB']);
   assert.equal(cut('ab😀', 3), 'ab');
+});
+
+test('labels of the chart are round numbers, and have enough room', () => {
+  assert.deepEqual(ticksOf(2_835), [0, 1000, 2000]);
+  assert.deepEqual(ticksOf(9.9), [0, 5]);
+  assert.deepEqual(ticksOf(1), [0, 1]);
+  assert.deepEqual([0, 1000].map(each => heightOf(each, 1000, 204)), [204, 4]);
+  assert.deepEqual([28, 10, 1].map(labelEvery), [2, 5, 50]);
 });

@@ -2,16 +2,16 @@
 
 import { useLayoutEffect, useMemo, useRef, useState } from 'preact/hooks';
 import { moveTo } from '../commands.ts';
-import { barAt, barWidth, drawBars, scaleOf } from '../bars.ts';
+import { barAt, barWidth, drawBars, heightOf, labelEvery, scaleOf, ticksOf } from '../bars.ts';
 import { readPalette } from '../draw.ts';
 import { bodyOfKind } from '../bodies.ts';
 import { textOf } from '../outline.ts';
 import {
-  cacheShare, cellPath, cellsOf, describeCells, findCall, inputOf, isOmitted, interleave, PART_NAMES, PARTS, scaleParts, sumRows, trackOf, type Cell,
+  cacheShare, cellPath, cellsOf, costsOf, describeCells, findCall, inputOf, isOmitted, interleave, PART_NAMES, PARTS, scaleParts, sumRows, trackOf, type Cell,
   type RequestRow,
 } from '../requests.ts';
 import { loadRows, requestFailure, requestOf, requestRows, retryRequest, retryRows, rowsFailure } from '../sent.ts';
-import { change, isInspectorOpen, playhead, selected, theme, useModel } from '../store.ts';
+import { change, isInspectorOpen, playhead, revision, selected, theme, useModel } from '../store.ts';
 import { toLine } from '../text.ts';
 import { formatDollars, formatNumber } from '../time.ts';
 import { List } from '../parts/list.tsx';
@@ -102,32 +102,42 @@ function Chart({ rows }: { rows: readonly RequestRow[] }) {
   }, [rows, scale, bar, place, current, theme.value]);
   const find = (event: PointerEvent | MouseEvent) => rows[barAt(rows.length, bar, event.clientX - canvas.current!.getBoundingClientRect().left + place.left)];
   const { input, cached } = sumRows(rows);
+  const every = labelEvery(bar);
+  const [first, last] = [Math.ceil(Math.max(place.left / bar - 1, 0) / every), Math.ceil(Math.min(rows.length, (place.left + place.width) / bar) / every)];
+  const labels = Array.from({ length: Math.max(last - first, 0) }, (_, k) => (first + k) * every);
   return (
-    <div class="chart" ref={box} tabIndex={0} role="group" aria-label="Chart of the requests" onScroll={() => setPlace({ left: box.current!.scrollLeft, width: box.current!.clientWidth })}>
-      <div style={px({ width: Math.max(rows.length * bar, 1), height: CHART })}>
-        <canvas
-          ref={canvas} role="img" aria-label={`${rows.length} requests with ${input} input tokens, ${cached} of them from the cache. The table below has the numbers.`}
-          onClick={event => { const row = find(event); if (row) openRequest(row); }}
-          onPointerMove={event => { const row = find(event); canvas.current!.title = row ? `step ${row.step}: ${formatNumber(inputOf(row))} tokens` : ''; }}
-        />
+    <div class="chartbox">
+      <div class="unit">input tokens per request</div>
+      {ticksOf(scale).map(each => <span key={each} class="tick" aria-hidden="true" style={px({ top: heightOf(each, scale, CHART) + 16 })}>{formatNumber(each)}</span>)}
+      <div class="chart" ref={box} tabIndex={0} role="group" aria-label="Chart of the requests" onScroll={() => setPlace({ left: box.current!.scrollLeft, width: box.current!.clientWidth })}>
+        <div style={px({ width: Math.max(rows.length * bar, 1), height: CHART + 18 })}>
+          <canvas
+            ref={canvas} role="img" aria-label={`${rows.length} requests with ${input} input tokens, ${cached} of them from the cache. The table below has the numbers.`}
+            onClick={event => { const row = find(event); if (row) openRequest(row); }}
+            onPointerMove={event => { const row = find(event); canvas.current!.title = row ? `step ${row.step}: ${formatNumber(inputOf(row))} tokens` : ''; }}
+          />
+          {labels.map(k => <span key={k} class={k ? 'tick' : 'tick first'} aria-hidden="true" style={px({ left: k && (k + 0.5) * bar, top: CHART + 1 })}>{k ? toLine(rows[k].step ?? '') : `step ${toLine(rows[k].step ?? '')}`}</span>)}
+        </div>
       </div>
     </div>
   );
 }
 
-const COLUMNS = ['request', 'seq', 'input', 'from the cache', ...PARTS.map(each => PART_NAMES[each])];
+const COLUMNS = ['request', 'seq', 'input', 'from the cache', ...PARTS.map(each => PART_NAMES[each]), 'cost'];
 
 function Requests({ rows }: { rows: readonly RequestRow[] }) {
   const current = currentOf(rows);
+  const { outline } = useModel();
+  const costs = useMemo(() => costsOf(outline), [outline, revision.value]);
   return (
     <div class="table requests">
       <List role="grid" label="Requests" columns={COLUMNS} count={rows.length} height={28} current={current}
-        render={(k, top) => <RequestLine key={rows[k].seq} row={rows[k]} number={k} top={top} isSelected={k === current} isReachable={k === Math.max(current, 0)} />} />
+        render={(k, top) => <RequestLine key={rows[k].seq} row={rows[k]} cost={costs.get(rows[k].seq)} number={k} top={top} isSelected={k === current} isReachable={k === Math.max(current, 0)} />} />
     </div>
   );
 }
 
-function RequestLine({ row, number, top, isSelected, isReachable }: { row: RequestRow; number: number; top: number; isSelected: boolean; isReachable: boolean }) {
+function RequestLine({ row, cost, number, top, isSelected, isReachable }: { row: RequestRow; cost?: number; number: number; top: number; isSelected: boolean; isReachable: boolean }) {
   const parts = scaleParts(row);
   const cached = Math.min(row.tokens.cached ?? 0, inputOf(row));
   const open = () => openRequest(row);
@@ -141,6 +151,7 @@ function RequestLine({ row, number, top, isSelected, isReachable }: { row: Reque
       <span role="gridcell" class="mono">{formatNumber(inputOf(row))}{row.tokens.counted === undefined && <span class="quiet"> est.</span>}</span>
       <span role="gridcell" class="mono">{cached ? `${formatNumber(cached)} (${cacheShare(cached, inputOf(row))} %)` : ''}</span>
       {parts.map((each, k) => <span key={k} role="gridcell" class="mono quiet">{each ? formatNumber(each) : ''}</span>)}
+      <span role="gridcell" class="mono">{cost === undefined ? '' : formatDollars(cost)}</span>
     </div>
   );
 }

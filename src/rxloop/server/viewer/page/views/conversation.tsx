@@ -11,20 +11,21 @@ import { family } from '../kinds.ts';
 import type { Part } from '../media.ts';
 import type { RunModel } from '../model.ts';
 import type { Event, EventOf } from '../outline.ts';
-import { info, isAtEnd, now, playhead, revision, selected, useModel } from '../store.ts';
+import { address, change as changeAddress, info, isAtEnd, me, now, playhead, revision, selected, useModel } from '../store.ts';
 import { toLine } from '../text.ts';
 import { formatDuration, formatNumber } from '../time.ts';
 import { Json } from '../parts/json.tsx';
 import { Content, MediaPart } from '../parts/media.tsx';
 import { Shape } from '../parts/shape.tsx';
 import { LongText, Text } from '../parts/text.tsx';
+import { ModelView } from './modelview.tsx';
 
 const PAGE = 200;
 
 export function Conversation() {
   const run = useModel();
   const box = useRef<HTMLDivElement>(null);
-  const turns = listTurns(run, playhead.value);
+  const isModel = address.value.as === 'model' && !!me.value?.may.internal;
   // New messages move the view only if it was at the end.
   const wasAtEnd = useRef(true);
   const change = isAtEnd.value ? revision.value + now.value : 0;
@@ -38,9 +39,20 @@ export function Conversation() {
   return (
     <div class="conversation" ref={box} onScroll={onScroll} role="log" aria-label="Conversation" aria-live="off">
       <div class="column">
-        <Turns run={run} turns={turns} />
+        {me.value?.may.internal && <Readers isModel={isModel} />}
+        {isModel ? <ModelView /> : <Turns run={run} turns={listTurns(run, playhead.value)} />}
         {isAtEnd.value && <LiveText run={run} />}
       </div>
+    </div>
+  );
+}
+
+/** Choice between the conversation of the person and the messages of the model, which contain internal texts. */
+function Readers({ isModel }: { isModel: boolean }) {
+  return (
+    <div class="readers" role="group" aria-label="Conversation as seen by">
+      <button aria-pressed={!isModel} onClick={() => changeAddress({ as: 'person' })}>Person</button>
+      <button aria-pressed={isModel} onClick={() => changeAddress({ as: 'model' })}>Model</button>
     </div>
   );
 }
