@@ -19,6 +19,7 @@ from rxloop.protocol.events import (
     CustomEvent,
     Event,
     GapEvent,
+    GoalsUpdatedEvent,
     InputReceivedEvent,
     InputRequiredEvent,
     LLMCallEvent,
@@ -47,6 +48,7 @@ from rxloop.protocol.events import (
     public_events,
 )
 from rxloop.protocol.messages import Citation, ErrorInfo, FilePart, ImagePart, Message, TextPart, ToolCall, Usage
+from rxloop.protocol.tool_events import Goal
 from rxloop.providers.codecs.text import make_text_delta
 
 KINDS: dict[str, type[Event]] = {cls.model_fields["kind"].default: cls for cls in get_args(get_args(AnyEvent)[0])}
@@ -96,6 +98,8 @@ EVENTS: list[Event] = [
     ThinkingFailedEvent(reason="timeout", tokens_before=100),
     ToolsUnavailableEvent(toolset="github", reason="OSError: refused"),
     MemoryNotedEvent(note_id="n1", note_kind="preference", text="Prefers trains.", origin="model", replaces="n0"),
+    GoalsUpdatedEvent(goals=[Goal(id="a", title="Travel"),
+                             Goal(id="b", title="Pack", status="active", parent="a", depends_on=[])]),
     MemoryForgottenEvent(note_ids=["n1"], run_id="r", before=1_767_225_600_123),
     InputRequiredEvent(input=PendingInput(input_id="1.0.1", prompt="Sure?", call=CALL, index=1, step="1",
                                           input_kind="confirmation", answer_schema={"type": "boolean"})),

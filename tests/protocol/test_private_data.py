@@ -13,6 +13,7 @@ from rxloop.protocol.events import (
 )
 from rxloop.protocol.messages import Citation, Content, ErrorInfo, FilePart, ImagePart, Message, ToolCall, Usage
 from rxloop.protocol.step_events import PartTokens, RecordedPart, RequestRecord
+from rxloop.protocol.tool_events import Goal
 from rxloop.stream.readers import encode_frame
 
 MARK = "PLANTED"
@@ -82,6 +83,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "usage": st.just(Usage(input_tokens=3)),
     "files": st.lists(files, max_size=2),
     "parts": st.lists(files, max_size=2),
+    "goals": st.just([Goal(id="a", title="A")]),
     "citations": st.lists(st.builds(Citation, title=plain, start=st.integers(0, 9)), max_size=2),
 }
 

@@ -87,6 +87,7 @@ NESTED = {
     "TextPart": "type text",
     "ImagePart": "type url data media_type",
     "FilePart": "type url data media_type filename",
+    "Goal": "id title status parent depends_on",
     "Citation": "url title text start end",
     "ToolCall": "id name arguments raw error hidden",
     "Usage": "input_tokens output_tokens cached_tokens cache_write_tokens reasoning_tokens",

@@ -15,6 +15,7 @@ from rxloop.protocol.events import (
     CustomEvent,
     Event,
     GapEvent,
+    GoalsUpdatedEvent,
     InputReceivedEvent,
     InputRequiredEvent,
     LLMCallEvent,
@@ -129,6 +130,8 @@ def _describe_progress(event: Event) -> Text | None:
             )
         case MemoryNotedEvent():
             return Text(f"~ remembered: {to_one_line(event.text, WIDTH)}", "blue")
+        case GoalsUpdatedEvent():
+            return Text(f"~ goals: {to_one_line(event.describe(), WIDTH)}", "blue")
         case MemoryForgottenEvent():
             return Text("~ forgot notes", "blue")
         case SubtaskEvent():

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rxloop.operators.loop.compose import compose as compose
     from rxloop.operators.loop.compress import compress as compress
     from rxloop.operators.loop.current_span import current_span as current_span
+    from rxloop.operators.loop.goals import goals as goals
     from rxloop.operators.loop.iterate import iterate as iterate
     from rxloop.operators.loop.on import on as on
     from rxloop.operators.loop.recall import recall as recall

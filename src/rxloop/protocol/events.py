@@ -60,6 +60,7 @@ from rxloop.protocol.step_events import ThoughtSource as ThoughtSource
 from rxloop.protocol.step_events import ThoughtType as ThoughtType
 from rxloop.protocol.step_events import Verbosity as Verbosity
 from rxloop.protocol.tool_events import (
+    GoalsUpdatedEvent,
     MemoryForgottenEvent,
     MemoryNotedEvent,
     ToolCompleteEvent,
@@ -99,6 +100,7 @@ AnyEvent = Annotated[
         SubtaskEvent,
         MemoryNotedEvent,
         MemoryForgottenEvent,
+        GoalsUpdatedEvent,
         CustomEvent,
         GapEvent,
     ],

@@ -1,12 +1,14 @@
-"""Events of tool calls, and of the memory that tools write."""
+"""Events of tool calls, memory and goals."""
 
+from collections.abc import Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from typing_extensions import override
 
 from rxloop.protocol.envelope import Event, Timestamp
-from rxloop.protocol.messages import Media, Message, ToolCall
+from rxloop.protocol.messages import Media, Message, ToolCall, Wire
 from rxloop.protocol.model import is_empty, is_missing
 
 
@@ -164,3 +166,68 @@ class MemoryForgottenEvent(Event):
     """Run whose notes are removed."""
     before: int | None = Field(default=None, exclude_if=is_empty)
     """Notes that were added earlier are removed. In milliseconds since 1970."""
+
+
+GoalStatus = Literal["pending", "active", "done", "dropped"]
+
+MAX_GOALS = 100
+
+
+class Goal(Wire):
+    """Goal of a run."""
+
+    id: str = Field(min_length=1, max_length=64)
+    title: str = Field(min_length=1, max_length=300)
+    status: GoalStatus = "pending"
+    parent: str | None = Field(default=None, exclude_if=is_empty)
+    """Id of the goal that includes this goal, or None."""
+    depends_on: list[str] = Field(default_factory=list[str], exclude_if=is_empty)
+    """Ids of the goals that must be done first."""
+
+    @property
+    def closed(self) -> bool:
+        """True if the goal is done or dropped."""
+        return self.status in ("done", "dropped")
+
+
+def check_goals(goals: Sequence[Goal]) -> Sequence[Goal]:
+    """Validate goals and return them.
+
+    Raises:
+        ValueError: An id is unknown or repeated, a goal waits for itself, or there are too many goals.
+    """
+    ids = {goal.id for goal in goals}
+    if len(goals) > MAX_GOALS:
+        raise ValueError(f"there must be at most {MAX_GOALS} goals, got {len(goals)}; reuse the ids of closed goals")
+    if len(ids) < len(goals):
+        raise ValueError("the ids of goals must be unique")
+    # Goals wait for their dependencies and their parts.
+    waits_for = {goal.id: [*goal.depends_on] for goal in goals}
+    for goal in goals:
+        for other in (*goal.depends_on, *([] if goal.parent is None else [goal.parent])):
+            if other not in ids:
+                raise ValueError(f"goal {goal.id!r} refers to the unknown goal {other!r}; add {other!r} too")
+        if goal.parent is not None:
+            waits_for[goal.parent].append(goal.id)
+    try:
+        TopologicalSorter(waits_for).prepare()
+    except CycleError as error:
+        path = " -> ".join(reversed(error.args[1]))
+        raise ValueError(f"goals must not wait for themselves, got {path}; remove a parent or a dependency") from None
+    return goals
+
+
+class GoalsUpdatedEvent(Event):
+    """Event published when goals of a run are added or changed."""
+
+    kind: Literal["goals-updated"] = "goals-updated"
+    marble = "G"
+    public_fields = ("goals",)
+    goals: list[Goal]
+    """All goals of the run, including unchanged ones."""
+
+    _check_goals = field_validator("goals")(check_goals)
+
+    @override
+    def describe(self) -> str:
+        return ", ".join(f"{goal.title} ({goal.status})" for goal in self.goals if goal.parent is None)

@@ -14,6 +14,7 @@ from rxloop.protocol.events import (
     ContextCompressedEvent,
     Event,
     EventTable,
+    GoalsUpdatedEvent,
     InputReceivedEvent,
     InputRequiredEvent,
     LLMCallEvent,
@@ -56,7 +57,7 @@ from rxloop.state.side_events import (
 
 _message = make_unchecked(Message)
 
-_SHARED = (ThoughtStreamEvent, QuestionEvent, InputReceivedEvent, SubtaskEvent, ThinkingFailedEvent)
+_SHARED = (ThoughtStreamEvent, QuestionEvent, InputReceivedEvent, SubtaskEvent, ThinkingFailedEvent, GoalsUpdatedEvent)
 """Events that also update the main branch if they occur on other branches."""
 
 _WORK = (ContentCompleteEvent, ToolCompleteEvent)
@@ -113,6 +114,7 @@ def _fold_task(state: RunState, event: TaskEvent) -> dict[str, Any]:
         compressed=state.compressed,
         measured=state.measured,
         refused=state.refused,
+        goals=state.goals,
         earlier=add_earlier_ids(state.earlier, (*state.thoughts, *state.calls)),
     )
     return vars(fresh)
@@ -290,5 +292,6 @@ _HANDLERS = EventTable[Handler](
         SubtaskEvent: add_subtask,
         ContextCompressedEvent: _fold_compressed,
         ThinkingFailedEvent: _fold_thinking_failed,
+        GoalsUpdatedEvent: lambda state, event: {"goals": tuple(event.goals)},
     }
 )

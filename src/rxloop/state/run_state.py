@@ -20,6 +20,7 @@ from rxloop.protocol.events import (
 from rxloop.protocol.finish import is_filtered
 from rxloop.protocol.messages import Citation, ErrorInfo, Media, Message, ToolCall, Usage
 from rxloop.protocol.settings import Limits
+from rxloop.protocol.tool_events import Goal
 from rxloop.state.history import Batch, History, Ledger
 from rxloop.state.refused_media import RefusedMedia
 
@@ -158,6 +159,8 @@ class RunState:
     """Media refused by a vendor."""
     measured: RequestSize | None = None
     """Last request whose size the provider reported."""
+    goals: tuple[Goal, ...] | None = None
+    """Goals, or None if there were never any. The next run of the conversation inherits them."""
 
     @property
     def thought_only(self) -> bool:
@@ -220,6 +223,7 @@ class RunState:
             compression=main.compression,
             thinking_failures=main.thinking_failures,
             last_command=main.last_command,
+            goals=main.goals,
         )
 
     def replace(self, **changes: Any) -> RunState:

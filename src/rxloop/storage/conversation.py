@@ -17,6 +17,7 @@ from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import ConversationPage, Mark, RunEvents
 from rxloop.protocol.events import ContextCompressedEvent, Event
 from rxloop.protocol.messages import Message, is_private, mark_private
+from rxloop.protocol.tool_events import Goal
 from rxloop.state.fold import fold_all
 from rxloop.state.history import StoredMessages
 from rxloop.state.run_state import (
@@ -164,7 +165,7 @@ def _remember(folded: ConversationCache, key: str, mark: Mark, state: RunState) 
         folded.popitem(last=False)
 
 
-FORMAT = 3
+FORMAT = 4
 """Version of the stored fold format. Increment it when folding produces different results."""
 
 
@@ -176,6 +177,7 @@ def get_inherited_state(state: RunState) -> RunState:
         compressed=state.compressed,
         measured=state.measured,
         refused=state.refused,
+        goals=state.goals,
     )
 
 
@@ -199,6 +201,7 @@ def make_fold(task_id: str, events: int, run: RunState) -> RunFold:
         "compressed": inherited.compressed.to_json().decode() if inherited.compressed is not None else None,
         "measured": inherited.measured and list(inherited.measured),
         "refused": dict(inherited.refused.reasons),
+        "goals": None if inherited.goals is None else [goal.model_dump(mode="json") for goal in inherited.goals],
     }
     # Building a list adapter can take longer than starting the run.
     encoded = b",".join([message.model_dump_json().encode() for message in messages])
@@ -224,6 +227,7 @@ def combine_folds(folds: Sequence[RunFold]) -> RunFold:
         "compressed": _find_newest(summaries, "compressed"),
         "measured": _find_newest(summaries, "measured"),
         "refused": _merge_refusals(summaries),
+        "goals": _find_newest(summaries, "goals"),
     }
     messages = b",".join(inside for fold in folds if (inside := fold.messages[1:-1]))
     return RunFold(
@@ -250,6 +254,7 @@ def add_run(state: RunState, run: RunState) -> RunState:
         compressed=inherited.compressed or state.compressed,
         measured=inherited.measured or state.measured,
         refused=state.refused.add(inherited.refused.reasons),
+        goals=state.goals if inherited.goals is None else inherited.goals,
     )
 
 
@@ -259,13 +264,14 @@ def add_folds(state: RunState, folds: Sequence[RunFold]) -> RunState:
     earlier = state.earlier
     for names in _join_ids([names for summary in summaries for names in summary["ids"]], len(earlier)):
         earlier = add_earlier_ids(earlier, names)
-    compressed, measured = _find_newest(summaries, "compressed"), _find_newest(summaries, "measured")
+    compressed, measured, goals = (_find_newest(summaries, name) for name in ("compressed", "measured", "goals"))
     return RunState(
         messages=state.messages.append_stored(_to_stored_messages(folds, summaries)),
         earlier=earlier,
         compressed=state.compressed if compressed is None else ContextCompressedEvent.model_validate_json(compressed),
         measured=state.measured if measured is None else RequestSize(*measured),
         refused=state.refused.add(_merge_refusals(summaries)),
+        goals=state.goals if goals is None else tuple(map(Goal.model_validate, goals)),
     )
 
 

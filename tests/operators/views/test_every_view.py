@@ -56,6 +56,7 @@ IN_THE_LOOP = {
     "compose",
     "compress",
     "current_span",
+    "goals",
     "iterate",
     "on",
     "recall",

@@ -19,6 +19,7 @@ const TABLE: Record<string, [letter: string, family: Family, role: Role]> = {
   subtask: ['b', 'agent', 'begin'],
   'memory-noted': ['M', 'thought', 'point'],
   'memory-forgotten': ['R', 'thought', 'point'],
+  'goals-updated': ['G', 'thought', 'point'],
   custom: ['z', 'run', 'point'],
   gap: ['j', 'failed', 'point'],
   'llm-call': ['l', 'model', 'begin'],

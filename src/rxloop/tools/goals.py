@@ -1,0 +1,123 @@
+"""Goals of a run, edited by the model and the program."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Required
+
+from pydantic import Field, ValidationError
+from typing_extensions import TypedDict
+
+from rxloop.errors import ConfigurationError, ToolError
+from rxloop.pipeline.run_context import RunContext
+from rxloop.protocol.tool_events import Goal, GoalStatus, GoalsUpdatedEvent, check_goals
+from rxloop.support.text import to_one_line
+from rxloop.tools.function import tool
+
+_WIDTH = 300
+"""Maximum length of a title in characters, as in `Goal`."""
+
+
+_Id = Annotated[str, Field(coerce_numbers_to_str=True)]
+
+
+class GoalChange(TypedDict, total=False):
+    """New goal, or changes to the goal with this id. Omitted fields stay unchanged."""
+
+    id: Required[Annotated[_Id, Field(description="Short name without spaces, such as `tests`.")]]
+    title: Annotated[str | None, Field(description="Result to achieve. Required for a new goal.")]
+    status: GoalStatus | None
+    parent: Annotated[_Id | None, Field(description="Id of the goal that includes this goal. Empty for none.")]
+    depends_on: Annotated[list[_Id] | None, Field(description="Ids of the goals that must be done first.")]
+
+
+def change_goals(goals: Sequence[Goal], changes: Sequence[GoalChange]) -> list[Goal]:
+    """Return goals with changes. The given goals stay unchanged.
+
+    If all goals are done or dropped, and the changes only contain new goals, the old ones are removed.
+
+    Args:
+        goals: Current goals.
+        changes: Changes, all of which are applied or none.
+
+    Raises:
+        ConfigurationError: A new goal has no title, a value is invalid, or the result is not a tree of goals that can
+            be done in some order.
+    """
+    changed = {goal.id: goal for goal in goals}
+    if all(goal.closed for goal in goals) and changed.keys().isdisjoint(change["id"] for change in changes):
+        changed = {}
+    for change in changes:
+        # Models send null for omitted arguments.
+        fields: dict[str, Any] = {name: value for name, value in change.items() if value is not None}
+        name, known = change["id"], changed.get(change["id"])
+        if "parent" in fields:
+            fields["parent"] = fields["parent"] or None
+        if known is None and "title" not in fields:
+            ids = ", ".join(changed) or "none"
+            raise ConfigurationError(f"goal {name!r} is new and needs a title; the ids of existing goals are: {ids}")
+        try:
+            changed[name] = Goal(**({} if known is None else dict(known)) | fields)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise ConfigurationError(f"goal {name!r}: {first['loc'][0]}: {first['msg']}") from None
+    try:
+        return list(check_goals(list(changed.values())))
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def update_goals(ctx: RunContext[Any], *changes: GoalChange) -> tuple[Goal, ...]:
+    """Add or change goals of a run, and publish a `goals-updated` event.
+
+    Args:
+        ctx: Context of a tool or an operator.
+        *changes: New goals and changes, such as `{"id": "tests", "status": "done"}`.
+
+    Returns:
+        All goals of the run.
+
+    Raises:
+        ConfigurationError: A change is invalid. The goals stay unchanged.
+    """
+    goals = change_goals(ctx.state.goals or (), changes)
+    if goals != list(ctx.state.goals or ()):
+        ctx.emit(GoalsUpdatedEvent(goals=goals))
+    return tuple(goals)
+
+
+@tool(name="update_goals", idempotent=True)
+async def goal_tool(
+    ctx: RunContext[Any], goals: Annotated[list[GoalChange], Field(description="New and changed goals.")]
+) -> str:
+    """Keep track of work with several steps.
+
+    Add the goals before you start. Mark a goal as active when you start it, and as done as soon as it is achieved and
+    checked. Drop goals that are no longer needed. Send only new goals and changed fields.
+    """
+    try:
+        statuses = Counter(goal.status for goal in update_goals(ctx, *goals))
+    except ConfigurationError as error:
+        raise ToolError(f"The goals are unchanged: {error}") from error
+    return f"Goals: {', '.join(f'{count} {status}' for status, count in statuses.items()) or 'none'}."
+
+
+def render_goals(goals: Sequence[Goal]) -> str:
+    """Return goals as an indented list for the model, without dropped goals and the parts of closed goals."""
+    parts: dict[str | None, list[Goal]] = {}
+    for goal in goals:
+        parts.setdefault(goal.parent, []).append(goal)
+    closed = {goal.id for goal in goals if goal.closed}
+
+    def render(parent: str | None, indent: str) -> Iterator[str]:
+        for goal in parts.get(parent, ()):
+            if goal.status == "dropped":
+                continue
+            missing = [name for name in goal.depends_on if name not in closed]
+            waits = f", after {', '.join(missing)}" if missing and not goal.closed else ""
+            yield f"{indent}- {goal.id} ({goal.status}{waits}): {to_one_line(goal.title, _WIDTH)}"
+            if not goal.closed:
+                yield from render(goal.id, f"{indent}  ")
+
+    return "\n".join(render(None, ""))
