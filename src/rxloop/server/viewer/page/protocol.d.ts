@@ -30,6 +30,7 @@ export type Event =
   | SubtaskEvent
   | MemoryNotedEvent
   | MemoryForgottenEvent
+  | GoalsUpdatedEvent
   | CustomEvent
   | GapEvent;
 
@@ -850,6 +851,31 @@ export interface MemoryForgottenEvent {
   noteIds?: string[];
   runId?: string | null;
   before?: number | null;
+}
+export interface GoalsUpdatedEvent {
+  version: number;
+  kind: "goals-updated";
+  contextId: string;
+  taskId: string;
+  seq: number;
+  sub: number;
+  attempt: number;
+  timestamp: string;
+  parentTaskId?: string | null;
+  agentPath?: string[];
+  step?: string | null;
+  branch?: string | null;
+  metadata?: {
+    [k: string]: unknown;
+  };
+  goals: Goal[];
+}
+export interface Goal {
+  id: string;
+  title: string;
+  status?: "pending" | "active" | "done" | "dropped";
+  parent?: string | null;
+  dependsOn?: string[];
 }
 export interface CustomEvent {
   version: number;
