@@ -1,7 +1,11 @@
 """Cost of spans and metrics per iteration with a tool call: `python benchmarks/telemetry.py`.
 
-Iterations use a scripted model, which costs nearly nothing, or a model over HTTP. "fold" only folds events. "no SDK"
-adds the spans of opentelemetry-api without an SDK, so it is the cost of rxloop without that of OpenTelemetry.
+Iterations use a scripted model, which costs nearly nothing, a model over HTTP, or a model over HTTP and a SQLite log.
+"fold" only folds events. "no SDK" adds the spans of opentelemetry-api without an SDK, so it is the cost of rxloop
+without that of OpenTelemetry. "SDK alone" creates two spans with the same attributes by hand, which is the minimum.
+
+CPU times are measured in pairs: each run with a view is compared with a run without a view directly before or after it.
+The table contains the median and the quartiles of these ratios.
 """
 
 from __future__ import annotations
@@ -10,49 +14,73 @@ import argparse
 import asyncio
 import cProfile
 import gc
+import statistics
 import time
-from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from endpoint import server
+from opentelemetry.context import Context
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import SpanKind, set_span_in_context
 from prometheus_client import CollectorRegistry
 from tables import table
 
-from rxloop import Agent, Limits, Usage, op, openai_chat
-from rxloop.operators.views.make_view import ViewOutput, make_view
-from rxloop.protocol.events import Event, LLMFailedEvent
+from rxloop import Agent, EventLog, Limits, SqliteEventLog, Usage, op, openai_chat
+from rxloop.operators.views.make_view import make_view
+from rxloop.operators.views.spans import view_operations
+from rxloop.protocol.events import ContentCompleteEvent, Event, ToolCompleteEvent
 from rxloop.stream.sources import DURABLE
-from rxloop.telemetry.operations import FoldOptions, Operation, OperationFold, Recorder
-from rxloop.telemetry.prometheus import PrometheusRecorder
+from rxloop.telemetry.operations import OperationFold, Recorder
+from rxloop.telemetry.prometheus import make_prometheus_recorder
 from rxloop.testing import ScriptedModel, call, turn
 
 FEW, MANY = 20, 200
-"""Iterations of a run. The difference of both runs excludes the cost of the start and the end."""
+"""Iterations of a run. The difference of the calls of both runs excludes the cost of the start and the end."""
 
 
-class Ignored:
-    """Recorder that records nothing."""
+def sdk_view(tracers: TracerProvider) -> Any:
+    """Return a view that creates the spans of an iteration by hand, without a fold."""
+    tracer = tracers.get_tracer("rxloop")
+    context = set_span_in_context(tracer.start_span("invoke_agent"), Context())
+    chat = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "bench",
+        "gen_ai.conversation.id": "0192a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b",
+        "rxloop.step": "1",
+        "gen_ai.response.finish_reasons": ("tool_calls",),
+        "gen_ai.usage.input_tokens": 10,
+        "gen_ai.usage.output_tokens": 3,
+        "gen_ai.response.time_to_first_chunk": 0.001,
+    }
+    origin = {
+        "gen_ai.response.id": "chatcmpl-0123456789abcdef",
+        "gen_ai.response.model": "bench",
+        "gen_ai.request.stream": True,
+        "server.address": "127.0.0.1",
+        "server.port": 80,
+    }
+    execute = {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": "add",
+        "gen_ai.tool.type": "function",
+        "gen_ai.tool.call.id": "call_1",
+        "rxloop.step": "1",
+    }
 
-    def start(self, operation: Operation) -> None:
-        """Ignore a start."""
+    def create(event: Event) -> None:
+        kind = type(event)
+        if kind is ContentCompleteEvent:
+            attributes = chat if event.response is None else {**chat, **origin}  # pyright: ignore[reportAttributeAccessIssue]
+            tracer.start_span("chat", context, SpanKind.CLIENT, attributes, None, 1_000).end(2_000)
+        elif kind is ToolCompleteEvent:
+            tracer.start_span("execute_tool", context, SpanKind.INTERNAL, execute, None, 1_000).end(2_000)
 
-    def fail(self, operation: Operation, event: LLMFailedEvent) -> None:
-        """Ignore a failure."""
-
-    def end(self, operation: Operation) -> None:
-        """Ignore an end."""
-
-
-def fold_view(recorder: Recorder) -> Any:
-    """Return a view that passes the operations of a run to a recorder."""
-
-    def subscribe(out: ViewOutput[None]) -> Callable[[Event], None]:
-        return OperationFold(FoldOptions(), recorder).add
-
-    view = make_view(subscribe)
+    view = make_view(lambda out: create)
     vars(view)[DURABLE] = True
     return view
 
@@ -61,11 +89,12 @@ def make_views() -> dict[str, list[Any]]:
     """Return the measured views by name."""
     tracers = TracerProvider(shutdown_on_exit=False)
     meters = MeterProvider([InMemoryMetricReader()], shutdown_on_exit=False)
+    prometheus = make_prometheus_recorder(CollectorRegistry())
     return {
-        "nothing": [],
-        "fold": [fold_view(Ignored())],
-        "Prometheus": [fold_view(PrometheusRecorder(CollectorRegistry()))],
+        "fold": [view_operations(lambda emit: OperationFold(Recorder()))],
+        "Prometheus": [view_operations(lambda emit: OperationFold(prometheus))],
         "spans, no SDK": [op.spans(metrics=False)],
+        "SDK alone": [sdk_view(tracers)],
         "spans": [op.spans(tracer_provider=tracers, metrics=False)],
         "spans and metrics": [op.spans(tracer_provider=tracers, meter_provider=meters)],
     }
@@ -76,54 +105,90 @@ async def add(a: int, b: int) -> int:
     return a + b
 
 
-async def execute(url: str | None, count: int, views: list[Any]) -> tuple[float, int]:
-    """Return the CPU time in seconds and the number of calls of a run."""
-    if url is None:
-        step = turn(calls=[call("add", a=1, b=2)], usage=Usage(input_tokens=10, output_tokens=3))
-        model: Any = ScriptedModel(*[step] * count, "Done.", *[step] * count, "Done.")
-    else:
-        model = openai_chat("bench", base_url=f"{url}/tools/{count}", api_key="key")
-    agent = Agent(model, tools=[add], limits=Limits(iterations=None), views=views, thoughts=False)
-    gc.collect()
-    start = time.process_time()
-    await agent.run("Count.")
-    seconds = time.process_time() - start
-    profile = cProfile.Profile()
-    profile.enable()
-    await agent.run("Count.")
-    profile.disable()
-    await agent.aclose()
-    entries: list[Any] = profile.getstats()
-    return seconds, sum(entry.callcount for entry in entries)
+class Bench:
+    """Runs with a model over HTTP, or with a scripted model if there is no URL."""
+
+    def __init__(self, url: str | None, log: EventLog | None = None) -> None:
+        self._url, self._log = url, log
+
+    def _make_agent(self, count: int, views: list[Any]) -> Agent:
+        if self._url is None:
+            step = turn(calls=[call("add", a=1, b=2)], usage=Usage(input_tokens=10, output_tokens=3))
+            model: Any = ScriptedModel(*[step] * count, "Done.")
+        else:
+            model = openai_chat("bench", base_url=f"{self._url}/tools/{count}", api_key="key")
+        limits = Limits(iterations=None)
+        return Agent(model, tools=[add], limits=limits, views=views, thoughts=self._log is not None, log=self._log)
+
+    async def measure_time(self, views: list[Any]) -> float:
+        """Return the CPU time of an iteration in seconds."""
+        agent = self._make_agent(MANY, views)
+        gc.collect()
+        start = time.process_time()
+        await agent.run("Count.")
+        seconds = time.process_time() - start
+        await agent.aclose()
+        return seconds / MANY
+
+    async def count_calls(self, views: list[Any]) -> float:
+        """Return the number of calls of an iteration."""
+        counts: list[int] = []
+        for count in (FEW, MANY):
+            agent = self._make_agent(count, views)
+            profile = cProfile.Profile()
+            profile.enable()
+            await agent.run("Count.")
+            profile.disable()
+            await agent.aclose()
+            entries: list[Any] = profile.getstats()
+            counts.append(sum(entry.callcount for entry in entries))
+        return (counts[1] - counts[0]) / (MANY - FEW)
 
 
-async def measure(url: str | None, rounds: int) -> str:
+async def measure(title: str, bench: Bench, rounds: int) -> str:
     """Return a table of the costs per iteration."""
     views = make_views()
-    best = {name: [float("inf"), float("inf"), 0, 0] for name in views}
-    for _ in range(rounds):
+    for each in [[], *views.values()]:
+        await bench.measure_time(each)
+    plain = await bench.count_calls([])
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in views}
+    for number in range(rounds):
         for name, each in views.items():
-            few, many = await execute(url, FEW, each), await execute(url, MANY, each)
-            times = best[name]
-            times[:] = [min(times[0], few[0]), min(times[1], many[0]), few[1], many[1]]
-    rows = [["model over HTTP" if url else "scripted model", "CPU time", "", "calls", ""]]
-    plain: list[float] | None = None
-    for name, (few_time, many_time, few_calls, many_calls) in best.items():
-        cost = [(many_time - few_time) / (MANY - FEW) * 1e6, (many_calls - few_calls) / (MANY - FEW)]
-        plain = plain or cost
-        shares = [f"{value / base - 1:+.1%}" for value, base in zip(cost, plain, strict=True)]
-        rows.append([name, f"{cost[0]:.0f} µs", shares[0], f"{cost[1]:.0f}", shares[1]])
+            if number % 2:
+                with_view = await bench.measure_time(each)
+                times[name].append((with_view, await bench.measure_time([])))
+            else:
+                without_view = await bench.measure_time([])
+                times[name].append((await bench.measure_time(each), without_view))
+    base = statistics.median(without for pairs in times.values() for _, without in pairs)
+    rows = [[title, "CPU time", "", "quartiles", "calls", ""]]
+    rows.append(["nothing", f"{base * 1e6:.0f} µs", "", "", f"{plain:.0f}", ""])
+    for name, each in views.items():
+        added = statistics.median(a - b for a, b in times[name])
+        low, middle, high = statistics.quantiles([a / b - 1 for a, b in times[name]], n=4)
+        calls = await bench.count_calls(each) - plain
+        cpu = [f"{added * 1e6:+.0f} µs", f"{middle:+.1%}", f"{low:+.1%} to {high:+.1%}"]
+        rows.append([name, *cpu, f"{calls:+.0f}", f"{calls / plain:+.1%}"])
     return table(rows)
 
 
+async def measure_all(url: str, rounds: int) -> None:
+    """Print the costs for all kinds of runs."""
+    print(await measure("scripted model", Bench(None), rounds) + "\n", flush=True)
+    print(await measure("model over HTTP", Bench(url), rounds) + "\n", flush=True)
+    with TemporaryDirectory() as folder:
+        log = SqliteEventLog(Path(folder) / "runs.db")
+        print(await measure("HTTP, SQLite log", Bench(url, log), rounds))
+        await log.aclose()
+
+
 def main() -> None:
-    """Print the costs for both models."""
+    """Print the costs."""
     parser = argparse.ArgumentParser(prog="benchmarks/telemetry.py", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--rounds", type=int, default=10, help="number of rounds, of which the fastest counts")
+    parser.add_argument("--rounds", type=int, default=15, help="number of pairs of runs for each view")
     rounds: int = parser.parse_args().rounds
-    print(asyncio.run(measure(None, rounds)) + "\n")
     with server() as url:
-        print(asyncio.run(measure(url, rounds)))
+        asyncio.run(measure_all(url, rounds))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans as encode_otlp
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from typing_extensions import override
 
@@ -41,17 +42,6 @@ class _StableIds(IdGenerator):
         return self._random.getrandbits(128) or 1
 
 
-class _Collector(SpanProcessor):
-    """Collector of ended spans."""
-
-    def __init__(self) -> None:
-        self.spans: list[ReadableSpan] = []
-
-    @override
-    def on_end(self, span: ReadableSpan) -> None:
-        self.spans.append(span)
-
-
 def make_spans(task_id: str, events: Iterable[Event], *, content: bool | None = None) -> list[ReadableSpan]:
     """Return the spans of a recorded run with their recorded times.
 
@@ -60,15 +50,15 @@ def make_spans(task_id: str, events: Iterable[Event], *, content: bool | None = 
         events: All events of the run.
         content: Whether spans contain content, as in `op.spans`.
     """
-    collector = _Collector()
+    exporter = InMemorySpanExporter()
     resource = Resource({SERVICE_NAME: "rxloop"}).merge(Resource.create())
     provider = TracerProvider(resource=resource, id_generator=_StableIds(task_id), shutdown_on_exit=False)
-    provider.add_span_processor(collector)
-    fold = Telemetry(content=content, metrics=False, tracer_provider=provider).fold(Context(), lambda span: None)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    fold = Telemetry(content, False, False, provider, None).fold(lambda span: None, Context())
     for event in events:
         fold.add(event)
     fold.close()
-    return collector.spans
+    return list(exporter.get_finished_spans())
 
 
 def encode_spans(task_id: str, events: Iterable[Event], *, content: bool | None = None) -> bytes:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from typing_extensions import override
+
 from rxloop.telemetry import names
-from rxloop.telemetry.operations import Operation
+from rxloop.telemetry.operations import Operation, Recorder
 
 _DURATIONS = [0.01 * 2**power for power in range(14)]
 _AGENT_DURATIONS = [0.1 * 2**power for power in range(13)]
@@ -29,8 +31,7 @@ class Histogram(NamedTuple):
 
 _CHAT, _ERROR = (names.OPERATION, names.PROVIDER, names.REQUEST_MODEL), names.ERROR_TYPE
 _TOOL = (names.TOOL, names.TOOL_TYPE, _ERROR)
-TOKENS, FIRST_CHUNK = "gen_ai.client.token.usage", "gen_ai.client.operation.time_to_first_chunk"
-_BY_OPERATION = {
+_DURATION = {
     "chat": Histogram("gen_ai.client.operation.duration", "Duration of model calls", _DURATIONS, (*_CHAT, _ERROR)),
     "execute_tool": Histogram("gen_ai.execute_tool.duration", "Duration of tool calls", _DURATIONS, _TOOL),
     "invoke_agent": Histogram(
@@ -41,51 +42,63 @@ _BY_OPERATION = {
     ),
 }
 """Histograms of durations by operation."""
-HISTOGRAMS = (
-    *_BY_OPERATION.values(),
-    Histogram(TOKENS, "Tokens of model calls", _TOKENS, (*_CHAT, names.TOKEN_TYPE), "{token}"),
-    Histogram(FIRST_CHUNK, "Time from a request to the first chunk of its answer", _FIRST_CHUNK, _CHAT),
+_TOKEN_COUNT = Histogram(
+    "gen_ai.client.token.usage", "Tokens of model calls", _TOKENS, (*_CHAT, names.TOKEN_TYPE), "{token}"
 )
+_TIME_TO_FIRST_CHUNK = Histogram(
+    "gen_ai.client.operation.time_to_first_chunk",
+    "Time from a request to the first chunk of its answer",
+    _FIRST_CHUNK,
+    _CHAT,
+)
+HISTOGRAMS = (*_DURATION.values(), _TOKEN_COUNT, _TIME_TO_FIRST_CHUNK)
 
 MAX_SETS = 500
-"""Maximum number of different sets of attributes. Clients can name tools and models, so it must be limited.
-Further values are recorded as `other`."""
+"""Maximum number of different sets of attributes of a recorder. Clients can name tools and models, so it must be
+limited. Further values are recorded as `other`."""
 _FIXED = (names.OPERATION, names.TOOL_TYPE, names.TOKEN_TYPE)
 
 Attributes = Mapping[str, Any]
 
 
-class Measurements:
-    """Values of ended operations, whose attributes have a limited number of values."""
+class Measurements(Recorder):
+    """Recorder of the metrics of ended operations. It looks up each set of attributes once."""
 
-    def __init__(self) -> None:
-        self._sets: dict[tuple[Any, ...], Attributes] = {}
+    def __init__(self, bind: Callable[[Histogram, Attributes], Callable[[float], object]]) -> None:
+        """Create a recorder.
 
-    def measure(self, operation: Operation) -> Iterator[tuple[str, float, Attributes]]:
-        """Yield the names, values and attributes of the metrics of an ended operation."""
-        identity = operation.identity
-        histogram = _BY_OPERATION.get(identity.get(names.OPERATION, ""))
-        if histogram is None:
+        Args:
+            bind: Function that returns a function for recording values with the given attributes in a histogram.
+        """
+        self._bind = bind
+        self._sets: dict[tuple[Any, ...], Callable[[float], object]] = {}
+
+    @override
+    def end(self, operation: Operation) -> None:
+        """Record the metrics of an operation."""
+        identity, find = operation.identity, self._find
+        if not identity:
             return
-        seconds = (operation.end - operation.start) / 1000
-        yield histogram.name, seconds, self._limit(identity, names.ERROR_TYPE, operation.error)
-        if identity[names.OPERATION] != "chat":
-            return
-        if operation.usage is not None:
-            yield TOKENS, operation.usage[0], self._limit(identity, names.TOKEN_TYPE, "input")
-            yield TOKENS, operation.usage[1], self._limit(identity, names.TOKEN_TYPE, "output")
+        kind = identity[names.OPERATION]
+        find(_DURATION[kind], identity, names.ERROR_TYPE, operation.error)((operation.end - operation.start) / 1000)
+        if operation.usage is not None and kind == "chat":
+            find(_TOKEN_COUNT, identity, names.TOKEN_TYPE, "input")(operation.usage[0])
+            find(_TOKEN_COUNT, identity, names.TOKEN_TYPE, "output")(operation.usage[1])
         if operation.first_chunk is not None:
-            yield FIRST_CHUNK, operation.first_chunk, self._limit(identity, names.ERROR_TYPE, None)
+            find(_TIME_TO_FIRST_CHUNK, identity, names.ERROR_TYPE, None)(operation.first_chunk)
 
-    def _limit(self, identity: Attributes, name: str, value: str | None) -> Attributes:
-        key = (*identity.values(), name, value)
-        attributes = self._sets.get(key)
-        if attributes is None:
-            attributes = {**identity, **({} if value is None else {name: value})}
-            if identity[names.OPERATION] != "chat":
-                # As in the conventions, only metrics of model calls have this attribute.
-                del attributes[names.OPERATION]
-            if len(self._sets) >= MAX_SETS:
-                return {each: text if each in _FIXED else "other" for each, text in attributes.items()}
-            self._sets[key] = attributes
-        return attributes
+    def _find(self, histogram: Histogram, identity: Attributes, name: str, value: str | None) -> Callable[..., object]:
+        key = (histogram.name, value, *identity.values())
+        record = self._sets.get(key)
+        if record is None:
+            values = {**identity, name: value}
+            is_limited = len(self._sets) >= MAX_SETS
+            attributes = {
+                label: "other" if is_limited and label not in _FIXED else values[label]
+                for label in histogram.labels
+                if values.get(label)
+            }
+            if is_limited:
+                return self._bind(histogram, attributes)
+            record = self._sets[key] = self._bind(histogram, attributes)
+        return record

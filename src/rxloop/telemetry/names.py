@@ -7,8 +7,8 @@ constants in `opentelemetry-semantic-conventions` are deprecated. Names without 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from operator import add, attrgetter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import orjson
@@ -50,7 +50,10 @@ INTERRUPTED = "interrupted"
 
 TokenCounts = tuple[int, ...]
 """Input, output, cached, cache write and reasoning tokens."""
-_get_counts = attrgetter("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "reasoning_tokens")
+get_counts: Callable[[UsageEvent], TokenCounts] = attrgetter(
+    "input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "reasoning_tokens"
+)
+"""Return the token counts of an event. Adding them is faster than adding `Usage` objects."""
 _CACHE = ("cache_read.input_tokens", "cache_creation.input_tokens")
 _USAGE = ("input_tokens", "output_tokens", *_CACHE, "reasoning.output_tokens")
 USAGE, AGGREGATED_USAGE = (
@@ -112,12 +115,6 @@ def response_attributes(response: ResponseInfo) -> dict[str, Any]:
         "server.port": response.server_port,
     }
     return {name: value for name, value in attributes.items() if value is not None}
-
-
-def add_usage(counts: TokenCounts | None, event: UsageEvent) -> TokenCounts:
-    """Return the sum of token counts. It is faster than adding `Usage` objects."""
-    new: TokenCounts = _get_counts(event)
-    return new if counts is None else tuple(map(add, counts, new))
 
 
 def usage_attributes(counts: TokenCounts, attributes: tuple[str, ...] = USAGE) -> dict[str, int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol
+from operator import add
+from typing import Any, ClassVar
 
 from rxloop.protocol.events import (
     RELEASED,
@@ -28,8 +29,8 @@ from rxloop.telemetry import names
 
 Attributes = dict[str, Any]
 Identity = Mapping[str, Any]
-Key = tuple[str, str | None, str | None, int | None]
-"""Task id, branch, step and call index of a model call (index None) or a tool call."""
+Key = tuple[str | None, str | None, int | None]
+"""Branch, step and call index of a model call (index None) or a tool call."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,12 +60,14 @@ class Operation:
     """Failure of the last request."""
     failures: int = 0
     span: Any = None
-    context: Any = None
+    parent_context: Any = None
     """OpenTelemetry context of the span's parent."""
+    context: Any = None
+    """OpenTelemetry context in which the span is the current one, or None if it is not needed yet."""
 
 
-class Recorder(Protocol):
-    """Receiver of operations."""
+class Recorder:
+    """Receiver of operations. By default, it ignores them."""
 
     def start(self, operation: Operation) -> None:
         """Record the start of an operation."""
@@ -76,18 +79,8 @@ class Recorder(Protocol):
         """Record the end of an operation."""
 
 
-@dataclass(slots=True)
-class FoldOptions:
-    """Options of a fold, and the open calls of all folds that share them.
-
-    Attributes:
-        content: True if operations contain messages, arguments and results.
-        iterations: True if iterations are operations.
-    """
-
-    content: bool = False
-    iterations: bool = False
-    open_calls: dict[Key, Operation] = field(default_factory=dict[Key, Operation])
+OpenCalls = dict[str, dict[Key, Operation]]
+"""Open calls of each run with an open attempt."""
 
 
 @dataclass(slots=True)
@@ -108,13 +101,29 @@ class _Attempt:
 class OperationFold:
     """Operations of a stream of events, which may contain several runs and nested runs."""
 
-    def __init__(self, options: FoldOptions, recorder: Recorder) -> None:
-        self._options, self._recorder = options, recorder
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        content: bool = False,
+        iterations: bool = False,
+        open_calls: OpenCalls | None = None,
+    ) -> None:
+        """Create a fold.
+
+        Args:
+            recorder: Receiver of the operations.
+            content: Whether operations contain messages, arguments and results.
+            iterations: Whether iterations are operations.
+            open_calls: Dictionary to which the fold adds its open calls. Several folds can use it.
+        """
+        self._recorder, self._content, self._iterations = recorder, content, iterations
+        self._open_calls: OpenCalls = {} if open_calls is None else open_calls
         self._attempts: dict[str, _Attempt] = {}
         self._tasks: dict[str, TaskEvent] = {}
         """First events of unfinished runs."""
-        self._subtasks: dict[str, tuple[Key, str]] = {}
-        """Tool calls and agent names of nested runs."""
+        self._subtasks: dict[str, SubtaskEvent] = {}
+        """Events that announced the nested runs."""
         self._copied: dict[str, int] = {}
         """Last copied `seq` of forks."""
         self._now = 0
@@ -164,21 +173,24 @@ class OperationFold:
 
     def _start_attempt(self, event: StatusUpdateEvent) -> None:
         task = self._tasks.get(event.task_id)
-        call, agent = self._subtasks.get(event.task_id, (None, event.agent_name))
-        if task is not None:
-            agent = task.agent_name
+        subtask = self._subtasks.get(event.task_id)
+        agent = (task or subtask or event).agent_name
         details = {names.CONVERSATION: event.context_id, names.TASK: event.task_id, names.ATTEMPT: event.attempt}
-        if self._options.content and task is not None:
+        if self._content and task is not None:
             details[names.INPUT_MESSAGES] = names.format_messages(task.messages)
         # The first event of a run also describes the request for it.
         start = event if task is None or event.resumed else task
-        caller = self._options.open_calls.get(call) if call is not None else None
+        caller = None
+        if subtask is not None:
+            key = (subtask.branch, subtask.step, subtask.index)
+            caller = self._open_calls.get(subtask.task_id, {}).get(key)
         # A resumed attempt repeats the trace context.
         carrier = get_trace_context(event.metadata if task is None else task.metadata) or None
         name, identity = _agent_identity(agent)
         operation = Operation(name, identity, start.timestamp, caller, details, event.task_id, carrier)
         self._recorder.start(operation)
         attempt = self._attempts[event.task_id] = _Attempt(operation, event.parent_task_id)
+        self._open_calls[event.task_id] = attempt.calls
         if task is not None and task.strategy:
             identity = {names.OPERATION: "invoke_workflow", names.WORKFLOW: task.strategy}
             name = f"invoke_workflow {task.strategy}"
@@ -192,8 +204,9 @@ class OperationFold:
             self._end_attempt(child, now, names.INTERRUPTED)
         # Calls that wait for an answer have not failed.
         is_paused = final is not None and final.state in ("input-required", "auth-required", "working")
-        for key in [*attempt.calls]:
-            self._end(self._forget_call(attempt, key), now, None if is_paused else cause or names.INTERRUPTED, {})
+        self._open_calls.pop(task_id, None)
+        for call in attempt.calls.values():
+            self._end(call, now, None if is_paused else cause or names.INTERRUPTED, {})
         for operation in (attempt.iteration, attempt.workflow):
             if operation is not None:
                 self._end(operation, now, cause, {})
@@ -208,7 +221,7 @@ class OperationFold:
             attributes[names.REASON] = final.reason
         if final.finish_reason is not None:
             attributes[names.FINISH_REASONS] = (final.finish_reason,)
-        if self._options.content and final.content is not None:
+        if self._content and final.content is not None:
             finish = final.finish_reason or ""
             attributes[names.OUTPUT_MESSAGES] = names.format_answer(final.content, None, (), finish)
         agent.is_over = final.state in ("completed", "failed") and not (final.error and final.error.retryable)
@@ -217,12 +230,12 @@ class OperationFold:
     # -- model calls
 
     def _add_call(self, attempt: _Attempt, event: LLMCallEvent) -> None:
-        if self._options.iterations and event.branch is None:
-            self._end_iteration(attempt, event.timestamp)
+        if self._iterations and event.branch is None:
+            self._end_iteration(attempt, event)
             number = {names.ITERATION: event.iteration}
             parent = attempt.workflow or attempt.agent
             attempt.iteration = self._start(f"iteration {event.iteration}", {}, event, parent, number)
-        key = (event.task_id, event.branch, event.step, None)
+        key = (event.branch, event.step, None)
         if key in attempt.calls:
             # The provider has refused the first request of the step, for example because it was too long.
             self._end_call(attempt, key, event.timestamp, names.INTERRUPTED, {})
@@ -232,11 +245,10 @@ class OperationFold:
         if event.settings:
             details |= names.settings_attributes(event.settings)
         name, identity = _chat_identity(event.model)
-        operation = self._start(name, identity, event, attempt.get_parent(event.branch), details)
-        attempt.calls[key] = self._options.open_calls[key] = operation
+        attempt.calls[key] = self._start(name, identity, event, attempt.get_parent(event.branch), details)
 
-    def _add_failure(self, event: LLMFailedEvent) -> None:
-        call = self._options.open_calls.get((event.task_id, event.branch, event.step, None))
+    def _add_failure(self, attempt: _Attempt, event: LLMFailedEvent) -> None:
+        call = attempt.calls.get((event.branch, event.step, None))
         if call is not None:
             call.failure = event.error
             call.failures += 1
@@ -245,12 +257,13 @@ class OperationFold:
     def _add_usage(self, attempt: _Attempt, event: UsageEvent) -> None:
         # Several models can answer one step, for example with `hedge`. Nested runs have their own operations, so no
         # token is counted twice.
-        for operation in (attempt.agent, attempt.calls.get((event.task_id, event.branch, event.step, None))):
+        counts = names.get_counts(event)
+        for operation in (attempt.agent, attempt.calls.get((event.branch, event.step, None))):
             if operation is not None:
-                operation.usage = names.add_usage(operation.usage, event)
+                operation.usage = counts if operation.usage is None else tuple(map(add, operation.usage, counts))
 
     def _complete_message(self, attempt: _Attempt, event: ContentCompleteEvent) -> None:
-        key = (event.task_id, event.branch, event.step, None)
+        key = (event.branch, event.step, None)
         call = attempt.calls.get(key)
         if call is None:
             return
@@ -261,56 +274,48 @@ class OperationFold:
             call.first_chunk = attributes[names.FIRST_CHUNK] = event.first_token
         if event.response is not None:
             attributes |= names.response_attributes(event.response)
-        if self._options.content:
+        if self._content:
             answer = names.format_answer(event.content, event.reasoning, event.tool_calls, event.finish_reason)
             attributes[names.OUTPUT_MESSAGES] = answer
         is_canceled = event.finish_reason == "canceled"
         self._end_call(attempt, key, event.timestamp, "canceled" if is_canceled else None, attributes)
 
     def _end_call(self, attempt: _Attempt, key: Key, now: int, cause: str | None, attributes: Attributes) -> None:
-        call = self._forget_call(attempt, key)
+        call = attempt.calls.pop(key)
         failure = call.failure if cause is not None else None
         if call.failures:
             attributes[names.RETRIES] = call.failures - (failure is not None)
         self._end(call, now, failure.code if failure else cause, attributes, failure.message if failure else None)
 
-    def _end_iteration(self, attempt: _Attempt, now: int) -> None:
+    def _end_iteration(self, attempt: _Attempt, event: LLMCallEvent | CheckpointEvent) -> None:
         if attempt.iteration is not None:
-            self._end(attempt.iteration, now, None, {})
+            self._end(attempt.iteration, event.timestamp, None, {})
             attempt.iteration = None
-
-    def _add_checkpoint(self, attempt: _Attempt, event: CheckpointEvent) -> None:
-        self._end_iteration(attempt, event.timestamp)
 
     # -- tool calls
 
     def _start_tool(self, attempt: _Attempt, event: ToolStartEvent) -> None:
         call = event.call
         details: Attributes = {names.TOOL_CALL: call.id, names.STEP: event.step or ""}
-        if self._options.content:
+        if self._content:
             details[names.TOOL_ARGUMENTS] = names.to_json(call.arguments)
         name, identity = _tool_identity(call.name)
-        key = (event.task_id, event.branch, event.step, event.index)
         operation = self._start(name, identity, event, attempt.get_parent(event.branch), details)
-        attempt.calls[key] = self._options.open_calls[key] = operation
+        attempt.calls[event.branch, event.step, event.index] = operation
 
     def _complete_tool(self, attempt: _Attempt, event: ToolCompleteEvent) -> None:
-        key = (event.task_id, event.branch, event.step, event.index)
+        call = attempt.calls.pop((event.branch, event.step, event.index), None)
         # Refused calls and recorded answers are no operations, because no tool was executed.
-        if key not in attempt.calls:
+        if call is None:
             return
-        result: Attributes = {names.TOOL_RESULT: event.content} if self._options.content else {}
+        result: Attributes = {names.TOOL_RESULT: event.content} if self._content else {}
         error = None if event.success else names.tool_error(event)
-        self._end(self._forget_call(attempt, key), event.timestamp, error, result, event.error)
+        self._end(call, event.timestamp, error, result, event.error)
 
     def _add_subtask(self, event: SubtaskEvent) -> None:
-        self._subtasks[event.subtask_id] = ((event.task_id, event.branch, event.step, event.index), event.agent_name)
+        self._subtasks[event.subtask_id] = event
 
     # -- operations
-
-    def _forget_call(self, attempt: _Attempt, key: Key) -> Operation:
-        self._options.open_calls.pop(key, None)
-        return attempt.calls.pop(key)
 
     def _start(self, name: str, identity: Identity, event: Event, parent: Operation, details: Attributes) -> Operation:
         operation = Operation(name, identity, event.timestamp, parent, details)
@@ -324,19 +329,15 @@ class OperationFold:
         self._recorder.end(each)
 
     _HANDLERS: ClassVar = EventTable[Any](
-        {
-            TaskEvent: _add_task,
-            StatusUpdateEvent: _add_status,
-            LLMFailedEvent: _add_failure,
-            SubtaskEvent: _add_subtask,
-        }
+        {TaskEvent: _add_task, StatusUpdateEvent: _add_status, SubtaskEvent: _add_subtask}
     )
     _CALL_HANDLERS: ClassVar = EventTable[Any](
         {
             LLMCallEvent: _add_call,
+            LLMFailedEvent: _add_failure,
             UsageEvent: _add_usage,
             ContentCompleteEvent: _complete_message,
-            CheckpointEvent: _add_checkpoint,
+            CheckpointEvent: _end_iteration,
             ToolStartEvent: _start_tool,
             ToolCompleteEvent: _complete_tool,
         }

@@ -2,44 +2,41 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Histogram
+from collections.abc import Callable
 
-from rxloop.protocol.events import LLMFailedEvent
-from rxloop.telemetry.measurements import HISTOGRAMS, Measurements
-from rxloop.telemetry.operations import Operation
+import prometheus_client
+
+from rxloop.telemetry.measurements import HISTOGRAMS, Attributes, Histogram, Measurements
 
 _UNITS = {"s": "seconds", "{token}": ""}
 """Suffixes of metric names by unit."""
 
 
-class PrometheusRecorder:
-    """Recorder that fills the histograms of a registry. Names follow the OpenTelemetry rules for Prometheus."""
+def make_prometheus_recorder(registry: prometheus_client.CollectorRegistry) -> Measurements:
+    """Return a recorder that fills the histograms of a registry. Names follow the OpenTelemetry rules for Prometheus.
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._measurements = Measurements()
-        self._histograms = {
-            each.name: (
-                Histogram(
-                    each.name.replace(".", "_"),
-                    each.description,
-                    [label.replace(".", "_") for label in each.labels],
-                    unit=_UNITS[each.unit],
-                    registry=registry,
-                    buckets=each.buckets,
-                ),
-                each.labels,
-            )
-            for each in HISTOGRAMS
-        }
+    Args:
+        registry: Registry to which the histograms are added.
 
-    def start(self, operation: Operation) -> None:
-        """Ignore the start of an operation."""
+    Returns:
+        Recorder of the metrics.
 
-    def fail(self, operation: Operation, event: LLMFailedEvent) -> None:
-        """Ignore a failed request."""
+    Raises:
+        ValueError: The registry already contains the histograms.
+    """
+    histograms = {
+        each.name: prometheus_client.Histogram(
+            each.name.replace(".", "_"),
+            each.description,
+            [label.replace(".", "_") for label in each.labels],
+            unit=_UNITS[each.unit],
+            registry=registry,
+            buckets=each.buckets,
+        )
+        for each in HISTOGRAMS
+    }
 
-    def end(self, operation: Operation) -> None:
-        """Record the metrics of an operation."""
-        for name, value, attributes in self._measurements.measure(operation):
-            histogram, labels = self._histograms[name]
-            histogram.labels(*[attributes.get(label, "") for label in labels]).observe(value)
+    def bind(histogram: Histogram, attributes: Attributes) -> Callable[[float], object]:
+        return histograms[histogram.name].labels(*[attributes.get(label, "") for label in histogram.labels]).observe
+
+    return Measurements(bind)

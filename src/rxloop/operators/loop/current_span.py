@@ -8,10 +8,11 @@ from reactivex import Observable, abc
 
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.requests import Operator, Signal
-from rxloop.protocol.events import ContentCompleteEvent, LLMCallEvent, ToolStartEvent
+from rxloop.protocol.events import ContentCompleteEvent, Event, LLMCallEvent, ToolStartEvent
 from rxloop.stream.rx import ColdObservable, RunScheduler, connect
 from rxloop.stream.scope import Scope
 from rxloop.telemetry.names import OPEN_CALLS
+from rxloop.telemetry.operations import OpenCalls, Operation
 
 
 def current_span(spans: Callable[[Observable[Any]], Observable[Any]]) -> Operator[object]:
@@ -60,13 +61,13 @@ def current_span(spans: Callable[[Observable[Any]], Observable[Any]]) -> Operato
 class _CurrentSpan:
     """Subscription of `current_span`."""
 
-    def __init__(self, calls: Any, observer: abc.ObserverBase[Signal], scope: Scope | None) -> None:
+    def __init__(self, open_calls: OpenCalls, observer: abc.ObserverBase[Signal], scope: Scope | None) -> None:
         # Imported here, because only programs with `op.spans` have the package.
         from opentelemetry.context import attach
 
         from rxloop.telemetry.otel import get_context
 
-        self._calls, self._publish, self._scope = calls, observer.on_next, scope
+        self._open_calls, self._publish, self._scope = open_calls, observer.on_next, scope
         self._attach, self._get_context = attach, get_context
         self._parents: dict[str | None, Any] = {}
         """Contexts around open model calls by step."""
@@ -76,19 +77,22 @@ class _CurrentSpan:
         self._publish(signal)
         kind = type(signal)
         if kind is ToolStartEvent and isinstance(signal, ToolStartEvent):
-            call = self._calls.get((signal.task_id, signal.branch, signal.step, signal.index))
+            call = self._find(signal, signal.index)
             if call is not None and _is_in_task_of_tool():
                 # The task of the tool has its own context, which ends with it.
                 self._attach(self._get_context(call))
         elif kind is LLMCallEvent and isinstance(signal, LLMCallEvent):
-            call = self._calls.get((signal.task_id, signal.branch, signal.step, None))
+            call = self._find(signal, None)
             if call is not None:
-                self._parents[signal.step] = call.context
+                self._parents[signal.step] = call.parent_context
                 self._attach_to_run(self._get_context(call))
         elif kind is ContentCompleteEvent and isinstance(signal, ContentCompleteEvent) and self._parents:
             parent = self._parents.pop(signal.step, None)
             if parent is not None:
                 self._attach_to_run(parent)
+
+    def _find(self, event: Event, index: int | None) -> Operation | None:
+        return self._open_calls.get(event.task_id, {}).get((event.branch, event.step, index))
 
     def _attach_to_run(self, context: Any) -> None:
         """Set the context of tasks that the run starts from now on. The task of the model call is started next."""

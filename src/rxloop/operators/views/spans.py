@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rxloop.errors import ConfigurationError
 from rxloop.operators.views import View
@@ -11,12 +11,13 @@ from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import Event
 from rxloop.stream.sources import DURABLE
 from rxloop.telemetry.names import OPEN_CALLS
+from rxloop.telemetry.operations import OperationFold
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import Span, TracerProvider
 
-    from rxloop.telemetry.otel import Telemetry
+T = TypeVar("T")
 
 
 def spans(
@@ -58,39 +59,31 @@ def spans(
     Raises:
         ConfigurationError: The package opentelemetry-api is not installed.
     """
-    telemetry = _make_telemetry(content, iterations, metrics, tracer_provider, meter_provider)
-
-    def create_spans(out: ViewOutput[Span]) -> Callable[[Event], None]:
-        # Imported lazily, because few programs create spans.
-        from opentelemetry import context
-
-        fold = telemetry.fold(context.get_current(), out.emit)
-        out.on_end(fold.close, also_on_error=True)
-        out.on_dispose(fold.close)
-        return fold.add
-
-    view = make_view(create_spans)
-    vars(view).update({DURABLE: True, OPEN_CALLS: telemetry.options.open_calls})
-    return view
-
-
-def _make_telemetry(
-    content: bool | None,
-    iterations: bool,
-    metrics: bool,
-    tracer_provider: TracerProvider | None,
-    meter_provider: MeterProvider | None,
-) -> Telemetry:
     try:
         from rxloop.telemetry.otel import Telemetry
     except ImportError as error:
         raise ConfigurationError(
             f"op.spans requires {error.name}; install it with pip install 'rxloop[otel]'"
         ) from error
-    return Telemetry(
-        content=content,
-        iterations=iterations,
-        metrics=metrics,
-        tracer_provider=tracer_provider,
-        meter_provider=meter_provider,
-    )
+    telemetry = Telemetry(content, iterations, metrics, tracer_provider, meter_provider)
+    view = view_operations(telemetry.fold)
+    vars(view)[OPEN_CALLS] = telemetry.open_calls
+    return view
+
+
+def view_operations(make_fold: Callable[[Callable[[T], None]], OperationFold]) -> View[Event, T]:
+    """Create a view from a fold of durable events into operations. It closes the fold when its source ends early.
+
+    Args:
+        make_fold: Function that returns the fold of a subscription. Its argument emits a value from the view.
+    """
+
+    def fold_events(out: ViewOutput[T]) -> Callable[[Event], None]:
+        fold = make_fold(out.emit)
+        out.on_end(fold.close, also_on_error=True)
+        out.on_dispose(fold.close)
+        return fold.add
+
+    view = make_view(fold_events)
+    vars(view)[DURABLE] = True
+    return view

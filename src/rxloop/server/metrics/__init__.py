@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import HTTPConnection
@@ -11,13 +11,12 @@ from starlette.routing import BaseRoute
 from typing_extensions import Unpack, override
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators.views.make_view import ViewOutput, make_view
-from rxloop.protocol.events import Event
+from rxloop.operators.views.spans import view_operations
 from rxloop.runtime.runtime import Runtime
 from rxloop.server.core.adapter import Adapter, AdapterOptions, Call, Endpoint
 from rxloop.server.core.errors import Refused, write_problem
-from rxloop.stream.sources import DURABLE
 from rxloop.support.threads import run_in_thread
+from rxloop.telemetry.operations import OperationFold
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -37,24 +36,14 @@ class MetricsAdapter(Adapter):
             ) from error
         # Imported lazily because the extra is optional.
         from rxloop.server.metrics.figures import RuntimeFigures
-        from rxloop.telemetry.operations import FoldOptions, OperationFold
-        from rxloop.telemetry.prometheus import PrometheusRecorder
+        from rxloop.telemetry.prometheus import make_prometheus_recorder
 
         self._registry = CollectorRegistry() if registry is None else registry
         self._choose_encoder = exposition.choose_encoder
         self._figures = RuntimeFigures(runtime)
         self._registry.register(self._figures)
-        recorder, fold_options = PrometheusRecorder(self._registry), FoldOptions()
-
-        def record(out: ViewOutput[None]) -> Callable[[Event], None]:
-            fold = OperationFold(fold_options, recorder)
-            out.on_end(fold.close, also_on_error=True)
-            out.on_dispose(fold.close)
-            return fold.add
-
-        view = make_view(record)
-        vars(view)[DURABLE] = True
-        runtime.add_views([view])
+        recorder = make_prometheus_recorder(self._registry)
+        runtime.add_views([view_operations(lambda emit: OperationFold(recorder))])
 
     @override
     def endpoints(self) -> Sequence[Endpoint | BaseRoute]:
