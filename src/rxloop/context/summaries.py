@@ -20,7 +20,7 @@ from rxloop.protocol.events import Event, ThinkingFailedEvent
 from rxloop.protocol.messages import Message, Usage, Wire
 from rxloop.protocol.settings import ModelSettings
 from rxloop.state.run_state import RunState
-from rxloop.stream.sources import Push, collect_answer, emit, from_task
+from rxloop.stream.sources import Push, collect_answer, from_task
 from rxloop.support.text import to_one_line
 
 _LINE = 200
@@ -195,17 +195,17 @@ class SummaryPhase:
         self._summary_tokens = summary_tokens
         self._timeout = timeout
 
-    def answer(self, request: ModelRequest) -> Observable[Signal]:
-        """Return an observable of the request to send instead."""
+    def answer(self, request: ModelRequest) -> Observable[Signal] | ModelRequest:
+        """Return the request to send instead, or an observable of it."""
         if self._cutter.skips(request):
-            return emit(request)
+            return request
         result = reflect(request.ctx.state)
         if self._note and result.note():
             request = request.replace(tail=(*request.tail, Message.user(result.note())))
         counter = self._cutter.counter(request)
         compression = self._cutter.compression(request, counter)
         if compression.fits:
-            return emit(self._request(request, compression.unchanged(), result, counter))
+            return self._request(request, compression.unchanged(), result, counter)
 
         async def cut(push: Push[Any]) -> None:
             compressed = await self._cutter.cut(request, compression)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypedDict
 
 import orjson
@@ -120,7 +121,14 @@ class ModelRequest(Request[Any]):
 
     def replace(self, **changes: Unpack[ModelRequestChanges]) -> ModelRequest:
         """Return a copy with changed fields."""
-        return replace(self, **changes)
+        # `dataclasses.replace` reads each field with a call.
+        values: dict[str, Any] = dict(zip(_FIELDS, _get_fields(self), strict=True))
+        values.update(changes)
+        return ModelRequest(**values)
+
+
+_FIELDS = tuple(each.name for each in fields(ModelRequest))
+_get_fields = attrgetter(*_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)

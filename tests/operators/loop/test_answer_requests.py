@@ -234,3 +234,12 @@ def test_ten_thousand_synchronous_answers_need_no_deep_stack() -> None:
 def test_answering_rejects_a_concurrency_below_one(concurrency: int) -> None:
     with pytest.raises(ValueError, match="concurrency must be at least 1"):
         answer_requests(Ask, lambda request: emit(), concurrency)
+
+
+@pytest.mark.parametrize("concurrency", [None, 1])
+def test_returned_request_replaces_the_request(concurrency: int | None) -> None:
+    received: list[Any] = []
+    operator: Any = answer_requests(Ask, lambda request: Other(), concurrency)
+    source: Any = emit("e", Ask("a"), Ask("b"), "f")
+    operator(source).subscribe(received.append, None, lambda: received.append("end"))
+    assert received == ["e", Other(), Other(), "f", "end"]

@@ -19,7 +19,7 @@ _MAX_LATE = 2_000
 
 
 def answer_requests(
-    request_type: type[R], answer: Callable[[R], Observable[Signal]], concurrency: int | None = None
+    request_type: type[R], answer: Callable[[R], Observable[Signal] | Request[Any]], concurrency: int | None = None
 ) -> Operator[object]:
     """Replace requests of one type by their answers, and pass all other signals through.
 
@@ -34,7 +34,8 @@ def answer_requests(
 
     Args:
         request_type: Type of the requests to answer.
-        answer: Returns the signals that replace a request. The result is subscribed once.
+        answer: Returns the signals that replace a request. The result is subscribed once. To only replace the request,
+            return the new request, which costs less than an Observable.
         concurrency: Maximum number of concurrent answers. Further requests wait in order. Unlimited by default.
 
     Returns:
@@ -45,7 +46,9 @@ def answer_requests(
 
 
 def answer_with_permits(
-    request_type: type[R], answer: Callable[[R, Permit | None], Observable[Signal]], concurrency: int | None
+    request_type: type[R],
+    answer: Callable[[R, Permit | None], Observable[Signal] | Request[Any]],
+    concurrency: int | None,
 ) -> Operator[object]:
     """Return `answer_requests`, but pass `answer` a permit that it can release while it waits for a person.
 
@@ -84,7 +87,7 @@ class _AnswerSubscription(Generic[R]):
     def __init__(
         self,
         request_type: type[R],
-        answer: Callable[[R, Permit | None], Observable[Signal]],
+        answer: Callable[[R, Permit | None], Observable[Signal] | Request[Any]],
         concurrency: int | None,
         observer: abc.ObserverBase[Signal],
         scheduler: abc.SchedulerBase | None,
@@ -132,8 +135,12 @@ class _AnswerSubscription(Generic[R]):
         except Exception as error:
             self._on_error(error)
             return
-        self._active += 1
         end = self._end if permit is None else permit.end
+        self._active += 1
+        if isinstance(inner, Request):
+            self._observer.on_next(inner)
+            end()
+            return
         connect(inner, self._observer.on_next, self._on_error, end, self._scheduler, self._connections)
 
     def _end(self) -> None:

@@ -7,7 +7,7 @@ from reactivex import Observable
 from rxloop.operators.loop.answer_requests import answer_requests
 from rxloop.pipeline.interfaces import Compressor, TokenCounter
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
-from rxloop.stream.sources import Push, emit, from_task
+from rxloop.stream.sources import Push, from_task
 
 
 def compress(
@@ -47,13 +47,13 @@ def compress(
 
     requests = RequestCompressor(compressor, counter, every, timeout)
 
-    def answer(request: ModelRequest) -> Observable[Signal]:
+    def answer(request: ModelRequest) -> Observable[Signal] | ModelRequest:
         if requests.skips(request):
-            return emit(request)
+            return request
         counter = requests.counter(request)
         compression = requests.compression(request, counter)
         if compression.fits:
-            return emit(requests.make_request(request, compression.unchanged().messages, counter))
+            return requests.make_request(request, compression.unchanged().messages, counter)
 
         async def compress_request(push: Push[Any]) -> None:
             result = await requests.cut(request, compression)

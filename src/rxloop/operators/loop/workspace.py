@@ -10,7 +10,7 @@ from rxloop.pipeline.requests import ModelRequest, Operator, Signal
 from rxloop.pipeline.sent.texts import mark_origin
 from rxloop.pipeline.time_limits import limit_time
 from rxloop.protocol.messages import Message
-from rxloop.stream.sources import emit, from_awaitable
+from rxloop.stream.sources import from_awaitable
 
 
 def workspace(source: Workspace) -> Operator[object]:
@@ -31,12 +31,12 @@ def workspace(source: Workspace) -> Operator[object]:
         source: The workspace. It is rendered before each model call.
     """
 
-    def answer(request: ModelRequest) -> Observable[Signal]:
+    def answer(request: ModelRequest) -> Observable[Signal] | ModelRequest:
         # Lazy import, because workspaces are rarely used.
         from rxloop.context.workspaces import as_parts, is_quick
 
         if is_quick(source):
-            return emit(_add_parts(request, as_parts(source, source.render())))
+            return _add_parts(request, as_parts(source, source.render()))
         return from_awaitable(lambda: _render_and_add(request, source), request.ctx, name="rxloop-workspace")
 
     operator = answer_requests(ModelRequest, answer)

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from ag_ui.core import RunAgentInput, ToolMessage, UserMessage
-from reactivex import Observable
 
 from rxloop.operators.loop.answer_requests import answer_requests
-from rxloop.pipeline.requests import ModelRequest, Operator, Signal
+from rxloop.pipeline.requests import ModelRequest, Operator
 from rxloop.protocol.events import (
     AuthRequiredEvent,
     Event,
@@ -29,7 +28,6 @@ from rxloop.server.core.bodies import parse_text
 from rxloop.server.core.chat_changes import CallBegan, Change
 from rxloop.server.core.chat_fold import ChatFold
 from rxloop.server.core.errors import Refused
-from rxloop.stream.sources import emit
 from rxloop.support.json_schema import accepts
 
 
@@ -178,14 +176,14 @@ def agui_context() -> Operator[object]:
         >>> agent = Agent(model, loop=op.standard(before_model=[agui_context()]))
     """
 
-    def answer(request: ModelRequest) -> Observable[Signal]:
+    def answer(request: ModelRequest) -> ModelRequest:
         sent: Any = request.ctx.metadata.get("agui")
         context = cast("dict[str, Any]", sent).get("context") if isinstance(sent, dict) else None
         if not context:
-            return emit(request)
+            return request
         # JSON encoding prevents values from being mistaken for other text.
         layer = Message.user(f"{_NOTE}\n{json.dumps(context, ensure_ascii=False)}")
-        return emit(request.replace(tail=(*request.tail, layer)))
+        return request.replace(tail=(*request.tail, layer))
 
     operator = answer_requests(ModelRequest, answer)
     operator.__qualname__ = "agui_context()"
