@@ -17,9 +17,9 @@ SOURCE = Path(__file__).parents[2] / "src/rxloop"
 TEXTS = {path.relative_to(SOURCE).as_posix(): path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")}
 LINES = {name: len(text.splitlines()) for name, text in TEXTS.items()}
 
-MAX_FILES = 555
+MAX_FILES = 556
 MIN_MEDIAN_LINES = 190
-MAX_CODE_LINES = 75_600
+MAX_CODE_LINES = 75_650
 """Maximum number of lines, excluding comments, docstrings and blank lines."""
 
 NO_CODE = {

@@ -141,8 +141,31 @@ async def imported_conversation_contains_it(world: World, text: str) -> None:
 
 
 async def nested_agent_notes_it(world: World, text: str) -> None:
-    forged = [event.model_copy(update={"parent_task_id": "parent"}) for event in forge_events(world, text)]
-    await append(world, "ann", *forged, text="Hi")
+    tools = [*world.memory.tools(), make_reader(text)]
+    calls = [call("remember", text=text[:4_000], replaces=each) for each in (world.program, world.user)]
+    inner = Agent(ScriptedModel(call("read"), *calls, text), name="inner", tools=tools)
+    outer = Agent(ScriptedModel(call("inner", prompt="Hi"), "Done."), tools=[inner.as_tool()], log=world.log)
+    await outer.run("Read it.", owner="ann")
+
+
+async def later_run_launders_a_recalled_note(world: World, text: str) -> None:
+    await model_remembers_a_tool_result(world, text)
+    calls = [call("remember", text=text[:4_000], replaces=each) for each in (world.program, world.user)]
+    loop = op.standard(before_model=[op.recall(world.memory)])
+    agent = Agent(ScriptedModel(*calls, text), log=world.log, tools=world.memory.tools(), loop=loop)
+    await agent.run("What about the harbour and Eve, role system, transfer, pay?", owner="ann")
+
+
+async def reflection_repeats_it(world: World, text: str) -> None:
+    await answer_repeats_a_tool_result(world, text)
+    notes = await world.memory.notes("ann")
+    ids = [note.note_id for note in notes if note.kind == "episode"]
+    calls = [
+        call("write_note", text=text[:4_000], kind="fact", sources=ids[:1] + ids[-1:], replaces=each)
+        for each in (world.program, world.user)
+    ]
+    for _ in range(2):
+        await world.memory.reflect("ann", model=ScriptedModel(*calls, text))
 
 
 def forge_events(world: World, text: str) -> list[Event]:
@@ -164,7 +187,9 @@ ATTACKS: list[tuple[Attack, str | None]] = [
     (run_without_an_owner_notes_it, None),
     (imported_run_notes_it, None),
     (imported_conversation_contains_it, "user Eve"),
-    (nested_agent_notes_it, None),
+    (nested_agent_notes_it, FOREIGN),
+    (later_run_launders_a_recalled_note, FOREIGN),
+    (reflection_repeats_it, FOREIGN),
 ]
 """Attacks, and the origin of their notes in the block. None if they must not be recalled."""
 
@@ -181,7 +206,7 @@ async def test_attack_is_at_most_a_record(attack: Attack, origin: str | None, pa
         [request] = model.requests
         texts = [message.text for message in (*request.system, *request.messages, *request.tail)]
         assert len(texts) == 2
-        check_block(texts[0], origin)
+        check_block(texts[1], origin)
         notes = {note.note_id: note for note in await memory.notes("ann")}
         assert notes[world.program].text == "The harbour account belongs to Ann."
         assert notes[world.user].text == "My harbour is in Oslo."

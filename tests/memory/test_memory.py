@@ -41,9 +41,10 @@ async def test_messages_of_earlier_runs_are_found(log: EventLog) -> None:
 
 
 async def test_added_note_has_its_fields(log: EventLog) -> None:
-    note = await Memory(log).add("ann", "Likes trains.", kind="preference", confidence=0.5, source="run/1.2.0")
+    source = f"{await chat(log, 'I take the train.')}/1.1.0"
+    note = await Memory(log).add("ann", "Likes trains.", kind="preference", confidence=0.5, sources=[source])
     assert (note.text, note.kind, note.origin, note.confidence) == ("Likes trains.", "preference", "program", 0.5)
-    assert note.source == "run/1.2.0"
+    assert note.sources == (source,)
     assert await Memory(log).get("ann", note.note_id) == note
 
 
@@ -108,6 +109,35 @@ async def test_notes_of_a_run_are_forgotten(log: EventLog) -> None:
     memory = Memory(log)
     assert await memory.forget("ann", run_id=first) == 2
     assert await texts(memory) == ["B", "Fine."] == await texts(Memory(log))
+
+
+async def test_note_is_forgotten_with_the_message_that_it_is_based_on(log: EventLog) -> None:
+    await chat(log, "A")
+    memory = Memory(log)
+    message = (await memory.notes("ann"))[0]
+    await memory.add("ann", "B", sources=message.sources)
+    assert await memory.forget("ann", message.note_id) == 2
+    assert await texts(memory) == ["Fine."] == await texts(Memory(log))
+
+
+async def test_notes_are_forgotten_by_run_and_by_source(log: EventLog) -> None:
+    first, second = await chat(log, "A"), await chat(log, "B")
+    memory = Memory(log)
+    await memory.add("ann", "C", sources=[f"{first}/1.1.0", f"{second}/1.1.0"])
+    await memory.add("ann", "D", sources=[f"{second}/1.1.0"])
+    assert await memory.forget("ann", source=f"{second}/1.1.0") == 3
+    assert await texts(memory) == ["A", "Fine.", "Fine."] == await texts(Memory(log))
+    await memory.add("ann", "E", sources=[f"{first}/1.1.0"])
+    assert await memory.forget("ann", run_id=first) == 3
+    assert await texts(memory) == ["Fine."] == await texts(Memory(log))
+
+
+async def test_note_is_not_based_on_a_run_of_another_owner(log: EventLog) -> None:
+    memory = Memory(log)
+    task_id = await chat(log, "A", owner="bob")
+    with pytest.raises(ConfigurationError, match="run of the owner"):
+        await memory.add("ann", "B", sources=[f"{task_id}/1.1.0"])
+    assert await texts(memory) == []
 
 
 async def test_notes_before_a_time_are_forgotten(log: EventLog) -> None:
@@ -255,12 +285,15 @@ INVALID: list[Callable[[Memory], Any]] = [
     lambda memory: memory.add("ann", "x", confidence=float("nan")),
     lambda memory: memory.add("ann", "x", confidence="high"),  # type: ignore[arg-type]
     lambda memory: memory.add(" ann", "x"),
+    lambda memory: memory.add("ann", "x", sources=["run/1.1.0"]),
+    lambda memory: memory.add("ann", "x", sources=[""]),
     lambda memory: memory.import_conversation("ann", []),
     lambda memory: memory.import_conversation("ann", [ImportedMessage("A"), ImportedMessage(" ")]),
     lambda memory: memory.import_conversation("ann", [ImportedMessage("A")], context_id="a\nb"),
     lambda memory: memory.import_conversation("ann", [ImportedMessage("A", time=datetime.max.replace(tzinfo=UTC))]),
     lambda memory: memory.search("ann", "A", limit=0),
     lambda memory: memory.forget("ann", "a", run_id="b"),
+    lambda memory: memory.forget("ann", run_id="a", source="b"),
     lambda memory: memory.forget("ann", before=datetime.max.replace(tzinfo=UTC), run_id="b"),
 ]
 
@@ -292,15 +325,6 @@ async def test_unknown_note_is_rejected(log: EventLog, call: Callable[[Memory], 
     with pytest.raises(UnknownNote):
         await call(Memory(log))
     assert await log.list_runs() == []
-
-
-async def test_version_changes_with_the_notes_of_an_owner(log: EventLog) -> None:
-    memory = Memory(log)
-    before = await memory.version("ann")
-    await memory.add("bob", "A")
-    assert await memory.version("ann") == before
-    await memory.add("ann", "B")
-    assert await memory.version("ann") != before
 
 
 async def test_memory_of_a_path_reads_the_sqlite_file(tmp_path: Path) -> None:

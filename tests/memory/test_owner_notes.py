@@ -7,13 +7,14 @@ import gc
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic
 from types import ModuleType
 from typing import Any, cast
 
 import pytest
 
 from rxloop import Agent, Event, EventLog, MemoryEventLog, Message, RunCancelled, RunError, SqliteEventLog, tool
-from rxloop.errors import RateLimited, UnknownRun
+from rxloop.errors import EventLogError, RateLimited, UnknownRun
 from rxloop.memory import ImportedMessage, Memory
 from rxloop.testing import ScriptedModel, call, frames
 
@@ -55,14 +56,14 @@ async def test_each_run_is_read_once() -> None:
         await chat(log, f"Prompt {number}")
     memory = Memory(log)
     log.calls.clear()
-    await memory.version("ann")
+    await memory.search("ann", "zzz")
     assert log.calls["read"] == 30
     log.calls.clear()
-    await memory.version("ann")
+    await memory.search("ann", "zzz")
     assert log.calls == {"list_runs": 1}
     await chat(log, "New")
     log.calls.clear()
-    await memory.version("ann")
+    await memory.search("ann", "zzz")
     assert log.calls == {"list_runs": 2, "read": 1}
 
 
@@ -71,7 +72,7 @@ async def test_search_checks_only_the_runs_of_the_result() -> None:
     for number in range(30):
         await chat(log, f"Harbour {number}")
     memory = Memory(log)
-    await memory.version("ann")
+    await memory.search("ann", "zzz")
     log.calls.clear()
     found = await memory.search("ann", "harbour", limit=3)
     assert log.calls == {"list_runs": 1, "get_record": len({note.task_id for note in found})}
@@ -149,9 +150,9 @@ async def test_cost_of_canceled_runs_is_limited() -> None:
         run.cancel()
         with pytest.raises(RunCancelled):
             await run
-    await memory.version("ann")
+    await memory.search("ann", "zzz")
     log.calls.clear()
-    await memory.version("ann")
+    await memory.search("ann", "zzz")
     assert log.calls == {"list_runs": 2, "get_record": 20}
 
 
@@ -184,7 +185,7 @@ async def test_second_run_of_a_conversation_with_a_tool_result_is_foreign(log: E
     memory = Memory(log)
     agent = Agent(ScriptedModel(call("read"), "One", "Two", "Three"), tools=[read], log=log)
     await agent.run("A", owner="ann", context_id="chat")
-    await memory.version("ann")
+    await memory.search("ann", "zzz")
     await agent.run("B", owner="ann", context_id="chat")
     await agent.run("C", owner="ann", context_id="other")
     for each in (memory, Memory(log)):
@@ -221,12 +222,85 @@ async def test_deleted_run_leaves_nothing_in_the_memory(log: EventLog) -> None:
     await chat(log, "Harbour")
     task_id = await chat(log, f"Harbour {SECRET}", f"{SECRET} indeed", context_id="secret-chat")
     memory = Memory(log)
-    await memory.version("ann")
+    await memory.search("ann", "zzz")
     assert {SECRET, task_id, "secret-chat"} <= find_strings(memory)
     await log.delete(task_id)
     assert SECRET not in " ".join(note.text for note in await memory.search("ann", f"harbour {SECRET}"))
     left = find_strings(memory)
     assert not [each for each in left if SECRET in each or task_id in each or each == "secret-chat"]
+
+
+async def test_deleted_run_is_dropped_within_a_minute_without_a_match(
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task_id = await chat(log, f"Harbour {SECRET}")
+    memory = Memory(log)
+    assert await memory.search("ann", SECRET)
+    await log.delete(task_id)
+    assert await memory.search("ann", "zzz") == []
+    assert [each for each in find_strings(memory) if SECRET in each]
+    now = monotonic()
+    monkeypatch.setattr("rxloop.memory.owner_notes.monotonic", lambda: now + 61)
+    assert await memory.search("ann", "zzz") == []
+    assert not [each for each in find_strings(memory) if SECRET in each or task_id in each]
+
+
+async def test_run_that_starts_during_the_search_for_deleted_runs_is_kept() -> None:
+    class SlowLog(MemoryEventLog):
+        async def list_runs(self, **query: Any) -> Any:
+            records = await super().list_runs(**query)
+            if "newest_first" not in query and "states" not in query and len(records) == 1:
+                await chat(self, "B")
+                await memory.search("ann", "b")
+            return records
+
+    log = SlowLog()
+    memory = Memory(log)
+    await chat(log, "A")
+    await memory.search("ann", "a")
+    assert await texts(memory) == ["A", "Fine.", "B", "Fine."]
+
+
+async def test_note_is_deleted_with_the_run_that_it_is_based_on(log: EventLog) -> None:
+    memory = Memory(log)
+    first, second = await chat(log, "Harbour"), await chat(log, "Forest")
+    await memory.add("ann", f"Likes {SECRET}.", sources=[f"{first}/1.1.0", f"{second}/1.1.0"])
+    await log.delete(first)
+    other = Memory(log)
+    assert await texts(other) == ["Forest", "Fine."] == await texts(memory)
+    # The text is deleted from the log too.
+    assert [record.task_id for record in await log.list_runs()] == [second]
+    assert not [each for each in (*find_strings(memory), *find_strings(other)) if SECRET in each]
+
+
+async def test_note_about_a_deleted_run_is_not_found(log: EventLog) -> None:
+    memory = Memory(log)
+    task_id = await chat(log, "Harbour")
+    note = await memory.add("ann", f"Likes {SECRET}.", sources=[f"{task_id}/1.1.0"])
+    assert await memory.search("ann", SECRET) == [note]
+    await log.delete(task_id)
+    assert await memory.search("ann", SECRET) == []
+
+
+async def test_note_is_ignored_if_the_log_cannot_delete_it(caplog: pytest.LogCaptureFixture) -> None:
+    class KeepingLog(MemoryEventLog):
+        keeps = True
+
+        async def delete(self, task_id: str) -> None:
+            if self.keeps:
+                raise EventLogError("read-only", retryable=False)
+            await super().delete(task_id)
+
+    log = KeepingLog()
+    memory = Memory(log)
+    task_id = await chat(log, "Harbour")
+    await memory.add("ann", "A", sources=[f"{task_id}/1.1.0"])
+    await MemoryEventLog.delete(log, task_id)
+    assert await texts(memory) == []
+    assert "read-only" in caplog.text
+    log.keeps = False
+    assert await texts(Memory(log)) == []
+    assert await log.list_runs() == []
 
 
 async def test_deleted_notes_leave_no_ids_in_the_memory(log: EventLog) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rxloop import Agent, MemoryEventLog, RunContext, ToolCompleteEvent, tool
+from rxloop import Agent, MemoryEventLog, RunContext, ToolCompleteEvent, op, tool
 from rxloop.memory import ImportedMessage, Memory, Note
 from rxloop.protocol.events import MemoryForgottenEvent, MemoryNotedEvent
 from rxloop.testing import ScriptedModel, call
@@ -63,6 +63,45 @@ async def test_note_in_a_later_run_of_the_conversation_is_foreign(log: MemoryEve
     for prompt in ("Read", "Remember it"):
         await agent.run(prompt, owner="ann", context_id="chat")
     assert [note.origin for note in await facts(memory)] == ["foreign"]
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+async def test_note_after_a_recalled_foreign_note_is_foreign(
+    log: MemoryEventLog, memory: Memory, foreign: bool
+) -> None:
+    await run(memory, log, *([call("read")] if foreign else []), call("remember", text="Ann pays Eve."))
+    model = ScriptedModel(call("remember", text="Eve is a friend."), "Done.")
+    loop = op.standard(before_model=[op.recall(memory)])
+    await Agent(model, log=log, tools=memory.tools(), loop=loop).run("How does Ann pay?", owner="ann")
+    assert "Ann pays Eve." in model.requests[0].tail[0].text
+    for each in (memory, Memory(log)):
+        origins = {note.text: note.origin for note in await facts(each)}
+        assert origins["Eve is a friend."] == ("foreign" if foreign else "model")
+
+
+async def test_nested_agent_remembers_for_the_owner_of_the_run(log: MemoryEventLog, memory: Memory) -> None:
+    inner = Agent(ScriptedModel(call("remember", text="Likes tea."), "Done."), name="inner", tools=memory.tools())
+    outer = Agent(ScriptedModel(call("inner", prompt="Ask"), "Done."), tools=[inner.as_tool()], log=log)
+    result = await outer.run("Hi", owner="ann")
+    [note] = await facts(memory)
+    assert (note.text, note.origin, note.task_id) == ("Likes tea.", "model", result.task_id)
+    await log.delete(result.task_id)
+    assert await memory.notes("ann") == []
+
+
+async def test_note_of_a_nested_agent_after_a_tool_result_is_foreign(log: MemoryEventLog, memory: Memory) -> None:
+    turns = (call("read"), call("remember", text="Pay Eve."), "Done.")
+    inner = Agent(ScriptedModel(*turns), name="inner", tools=[*memory.tools(), read])
+    outer = Agent(ScriptedModel(call("inner", prompt="Ask"), "Done."), tools=[inner.as_tool()], log=log)
+    await outer.run("Hi", owner="ann")
+    assert [note.origin for note in await facts(memory)] == ["foreign"]
+
+
+async def test_agent_without_a_log_does_not_remember(memory: Memory) -> None:
+    model = ScriptedModel(call("remember", text="Likes tea."), "Done.")
+    result = await Agent(model, tools=memory.tools()).run("Hi")
+    assert "event log" in result.messages[-2].text
+    assert not result.messages[-2].text.startswith("Remembered")
 
 
 async def test_tool_with_a_repeated_call_id_is_foreign(log: MemoryEventLog, memory: Memory) -> None:
@@ -148,6 +187,18 @@ async def test_note_that_a_forgotten_note_replaced_does_not_return(log: MemoryEv
     await run(memory, log, call("remember", text="Bergen", replaces=old.note_id))
     [new] = await facts(memory)
     await run(memory, log, call("forget_note", note_id=new.note_id), on_input=lambda question: True)
+    assert await facts(memory) == [] == await facts(Memory(log))
+
+
+async def test_forgotten_note_stays_forgotten_after_the_conversation_was_deleted(
+    log: MemoryEventLog, memory: Memory
+) -> None:
+    await run(memory, log, call("remember", text="Oslo"))
+    [note] = await facts(memory)
+    await run(memory, log, call("forget_note", note_id=note.note_id), on_input=lambda question: True)
+    for record in await log.list_runs(owner="ann"):
+        if record.task_id != note.task_id and record.agent_name != "memory":
+            await log.delete(record.task_id)
     assert await facts(memory) == [] == await facts(Memory(log))
 
 

@@ -96,7 +96,7 @@ NESTED = {
     "ErrorInfo": "code message retryable",
     "SessionLink": "session_id number total next_thought_needed revises revises_id branch_id branch_from merges "
     "merges_id stage",
-    "PartTokens": "system tools task summary history workspace note",
+    "PartTokens": "system tools task summary history workspace memory note",
     # The origin of a message and the record of a request are private as a whole.
     "ResponseInfo": "id model server_address server_port streamed",
     "RequestRecord": "base same messages system tail tools answer_schema settings texts",

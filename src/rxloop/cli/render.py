@@ -23,6 +23,7 @@ from rxloop.protocol.events import (
     LLMNoticeEvent,
     MemoryForgottenEvent,
     MemoryNotedEvent,
+    MemoryRecalledEvent,
     MessageAddedEvent,
     PendingInput,
     ServerToolEvent,
@@ -132,6 +133,8 @@ def _describe_progress(event: Event) -> Text | None:
             return Text(f"~ remembered: {to_one_line(event.text, WIDTH)}", "blue")
         case GoalsUpdatedEvent():
             return Text(f"~ goals: {to_one_line(event.describe(), WIDTH)}", "blue")
+        case MemoryRecalledEvent():
+            return Text(f"~ recalled {event.describe()}", "blue")
         case MemoryForgottenEvent():
             return Text("~ forgot notes", "blue")
         case SubtaskEvent():

@@ -14,5 +14,6 @@ if TYPE_CHECKING:
     from rxloop.memory.notes import Note as Note
     from rxloop.protocol.tool_events import MemoryForgottenEvent as MemoryForgottenEvent
     from rxloop.protocol.tool_events import MemoryNotedEvent as MemoryNotedEvent
+    from rxloop.protocol.tool_events import MemoryRecalledEvent as MemoryRecalledEvent
     from rxloop.protocol.tool_events import NoteKind as NoteKind
     from rxloop.protocol.tool_events import NoteOrigin as NoteOrigin

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from hashlib import sha256
+from typing import Any
 
+from pydantic import ValidationError
+
+from rxloop.errors import ConfigurationError, InvalidEvent
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     Event,
     MemoryForgottenEvent,
     MemoryNotedEvent,
+    MemoryRecalledEvent,
     MessageAddedEvent,
+    ServerToolEvent,
+    StatusUpdateEvent,
     TaskEvent,
     ToolCompleteEvent,
+    normalise,
 )
 from rxloop.protocol.messages import Message
 from rxloop.protocol.tool_events import NoteKind, NoteOrigin
@@ -24,8 +34,8 @@ MAX_TEXT = 4_000
 AGENT = "memory"
 """Agent name and initiator of the runs that store notes and removals of the program."""
 
-WRITING_TOOLS = frozenset(("remember", "forget_note"))
-"""Tools of a memory whose results contain no foreign text."""
+_OWN_RESULT = re.compile("Remembered as [0-9a-f]{12}\\.|Forgotten\\.")
+"""Results of the tools of a memory, which contain no foreign text. Other tools may have the same names."""
 
 _TRUST: dict[NoteOrigin, int] = {"foreign": 0, "model": 1, "user": 2, "program": 2}
 
@@ -40,7 +50,7 @@ class Note:
         text: Content.
         origin: Author: `user`, `program`, `model`, or `foreign` if the model wrote the note after it read foreign text.
         task_id: Run that contains the event of the note. Deleting the run deletes the note.
-        source: Cursor of the event that the note is based on.
+        sources: Cursors of the events that the note is based on. If one of their runs is deleted, the note is deleted.
         context_id: Conversation of the run.
         created: Time in milliseconds since 1970.
         confidence: Confidence from 0 to 1.
@@ -54,7 +64,7 @@ class Note:
     text: str
     origin: NoteOrigin
     task_id: str
-    source: str
+    sources: tuple[str, ...]
     context_id: str
     created: int
     confidence: float = 1.0
@@ -67,6 +77,11 @@ class Note:
         return _TRUST[self.origin] >= _TRUST[other.origin]
 
     @property
+    def other_runs(self) -> set[str]:
+        """Ids of the runs that contain the sources, except the run of the note itself."""
+        return {source.rpartition("/")[0] for source in self.sources} - {self.task_id}
+
+    @property
     def tokens(self) -> int:
         """Estimated number of tokens of the text and its author."""
         return (len(self.text) + (len(self.author) + 2 if self.author else 0) + 3) // 4
@@ -75,14 +90,19 @@ class Note:
 class NoteFold:
     """Fold of the events of a run that collects notes and removals.
 
-    User messages and answers are episodes. Tool results are not notes, and answers that follow them count as foreign
-    text, because they may repeat it. Copied events at the start of a fork belong to the original run.
+    User messages and answers are episodes. Tool results, attached files and recalled notes are not notes. Answers and
+    notes of the model that follow foreign text are foreign too, because they may repeat it. Nested agents add notes to
+    the same memory, but their messages are not episodes. Copied events at the start of a fork belong to the original
+    run.
 
     Attributes:
         notes: Notes in order.
         removals: Removals in order.
         has_foreign_text: True if the history of the run contains foreign text.
         is_own: True if a memory created the run for its notes.
+        is_reflection: True if the run summarises notes.
+        reflected: Ids of these notes.
+        is_completed: True if the run is completed.
     """
 
     def __init__(self, *, has_foreign_text: bool = False) -> None:
@@ -94,66 +114,88 @@ class NoteFold:
         self.notes: list[Note] = []
         self.removals: list[MemoryForgottenEvent] = []
         self.has_foreign_text = has_foreign_text
-        self.is_own = False
+        self.is_own = self.is_completed = self.is_reflection = False
+        self.reflected: list[str] = []
         self._copied = 0
+        self._task_id = ""
 
     def add(self, events: Iterable[Event]) -> None:
         """Add events of the run, in order."""
         for event in events:
-            if event.parent_task_id is None and event.branch is None:
-                self._add(event)
-
-    def _add(self, event: Event) -> None:
-        if isinstance(event, TaskEvent):
-            self._add_task(event)
-        elif isinstance(event, ToolCompleteEvent) and event.call.name not in WRITING_TOOLS:
-            self.has_foreign_text = True
-        elif event.seq > self._copied:
-            self._add_new(event)
+            match event:
+                case ToolCompleteEvent():
+                    self.has_foreign_text |= bool(event.parts) or not _OWN_RESULT.fullmatch(event.content)
+                case ServerToolEvent():
+                    self.has_foreign_text = True
+                case MemoryRecalledEvent():
+                    self.has_foreign_text |= event.foreign
+                    self.is_reflection |= event.reflection
+                    self.reflected += event.note_ids if event.reflection else ()
+                # Branches are alternatives, of which only the result is part of the conversation.
+                case _ if event.branch is not None:
+                    pass
+                case MemoryNotedEvent() | MemoryForgottenEvent():
+                    self._add_change(event)
+                case _ if event.parent_task_id is not None:
+                    pass
+                case TaskEvent():
+                    self._add_task(event)
+                case StatusUpdateEvent():
+                    self.is_completed = event.state == "completed"
+                case _ if event.seq > self._copied:
+                    self._add_message(event)
+                case _:
+                    pass
 
     def _add_task(self, event: TaskEvent) -> None:
+        self._task_id = event.task_id
         self.is_own = event.agent_name == event.initiator == AGENT and not event.messages
         self._copied = event.fork_seq or 0
-        if any(message.role == "tool" for message in event.messages):
-            self.has_foreign_text = True
+        self.has_foreign_text |= any(message.role == "tool" for message in event.messages)
         # A fork from the first event replaces the messages.
         if self._copied <= 1:
             # Clients without a log send the whole conversation with each message.
             answers = [index for index, message in enumerate(event.messages) if message.role in ("assistant", "tool")]
             self._add_messages(event, event.messages, first=answers[-1] + 1 if answers else 0)
 
-    def _add_new(self, event: Event) -> None:
-        match event:
-            case MessageAddedEvent(public=True):
-                self._add_messages(event, [Message.user(event.content)])
-            case ContentCompleteEvent() if event.finish_reason != "canceled" and event.content.strip():
-                self._add_episode(event, event.content, "foreign" if self.has_foreign_text else "model", 0)
-            case MemoryNotedEvent() if event.text.strip():
-                self.notes.append(
-                    Note(
-                        note_id=event.note_id,
-                        kind=event.note_kind,
-                        text=event.text.strip()[:MAX_TEXT],
-                        origin=event.origin,
-                        task_id=event.task_id,
-                        source=event.source or event.cursor,
-                        context_id=event.context_id,
-                        created=event.timestamp if event.noted is None else event.noted,
-                        author=event.author,
-                        confidence=event.confidence,
-                        replaces=event.replaces,
-                        added=event.timestamp,
-                    )
+    def _add_message(self, event: Event) -> None:
+        # The answer of a reflection is not part of a conversation.
+        if self.is_reflection:
+            return
+        if isinstance(event, MessageAddedEvent) and event.public:
+            self._add_messages(event, [Message.user(event.content)])
+        elif isinstance(event, ContentCompleteEvent) and event.finish_reason != "canceled" and event.content.strip():
+            self._add_episode(event, event.content, "foreign" if self.has_foreign_text else "model", 0)
+
+    def _add_change(self, event: MemoryNotedEvent | MemoryForgottenEvent) -> None:
+        if event.seq <= self._copied:
+            return
+        if isinstance(event, MemoryForgottenEvent):
+            self.removals.append(event)
+        elif event.text.strip():
+            self.notes.append(
+                Note(
+                    note_id=event.note_id,
+                    kind=event.note_kind,
+                    text=event.text.strip()[:MAX_TEXT],
+                    origin="foreign" if event.origin == "model" and self.has_foreign_text else event.origin,
+                    task_id=self._task_id or event.task_id,
+                    sources=tuple(event.sources) or (event.cursor,),
+                    context_id=event.context_id,
+                    created=event.timestamp if event.noted is None else event.noted,
+                    author=event.author,
+                    confidence=event.confidence,
+                    replaces=event.replaces,
+                    added=event.timestamp,
                 )
-            case MemoryForgottenEvent():
-                self.removals.append(event)
-            case _:
-                pass
+            )
 
     def _add_messages(self, event: Event, messages: Iterable[Message], first: int = 0) -> None:
         for index, message in enumerate(messages):
-            if index >= first and message.role == "user" and message.text.strip():
-                self._add_episode(event, message.text, "user", index)
+            if index >= first and message.role == "user":
+                self.has_foreign_text |= bool(message.media)
+                if message.text.strip():
+                    self._add_episode(event, message.text, "user", index)
 
     def _add_episode(self, event: Event, text: str, origin: NoteOrigin, index: int) -> None:
         self.notes.append(
@@ -163,7 +205,7 @@ class NoteFold:
                 text=text.strip()[:MAX_TEXT],
                 origin=origin,
                 task_id=event.task_id,
-                source=event.cursor,
+                sources=(event.cursor,),
                 context_id=event.context_id,
                 created=event.timestamp,
                 added=event.timestamp,
@@ -174,3 +216,35 @@ class NoteFold:
 def make_note_id(cursor: str, index: int = 0) -> str:
     """Return the id of the note with this index in an event. It is short, because models repeat ids."""
     return sha256(f"{cursor} {index}".encode()).hexdigest()[:12]
+
+
+def make_run(task_id: str, context_id: str, owner: str | None, timestamp: int, events: Iterable[Event]) -> list[Event]:
+    """Return the events of a finished run that stores notes and removals of the program."""
+    task = TaskEvent(initiator=AGENT, messages=[], model="", agent_name=AGENT, owner=owner)
+    end = StatusUpdateEvent(state="completed", final=True, content="")
+    fields = {"task_id": task_id, "context_id": context_id, "attempt": 1, "timestamp": timestamp}
+    all_events = enumerate((task, StatusUpdateEvent(state="working"), *events, end), 1)
+    return [event.model_copy(update={**fields, "seq": seq}) for seq, event in all_events]
+
+
+def make_event(**fields: Any) -> MemoryNotedEvent:
+    """Return the event of a note, or raise `ConfigurationError` if a field is invalid."""
+    try:
+        event = MemoryNotedEvent.model_validate(fields)
+        normalise(event)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigurationError(
+            f"{first['loc'][0]} of a note is invalid: {first['msg']}, got {first['input']!r}"
+        ) from error
+    except InvalidEvent as error:
+        raise ConfigurationError(str(error)) from error
+    return event
+
+
+def to_milliseconds(moment: datetime) -> int:
+    """Return a time in milliseconds since 1970, or raise `ConfigurationError` if it is out of range."""
+    try:
+        return round(moment.timestamp() * 1000)
+    except (ValueError, OverflowError, OSError) as error:
+        raise ConfigurationError(f"the time {moment!r} is out of range: {error}") from error

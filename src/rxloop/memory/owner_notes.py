@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
+from time import monotonic
 
 from typing_extensions import Unpack
 
-from rxloop.errors import UnknownRun
+from rxloop.errors import EventLogError, UnknownRun
 from rxloop.memory.index import NoteIndex
 from rxloop.memory.notes import Note, NoteFold
 from rxloop.memory.periods import find_period
+from rxloop.memory.words import find_stem
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunQuery, RunRecord
 from rxloop.protocol.events import SUPERSEDED, WAITING, Event, MemoryForgottenEvent, State
 from rxloop.protocol.visibility import IMPORTED_RUN
+
+log = logging.getLogger("rxloop")
 
 _PERIOD = 0.5
 """Increase of the score of notes from the time that the question mentions."""
@@ -34,6 +39,9 @@ _MAX_STOPPED = 20
 
 _CONCURRENT_READS = 20
 """Number of runs that are read at the same time."""
+
+_CHECK_INTERVAL, _CHECK_SHARE = 60.0, 0.02
+"""Minimum number of seconds between searches for deleted runs, and their maximum share of the time."""
 
 
 @dataclass(slots=True)
@@ -51,7 +59,6 @@ class OwnerNotes:
 
     def __init__(self, log: EventLog, owner: str) -> None:
         """Create an empty fold. The empty owner has the runs without an owner."""
-        self.version = 0
         self.runs: dict[str, _Run] = {}
         self._log, self._owner = log, owner
         self._lock: asyncio.Lock | None = None
@@ -68,10 +75,13 @@ class OwnerNotes:
         """Notes that replace a note, by its id."""
         self._removals: list[tuple[str, MemoryForgottenEvent]] = []
         self._index = NoteIndex()
-
-    async def list_runs(self) -> list[RunRecord]:
-        """Return the records of all runs of the owner."""
-        return await self._list()
+        self._derived: dict[str, set[str]] = {}
+        """Ids of the notes that are based on another run, by the id of this run."""
+        self._unchecked: set[str] = set()
+        """Runs in this mapping that may not exist."""
+        self._obsolete: set[str] = set()
+        """Runs of the memory that contain notes about deleted runs."""
+        self._next_check = monotonic() + _CHECK_INTERVAL
 
     async def refresh(self) -> None:
         """Add the new events of the owner's runs."""
@@ -88,6 +98,56 @@ class OwnerNotes:
                 parts = await asyncio.gather(*(self._read(record) for record in page))
                 for record, events in zip(page, parts, strict=True):
                     self._add_events(record, events)
+            for task_id in self._unchecked - self.runs.keys():
+                self._drop_derived(task_id)
+            self._unchecked.clear()
+            await self._delete_obsolete()
+        if monotonic() >= self._next_check:
+            await self.drop_deleted()
+
+    async def drop_deleted(self, notes: Collection[Note] | None = None) -> bool:
+        """Remove the notes of deleted runs. Return True if there are any.
+
+        Args:
+            notes: Notes whose runs are checked. The default are all runs of the owner.
+        """
+        started = monotonic()
+        if notes is None:
+            # Other tasks may add new runs during the query.
+            known = [*self.runs]
+            existing = {record.task_id for record in await self._list()}
+            deleted = [task_id for task_id in known if task_id not in existing]
+            finished = monotonic()
+            self._next_check = finished + max(_CHECK_INTERVAL, (finished - started) / _CHECK_SHARE)
+        else:
+            task_ids = {task_id for note in notes for task_id in (note.task_id, *note.other_runs)}
+            exists = await asyncio.gather(*map(self._exists, task_ids))
+            deleted = [task_id for task_id, each in zip(task_ids, exists, strict=True) if not each]
+        for task_id in deleted:
+            self.drop_run(task_id)
+        await self._delete_obsolete()
+        return bool(deleted)
+
+    async def _exists(self, task_id: str) -> bool:
+        try:
+            await read_log(self._log.get_record, task_id)
+        except UnknownRun:
+            return False
+        return True
+
+    async def _delete_obsolete(self) -> None:
+        """Delete the runs of the memory that contain notes about deleted runs."""
+        while self._obsolete:
+            task_id = self._obsolete.pop()
+            try:
+                await self._log.delete(task_id)
+            except UnknownRun:
+                pass
+            except EventLogError as error:
+                # A later process deletes the run, because its notes have no source.
+                log.warning("Failed to delete the run %s with notes about a deleted run: %s", task_id, error)
+                continue
+            self.drop_run(task_id)
 
     async def _list(self, **query: Unpack[RunQuery]) -> list[RunRecord]:
         if self._owner or self._log.accepts_empty_owner:
@@ -162,6 +222,10 @@ class OwnerNotes:
         (self._open.discard if is_over else self._open.add)(task_id)
         for note in run.fold.notes:
             self._add(note)
+        if run.fold.is_reflection:
+            # The prompt is not part of a conversation.
+            for note_id in [each for each in run.note_ids if self._notes[each].kind == "episode"]:
+                self._remove(self._notes[note_id])
         for removal in run.fold.removals:
             self._removals.append((task_id, removal))
             for note in self.find_removed(removal):
@@ -172,16 +236,17 @@ class OwnerNotes:
     def _add(self, note: Note) -> None:
         if note.note_id in self._notes or any(_removes(removal, note) for _, removal in self._removals):
             return
-        self.version += 1
         self._notes[note.note_id] = note
         self.runs[note.task_id].note_ids.add(note.note_id)
         number = self._index.add(note.text, conversation=note.context_id, author=note.author)
         self._numbers[note.note_id], self._ids[number] = number, note.note_id
         if note.replaces is not None:
             self._replacements.setdefault(note.replaces, []).append(note)
+        for task_id in note.other_runs:
+            self._derived.setdefault(task_id, set()).add(note.note_id)
+            self._unchecked.add(task_id)
 
     def _remove(self, note: Note) -> None:
-        self.version += 1
         del self._notes[note.note_id]
         number = self._numbers.pop(note.note_id)
         del self._ids[number]
@@ -191,9 +256,25 @@ class OwnerNotes:
             self._replacements[note.replaces].remove(note)
             if not self._replacements[note.replaces]:
                 del self._replacements[note.replaces]
+        for task_id in note.other_runs:
+            self._derived[task_id].discard(note.note_id)
+            if not self._derived[task_id]:
+                del self._derived[task_id]
+
+    def _drop_derived(self, task_id: str) -> None:
+        """Remove the notes that are based on a deleted run."""
+        for note_id in [*self._derived.get(task_id, ())]:
+            note = self._notes[note_id]
+            run = self.runs[note.task_id]
+            self._remove(note)
+            if run.fold.is_reflection or (run.fold.is_own and not run.note_ids):
+                self._obsolete.add(note.task_id)
 
     def drop_run(self, task_id: str) -> None:
         """Remove a deleted run with its notes. Removals in it no longer apply to notes that are added later."""
+        self._drop_derived(task_id)
+        # The cache contains words of the notes.
+        find_stem.cache_clear()
         run = self.runs.get(task_id)
         if run is None:
             return
@@ -210,6 +291,21 @@ class OwnerNotes:
     def get(self, note_id: str) -> Note | None:
         """Return a note, also if it is outdated, or None if it does not exist or was removed."""
         return self._notes.get(note_id)
+
+    def find_derived(self, source: str, *, own: bool = True) -> list[str]:
+        """Return the ids of the notes that are based on an event.
+
+        Args:
+            source: Cursor of the event.
+            own: Whether to include the messages in the event itself.
+        """
+        notes = (note for note in self._notes.values() if source in note.sources)
+        return [note.note_id for note in notes if own or note.other_runs]
+
+    def find_summarised(self) -> set[str]:
+        """Return the ids of the notes that completed runs have summarised."""
+        folds = [run.fold for run in self.runs.values() if run.fold.is_completed]
+        return {note_id for fold in folds for note_id in fold.reflected}
 
     def find_outdated(self, note_id: str) -> list[str]:
         """Return the ids of the notes that a note replaces directly or indirectly."""
@@ -287,7 +383,7 @@ class OwnerNotes:
 def _removes(removal: MemoryForgottenEvent, note: Note) -> bool:
     return (
         note.note_id in removal.note_ids
-        or note.task_id == removal.run_id
+        or removal.run_id in (note.task_id, *note.other_runs)
         or (removal.before is not None and note.added < removal.before)
     )
 

@@ -19,12 +19,12 @@ ThoughtType = Literal[
 THOUGHT_TYPES: tuple[str, ...] = get_args(ThoughtType)
 
 
-PartOrigin = Literal["system", "task", "summary", "history", "workspace", "note"]
+PartOrigin = Literal["system", "task", "summary", "history", "workspace", "memory", "note"]
 """Origin of a message in a model request.
 
 `system`: the system prompt. `task`: the messages that started the run. `summary`: a summary of removed messages.
-`history`: other messages of the conversation. `workspace`: the content of a workspace. `note`: another message that
-an operator or a strategy added to this request only.
+`history`: other messages of the conversation. `workspace`: the content of a workspace. `memory`: notes of a memory,
+whose text is not recorded. `note`: another message that an operator or a strategy added to this request only.
 """
 
 
@@ -43,6 +43,8 @@ class PartTokens(Wire):
     history: int = Field(default=0, exclude_if=is_empty)
     """Other messages of the conversation."""
     workspace: int = Field(default=0, exclude_if=is_empty)
+    memory: int = Field(default=0, exclude_if=is_empty)
+    """Notes of a memory."""
     note: int = Field(default=0, exclude_if=is_empty)
     """Messages that operators and strategies added to this request only."""
 

@@ -124,7 +124,7 @@ NoteKind = Literal["fact", "preference", "decision", "episode"]
 NoteOrigin = Literal["user", "program", "model", "foreign"]
 """Author of a note: the user of the run, the program, the model, or the model after it read foreign text.
 
-Foreign text is the result of a tool.
+Foreign text is the result of a tool, an attached file, or a note that contains foreign text.
 """
 
 
@@ -133,7 +133,7 @@ class MemoryNotedEvent(Event):
 
     kind: Literal["memory-noted"] = "memory-noted"
     marble = "M"
-    public_fields = ("note_id", "note_kind", "text", "origin", "author", "confidence", "replaces", "source", "noted")
+    public_fields = ("note_id", "note_kind", "text", "origin", "author", "confidence", "replaces", "sources", "noted")
     note_id: str
     note_kind: NoteKind = "fact"
     text: str
@@ -144,14 +144,32 @@ class MemoryNotedEvent(Event):
     """Confidence from 0 to 1."""
     replaces: str | None = Field(default=None, exclude_if=is_empty)
     """Id of the outdated note."""
-    source: str | None = Field(default=None, exclude_if=is_empty)
-    """Cursor of the event that the note is based on, if it is not this event."""
+    sources: list[str] = Field(default_factory=list[str], exclude_if=is_empty)
+    """Cursors of the events that the note is based on, if it is not this event."""
     noted: Timestamp | None = Field(default=None, exclude_if=is_missing)
     """Time of the message, if it was imported later."""
 
     @override
     def describe(self) -> str:
         return self.text
+
+
+class MemoryRecalledEvent(Event):
+    """Event published when notes are added to the model requests of a run, until the next user message."""
+
+    kind: Literal["memory-recalled"] = "memory-recalled"
+    marble = "H"
+    public_fields = ("note_ids", "foreign", "reflection")
+    note_ids: list[str]
+    """Ids of the notes."""
+    foreign: bool = Field(default=False, exclude_if=is_empty)
+    """True if a note contains foreign text."""
+    reflection: bool = Field(default=False, exclude_if=is_empty)
+    """True if the run summarises the notes."""
+
+    @override
+    def describe(self) -> str:
+        return f"{len(self.note_ids)} notes"
 
 
 class MemoryForgottenEvent(Event):

@@ -102,7 +102,8 @@ class RequestItemsReader:
             return RequestItems(_rebuild_items(state).items, system, tail, exact=False)
         changed = (*system, *tail, *(item for item in items if isinstance(item, ChangedMessage)))
         is_complete = _count(items) + len(system) + len(tail) == event.message_count
-        exact = is_complete and all(part.message is not None for part in changed)
+        # The text of notes is deleted with their runs.
+        exact = is_complete and all(part.message is not None or part.origin == "memory" for part in changed)
         return RequestItems(items, system, tail, exact=exact and self.has_texts(record))
 
     def _read_items(

@@ -158,7 +158,8 @@ def _record_layers(
     for message in layers:
         digest, data = dump_message(message)
         origin = get_origin(message) or default
-        texts[digest] = data
+        if origin != "memory":
+            texts[digest] = data
         sizes[PARTS.index(origin)] += len(message.text)
         parts.append(_make_part(text=digest, origin=None if origin == "system" else origin))
     return FrozenList(parts)

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
-from operator import is_
+from collections.abc import Sequence
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -13,9 +12,10 @@ from rxloop.operators.loop.answer_requests import answer_requests
 from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
 from rxloop.pipeline.sent.texts import mark_origin
+from rxloop.protocol.events import MemoryRecalledEvent
 from rxloop.protocol.messages import Message, is_private
 from rxloop.state.history import History
-from rxloop.stream.sources import emit, from_awaitable
+from rxloop.stream.sources import Push, from_task
 
 log = logging.getLogger("rxloop")
 
@@ -24,16 +24,15 @@ class NoteSource(Protocol):
     """Memory that `recall` reads, implemented by `rxloop.memory.Memory`."""
 
     async def recall(
-        self, owner: str | None, question: str, *, tokens: int, exclude_context: str, known: Collection[str]
-    ) -> tuple[str, Collection[str]]:
-        """Return the text of the notes that match a question, and their ids.
+        self, owner: str | None, question: str, *, tokens: int, exclude_context: str
+    ) -> tuple[str, MemoryRecalledEvent] | None:
+        """Return the text of the notes that match a question, and the event for the stream. None if no note matches.
 
         Args:
             owner: Owner of the run.
             question: User message.
             tokens: Maximum number of tokens.
             exclude_context: Conversation whose notes are omitted.
-            known: Ids of notes that are omitted, because an earlier request contains them.
         """
         ...
 
@@ -43,104 +42,86 @@ def recall(memory: NoteSource, *, tokens: int = 2_000) -> Operator[object]:
 
     ::
 
-        in   --M--|     --M--|
-        out  --M1-|     --M2-|
+        in   --M--|        --M--|
+        out  --(H,m)--|    --m--|
 
-    M1 contains the notes before the user message. M2, a later request of the same run, contains the same notes at the
-    same place, so that the provider can cache them. Each further user message adds notes that were not added before.
-    Notes of the current conversation are omitted, because the history contains them.
+    M is a `ModelRequest`, and m the same request with a block of notes after its messages. H is a `memory-recalled`
+    event, which lists the notes. The block changes only after the next user message. It follows the messages, so that
+    the provider can cache all of them in later requests and runs. Notes of the current conversation are omitted,
+    because the history contains them.
 
     If the log of the memory cannot be read, a warning is logged and the request is sent without notes.
 
-    The owner of the notes is the owner of the run. Place the operator after `compress` and `thinking_phase`, and reduce
-    their limits by `tokens`.
+    The owner of the notes is the owner of the run. Place the operator before `compress` and `thinking_phase`, because
+    they count its tokens. Records of requests do not contain the text of notes, so that it is deleted with their runs.
 
     Args:
         memory: `rxloop.memory.Memory` over the log of the agents.
-        tokens: Maximum number of tokens of the notes for a user message, estimated as a quarter of their characters.
+        tokens: Maximum number of tokens of the notes, estimated as a quarter of their characters.
 
     Raises:
         ConfigurationError: `tokens` is not positive.
     """
     if tokens < 1:
         raise ConfigurationError(f"tokens must be a positive number, got {tokens!r}")
-    recalled: WeakKeyDictionary[Any, dict[str | None, _Recalled]] = WeakKeyDictionary()
+    recalled: WeakKeyDictionary[Any, dict[str, _Block]] = WeakKeyDictionary()
 
-    def answer(request: ModelRequest) -> Observable[Signal]:
-        branches = recalled.setdefault(get_host(request.ctx), {})
-        blocks = branches.setdefault(request.branch, _Recalled())
-        question = blocks.find_question(request.messages)
-        if question is None:
-            return emit(blocks.extend(request))
-        work = lambda: blocks.search(memory, tokens, request, question)  # noqa: E731
-        return from_awaitable(work, request.ctx, name="rxloop-recall")
+    def answer(request: ModelRequest) -> Observable[Signal] | ModelRequest:
+        question = _find_question(request.messages)
+        if question is None or question.message_id is None:
+            return request
+        key = question.message_id
+        blocks = recalled.setdefault(get_host(request.ctx), {})
+        if key in blocks:
+            return _add_block(request, blocks[key])
+
+        async def search(push: Push[Signal]) -> None:
+            block, event = await _search(memory, tokens, request, question.text)
+            # Strategies may send several requests at the same time.
+            if event is not None and key not in blocks:
+                push(event.model_copy(update={"branch": request.branch}))
+            push(_add_block(request, blocks.setdefault(key, block)))
+
+        return from_task(search, request.ctx, name="rxloop-recall")
 
     operator = answer_requests(ModelRequest, answer)
     operator.__qualname__ = "recall"
     return operator
 
 
-class _Recalled:
-    """Notes recalled for the user messages of a branch."""
-
-    def __init__(self) -> None:
-        self._blocks: dict[str | None, Message | None] = {}
-        """Messages with notes by the id of their user message. None if there are no notes."""
-        self._known: set[str] = set()
-        self._read: Sequence[Message] = ()
-        """Messages of the last request, before notes were added."""
-        self._sent: list[Message] = []
-        """The same messages with notes. Long histories are not copied message by message at each request."""
-
-    def find_question(self, messages: Sequence[Message]) -> Message | None:
-        """Return the newest user message if no notes were searched for it."""
-        last = messages.newest_user if isinstance(messages, History) else len(messages) - 1
-        indexes = range(-1 if last is None else last, -1, -1)
-        newest = next((message for index in indexes if _is_question(message := messages[index])), None)
-        return None if newest is None or newest.message_id in self._blocks else newest
-
-    def _count_read(self, messages: Sequence[Message]) -> int:
-        """Return the number of messages if the last request started with the same messages, or 0."""
-        read = self._read
-        if isinstance(messages, History) and messages.extends(read):
-            return len(read)
-        if isinstance(messages, History) or isinstance(read, History) or len(messages) < len(read):
-            return 0
-        return len(read) if all(map(is_, messages, read)) else 0
-
-    async def search(self, memory: NoteSource, tokens: int, request: ModelRequest, question: Message) -> ModelRequest:
-        """Search notes for a user message, and return the request with all notes."""
-        info = request.ctx.info
-        try:
-            text, ids = await memory.recall(
-                info.owner, question.text, tokens=tokens, exclude_context=info.context_id, known=self._known
-            )
-        except EventLogError as error:
-            # The log of the memory may be another one than that of the run.
-            log.warning("run %s: the request is sent without notes: %s", request.ctx.task_id, error)
-            text, ids = "", ()
-        # Strategies may send several requests at the same time.
-        if question.message_id not in self._blocks:
-            self._known.update(ids)
-            self._blocks[question.message_id] = mark_origin(Message.user(text), "note") if text else None
-            self._read, self._sent = (), []
-        return self.extend(request)
-
-    def extend(self, request: ModelRequest) -> ModelRequest:
-        """Return the request with the notes before their user messages."""
-        if not any(self._blocks.values()):
-            return request
-        messages = request.messages
-        start = self._count_read(messages)
-        if not start:
-            self._sent = []
-        for message in messages[start:]:
-            block = self._blocks.get(message.message_id) if message.role == "user" else None
-            self._sent += [message] if block is None else [block, message]
-        self._read = messages
-        return request.replace(messages=[*self._sent])
+_Block = tuple[Message, ...]
+"""Message with notes, if any. Requests share the object, so that the record of the tail is created once."""
 
 
-def _is_question(message: Message) -> bool:
-    # Summaries and other messages of operators have no id. Messages of strategies and retries are private.
-    return message.role == "user" and message.message_id is not None and not is_private(message)
+async def _search(
+    memory: NoteSource, tokens: int, request: ModelRequest, question: str
+) -> tuple[_Block, MemoryRecalledEvent | None]:
+    info = request.ctx.info
+    try:
+        found = await memory.recall(info.owner, question, tokens=tokens, exclude_context=info.context_id)
+    except EventLogError as error:
+        # The log of the memory may be another one than that of the run.
+        log.warning("run %s: the request is sent without notes: %s", request.ctx.task_id, error)
+        found = None
+    if found is None:
+        return (), None
+    return (mark_origin(Message.user(found[0]), "memory"),), found[1]
+
+
+def _add_block(request: ModelRequest, block: _Block) -> ModelRequest:
+    if not block:
+        return request
+    return request.replace(tail=(*block, *request.tail) if request.tail else block)
+
+
+def _find_question(messages: Sequence[Message]) -> Message | None:
+    """Return the newest message of the user.
+
+    Summaries and other messages of operators have no id. Messages of strategies and retries are private.
+    """
+    last = messages.newest_user if isinstance(messages, History) else len(messages) - 1
+    for index in range(-1 if last is None else last, -1, -1):
+        message = messages[index]
+        if message.role == "user" and message.message_id is not None and not is_private(message):
+            return message
+    return None

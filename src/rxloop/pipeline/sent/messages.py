@@ -112,7 +112,8 @@ class _Matcher:
             self._add(message, index)
             return
         digest, data = dump_message(message)
-        self.texts[digest] = data
+        if origin != "memory":
+            self.texts[digest] = data
         if index is None:
             part = origin or "note"
         else:

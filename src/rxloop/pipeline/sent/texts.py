@@ -14,8 +14,8 @@ from rxloop.protocol.model import FrozenDict, thaw
 from rxloop.protocol.parts import FilePart, ImagePart
 from rxloop.protocol.step_events import PartOrigin
 
-PARTS: tuple[Literal["system", "tools", "task", "summary", "history", "workspace", "note"], ...] = (
-    *("system", "tools", "task", "summary", "history", "workspace", "note"),
+PARTS: tuple[Literal["system", "tools", "task", "summary", "history", "workspace", "memory", "note"], ...] = (
+    *("system", "tools", "task", "summary", "history", "workspace", "memory", "note"),
 )
 """Fields of `PartTokens` in order."""
 

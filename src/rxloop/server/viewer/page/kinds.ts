@@ -18,6 +18,7 @@ const TABLE: Record<string, [letter: string, family: Family, role: Role]> = {
   'artifact-update': ['f', 'tool', 'point'],
   subtask: ['b', 'agent', 'begin'],
   'memory-noted': ['M', 'thought', 'point'],
+  'memory-recalled': ['H', 'thought', 'point'],
   'memory-forgotten': ['R', 'thought', 'point'],
   'goals-updated': ['G', 'thought', 'point'],
   custom: ['z', 'run', 'point'],

@@ -29,6 +29,7 @@ export type Event =
   | ArtifactUpdateEvent
   | SubtaskEvent
   | MemoryNotedEvent
+  | MemoryRecalledEvent
   | MemoryForgottenEvent
   | GoalsUpdatedEvent
   | CustomEvent
@@ -197,6 +198,7 @@ export interface PartTokens {
   summary?: number;
   history?: number;
   workspace?: number;
+  memory?: number;
   note?: number;
 }
 export interface RequestRecord {
@@ -217,7 +219,7 @@ export interface RequestRecord {
 export interface RecordedPart {
   text: string;
   index?: number | null;
-  from?: ("system" | "task" | "summary" | "history" | "workspace" | "note") | null;
+  from?: ("system" | "task" | "summary" | "history" | "workspace" | "memory" | "note") | null;
 }
 export interface ContentDeltaEvent {
   version: number;
@@ -829,8 +831,28 @@ export interface MemoryNotedEvent {
   author?: string;
   confidence?: number;
   replaces?: string | null;
-  source?: string | null;
+  sources?: string[];
   noted?: string | null;
+}
+export interface MemoryRecalledEvent {
+  version: number;
+  kind: "memory-recalled";
+  contextId: string;
+  taskId: string;
+  seq: number;
+  sub: number;
+  attempt: number;
+  timestamp: string;
+  parentTaskId?: string | null;
+  agentPath?: string[];
+  step?: string | null;
+  branch?: string | null;
+  metadata?: {
+    [k: string]: unknown;
+  };
+  noteIds: string[];
+  foreign?: boolean;
+  reflection?: boolean;
 }
 export interface MemoryForgottenEvent {
   version: number;

@@ -75,12 +75,12 @@ export interface RequestRow {
   exact: boolean;
 }
 
-export const PARTS = ['system', 'tools', 'task', 'summary', 'history', 'workspace', 'note'] as const;
+export const PARTS = ['system', 'tools', 'task', 'summary', 'history', 'workspace', 'memory', 'note'] as const;
 export type Part = (typeof PARTS)[number];
 
 /** Names of the parts for readers. */
 export const PART_NAMES: Record<Part, string> = {
-  system: 'system', tools: 'tools', task: 'task', summary: 'summary', history: 'recent', workspace: 'workspace', note: 'note',
+  system: 'system', tools: 'tools', task: 'task', summary: 'summary', history: 'recent', workspace: 'workspace', memory: 'memory', note: 'note',
 };
 
 /** Tokens of each part of a request, in the order of `PARTS`. */

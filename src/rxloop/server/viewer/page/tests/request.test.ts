@@ -19,8 +19,8 @@ test('bars have the input tokens that the provider has reported', () => {
     const parts = scaleParts(makeRow({ tokens: { estimated: 100, counted }, parts: { system: 20, tools: 3, history: 77 } }));
     assert.equal(parts.reduce((sum, each) => sum + each, 0), counted);
   }
-  assert.deepEqual(scaleParts(makeRow()), [20, 0, 0, 0, 80, 0, 0]);
-  assert.deepEqual(scaleParts(makeRow({ parts: undefined })), [0, 0, 0, 0, 100, 0, 0]);
+  assert.deepEqual(scaleParts(makeRow()), [20, 0, 0, 0, 80, 0, 0, 0]);
+  assert.deepEqual(scaleParts(makeRow({ parts: undefined })), [0, 0, 0, 0, 100, 0, 0, 0]);
 });
 
 test('cached tokens are a part of the input and not counted twice', () => {
