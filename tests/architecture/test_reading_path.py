@@ -20,7 +20,7 @@ PATH = [
     "state/fold.py",
     "stream/hub.py",
 ]
-MAX_LINES = 2_745
+MAX_LINES = 2_750
 
 
 def test_reading_path_stays_below_the_limit() -> None:
