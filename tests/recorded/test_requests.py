@@ -50,7 +50,7 @@ def rebuild(events: Sequence[Event], seq: int, before: RunState | None = None, *
     fold = RequestFold(before or initial_state(), seq, internal=internal)
     # Decode the events, because only their JSON is stored.
     fold.add([Event.from_json(event.to_json()) for event in events])
-    request = fold.make_request(events[0].task_id)
+    request = fold.make_request(events[0].task_id, seq)
     assert request is not None
     return request
 
@@ -68,6 +68,9 @@ async def check_exact(
     before = await conversation(log, key, before=task_id) if key else None
     calls = list_calls(events)
     rebuilt = [rebuild(events, event.seq, before) for event in calls]
+    together = RequestFold(before or initial_state(), None, internal=True)
+    together.add([Event.from_json(event.to_json()) for event in events])
+    assert [together.make_request(task_id, seq) for seq in together.sizes] == rebuilt
     assert len(rebuilt) == len(requests)
     for sent, event, request in zip(requests, calls, rebuilt, strict=True):
         assert request.exact

@@ -151,7 +151,8 @@ async def test_html_contains_the_run_in_blocks() -> None:
         part = await ann.export(run.task_id, "html", until=3)
         outline, events = await ann.outline(run.task_id), await ann.events(run.task_id)
     blocks = read_blocks(html)
-    assert list(blocks) == ["meta", "outline", "problems", "events-1"]
+    names = ["meta", "outline", "problems", "events-1", "states", "requests", "sent", "sent-0", "texts-0"]
+    assert list(blocks) == names
     meta = json.loads(blocks["meta"])
     assert (meta["format"], meta["taskId"], meta["last"], meta["blocks"]) == (1, run.task_id, run.seq, [1])
     assert meta["me"]["may"] == {"act": False, "internal": False, "others": False}

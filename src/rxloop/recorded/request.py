@@ -1,4 +1,4 @@
-"""Fold that rebuilds a single model request."""
+"""Fold that rebuilds model requests as they were sent."""
 
 from __future__ import annotations
 
@@ -47,68 +47,80 @@ class _Previous(NamedTuple):
 
 
 class RequestFold:
-    """Fold that rebuilds a single model request. It keeps branch states and recorded texts, but no events."""
+    """Fold that rebuilds model requests. It keeps branch states and recorded texts, but no events."""
 
-    def __init__(self, before: RunState, seq: int, *, internal: bool) -> None:
+    def __init__(self, before: RunState, seq: int | None, *, internal: bool) -> None:
         """Start before the first event.
 
         Args:
             before: State after the earlier runs of the conversation.
-            seq: `seq` of the `llm-call` event.
+            seq: `seq` of the only `llm-call` event to rebuild. None rebuilds the requests of all of them.
             internal: Whether to include data that clients must not receive.
         """
         self._states, self._reader = TrackStates(before), RequestItemsReader()
         self._seq, self._internal = seq, internal
         self._previous: dict[tuple[str, str | None], _Previous] = {}
         self._task: dict[str | None, range] = {}
-        self._found: _Found | None = None
-        self._open: OpenRequest | None = None
+        self._found: dict[int, tuple[_Found, OpenRequest]] = {}
+        self._open: dict[tuple[str, str | None], OpenRequest] = {}
         self.is_complete = False
-        """True if later events cannot change the result."""
+        """True if later events cannot change the only request."""
 
     @property
     def is_found(self) -> bool:
-        """True if the request was found."""
-        return self._found is not None
+        """True if a request was found."""
+        return bool(self._found)
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Number of messages in the history of each request, by `seq`."""
+        return {seq: len(found.state.messages) for seq, (found, _) in self._found.items()}
 
     def add(self, events: Iterable[Event]) -> None:
         """Add durable events in order."""
+        is_single = self._seq is not None
         for event in events:
-            if self._open is not None:
-                self._add_later(event, self._open)
-            elif isinstance(event, LLMCallEvent):
-                self._add_request(event)
+            self._add_later(event)
             if self.is_complete:
                 return
-            if self._open is None:
-                self._states.add(event)
-                if isinstance(event, TaskEvent):
-                    run, _ = get_track(event)
-                    end = len(self._states.get((run, None)).messages)
-                    self._task[run] = range(end - len(event.messages), end)
-
-    def _add_later(self, event: Event, request: OpenRequest) -> None:
-        own = request.event
-        if isinstance(event, StatusUpdateEvent) and event.final and event.parent_task_id is None:
-            self.is_complete = True
-        elif (event.task_id, event.step) == (own.task_id, own.step):
+            # Later states cannot change a single request.
+            if is_single and self._found:
+                continue
             if isinstance(event, LLMCallEvent):
-                self.is_complete = True
-                return
+                self._add_request(event)
+            if is_single and self._found:
+                continue
+            self._states.add(event)
+            if isinstance(event, TaskEvent):
+                run, _ = get_track(event)
+                end = len(self._states.get((run, None)).messages)
+                self._task[run] = range(end - len(event.messages), end)
+
+    def _add_later(self, event: Event) -> None:
+        key, is_end = (event.task_id, event.step), False
+        request = self._open.get(key)
+        if isinstance(event, StatusUpdateEvent) and event.final and event.parent_task_id is None:
+            is_end = bool(self._open)
+        elif isinstance(event, LLMCallEvent):
+            is_end = self._open.pop(key, None) is not None
+        elif request is not None:
             request.add(event)
-            self.is_complete = request.answer is not None
+            is_end = request.answer is not None
+            if is_end:
+                del self._open[key]
+        self.is_complete = is_end and self._seq is not None
 
     def _add_request(self, event: LLMCallEvent) -> None:
         track = get_track(event)
         state, key = self._states.get(track), (event.task_id, event.branch)
         items = self._reader.read(event, state)
         tools = self._reader.get_tools(event.request)
-        if event.seq == self._seq:
+        if self._seq in (None, event.seq):
             record = event.request
             schema = None if record is None else self._reader.texts.get(record.answer_schema or "")
-            self._found = _Found(event, items, state, tools, schema, self._previous.get(key))
-            self._open = OpenRequest(event)
-            return
+            found = _Found(event, items, state, tools, schema, self._previous.get(key))
+            request = self._open[event.task_id, event.step] = OpenRequest(event)
+            self._found[event.seq] = found, request
         changed = [item for item in items.items if isinstance(item, ChangedMessage)]
         others = [*items.system, *items.tail, *(item for item in changed if item.index is None)]
         self._previous[key] = _Previous(
@@ -120,9 +132,9 @@ class RequestFold:
             {tool.get("name", ""): digest for digest, tool in tools},
         )
 
-    def make_request(self, task_id: str) -> SentRequest | None:
-        """Return the request, or None if the event is not an `llm-call` or clients must not receive it."""
-        found, request = self._found, self._open
+    def make_request(self, task_id: str, seq: int) -> SentRequest | None:
+        """Return a request, or None if the event is not an `llm-call` or clients must not receive it."""
+        found, request = self._found.get(seq, (None, None))
         if found is None or request is None or (not self._internal and found.event.to_public() is None):
             return None
         event, internal = found.event, self._internal

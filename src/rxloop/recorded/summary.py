@@ -1,8 +1,8 @@
-"""Summary of a run for lists, and search for runs with a text in their questions, answers or tool names."""
+"""Summary and state of a run for lists, and search for runs with a text in their questions, answers or tool names."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,10 +23,13 @@ from rxloop.protocol.events import (
     ToolStartEvent,
     UsageEvent,
 )
+from rxloop.protocol.http_api import StateInfo
 from rxloop.protocol.http_api.inspection import RunProblem
-from rxloop.protocol.messages import Message
+from rxloop.protocol.messages import Message, public_question
+from rxloop.protocol.visibility import redact_error, select_public_messages
 from rxloop.recorded.follow import read_chunks
 from rxloop.recorded.problems import ProblemFold
+from rxloop.state.run_state import RunState
 
 if TYPE_CHECKING:
     from rxloop.pipeline.records import RunQuery, RunRecord
@@ -222,3 +225,44 @@ def _list_passages(event: Event | None) -> Iterator[str]:
             yield event.name
         case _:
             pass
+
+
+# -- state
+
+
+def make_state_info(task_id: str, seq: int, state: RunState, messages: Sequence[Message] | None = None) -> StateInfo:
+    """Convert a run state to its JSON model, including internal data.
+
+    Args:
+        task_id: Task id of the run.
+        seq: `seq` of the last event of the state.
+        state: State of the run.
+        messages: Messages to include instead of all messages of the state.
+    """
+    batch = state.batch
+    return StateInfo(
+        task_id=task_id,
+        seq=seq,
+        attempt=state.attempt,
+        state=state.state,
+        reason=state.reason,
+        error=state.error,
+        iteration=state.iteration,
+        messages=list(state.messages if messages is None else messages),
+        calls=[] if batch is None else [batch.calls[index] for index in batch.open],
+        pending=list(state.pending.values()),
+        content=state.content,
+        usage=state.usage,
+    )
+
+
+def redact_state(info: StateInfo) -> StateInfo:
+    """Remove internal data from a state, following the rules for events."""
+    return info.model_copy(
+        update={
+            "messages": list(select_public_messages(info.messages)),
+            "calls": [each for each in info.calls if not each.hidden],
+            "pending": [public_question(each) for each in info.pending],
+            "error": None if info.error is None else redact_error(info.error, info.reason),
+        }
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,7 +29,6 @@ from rxloop import (
     tool,
 )
 from rxloop.cli.service.adapters import create_adapters, create_application
-from rxloop.server.viewer.document import make_file
 from rxloop.testing import ScriptedModel, call
 from support.api_server import serve_app
 from support.browser import expect, find_barriers
@@ -135,15 +133,6 @@ async def test_request_of_an_old_log_is_marked_as_rebuilt(page: Page) -> None:
         inspector = await open_request(page, url, task_id, calls[1].seq)
         await expect(inspector.get_by_text("Rebuilt", exact=True)).to_be_visible()
         await expect(find_part(inspector, 0)).to_contain_text("Ann wants to find the crate.")
-
-
-async def test_file_states_that_it_has_no_requests(page: Page, tmp_path: Path) -> None:
-    log, task_id, calls = await record(count=2)
-    path = tmp_path / "run.html"
-    path.write_bytes(make_file(await log.get_record(task_id), await log.read(task_id), internal=True))
-    await page.goto(f"{path.as_uri()}#/r/{task_id}/context?at=1.{calls[0].seq}.0&in=request")
-    await expect(find_inspector(page)).to_contain_text("This file does not contain requests.")
-    await expect(page.get_by_role("heading", name="Not in this file")).to_be_visible()
 
 
 async def test_readers_without_the_scope_see_that_parts_are_hidden(page: Page) -> None:

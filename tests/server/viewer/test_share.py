@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rxloop import EventLog
+from rxloop import Agent, EventLog, LLMCallEvent, MemoryEventLog
 from rxloop.server.viewer.document import make_file
+from rxloop.testing import ScriptedModel, call
+from support.acting_pages import serve_agents
 from support.browser import expect, find_barriers
-from support.viewer_pages import find_inspector, find_rows, get_text, serve_view
+from support.hidden_tools import MARK, peek
+from support.viewer_pages import find_filter, find_inspector, find_rows, get_text, serve_view
 
 if TYPE_CHECKING:
     from playwright.async_api import Page
@@ -25,6 +30,13 @@ async def write_file(log: EventLog, task_id: str, folder: Path, **options: Any) 
     record, events = await log.get_record(task_id), await log.read(task_id)
     path.write_bytes(make_file(record, events, internal=options.get("internal", False)))
     return path.as_uri()
+
+
+@contextlib.asynccontextmanager
+async def serve_public(log: EventLog) -> AsyncGenerator[str]:
+    """Serve a log to readers without access to internal data."""
+    async with serve_agents(log=log) as served:
+        yield f"{served.url}/view/"
 
 
 async def test_file_shows_the_run_without_any_request(
@@ -53,6 +65,61 @@ async def test_file_shows_the_run_without_any_request(
     await expect(find_rows(page, "Runs")).to_have_count(1)
     assert [each for each in requests if not each.startswith("file:")] == []
     assert {each.split("#")[0] for each in requests} == {address}
+
+
+@pytest.mark.parametrize("internal", [True, False], ids=["internal", "public"])
+@pytest.mark.parametrize("run", ["weather", "conversation"])
+async def test_file_shows_the_same_states_and_requests_as_the_server(
+    page: Page,
+    weather: tuple[EventLog, str],
+    conversation: tuple[EventLog, str],
+    tmp_path: Path,
+    run: str,
+    *,
+    internal: bool,
+) -> None:
+    log, task_id = weather if run == "weather" else conversation
+    events = await log.read(task_id)
+    calls = [event.seq for event in events if isinstance(event, LLMCallEvent)][:4]
+    inspector = find_inspector(page)
+
+    async def read(url: str) -> list[list[str]]:
+        shown: list[list[str]] = []
+        for seq in [*range(1, len(events), 6), len(events)]:
+            await page.goto(f"{url}#/r/{task_id}?at=1.{seq}.0&in=state")
+            await expect(inspector.locator(f".runstate[data-seq='{seq}'][aria-busy=false]")).to_be_visible()
+            shown.append(await get_text(inspector))
+        for seq in calls:
+            await page.goto(f"{url}#/r/{task_id}?at=1.{seq}.0&in=request")
+            await expect(inspector.get_by_label("Parts", exact=True)).to_be_visible()
+            shown.append(await get_text(inspector))
+        await page.goto(f"{url}#/r/{task_id}/context")
+        await expect(find_rows(page, "Requests").first).to_be_visible()
+        shown.append(await get_text(find_rows(page, "Requests")))
+        return shown
+
+    served = serve_view(log) if internal else serve_public(log)
+    async with served as url:
+        expected = await read(url)
+    assert await read(await write_file(log, task_id, tmp_path, internal=internal)) == expected
+
+
+@pytest.mark.parametrize("internal", [True, False], ids=["internal", "public"])
+async def test_texts_of_a_file_can_be_searched(page: Page, tmp_path: Path, *, internal: bool) -> None:
+    log = MemoryEventLog()
+    agent = Agent(ScriptedModel(call(f"peek_{MARK}", at="needle"), "It is open."), tools=[peek], log=log)
+    task_id = (await agent.run("Is it open?")).task_id
+    await page.goto(f"{await write_file(log, task_id, tmp_path, internal=internal)}#/")
+    await find_filter(page).fill("IT IS OPEN")
+    hits = find_rows(page, "Texts")
+    await expect(hits.first).to_contain_text("It is open.")
+    await find_filter(page).fill("needle")
+    if not internal:
+        await expect(page.get_by_text("No text contains these words")).to_be_visible()
+        return
+    await expect(hits.first).to_contain_text("needle")
+    await hits.first.get_by_role("link").click()
+    await page.wait_for_url(re.compile(r"#/r/.*at=1\.\d+\.0$"))
 
 
 async def test_policy_of_a_file_forbids_requests(

@@ -26,6 +26,7 @@ from rxloop.protocol.visibility import IMPORTED_RUN
 from rxloop.recorded.export import export_text
 from rxloop.state.fold import fold_all
 from rxloop.storage import SqliteEventLog
+from rxloop.storage.conversation import conversation
 
 
 class ExportForm(StrEnum):
@@ -72,7 +73,7 @@ def export(
                 notify(f"run {await find_short_id(log, record.task_id)}: {format_count(count, 'span')}")
                 return
             if chosen is not None:
-                sys.stdout.buffer.write(_make_file(chosen, record, events, full=full))
+                sys.stdout.buffer.write(await _make_file(chosen, log, record, events, full=full))
                 sys.stdout.flush()
                 return
             for event in events:
@@ -81,12 +82,15 @@ def export(
     run_main(main())
 
 
-def _make_file(form: ExportForm, record: RunRecord, events: Sequence[Event], *, full: bool) -> bytes:
+async def _make_file(
+    form: ExportForm, log: EventLog, record: RunRecord, events: Sequence[Event], *, full: bool
+) -> bytes:
     if form in (ExportForm.html, ExportForm.otlp):
         # Other forms do not require the package of the server.
         from rxloop.server.viewer.document import export_run
 
-        return export_run(form.value, record, events, internal=full)
+        before = await conversation(log, record.conversation, before=record.task_id)
+        return export_run(form.value, record, events, before=before, internal=full)
     return export_text(form.value, record.task_id, events, internal=full)
 
 

@@ -14,6 +14,7 @@ from rxloop.recorded.export import Form, make_file_name
 from rxloop.server.core.errors import Refused
 from rxloop.server.http.requests import ApiCall, VisibilityQuery
 from rxloop.server.viewer.document import export_run
+from rxloop.storage.conversation import conversation
 
 
 class ExportQuery(VisibilityQuery):
@@ -29,6 +30,8 @@ async def export(call: ApiCall[None, ExportQuery]) -> Response:
     """Export a run as a file."""
     record, query = await call.record(), call.query
     call.check_visibility(query.visibility)
+    log = call.gateway.runtime.log
+    before = await conversation(log, record.conversation, before=record.task_id) if query.form == "html" else None
 
     def write(events: Sequence[Event]) -> bytes:
         if query.until is not None:
@@ -36,7 +39,7 @@ async def export(call: ApiCall[None, ExportQuery]) -> Response:
             events = [event for event in events if event.seq <= query.until]
         if not events:
             raise ConfigurationError("the log has no readable event in this part of the run")
-        return export_run(query.form, record, events, internal=query.visibility == "all")
+        return export_run(query.form, record, events, before=before, internal=query.visibility == "all")
 
     try:
         body = await call.gateway.compute(call.principal, record.task_id, write)

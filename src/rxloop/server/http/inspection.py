@@ -23,10 +23,11 @@ from rxloop.protocol.http_api.inspection import AccessInfo, LogInfo, Permissions
 from rxloop.recorded.follow import is_over, read_chunks, read_first
 from rxloop.recorded.outline import OutlineFold, OutlineState
 from rxloop.recorded.problems import ProblemFold
+from rxloop.recorded.summary import make_state_info, redact_state
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.request_slots import check_connected
 from rxloop.server.core.stream import INTERNAL
-from rxloop.server.http import operations, reads
+from rxloop.server.http import operations
 from rxloop.server.http.requests import (
     ApiCall,
     EventsQuery,
@@ -224,8 +225,8 @@ async def state(call: ApiCall[None, StateQuery]) -> Response:
         raise Refused(422, "invalid", "the event does not exist", fields={"seq": f"must be from 1 to {record.seq}"})
 
     def respond(events: Sequence[Event]) -> Response:
-        info = reads.make_state_info(record.task_id, seq, fold_all(event for event in events if event.seq <= seq))
-        info = info if query.visibility == "all" else reads.redact_state(info)
+        info = make_state_info(record.task_id, seq, fold_all(event for event in events if event.seq <= seq))
+        info = info if query.visibility == "all" else redact_state(info)
         if start is not None:
             # Messages are only added, so their indexes do not change.
             later = {"messages": info.messages[start:], "message_count": len(info.messages)}

@@ -59,7 +59,7 @@ async def model_request(call: ApiCall[None, VisibilityQuery]) -> Response:
                     break
 
         def encode() -> tuple[bytes, dict[str, str]] | None:
-            request = fold.make_request(task_id)
+            request = fold.make_request(task_id, seq)
             return None if request is None else encode_document(request, compress=accepts_gzip(call.request))
 
         encoded = await compute(encode)

@@ -29,10 +29,9 @@ from rxloop.protocol.http_api import (
     MessageList,
     RunInfo,
     RunPage,
-    StateInfo,
 )
 from rxloop.protocol.messages import public_question
-from rxloop.protocol.visibility import PUBLIC_METADATA, redact_error, select_public_messages
+from rxloop.protocol.visibility import PUBLIC_METADATA, redact_error
 from rxloop.recorded.follow import FINAL_STATES
 from rxloop.recorded.questions import IDLE_STATES, RunStatus, list_pending, read_status
 from rxloop.recorded.replay import history
@@ -50,7 +49,6 @@ from rxloop.server.http.requests import (
     RunsInContextQuery,
     write_json,
 )
-from rxloop.state.run_state import RunState
 from rxloop.thinking.graph import ThoughtGraph
 
 
@@ -145,37 +143,6 @@ def make_short_info(call: ApiCall[Any, Any], record: RunRecord) -> RunInfo:
         metadata=dict(record.metadata.get(PUBLIC_METADATA) or {}),
         usage=record.usage,
         error=None if record.error is None else redact_error(record.error, None),
-    )
-
-
-def make_state_info(task_id: str, seq: int, state: RunState) -> StateInfo:
-    """Convert a run state to its JSON model, including internal data."""
-    batch = state.batch
-    return StateInfo(
-        task_id=task_id,
-        seq=seq,
-        attempt=state.attempt,
-        state=state.state,
-        reason=state.reason,
-        error=state.error,
-        iteration=state.iteration,
-        messages=list(state.messages),
-        calls=[] if batch is None else [batch.calls[index] for index in batch.open],
-        pending=list(state.pending.values()),
-        content=state.content,
-        usage=state.usage,
-    )
-
-
-def redact_state(info: StateInfo) -> StateInfo:
-    """Remove internal data from a state, following the rules for events."""
-    return info.model_copy(
-        update={
-            "messages": list(select_public_messages(info.messages)),
-            "calls": [each for each in info.calls if not each.hidden],
-            "pending": [public_question(each) for each in info.pending],
-            "error": None if info.error is None else redact_error(info.error, info.reason),
-        }
     )
 
 

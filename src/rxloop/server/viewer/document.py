@@ -5,10 +5,11 @@ from __future__ import annotations
 import gzip
 import re
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import orjson
 from pydantic import BaseModel
@@ -19,17 +20,30 @@ from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import Event
 from rxloop.protocol.http_api import RunInfo
 from rxloop.protocol.http_api.inspection import AccessInfo, LogInfo, Permissions
-from rxloop.protocol.visibility import PUBLIC_METADATA, redact_error
+from rxloop.protocol.http_api.requests import SentRequest
+from rxloop.protocol.messages import Message
+from rxloop.protocol.visibility import PUBLIC_METADATA, list_public_forms, redact_error
 from rxloop.recorded.export import Form, export_text, select_events
 from rxloop.recorded.outline import OutlineFold, OutlineState
 from rxloop.recorded.problems import ProblemFold
-from rxloop.recorded.summary import SummaryFold
+from rxloop.recorded.request import RequestFold
+from rxloop.recorded.requests import RequestListFold
+from rxloop.recorded.summary import SummaryFold, make_state_info, redact_state
+from rxloop.state.fold import fold_all
+from rxloop.state.run_state import RunState, initial_state
 
 FORMAT = 1
 """Version of the data blocks in a file."""
 
 BLOCK_EVENTS = 500
 """Number of events in a data block."""
+
+_BLOCK_TEXTS, _BLOCK_REQUESTS = 200, 50
+"""Number of texts and of model requests in a data block."""
+
+MAX_REQUEST_MESSAGES = 200_000
+"""Maximum number of messages in all model requests of a file. Each request contains the messages before it, so the
+requests of long runs would be larger than everything else."""
 
 _OUTLINE_EVENTS = 20_000
 """Maximum number of events in a page of the outline."""
@@ -93,13 +107,16 @@ def _hash(body: bytes) -> str:
 # -- files
 
 
-def export_run(form: Form, record: RunRecord, events: Sequence[Event], *, internal: bool) -> bytes:
+def export_run(
+    form: Form, record: RunRecord, events: Sequence[Event], *, before: RunState | None = None, internal: bool
+) -> bytes:
     """Return the file of a run.
 
     Args:
         form: Form of the file.
         record: Record of the run.
         events: Durable events of the run, possibly without the last ones.
+        before: State after the earlier runs of the conversation, whose messages are part of the model requests.
         internal: Whether to include data that clients must not receive.
 
     Raises:
@@ -107,7 +124,7 @@ def export_run(form: Form, record: RunRecord, events: Sequence[Event], *, intern
     """
     match form:
         case "html":
-            return make_file(record, events, internal=internal)
+            return make_file(record, events, before=before, internal=internal)
         case "otlp":
             try:
                 from rxloop.telemetry.export import encode_spans
@@ -121,7 +138,7 @@ def export_run(form: Form, record: RunRecord, events: Sequence[Event], *, intern
             return export_text(form, record.task_id, events, internal=internal)
 
 
-def make_file(record: RunRecord, events: Sequence[Event], *, internal: bool) -> bytes:
+def make_file(record: RunRecord, events: Sequence[Event], *, before: RunState | None = None, internal: bool) -> bytes:
     """Return an HTML file that shows a run without a server.
 
     The file contains the page of the viewer, and the run in compressed blocks. Its content security policy forbids all
@@ -130,6 +147,7 @@ def make_file(record: RunRecord, events: Sequence[Event], *, internal: bool) -> 
     Args:
         record: Record of the run.
         events: Durable events of the run, possibly without the last ones.
+        before: State after the earlier runs of the conversation, whose messages are part of the model requests.
         internal: Whether to include data that clients must not receive.
 
     Raises:
@@ -140,7 +158,7 @@ def make_file(record: RunRecord, events: Sequence[Event], *, internal: bool) -> 
     head = f'<meta http-equiv="content-security-policy" content="{escape(policy)}">'
     blocks = "".join(
         f'<script type="application/gzip" data-name="{name}">{_compress(data)}</script>\n'
-        for name, data in _list_blocks(record, events, internal)
+        for name, data in _list_blocks(record, events, before or initial_state(), internal)
     )
     return page.replace(_HEAD, f"{_HEAD}\n{head}", 1).replace(_BODY, f"{blocks}{_BODY}", 1).encode()
 
@@ -149,7 +167,9 @@ def _compress(data: bytes) -> str:
     return b64encode(gzip.compress(data, 6, mtime=0)).decode()
 
 
-def _list_blocks(record: RunRecord, events: Sequence[Event], internal: bool) -> Iterator[tuple[str, bytes]]:
+def _list_blocks(
+    record: RunRecord, events: Sequence[Event], before: RunState, internal: bool
+) -> Iterator[tuple[str, bytes]]:
     """Yield the name and the content of each data block."""
     last = events[-1].seq
     access = AccessInfo(
@@ -189,6 +209,102 @@ def _list_blocks(record: RunRecord, events: Sequence[Event], internal: bool) -> 
             if internal or event.to_public() is not None
         )
         yield f"events-{events[start].seq}", b"\n".join(shown)
+    texts = _Texts()
+    yield "states", orjson.dumps(_list_states(record.task_id, events, texts, internal=internal))
+    yield from _list_requests(record.task_id, events, before, texts, internal=internal)
+    for start in range(0, len(texts.lines), _BLOCK_TEXTS):
+        yield f"texts-{start}", b"\n".join(texts.lines[start : start + _BLOCK_TEXTS])
+
+
+class _Texts:
+    """Messages and tools of a file, each of which is stored once as a line of JSON."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self._indexes: dict[bytes, int] = {}
+        self._messages: dict[int, tuple[Message, int]] = {}
+
+    def add(self, value: object) -> int:
+        """Return the index of a value, and add it if it is new."""
+        line = orjson.dumps(value)
+        index = self._indexes.setdefault(line, len(self.lines))
+        if index == len(self.lines):
+            self.lines.append(line)
+        return index
+
+    def add_message(self, message: Message) -> int:
+        """Return the index of a message. Requests share the objects of their common messages."""
+        known = self._messages.get(id(message))
+        if known is None:
+            # The message is kept, because its id must not be used again.
+            known = self._messages[id(message)] = message, self.add(_dump(message))
+        return known[1]
+
+
+def _list_states(
+    task_id: str, events: Sequence[Event], texts: _Texts, *, internal: bool
+) -> Mapping[str, Sequence[object]]:
+    """Return the messages of a run, and the changed fields of its state after each event that changes it."""
+    state, count = initial_state(), 0
+    messages: list[int] = []
+    states: list[tuple[int, dict[str, Any]]] = []
+    last, known = None, dict[str, Any]()
+    for event in events:
+        state = fold_all((event,), state)
+        if len(state.messages) > count:
+            # The public form of a result depends on the last message with calls.
+            first = next((k for k in reversed(range(count)) if state.messages[k].role == "assistant"), count)
+            recent = [state.messages[k] for k in range(first, len(state.messages))]
+            shown = recent if internal else list_public_forms(recent)
+            messages += [texts.add_message(each) for each in shown[count - first :] if each is not None]
+            count = len(state.messages)
+        fields = (state.attempt, state.state, state.reason, state.error, state.iteration, count)
+        fields += (state.batch, state.pending, state.content, state.usage)
+        if fields == last:
+            continue
+        last = fields
+        info = make_state_info(task_id, event.seq, state, ())
+        info = (info if internal else redact_state(info)).model_copy(update={"message_count": len(messages)})
+        values: Any = _dump(info)
+        changed = {name: value for name, value in values.items() if known.get(name, ...) != value}
+        states.append((event.seq, changed | dict.fromkeys(known.keys() - values.keys())))
+        known = values
+    return {"messages": messages, "states": states}
+
+
+def _list_requests(
+    task_id: str, events: Sequence[Event], before: RunState, texts: _Texts, *, internal: bool
+) -> Iterator[tuple[str, bytes]]:
+    """Yield blocks with the sizes of all model requests, and with the requests as they were sent."""
+    rows = RequestListFold(before, internal=internal, limit=len(events))
+    rows.add(events)
+    yield "requests", orjson.dumps([_dump(row) for row in rows.make_rows()])
+    fold = RequestFold(before, None, internal=internal)
+    fold.add(events)
+    requests: list[Any] = []
+    total = 0
+    for seq, size in fold.sizes.items():
+        total += size
+        request = fold.make_request(task_id, seq) if total <= MAX_REQUEST_MESSAGES else None
+        if request is not None:
+            requests.append(_dump_request(request, texts))
+    yield "sent", orjson.dumps([request["seq"] for request in requests])
+    for start in range(0, len(requests), _BLOCK_REQUESTS):
+        yield f"sent-{start}", orjson.dumps(requests[start : start + _BLOCK_REQUESTS])
+
+
+def _dump_request(request: SentRequest, texts: _Texts) -> dict[str, Any]:
+    """Return a request with indexes instead of its messages, tools and omitted messages."""
+    data: Any = _dump(request.model_copy(update={"parts": [], "tools": [], "left_out": []}))
+    data["tools"] = [texts.add(_dump(tool)) for tool in request.tools]
+    data["leftOut"] = [texts.add(_dump(message)) for message in request.left_out]
+    for part in request.parts:
+        entry: dict[str, Any] = part.model_dump(mode="json", by_alias=True, exclude={"message", "original"})
+        for name, message in (("message", part.message), ("original", part.original)):
+            if message is not None:
+                entry[name] = texts.add_message(message)
+        data["parts"].append(entry)
+    return data
 
 
 def _dump(model: BaseModel) -> object:

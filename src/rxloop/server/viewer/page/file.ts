@@ -2,6 +2,9 @@
 
 import type { Fetch, Me, Problem, RunInfo } from './api.ts';
 import type { OutlinePage } from './outline.ts';
+import type { Omitted, SentRequest } from './requests.ts';
+import { findTexts } from './search.ts';
+import type { StateInfo } from './state.ts';
 
 export interface Meta {
   format: number;
@@ -57,12 +60,12 @@ export function makeFileFetch(read: ReadBlock): Fetch {
 async function answer(path: string[], query: URLSearchParams, accept: string, read: ReadBlock, meta: Meta): Promise<Response> {
   const number = (name: string, otherwise: number) => Number(query.get(name) ?? otherwise);
   const problems = async () => JSON.parse((await read('problems'))!) as Problem[];
-  const [first, taskId, what] = path;
+  const [first, taskId, what, seq] = path;
   if (first === 'me') return json(meta.me);
   if (first === 'runs' && !taskId) return accept === 'text/event-stream' ? stream(meta.run) : json({ runs: fitsText(meta.run, query.get('q')) ? [meta.run] : [] });
   if (first === 'problems') return json({ runs: [{ run: meta.run, problems: await problems() }] });
   if (first === 'experiments') return taskId ? refuse(404, 'the file contains a single run') : json({ experiments: [] });
-  if (first === 'search') return json({ hits: [], runs: [] });
+  if (first === 'search') return json({ ...await searchEvents(read, meta, query), runs: [meta.run] });
   if (first !== 'runs' || taskId !== meta.taskId) return refuse(404, 'the file contains a single run');
   if (!what) return json(meta.run);
   if (what === 'outline') {
@@ -76,6 +79,8 @@ async function answer(path: string[], query: URLSearchParams, accept: string, re
     const from = number('from', 1);
     return new Response(await readRange(read, meta, from, Math.min(number('to', from + 399), from + 399)));
   }
+  if (what === 'state') return json(await readState(read, meta, number('seq', meta.last), number('messagesFrom', 0)));
+  if (what === 'requests') return seq ? readRequest(read, Number(seq)) : json({ requests: JSON.parse((await read('requests')) ?? '[]') });
   return refuse(404, 'the file does not contain this part of the run');
 }
 
@@ -91,6 +96,81 @@ async function readRange(read: ReadBlock, { blocks }: Meta, from: number, to: nu
     }
   }
   return lines.join('\n');
+}
+
+interface States {
+  /** Index of the text of each message. */
+  messages: number[];
+  /** The `seq` of events, and the fields of the state that have changed. */
+  states: [seq: number, changed: Partial<StateInfo>][];
+}
+
+/** Return the state after an event, with the messages from an index on. */
+async function readState(read: ReadBlock, meta: Meta, seq: number, from: number): Promise<StateInfo> {
+  const { messages, states } = JSON.parse((await read('states')) ?? '{"messages":[],"states":[]}') as States;
+  const state = { taskId: meta.taskId } as unknown as StateInfo;
+  for (const [at, changed] of states) {
+    if (at > seq) break;
+    Object.assign(state, changed);
+  }
+  const getText = await readTexts(read, messages.slice(from, state.messageCount));
+  return { ...state, seq, messages: messages.slice(from, state.messageCount).map(each => getText(each) as StateInfo['messages'][number]) };
+}
+
+const BLOCK_TEXTS = 200;
+const BLOCK_REQUESTS = 50;
+
+/** Read the blocks of some texts, and return the function that returns these texts. */
+async function readTexts(read: ReadBlock, indexes: (number | undefined)[]): Promise<(index: number) => unknown> {
+  const lines = new Map<number, string[]>();
+  for (const index of indexes) {
+    const block = index === undefined ? -1 : index - (index % BLOCK_TEXTS);
+    if (block >= 0 && !lines.has(block)) lines.set(block, ((await read(`texts-${block}`)) ?? '').split('\n'));
+  }
+  return index => JSON.parse(lines.get(index - (index % BLOCK_TEXTS))?.[index % BLOCK_TEXTS] ?? 'null') as unknown;
+}
+
+type Stored<T> = { [K in keyof T]: K extends 'message' | 'original' ? number | undefined : T[K] };
+
+interface StoredRequest extends Omit<SentRequest, 'parts' | 'tools' | 'leftOut'> {
+  parts: Stored<SentRequest['parts'][number]>[];
+  tools: number[];
+  leftOut: number[];
+}
+
+/** Answer with a request as it was sent. Its messages and tools are stored once for all requests. */
+async function readRequest(read: ReadBlock, seq: number): Promise<Response> {
+  const k = (JSON.parse((await read('sent')) ?? '[]') as number[]).indexOf(seq);
+  const block = k - (k % BLOCK_REQUESTS);
+  const request = k < 0 ? undefined : (JSON.parse((await read(`sent-${block}`)) ?? '[]') as StoredRequest[])[k - block];
+  if (!request) return refuse(404, 'the file does not contain this request, because files have at most 200,000 messages in requests');
+  const { parts, tools, leftOut, ...fields } = request;
+  const getText = await readTexts(read, [...parts.flatMap(each => [each.message, each.original]), ...tools, ...leftOut]);
+  const load = (index: number | undefined) => (index === undefined ? undefined : getText(index));
+  return json({
+    ...fields,
+    parts: parts.map(each => ({ ...each, message: load(each.message), original: load(each.original) })),
+    tools: tools.map(getText),
+    leftOut: leftOut.map(each => getText(each) as Omitted),
+  });
+}
+
+/** Search the texts of the events, like the server. */
+async function searchEvents(read: ReadBlock, meta: Meta, query: URLSearchParams): Promise<object> {
+  const limit = Number(query.get('limit') ?? 50);
+  const after = Number(query.get('after')?.split('/').at(-1) ?? 0);
+  const hits: object[] = [];
+  for (const [k, first] of meta.blocks.entries()) {
+    if ((meta.blocks[k + 1] ?? Infinity) <= after) continue;
+    for (const line of ((await read(`events-${first}`)) ?? '').split('\n')) {
+      if (!line) continue;
+      const event = JSON.parse(line) as Record<string, unknown> & { seq: number; kind: string };
+      if (event.seq <= after) continue;
+      hits.push(...findTexts(event, query.get('q') ?? '').map(each => ({ taskId: meta.taskId, seq: event.seq, kind: event.kind, ...each })));
+      if (hits.length >= limit) return { hits, next: `${meta.taskId}/${event.seq}` };
+    }
+  }
+  return { hits };
 }
 
 function empty(page: OutlinePage): object {

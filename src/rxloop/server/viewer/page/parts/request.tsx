@@ -19,7 +19,7 @@ export function RequestTab({ seq }: { seq: number }) {
   const request = requestOf(seq);
   const problem = requestFailure.value;
   if (!request && problem?.seq === seq && problem.error.code === 'file') {
-    return <div class="section quiet">This file does not contain requests. Open the run on its server to see them.</div>;
+    return <div class="section quiet">{problem.error.message}. Open the run on its server to see it.</div>;
   }
   if (!request && problem?.seq === seq) {
     return (

@@ -2,12 +2,18 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { gzipSync } from 'node:zlib';
 import { makeBlockReader, makeFileFetch } from '../file.ts';
+import { findTexts } from '../search.ts';
 import { formatBytes, parseFileName } from '../share.ts';
 
 const blocks: Record<string, string> = {
   meta: JSON.stringify({ format: 1, taskId: 'a/b', run: { taskId: 'a/b', title: 'Hi' }, me: { may: { act: false } }, last: 4, total: 4, blocks: [1, 3] }),
   outline: JSON.stringify([{ taskId: 'a/b', first: 1, last: 2, dt: [0, 1] }, { taskId: 'a/b', first: 3, last: 4, dt: [2, 3] }]),
   problems: JSON.stringify([{ code: 'waits', seq: 2, text: 'ü?' }]),
+  states: JSON.stringify({ messages: [0, 1, 2], states: [[1, { state: 'working', messageCount: 1, calls: [{ id: 'c' }] }], [3, { state: 'completed', messageCount: 3, calls: null }]] }),
+  requests: JSON.stringify([{ seq: 2 }]),
+  sent: '[2]',
+  'sent-0': JSON.stringify([{ seq: 2, parts: [{ role: 'user', index: 0, message: 0 }, { role: 'tool' }], tools: [3], leftOut: [4] }]),
+  'texts-0': ['{"role":"user","content":"Hi"}', '{"role":"assistant"}', '{"role":"tool"}', '{"name":"look"}', '{"index":5,"why":"overflow"}'].join('\n'),
   'events-1': '{"seq":1}\n{"seq":2}',
   'events-3': '{"seq":3}\n{"seq":4}',
 };
@@ -26,7 +32,31 @@ test('a file answers for its run and its problems', async () => {
   assert.equal((await get(`runs/${id}/problems`)).problems[0].text, 'ü?');
   assert.equal((await get('problems?limit=5')).runs[0].problems.length, 1);
   assert.equal((await fetch('../runs/other')).status, 404);
-  assert.equal((await fetch(`../runs/${id}/state`)).status, 404);
+  assert.equal((await fetch(`../runs/${id}/graph`)).status, 404);
+});
+
+test('a file answers with the state after an event', async () => {
+  const state = await get(`runs/${id}/state?seq=2&messagesFrom=0`);
+  assert.deepEqual([state.seq, state.state, state.messageCount, state.calls], [2, 'working', 1, [{ id: 'c' }]]);
+  assert.deepEqual(state.messages, [{ role: 'user', content: 'Hi' }]);
+  const last = await get(`runs/${id}/state?seq=4&messagesFrom=1`);
+  assert.deepEqual([last.state, last.calls, last.messages.map((each: { role: string }) => each.role)], ['completed', null, ['assistant', 'tool']]);
+});
+
+test('a file answers with requests, and puts their texts in place', async () => {
+  assert.deepEqual((await get(`runs/${id}/requests?after=0`)).requests, [{ seq: 2 }]);
+  const request = await get(`runs/${id}/requests/2`);
+  assert.deepEqual(request.parts, [{ role: 'user', index: 0, message: { role: 'user', content: 'Hi' } }, { role: 'tool' }]);
+  assert.deepEqual([request.tools, request.leftOut], [[{ name: 'look' }], [{ index: 5, why: 'overflow' }]]);
+  assert.equal((await fetch(`../runs/${id}/requests/3`)).status, 404);
+});
+
+test('texts of events are found, with the positions of their matches', () => {
+  const event = { kind: 'custom', taskId: 'needle', data: { list: ['x', 'a 😀 Needle, (needle)'] }, file: { mediaType: 'x', data: 'needle' } };
+  assert.deepEqual(findTexts(event, 'NEEDLE'), [{ field: 'data.list.1', text: 'a 😀 Needle, (needle)', marks: [[4, 10], [13, 19]] }]);
+  assert.equal(findTexts(event, '(needle)').length, 1);
+  const long = findTexts({ text: `${'a'.repeat(500)}needle${'b'.repeat(500)}` }, 'needle')[0];
+  assert.deepEqual([long.text.length, long.marks], [200, [[60, 66]]]);
 });
 
 test('a file contains the pages of the outline', async () => {

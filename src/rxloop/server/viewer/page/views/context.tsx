@@ -31,7 +31,6 @@ export function Context() {
   if (!all) {
     const problem = rowsFailure.value;
     if (!problem) return <div class="context" aria-busy="true" />;
-    if (problem.code === 'file') return <div class="context"><div class="empty"><h2>Not in this file</h2><p>Open the run on its server to see the sizes of its requests.</p></div></div>;
     return <div class="context empty"><p>The requests could not be loaded: {problem.message}.</p><p><button onClick={retryRows}>Again</button></p></div>;
   }
   if (!rows.length) return <div class="context"><div class="empty"><h2>No requests yet</h2><p>This run has not called a model.</p></div></div>;
