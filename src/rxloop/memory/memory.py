@@ -25,6 +25,7 @@ from rxloop.protocol.tool_events import NoteKind
 
 if TYPE_CHECKING:
     from rxloop.agents.agent import Agent
+    from rxloop.context.compressors import Embedder
     from rxloop.pipeline.interfaces import Provider, Tool
 
 _KINDS = [kind for kind in get_args(NoteKind) if kind != "episode"]
@@ -60,12 +61,15 @@ class Memory:
         ['Prefers trains.']
     """
 
-    def __init__(self, log: EventLog | str | PathLike[str]) -> None:
+    def __init__(self, log: EventLog | str | PathLike[str], *, embed: Embedder | None = None) -> None:
         """Create a memory without reading the log.
 
         Args:
             log: Event log of the agents, or the path of a SQLite file.
+            embed: Async function that returns vectors for a list of texts. Notes are then also searched by meaning. The
+                vectors are kept in the memory of the process only.
         """
+        self._embed = embed
         self._owns_log = not isinstance(log, EventLog)
         self._log = log if isinstance(log, EventLog) else _open(log)
         self._owners: OrderedDict[str, OwnerNotes] = OrderedDict()
@@ -217,7 +221,7 @@ class Memory:
             raise ConfigurationError(f"limit must be at least 1, got {limit!r}")
         notes, now = await self._load(owner), now or datetime.now().astimezone()
         while True:
-            found = notes.search(question, now, limit=limit, tokens=tokens, exclude_context=exclude_context)
+            found = await notes.search(question, now, limit=limit, tokens=tokens, exclude_context=exclude_context)
             if not await notes.drop_deleted(found):
                 return found
 
@@ -367,7 +371,7 @@ class Memory:
         key = owner or ""
         notes = self._owners.get(key)
         if notes is None:
-            notes = self._owners[key] = OwnerNotes(self._log, key)
+            notes = self._owners[key] = OwnerNotes(self._log, key, self._embed)
         self._owners.move_to_end(key)
         if len(self._owners) > _MAX_OWNERS:
             self._owners.popitem(last=False)

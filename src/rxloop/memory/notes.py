@@ -213,6 +213,15 @@ class NoteFold:
         )
 
 
+def removes(removal: MemoryForgottenEvent, note: Note) -> bool:
+    """Return True if a removal applies to a note."""
+    return (
+        note.note_id in removal.note_ids
+        or removal.run_id in (note.task_id, *note.other_runs)
+        or (removal.before is not None and note.added < removal.before)
+    )
+
+
 def make_note_id(cursor: str, index: int = 0) -> str:
     """Return the id of the note with this index in an event. It is short, because models repeat ids."""
     return sha256(f"{cursor} {index}".encode()).hexdigest()[:12]

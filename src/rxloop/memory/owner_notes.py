@@ -9,19 +9,24 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from typing_extensions import Unpack
 
 from rxloop.errors import EventLogError, UnknownRun
 from rxloop.memory.index import NoteIndex
-from rxloop.memory.notes import Note, NoteFold
+from rxloop.memory.notes import Note, NoteFold, removes
 from rxloop.memory.periods import find_period
+from rxloop.memory.vectors import NoteVectors, fuse
 from rxloop.memory.words import find_stem
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunQuery, RunRecord
 from rxloop.protocol.events import SUPERSEDED, WAITING, Event, MemoryForgottenEvent, State
 from rxloop.protocol.visibility import IMPORTED_RUN
+
+if TYPE_CHECKING:
+    from rxloop.context.compressors import Embedder
 
 log = logging.getLogger("rxloop")
 
@@ -57,8 +62,9 @@ class _Run:
 class OwnerNotes:
     """Fold of the runs of an owner."""
 
-    def __init__(self, log: EventLog, owner: str) -> None:
+    def __init__(self, log: EventLog, owner: str, embed: Embedder | None) -> None:
         """Create an empty fold. The empty owner has the runs without an owner."""
+        self._vectors = None if embed is None else NoteVectors(embed)
         self.runs: dict[str, _Run] = {}
         self._log, self._owner = log, owner
         self._lock: asyncio.Lock | None = None
@@ -234,7 +240,7 @@ class OwnerNotes:
         run.fold.removals.clear()
 
     def _add(self, note: Note) -> None:
-        if note.note_id in self._notes or any(_removes(removal, note) for _, removal in self._removals):
+        if note.note_id in self._notes or any(removes(removal, note) for _, removal in self._removals):
             return
         self._notes[note.note_id] = note
         self.runs[note.task_id].note_ids.add(note.note_id)
@@ -251,6 +257,8 @@ class OwnerNotes:
         number = self._numbers.pop(note.note_id)
         del self._ids[number]
         self._index.remove(number)
+        if self._vectors is not None:
+            self._vectors.discard(note.note_id)
         self.runs[note.task_id].note_ids.discard(note.note_id)
         if note.replaces is not None:
             self._replacements[note.replaces].remove(note)
@@ -336,20 +344,22 @@ class OwnerNotes:
 
     def find_removed(self, removal: MemoryForgottenEvent) -> list[Note]:
         """Return the notes that a removal removes."""
-        return [note for note in self._notes.values() if _removes(removal, note)]
+        return [note for note in self._notes.values() if removes(removal, note)]
 
     def list_notes(self, until: int | None = None) -> list[Note]:
         """Return the notes that were current at a time in milliseconds, oldest first. None is the present."""
         notes = [note for note in self._notes.values() if self._is_current(note, until)]
         return sorted(notes, key=lambda note: note.created)
 
-    def search(
+    async def search(
         self, question: str, now: datetime, *, limit: int, tokens: int | None, exclude_context: str | None
     ) -> list[Note]:
         """Return the current notes that best match a question, as in `Memory.search`."""
         found: list[Note] = []
         remaining = tokens
-        for note in self._rank(question, now):
+        similar = [] if self._vectors is None else await self._vectors.search(question, self._notes)
+        ranked = self._rank(question, now)
+        for note in fuse(ranked, similar) if similar else ranked:
             if note.context_id == exclude_context or not self._is_current(note, None):
                 continue
             if remaining is not None:
@@ -378,14 +388,6 @@ class OwnerNotes:
             new.may_replace(note) and (until is None or new.created <= until)
             for new in self._replacements.get(note.note_id, ())
         )
-
-
-def _removes(removal: MemoryForgottenEvent, note: Note) -> bool:
-    return (
-        note.note_id in removal.note_ids
-        or removal.run_id in (note.task_id, *note.other_runs)
-        or (removal.before is not None and note.added < removal.before)
-    )
 
 
 def _is_over(record: RunRecord) -> bool:
