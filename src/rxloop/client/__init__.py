@@ -312,6 +312,22 @@ class Client(Inspection, Findings):
         body = _make_body(ResumeRun, {"inputs": inputs})
         return await self._requests.post(RunInfo, f"{make_run_path(task_id)}/resume", body, query={"wait": wait})
 
+    async def resume(self, task_id: str, *, after: str | None = None, wait: float | None = None) -> RunInfo:
+        """Resume a run that was canceled, or failed with a retryable error. Active runs are not changed.
+
+        Args:
+            task_id: The run.
+            after: Cursor of the last known event, `RunInfo.cursor`. If the run has continued since, it is not changed,
+                so a repeated request resumes the run once.
+            wait: Seconds to wait for the end of the attempt.
+
+        Raises:
+            ApiError: `run_over` if the run is completed or its failure is permanent, `context_busy` if another run of
+                the conversation is active, or `invalid` if the run waits for answers.
+        """
+        body = _make_body(ResumeRun, {"after": after})
+        return await self._requests.post(RunInfo, f"{make_run_path(task_id)}/resume", body, query={"wait": wait})
+
     async def send(
         self, task_id: str, input: str | Sequence[str | Mapping[str, Any]], *, interrupt: bool = False
     ) -> RunInfo:

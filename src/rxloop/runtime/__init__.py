@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rxloop.pipeline.interfaces import Queue as Queue
     from rxloop.runtime.postgres_queue import PostgresQueue as PostgresQueue
     from rxloop.runtime.runtime import Runtime as Runtime
+    from rxloop.runtime.validation import ForkChanges as ForkChanges
     from rxloop.runtime.validation import StartOptions as StartOptions
     from rxloop.runtime.worker import Periodic as Periodic
     from rxloop.runtime.worker import work as work

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 
 from rxloop.agents.agent import Agent
 from rxloop.agents.remote_run import execute_attempt, make_attempt
+from rxloop.agents.specs import make_resume_spec
 from rxloop.agents.validation import check_deps
-from rxloop.errors import RxloopError
+from rxloop.errors import ConflictError, ContextBusy, RunOver, RxloopError
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
+from rxloop.recorded.follow import FINAL_STATES
 from rxloop.run.handle import Run
 from rxloop.run.questions.registry import OnInput
 from rxloop.runtime.live_runs import LiveRuns
@@ -173,3 +175,40 @@ class Attempts:
         except SystemExit as error:
             # It would end the process, and with it all other runs.
             raise RxloopError(f"creating deps for run {task_id} raised SystemExit({error.code!r})") from error
+
+
+async def reopen_run(agent: Agent[Any, Any], record: RunRecord) -> bool:
+    """Log the start of another attempt of an ended run, which any process can then execute.
+
+    Args:
+        agent: Agent of the run.
+        record: Record of the run.
+
+    Returns:
+        False if the run is active, waits for input, or has been resumed elsewhere at the same time.
+
+    Raises:
+        RunOver: The run is completed, or it failed with an error that is not retryable.
+        NotAsked: A later run of the conversation has ended this run.
+        ContextBusy: Another run of the conversation is active.
+    """
+    if record.state not in FINAL_STATES:
+        return False
+    if record.state != "canceled" and not (record.error is not None and record.error.retryable):
+        raise RunOver(f"run {record.task_id} is {record.state} and cannot be resumed; fork it, or start a new run")
+
+    async def leave() -> None:
+        # The run is released if its deps are missing. So it is resumed before any code of the agent is called here.
+        raise RxloopError("the run is executed by another attempt")
+
+    run = agent.definition.make_run(
+        make_resume_spec(agent.definition, "Runtime.resume", record.task_id, None, {}, make_deps=leave)
+    )
+    try:
+        await run.begin()
+    except (ContextBusy, ConflictError):
+        if (await read_log(agent.definition.get_log("resume").get_record, record.task_id)).seq == record.seq:
+            raise
+        return False
+    await run.release()
+    return True

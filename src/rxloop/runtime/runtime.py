@@ -22,16 +22,15 @@ from rxloop.pipeline.records import RunRecord, Until
 from rxloop.protocol.events import AnyEvent
 from rxloop.protocol.ids import derive_id
 from rxloop.protocol.messages import Message, Prompt, to_messages
-from rxloop.protocol.settings import ModelSettings
 from rxloop.recorded.follow import RecordedStream
 from rxloop.recorded.questions import PendingQuery, PendingRun, list_pending
 from rxloop.run.ownership import wait_stored
-from rxloop.runtime.attempts import DepsFactory
+from rxloop.runtime.attempts import DepsFactory, reopen_run
 from rxloop.runtime.executor import RunExecutor, Submitted
 from rxloop.runtime.jobs import QUEUE, QueueLimit, enqueue_run, make_queue_metadata
 from rxloop.runtime.live_runs import RuntimeLoad, follow_live
 from rxloop.runtime.run_log import log_attempts
-from rxloop.runtime.validation import StartOptions, check_runtime, check_start_options
+from rxloop.runtime.validation import ForkChanges, StartOptions, check_runtime, check_start_options
 from rxloop.stream.stream import Stream
 from rxloop.support.misuse import ExplainedAttributes
 
@@ -234,29 +233,13 @@ class Runtime(ExplainedAttributes):
         # Two owners may choose the same key independently.
         return derive_id("runtime", agent, key, *((str(owner),) if owner else ()))
 
-    async def fork(
-        self,
-        task_id: str,
-        at: int,
-        *,
-        prompt: Prompt | None = None,
-        results: Mapping[str, Any] | None = None,
-        model: str | None = None,
-        settings: ModelSettings | None = None,
-        restricted: bool = False,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> RunRecord:
+    async def fork(self, task_id: str, at: int, **changes: Unpack[ForkChanges]) -> RunRecord:
         """Fork a run as `Agent.fork` does, with the owner and the metadata of the original run.
 
         Args:
             task_id: Run to fork.
             at: The `seq` of the last event to copy.
-            prompt: See `ForkOptions`.
-            results: See `ForkOptions`.
-            model: Model string, by default the model of the agent.
-            settings: Model settings, overriding individual settings of the agent.
-            restricted: True for forks that clients request.
-            metadata: Metadata to add to those of the original run.
+            **changes: See `rxloop.runtime.ForkChanges`.
 
         Raises:
             ConfigurationError: The run ends before `at`, or has no call for a result (`NotPermitted` if restricted).
@@ -264,9 +247,7 @@ class Runtime(ExplainedAttributes):
         self._check_open()
         agent, deps = await self._find_agent(task_id), await self._executor.attempts.make_deps(task_id)
         with limit_log_time(None):
-            options: dict[str, Any] = {"prompt": prompt, "results": results, "model": model, "settings": settings}
-            options["metadata"] = dict(metadata or {})
-            run = await agent.fork(task_id, at, restricted=restricted, deps=deps, **options).begin()
+            run = await agent.fork(task_id, at, deps=deps, **changes).begin()
         if self._executor.is_closing or self._queue is not None:
             await run.release()
         else:
@@ -275,6 +256,28 @@ class Runtime(ExplainedAttributes):
         if self._queue is not None:
             await enqueue_run(self._queue, record)
         return record
+
+    async def resume(self, task_id: str, *, after: str | None = None) -> RunRecord:
+        """Resume a canceled run, or a run that failed with a retryable error, and return its record.
+
+        The resumed run is in the log when this method returns, and any process of the runtime executes it. An active or
+        waiting run is not changed, so a repeated call resumes a run once.
+
+        Args:
+            task_id: The run.
+            after: Cursor of the last event that the caller has. If the run has continued since, it is not changed.
+
+        Raises:
+            RunOver: The run is completed, or it failed with an error that is not retryable.
+            NotAsked: A later run of the conversation has ended this run.
+            ContextBusy: Another run of the conversation is active.
+        """
+        self._check_open()
+        async with self.start_locks.setdefault(("run", task_id), asyncio.Lock()):
+            record = await self.get_record(task_id)
+            if after in (None, record.cursor) and await reopen_run(self._get_agent(record.agent_name), record):
+                await self._schedule(record)
+            return await self.get_record(task_id)
 
     def follow(
         self, task_id: str, *, after: str | None = None, strict: bool = True, until: Until = "end"

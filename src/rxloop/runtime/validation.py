@@ -10,6 +10,7 @@ from rxloop.agents.agent import Agent
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Queue
+from rxloop.protocol.messages import Prompt
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.storage.log_urls import check_log
 from rxloop.tools.client_tool import ClientTool
@@ -40,6 +41,17 @@ class StartOptions(TypedDict, total=False):
     limits: Limits | None
     strategy: StrategyName | None
     client_tools: Sequence[ClientTool | Mapping[str, Any]] | None
+
+
+class ForkChanges(TypedDict, total=False):
+    """Changes of `Runtime.fork`, as in `Agent.fork`."""
+
+    prompt: Prompt | None
+    results: Mapping[str, Any] | None
+    model: str | None
+    settings: ModelSettings | None
+    restricted: bool
+    metadata: dict[str, Any] | None
 
 
 def check_runtime(

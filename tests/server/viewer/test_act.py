@@ -21,6 +21,7 @@ from rxloop import (
     client_tool,
     tool,
 )
+from rxloop.errors import BadRequest, RateLimited
 from rxloop.server import bearer
 from rxloop.testing import ScriptedModel, call
 from support.acting_pages import serve_agents
@@ -242,6 +243,65 @@ async def test_cancelling_asks_once_and_passes_the_reason(page: Page) -> None:
         await expect(page.locator(".path .state.canceled")).to_be_visible()
         end = (await served.runtime.log.read(run.task_id))[-1]
         assert "too slow" in end.model_dump_json()
+
+
+async def test_canceled_run_is_resumed_once_by_two_pages(page: Page, chromium: Browser) -> None:
+    reached = asyncio.Event()
+
+    @tool
+    async def wait() -> None:
+        """Wait forever."""
+        reached.set()
+        await asyncio.Event().wait()
+
+    async with serve_agents(make_clerk(call("wait"), "Done.", "Again.", tools=[wait])) as served:
+        run = await served.runtime.start("clerk", "Wait")
+        await asyncio.wait_for(reached.wait(), 30)
+        await served.runtime.cancel(run.task_id)
+        async with open_page(chromium) as other:
+            for each in (page, other):
+                await each.goto(served.find_run(run.task_id))
+                await expect(find_button(each, "Resume run")).to_be_visible()
+            await find_button(page, "Resume run").click()
+            await expect(page.locator(".path .state.completed")).to_be_visible()
+            # The other page does not know yet that the run has continued.
+            await find_button(other, "Resume run").click()
+            await expect(other.locator(".path .state.completed")).to_be_visible()
+            await expect(find_button(other, "Resume run")).to_have_count(0)
+        events = await served.runtime.log.read(run.task_id)
+        assert [event.kind for event in events].count("content-complete") == 2
+
+
+async def test_failed_run_is_resumed_or_forked(page: Page) -> None:
+    turns = (RateLimited("busy"), call("choose_city"), BadRequest("bad"), "Done.")
+
+    @tool
+    async def choose_city() -> str:
+        """Choose."""
+        return "Oslo"
+
+    async with serve_agents(make_clerk(*turns, tools=[choose_city])) as served:
+        task_id = await served.ask("Choose")
+        await page.goto(served.find_run(task_id))
+        await expect(page.locator(".path .state.failed")).to_be_visible()
+        await find_button(page, "Resume run").click()
+        # The second failure is permanent.
+        await find_button(page, "Fork from the last checkpoint").click()
+        await find_button(page, "Start the fork").click()
+        # The page compares the fork with the run.
+        await expect(page.get_by_role("gridcell", name="completed Done.")).to_be_visible()
+        assert (await served.runtime.get_record(task_id)).state == "failed"
+
+
+async def test_refused_resume_is_explained(page: Page) -> None:
+    async with serve_agents(make_clerk(RateLimited("busy"), "Done.")) as served:
+        task_id = await served.ask("Choose")
+        problem = '{"error": {"code": "context_busy", "message": "busy"}}'
+        await page.route("**/resume", lambda route: route.fulfill(status=409, body=problem))
+        await page.goto(served.find_run(task_id))
+        await find_button(page, "Resume run").click()
+        await expect(page.get_by_role("alert")).to_contain_text("Another run of the conversation is active.")
+        await expect(find_button(page, "Resume run")).to_be_enabled()
 
 
 async def test_question_can_be_answered_after_a_restart_of_the_server(page: Page, tmp_path: Path) -> None:

@@ -132,11 +132,20 @@ class StartRun(Wire):
 
 
 class ResumeRun(Wire):
-    """Request to answer questions of a waiting run."""
+    """Request to answer questions of a waiting run, or to resume an ended run."""
 
     type: Literal["resume"] = "resume"
-    inputs: Annotated[dict[str, Any], Field(min_length=1, max_length=64)]
-    """Answers by `inputId`."""
+    inputs: Annotated[dict[str, Any], Field(max_length=64)] = Field(default_factory=dict[str, Any])
+    """Answers by `inputId`. Empty to resume a run that was canceled, or failed with a retryable error."""
+    after: str | None = Field(default=None, max_length=200)
+    """Cursor of the last event that the client has. If the run has continued since, it is not resumed again. Only for
+    requests without answers."""
+
+    @model_validator(mode="after")
+    def _check_after(self) -> Self:
+        if self.inputs and self.after is not None:
+            raise ValueError("`after` cannot be combined with `inputs`")
+        return self
 
 
 class SendMessage(Wire):

@@ -8,9 +8,10 @@ from typing import Any
 
 import orjson
 
-from rxloop.errors import ConfigurationError, InvalidEvent, InvalidInput, NotAsked, NotPermitted
+from rxloop.errors import ConfigurationError, InvalidEvent, InvalidInput, NotAsked, NotPermitted, RunOver
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
+from rxloop.protocol.events import WAITING
 from rxloop.protocol.json_data import freeze_json
 from rxloop.protocol.messages import Message, PendingInput, Prompt, public_question
 from rxloop.protocol.refusals import is_refusal
@@ -77,6 +78,33 @@ async def answer_run(
         raise Refused(422, "invalid_input", message, fields=fields) from None
 
 
+async def resume_run(gateway: Gateway, principal: Principal, record: RunRecord, after: str | None) -> RunRecord:
+    """Resume a canceled run, or a run that failed with a retryable error. The principal must have access to the run.
+
+    Args:
+        gateway: Gateway of the run.
+        principal: Client that resumes the run.
+        record: Record of the run.
+        after: See `Runtime.resume`.
+
+    Raises:
+        Refused: If the run is over, waits for answers or was ended by a later run, or the principal has too many active
+            runs.
+    """
+    if record.state in WAITING:
+        fields = {"inputs": "required, because the run waits for answers"}
+        raise Refused(422, "invalid", "the run waits for answers to the questions in `pending`", fields=fields)
+    async with gateway.reserve_run(principal):
+        try:
+            return await gateway.runtime.resume(record.task_id, after=after)
+        except RunOver:
+            message = "the run is completed, or its failure is permanent; fork it, or start a new run"
+            raise Refused(409, "run_over", message) from None
+        except NotAsked:
+            message = "a later run of the conversation has ended this run; fork it, or start a new run"
+            raise Refused(409, "run_over", message) from None
+
+
 async def _check_answered(gateway: Gateway, record: RunRecord, input_ids: Set[str]) -> None:
     """Check that questions that are not open were answered before.
 
@@ -140,7 +168,7 @@ async def fork_run(
     changes: dict[str, Any] = {"prompt": prompt, "results": results, "model": model, "settings": settings}
     async with gateway.reserve_run(principal):
         try:
-            metadata = find_trace_context()
+            metadata = dict(find_trace_context())
             return await gateway.runtime.fork(record.task_id, at, restricted=restricted, metadata=metadata, **changes)
         except NotPermitted:
             message = "results of server tools require the scope `effects`; replace only results of client tools"

@@ -25,7 +25,7 @@ from rxloop.recorded.questions import IDLE_STATES
 from rxloop.recorded.replay import replay
 from rxloop.server.core.adapter import OnDisconnect
 from rxloop.server.core.errors import Refused
-from rxloop.server.core.existing_runs import answer_run, fork_run
+from rxloop.server.core.existing_runs import answer_run, fork_run, resume_run
 from rxloop.server.core.gateway import Gateway
 from rxloop.server.core.runs import (
     cancel_abandoned_run,
@@ -160,11 +160,14 @@ async def start(call: ApiCall[StartRun, StartQuery]) -> Response:
 
 
 async def resume(call: ApiCall[ResumeRun, StartQuery]) -> Response:
-    """Answer questions of a run, which resumes it."""
+    """Answer questions of a run, or resume a run that was canceled or failed with a retryable error."""
     record = await call.record()
     _check_stream(call)
-    await answer_run(call.gateway, call.principal, record, call.body.inputs)
-    return await _answer_when_idle(call, record, record.cursor)
+    if call.body.inputs:
+        await answer_run(call.gateway, call.principal, record, call.body.inputs)
+        return await _answer_when_idle(call, record, record.cursor)
+    resumed = await resume_run(call.gateway, call.principal, record, call.body.after)
+    return await _answer_when_idle(call, resumed, record.cursor if resumed.seq > record.seq else None)
 
 
 def _check_stream(call: ApiCall[Any, StartQuery]) -> None:

@@ -223,6 +223,7 @@ interface Refusal {
 export function explain(error: Refusal): string {
   if (error.code === 'not_waiting') return 'Somebody else answered this question, or the run no longer waits for it.';
   if (error.code === 'run_over') return 'The run is over.';
+  if (error.code === 'context_busy') return 'Another run of the conversation is active. Try again after its end.';
   if (error.status === 409) return 'The run has changed in the meantime.';
   if (error.status === 403) return `You may not do this: ${error.message}.`;
   if (error.status === 0) return 'The server cannot be reached. Nothing was sent.';

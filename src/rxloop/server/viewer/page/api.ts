@@ -29,7 +29,7 @@ export interface RunInfo {
   content?: string;
   reason?: string;
   usage?: { inputTokens: number; outputTokens: number; cachedTokens?: number };
-  error?: { code: string; message: string };
+  error?: { code: string; message: string; retryable?: boolean };
   pending?: Question[];
   model?: string;
   title?: string;
@@ -142,6 +142,9 @@ export class Api {
 
   /** Answer a question. */
   answer = (id: string, inputs: Record<string, unknown>): Promise<RunInfo> => this.post(`runs/${encodeURIComponent(id)}/resume`, { inputs });
+
+  /** Resume an ended run, unless it has continued after the cursor. */
+  resume = (id: string, after: string): Promise<RunInfo> => this.post(`runs/${encodeURIComponent(id)}/resume`, { after });
 
   say = (id: string, input: string, interrupt: boolean): Promise<RunInfo> => this.post(`runs/${encodeURIComponent(id)}/say`, { input, interrupt });
 

@@ -3,7 +3,7 @@
 import { computed, effect, signal } from '@preact/signals';
 import { explain, type Question } from './act.ts';
 import type { ApiError } from './api.ts';
-import { api, info, me, model, revision, toApiError } from './store.ts';
+import { api, followAgain, forkAt, info, isInspectorOpen, me, model, revision, select, toApiError } from './store.ts';
 
 interface Sent {
   question: Question;
@@ -34,6 +34,38 @@ export const isActive = computed(() => {
   revision.value;
   return info.value !== null && !OVER.has(info.value.state) && !model.value.outline.final;
 });
+
+/** Explains how an ended run can continue: by itself, as a fork at its last checkpoint, or not at all. */
+export const continuation = computed<'resume' | 'fork' | null>(() => {
+  revision.value;
+  const run = info.value;
+  if (!run || isActive.value || run.state === 'completed') return null;
+  const isSuperseded = run.reason === 'superseded';
+  if (run.state === 'canceled' ? !isSuperseded : run.error?.retryable) return 'resume';
+  return lastCheckpoint() ? 'fork' : null;
+});
+
+/** Return the `seq` of the last checkpoint of the run, or 0. */
+function lastCheckpoint(): number {
+  const { outline } = model.peek();
+  for (let i = outline.size - 1; i >= 0; i--) if (outline.kind[i] === 'checkpoint' && !outline.path[i]) return outline.seq[i];
+  return 0;
+}
+
+/** Resume the run. Returns the reason why it was refused, or null. */
+export async function resume(): Promise<string | null> {
+  const { taskId } = model.peek();
+  const cursor = info.peek()?.cursor ?? '';
+  return act(taskId, () => api.resume(taskId, cursor), followAgain);
+}
+
+/** Open the form for a fork at the last checkpoint. */
+export function forkAtCheckpoint(): void {
+  const seq = lastCheckpoint();
+  isInspectorOpen.value = true;
+  select(seq);
+  forkAt.value = seq;
+}
 
 /** Answer a question. Returns true if the server has accepted the answer. */
 export async function answer(question: Question, value: unknown): Promise<boolean> {

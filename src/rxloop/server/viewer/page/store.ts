@@ -139,6 +139,13 @@ export async function openRun(taskId: string): Promise<void> {
   if (!run.outline.final) void followRun(run, signal);
 }
 
+/** Follow the open run again after it has been resumed. */
+export function followAgain(): void {
+  const run = model.peek();
+  run.outline.final = false;
+  void followRun(run, stop.signal);
+}
+
 async function loadOutline(run: RunModel, signal: AbortSignal): Promise<void> {
   for (let last = -1; last !== run.outline.last; ) {
     last = run.outline.last;

@@ -1,20 +1,41 @@
-// Messages to a run, and its cancellation.
+// Messages to a run, its cancellation, and its continuation after its end.
 
 import { useState } from 'preact/hooks';
-import { cancel, isActive, isCancelling, mayAct, say, unread } from '../questions.ts';
+import { cancel, continuation, forkAtCheckpoint, isActive, isCancelling, mayAct, resume, say, unread } from '../questions.ts';
+import { info } from '../store.ts';
 import { Fault } from './form.tsx';
 
 /** Field for a message, and a button that cancels the run. Only for active runs that this reader may change. */
 export function Send() {
   const [fault, setFault] = useState('');
   const [isAsking, setAsking] = useState(false);
-  if (!mayAct.value || !isActive.value) return null;
+  if (!mayAct.value) return null;
+  if (!isActive.value) return <Continue key={info.value?.cursor} />;
   return (
     <section class="send" aria-label="Act on the run">
       {isCancelling.value ? <p class="quiet" role="status">Cancelling, waiting for the run.</p>
         : isAsking ? <Cancel onClose={() => setAsking(false)} onFault={setFault} />
         : <><Message onFault={setFault} /><button onClick={() => setAsking(true)}>Cancel run…</button></>}
       {unread.value && <p class="quiet" role="status">Message sent, waiting for the run.</p>}
+      <Fault text={fault} />
+    </section>
+  );
+}
+
+/** Button that resumes an ended run, or forks it if it cannot be resumed. */
+function Continue() {
+  const [fault, setFault] = useState('');
+  const [isBusy, setBusy] = useState(false);
+  if (!continuation.value) return null;
+  const start = async () => {
+    setBusy(true);
+    setFault((await resume()) ?? '');
+    setBusy(false);
+  };
+  return (
+    <section class="send" aria-label="Act on the run">
+      {continuation.value === 'fork' ? <button onClick={forkAtCheckpoint}>Fork from the last checkpoint</button>
+        : <button disabled={isBusy} title="Start another attempt, which repeats no finished call" onClick={() => void start()}>Resume run</button>}
       <Fault text={fault} />
     </section>
   );
