@@ -17,8 +17,6 @@ from rxloop.client.inspection import Inspection, RunFilters, to_query
 from rxloop.errors import ConfigurationError
 from rxloop.protocol.events import AnyEvent, State
 from rxloop.protocol.http_api import (
-    AgentInfo,
-    AgentList,
     CancelRun,
     ContextInfo,
     ContextPage,
@@ -294,14 +292,6 @@ class Client(Inspection, Findings):
         """
         path = f"{_context_path(context_id)}/messages"
         return (await self._requests.get(MessageList, path, {"owner": owner})).messages
-
-    async def agents(self) -> list[AgentInfo]:
-        """Return the available agents.
-
-        Raises:
-            ApiError: If the request fails.
-        """
-        return (await self._requests.get(AgentList, "agents")).agents
 
     async def answer(self, task_id: str, inputs: Mapping[str, Any], *, wait: float | None = None) -> RunInfo:
         """Answer open questions by `input_id` and resume the run.

@@ -8,6 +8,7 @@ from typing import Any, TypedDict, cast
 
 from rxloop.client.connection import Requests, make_run_path
 from rxloop.protocol.events import AnyEvent
+from rxloop.protocol.http_api import AgentInfo, AgentList
 from rxloop.protocol.http_api.comparison import RunComparison
 from rxloop.protocol.http_api.inspection import AccessInfo, Outline, ProblemList, RunProblem, SearchPage
 from rxloop.protocol.http_api.requests import RequestList, SentRequest
@@ -180,3 +181,11 @@ class Inspection:
             ApiError: If the request fails.
         """
         return await self._requests.get(AccessInfo, "me")
+
+    async def agents(self) -> list[AgentInfo]:
+        """Return the available agents.
+
+        Raises:
+            ApiError: If the request fails.
+        """
+        return (await self._requests.get(AgentList, "agents")).agents
