@@ -14,6 +14,7 @@ from rxloop.errors import ApiError, ConfigurationError
 from rxloop.recorded import RunDiff
 from rxloop.recorded.diff import compare_runs
 from rxloop.server import Principal, api, bearer
+from rxloop.server.core import computations
 from rxloop.server.http import comparison
 from rxloop.testing import ScriptedModel, call
 from support.api_server import TOKENS, make_client, serve_api
@@ -123,12 +124,15 @@ async def test_internal_comparison_requires_the_scope() -> None:
     assert refused.value.status == 403
 
 
-@pytest.mark.parametrize("limit", ["MAX_EVENTS", "_MAX_BYTES"])
+@pytest.mark.parametrize("limit", ["MAX_EVENTS", "MAX_BYTES"])
 async def test_runs_that_are_too_large_are_refused(limit: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     log = SqliteEventLog(tmp_path / "runs.db")
     async with serve_api(make_clerk("A."), log=log) as served, Client(served.url, token="ann-key") as ann:
         run = await ann.start(None, "Ask", wait=10)
-        monkeypatch.setattr(comparison, limit, run.seq if limit == "MAX_EVENTS" else 3_000)
+        if limit == "MAX_EVENTS":
+            monkeypatch.setattr(comparison, limit, run.seq)
+        else:
+            monkeypatch.setattr(computations, limit, 3_000)
         with pytest.raises(ApiError) as refused:
             await ann.diff(run.task_id, run.task_id)
     await log.aclose()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
@@ -12,62 +12,111 @@ from typing_extensions import override
 
 from rxloop import Agent, Event, MemoryEventLog
 from rxloop.server import Principal, ServerLimits
+from rxloop.server.core import computations
+from rxloop.server.core.account import Account
+from rxloop.support.threads import run_in_thread
 from rxloop.testing import ScriptedModel
 from support.api_server import make_client, serve_api
+from support.run_checks import wait_until
 
-PATHS = ["state", "graph", "graph?form=mermaid", "graph?form=html"]
+FOLDS = ["state", "graph", "graph?form=mermaid", "graph?form=html"]
+PATHS = [*FOLDS, "export?form=jsonl", "export?form=otlp", "diff?with={id}"]
 
 
-class WatchedEvents(list[Event]):
-    """Events that record the threads that iterate over them."""
-
-    def __init__(self, events: Any, threads: list[threading.Thread]) -> None:
-        super().__init__(events)
-        self._threads = threads
-
-    @override
-    def __iter__(self) -> Iterator[Event]:
-        self._threads.append(threading.current_thread())
-        return super().__iter__()
+BOB = {"authorization": "Bearer bob-key"}
 
 
 class WatchedLog(MemoryEventLog):
-    """Event log that returns watched events."""
+    """Event log that counts concurrent readers, and whose readers wait for `may_read`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.threads: list[threading.Thread] = []
+        self.readers = self.most_readers = 0
+        self.may_read = asyncio.Event()
+        self.may_read.set()
 
     @override
-    async def read(self, *args: Any, **options: Any) -> Any:
-        return WatchedEvents(await super().read(*args, **options), self.threads)
+    async def follow(self, task_id: str, *args: Any, **options: Any) -> AsyncGenerator[Event]:
+        self.readers += 1
+        self.most_readers = max(self.most_readers, self.readers)
+        try:
+            async for event in super().follow(task_id, *args, **options):
+                await self.may_read.wait()
+                yield event
+        finally:
+            self.readers -= 1
 
 
 def make_clerk() -> Agent[Any, Any]:
-    return Agent(ScriptedModel("Hello."), name="clerk")
+    return Agent(ScriptedModel(*["Hello."] * 2), name="clerk")
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> set[threading.Thread]:
+    """Threads that computed parts of responses."""
+    found = set[threading.Thread]()
+
+    async def run(function: Callable[[], Any], **options: Any) -> Any:
+        def watched() -> Any:
+            found.add(threading.current_thread())
+            return function()
+
+        return await run_in_thread(watched, **options)
+
+    monkeypatch.setattr(computations, "run_in_thread", run)
+    return found
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_events_are_folded_by_one_thread_outside_of_the_event_loop(path: str) -> None:
+async def test_events_are_processed_by_one_thread_outside_of_the_event_loop(
+    path: str, threads: set[threading.Thread]
+) -> None:
+    async with serve_api(make_clerk()) as served, make_client(served.url) as ann:
+        task_id = (await ann.post("/runs?wait=10", json={"input": "Hi"})).json()["taskId"]
+        responses = await asyncio.gather(*[ann.get(f"/runs/{task_id}/{path.format(id=task_id)}") for _ in range(10)])
+    assert {each.status_code for each in responses} == {200}
+    assert len(threads) == 1
+    assert threading.current_thread() not in threads
+
+
+@pytest.mark.parametrize(("path", "principals"), [("state", 2), ("export?form=jsonl", 1)])
+async def test_process_reads_one_whole_run_but_several_folds_at_a_time(path: str, principals: int) -> None:
     log = WatchedLog()
     async with serve_api(make_clerk(), log=log) as served, make_client(served.url) as ann:
         task_id = (await ann.post("/runs?wait=10", json={"input": "Hi"})).json()["taskId"]
-        log.threads.clear()
-        responses = await asyncio.gather(*[ann.get(f"/runs/{task_id}/{path}") for _ in range(10)])
-        assert {each.status_code for each in responses} == {200}
-        assert len(log.threads) == 10
-        assert threading.current_thread() not in log.threads
-        assert len(set(log.threads)) == 1
+        bob_id = (await ann.post("/runs?wait=10", json={"input": "Hi"}, headers=BOB)).json()["taskId"]
+        log.may_read.clear()
+        log.most_readers = log.readers = 0
+        account = log.local.get(Account)
+        requests = [ann.get(f"/runs/{task_id}/{path}") for _ in range(3)]
+        requests += [ann.get(f"/runs/{bob_id}/{path}", headers=BOB) for _ in range(3)]
+        responses = asyncio.gather(*requests)
+        # The requests have reserved their streams before they wait.
+        await wait_until(lambda: account.total()["streams"] == 6 and log.readers == principals)
+        log.may_read.set()
+        assert {each.status_code for each in await responses} == {200}
+    assert log.most_readers == principals
+
+
+async def test_events_of_a_request_are_freed_in_parts_at_its_end() -> None:
+    log = MemoryEventLog()
+    async with serve_api(make_clerk(), log=log) as served, make_client(served.url) as ann:
+        task_id = (await ann.post("/runs?wait=10", json={"input": "Hi"})).json()["taskId"]
+        record = await log.get_record(task_id)
+        async with served.gateway.hold_runs(Principal("ann")) as runs:
+            events = await runs.read(log, record)
+            assert [each.seq for each in events] == [*range(1, record.seq + 1)]
+        assert events == []
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_request_for_a_fold_counts_as_a_stream(path: str) -> None:
+async def test_request_for_a_long_run_counts_as_a_stream(path: str) -> None:
     limits = ServerLimits(streams=1)
     async with serve_api(make_clerk(), limits=limits) as served, make_client(served.url) as ann:
         task_id = (await ann.post("/runs?wait=10", json={"input": "Hi"})).json()["taskId"]
         with served.gateway.reserve_stream(Principal("ann")):
-            refused = await ann.get(f"/runs/{task_id}/{path}")
-        accepted = await ann.get(f"/runs/{task_id}/{path}")
+            refused = await ann.get(f"/runs/{task_id}/{path.format(id=task_id)}")
+        accepted = await ann.get(f"/runs/{task_id}/{path.format(id=task_id)}")
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many")
     assert refused.headers["retry-after"]
     assert accepted.status_code == 200

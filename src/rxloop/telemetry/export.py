@@ -24,7 +24,7 @@ from rxloop.protocol.events import Event
 from rxloop.telemetry.otel import Telemetry
 
 _BATCH = 512
-"""Maximum number of spans in a request."""
+"""Maximum number of spans in a request, or in an element of `resourceSpans`."""
 
 
 class _StableIds(IdGenerator):
@@ -69,14 +69,20 @@ def encode_spans(task_id: str, events: Iterable[Event], *, content: bool | None 
         events: As in `make_spans`.
         content: As in `make_spans`.
     """
-    message: dict[str, Any] = MessageToDict(encode_otlp(make_spans(task_id, events, content=content)))
-    for resource in message.get("resourceSpans", ()):
-        for scope in resource.get("scopeSpans", ()):
-            for span in scope.get("spans", ()):
-                _write_ids_in_hex(span)
-                for link in span.get("links", ()):
-                    _write_ids_in_hex(link)
-    return orjson.dumps(message)
+    spans = make_spans(task_id, events, content=content)
+    resources: list[bytes] = []
+    while spans:
+        # The conversion of a long run in a single call would block all threads.
+        message: dict[str, Any] = MessageToDict(encode_otlp(spans[:_BATCH]))
+        del spans[:_BATCH]
+        for resource in message["resourceSpans"]:
+            for scope in resource["scopeSpans"]:
+                for span in scope["spans"]:
+                    _write_ids_in_hex(span)
+                    for link in span.get("links", ()):
+                        _write_ids_in_hex(link)
+            resources.append(orjson.dumps(resource))
+    return b'{"resourceSpans":[%b]}' % b",".join(resources)
 
 
 def _write_ids_in_hex(value: dict[str, Any]) -> None:

@@ -8,10 +8,21 @@ from typing import Any
 
 from rxloop import Agent, MemoryEventLog, ModelRequest, Runtime, tool
 from rxloop.server import api, bearer
-from rxloop.server.core.request_slots import ACTIVE_SECONDS, LARGE_BODY, SHARE, RequestSlots, release_slot
+from rxloop.server.core.request_slots import (
+    ACTIVE_SECONDS,
+    BODY_BURST,
+    BODY_RATE,
+    LARGE_BODY,
+    MAX_PAUSE,
+    MAX_PAUSES,
+    SHARE,
+    RequestSlots,
+    release_slot,
+)
 from rxloop.testing import ScriptedModel, call
 from support.api_server import make_client, serve_api
 from support.asgi_client import send_request
+from support.nested_agents import in_virtual_time
 
 
 class Requests:
@@ -33,7 +44,7 @@ class Requests:
     async def release(self, *names: str) -> None:
         for name in names:
             self._released[name].set()
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(MAX_PAUSE + 0.01)
 
     async def _hold(self, name: str) -> None:
         principal, _, size = name.partition("/")
@@ -46,12 +57,14 @@ def make_names(principal: str, count: int) -> list[str]:
     return [f"{principal}{number}" for number in range(count)]
 
 
+@in_virtual_time
 async def test_principal_without_competitors_does_not_wait() -> None:
     requests = Requests()
     await requests.start(*make_names("ann", 60))
     assert len(requests.started) == 60
 
 
+@in_virtual_time
 async def test_active_principals_share_the_slots_in_order() -> None:
     requests = Requests()
     await requests.start("bob0", *make_names("eve", 5))
@@ -63,6 +76,7 @@ async def test_active_principals_share_the_slots_in_order() -> None:
     assert requests.started[4:] == ["eve2", "eve3"]
 
 
+@in_virtual_time
 async def test_request_with_a_large_body_needs_all_slots_of_its_principal() -> None:
     requests = Requests()
     large = f"eve0/{LARGE_BODY}"
@@ -76,6 +90,7 @@ async def test_request_with_a_large_body_needs_all_slots_of_its_principal() -> N
     assert requests.started[3:] == [f"eve2/{LARGE_BODY}"]
 
 
+@in_virtual_time
 async def test_principal_with_abandoned_requests_has_one_request_at_a_time() -> None:
     requests = Requests()
     await requests.start("bob0")
@@ -89,6 +104,7 @@ async def test_principal_with_abandoned_requests_has_one_request_at_a_time() -> 
     assert requests.started[3:] == ["eve1", "eve2", "eve3"]
 
 
+@in_virtual_time
 async def test_principal_without_slots_stays_active_for_a_second() -> None:
     requests = Requests()
     await requests.start("bob0")
@@ -100,6 +116,60 @@ async def test_principal_without_slots_stays_active_for_a_second() -> None:
     assert requests.started[3:] == ["eve2", "eve3", "eve4"]
 
 
+async def measure_pause(others: int, waiting: int, seconds: float) -> float:
+    """Return the time between the end of a request and the start of the next request of its principal."""
+    slots, loop = RequestSlots(), asyncio.get_running_loop()
+    times: list[float] = []
+
+    async def hold() -> None:
+        async with slots.acquire("eve", LARGE_BODY):
+            times.append(loop.time())
+            await asyncio.sleep(seconds)
+            times.append(loop.time())
+
+    for number in range(others):
+        async with slots.acquire(f"bob{number}"):
+            pass
+    requests = [asyncio.create_task(hold()) for _ in range(1 + waiting)]
+    await requests[0]
+    if not waiting:
+        requests.append(asyncio.create_task(hold()))
+    await asyncio.gather(*requests)
+    return round(times[2] - times[1], 6)
+
+
+@in_virtual_time
+async def test_principal_with_queued_requests_pauses_for_each_other_principal() -> None:
+    assert await measure_pause(others=1, waiting=1, seconds=0.02) == 0.02
+    assert await measure_pause(others=3, waiting=1, seconds=0.02) == 0.06
+    assert await measure_pause(others=10, waiting=5, seconds=0.02) == MAX_PAUSES * 0.02
+    assert await measure_pause(others=10, waiting=1, seconds=0.5) == MAX_PAUSE
+
+
+@in_virtual_time
+async def test_principal_without_queued_requests_does_not_pause() -> None:
+    assert await measure_pause(others=10, waiting=0, seconds=0.02) == 0
+    assert await measure_pause(others=0, waiting=5, seconds=0.02) <= 0
+
+
+@in_virtual_time
+async def test_bodies_above_the_burst_are_read_at_the_body_rate_if_others_are_active() -> None:
+    slots, loop = RequestSlots(), asyncio.get_running_loop()
+
+    async def measure(principal: str) -> float:
+        started = loop.time()
+        for _ in range(2):
+            await slots.pace_body(principal, BODY_BURST)
+        return round(loop.time() - started, 6)
+
+    assert await measure("eve") == 0
+    await asyncio.sleep(2 * BODY_BURST / BODY_RATE + 0.01)
+    async with slots.acquire("bob"):
+        assert await measure("eve") == BODY_BURST / BODY_RATE
+        assert await measure("ann") == BODY_BURST / BODY_RATE
+
+
+@in_virtual_time
 async def test_cancelled_request_neither_keeps_a_slot_nor_takes_one() -> None:
     requests = Requests()
     await requests.start("bob0", *make_names("eve", SHARE + 2))
@@ -112,6 +182,7 @@ async def test_cancelled_request_neither_keeps_a_slot_nor_takes_one() -> None:
     assert requests.started[-1] == "eve9"
 
 
+@in_virtual_time
 async def test_request_cancelled_with_its_slot_gives_it_to_the_next_one() -> None:
     requests = Requests()
     await requests.start("bob0", *make_names("eve", SHARE + 2))
@@ -121,6 +192,7 @@ async def test_request_cancelled_with_its_slot_gives_it_to_the_next_one() -> Non
     assert requests.started[-1] == f"eve{SHARE + 1}"
 
 
+@in_virtual_time
 async def test_slot_is_released_once_before_a_long_wait() -> None:
     requests = Requests()
     async with AsyncExitStack() as waits:

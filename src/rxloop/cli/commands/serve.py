@@ -18,10 +18,10 @@ import typer
 from rxloop.cli import options
 from rxloop.cli.service import Cluster, log_requests, open_runtime, open_worker, write_logs
 from rxloop.cli.service.credentials import KEYS_VARIABLE, check_address, check_metrics_key, is_local, read_keys
-from rxloop.cli.service.garbage import shorten_collections
 from rxloop.cli.terminal import CANCELLED, report_errors
 from rxloop.errors import ConfigurationError
 from rxloop.runtime.runtime import Runtime
+from rxloop.support.garbage import shorten_collections
 
 log = logging.getLogger("rxloop")
 

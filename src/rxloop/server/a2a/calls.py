@@ -30,7 +30,7 @@ from starlette.types import Message, Receive
 from typing_extensions import override
 
 from rxloop.server.core.adapter import Call
-from rxloop.server.core.bodies import check_json, read_bytes
+from rxloop.server.core.bodies import check_json
 from rxloop.server.core.errors import Refused, find_refusal
 from rxloop.server.core.gateway import Principal
 from rxloop.server.core.stream import SSE, FrameWriter
@@ -122,7 +122,7 @@ async def serve_sdk(endpoint: SdkEndpoint, rpc: bool, call: Call[None, None]) ->
     body = b""
     if request.method not in ("GET", "HEAD", "DELETE"):
         try:
-            body = await read_bytes(request, call.gateway.limits, MAX_DEPTH)
+            body = await call.gateway.read_body(call.principal, request)
             if body and _get_media_type(request) not in _JSON:
                 return _reject_body(rpc, ContentTypeNotSupportedError("the content type must be application/json"))
             check_json(body, "body", call.gateway.limits, MAX_DEPTH)

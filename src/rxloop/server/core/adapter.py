@@ -26,7 +26,7 @@ from rxloop.pipeline.log_retry import limit_log_time
 from rxloop.protocol.ids import find_id_fault
 from rxloop.runtime.runtime import Runtime
 from rxloop.server.core.account import ServerLimits
-from rxloop.server.core.bodies import parse_body, read_bytes, read_query
+from rxloop.server.core.bodies import parse_body, read_query
 from rxloop.server.core.caller_trace import use_trace_context
 from rxloop.server.core.errors import Refused, to_refusal
 from rxloop.server.core.gateway import ANONYMOUS, Auth, Gateway, Principal
@@ -223,7 +223,7 @@ class Adapter(ABC):
             query = None if endpoint.query is None else read_query(endpoint.query, request)
             reservation = None if endpoint.public else self.gateway.reserve(principal, "requests")
             with reservation or nullcontext():
-                data = None if endpoint.body is None else await read_bytes(request, self.gateway.limits)
+                data = None if endpoint.body is None else await self.gateway.read_body(principal, request)
                 slot = None if endpoint.public else self.gateway.acquire_slot(principal, len(data or b""))
                 async with slot or nullcontext(False) as is_queued:
                     if is_queued and await request.is_disconnected():

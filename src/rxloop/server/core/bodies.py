@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import orjson
@@ -93,7 +94,9 @@ def _encode(data: bytes | str) -> bytes:
     return data if isinstance(data, bytes) else data.encode(errors="surrogatepass")
 
 
-async def read_bytes(request: Request, limits: ServerLimits, depth: int = MAX_DEPTH) -> bytes:
+async def read_bytes(
+    request: Request, limits: ServerLimits, *, pace: Callable[[int], Awaitable[None]] | None = None
+) -> bytes:
     """Read a raw body.
 
     The size limit applies to the bytes received, not to the `content-length` header. JSON with too many values is
@@ -102,7 +105,7 @@ async def read_bytes(request: Request, limits: ServerLimits, depth: int = MAX_DE
     Args:
         request: Request with the body.
         limits: Limits of the adapter.
-        depth: Maximum nesting depth of JSON.
+        pace: Called with the size of each received part; waits before the next part is read.
 
     Raises:
         Refused: If the body is too large, too complex or too slow.
@@ -114,6 +117,8 @@ async def read_bytes(request: Request, limits: ServerLimits, depth: int = MAX_DE
         async with asyncio.timeout(limits.body_seconds):
             async for chunk in request.stream():
                 size += len(chunk)
+                if pace is not None:
+                    await pace(len(chunk))
                 if size > limits.body:
                     raise Refused(413, "too_large", f"the body must have at most {limits.body} bytes", headers=_CLOSE)
                 if refused is not None:
@@ -122,7 +127,7 @@ async def read_bytes(request: Request, limits: ServerLimits, depth: int = MAX_DE
                 if size >= next_check:
                     next_check = 2 * size
                     try:
-                        check_json(bytes(data), "body", limits, depth)
+                        check_json(bytes(data), "body", limits)
                     except Refused as error:
                         refused = error
     except TimeoutError:

@@ -13,7 +13,7 @@ from secrets import compare_digest
 from typing import Any, Literal, Self, TypeVar, get_args
 
 import anyio
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 
 from rxloop.errors import ConfigurationError, EventLogError, UnknownRun
 from rxloop.pipeline.log_retry import limit_log_time, read_log
@@ -23,10 +23,12 @@ from rxloop.protocol.ids import make_conversation_key, make_id
 from rxloop.protocol.messages import InputKind, PendingInput
 from rxloop.runtime.runtime import Runtime
 from rxloop.server.core.account import Account, Reservation, Resource, ServerLimits, make_limit_error
+from rxloop.server.core.bodies import read_bytes
+from rxloop.server.core.computations import Computations, WholeRuns
 from rxloop.server.core.errors import Refused, draining, make_not_found_error
-from rxloop.server.core.request_slots import RequestSlots, check_connected, release_slot
+from rxloop.server.core.request_slots import RequestSlots, release_slot
 from rxloop.server.core.signals import listen_for_signals
-from rxloop.support.threads import Threads, call_user_function, run_in_thread
+from rxloop.support.threads import call_user_function
 
 T = TypeVar("T")
 
@@ -136,13 +138,11 @@ class Gateway:
         self._auth = auth
         self._account = runtime.log.local.get(Account)
         self.slots = runtime.log.local.get(RequestSlots)
-        self._computing_locks: dict[str, asyncio.Lock] = {}
+        self._computations = runtime.log.local.get(Computations)
         self._open: set[StreamSlot] = set()
         self._closed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending: asyncio.Task[None] | None = None
-        # One thread leaves the other processors to the event loop and to tools.
-        self._computing = Threads(max_running=1)
 
     @property
     def requires_auth(self) -> bool:
@@ -291,6 +291,15 @@ class Gateway:
         """Wait for a slot to process a request; see `RequestSlots.acquire`. Opening a stream releases the slot."""
         return nullcontext(False) if self._auth is None else self.slots.acquire(principal.id, body_size)
 
+    async def read_body(self, principal: Principal, request: Request) -> bytes:
+        """Read the body of a request; see `read_bytes` and `RequestSlots.pace_body`.
+
+        Raises:
+            Refused: As for `read_bytes`.
+        """
+        pace = None if self._auth is None else partial(self.slots.pace_body, principal.id)
+        return await read_bytes(request, self.limits, pace=pace)
+
     def reserve_command(self, record: RunRecord, size: int) -> AbstractAsyncContextManager[None]:
         """Count a message or an answer of `size` bytes that is sent to a run inside the block.
 
@@ -321,20 +330,31 @@ class Gateway:
         if not self._open:
             self._closed.set()
 
-    async def compute(self, principal: Principal, task_id: str, function: Callable[[Sequence[Event]], T]) -> T:
-        """Run a function over the events of a run in a thread, because long runs would block the event loop.
-
-        Only one function is executed at a time, with one run per principal in memory. The request counts as a stream.
+    async def fold(
+        self,
+        principal: Principal,
+        record: RunRecord,
+        add: Callable[[Sequence[Event]], None],
+        finish: Callable[[], T],
+    ) -> T:
+        """Fold the events of a run outside of the event loop; see `Computations.fold`. Counts as a stream.
 
         Raises:
             Refused: As for `check_stream`, or if the client has disconnected.
         """
         with self.reserve_stream(principal):
-            async with self._computing_locks.setdefault(principal.id, asyncio.Lock()):
-                await check_connected()
-                work = partial(function, await read_log(self.runtime.log.read, task_id))
-                await check_connected()
-                return await run_in_thread(work, threads=self._computing)
+            return await self._computations.fold(principal.id, self.runtime.log, record, add, finish)
+
+    @asynccontextmanager
+    async def hold_runs(self, principal: Principal) -> AsyncGenerator[WholeRuns]:
+        """Wait until the principal may read whole runs into memory; see `Computations`. Counts as a stream.
+
+        Raises:
+            Refused: As for `check_stream`, or if the client has disconnected.
+        """
+        with self.reserve_stream(principal):
+            async with self._computations.hold_runs(principal.id) as runs:
+                yield runs
 
     # -- shutdown
 

@@ -19,6 +19,14 @@ ACTIVE_SECONDS = 1.0
 """Time in seconds after the last request during which a principal is considered active."""
 LARGE_BODY = 2**14
 """Size in bytes from which a body requires all slots of its principal, because processing it takes longer."""
+MAX_PAUSES = 4
+"""Maximum duration of the pause after a request with queued successors, as a multiple of the request's duration."""
+MAX_PAUSE = 0.25
+"""Maximum duration of this pause in seconds, because a request may also have waited for the event log."""
+BODY_RATE = 4 * 2**20
+"""Number of body bytes per second that are read for a principal if other principals are active."""
+BODY_BURST = 2**20
+"""Number of body bytes that are read without a pause. A single body is usually smaller."""
 
 
 class RequestSlots:
@@ -30,6 +38,10 @@ class RequestSlots:
 
     Requests with a large body require all slots of their principal. So do all requests in the second after a client has
     abandoned a request, because the run that the request started may still be executed.
+
+    If a principal has queued requests, its slots pause after each request. The pause is the duration of the request
+    times the number of other active principals, up to `MAX_PAUSES`, so that a principal that always has queued requests
+    does not occupy the event loop. Principals with at most `SHARE` concurrent requests never wait.
     """
 
     def __init__(self) -> None:
@@ -39,6 +51,8 @@ class RequestSlots:
         self._abandoned: dict[str, float] = {}
         """Time of the last abandoned request per principal, oldest first."""
         self._waiting: dict[str, deque[_Waiting]] = {}
+        self._read_until: dict[str, float] = {}
+        """Time at which the bytes read so far conform to `BODY_RATE`, per principal, oldest first."""
 
     @asynccontextmanager
     async def acquire(self, principal_id: str, body_size: int = 0) -> AsyncGenerator[bool]:
@@ -70,13 +84,34 @@ class RequestSlots:
         self._abandoned.pop(principal_id, None)
         self._abandoned[principal_id] = asyncio.get_running_loop().time()
 
-    def release(self, principal_id: str, count: int) -> None:
-        """Release slots and start queued requests."""
+    async def pace_body(self, principal_id: str, size: int) -> None:
+        """Wait after reading `size` bytes of a body, so that `BODY_RATE` is not exceeded.
+
+        A client that sends large bodies over many connections would otherwise occupy the event loop with reading.
+        """
         now = asyncio.get_running_loop().time()
+        while self._read_until and self._read_until[oldest := next(iter(self._read_until))] < now:
+            del self._read_until[oldest]
+        until = max(self._read_until.pop(principal_id, now), now) + size / BODY_RATE
+        self._read_until[principal_id] = until
+        if (pause := until - now - BODY_BURST / BODY_RATE) > 0 and not self._is_alone(principal_id):
+            await asyncio.sleep(pause)
+
+    def release(self, principal_id: str, count: int, seconds: float) -> None:
+        """Release slots of a request that held them for `seconds`, and start queued requests."""
+        loop = asyncio.get_running_loop()
         self._released.pop(principal_id, None)
-        self._released[principal_id] = now
+        self._released[principal_id] = now = loop.time()
         while self._released[oldest := next(iter(self._released))] + ACTIVE_SECONDS < now:
             del self._released[oldest]
+        others = len(self._released.keys() | self._running.keys()) - 1
+        pause = min(seconds * min(others, MAX_PAUSES), MAX_PAUSE)
+        if pause and principal_id in self._waiting:
+            loop.call_later(pause, self._free, principal_id, count)
+        else:
+            self._free(principal_id, count)
+
+    def _free(self, principal_id: str, count: int) -> None:
         self._running[principal_id] -= count
         if not self._running[principal_id]:
             del self._running[principal_id]
@@ -111,7 +146,7 @@ class RequestSlots:
             await asyncio.shield(waiting.started)
         except asyncio.CancelledError:
             if waiting.started.done():
-                self.release(principal_id, count)
+                self.release(principal_id, count, 0)
             else:
                 queue.remove(waiting)
                 if not queue:
@@ -129,12 +164,14 @@ class _Slot:
     def __init__(self, slots: RequestSlots, principal_id: str, count: int) -> None:
         self._slots: RequestSlots | None = slots
         self._principal_id, self._count = principal_id, count
+        self._since = asyncio.get_running_loop().time()
 
     def release(self) -> None:
         """Release the slots. This method is idempotent."""
         slots, self._slots = self._slots, None
         if slots is not None:
-            slots.release(self._principal_id, self._count)
+            seconds = asyncio.get_running_loop().time() - self._since
+            slots.release(self._principal_id, self._count, seconds)
 
 
 _SLOT: ContextVar[_Slot | None] = ContextVar("rxloop_request_slot", default=None)

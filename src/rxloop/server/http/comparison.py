@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from contextlib import aclosing
 from functools import partial
 from typing import NamedTuple
 
@@ -18,34 +16,23 @@ from rxloop.protocol.http_api.comparison import ComparedCost, ComparedEvents, Co
 from rxloop.protocol.messages import Message
 from rxloop.protocol.visibility import select_public_messages
 from rxloop.recorded.diff import RunCost, RunSide, compare_runs
-from rxloop.recorded.follow import read_chunks
 from rxloop.recorded.pairs import EqualEvents, EventPair, fold_equal_pairs, pair_events
+from rxloop.server.core.computations import WholeRuns
 from rxloop.server.core.errors import Refused
-from rxloop.server.http.inspection import Outlines, encode_document
+from rxloop.server.http.inspection import encode_document
 from rxloop.server.http.requests import ApiCall, DiffQuery
 from rxloop.storage.conversation import conversation
 
 MAX_EVENTS = 100_000
 """Maximum number of events of both runs."""
-_MAX_BYTES = 64 << 20
-"""Maximum size of the events of both runs in memory."""
 MAX_PAIRS = 5_000
 """Maximum number of pairs in a response."""
-
-
-class Comparisons:
-    """Lock of a process for comparisons, because each of them has two runs in memory."""
-
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
 
 
 class _Side(NamedTuple):
     record: RunRecord
     events: Sequence[Event]
     before: Sequence[Message]
-    size: int
-    """Size of the events in bytes. Events of a log in memory need no further memory."""
 
 
 async def diff(call: ApiCall[None, DiffQuery]) -> Response:
@@ -54,41 +41,21 @@ async def diff(call: ApiCall[None, DiffQuery]) -> Response:
     other = await call.gateway.find_run(call.principal, call.query.other)
     call.check_visibility(call.query.visibility)
     if (count := record.seq + other.seq) > MAX_EVENTS:
-        raise _make_size_error(f"the runs have {count:,} events, more than {MAX_EVENTS:,}")
+        size = f"they have {count:,} events, more than {MAX_EVENTS:,}"
+        raise Refused(422, "too_large", f"the runs are too large to be compared: {size}")
     log, internal = call.gateway.runtime.log, call.query.visibility == "all"
-    with call.gateway.reserve_stream(call.principal):
-        async with log.local.get(Comparisons).lock:
-            a = await _read_side(log, record, _MAX_BYTES, internal=internal)
-            b = await _read_side(log, other, _MAX_BYTES - a.size, internal=internal)
-            body, headers = await log.local.get(Outlines).compute(partial(_respond, a, b))
+    async with call.gateway.hold_runs(call.principal) as runs:
+        a = await _read_side(log, runs, record, internal=internal)
+        b = await _read_side(log, runs, other, internal=internal)
+        body, headers = await runs.compute(partial(_respond, a, b))
     return Response(body, headers=headers, media_type="application/json")
 
 
-def _make_size_error(reason: str) -> Refused:
-    return Refused(422, "too_large", f"the runs are too large to be compared: {reason}")
-
-
-async def _read_side(log: EventLog, record: RunRecord, max_size: int, *, internal: bool) -> _Side:
-    """Read a run, and the conversation before it.
-
-    Raises:
-        Refused: If the events are larger than `max_size` bytes.
-    """
-    events: list[Event] = []
-    size = 0
-
-    def add(chunk: Sequence[Event]) -> None:
-        nonlocal size
-        size += sum(each.decoded_size for each in chunk)
-        events.extend(chunk if internal else [public for each in chunk if (public := each.to_public()) is not None])
-
-    async with aclosing(read_chunks(log, record.task_id, last_seq=record.seq)) as chunks:
-        async for chunk in chunks:
-            await log.local.get(Outlines).compute(partial(add, chunk))
-            if size > max_size:
-                raise _make_size_error(f"their events have more than {_MAX_BYTES >> 20} MiB")
+async def _read_side(log: EventLog, runs: WholeRuns, record: RunRecord, *, internal: bool) -> _Side:
+    """Read a run, and the conversation before it."""
+    events = await runs.read(log, record, select=None if internal else Event.to_public)
     before = (await conversation(log, record.conversation, before=record.task_id)).messages
-    return _Side(record, events, before if internal else select_public_messages(before), size)
+    return _Side(record, events, before if internal else select_public_messages(before))
 
 
 def _respond(a: _Side, b: _Side) -> tuple[bytes, dict[str, str]]:

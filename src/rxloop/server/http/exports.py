@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 from pydantic import Field
@@ -42,7 +43,9 @@ async def export(call: ApiCall[None, ExportQuery]) -> Response:
         return export_run(query.form, record, events, before=before, internal=query.visibility == "all")
 
     try:
-        body = await call.gateway.compute(call.principal, record.task_id, write)
+        async with call.gateway.hold_runs(call.principal) as runs:
+            events = await runs.read(call.gateway.runtime.log, record)
+            body = await runs.compute(partial(write, events))
     except ConfigurationError as error:
         raise Refused(409, "not_exportable", str(error)) from error
     headers = {

@@ -39,6 +39,7 @@ from rxloop.server.http.requests import (
     write_json,
 )
 from rxloop.state.fold import fold_all
+from rxloop.state.run_state import initial_state
 from rxloop.support.threads import Threads, run_in_thread
 
 T = TypeVar("T")
@@ -224,8 +225,14 @@ async def state(call: ApiCall[None, StateQuery]) -> Response:
     if seq > record.seq:
         raise Refused(422, "invalid", "the event does not exist", fields={"seq": f"must be from 1 to {record.seq}"})
 
-    def respond(events: Sequence[Event]) -> Response:
-        info = make_state_info(record.task_id, seq, fold_all(event for event in events if event.seq <= seq))
+    folded = initial_state()
+
+    def add(events: Sequence[Event]) -> None:
+        nonlocal folded
+        folded = fold_all((event for event in events if event.seq <= seq), folded)
+
+    def respond() -> Response:
+        info = make_state_info(record.task_id, seq, folded)
         info = info if query.visibility == "all" else redact_state(info)
         if start is not None:
             # Messages are only added, so their indexes do not change.
@@ -233,7 +240,7 @@ async def state(call: ApiCall[None, StateQuery]) -> Response:
             info = info.model_copy(update=later)
         return write_json(info)
 
-    return await call.gateway.compute(call.principal, record.task_id, respond)
+    return await call.gateway.fold(call.principal, record, add, respond)
 
 
 async def me(call: ApiCall[None, Query]) -> Response:

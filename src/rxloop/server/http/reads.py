@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import anyio
@@ -249,8 +249,13 @@ async def graph(call: ApiCall[None, GraphQuery]) -> Response:
     """Return the thought graph of a run."""
     record, form = await call.record(), call.query.form
 
-    def respond(events: Sequence[Event]) -> Response:
-        thoughts = ThoughtGraph.of(events)
+    thoughts = ThoughtGraph()
+
+    def add(events: Sequence[Event]) -> None:
+        nonlocal thoughts
+        thoughts = reduce(ThoughtGraph.add, events, thoughts)
+
+    def respond() -> Response:
         match form:
             case "json":
                 return Response(thoughts.to_json(), media_type="application/json")
@@ -259,7 +264,7 @@ async def graph(call: ApiCall[None, GraphQuery]) -> Response:
             case "html":
                 return Response(thoughts.to_html(), media_type="text/html")
 
-    return await call.gateway.compute(call.principal, record.task_id, respond)
+    return await call.gateway.fold(call.principal, record, add, respond)
 
 
 async def agents(call: ApiCall[None, Query]) -> Response:

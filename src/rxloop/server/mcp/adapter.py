@@ -29,7 +29,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.runtime.runtime import Runtime
 from rxloop.server.core.account import ServerLimits
 from rxloop.server.core.adapter import Adapter, AdapterOptions, OnDisconnect
-from rxloop.server.core.bodies import check_json, read_bytes
+from rxloop.server.core.bodies import check_json
 from rxloop.server.core.errors import Refused, to_refusal
 from rxloop.server.core.gateway import Auth, Gateway, Principal, StreamSlot
 from rxloop.server.mcp.calls import PRINCIPAL, Calls, Context, ToolResult
@@ -127,7 +127,7 @@ class Endpoint:
                 sessions = await self._sessions()
                 if request.method == "POST":
                     with self._gateway.reserve(principal, "requests"):
-                        body = await read_bytes(request, self._gateway.limits)
+                        body = await self._gateway.read_body(principal, request)
                         check_json(body, "body", self._gateway.limits)
                     receive = _replay_body(body, receive)
                 tracked = stack.enter_context(self._track(request, principal, send))

@@ -190,7 +190,7 @@ def _list_blocks(
         "blocks": [events[i].seq for i in range(0, len(events), BLOCK_EVENTS)],
     }
     yield "meta", orjson.dumps(meta)
-    pages: list[object] = []
+    pages: list[bytes] = []
     fold = OutlineFold(OutlineState(), internal=internal)
     problems = ProblemFold(internal=internal)
     for start in range(0, len(events), _OUTLINE_EVENTS):
@@ -199,8 +199,9 @@ def _list_blocks(
         fold.add(chunk)
         problems.add(chunk)
         # The file does not change, so the page must not wait for events.
-        pages.append(_dump(fold.make_page(record.task_id, seq=last, final=chunk[-1].seq == last)))
-    yield "outline", orjson.dumps(pages)
+        page = fold.make_page(record.task_id, seq=last, final=chunk[-1].seq == last)
+        pages.append(page.model_dump_json(by_alias=True).encode())
+    yield "outline", b"[%b]" % b",".join(pages)
     yield "problems", orjson.dumps([_dump(each) for each in problems.collect(record.task_id)])
     for start in range(0, len(events), BLOCK_EVENTS):
         shown = (

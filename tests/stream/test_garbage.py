@@ -1,4 +1,4 @@
-"""Garbage collection of `rxloop serve` and `rxloop worker`."""
+"""Garbage collection with short pauses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Generator
 
 import pytest
 
-from rxloop.cli.service.garbage import shorten_collections
+from rxloop.support.garbage import ignore_large_data, shorten_collections
 
 
 class Node:
@@ -67,3 +67,54 @@ def test_collections_are_as_before_after_the_block() -> None:
     with shorten_collections():
         assert len(gc.callbacks) == len(callbacks) + 1
     assert gc.callbacks == callbacks
+
+
+def test_large_data_is_excluded_by_short_collections() -> None:
+    existing = Node()
+    with ignore_large_data():
+        added = Node()
+        assert not is_examined(existing)
+        assert is_examined(added)
+        gc.collect(0)
+        assert is_examined(added)
+        gc.collect(1)
+        assert not is_examined(added)
+    assert is_examined(existing)
+    assert is_examined(added)
+
+
+def test_garbage_of_large_data_is_collected_after_the_last_block() -> None:
+    with ignore_large_data():
+        survivor = Node()
+        with ignore_large_data():
+            gc.collect(1)
+        alive = weakref.ref(survivor)
+        del survivor
+        gc.collect()
+        assert alive() is not None
+    gc.collect()
+    assert alive() is None
+    assert not gc.get_freeze_count()
+
+
+def test_complete_collection_is_delayed_by_large_data_but_not_forever() -> None:
+    with shorten_collections(), ignore_large_data():
+        survivor = Node()
+        gc.collect(1)
+        alive = weakref.ref(survivor)
+        del survivor
+        for _ in range(399):
+            gc.collect()
+        assert alive() is not None
+        gc.collect()
+        assert alive() is None
+
+
+def test_objects_excluded_by_the_program_remain_excluded() -> None:
+    frozen = Node()
+    gc.freeze()
+    callbacks = list(gc.callbacks)
+    with ignore_large_data():
+        assert gc.callbacks == callbacks
+    assert not is_examined(frozen)
+    gc.unfreeze()
