@@ -17,8 +17,6 @@ SOURCE = Path(__file__).parents[2] / "src/rxloop"
 TEXTS = {path.relative_to(SOURCE).as_posix(): path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")}
 LINES = {name: len(text.splitlines()) for name, text in TEXTS.items()}
 
-MAX_FILES = 557
-MIN_MEDIAN_LINES = 190
 MAX_FILES = 568
 MIN_MEDIAN_LINES = 190
 MAX_CODE_LINES = 77_000

@@ -103,7 +103,7 @@ async def test_events_of_a_request_are_freed_in_parts_at_its_end() -> None:
     async with serve_api(make_clerk(), log=log) as served, make_client(served.url) as ann:
         task_id = (await ann.post("/runs?wait=10", json={"input": "Hi"})).json()["taskId"]
         record = await log.get_record(task_id)
-        async with served.gateway.hold_runs(Principal("ann")) as runs:
+        async with served.gateway.computations.hold_runs("ann") as runs:
             events = await runs.read(log, record)
             assert [each.seq for each in events] == [*range(1, record.seq + 1)]
         assert events == []

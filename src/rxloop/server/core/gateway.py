@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,13 +18,12 @@ from starlette.requests import HTTPConnection, Request
 from rxloop.errors import ConfigurationError, EventLogError, UnknownRun
 from rxloop.pipeline.log_retry import limit_log_time, read_log
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.events import Event
 from rxloop.protocol.ids import make_conversation_key, make_id
 from rxloop.protocol.messages import InputKind, PendingInput
 from rxloop.runtime.runtime import Runtime
 from rxloop.server.core.account import Account, Reservation, Resource, ServerLimits, make_limit_error
 from rxloop.server.core.bodies import read_bytes
-from rxloop.server.core.computations import Computations, WholeRuns
+from rxloop.server.core.computations import Computations
 from rxloop.server.core.errors import Refused, draining, make_not_found_error
 from rxloop.server.core.request_slots import RequestSlots, release_slot
 from rxloop.server.core.signals import listen_for_signals
@@ -138,7 +137,7 @@ class Gateway:
         self._auth = auth
         self._account = runtime.log.local.get(Account)
         self.slots = runtime.log.local.get(RequestSlots)
-        self._computations = runtime.log.local.get(Computations)
+        self.computations = runtime.log.local.get(Computations)
         self._open: set[StreamSlot] = set()
         self._closed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -329,32 +328,6 @@ class Gateway:
         self._open.discard(slot)
         if not self._open:
             self._closed.set()
-
-    async def fold(
-        self,
-        principal: Principal,
-        record: RunRecord,
-        add: Callable[[Sequence[Event]], None],
-        finish: Callable[[], T],
-    ) -> T:
-        """Fold the events of a run outside of the event loop; see `Computations.fold`. Counts as a stream.
-
-        Raises:
-            Refused: As for `check_stream`, or if the client has disconnected.
-        """
-        with self.reserve_stream(principal):
-            return await self._computations.fold(principal.id, self.runtime.log, record, add, finish)
-
-    @asynccontextmanager
-    async def hold_runs(self, principal: Principal) -> AsyncGenerator[WholeRuns]:
-        """Wait until the principal may read whole runs into memory; see `Computations`. Counts as a stream.
-
-        Raises:
-            Refused: As for `check_stream`, or if the client has disconnected.
-        """
-        with self.reserve_stream(principal):
-            async with self._computations.hold_runs(principal.id) as runs:
-                yield runs
 
     # -- shutdown
 

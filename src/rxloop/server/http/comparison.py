@@ -44,10 +44,11 @@ async def diff(call: ApiCall[None, DiffQuery]) -> Response:
         size = f"they have {count:,} events, more than {MAX_EVENTS:,}"
         raise Refused(422, "too_large", f"the runs are too large to be compared: {size}")
     log, internal = call.gateway.runtime.log, call.query.visibility == "all"
-    async with call.gateway.hold_runs(call.principal) as runs:
-        a = await _read_side(log, runs, record, internal=internal)
-        b = await _read_side(log, runs, other, internal=internal)
-        body, headers = await runs.compute(partial(_respond, a, b))
+    with call.gateway.reserve_stream(call.principal):
+        async with call.gateway.computations.hold_runs(call.principal.id) as runs:
+            a = await _read_side(log, runs, record, internal=internal)
+            b = await _read_side(log, runs, other, internal=internal)
+            body, headers = await runs.compute(partial(_respond, a, b))
     return Response(body, headers=headers, media_type="application/json")
 
 

@@ -29,7 +29,7 @@ class ExportQuery(VisibilityQuery):
 
 async def export(call: ApiCall[None, ExportQuery]) -> Response:
     """Export a run as a file."""
-    record, query = await call.record(), call.query
+    record, query, gateway = await call.record(), call.query, call.gateway
     call.check_visibility(query.visibility)
     log = call.gateway.runtime.log
     before = await conversation(log, record.conversation, before=record.task_id) if query.form == "html" else None
@@ -43,9 +43,10 @@ async def export(call: ApiCall[None, ExportQuery]) -> Response:
         return export_run(query.form, record, events, before=before, internal=query.visibility == "all")
 
     try:
-        async with call.gateway.hold_runs(call.principal) as runs:
-            events = await runs.read(call.gateway.runtime.log, record)
-            body = await runs.compute(partial(write, events))
+        with gateway.reserve_stream(call.principal):
+            async with gateway.computations.hold_runs(call.principal.id) as runs:
+                events = await runs.read(gateway.runtime.log, record)
+                body = await runs.compute(partial(write, events))
     except ConfigurationError as error:
         raise Refused(409, "not_exportable", str(error)) from error
     headers = {

@@ -240,7 +240,9 @@ async def state(call: ApiCall[None, StateQuery]) -> Response:
             info = info.model_copy(update=later)
         return write_json(info)
 
-    return await call.gateway.fold(call.principal, record, add, respond)
+    gateway = call.gateway
+    with gateway.reserve_stream(call.principal):
+        return await gateway.computations.fold(call.principal.id, gateway.runtime.log, record, add, respond)
 
 
 async def me(call: ApiCall[None, Query]) -> Response:

@@ -264,7 +264,9 @@ async def graph(call: ApiCall[None, GraphQuery]) -> Response:
             case "html":
                 return Response(thoughts.to_html(), media_type="text/html")
 
-    return await call.gateway.fold(call.principal, record, add, respond)
+    gateway = call.gateway
+    with gateway.reserve_stream(call.principal):
+        return await gateway.computations.fold(call.principal.id, gateway.runtime.log, record, add, respond)
 
 
 async def agents(call: ApiCall[None, Query]) -> Response:
