@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import orjson
 import pytest
 
-from rxloop import ConfigurationError, Event
+from rxloop import Agent, ConfigurationError, Event, MemoryEventLog
 from rxloop.cli.commands.transfer import read_runs
 from rxloop.memory import Memory, Note
+from rxloop.state.fold import fold_all
+from rxloop.testing import ScriptedModel, call
 from support.cli_workspace import Workspace
+from support.hidden_tools import MARK, fail, peek
 
 WEATHER = ("run", "Compare the weather in Oslo and Bergen.", "--tools", "kit:get_weather")
 
@@ -259,12 +262,52 @@ def test_import_keeps_custom_events(recorded_run: Workspace) -> None:
     assert isinstance(events[-1], Event)
 
 
-def test_public_export_cannot_be_imported(recorded_run: Workspace) -> None:
+def test_public_export_can_be_imported_but_not_continued(recorded_run: Workspace) -> None:
     lines = recorded_run.run("export", "last").stdout
     assert all(Event.from_json(line, strict=True).public for line in lines.splitlines())
-    done = recorded_run.run("import", "-", "--db", "other.db", stdin=lines, code=2)
-    assert "stdin, line 1: cannot import the public form of a run" in done.stderr
+    done = recorded_run.run("import", "-", "--db", "other.db", stdin=lines)
+    assert re.fullmatch(r"run \w+: \d+ events, public form\n", done.stderr)
+    assert recorded_run.run("export", "last", "--db", "other.db").stdout == lines
+    shown = recorded_run.run("show", "last", "--db", "other.db").stdout
+    assert '~ hidden "not part of the public form"' in shown
+    assert "think_aloud" not in shown
+    refused = recorded_run.run("fork", "last", "--at", "1", "--db", "other.db", code=1)
+    assert "was imported without its internal data" in refused.stderr
+    assert "rxloop export --full" in refused.stderr
+
+
+def test_public_export_of_an_unfinished_run_cannot_be_imported(recorded_run: Workspace) -> None:
+    lines = recorded_run.run("export", "last").stdout.splitlines()
+    done = recorded_run.run("import", "-", "--db", "other.db", stdin="\n".join(lines[:-1]), code=2)
+    assert "is not over, and its public form cannot be resumed" in done.stderr
     assert "rxloop export --full" in done.stderr
+
+
+async def record_hidden_call() -> Sequence[Event]:
+    """Record a run in which the first of two calls is hidden."""
+    log = MemoryEventLog()
+    model = ScriptedModel([call(f"peek_{MARK}", "a"), call("fail", "b")], "Done.")
+    run = Agent(model, tools=[peek, fail], log=log).run("Look")
+    return await log.read((await run).task_id)
+
+
+async def test_numbers_of_hidden_events_have_placeholders() -> None:
+    lines = [event.to_json(public=True) for event in await record_hidden_call() if event.to_public() is not None]
+    numbers = [orjson.loads(line)["seq"] for line in lines]
+    [events] = read_runs(b"\n".join(lines), "f").values()
+    assert [event.seq for event in events] == [*range(1, len(events) + 1)]
+    hidden = [event for event in events if event.to_public() is None]
+    assert len(hidden) == len(events) - len(numbers) > 0
+    messages = fold_all(events).messages
+    assert [message.role for message in messages] == ["user", "assistant", "tool", "assistant"]
+    assert [call.name for call in messages[1].tool_calls] == ["fail"]
+
+
+def test_gap_of_a_damaged_public_export_is_limited(recorded_run: Workspace) -> None:
+    lines = recorded_run.run("export", "last").stdout_bytes.splitlines()
+    lines[-1] = lines[-1].replace(b'"seq":', b'"seq":9999999', 1)
+    with pytest.raises(ConfigurationError, match="seq must be at most"):
+        read_runs(b"\n".join(lines), "f")
 
 
 @pytest.mark.parametrize("form", ["markdown", "case", "html"])

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from rxloop.errors import EventLogError, LogUnreachable, RxloopError
+from rxloop.protocol.events import TaskEvent
 
 if TYPE_CHECKING:
     from rxloop.protocol.events import Event
@@ -143,8 +144,15 @@ def check_complete(task_id: str, events: Sequence[Event], until: int) -> None:
         until: Last required `seq`.
 
     Raises:
-        EventLogError: If an event is missing.
+        EventLogError: If an event is missing, or if the events lack internal data.
     """
+    first = events[0] if events else None
+    if isinstance(first, TaskEvent) and first.public_form:
+        raise EventLogError(
+            f"run {task_id} was imported without its internal data, so it cannot be resumed or forked; import "
+            f"the output of rxloop export --full instead",
+            retryable=False,
+        )
     for seq in range(1, until + 1):
         if seq > len(events) or events[seq - 1].seq != seq:
             remedy = f"; agent.fork({task_id!r}, at={seq - 1}) continues from the event before it" if seq > 1 else ""

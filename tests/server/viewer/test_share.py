@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rxloop import Agent, EventLog, LLMCallEvent, MemoryEventLog
+from rxloop.cli.commands.transfer import read_runs
 from rxloop.server.viewer.document import make_file
 from rxloop.testing import ScriptedModel, call
 from support.acting_pages import serve_agents
@@ -120,6 +121,22 @@ async def test_texts_of_a_file_can_be_searched(page: Page, tmp_path: Path, *, in
     await expect(hits.first).to_contain_text("needle")
     await hits.first.get_by_role("link").click()
     await page.wait_for_url(re.compile(r"#/r/.*at=1\.\d+\.0$"))
+
+
+async def test_imported_public_form_is_marked(page: Page, conversation: tuple[EventLog, str]) -> None:
+    log, task_id = conversation
+    public = [event for event in await log.read(task_id) if event.to_public() is not None]
+    [events] = read_runs(b"\n".join(event.to_json(public=True) for event in public), "file").values()
+    imported = MemoryEventLog()
+    await imported.append(task_id, events, expected_seq=0)
+    async with serve_view(log) as url:
+        await page.goto(f"{url}#/r/{task_id}")
+        await expect(find_rows(page, "Waterfall").first).to_be_visible()
+        await expect(page.get_by_text("Public form", exact=True)).to_have_count(0)
+    async with serve_view(imported) as url:
+        await page.goto(f"{url}#/r/{task_id}")
+        await expect(find_rows(page, "Waterfall").first).to_be_visible()
+        await expect(page.get_by_text("Public form", exact=True)).to_be_visible()
 
 
 async def test_policy_of_a_file_forbids_requests(

@@ -20,13 +20,22 @@ from rxloop.errors import ConfigurationError, ConflictError, RxloopError, Unknow
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.envelope import PROTOCOL_VERSION
-from rxloop.protocol.events import Event, TaskEvent, normalise
+from rxloop.protocol.events import (
+    CustomEvent,
+    Event,
+    StatusUpdateEvent,
+    TaskEvent,
+    normalise,
+)
 from rxloop.protocol.model import FrozenDict
-from rxloop.protocol.visibility import IMPORTED_RUN
+from rxloop.protocol.visibility import HIDDEN, IMPORTED_RUN
 from rxloop.recorded.export import export_text
 from rxloop.state.fold import fold_all
 from rxloop.storage import SqliteEventLog
 from rxloop.storage.conversation import conversation
+
+_MAX_GAP = 100_000
+"""Maximum number of hidden events between two public events, which limits the memory for a damaged file."""
 
 
 class ExportForm(StrEnum):
@@ -58,7 +67,8 @@ def export(
 ) -> None:
     """Write a run as JSON lines or another file, or send its OpenTelemetry spans.
 
-    Without --full, only public data is written, which cannot be used by 'rxloop import', and spans have no content.
+    Without --full, only public data is written. Imported into another database, such a run can be viewed but not
+    resumed. Spans have no content.
     """
     chosen = ExportForm.html if html else form
 
@@ -105,7 +115,7 @@ def _load_exporter() -> Callable[..., int]:
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Output of 'rxloop export --full', or '-' for stdin.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Output of 'rxloop export', or '-' for stdin.")],
     trusted: Annotated[
         bool,
         typer.Option("--trusted", help="Let memories use the notes and messages of the runs. For your own exports."),
@@ -115,7 +125,7 @@ def import_(
     """Import runs from a file.
 
     The entire file is checked before the database is changed. Ids and owners are preserved. Memories ignore the runs,
-    unless --trusted is given.
+    unless --trusted is given. Runs that were exported without --full can be viewed, but not resumed or forked.
     """
 
     async def main() -> None:
@@ -130,7 +140,8 @@ def import_(
                 await _check_new(log, task_id)
             for task_id, events in runs.items():
                 await log.append(task_id, events, expected_seq=0)
-                notify(f"run {await find_short_id(log, task_id)}: {format_count(len(events), 'event')}")
+                form = ", public form" if _is_public(events) else ""
+                notify(f"run {await find_short_id(log, task_id)}: {format_count(len(events), 'event')}{form}")
 
     run_main(main())
 
@@ -150,10 +161,15 @@ def read_runs(data: bytes, name: str) -> dict[str, list[Event]]:
             if event.durable:
                 # Nested runs are stored in the log of the outermost run.
                 run = runs.setdefault(event.root_task_id, [])
+                if _is_public(run):
+                    run += _make_placeholders(run[-1], event.seq)
                 _check_event(event, run, f"{name}, line {number}")
                 run.append(event)
     if not runs:
-        raise ConfigurationError(f"{name} contains no events; pass the output of rxloop export --full")
+        raise ConfigurationError(f"{name} contains no events; pass the output of rxloop export")
+    for events in runs.values():
+        if _is_public(events):
+            _check_public_run(events, name)
     # Sort by creation time, because runs are listed in insertion order.
     return dict(sorted(runs.items(), key=lambda run: run[1][0].timestamp))
 
@@ -172,10 +188,6 @@ def _parse_event(line: bytes, location: str) -> Event:
 
 
 def _check_event(event: Event, previous: list[Event], location: str) -> None:
-    if isinstance(event, TaskEvent) and event.public_form:
-        raise ConfigurationError(
-            f"{location}: cannot import the public form of a run; create the file with 'rxloop export --full'"
-        )
     if not event.task_id or not event.context_id:
         raise ConfigurationError(f"{location}: the event must have a taskId and a contextId")
     if event.seq != len(previous) + 1:
@@ -186,6 +198,46 @@ def _check_event(event: Event, previous: list[Event], location: str) -> None:
         raise ConfigurationError(f"{location}: the first event of a run must be a task, got {event.kind}")
     if previous and event.context_id != previous[0].context_id:
         raise ConfigurationError(f"{location}: the run {event.task_id} must have the same contextId in all events")
+
+
+# -- runs without internal data
+
+
+def _is_public(events: Sequence[Event]) -> bool:
+    return bool(events) and isinstance(first := events[0], TaskEvent) and first.public_form
+
+
+def _make_placeholders(previous: Event, seq: int) -> list[Event]:
+    """Return events for the numbers between two events, because the events of a log have no gaps."""
+    if seq - previous.seq > _MAX_GAP:
+        raise ConfigurationError(f"seq must be at most {previous.seq + _MAX_GAP} after {previous.seq}, got {seq}")
+    return [
+        CustomEvent(
+            name="hidden",
+            data="not part of the public form",
+            context_id=previous.context_id,
+            task_id=previous.root_task_id,
+            seq=missing,
+            attempt=previous.attempt,
+            timestamp=previous.timestamp,
+            metadata={HIDDEN: True},
+        )
+        for missing in range(previous.seq + 1, seq)
+    ]
+
+
+def _check_public_run(events: Sequence[Event], name: str) -> None:
+    """Check that a run without internal data is over.
+
+    Raises:
+        ConfigurationError: The run is not over. Workers would resume it, although its options are missing.
+    """
+    last = next((event for event in reversed(events) if not isinstance(event, CustomEvent)), events[0])
+    if not (isinstance(last, StatusUpdateEvent) and last.final and last.state in ("completed", "failed", "canceled")):
+        raise ConfigurationError(
+            f"{name}: the run {events[0].task_id} is not over, and its public form cannot be resumed; create the file "
+            f"with 'rxloop export --full'"
+        )
 
 
 def _mark_imported(task: Event) -> Event:

@@ -2,7 +2,8 @@
 
 import { signal } from '@preact/signals';
 import { useEffect, useState } from 'preact/hooks';
-import { api, isFile, me, model, playhead, toApiError } from '../store.ts';
+import { bodyOfKind } from '../bodies.ts';
+import { api, isFile, me, model, playhead, toApiError, useModel } from '../store.ts';
 import { formatBytes, makeCase } from '../share.ts';
 import { formatNumber } from '../time.ts';
 import { Text } from './text.tsx';
@@ -11,7 +12,7 @@ export const isShareOpen = signal(false);
 
 const FORMS = [
   ['html', 'Page', 'This page with the run, in one file that works without a server.'],
-  ['jsonl', 'JSON lines', 'One event per line. With internal data, rxloop import can read it.'],
+  ['jsonl', 'JSON lines', 'One event per line, for rxloop import. Without internal data, the run can only be viewed there.'],
   ['markdown', 'Markdown', 'The conversation as text.'],
   ['otlp', 'OpenTelemetry', 'Spans as OTLP/JSON.'],
   ['pytest', 'pytest', 'A test that repeats the run with its recorded messages and results.'],
@@ -32,6 +33,13 @@ export function ShareButton() {
 /** Note in a file that the run cannot be changed there. */
 export function FileNote() {
   return isFile ? <span class="filenote" title="Use the server of the run to answer questions or to cancel it.">File, read only</span> : null;
+}
+
+/** Note that the log itself lacks the internal data of a run. */
+export function PublicNote() {
+  useModel();
+  const isImported = me.value?.may.internal && model.value.outline.size > 0 && bodyOfKind(1, 'task')?.publicForm;
+  return isImported ? <span class="filenote" title="This run was imported without hidden calls, system prompts and metadata.">Public form</span> : null;
 }
 
 export function ShareDialog() {

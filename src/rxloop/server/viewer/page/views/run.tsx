@@ -19,7 +19,7 @@ import { Lanes, Marker, PADDING } from '../parts/lanes.tsx';
 import { Overview } from '../parts/overview.tsx';
 import { Questions } from '../parts/question.tsx';
 import { Send } from '../parts/send.tsx';
-import { FileNote, isShareOpen, ShareButton, ShareDialog } from '../parts/share.tsx';
+import { FileNote, isShareOpen, PublicNote, ShareButton, ShareDialog } from '../parts/share.tsx';
 import { Transport } from '../parts/transport.tsx';
 import { Waterfall } from '../parts/waterfall.tsx';
 import { Context } from './context.tsx';
@@ -49,7 +49,7 @@ export function RunPage() {
   return (
     <div class="page run">
       <Header path={<><a href="#/">Runs</a><i>/</i>{agent && <><span><bdi>{toLine(agent)}</bdi></span><i>/</i></>}<h1><bdi>{title}</bdi></h1>{!isMissing && <State state={stateNow()} />}</>}>
-        {!isMissing && <><Stats /><FileNote /><ShareButton /></>}
+        {!isMissing && <><Stats /><FileNote /><PublicNote /><ShareButton /></>}
       </Header>
       {!isMissing && <Tabs />}
       {isShareOpen.value && <ShareDialog />}
