@@ -141,7 +141,7 @@ class Memory:
         if context_id is not None:
             validate_id(context_id, "context_id")
         await self._store(owner, task_id, *noted, context_id=context_id)
-        notes = await self._load(owner)
+        notes = await self.load(owner)
         return [note for each in noted if (note := notes.get(each.note_id)) is not None]
 
     async def check(self, owner: str | None, note: MemoryNotedEvent) -> None:
@@ -160,7 +160,7 @@ class Memory:
         if note.replaces is not None:
             await self.get(owner, note.replaces)
         if note.sources:
-            runs = (await self._load(owner)).runs
+            runs = (await self.load(owner)).runs
             for source in note.sources:
                 if source.rpartition("/")[0] not in runs:
                     raise ConfigurationError(f"a source must be a cursor in a run of the owner, got {source!r}")
@@ -171,7 +171,7 @@ class Memory:
         Raises:
             UnknownNote: The owner has no note with this id.
         """
-        notes = await self._load(owner)
+        notes = await self.load(owner)
         note = notes.get(note_id)
         if note is None or await notes.drop_deleted([note]):
             raise UnknownNote(f"there is no note {note_id!r} of this owner; list the notes with `memory.notes(owner)`")
@@ -187,7 +187,7 @@ class Memory:
             at: Return the notes that were current at this time. Notes that have been forgotten since are omitted.
             kinds: Kinds to return. The default is all kinds.
         """
-        notes = await self._load(owner)
+        notes = await self.load(owner)
         await notes.drop_deleted()
         until = None if at is None else to_milliseconds(at)
         return [note for note in notes.list_notes(until) if kinds is None or note.kind in kinds]
@@ -219,7 +219,7 @@ class Memory:
         """
         if limit < 1:
             raise ConfigurationError(f"limit must be at least 1, got {limit!r}")
-        notes, now = await self._load(owner), now or datetime.now().astimezone()
+        notes, now = await self.load(owner), now or datetime.now().astimezone()
         while True:
             found = await notes.search(question, now, limit=limit, tokens=tokens, exclude_context=exclude_context)
             if not await notes.drop_deleted(found):
@@ -280,7 +280,7 @@ class Memory:
             raise ConfigurationError(
                 "forget() accepts only one of note_id, run_id, source and before; call it several times"
             )
-        notes = await self._load(owner)
+        notes = await self.load(owner)
         await notes.drop_deleted()
         if note_id is not None:
             note = await self.get(owner, note_id)
@@ -356,7 +356,7 @@ class Memory:
     async def list_unsummarised(self, owner: str | None) -> tuple[list[Note], list[Note]]:
         """Return the episodes that no reflection has read, and the other current notes, oldest first."""
         current = await self.notes(owner)
-        done = (await self._load(owner)).find_summarised()
+        done = (await self.load(owner)).find_summarised()
         new = [note for note in current if note.kind == "episode" and note.note_id not in done]
         return new, [note for note in current if note.kind != "episode"]
 
@@ -366,7 +366,7 @@ class Memory:
         if self._owns_log:
             await self._log.aclose()
 
-    async def _load(self, owner: str | None) -> OwnerNotes:
+    async def load(self, owner: str | None) -> OwnerNotes:
         """Return the notes of an owner, including new events in the log."""
         key = owner or ""
         notes = self._owners.get(key)
@@ -383,7 +383,7 @@ class Memory:
         if owner:
             validate_id(owner, "owner")
         # Notes of the present millisecond may have been removed.
-        timestamp = max(time.time_ns() // 1_000_000, (await self._load(owner)).removed_before)
+        timestamp = max(time.time_ns() // 1_000_000, (await self.load(owner)).removed_before)
         stamped = make_run(task_id, context_id or task_id, owner or None, timestamp, events)
         await self._log.append(task_id, stamped, expected_seq=0, writer=task_id)
 

@@ -17,6 +17,7 @@ from rxloop.errors import EventLogError, UnknownRun
 from rxloop.memory.index import NoteIndex
 from rxloop.memory.notes import Note, NoteFold, removes
 from rxloop.memory.periods import find_period
+from rxloop.memory.tool_history import RunCalls
 from rxloop.memory.vectors import NoteVectors, fuse
 from rxloop.memory.words import find_stem
 from rxloop.pipeline.event_log import EventLog
@@ -57,6 +58,7 @@ class _Run:
     """Last event in the fold."""
     note_ids: set[str] = field(default_factory=set[str])
     """Notes of the run that were not removed."""
+    calls: RunCalls = field(default_factory=RunCalls)
 
 
 class OwnerNotes:
@@ -79,7 +81,7 @@ class OwnerNotes:
         self._ids: dict[int, str] = {}
         self._replacements: dict[str, list[Note]] = {}
         """Notes that replace a note, by its id."""
-        self._removals: list[tuple[str, MemoryForgottenEvent]] = []
+        self.removals: list[tuple[str, MemoryForgottenEvent]] = []
         self._index = NoteIndex()
         self._derived: dict[str, set[str]] = {}
         """Ids of the notes that are based on another run, by the id of this run."""
@@ -111,11 +113,12 @@ class OwnerNotes:
         if monotonic() >= self._next_check:
             await self.drop_deleted()
 
-    async def drop_deleted(self, notes: Collection[Note] | None = None) -> bool:
-        """Remove the notes of deleted runs. Return True if there are any.
+    async def drop_deleted(self, notes: Collection[Note] | None = None, task_ids: Collection[str] = ()) -> bool:
+        """Remove the notes and tool calls of deleted runs. Return True if there are any.
 
         Args:
             notes: Notes whose runs are checked. The default are all runs of the owner.
+            task_ids: Other runs that are checked, unless all runs are.
         """
         started = monotonic()
         if notes is None:
@@ -123,10 +126,9 @@ class OwnerNotes:
             known = [*self.runs]
             existing = {record.task_id for record in await self._list()}
             deleted = [task_id for task_id in known if task_id not in existing]
-            finished = monotonic()
-            self._next_check = finished + max(_CHECK_INTERVAL, (finished - started) / _CHECK_SHARE)
+            self._next_check = monotonic() + max(_CHECK_INTERVAL, (monotonic() - started) / _CHECK_SHARE)
         else:
-            task_ids = {task_id for note in notes for task_id in (note.task_id, *note.other_runs)}
+            task_ids = {*task_ids, *(task_id for note in notes for task_id in (note.task_id, *note.other_runs))}
             exists = await asyncio.gather(*map(self._exists, task_ids))
             deleted = [task_id for task_id, each in zip(task_ids, exists, strict=True) if not each]
         for task_id in deleted:
@@ -221,6 +223,7 @@ class OwnerNotes:
         if IMPORTED_RUN in record.metadata:
             run.fold.has_foreign_text, run.seq = True, record.seq
         run.fold.add(events)
+        run.calls.add(events)
         run.seq = events[-1].seq if events else run.seq
         if run.fold.has_foreign_text:
             self._foreign.setdefault(context_id, set()).add(task_id)
@@ -233,14 +236,14 @@ class OwnerNotes:
             for note_id in [each for each in run.note_ids if self._notes[each].kind == "episode"]:
                 self._remove(self._notes[note_id])
         for removal in run.fold.removals:
-            self._removals.append((task_id, removal))
+            self.removals.append((task_id, removal))
             for note in self.find_removed(removal):
                 self._remove(note)
         run.fold.notes.clear()
         run.fold.removals.clear()
 
     def _add(self, note: Note) -> None:
-        if note.note_id in self._notes or any(removes(removal, note) for _, removal in self._removals):
+        if note.note_id in self._notes or any(removes(removal, note) for _, removal in self.removals):
             return
         self._notes[note.note_id] = note
         self.runs[note.task_id].note_ids.add(note.note_id)
@@ -288,7 +291,7 @@ class OwnerNotes:
             return
         for note_id in [*run.note_ids]:
             self._remove(self._notes[note_id])
-        self._removals = [each for each in self._removals if each[0] != task_id]
+        self.removals = [each for each in self.removals if each[0] != task_id]
         self._open.discard(task_id)
         runs = self._foreign.get(run.context_id, set())
         runs.discard(task_id)
@@ -335,7 +338,7 @@ class OwnerNotes:
     @property
     def removed_before(self) -> int:
         """Time in milliseconds before which all notes were removed, or 0."""
-        return max((removal.before or 0 for _, removal in self._removals), default=0)
+        return max((removal.before or 0 for _, removal in self.removals), default=0)
 
     @property
     def newest(self) -> int:

@@ -65,10 +65,10 @@ def _render(note: Note, ids: bool) -> str:
     author = f" {_clean(note.author)[:_MAX_AUTHOR]}" if note.author else ""
     kind = "" if note.kind == "episode" else f"{note.kind}, "
     confidence = "" if note.confidence == 1 else f", confidence {note.confidence:g}"
-    return f"- [{label}{day}, {kind}{_ORIGINS[note.origin]}{author}{confidence}] {_make_line(note.text)}"
+    return f"- [{label}{day}, {kind}{_ORIGINS[note.origin]}{author}{confidence}] {make_line(note.text)}"
 
 
-def _make_line(text: str) -> str:
+def make_line(text: str) -> str:
     """Return a text as a single line without invisible characters, because it could imitate other notes."""
     line = " ".join(text.split())
     if line.isprintable():
@@ -79,7 +79,7 @@ def _make_line(text: str) -> str:
 
 def _clean(text: str) -> str:
     """Return an id or a name without the characters that end the header of a note."""
-    return " ".join(_HEADER.sub(" ", _make_line(text)).split())
+    return " ".join(_HEADER.sub(" ", make_line(text)).split())
 
 
 class NoteAccess(Protocol):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rxloop.operators.loop.thinking_phase import thinking_phase as thinking_phase
     from rxloop.operators.loop.typed_output import typed_output as typed_output
     from rxloop.operators.loop.workspace import workspace as workspace
+    from rxloop.operators.predicted_calls import predict_context as predict_context
     from rxloop.operators.views import View as View
     from rxloop.operators.views.after import after as after
     from rxloop.operators.views.batch_progress import Tally as Tally

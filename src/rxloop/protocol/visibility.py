@@ -15,6 +15,9 @@ from rxloop.protocol.messages import ErrorInfo, Message, PendingInput, ToolCall,
 IMPORTED_RUN = "imported_run"
 """Metadata key in the first event of a run whose events were imported from a file. Memories ignore these runs."""
 
+PREDICTED = "predicted"
+"""Metadata key of a message whose tool calls were made by `op.predict_context`, not by the model."""
+
 ROOT = "root_task_id"
 """Metadata key for the id of the outermost run, which numbers the event. Set if runs are nested more than once."""
 

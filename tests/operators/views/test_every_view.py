@@ -59,6 +59,7 @@ IN_THE_LOOP = {
     "goals",
     "iterate",
     "on",
+    "predict_context",
     "recall",
     "run_tools",
     "standard",

@@ -24,6 +24,7 @@ COMMANDS = {
     "fork": _Command("run:fork", "Start a new run with the first events of another run."),
     "diff": _Command("inspect:diff", "Show the first difference and the costs of two runs."),
     "eval": _Command("eval:eval_", "Run an experiment."),
+    "stats": _Command("stats:stats", "Show statistics of runs and tools."),
     "graph": _Command("inspect:graph", "Render the thought graph of a run."),
     "export": _Command(
         "transfer:export", "Write a run as JSON lines or another file, or send its OpenTelemetry spans."

@@ -239,7 +239,7 @@ class _EarlyCalls:
         call = ToolCall.parse(delta.tool_call_id, delta.name, "".join(arguments.pieces))
         request = ToolRequest(call, sent.ctx.bind(call=call, index=arguments.position), sent.tools)
         tool = get_host(ctx).tools.find(request)
-        if call.error is None and not isinstance(tool, str) and _can_discard(tool):
+        if call.error is None and not isinstance(tool, str) and can_discard(tool):
             request = request.of(tool.definition)
             self._started[request.slot] = _EarlyCall(tool, request, self._execute, self._scheduler)
 
@@ -263,6 +263,6 @@ class _EarlyCalls:
         self._observer.on_completed()
 
 
-def _can_discard(tool: Tool) -> bool:
+def can_discard(tool: Tool) -> bool:
     """Return True if the call has no visible effect, so that it can be discarded."""
     return bool(getattr(tool, "read_only", False)) and tool.idempotent and not tool.approve

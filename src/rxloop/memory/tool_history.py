@@ -1,0 +1,230 @@
+"""Tool calls of earlier runs: a fold of their events, and statistics."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from itertools import pairwise
+from math import ceil
+
+from rxloop.memory.words import find_words
+from rxloop.protocol.events import ContentCompleteEvent, Event, StatusUpdateEvent, TaskEvent, ToolCompleteEvent
+from rxloop.protocol.json_data import canonical_json
+from rxloop.protocol.messages import ToolCall
+from rxloop.protocol.visibility import PREDICTED
+from rxloop.state.history import THINK_ALOUD
+
+_FOLDED = frozenset((TaskEvent, ToolCompleteEvent, ContentCompleteEvent, StatusUpdateEvent))
+
+_MAX_ARGUMENTS, _MAX_ERROR, _MAX_RESULT = 2_000, 200, 20_000
+"""Maximum number of characters kept of arguments and errors, and compared of results."""
+
+_MAX_FAILED, _MAX_COMPARED = 20, 300
+"""Maximum number of failed calls, and of characters of their arguments, that are compared with a successful call."""
+
+_MIN_SIMILARITY = 0.5
+"""Minimum similarity of the values of a failed call and its correction."""
+
+_KEY, _MARKS = re.compile(r'"\w+":'), ' {}"'
+"""Keys and delimiters of JSON objects, which all calls of a tool have in common."""
+
+
+@dataclass(slots=True)
+class ToolCallRecord:
+    """Tool call of an earlier run.
+
+    Attributes:
+        name: Name of the tool.
+        arguments: Arguments as JSON with sorted keys, or as text if they are not JSON. Long ones are truncated.
+        step: Model call that requested the call.
+        code: Reason of a failure, as in `ToolCompleteEvent.code`, or an empty string.
+        error: Beginning of the error that the model received, or an empty string.
+        seconds: Duration.
+        size: Length of the result in characters.
+        used: For calls that `op.predict_context` made: True if the run later used the result or repeated the call, and
+            otherwise False. None for calls of the model.
+        correction: Arguments of a later successful call of the same tool in the same run, if this call failed and the
+            arguments are similar or equal. Otherwise an empty string.
+    """
+
+    name: str
+    arguments: str
+    step: str | None
+    code: str
+    error: str
+    seconds: float
+    size: int
+    used: bool | None = None
+    correction: str = ""
+
+    @property
+    def is_useful(self) -> bool:
+        """True if the call succeeded, and is not a predicted call that was not used."""
+        return not self.code and self.used is not False
+
+
+class RunCalls:
+    """Fold of the events of a run to its tool calls.
+
+    Calls of nested runs and copied events at the start of a fork belong to other runs. Thoughts are not calls.
+
+    Attributes:
+        task_id: Id of the run.
+        context_id: Id of the conversation.
+        agent: Name of the agent.
+        created: Time of the first event in milliseconds since 1970.
+        completed: True if the run has completed.
+        calls: Calls in the order of their completion.
+    """
+
+    def __init__(self) -> None:
+        """Create an empty fold."""
+        self.task_id = self.context_id = self.agent = ""
+        self.created, self.completed = 0, False
+        self.calls: list[ToolCallRecord] = []
+        self._copied = 0
+        self._failed: list[ToolCallRecord] = []
+        """Newest failed calls without a correction."""
+        self._steps: set[str | None] = set()
+        """Steps of predicted calls."""
+        self._prompt = ""
+        """Last message that started the run, until the first message of the model."""
+        self._unused: list[tuple[ToolCallRecord, set[str]]] = []
+        """Predicted calls that were not used, with words of their results that do not occur in the prompt."""
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Add durable events of the run, in order."""
+        for event in events:
+            if type(event) not in _FOLDED or event.parent_task_id is not None:
+                continue
+            if isinstance(event, TaskEvent):
+                self.task_id, self.context_id, self.created = event.task_id, event.context_id, event.timestamp
+                self.agent, self._copied = event.agent_name, event.fork_seq or 0
+                self._prompt = event.messages[-1].text if event.messages else ""
+            elif event.seq <= self._copied:
+                continue
+            elif isinstance(event, ToolCompleteEvent):
+                self._add_call(event)
+            elif isinstance(event, ContentCompleteEvent):
+                self._add_message(event)
+            elif isinstance(event, StatusUpdateEvent):
+                self.completed = event.state == "completed"
+
+    def _add_call(self, event: ToolCompleteEvent) -> None:
+        if event.name == THINK_ALOUD:
+            return
+        call = ToolCallRecord(
+            name=event.name,
+            arguments=_encode_arguments(event.call),
+            step=event.step,
+            code="" if event.success else event.code or "error",
+            error="" if event.success else event.content[:_MAX_ERROR],
+            seconds=event.duration,
+            size=len(event.content),
+        )
+        self.calls.append(call)
+        if call.code:
+            self._failed = [*self._failed[1 - _MAX_FAILED :], call]
+        else:
+            for failed in self._failed:
+                # Calls of the same message are made before the model reads the error.
+                if failed.name == call.name and failed.step != call.step and _is_variant(failed, call):
+                    failed.correction = call.arguments
+            self._failed = [failed for failed in self._failed if not failed.correction]
+        if event.step in self._steps:
+            call.used = False
+            words = set(find_words(event.content[:_MAX_RESULT] if event.success else ""))
+            self._unused.append((call, words.difference(find_words(f"{self._prompt} {call.arguments}"))))
+
+    def _add_message(self, event: ContentCompleteEvent) -> None:
+        if PREDICTED in event.metadata:
+            self._steps.add(event.step)
+            return
+        self._prompt = ""
+        if self._unused:
+            calls = [(call.name, _encode_arguments(call)) for call in event.tool_calls]
+            words = set(find_words(" ".join([event.content, *(arguments for _, arguments in calls)])))
+            for call, result in self._unused:
+                call.used = (call.name, call.arguments) in calls or _is_enough(result & words, len(result))
+            self._unused = [each for each in self._unused if not each[0].used]
+
+
+def _encode_arguments(call: ToolCall) -> str:
+    return (call.raw or "" if call.error is not None else canonical_json(call.arguments))[:_MAX_ARGUMENTS]
+
+
+def _is_enough(shared: set[str], size: int) -> bool:
+    """Return True if a message uses a result: it contains a number of it, two words, or its only word."""
+    return len(shared) >= min(2, size or 2) or any(character.isdigit() for word in shared for character in word)
+
+
+def _is_variant(failed: ToolCallRecord, succeeded: ToolCallRecord) -> bool:
+    """Return True if the values of two calls are similar, so that the second may be a correction of the first."""
+    a, b = (_KEY.sub(" ", call.arguments)[:_MAX_COMPARED] for call in (failed, succeeded))
+    if not set(find_words(a)).isdisjoint(find_words(b)):
+        return True
+    return SequenceMatcher(None, a.strip(_MARKS), b.strip(_MARKS), autojunk=False).ratio() >= _MIN_SIMILARITY
+
+
+@dataclass(slots=True)
+class ToolStats:
+    """Statistics of a tool.
+
+    Attributes:
+        calls: Number of calls.
+        failures: Number of failed calls by code.
+        corrected: Number of failed calls that were followed by a successful call in the same run.
+        repeats: Number of calls with the same arguments as an earlier call of the same run.
+        hits: Number of predicted calls whose results were used.
+        misses: Number of other predicted calls.
+        seconds: Durations of the executed calls.
+    """
+
+    calls: int = 0
+    failures: Counter[str] = field(default_factory=Counter[str])
+    corrected: int = 0
+    repeats: int = 0
+    hits: int = 0
+    misses: int = 0
+    seconds: list[float] = field(default_factory=list[float])
+
+    def percentile(self, percent: int) -> float:
+        """Return a percentile of the durations in seconds, or 0.0 if no call was executed."""
+        ordered = sorted(self.seconds)
+        return ordered[max(ceil(len(ordered) * percent / 100) - 1, 0)] if ordered else 0.0
+
+
+@dataclass(slots=True)
+class ToolHistory:
+    """Statistics of the tools in several runs.
+
+    Attributes:
+        runs: Number of runs.
+        tools: Statistics by tool name.
+        sequences: Number of pairs of successive calls of different tools, by their names.
+    """
+
+    runs: int = 0
+    tools: dict[str, ToolStats] = field(default_factory=dict[str, ToolStats])
+    sequences: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+
+    def add(self, run: RunCalls) -> None:
+        """Add a run."""
+        self.runs += 1
+        earlier: set[tuple[str, str]] = set()
+        for call in run.calls:
+            stats = self.tools.setdefault(call.name, ToolStats())
+            stats.calls += 1
+            stats.corrected += bool(call.correction)
+            stats.repeats += (call.name, call.arguments) in earlier
+            stats.hits += call.used is True
+            stats.misses += call.used is False
+            earlier.add((call.name, call.arguments))
+            if call.code:
+                stats.failures[call.code] += 1
+            if call.seconds:
+                stats.seconds.append(call.seconds)
+        self.sequences.update((a.name, b.name) for a, b in pairwise(run.calls) if a.name != b.name)

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from reactivex import Observable
+
+from rxloop.errors import ConfigurationError, EventLogError
+from rxloop.operators.exchange.model_exchange import complete_message, make_tool_requests
+from rxloop.operators.loop.answer_requests import answer_requests
+from rxloop.operators.loop.early_tools import can_discard
+from rxloop.pipeline.host import get_host
+from rxloop.pipeline.requests import ModelRequest, Operator, Signal, ToolRequest
+from rxloop.protocol.events import ContentCompleteEvent
+from rxloop.protocol.messages import ToolCall
+from rxloop.protocol.visibility import PREDICTED
+from rxloop.stream.sources import Push, from_task
+
+log = logging.getLogger("rxloop")
+
+
+class CallSource(Protocol):
+    """Experience that `predict_context` reads, implemented by `rxloop.memory.Experience`."""
+
+    async def predict(
+        self, owner: str | None, task: str, *, tools: Collection[str], calls: int, tokens: int, exclude_context: str
+    ) -> Sequence[tuple[str, Mapping[str, Any]]]:
+        """Return names and arguments of the calls that similar runs made first.
+
+        Args:
+            owner: Owner of the run.
+            task: User message.
+            tools: Names of tools that may be called.
+            calls: Maximum number of calls.
+            tokens: Maximum number of tokens of the results.
+            exclude_context: Conversation of the run.
+        """
+        ...
+
+
+def predict_context(source: CallSource, *, calls: int = 3, tokens: int = 2_000) -> Operator[object]:
+    """Make the read-only tool calls that similar runs made first, before the first model call of a run.
+
+    ::
+
+        in   --M1-----|     --M2--|
+        out  --(C,T)--|     --M2--|
+
+    M1 is the first `ModelRequest`, C a `content-complete` with predicted calls, and T a `ToolRequest` for each of them.
+    Guards and `run_tools` handle the calls like those of the model. M2, the next request, contains the calls and their
+    results in the history, so that all vendors accept and cache it. Without predicted calls, M1 passes unchanged.
+
+    Only tools with `read_only=True` that need no approval are called. A call is predicted if at least two earlier runs
+    with a similar user message made it, and at least half of these runs. In the log, C has the metadata key
+    `predicted`. A predicted call is a hit if the run used its result, and otherwise a miss, see `ToolStats`. Misses are
+    not predicted again.
+
+    If the log of the memory cannot be read, a warning is logged and no call is predicted.
+
+    Args:
+        source: `rxloop.memory.Experience` over the log of the agents.
+        calls: Maximum number of calls.
+        tokens: Maximum number of tokens of the results, estimated from the results of the earlier calls.
+
+    Raises:
+        ConfigurationError: `calls` or `tokens` is not positive.
+    """
+    for name, value in (("calls", calls), ("tokens", tokens)):
+        if value < 1:
+            raise ConfigurationError(f"{name} must be a positive number, got {value!r}")
+
+    def answer(request: ModelRequest) -> Observable[Signal] | ModelRequest:
+        tools = _list_tools(request)
+        if not tools:
+            return request
+
+        return from_task(partial(_predict, source, request, tools, calls, tokens), request.ctx, name="rxloop-predict")
+
+    operator = answer_requests(ModelRequest, answer)
+    operator.__qualname__ = "predict_context"
+    return operator
+
+
+def _list_tools(request: ModelRequest) -> list[str]:
+    """Return the names of the tools that may be called, or an empty list if this is not the first request of a run."""
+    host, messages = get_host(request.ctx), request.messages
+    is_first = request.branch is None and request.iteration == 1 and not request.pressure
+    if not is_first or request.step in host.earlier.messages or not messages or messages[-1].role != "user":
+        return []
+    if request.settings.tool_choice not in (None, "auto"):
+        return []
+    calls = [(each, ToolCall(id=each.name, name=each.name)) for each in request.tools if not each.answer]
+    tools = [(each, host.tools.find(ToolRequest(call, request.ctx, request.tools))) for each, call in calls]
+    return [each.name for each, tool in tools if not isinstance(tool, str) and can_discard(tool)]
+
+
+async def _predict(
+    source: CallSource, request: ModelRequest, tools: Sequence[str], calls: int, tokens: int, push: Push[Signal]
+) -> None:
+    """Push a message with the predicted calls and their requests, or the unchanged request."""
+    info, task = request.ctx.info, request.messages[-1].text
+    limits: dict[str, Any] = {"calls": calls, "tokens": tokens, "exclude_context": info.context_id}
+    try:
+        predicted = await source.predict(info.owner, task, tools=tools, **limits)
+    except EventLogError as error:
+        # The log of the memory may be another one than that of the run.
+        log.warning("run %s: no tool calls are predicted: %s", request.ctx.task_id, error)
+        predicted = ()
+    if not predicted:
+        push(request)
+        return
+    message = ContentCompleteEvent(
+        tool_calls=[
+            ToolCall(id=f"predicted-{index}", name=name, arguments=dict(arguments))
+            for index, (name, arguments) in enumerate(predicted)
+        ],
+        finish_reason="tool_calls",
+        metadata={PREDICTED: True},
+        step=request.step,
+    )
+    complete_message(message, request)
+    push(message)
+    for signal in make_tool_requests(message, enumerate(message.tool_calls), request.ctx, request.tools):
+        push(signal)
