@@ -52,6 +52,25 @@ async def test_request_has_its_parts_tools_and_answer() -> None:
     assert page.requests[1].sent == [(0, 2)]
 
 
+async def test_agent_without_records_logs_neither_system_prompt_nor_tools() -> None:
+    options: dict[str, Any] = {"tools": [seek], "instructions": MARK, "thoughts": False}
+    agents = [make_agent(call("seek", place=1), "Done.", **options, record_requests=each) for each in (True, False)]
+    pages: list[list[int]] = []
+    for agent in agents:
+        async with serve_api(agent) as served, Client(served.url, token="root-key") as root:
+            run = await root.start(None, "Go.", wait=10)
+            events = await root.events(run.task_id, internal=True)
+            *_, last = [event for event in events if isinstance(event, LLMCallEvent)]
+            request = await root.model_request(run.task_id, last.seq, internal=True)
+            pages.append([row.tokens.estimated for row in (await root.model_requests(run.task_id)).requests])
+        log = "".join(event.model_dump_json() for event in events)
+        is_recorded = agent is agents[0]
+        assert (MARK in log, "Seek somewhere." in log, request.exact) == (is_recorded, is_recorded, is_recorded)
+        texts = [part.message.text for part in request.parts if part.message]
+        assert texts[-3:] == ["Go.", "", "nothing"]
+    assert pages[0] == pages[1]
+
+
 async def test_public_request_keeps_the_sums_but_no_internal_data() -> None:
     turns = [call(f"peek_{MARK}", _id=f"x-{MARK}", at=MARK), call("seek", place=1)], "Done."
     agent = make_agent(*turns, tools=[peek, seek], instructions=f"{MARK} system", settings=ModelSettings(stop=[MARK]))

@@ -91,6 +91,7 @@ class AgentDefinition:
     instructions: Instructions
     thoughts: Thoughts | None
     """Options of the tool for thinking aloud, or None if disabled."""
+    record_requests: bool
     output: Output
     tools: AgentTools
     pipeline: Operator
@@ -276,6 +277,7 @@ def make_definition(
         deps_type=deps_type,
         instructions=options.get("instructions", ""),
         thoughts=thinking,
+        record_requests=options.get("record_requests", True),
         output=output,
         tools=_make_tools(options.get("tools", ()), output, thinking, resources),
         pipeline=pipeline,

@@ -58,6 +58,9 @@ class AgentOptions(TypedDict, Generic[D], total=False):
     """Limits for each run. A run that exceeds a limit ends without an answer."""
     thoughts: bool | Thoughts
     """Options for the `think_aloud` tool, or False to disable it. The default is True."""
+    record_requests: bool
+    """True, the default, if the log keeps system prompts, tools and edited messages, so that requests can be displayed
+    exactly. With False, runs take up less space, and only the messages of the history are displayed."""
     log: EventLog | None
     """Event log. Required for conversations and for resuming runs."""
     artifacts: ArtifactStore | None

@@ -179,6 +179,7 @@ def make_spec(
         limits=limits.merge_defaults(definition.limits) if limits is not None else definition.limits,
         settings=settings.merge_defaults(definition.settings) if settings is not None else definition.settings,
         thought_limit=(definition.thoughts or Thoughts()).limit,
+        record_requests=definition.record_requests,
         deps=deps,
         log=definition.log,
         views=definition.views,

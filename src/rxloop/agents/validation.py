@@ -50,13 +50,14 @@ _OPTION_TYPES = {
     "output_retries": _OptionType((int,), "a non-negative integer"),
     "strategy": _OptionType((str, Callable), "a strategy, such as rxloop.strategies.react(), or its name"),
     "thoughts": _OptionType((bool, Thoughts), "True, False or Thoughts()"),
+    "record_requests": _OptionType((bool,), "True or False"),
     "owner": _OptionType((str,), "a string, such as a user id"),
     "on_input": _OptionType((Callable,), "a function that answers a question"),
     "steering": _OptionType((Observable, AsyncIterable), "an Observable or an async iterable of messages"),
     "metadata": _OptionType((Mapping,), "a dict"),
 }
 
-_NEVER_NONE = {"name", "instructions", "tools", "output_retries", "thoughts"}
+_NEVER_NONE = {"name", "instructions", "tools", "output_retries", "thoughts", "record_requests"}
 """Agent options that do not accept None as a default."""
 
 

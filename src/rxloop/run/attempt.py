@@ -107,7 +107,7 @@ class Attempt:
         self.lifetime = Lifetime(spec.task_id, spec.loop)
         clock = CLOCK.get()
         self.recorder = self.make_recorder(clock)
-        self.sent_requests = SentRequests(self.recorder)
+        self.sent_requests = SentRequests(self.recorder, is_recorded=spec.record_requests)
         # Bound here to make publishing a single call.
         self.publish = self.recorder.publish
         self.state = self.recorder.state

@@ -63,6 +63,7 @@ class RunSpec(NamedTuple):
     limits: Limits
     settings: ModelSettings
     thought_limit: int
+    record_requests: bool
     metadata: dict[str, Any]
     provider: Callable[[Provider | str], Provider]
     """Function resolving model strings to providers."""

@@ -71,13 +71,13 @@ class RequestRecorder:
             newest, changes, texts = record_messages(request, state, sent)
             record = _make_record(**frame.fields, **changes, texts=sent.select_new({**frame.texts, **texts}))
             sizes = [one + other for one, other in zip(frame.sizes, newest.sizes, strict=True)]
-        event = self._make_event(request, problems, sizes, record)
-        if record is not frame.record:
+        event = self._make_event(request, problems, sizes, record if sent.is_recorded else None)
+        if record is not frame.record and sent.is_recorded:
             sent.pending = event, frame, newest
         return event
 
     def _make_event(
-        self, request: ModelRequest, problems: Sequence[str], sizes: list[int], record: RequestRecord
+        self, request: ModelRequest, problems: Sequence[str], sizes: list[int], record: RequestRecord | None
     ) -> LLMCallEvent:
         optional: dict[str, Any] = {"problems": list(problems)} if problems else {}
         if request.settings.model_fields_set:

@@ -93,12 +93,13 @@ class SentRequests:
 
     Args:
         recorder: Recorder of the run.
+        is_recorded: Whether `llm-call` events contain records of the requests.
     """
 
-    __slots__ = ("_recorder", "frame", "newest", "pending", "task", "task_size", "task_start")
+    __slots__ = ("_recorder", "frame", "is_recorded", "newest", "pending", "task", "task_size", "task_start")
 
-    def __init__(self, recorder: TextRecorder) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: TextRecorder, *, is_recorded: bool = True) -> None:
+        self._recorder, self.is_recorded = recorder, is_recorded
         self.frame: RequestFrame | None = None
         """Frame of the newest request."""
         self.newest: dict[str | None, SentMessages] = {}
