@@ -69,7 +69,6 @@ if TYPE_CHECKING:
     from rxloop.protocol.run_events import StatusUpdateEvent as StatusUpdateEvent
     from rxloop.protocol.run_events import SubtaskEvent as SubtaskEvent
     from rxloop.protocol.run_events import TaskEvent as TaskEvent
-    from rxloop.protocol.run_events import ThinkingFailedEvent as ThinkingFailedEvent
     from rxloop.protocol.run_events import ToolsUnavailableEvent as ToolsUnavailableEvent
     from rxloop.protocol.settings import Limits as Limits
     from rxloop.protocol.settings import ModelSettings as ModelSettings
@@ -84,6 +83,7 @@ if TYPE_CHECKING:
     from rxloop.protocol.step_events import ThoughtStreamEvent as ThoughtStreamEvent
     from rxloop.protocol.step_events import ToolCallDeltaEvent as ToolCallDeltaEvent
     from rxloop.protocol.step_events import UsageEvent as UsageEvent
+    from rxloop.protocol.tool_events import ThinkingFailedEvent as ThinkingFailedEvent
     from rxloop.protocol.tool_events import ToolCompleteEvent as ToolCompleteEvent
     from rxloop.protocol.tool_events import ToolProgressEvent as ToolProgressEvent
     from rxloop.protocol.tool_events import ToolStartEvent as ToolStartEvent

@@ -32,6 +32,7 @@ from rxloop.protocol.events import (
     SubtaskEvent,
     TaskEvent,
     ThinkingFailedEvent,
+    ThinkingNotedEvent,
     ThoughtStreamEvent,
     ToolCompleteEvent,
     ToolProgressEvent,
@@ -131,6 +132,8 @@ def _describe_progress(event: Event) -> Text | None:
             )
         case MemoryNotedEvent():
             return Text(f"~ remembered: {to_one_line(event.text, WIDTH)}", "blue")
+        case ThinkingNotedEvent():
+            return Text(f"~ note: {to_one_line(event.note, WIDTH)}", "blue")
         case GoalsUpdatedEvent():
             return Text(f"~ goals: {to_one_line(event.describe(), WIDTH)}", "blue")
         case MemoryRecalledEvent():

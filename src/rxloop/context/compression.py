@@ -12,8 +12,8 @@ from typing import Any, cast
 import orjson
 
 from rxloop.context.layout import Block, find_problems, repair_messages, split_blocks
-from rxloop.pipeline.interfaces import Budget, Compressor, TokenCounter
-from rxloop.protocol.messages import Message
+from rxloop.pipeline.interfaces import Budget, Compressor, Growth, TokenCounter, Trigger
+from rxloop.protocol.messages import Message, Usage
 from rxloop.support.threads import call_user_function
 
 _DEFAULT_LOW = 0.6
@@ -163,6 +163,7 @@ class Compression:
             limit = min(limit, int((self._tokens + overhead) * _AFTER_REFUSAL))
             state = replace(state, limit=limit)
         self._state = state
+        self._low: float = getattr(compressor, "low", _DEFAULT_LOW)
         self._room = max(0, limit - overhead)
         high: float = getattr(compressor, "high", 1.0)
         limit: int | None = getattr(compressor, "max_messages", None)
@@ -173,6 +174,30 @@ class Compression:
     def fits(self) -> bool:
         """True if no compression is needed."""
         return not self._due and not self._full
+
+    def measure(self, since: int, usage: Usage, model: str) -> Growth:
+        """Return the growth of the history since an index.
+
+        Args:
+            since: Length of the history at that time.
+            usage: Usage of the run so far.
+            model: Name of the model.
+        """
+        new = self._history[since:]
+        return Growth(
+            calls=sum(message.role == "assistant" for message in new),
+            messages=len(new),
+            tokens=self._counter.count(new),
+            sent=self._tokens,
+            target=int(min(self._room, self._tokens) * self._low),
+            limit=self._room,
+            cached=usage.cached_tokens / usage.input_tokens if usage.input_tokens else 1.0,
+            model=model,
+        )
+
+    def require(self, growth: Growth, trigger: Trigger) -> None:
+        """Compress even if the messages fit, if a trigger decides so."""
+        self._due = self._due or trigger(growth)
 
     async def result(self, *, pinned: frozenset[int] = frozenset(), seconds: float | None = None) -> CompressionResult:
         """Run the compressor if necessary and validate the result.
@@ -185,7 +210,7 @@ class Compression:
         """
         if self.fits:
             return self.unchanged()
-        low: float = getattr(self._compressor, "low", _DEFAULT_LOW)
+        low = self._low
         max_messages: int | None = getattr(self._compressor, "max_messages", None)
         budget = Budget(
             tokens=self._room,
@@ -204,7 +229,7 @@ class Compression:
             if limit.expired():
                 return self._fail(f"{self._compressor!r} took more than {seconds:g} s")
             return self._fail(f"{type(error).__name__}: {error}")
-        return self._check_result(answer, pinned, time.perf_counter() - begin)
+        return self.check_result(answer, pinned, time.perf_counter() - begin)
 
     def unchanged(self, **fields: Any) -> CompressionResult:
         """Return a result without a compression."""
@@ -222,7 +247,7 @@ class Compression:
     def _fail(self, reason: str) -> CompressionResult:
         return self.unchanged(failed=reason)
 
-    def _check_result(self, result: object, pinned: frozenset[int], seconds: float) -> CompressionResult:
+    def check_result(self, result: object, pinned: frozenset[int], seconds: float) -> CompressionResult:
         """Check and repair a compressor's result."""
         try:
             view = _view(result, self._history)

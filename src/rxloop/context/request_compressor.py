@@ -11,7 +11,7 @@ from rxloop.context.compression import Compression, CompressionResult, Compressi
 from rxloop.context.token_estimator import TokenEstimator
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.host import get_host
-from rxloop.pipeline.interfaces import Compressor, TokenCounter
+from rxloop.pipeline.interfaces import Compressor, Growth, TokenCounter, Trigger
 from rxloop.pipeline.requests import ModelRequest, Signal
 from rxloop.protocol.events import ContextCompressedEvent, Event, ThinkingFailedEvent
 from rxloop.protocol.messages import Message
@@ -34,7 +34,7 @@ class RequestCompressor:
     Args:
         compressor: Selects the messages to keep.
         counter: Counts tokens. The default is an estimator that learns from the usage reported by providers.
-        every: Also compress after this number of model calls.
+        every: Also compress after this number of model calls, or when a trigger decides so.
         timeout: Time limit of the compressor in seconds.
         reserve: Tokens to keep free in each request.
 
@@ -46,7 +46,7 @@ class RequestCompressor:
         self,
         compressor: Compressor,
         counter: TokenCounter | None,
-        every: int | None,
+        every: int | Trigger | None,
         timeout: float,
         reserve: int = 0,
     ) -> None:
@@ -72,12 +72,13 @@ class RequestCompressor:
             counter.observe(raw, measured.input_tokens)
         return counter
 
-    def skips(self, request: ModelRequest) -> bool:
-        """Return True if the request's answer is in the log, or compression has failed too often."""
-        return (
-            request.step in get_host(request.ctx).earlier.messages
-            or request.ctx.state.thinking_failures >= MOST_FAILURES
-        )
+    def is_recorded(self, request: ModelRequest) -> bool:
+        """Return True if the request's answer is in the log."""
+        return request.step in get_host(request.ctx).earlier.messages
+
+    def has_failed(self, request: ModelRequest) -> bool:
+        """Return True if compression has failed too often in this run."""
+        return request.ctx.state.compression_failures >= MOST_FAILURES
 
     def load_state(self, request: ModelRequest) -> CompressionState | None:
         """Load the state of the last compression. Repeated calls return the same object until the next compression."""
@@ -92,19 +93,23 @@ class RequestCompressor:
 
     def compression(self, request: ModelRequest, counter: TokenCounter) -> Compression:
         """Prepare the compression of a request's history."""
-        return Compression(
+        state = self.load_state(request)
+        compression = Compression(
             self._compressor,
             request.messages,
             counter,
-            state=self.load_state(request),
+            state=state,
             overhead=self._overhead(request, counter),
             pressure=request.pressure,
-            every=self._every,
+            every=self._every if isinstance(self._every, int) else None,
         )
+        if self._every is not None and not isinstance(self._every, int):
+            compression.require(measure(compression, request, 0 if state is None else state.upto), self._every)
+        return compression
 
     async def cut(self, request: ModelRequest, compression: Compression) -> CompressionResult:
         """Compress a request's history."""
-        return await compression.result(pinned=_pinned(request), seconds=self._timeout)
+        return await compression.result(pinned=find_pinned(request), seconds=self._timeout)
 
     def make_request(self, request: ModelRequest, messages: Sequence[Message], counter: TokenCounter) -> ModelRequest:
         """Return the request with the given messages and an estimate of its tokens."""
@@ -168,7 +173,12 @@ def _make_events(request: ModelRequest, result: CompressionResult, **fields: Any
     return [event.model_copy(update={"seconds": result.seconds, **fields})]
 
 
-def _pinned(request: ModelRequest) -> frozenset[int]:
+def measure(compression: Compression, request: ModelRequest, since: int) -> Growth:
+    """Return the growth of a request since an index in the history."""
+    return compression.measure(since, request.ctx.state.usage, request.ctx.model.name)
+
+
+def find_pinned(request: ModelRequest) -> frozenset[int]:
     """Return indices of required messages: pinned messages and the run's question."""
     initial = request.ctx.state.initial_messages
     question = next((message for message in reversed(initial) if message.role == "user"), None)
@@ -188,10 +198,20 @@ def _check(compressor: Any, counter: Any, every: Any, timeout: Any) -> None:
         )
     if counter is not None and not callable(getattr(counter, "count", None)):
         raise ConfigurationError(f"counter must have a method count(messages, tools), got {counter!r}")
-    if every is not None and (not isinstance(every, int) or every < 1):
-        raise ConfigurationError(f"every must be an integer of at least 1, got {every!r}")
+    if every is not None:
+        check_trigger("every", every)
     if not _is_number(timeout) or not timeout > 0:
         raise ConfigurationError(f"timeout must be a positive number, got {timeout!r}")
+
+
+def check_trigger(name: str, trigger: object) -> None:
+    """Validate a number of model calls or a trigger.
+
+    Raises:
+        ConfigurationError: The value is neither a positive integer nor a function.
+    """
+    if not callable(trigger) and (not isinstance(trigger, int) or trigger < 1):
+        raise ConfigurationError(f"{name} must be an integer of at least 1, or a function, got {trigger!r}")
 
 
 def _is_number(value: object) -> bool:

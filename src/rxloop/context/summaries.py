@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator
-from reactivex import Observable
 
-from rxloop.context.compression import CompressionResult, CompressionState
-from rxloop.context.request_compressor import RequestCompressor
-from rxloop.errors import RxloopError
-from rxloop.pipeline.interfaces import Provider, TokenCounter
-from rxloop.pipeline.requests import ModelRequest, Signal
+from rxloop.context.compression import CompressionResult
+from rxloop.pipeline.interfaces import Budget, Provider, TokenCounter
+from rxloop.pipeline.requests import ModelRequest
 from rxloop.pipeline.thinking_result import ThinkingResult
-from rxloop.protocol.events import Event, ThinkingFailedEvent
 from rxloop.protocol.messages import Message, Usage, Wire
 from rxloop.protocol.settings import ModelSettings
 from rxloop.state.run_state import RunState
-from rxloop.stream.sources import Push, collect_answer, from_task
+from rxloop.stream.sources import collect_answer
 from rxloop.support.text import to_one_line
 
 _LINE = 200
@@ -156,23 +151,33 @@ path or an id; leave out what is over. Answer with one JSON object and nothing e
 goal is a text, the others are lists of short texts."""
 
 
-def question(task: str, before: str, left: Sequence[Message], limit: int) -> str:
+def question(task: str, before: str, left: Sequence[Message], limit: int, workspace: str = "") -> str:
     """Return the prompt for a thinking model.
 
     Args:
         task: The user's first message.
         before: Current summary.
         left: Messages to summarise, in order.
-        limit: Maximum number of characters for these messages. Longer text is truncated in the middle.
+        limit: Maximum number of characters for these messages, and for the workspace. Longer text is truncated in the
+            middle.
+        workspace: Text of the workspaces.
     """
-    text = "\n".join(_line(message) for message in left)
-    if len(text) > limit:
-        half = limit // 2
-        text = f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
-    return f"The task:\n{task[:2_000]}\n\nThe summary so far:\n{before or '(none)'}\n\nWhat leaves the view:\n{text}"
+    text = _shorten("\n".join(to_line(message) for message in left), limit)
+    shown = f"The workspace, which stays in view:\n{_shorten(workspace, limit)}\n\n" if workspace else ""
+    return (
+        f"The task:\n{task[:2_000]}\n\n{shown}The summary so far:\n{before or '(none)'}\n\n"
+        f"What leaves the view:\n{text}"
+    )
 
 
-def _line(message: Message) -> str:
+def _shorten(text: str, limit: int) -> str:
+    half = limit // 2
+    left_out = len(text) - 2 * half
+    return text if len(text) <= limit else f"{text[:half]}\n[... {left_out} characters left out ...]\n{text[-half:]}"
+
+
+def to_line(message: Message) -> str:
+    """Return the text and the calls of a message."""
     calls = "".join(f" [calls {call.name} {call.raw or call.arguments}]" for call in message.tool_calls)
     return f"{message.role}: {message.text_with_placeholders}{calls}"
 
@@ -183,113 +188,58 @@ _MAX_PROMPT_CHARS = 24_000
 _TITLE = "[Summary of the messages that are left out here:]\n"
 
 
-class SummaryPhase:
-    """Thinking phase that compresses requests and adds summaries of the removed messages."""
+class RejectedSummary(ValueError):
+    """Invalid answer of a thinking model, which was billed anyway."""
 
-    def __init__(
-        self, cutter: RequestCompressor, model: Provider | str | None, note: bool, summary_tokens: int, timeout: float
-    ) -> None:
-        self._cutter = cutter
+    def __init__(self, reason: str, used: Usage) -> None:
+        super().__init__(reason)
+        self.used = used
+
+
+class ModelSummary:
+    """Thinking by a model, which updates the summary of the removed messages.
+
+    Args:
+        model: Thinking model.
+        request: Request that was compressed.
+        before: Current summary.
+    """
+
+    def __init__(self, model: Provider, request: ModelRequest, before: str) -> None:
         self._model = model
-        self._note = note
-        self._summary_tokens = summary_tokens
-        self._timeout = timeout
+        self._request = request
+        self._before = before
 
-    def answer(self, request: ModelRequest) -> Observable[Signal] | ModelRequest:
-        """Return the request to send instead, or an observable of it."""
-        if self._cutter.skips(request):
-            return request
-        result = reflect(request.ctx.state)
-        if self._note and result.note():
-            request = request.replace(tail=(*request.tail, Message.user(result.note())))
-        counter = self._cutter.counter(request)
-        compression = self._cutter.compression(request, counter)
-        if compression.fits:
-            return self._request(request, compression.unchanged(), result, counter)
+    async def think(
+        self, history: Sequence[Message], workspace: str, results: Sequence[Message], budget: Budget
+    ) -> ThinkingResult:
+        """Return a summary that includes the messages removed in this cycle, see `Think`.
 
-        async def cut(push: Push[Any]) -> None:
-            compressed = await self._cutter.cut(request, compression)
-            fields: dict[str, Any] = {}
-            thinking = result
-            if compressed.cut and self._model is not None and not request.pressure:
-                compressed, summary, fields, failure = await self._add_model_summary(
-                    self._model, request, compressed, counter
-                )
-                thinking = _add_summary(result, summary)
-                if failure is not None:
-                    push(failure)
-            for event in self._cutter.events(request, compressed, **fields):
-                push(event)
-            used = fields.get("thinking", Usage())
-            push(self._request(request, compressed, replace(thinking, thinking_tokens=used), counter))
-
-        return from_task(cut, request.ctx, name="rxloop-thinking", shielded=True)
-
-    def _request(
-        self, request: ModelRequest, compressed: CompressionResult, result: ThinkingResult, counter: TokenCounter
-    ) -> ModelRequest:
-        thinking = replace(result, summary=compressed.state.summary, compressed_history=compressed.messages)
-        return self._cutter.make_request(request.replace(thinking=thinking), compressed.messages, counter)
-
-    async def _add_model_summary(
-        self, model: Provider | str, request: ModelRequest, compressed: CompressionResult, counter: TokenCounter
-    ) -> tuple[CompressionResult, Summary, dict[str, Any], Event | None]:
-        """Add a model's summary.
-
-        Returns:
-            The result, the summary or an empty one, event fields, and a failure or None.
+        Raises:
+            RejectedSummary: The answer of the model is invalid.
         """
-        used = Usage()
-        name = model if isinstance(model, str) else type(model).__name__
-        try:
-            provider = request.ctx.info.resolve_model(model)
-            name = provider.name
-            async with asyncio.timeout(self._timeout):
-                text, used = await self._ask(provider, request, compressed)
-            summary = Summary.read(text)
-            short = summary.text(lambda part: counter.count([Message.user(part)]) <= self._summary_tokens)
-            compressed = _with_summary(compressed, short, request, counter)
-            return compressed, summary, {"thinking_model": name, "thinking": used}, None
-        except TimeoutError:
-            reason = f"the thinking model {name} took more than {self._timeout:g} s"
-        except (RxloopError, ValueError) as error:
-            reason = str(error)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-        failure = ThinkingFailedEvent(
-            reason=reason, tokens_before=compressed.tokens_before, step=request.step, branch=request.branch
-        )
-        return compressed, Summary(), {"thinking_model": name, "thinking": used}, failure
-
-    async def _ask(self, model: Provider, request: ModelRequest, compressed: CompressionResult) -> tuple[str, Usage]:
-        """Request a model summary and return its text and usage."""
-        history = request.messages
-        before = self._cutter.load_state(request) or CompressionState()
-        dropped = set(compressed.state.omitted) - set(before.omitted)
         task = next((message.text for message in history if message.role == "user"), "")
-        prompt = question(task, before.summary, [history[index] for index in sorted(dropped)], _MAX_PROMPT_CHARS)
-        summarise = ModelRequest(
+        prompt = question(task, self._before, budget.dropped, _MAX_PROMPT_CHARS, workspace)
+        request = ModelRequest(
             system=(Message.system(ASK),),
             messages=[Message.user(prompt)],
-            settings=ModelSettings(max_tokens=2 * self._summary_tokens + 200),
-            step=f"{request.step}/thinking",
-            branch=request.branch,
-            ctx=request.ctx,
+            settings=ModelSettings(max_tokens=2 * budget.tokens + 200),
+            step=f"{self._request.step}/thinking",
+            branch=self._request.branch,
+            ctx=self._request.ctx,
         )
-        answer, used = await collect_answer(model.call(summarise))
-        return answer.content, used
+        answer, used = await collect_answer(self._model.call(request))
+        try:
+            summary = Summary.read(answer.content)
+        except ValueError as error:
+            raise RejectedSummary(str(error), used) from None
+        short = summary.text(lambda part: budget.count(Message.user(part)) <= budget.tokens)
+        return ThinkingResult(
+            summary=short, insights=tuple(summary.facts), next_actions=tuple(summary.next), thinking_tokens=used
+        )
 
 
-def _add_summary(result: ThinkingResult, summary: Summary) -> ThinkingResult:
-    """Add the facts and next steps of a summary to the result of the phase."""
-    return replace(
-        result,
-        insights=(*result.insights, *summary.facts),
-        next_actions=(*summary.next, *result.next_actions),
-    )
-
-
-def _with_summary(
+def insert_summary(
     compressed: CompressionResult, text: str, request: ModelRequest, counter: TokenCounter
 ) -> CompressionResult:
     """Insert a model summary before the facts.

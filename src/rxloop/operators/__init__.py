@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rxloop.operators.loop.call_model import call_model as call_model
     from rxloop.operators.loop.checkpoint import checkpoint as checkpoint
     from rxloop.operators.loop.compose import compose as compose
+    from rxloop.operators.loop.compress import adaptive as adaptive
     from rxloop.operators.loop.compress import compress as compress
     from rxloop.operators.loop.current_span import current_span as current_span
     from rxloop.operators.loop.goals import goals as goals
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from rxloop.operators.views.batch_progress import progress as progress
     from rxloop.operators.views.batch_progress import tally as tally
     from rxloop.operators.views.compare import compare as compare
+    from rxloop.operators.views.context_stats import ContextStats as ContextStats
+    from rxloop.operators.views.context_stats import context_stats as context_stats
     from rxloop.operators.views.cost import cost as cost
     from rxloop.operators.views.filters import for_task as for_task
     from rxloop.operators.views.filters import of_type as of_type

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import Draft as Draft
     from rxloop.pipeline.artifacts import RunArtifacts as RunArtifacts
     from rxloop.pipeline.interfaces import Budget as Budget
+    from rxloop.pipeline.interfaces import Growth as Growth
+    from rxloop.pipeline.interfaces import Think as Think
     from rxloop.pipeline.interfaces import TokenCounter as TokenCounter
+    from rxloop.pipeline.interfaces import Trigger as Trigger
     from rxloop.pipeline.interfaces import WorkspacePart as WorkspacePart
     from rxloop.pipeline.thinking_result import ThinkingResult as ThinkingResult
     from rxloop.support.tasks import Clock as Clock

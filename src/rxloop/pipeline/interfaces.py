@@ -12,6 +12,7 @@ from typing_extensions import TypeVar
 
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.pipeline.run_context import RunContext
+from rxloop.pipeline.thinking_result import ThinkingResult
 from rxloop.protocol.events import Event
 from rxloop.protocol.messages import Message
 
@@ -253,3 +254,47 @@ class Workspace(Protocol):
     def render(self) -> Rendered | Awaitable[Rendered]:
         """Return the current content as text or parts. Called before each model call. Sync code runs in a thread."""
         ...
+
+
+class Think(Protocol):
+    """Interface for custom thinking, called between the compressor and the request."""
+
+    def __call__(
+        self, history: Sequence[Message], workspace: str, results: Sequence[Message], budget: Budget, /
+    ) -> ThinkingResult | Awaitable[ThinkingResult]:
+        """Return a note, a summary of the removed messages, or the messages to send. Sync code runs in a thread.
+
+        Args:
+            history: Complete history, oldest first.
+            workspace: Text of the workspaces and goals in the request.
+            results: Tool results of the last iteration.
+            budget: `tokens` is the limit of the note and of the summary, each. `sent` contains the compressed messages,
+                and `dropped` the messages that were removed in this cycle.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """Growth of requests since the last compression or thinking, as input of a `Trigger`."""
+
+    calls: int
+    """Number of model calls."""
+    messages: int
+    """Number of new messages."""
+    tokens: int
+    """Tokens of the new messages."""
+    sent: int
+    """Tokens of all messages in the next request."""
+    target: int
+    """Tokens of these messages after a compression."""
+    limit: int
+    """Maximum tokens of these messages."""
+    cached: float
+    """Fraction of the run's input tokens that the provider read from its cache, or 1.0 if no usage was reported."""
+    model: str
+    """Name of the model."""
+
+
+Trigger = Callable[[Growth], bool]
+"""Function that decides whether a compression or thinking is due, such as `lambda since: since.tokens > 20_000`."""

@@ -13,3 +13,4 @@ if TYPE_CHECKING:
     from rxloop.protocol.events import protocol_schema as protocol_schema
     from rxloop.protocol.events import public_events as public_events
     from rxloop.protocol.step_events import SessionLink as SessionLink
+    from rxloop.protocol.tool_events import ThinkingNotedEvent as ThinkingNotedEvent

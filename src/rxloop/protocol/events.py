@@ -37,7 +37,6 @@ from rxloop.protocol.run_events import (
     StatusUpdateEvent,
     SubtaskEvent,
     TaskEvent,
-    ThinkingFailedEvent,
     ToolsUnavailableEvent,
 )
 from rxloop.protocol.run_events import QuestionEvent as QuestionEvent
@@ -64,6 +63,8 @@ from rxloop.protocol.tool_events import (
     MemoryForgottenEvent,
     MemoryNotedEvent,
     MemoryRecalledEvent,
+    ThinkingFailedEvent,
+    ThinkingNotedEvent,
     ToolCompleteEvent,
     ToolProgressEvent,
     ToolStartEvent,
@@ -88,6 +89,7 @@ AnyEvent = Annotated[
         MessageAddedEvent,
         CheckpointEvent,
         ContextCompressedEvent,
+        ThinkingNotedEvent,
         ThinkingFailedEvent,
         ToolsUnavailableEvent,
         InputRequiredEvent,

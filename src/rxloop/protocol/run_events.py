@@ -175,17 +175,6 @@ class ContextCompressedEvent(Event):
         return f"{self.tokens_before} to {self.tokens_after} tokens"
 
 
-class ThinkingFailedEvent(Event):
-    """Event published when the thinking phase fails. The request is sent without it."""
-
-    kind: Literal["thinking-failed"] = "thinking-failed"
-    marble = "q"
-    public_fields = ("tokens_before",)
-    public_parts = {"reason": lambda event: "the thinking phase failed"}
-    reason: str
-    tokens_before: int = 0
-
-
 class ToolsUnavailableEvent(Event):
     """Event published when a toolset fails on entry or while listing tools. Its tools are missing until it recovers."""
 

@@ -1,4 +1,4 @@
-"""Events of tool calls, memory and goals."""
+"""Events of tool calls, memory, goals and thinking."""
 
 from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 from typing_extensions import override
 
 from rxloop.protocol.envelope import Event, Timestamp
-from rxloop.protocol.messages import Media, Message, ToolCall, Wire
+from rxloop.protocol.messages import Media, Message, ToolCall, Usage, Wire
 from rxloop.protocol.model import is_empty, is_missing
 
 
@@ -249,3 +249,42 @@ class GoalsUpdatedEvent(Event):
     @override
     def describe(self) -> str:
         return ", ".join(f"{goal.title} ({goal.status})" for goal in self.goals if goal.parent is None)
+
+
+class ThinkingNotedEvent(Event):
+    """Event published when a thinking phase writes a note for the next requests."""
+
+    kind: Literal["thinking-noted"] = "thinking-noted"
+    marble = "T"
+    public_fields = ("note", "position", "thinking", "seconds", "published")
+    incidental_fields = ("thinking", "seconds")
+    note: str
+    position: int = 0
+    """Number of messages in the history."""
+    thinking: Usage = Field(default_factory=Usage, exclude_if=lambda usage: not usage.total_tokens)
+    """Tokens used by a thinking model. They are not part of the run's usage."""
+    seconds: float = 0.0
+    """Duration in seconds."""
+    published: bool = False
+    """True if clients receive the event."""
+
+    @property
+    def public(self) -> bool:
+        return self.published
+
+    @override
+    def describe(self) -> str:
+        return self.note
+
+
+class ThinkingFailedEvent(Event):
+    """Event published when a compression or a thinking phase fails. The request is sent without its result."""
+
+    kind: Literal["thinking-failed"] = "thinking-failed"
+    marble = "q"
+    public_fields = ("tokens_before", "thinking")
+    public_parts = {"reason": lambda event: "the thinking phase failed"}
+    reason: str
+    tokens_before: int = 0
+    thinking: bool = Field(default=False, exclude_if=is_empty)
+    """True if thinking failed, and False if the compression failed."""

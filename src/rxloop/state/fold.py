@@ -25,6 +25,7 @@ from rxloop.protocol.events import (
     SubtaskEvent,
     TaskEvent,
     ThinkingFailedEvent,
+    ThinkingNotedEvent,
     ThoughtStreamEvent,
     ToolCompleteEvent,
     ToolStartEvent,
@@ -262,12 +263,9 @@ def _fold_usage(state: RunState, event: UsageEvent) -> dict[str, Any]:
     return {"usage": state.usage + event.usage, "measured": measured}
 
 
-def _fold_compressed(state: RunState, event: ContextCompressedEvent) -> dict[str, Any]:
-    return {"compressed": event, "compression": state.compression.add(event)}
-
-
 def _fold_thinking_failed(state: RunState, event: ThinkingFailedEvent) -> dict[str, Any]:
-    return {"thinking_failures": state.thinking_failures + 1}
+    name = "thinking_failures" if event.thinking else "compression_failures"
+    return {name: getattr(state, name) + 1}
 
 
 def _fold_thought(state: RunState, event: ThoughtStreamEvent) -> dict[str, Any]:
@@ -290,7 +288,8 @@ _HANDLERS = EventTable[Handler](
         AuthRequiredEvent: add_question,
         InputReceivedEvent: add_answer,
         SubtaskEvent: add_subtask,
-        ContextCompressedEvent: _fold_compressed,
+        ContextCompressedEvent: lambda state, event: {"compressed": event, "compression": state.compression.add(event)},
+        ThinkingNotedEvent: lambda state, event: {"noted": event, "compression": state.compression.add(event)},
         ThinkingFailedEvent: _fold_thinking_failed,
         GoalsUpdatedEvent: lambda state, event: {"goals": tuple(event.goals)},
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from rxloop.protocol.events import (
 from rxloop.protocol.finish import is_filtered
 from rxloop.protocol.messages import Citation, ErrorInfo, Media, Message, ToolCall, Usage
 from rxloop.protocol.settings import Limits
-from rxloop.protocol.tool_events import Goal
+from rxloop.protocol.tool_events import Goal, ThinkingNotedEvent
 from rxloop.state.history import Batch, History, Ledger
 from rxloop.state.refused_media import RefusedMedia
 
@@ -39,16 +39,19 @@ class CompressionTotals:
     stable_tokens: int = 0
     """Number of unchanged leading tokens."""
     thinking: Usage = field(default_factory=Usage)
-    """Tokens used by the thinking model. They are not part of the run's usage."""
+    """Tokens used by thinking. They are not part of the run's usage."""
     seconds: float = 0.0
+    """Duration of all compressions and thinking in seconds."""
 
     @property
     def ratio(self) -> float:
         """Tokens after compression, relative to the tokens before."""
         return self.tokens_after / self.tokens_before if self.tokens_before else 1.0
 
-    def add(self, event: ContextCompressedEvent) -> CompressionTotals:
-        """Return the totals including one more compression."""
+    def add(self, event: ContextCompressedEvent | ThinkingNotedEvent) -> CompressionTotals:
+        """Return the totals including one more compression or note."""
+        if isinstance(event, ThinkingNotedEvent):
+            return replace(self, thinking=self.thinking + event.thinking, seconds=self.seconds + event.seconds)
         return CompressionTotals(
             count=self.count + 1,
             tokens_before=self.tokens_before + event.tokens_before,
@@ -153,6 +156,10 @@ class RunState:
     """Compression totals on all branches."""
     thinking_failures: int = 0
     """Number of failed thinking phases."""
+    compression_failures: int = 0
+    """Number of failed compressions."""
+    noted: ThinkingNotedEvent | None = None
+    """Newest note of a thinking phase."""
     last_command: int = 0
     """Number of the last applied command."""
     refused: RefusedMedia = field(default_factory=RefusedMedia)
@@ -222,6 +229,7 @@ class RunState:
             answers=main.answers,
             compression=main.compression,
             thinking_failures=main.thinking_failures,
+            compression_failures=main.compression_failures,
             last_command=main.last_command,
             goals=main.goals,
         )

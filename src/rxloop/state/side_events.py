@@ -20,6 +20,7 @@ from rxloop.protocol.events import (
     QuestionEvent,
     StatusUpdateEvent,
     SubtaskEvent,
+    ThinkingNotedEvent,
     ToolCompleteEvent,
     UsageEvent,
 )
@@ -44,7 +45,7 @@ def find_shared_changes(state: RunState, event: Event) -> dict[str, Any]:
         changes["usage"] = state.usage + event.usage
     if isinstance(event, LLMFailedEvent) and event.refused:
         changes["refused"] = state.refused.add(event.refused)
-    if isinstance(event, ContextCompressedEvent):
+    if isinstance(event, ContextCompressedEvent | ThinkingNotedEvent):
         changes["compression"] = state.compression.add(event)
     if isinstance(event, ContentCompleteEvent) and event.tool_calls:
         changes["calls"] = add_calls(state, event)

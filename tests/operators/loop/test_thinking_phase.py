@@ -146,7 +146,7 @@ async def test_rule_based_summary_is_sent_when_the_thinking_model_fails(answer: 
     assert len(reasons) == 3
     assert all(reason in each for each in reasons)
     reported = compressions(events)
-    assert len(reported) == 3
+    assert len(reported) > 3
     assert all("CR-1000-X" in event.summary for event in reported)
     await collect_run(ruled, op.thinking_phase(WINDOW))
     assert [each.messages[0] for each in model.requests] == [each.messages[0] for each in ruled.requests]

@@ -24,6 +24,7 @@ CALL = call("add", "a1", a=1, b=2)
 VIEWS: dict[str, Callable[[], View[Event, Any]]] = {
     "after": lambda: op.after("other/1.1.0"),
     "coalesce_deltas": op.coalesce_deltas,
+    "context_stats": lambda: reactivex.compose(op.context_stats(), rx.map(lambda stats: stats.usage)),
     "cost": lambda: op.cost({"scripted": Price(1, 1)}),
     "for_task": lambda: op.for_task("other"),
     "grammar": op.grammar,
@@ -49,6 +50,7 @@ IN_TESTS = {"compare", "record"}
 OF_BATCHES = {"progress", "tally"}
 """Views of the outcomes of a batch."""
 IN_THE_LOOP = {
+    "adaptive",
     "answer_requests",
     "at_end",
     "call_model",

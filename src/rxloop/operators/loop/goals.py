@@ -42,20 +42,21 @@ def goals(*initial: GoalChange) -> Operator[object]:
     first = change_goals((), initial)
     layers: WeakKeyDictionary[Any, tuple[tuple[Goal, ...], Message | None]] = WeakKeyDictionary()
 
-    def answer(request: ModelRequest) -> Observable[Signal]:
+    def answer(request: ModelRequest) -> Observable[Signal] | ModelRequest:
         current, host = request.ctx.state.goals, get_host(request.ctx)
-        added: list[Signal] = []
-        if current is None and first:
-            current = tuple(first)
-            added = [GoalsUpdatedEvent(goals=first, step=request.step, branch=request.branch)]
-        if current is None:
-            return emit(request)
+        if current is None and not first:
+            return request
+        added = (
+            () if current is not None else (GoalsUpdatedEvent(goals=first, step=request.step, branch=request.branch),)
+        )
+        current = tuple(first) if current is None else current
         layer = layers.get(host)
         if layer is None or layer[0] is not current:
             text = render_goals(current)
             message = mark_origin(Message.user(f"[Goals, as they are now]\n{text}"), "workspace") if text else None
             layer = layers[host] = current, message
-        return emit(*added, request if layer[1] is None else request.replace(tail=(*request.tail, layer[1])))
+        request = request if layer[1] is None else request.replace(tail=(*request.tail, layer[1]))
+        return emit(*added, request) if added else request
 
     operator = answer_requests(ModelRequest, answer)
     operator.__qualname__ = "goals"

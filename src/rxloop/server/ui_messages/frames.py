@@ -24,7 +24,9 @@ Chunk = dict[str, Any]
 """Chunk data, typed like `UIMessageChunk` in the `ai` package."""
 
 _ENVELOPE = frozenset(to for field in Event.model_fields.values() if (to := field.serialization_alias) is not None)
-_FORWARDED_KINDS = frozenset(("stage", "goals-updated", "context-compressed", "thinking-failed", "tools-unavailable"))
+_FORWARDED_KINDS = frozenset(
+    ("stage", "goals-updated", "context-compressed", "thinking-failed", "thinking-noted", "tools-unavailable")
+)
 """Other event kinds that are forwarded unchanged."""
 
 

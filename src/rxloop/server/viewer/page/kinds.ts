@@ -20,6 +20,7 @@ const TABLE: Record<string, [letter: string, family: Family, role: Role]> = {
   'memory-noted': ['M', 'thought', 'point'],
   'memory-recalled': ['H', 'thought', 'point'],
   'memory-forgotten': ['R', 'thought', 'point'],
+  'thinking-noted': ['T', 'thought', 'point'],
   'goals-updated': ['G', 'thought', 'point'],
   custom: ['z', 'run', 'point'],
   gap: ['j', 'failed', 'point'],

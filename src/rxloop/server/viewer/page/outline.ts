@@ -310,6 +310,7 @@ function summarize(event: Event): [name: string, label: string, flags: number, a
     case 'subtask': return [event.agentName, '', event.state === 'failed' ? FAILED : 0, 0, 0];
     case 'artifact-update': return [event.name ?? event.artifactId, '', 0, event.size ?? 0, 0];
     case 'memory-noted': return [event.noteKind ?? '', event.text, 0, 0, 0];
+    case 'thinking-noted': return ['', event.note ?? '', 0, 0, 0];
     case 'goals-updated': return ['', (event.goals ?? []).filter((goal: any) => !goal.parent).map((goal: any) => `${goal.title} (${goal.status ?? 'pending'})`).join(', '), 0, 0, 0];
     case 'custom': return [event.name ?? '', '', 0, 0, 0];
     default: return ['', '', 0, 0, 0];

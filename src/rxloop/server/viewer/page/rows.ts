@@ -105,7 +105,7 @@ class Builder {
       case 'input-received': return this.close(i, this.byStart.get(opens[i])) ?? container;
       case 'context-compressed': return this.compression(i, container);
       case 'thinking-failed':
-      case 'tools-unavailable': return this.point(i, 'failed', container, kind[i] === 'thinking-failed' ? 'compression failed' : `no tools of ${name[i]}`);
+      case 'tools-unavailable': return this.point(i, 'failed', container, kind[i] === 'thinking-failed' ? 'thinking or compression failed' : `no tools of ${name[i]}`);
       case 'message-added': return name[i] === 'steering' || name[i] === 'fork' ? this.point(i, 'you', container, 'message') : this.stepRow(i) ?? container;
       case 'artifact-update': return this.artifact(i, container);
       default: return this.stepRow(i) ?? (container.id <= seq[i] && time[i] >= 0 ? container : this.run!);
