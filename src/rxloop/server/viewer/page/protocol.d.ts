@@ -17,6 +17,7 @@ export type Event =
   | MessageAddedEvent
   | CheckpointEvent
   | ContextCompressedEvent
+  | ThinkingNotedEvent
   | ThinkingFailedEvent
   | ToolsUnavailableEvent
   | InputRequiredEvent
@@ -568,6 +569,28 @@ export interface ContextCompressedEvent {
     [k: string]: unknown;
   };
 }
+export interface ThinkingNotedEvent {
+  version: number;
+  kind: "thinking-noted";
+  contextId: string;
+  taskId: string;
+  seq: number;
+  sub: number;
+  attempt: number;
+  timestamp: string;
+  parentTaskId?: string | null;
+  agentPath?: string[];
+  step?: string | null;
+  branch?: string | null;
+  metadata?: {
+    [k: string]: unknown;
+  };
+  note: string;
+  position?: number;
+  thinking?: Usage;
+  seconds?: number;
+  published?: boolean;
+}
 export interface ThinkingFailedEvent {
   version: number;
   kind: "thinking-failed";
@@ -586,6 +609,7 @@ export interface ThinkingFailedEvent {
   };
   reason: string;
   tokensBefore?: number;
+  thinking?: boolean;
 }
 export interface ToolsUnavailableEvent {
   version: number;
