@@ -16,7 +16,7 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 
-from rxloop import Agent, MemoryEventLog, Runtime, ToolError, Usage, tool
+from rxloop import Agent, MemoryEventLog, Runtime, TaskEvent, ToolError, Usage, tool
 from rxloop.errors import EventLogError
 from rxloop.pipeline.records import RunRecord
 from rxloop.server import Principal, api, bearer, metrics
@@ -130,6 +130,15 @@ async def test_figures_describe_the_runtime_and_the_log() -> None:
     assert samples["rxloop_adopted_runs_total", none] == 0
     assert samples["rxloop_server_resources", frozenset({"requests"})] == 1
     assert ("rxloop_queue_jobs", none) not in samples
+
+
+async def test_all_unfinished_runs_are_counted() -> None:
+    log = MemoryEventLog()
+    for number in range(1_100):
+        task = TaskEvent(task_id=f"run{number}", seq=1, attempt=1, messages=[], model="m", agent_name="guide")
+        await log.append(task.task_id, [task], expected_seq=0)
+    samples = await read(metrics(make_runtime(log=log)))
+    assert samples["rxloop_runs", frozenset({"submitted"})] == 1_100
 
 
 async def test_adopted_runs_and_jobs_are_counted() -> None:

@@ -132,6 +132,10 @@ class EventLog(ABC):
             ConfigurationError: If `limit` is less than one.
         """
 
+    async def count_runs(self, state: State) -> int:
+        """Return the number of runs in a state. The default reads their records."""
+        return len(await self.list_runs(states=(state,)))
+
     @abstractmethod
     async def aclose(self) -> None:
         """Close files and connections. This method is idempotent."""

@@ -40,7 +40,7 @@ from rxloop.storage.postgres.reads import (
     read_snapshot,
     store_folds,
 )
-from rxloop.storage.postgres.rows import RUNS_PER_TRANSACTION, Batch, insert_command, remove_run, trim
+from rxloop.storage.postgres.rows import RUNS_PER_TRANSACTION, Batch, count_runs, insert_command, remove_run, trim
 from rxloop.storage.postgres.schema import migrate
 from rxloop.storage.rules import check_batch
 from rxloop.storage.tail import Page, Position, follow_events
@@ -210,6 +210,14 @@ class PostgresEventLog(EventLog):
         """
         criteria = RunFilter(**query)
         return await self._engine().run_read(lambda connection: read_records(connection, self._address, criteria))
+
+    async def count_runs(self, state: State) -> int:
+        """Return the number of runs in a state, implementing `EventLog.count_runs`.
+
+        Raises:
+            EventLogError: If the database read fails.
+        """
+        return await self._engine().run_read(lambda connection: count_runs(connection, self._address, state))
 
     async def acquire_lease(self, conversation: str, task_id: str, on_lost: Callable[[], None]) -> bool:
         """Acquire the conversation lease for a run, implementing `EventLog.acquire_lease`.

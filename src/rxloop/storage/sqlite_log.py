@@ -39,6 +39,7 @@ from rxloop.storage.sqlite.leases import Lease, list_orphaned
 from rxloop.storage.sqlite.reads import (
     Corrupt,
     StatusPage,
+    count_records,
     read_commands,
     read_conversation,
     read_page,
@@ -100,14 +101,11 @@ class SqliteEventLog(EventLog):
             raise ConfigurationError(f"corrupt must be 'refuse' or 'skip', got {corrupt!r}.")
         if not 0 < lease < inf:
             raise ConfigurationError(f"lease must be a positive number of seconds, got {lease!r}.")
-        self.accepts_empty_owner = True
-        self.keeps_deltas = keep_deltas
+        self.accepts_empty_owner, self.keeps_deltas, self.lease_seconds = True, keep_deltas, lease
         self._fsync: Fsync = fsync
         self._corrupt: Corrupt = corrupt
-        self.lease_seconds = lease
         self._artifacts: ArtifactStore | None = None
-        self._writer = Writer(self.path, fsync, lease)
-        self._file = OpenFile(self.path, fsync)
+        self._writer, self._file = Writer(self.path, fsync, lease), OpenFile(self.path, fsync)
         self._followers = Followers(self._file.check)
         self._followed: dict[asyncio.AbstractEventLoop, Tails] = {}
         self._reader = Worker(self._file.open, "rxloop-log-reader", self._followers.poll)
@@ -263,6 +261,10 @@ class SqliteEventLog(EventLog):
         if criteria.after is not None:
             await self.get_record(criteria.after)
         return await self._query(lambda connection: read_records(connection, criteria), [])
+
+    async def count_runs(self, state: State) -> int:
+        """Return the number of runs in a state, implementing `EventLog.count_runs`."""
+        return await self._query(lambda connection: count_records(connection, RunFilter(states=(state,))), 0)
 
     async def acquire_lease(self, conversation: str, task_id: str, on_lost: Callable[[], None]) -> bool:
         """Acquire the conversation lease for a run, implementing `EventLog.acquire_lease`.

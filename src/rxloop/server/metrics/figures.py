@@ -25,8 +25,8 @@ log = logging.getLogger("rxloop")
 
 _MAX_AGE, _TIMEOUT = 10.0, 2.0
 """Seconds for which figures of the log and the queue are kept, and maximum seconds to wait for them."""
-MAX_COUNT = 1_000
-"""Maximum number of runs that are counted for each state."""
+_MAX_SEARCHED = 1_000
+"""Maximum number of submitted runs from which the oldest due run is selected."""
 _STATES: tuple[State, ...] = ("submitted", "working", "input-required", "auth-required")
 
 
@@ -58,15 +58,13 @@ class RuntimeFigures(Collector):
             self._read_at = time.monotonic()
 
     async def _read(self) -> None:
-        runtime, list_runs = self._runtime, self._runtime.log.list_runs
-        self._oldest = None
+        runtime, event_log = self._runtime, self._runtime.log
         for state in _STATES:
-            records = await read_log(list_runs, states=(state,), limit=MAX_COUNT)
-            self._counts[state] = len(records)
-            if state == "submitted":
-                now = time.time()
-                due = (max(record.created / 1000, now + get_delay(record)) for record in records)
-                self._oldest = min(due, default=None)
+            self._counts[state] = await read_log(event_log.count_runs, state)
+        records = await read_log(event_log.list_runs, states=("submitted",), limit=_MAX_SEARCHED)
+        now = time.time()
+        due = (max(record.created / 1000, now + get_delay(record)) for record in records)
+        self._oldest = min(due, default=None)
         if runtime.queue is not None:
             self._jobs = await runtime.queue.waiting()
 
@@ -80,9 +78,7 @@ class RuntimeFigures(Collector):
         yield InfoMetricFamily("rxloop", "Version of rxloop", value={"version": _version.__version__})
         yield GaugeMetricFamily("rxloop_log_up", "1 if the log and the queue can be read", value=self._is_available)
         if self._is_available:
-            runs = GaugeMetricFamily(
-                "rxloop_runs", f"Unfinished runs in the log by state, at most {MAX_COUNT}", labels=["state"]
-            )
+            runs = GaugeMetricFamily("rxloop_runs", "Unfinished runs in the log by state", labels=["state"])
             for state, count in self._counts.items():
                 runs.add_metric([state], count)
             yield runs

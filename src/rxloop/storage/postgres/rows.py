@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from rxloop.errors import EventLogError
-from rxloop.pipeline.records import compute_state, find_last_end, get_conversation
+from rxloop.pipeline.records import FINISHED, compute_state, find_last_end, get_conversation
 from rxloop.protocol.commands import Command
 from rxloop.protocol.envelope import COMMAND_ID
 from rxloop.protocol.events import Event, State, TaskEvent, ends_attempt
@@ -350,3 +350,12 @@ async def _remove(connection: Connection, address: Address, runs: Sequence[int],
     if runs:
         for statement in (_DELETE_DELTAS,) if deltas_only else _DELETE_RUNS:
             await connection.execute(address.sql(statement), {"runs": to_array(runs)})
+
+
+async def count_runs(connection: Connection, address: Address, state: State) -> int:
+    """Return the number of runs in a state."""
+    # The partial index requires this exact condition.
+    condition = "" if state in FINISHED else " AND state NOT IN ('completed', 'failed')"
+    query = address.sql(f"SELECT count(*) FROM $s.runs WHERE state = %s{condition}")
+    row = await (await connection.execute(query, (state,))).fetchone()
+    return 0 if row is None else row[0]

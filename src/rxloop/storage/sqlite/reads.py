@@ -119,6 +119,13 @@ def read_records(connection: sqlite3.Connection, criteria: RunFilter) -> list[Ru
     return [to_record(row) for row in connection.execute(query, (*values, limit))]
 
 
+def count_records(connection: sqlite3.Connection, criteria: RunFilter) -> int:
+    """Return the number of matching records."""
+    where, values = _build_condition(criteria)
+    count: int = connection.execute(f"SELECT count(*) FROM runs WHERE {where}", values).fetchone()[0]
+    return count
+
+
 def _build_condition(criteria: RunFilter) -> tuple[str, list[Any]]:
     """Return the SQL condition for a filter, with its parameters."""
     where, values = ["1"], list[Any]()

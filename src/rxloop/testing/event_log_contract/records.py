@@ -60,6 +60,17 @@ async def list_runs_returns_pages(log: EventLog) -> None:
 
 
 @check(CHECKS)
+async def count_runs_returns_the_number_of_runs_in_a_state(log: EventLog) -> None:
+    """`count_runs` counts runs by their current state."""
+    assert_equal(await log.count_runs("working"), 0)
+    for name in ("a", "b", "c"):
+        await log.append(name, start_events(name), expected_seq=0)
+    await log.append("c", [end(3, task_id="c")], expected_seq=2)
+    await log.append("d", [task(task_id="d")], expected_seq=0)
+    assert_equal([await log.count_runs(state) for state in ("submitted", "working", "completed")], [1, 2, 1])
+
+
+@check(CHECKS)
 async def list_runs_returns_newest_runs_first(log: EventLog) -> None:
     """Check that new runs do not affect later pages."""
     for name in "abcde":
