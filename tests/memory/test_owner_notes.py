@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from rxloop import Agent, Event, EventLog, MemoryEventLog, Message, RunCancelled, RunError, SqliteEventLog, tool
+from rxloop import Agent, Event, EventLog, MemoryEventLog, Message, RunCancelled, RunError, SqliteEventLog, op, tool
 from rxloop.errors import EventLogError, RateLimited, UnknownRun
 from rxloop.memory import ImportedMessage, Memory
 from rxloop.testing import ScriptedModel, call, frames
@@ -350,6 +350,26 @@ async def test_forgotten_note_leaves_nothing_in_the_sqlite_file(tmp_path: Path) 
     assert SECRET.encode() not in read_files(tmp_path)
     await log.aclose()
     assert SECRET.encode() not in read_files(tmp_path)
+
+
+async def test_deleted_run_leaves_nothing_in_the_sqlite_file_and_in_runs_that_recalled_it(tmp_path: Path) -> None:
+    log = SqliteEventLog(tmp_path / "runs.db")
+    memory = Memory(log)
+    task_id = await chat(log, f"Harbour {SECRET}")
+    note = (await memory.notes("ann"))[0]
+    writer = call("write_note", text=f"Likes {SECRET}.", kind="fact", sources=[note.note_id])
+    await memory.reflect("ann", model=ScriptedModel(writer, "Done."))
+    model = ScriptedModel("Fine.")
+    agent = Agent(model, log=log, loop=op.standard(before_model=[op.recall(memory)]))
+    await agent.run("Harbour?", owner="ann")
+    assert f"Likes {SECRET}." in model.requests[0].tail[0].text
+    await log.delete(task_id)
+    assert await texts(memory) == ["Harbour?", "Fine."]
+    exported = [event.to_json() for record in await log.list_runs() for event in await log.read(record.task_id)]
+    await log.aclose()
+    assert SECRET.encode() not in b"".join(exported)
+    assert SECRET.encode() not in read_files(tmp_path)
+    assert not [each for each in find_strings(memory) if SECRET in each]
 
 
 def read_files(folder: Path) -> bytes:

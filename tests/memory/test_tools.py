@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rxloop import Agent, MemoryEventLog, RunContext, ToolCompleteEvent, op, tool
+from rxloop import Agent, MemoryEventLog, RunContext, SqliteEventLog, ToolCompleteEvent, op, tool
 from rxloop.memory import ImportedMessage, Memory, Note
 from rxloop.protocol.events import MemoryForgottenEvent, MemoryNotedEvent
 from rxloop.testing import ScriptedModel, call
@@ -102,6 +103,23 @@ async def test_agent_without_a_log_does_not_remember(memory: Memory) -> None:
     result = await Agent(model, tools=memory.tools()).run("Hi")
     assert "event log" in result.messages[-2].text
     assert not result.messages[-2].text.startswith("Remembered")
+
+
+async def test_agent_with_another_log_does_not_remember(memory: Memory) -> None:
+    model = ScriptedModel(call("remember", text="Likes tea."), "Done.")
+    result = await Agent(model, tools=memory.tools(), log=MemoryEventLog()).run("Hi")
+    assert "event log" in result.messages[-2].text
+
+
+async def test_agent_and_memory_may_open_the_same_file(tmp_path: Path) -> None:
+    log = SqliteEventLog(tmp_path / "runs.db")
+    memory = Memory(tmp_path / "runs.db")
+    inner = Agent(ScriptedModel(call("remember", text="Likes tea."), "Done."), name="inner", tools=memory.tools())
+    model = ScriptedModel(call("remember", text="Likes trains."), call("inner", prompt="Ask"), "Done.")
+    await Agent(model, tools=[*memory.tools(), inner.as_tool()], log=log).run("Hi", owner="ann")
+    assert [note.text for note in await facts(memory)] == ["Likes trains.", "Likes tea."]
+    await memory.aclose()
+    await log.aclose()
 
 
 async def test_tool_with_a_repeated_call_id_is_foreign(log: MemoryEventLog, memory: Memory) -> None:

@@ -14,12 +14,8 @@ from rxloop.errors import ConfigurationError, UnknownNote, UnknownRun
 from rxloop.memory.notes import MAX_TEXT, Note, make_event, make_note_id, make_run, to_milliseconds
 from rxloop.memory.owner_notes import OwnerNotes
 from rxloop.pipeline.event_log import EventLog
-from rxloop.protocol.events import (
-    Event,
-    MemoryForgottenEvent,
-    MemoryNotedEvent,
-    MemoryRecalledEvent,
-)
+from rxloop.pipeline.log_retry import read_log
+from rxloop.protocol.events import Event, MemoryForgottenEvent, MemoryNotedEvent, MemoryRecalledEvent
 from rxloop.protocol.ids import make_id, validate_id
 from rxloop.protocol.tool_events import NoteKind
 
@@ -27,6 +23,7 @@ if TYPE_CHECKING:
     from rxloop.agents.agent import Agent
     from rxloop.context.compressors import Embedder
     from rxloop.pipeline.interfaces import Provider, Tool
+    from rxloop.pipeline.run_context import RunContext
 
 _KINDS = [kind for kind in get_args(NoteKind) if kind != "episode"]
 """Kinds of notes that programs and tools add."""
@@ -143,6 +140,14 @@ class Memory:
         await self._store(owner, task_id, *noted, context_id=context_id)
         notes = await self.load(owner)
         return [note for each in noted if (note := notes.get(each.note_id)) is not None]
+
+    async def reads_run(self, ctx: RunContext[Any]) -> bool:
+        """Return True if the memory reads the log of a run."""
+        if ctx.log is None or ctx.log is self._log:
+            return ctx.log is not None
+        # Another object may have opened the same file.
+        await ctx.port.durable()
+        return bool(await read_log(self._log.list_runs, context_id=ctx.context_id, limit=1))
 
     async def check(self, owner: str | None, note: MemoryNotedEvent) -> None:
         """Check a note before it is published on the stream of a run.

@@ -85,6 +85,10 @@ def _clean(text: str) -> str:
 class NoteAccess(Protocol):
     """Methods of `Memory` that the tools call."""
 
+    async def reads_run(self, ctx: RunContext[Any]) -> bool:
+        """Return True if the memory reads the log of a run."""
+        ...
+
     async def check(self, owner: str | None, note: MemoryNotedEvent) -> None:
         """Check a note, see `Memory.check`."""
 
@@ -109,8 +113,8 @@ def make_tools(memory: NoteAccess) -> list[Tool]:
     ) -> str:
         """Remember something about the user or the task in future conversations."""
         check_branch(ctx)
-        if ctx.log is None:
-            raise ToolError("Nothing can be remembered, because the agent has no event log.")
+        if not await memory.reads_run(ctx):
+            raise ToolError("Nothing can be remembered: the agent must have the event log that the memory reads.")
         note = MemoryNotedEvent(
             note_id=make_note_id(ctx.idempotency_key),
             note_kind=kind,
