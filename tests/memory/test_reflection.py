@@ -194,10 +194,13 @@ async def test_runtime_runs_reflections_of_an_owner() -> None:
     memory = Memory(log)
     await chat(log, "One.")
     source = await message(memory, "One.")
-    agent = memory.reflection(ScriptedModel(write("A", source), "Done.", "Done."))
+    model = ScriptedModel(write("A", source), "Done.", "Done.")
+    agent = memory.reflection(model)
     async with Runtime({"reflection": agent}, log=log) as runtime:
         for _ in range(2):
             # `Periodic` starts runs in the same way.
             record = await runtime.start("reflection", "Summarise the new messages.", owner="ann")
             await runtime.follow(record.task_id)
+    assert all("Summarise" not in request.tail[0].text for request in model.requests)
+    assert "no new messages" in model.requests[-1].tail[0].text
     assert [note.text for note in await memory.notes("ann")] == ["One.", "Fine.", "A"]

@@ -15,7 +15,7 @@ _SATURATION, _LENGTH = 1.2, 0.6
 """Parameters k1 and b of BM25 (Robertson and Zaragoza, "The Probabilistic Relevance Framework", 2009)."""
 
 _NEIGHBOURS = (0.45, 0.35, 0.2, 0.1)
-"""Fraction of its score that a note adds to the notes at distances 1 to 4 in its conversation."""
+"""Fractions of a score that are added to neighbours in the conversation, at distances 1 to 4."""
 
 _COVERAGE = 0.8
 """Maximum increase of the score of a note that contains all words of the question."""
@@ -72,7 +72,7 @@ class _Entry:
 
 
 class NoteIndex:
-    """Index of the notes of an owner. Notes of a conversation are added in their order.
+    """Full-text index for the notes of an owner. Add notes of a conversation in order.
 
     The score of a note is its BM25 score for the words of the question and for words that the best notes have in
     common, increased by the scores of its neighbours in the conversation. Answers often do not repeat the words of a
@@ -83,7 +83,7 @@ class NoteIndex:
         self._entries: list[_Entry | None] = []
         self._postings: dict[str, _Postings] = {}
         self._conversations: dict[str, array[int]] = {}
-        """Numbers of the notes of each conversation, in ascending order."""
+        """Sorted note numbers by conversation."""
         self._authors: dict[str, int] = {}
         """Number of notes by author."""
         self._count = self._total_length = 0
@@ -201,7 +201,7 @@ class NoteIndex:
         entries = self._entries
         pairs: Iterable[tuple[int, int]]
         if extend:
-            # The newest notes are at the end.
+            # Newer notes have higher numbers, so keep the end.
             pairs = zip(postings.notes[-_MAX_POSTINGS:], postings.counts[-_MAX_POSTINGS:], strict=True)
         else:
             places = [(each, postings.find(each)) for each in scores]

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from rxloop.pipeline.run_context import RunContext
 
 _KINDS = [kind for kind in get_args(NoteKind) if kind != "episode"]
-"""Kinds of notes that programs and tools add."""
+"""Kinds that programs and tools can add."""
 
 _MAX_RECALLED = 100
-"""Maximum number of notes recalled for a user message."""
+"""Maximum number of notes in a recalled block."""
 
 _MAX_OWNERS = 100
-"""Maximum number of owners whose notes are in memory."""
+"""Maximum number of cached owners."""
 
 
 class ImportedMessage(NamedTuple):
@@ -47,9 +47,9 @@ class ImportedMessage(NamedTuple):
 class Memory:
     """Long-term memory of the owners of runs, computed from the runs in an event log.
 
-    Messages of earlier runs are notes of the kind `episode`. Programs and tools add facts, preferences and decisions.
-    All notes are events in the log: deleting a run deletes its notes, and there is no second store. Owners cannot see
-    the notes of each other. Runs without an owner share a memory.
+    Messages of earlier runs are notes of the kind `episode`. Programs, tools and reflections add facts, preferences and
+    decisions. All notes are events in the log, so deleting a run also deletes its notes. Each owner has a separate
+    memory, and runs without an owner share one.
 
     Example:
         >>> memory = Memory(log)
@@ -142,7 +142,7 @@ class Memory:
         return [note for each in noted if (note := notes.get(each.note_id)) is not None]
 
     async def reads_run(self, ctx: RunContext[Any]) -> bool:
-        """Return True if the memory reads the log of a run."""
+        """Return True if the run is stored in the log of this memory."""
         if ctx.log is None or ctx.log is self._log:
             return ctx.log is not None
         # Another object may have opened the same file.
@@ -150,7 +150,7 @@ class Memory:
         return bool(await read_log(self._log.list_runs, context_id=ctx.context_id, limit=1))
 
     async def check(self, owner: str | None, note: MemoryNotedEvent) -> None:
-        """Check a note before it is published on the stream of a run.
+        """Validate a note before publishing it.
 
         Raises:
             ConfigurationError: The text, kind, confidence or a source is invalid.
@@ -320,14 +320,13 @@ class Memory:
         return make_tools(self)
 
     def reflection(self, model: Provider | str, *, tokens: int = 8_000) -> Agent[Any]:
-        """Return an agent that summarises new messages of the owner of its run as facts, preferences and decisions.
+        """Create an agent that extracts facts, preferences and decisions from new messages.
 
-        Each run reads the oldest messages that no earlier run has summarised. Start runs with `Periodic` and `Runtime`,
-        or call `reflect`.
+        Each run summarises the oldest unsummarised messages of its owner. Schedule runs with `Periodic`, or call `reflect`.
 
         Args:
-            model: Model that writes the notes.
-            tokens: Maximum number of tokens of the messages and current notes in a request.
+            model: Provider or model string.
+            tokens: Token limit for messages and current notes in a request.
         """
         # Imported lazily, because most programs do not summarise.
         from rxloop.memory.reflection import make_agent
@@ -335,12 +334,12 @@ class Memory:
         return make_agent(self, model, self._log, tokens)
 
     async def reflect(self, owner: str | None, *, model: Provider | str, tokens: int = 8_000) -> list[Note]:
-        """Run `reflection` once, and return the new notes. The model is not called if there are no new messages.
+        """Summarise new messages with a model, which is not called if there are none. Return the resulting notes.
 
         Args:
-            owner: Owner of the messages and notes.
-            model: Model that writes the notes.
-            tokens: Maximum number of tokens of the messages and current notes in a request.
+            owner: Owner of the messages.
+            model: Provider or model string.
+            tokens: Token limit for messages and current notes in a request.
 
         Raises:
             RunError: The run failed. The next call reads the same messages.
@@ -359,7 +358,7 @@ class Memory:
         return [note for note in await self.notes(owner) if note.task_id == result.task_id]
 
     async def list_unsummarised(self, owner: str | None) -> tuple[list[Note], list[Note]]:
-        """Return the episodes that no reflection has read, and the other current notes, oldest first."""
+        """Return unsummarised episodes and all other current notes, oldest first."""
         current = await self.notes(owner)
         done = (await self.load(owner)).find_summarised()
         new = [note for note in current if note.kind == "episode" and note.note_id not in done]

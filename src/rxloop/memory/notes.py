@@ -1,4 +1,4 @@
-"""Notes, and their extraction from the events of a run."""
+"""Notes, and a fold that extracts them from events."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ AGENT = "memory"
 """Agent name and initiator of the runs that store notes and removals of the program."""
 
 _OWN_RESULT = re.compile("Remembered as [0-9a-f]{12}\\.|Forgotten\\.")
-"""Results of the tools of a memory, which contain no foreign text. Other tools may have the same names."""
+"""Results of our own tools, which never contain foreign text. MCP tools may have the same names."""
 
 _TRUST: dict[NoteOrigin, int] = {"foreign": 0, "model": 1, "user": 2, "program": 2}
 
@@ -78,7 +78,7 @@ class Note:
 
     @property
     def other_runs(self) -> set[str]:
-        """Ids of the runs that contain the sources, except the run of the note itself."""
+        """Ids of other runs that contain sources."""
         return {source.rpartition("/")[0] for source in self.sources} - {self.task_id}
 
     @property
@@ -120,7 +120,7 @@ class NoteFold:
         self._task_id = ""
 
     def add(self, events: Iterable[Event]) -> None:
-        """Add events of the run, in order."""
+        """Process the next events of the run."""
         for event in events:
             match event:
                 case ToolCompleteEvent():
@@ -159,7 +159,7 @@ class NoteFold:
             self._add_messages(event, event.messages, first=answers[-1] + 1 if answers else 0)
 
     def _add_message(self, event: Event) -> None:
-        # The answer of a reflection is not part of a conversation.
+        # Reflections are not conversations.
         if self.is_reflection:
             return
         if isinstance(event, MessageAddedEvent) and event.public:
@@ -214,7 +214,7 @@ class NoteFold:
 
 
 def removes(removal: MemoryForgottenEvent, note: Note) -> bool:
-    """Return True if a removal applies to a note."""
+    """Return True if the removal matches the note."""
     return (
         note.note_id in removal.note_ids
         or removal.run_id in (note.task_id, *note.other_runs)
@@ -228,7 +228,7 @@ def make_note_id(cursor: str, index: int = 0) -> str:
 
 
 def make_run(task_id: str, context_id: str, owner: str | None, timestamp: int, events: Iterable[Event]) -> list[Event]:
-    """Return the events of a finished run that stores notes and removals of the program."""
+    """Create the events of a finished run that stores notes and removals of the program."""
     task = TaskEvent(initiator=AGENT, messages=[], model="", agent_name=AGENT, owner=owner)
     end = StatusUpdateEvent(state="completed", final=True, content="")
     fields = {"task_id": task_id, "context_id": context_id, "attempt": 1, "timestamp": timestamp}

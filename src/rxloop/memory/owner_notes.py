@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("rxloop")
 
 _PERIOD = 0.5
-"""Increase of the score of notes from the time that the question mentions."""
+"""Score bonus for notes within the period mentioned by the question."""
 
 _FIRST_PAGE, _PAGE = 10, 100
 """Number of runs read from the list of runs at once: first, and if all of them are new."""
@@ -41,10 +41,10 @@ _ACTIVE: tuple[State, ...] = ("submitted", "working", *WAITING)
 """States of runs that may publish events."""
 
 _MAX_STOPPED = 20
-"""Number of the newest failed and canceled runs that are checked for new events."""
+"""Maximum number of failed and canceled runs checked for new events, newest first."""
 
 _CONCURRENT_READS = 20
-"""Number of runs that are read at the same time."""
+"""Maximum number of concurrent reads."""
 
 _CHECK_INTERVAL, _CHECK_SHARE = 60.0, 0.02
 """Minimum number of seconds between searches for deleted runs, and their maximum share of the time."""
@@ -57,12 +57,12 @@ class _Run:
     seq: int = 0
     """Last event in the fold."""
     note_ids: set[str] = field(default_factory=set[str])
-    """Notes of the run that were not removed."""
+    """Remaining notes of the run."""
     calls: RunCalls = field(default_factory=RunCalls)
 
 
 class OwnerNotes:
-    """Fold of the runs of an owner."""
+    """Incremental fold over all runs of an owner."""
 
     def __init__(self, log: EventLog, owner: str, embed: Embedder | None) -> None:
         """Create an empty fold. The empty owner has the runs without an owner."""
@@ -72,23 +72,23 @@ class OwnerNotes:
         self._lock: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open: set[str] = set()
-        """Runs that may continue."""
+        """Ids of runs that can publish further events."""
         self._foreign: dict[str, set[str]] = {}
-        """Runs with foreign text by conversation."""
+        """Ids of runs containing foreign text, by conversation."""
         self._notes: dict[str, Note] = {}
         self._numbers: dict[str, int] = {}
         """Numbers in the index by note id."""
         self._ids: dict[int, str] = {}
         self._replacements: dict[str, list[Note]] = {}
-        """Notes that replace a note, by its id."""
+        """Replacements by the id of the outdated note."""
         self.removals: list[tuple[str, MemoryForgottenEvent]] = []
         self._index = NoteIndex()
         self._derived: dict[str, set[str]] = {}
-        """Ids of the notes that are based on another run, by the id of this run."""
+        """Ids of derived notes by the id of the run with their sources."""
         self._unchecked: set[str] = set()
-        """Runs in this mapping that may not exist."""
+        """Ids of runs with sources whose existence must be checked."""
         self._obsolete: set[str] = set()
-        """Runs of the memory that contain notes about deleted runs."""
+        """Runs to delete, because they contain notes derived from deleted runs."""
         self._next_check = monotonic() + _CHECK_INTERVAL
 
     async def refresh(self) -> None:
@@ -144,7 +144,7 @@ class OwnerNotes:
         return True
 
     async def _delete_obsolete(self) -> None:
-        """Delete the runs of the memory that contain notes about deleted runs."""
+        """Delete runs that contain notes derived from deleted runs."""
         while self._obsolete:
             task_id = self._obsolete.pop()
             try:
@@ -152,7 +152,7 @@ class OwnerNotes:
             except UnknownRun:
                 pass
             except EventLogError as error:
-                # A later process deletes the run, because its notes have no source.
+                # The next process detects the missing source again and retries.
                 log.warning("Failed to delete the run %s with notes about a deleted run: %s", task_id, error)
                 continue
             self.drop_run(task_id)
@@ -216,7 +216,7 @@ class OwnerNotes:
             return
         run = self.runs.get(task_id)
         if events and events[0].seq > (1 if run is None else run.seq + 1):
-            # The run was removed while it was read.
+            # The run was deleted during the read.
             return
         if run is None:
             run = self.runs[task_id] = _Run(NoteFold(has_foreign_text=context_id in self._foreign), context_id)
@@ -232,7 +232,7 @@ class OwnerNotes:
         for note in run.fold.notes:
             self._add(note)
         if run.fold.is_reflection:
-            # The prompt is not part of a conversation.
+            # Prompts of reflections are not conversations.
             for note_id in [each for each in run.note_ids if self._notes[each].kind == "episode"]:
                 self._remove(self._notes[note_id])
         for removal in run.fold.removals:
@@ -273,7 +273,7 @@ class OwnerNotes:
                 del self._derived[task_id]
 
     def _drop_derived(self, task_id: str) -> None:
-        """Remove the notes that are based on a deleted run."""
+        """Remove the notes derived from a deleted run."""
         for note_id in [*self._derived.get(task_id, ())]:
             note = self._notes[note_id]
             run = self.runs[note.task_id]
@@ -284,7 +284,7 @@ class OwnerNotes:
     def drop_run(self, task_id: str) -> None:
         """Remove a deleted run with its notes. Removals in it no longer apply to notes that are added later."""
         self._drop_derived(task_id)
-        # The cache contains words of the notes.
+        # The stem cache may contain words of deleted notes.
         find_stem.cache_clear()
         run = self.runs.get(task_id)
         if run is None:
@@ -304,7 +304,7 @@ class OwnerNotes:
         return self._notes.get(note_id)
 
     def find_derived(self, source: str, *, own: bool = True) -> list[str]:
-        """Return the ids of the notes that are based on an event.
+        """Return the ids of the notes derived from an event.
 
         Args:
             source: Cursor of the event.
@@ -314,7 +314,7 @@ class OwnerNotes:
         return [note.note_id for note in notes if own or note.other_runs]
 
     def find_summarised(self) -> set[str]:
-        """Return the ids of the notes that completed runs have summarised."""
+        """Return the ids of notes summarised by completed reflections."""
         folds = [run.fold for run in self.runs.values() if run.fold.is_completed]
         return {note_id for fold in folds for note_id in fold.reflected}
 
@@ -346,11 +346,11 @@ class OwnerNotes:
         return max((note.added for note in self._notes.values()), default=0)
 
     def find_removed(self, removal: MemoryForgottenEvent) -> list[Note]:
-        """Return the notes that a removal removes."""
+        """Return the notes matched by a removal."""
         return [note for note in self._notes.values() if removes(removal, note)]
 
     def list_notes(self, until: int | None = None) -> list[Note]:
-        """Return the notes that were current at a time in milliseconds, oldest first. None is the present."""
+        """Return the notes that are current, or were current at a time in milliseconds, oldest first."""
         notes = [note for note in self._notes.values() if self._is_current(note, until)]
         return sorted(notes, key=lambda note: note.created)
 

@@ -34,7 +34,7 @@ def find_period(text: str, now: datetime) -> Period | None:
         try:
             return convert(match, now)
         except (ValueError, OverflowError):
-            # There is no 31 June.
+            # The date does not exist, for example 31 June.
             continue
     return None
 
@@ -69,7 +69,7 @@ def _relative(match: re.Match[str], now: datetime) -> Period:
         case "year":
             return _year(now.year + offset, now)
         case day:
-            # The day of this week or of the last one that is over.
+            # Choose the most recent past day of this week, or the one in the last week.
             back = (now.weekday() - _DAYS.index(day)) % 7
             return _day(now - timedelta(days=back or -7 * offset))
 

@@ -1,4 +1,4 @@
-"""Tools that give the model access to the memory of the owner of its run."""
+"""Tools with which models remember, search and forget notes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ORIGINS: dict[NoteOrigin, str] = {
 _HEADER = re.compile(r"[\[\],]+")
 _MAX_AUTHOR = 100
 _JOINERS = "\u200c\u200d"
-"""Invisible characters that emoji and the words of several languages require."""
+"""Invisible characters required by emoji and several writing systems."""
 
 
 def render_notes(notes: list[Note], *, ids: bool = False) -> str:
@@ -47,7 +47,11 @@ def render_notes(notes: list[Note], *, ids: bool = False) -> str:
 
 
 def render_block(notes: list[Note], tokens: int) -> tuple[str, list[Note]]:
-    """Return a block for model requests with the notes that fit into a number of tokens, and these notes."""
+    """Render as many notes as fit into a token limit.
+
+    Returns:
+        Block for model requests, and the rendered notes.
+    """
     lines, fitting = [_INTRODUCTION], list[Note]()
     remaining = 4 * tokens - len(_INTRODUCTION)
     for note in notes:
@@ -78,12 +82,12 @@ def make_line(text: str) -> str:
 
 
 def _clean(text: str) -> str:
-    """Return an id or a name without the characters that end the header of a note."""
+    """Remove characters from an id or a name that would end the header of a note."""
     return " ".join(_HEADER.sub(" ", make_line(text)).split())
 
 
 class NoteAccess(Protocol):
-    """Methods of `Memory` that the tools call."""
+    """Interface of `Memory` for its tools."""
 
     async def reads_run(self, ctx: RunContext[Any]) -> bool:
         """Return True if the memory reads the log of a run."""
@@ -102,14 +106,14 @@ class NoteAccess(Protocol):
 
 
 def make_tools(memory: NoteAccess) -> list[Tool]:
-    """Return the tools of a memory, see `Memory.tools`."""
+    """Create the tools, see `Memory.tools`."""
 
     @tool(idempotent=True)
     async def remember(
         ctx: RunContext[Any],
         text: Annotated[str, Field(description="One sentence that is understandable without the conversation.")],
         kind: Annotated[Literal["fact", "preference", "decision"], Field(description="Kind of the note.")] = "fact",
-        replaces: Annotated[str | None, Field(description="Id of the note that is outdated now.")] = None,
+        replaces: Annotated[str | None, Field(description="Id of the outdated note.")] = None,
     ) -> str:
         """Remember something about the user or the task in future conversations."""
         check_branch(ctx)

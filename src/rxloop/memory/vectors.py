@@ -1,4 +1,4 @@
-"""Search of notes by the meaning of their texts."""
+"""Semantic search with embedding vectors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class NoteVectors:
         self._vectors.pop(note_id, None)
 
     async def search(self, question: str, notes: dict[str, Note]) -> list[Note]:
-        """Return the notes whose meaning is most similar to a question, best first.
+        """Return semantically similar notes, best first.
 
         New notes are embedded first. If the function fails, a warning is logged and the result is empty.
 
@@ -58,14 +58,14 @@ class NoteVectors:
             question: Question or topic.
             notes: All notes of the owner by id, oldest first.
         """
-        # The newest notes are the most important ones, if there are too many for one search.
+        # Prefer new notes if one search cannot embed all of them.
         new = [note for note in reversed(notes.values()) if note.note_id not in self._vectors][:_MAX_NEW]
         try:
             signs, vector = (await self._encode([question]))[0]
             for start in range(0, len(new), _BATCH):
                 batch = new[start : start + _BATCH]
                 encoded = await self._encode([note.text for note in batch])
-                # Notes may have been removed in the meantime.
+                # Skip notes that were removed during the call.
                 self._vectors.update(
                     (note.note_id, each) for note, each in zip(batch, encoded, strict=True) if note.note_id in notes
                 )

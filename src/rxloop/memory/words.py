@@ -10,7 +10,7 @@ _UNSPACED = (
     r"\u0e01-\u0e3a\u0e40-\u0eff\u1000-\u109f\u1780-\u17d3\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
     r"\U00020000-\U0003ffff"
 )
-"""Letters and marks of languages that are written without spaces, such as Chinese, Japanese and Thai."""
+"""Characters of scripts without spaces between words, such as Chinese, Japanese and Thai."""
 
 _MARKS = r"\u0300-\u036f\u0591-\u05bd\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0900-\u0963\u0966-\u0dff"
 """Marks inside words, which are not letters for `re`: Latin, Hebrew, Arabic, and the scripts of India."""

@@ -232,7 +232,8 @@ async def test_each_branch_has_the_notes(log: MemoryEventLog, memory: Memory) ->
     await memory.add("ann", "The crate is red.")
     model = ScriptedModel(*["Red."] * 6)
     agent = make_agent(model, memory, log, tools=[], strategy=self_consistency(3))
-    await agent.run("Which crate?", owner="ann")
+    result = await agent.run("Which crate?", owner="ann")
+    assert len(await read_recalled(log, result.task_id)) == 1
     assert len(model.requests) >= 3
     assert all(len(find_blocks(request)) == 1 for request in model.requests if request.messages[-1].role == "user")
 

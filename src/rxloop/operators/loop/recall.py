@@ -100,7 +100,7 @@ async def _search(
     try:
         found = await memory.recall(info.owner, question, tokens=tokens, exclude_context=info.context_id)
     except EventLogError as error:
-        # The log of the memory may be another one than that of the run.
+        # The memory may read another log, which can fail independently of the run.
         log.warning("run %s: the request is sent without notes: %s", request.ctx.task_id, error)
         found = None
     if found is None:
