@@ -292,4 +292,4 @@ async def test_cost_of_an_iteration_is_constant_and_small() -> None:
     recalled = [await measure(True, count) for count in (20, 40, 60)]
     added = [one - other for one, other in zip(recalled, plain, strict=True)]
     assert added[2] - added[1] < 0.05 * (plain[2] - plain[1])
-    assert added[2] - added[1] < 1.1 * (added[1] - added[0])
+    assert added[2] - added[1] < 1.5 * (added[1] - added[0])
