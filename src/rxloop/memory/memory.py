@@ -322,7 +322,7 @@ class Memory:
     def reflection(self, model: Provider | str, *, tokens: int = 8_000) -> Agent[Any]:
         """Create an agent that extracts facts, preferences and decisions from new messages.
 
-        Each run summarises the oldest unsummarised messages of its owner. Schedule runs with `Periodic`, or call `reflect`.
+        Each run summarises the oldest unsummarised messages of its owner. Use `Periodic` or `reflect` to start runs.
 
         Args:
             model: Provider or model string.
