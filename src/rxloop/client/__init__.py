@@ -41,6 +41,7 @@ from rxloop.protocol.http_api.inspection import (
     SearchResults,
 )
 from rxloop.protocol.http_api.requests import RequestList, SentRequest
+from rxloop.protocol.ids import make_id
 from rxloop.protocol.messages import Message
 from rxloop.stream.stream import Stream
 from rxloop.support.http_environment import name_variables
@@ -138,9 +139,6 @@ class Client(Inspection, Findings):
             ApiError: If the request fails.
             ConfigurationError: If an argument is invalid.
         """
-        # Imported lazily because the import is slow and rarely needed.
-        import uuid6
-
         fields = {
             "input": _convert_input(input),
             "agent": agent,
@@ -151,7 +149,7 @@ class Client(Inspection, Findings):
             "metadata": metadata,
         }
         body = _make_body(StartRun, fields)
-        return await self._requests.post(RunInfo, "runs", body, query={"wait": wait}, key=key or str(uuid6.uuid7()))
+        return await self._requests.post(RunInfo, "runs", body, query={"wait": wait}, key=key or make_id())
 
     def follow(
         self,
@@ -347,6 +345,7 @@ class Client(Inspection, Findings):
         results: Mapping[str, Any] | None = None,
         model: str | None = None,
         settings: Mapping[str, Any] | None = None,
+        key: str | None = None,
     ) -> RunInfo:
         """Start a new run from a prefix of another one.
 
@@ -357,6 +356,7 @@ class Client(Inspection, Findings):
             results: Tool results, by call id or slot.
             model: Model for the new calls, one of `models` of the agent.
             settings: Model settings, as in `start`.
+            key: Idempotency key, as in `start`.
 
         Raises:
             ApiError: If the run, event or call does not exist, or the model or a setting is not allowed.
@@ -364,7 +364,7 @@ class Client(Inspection, Findings):
         converted = None if input is None else _convert_input(input)
         fields = {"at": at, "results": results, "input": converted, "model": model, "settings": settings}
         body = _make_body(ForkRun, fields)
-        return await self._requests.post(RunInfo, f"{make_run_path(task_id)}/fork", body)
+        return await self._requests.post(RunInfo, f"{make_run_path(task_id)}/fork", body, key=key or make_id())
 
     async def aclose(self) -> None:
         """Close the connections, except for a custom httpx client."""

@@ -11,9 +11,9 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, cast, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, PrivateAttr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, PrivateAttr, ValidationError
 from pydantic.alias_generators import to_camel
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticCustomError
 from typing_extensions import dataclass_transform
 
 if TYPE_CHECKING:
@@ -240,6 +240,16 @@ Until publication, an event belongs to one run. This run adds the step, branch, 
 hidden. Copying the event instead would more than double the cost of a token. Use this function for every change, and
 only before the event is published. Afterwards, use `model_copy(update=...)`.
 """
+
+
+def _reject_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise PydanticCustomError("bool_as_number", "Input should be a number, not true or false")
+    return value
+
+
+NOT_BOOL = BeforeValidator(_reject_bool)
+"""Validator of numbers from clients. By default, pydantic converts true to 1."""
 
 
 def is_missing(value: Any) -> bool:

@@ -46,6 +46,7 @@ class StartOptions(TypedDict, total=False):
 class ForkChanges(TypedDict, total=False):
     """Changes of `Runtime.fork`, as in `Agent.fork`."""
 
+    fork_id: str | None
     prompt: Prompt | None
     results: Mapping[str, Any] | None
     model: str | None

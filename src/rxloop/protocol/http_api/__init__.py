@@ -21,7 +21,7 @@ from rxloop.protocol.messages import (
     Usage,
     Wire,
 )
-from rxloop.protocol.model import is_empty, is_missing
+from rxloop.protocol.model import NOT_BOOL, is_empty, is_missing
 from rxloop.protocol.run_events import State
 from rxloop.protocol.settings import ReasoningEffort
 
@@ -103,10 +103,10 @@ class ToolSpec(Wire):
 class RunSettings(Wire):
     """Settings for model calls. The server decides which settings clients may use."""
 
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    seed: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2), NOT_BOOL] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1), NOT_BOOL] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), NOT_BOOL] | None = None
+    seed: Annotated[int, Field(ge=0, le=2**53), NOT_BOOL] | None = None
     stop: Annotated[list[_Name], Field(max_length=16)] | None = None
     reasoning_effort: ReasoningEffort | None = None
 
@@ -165,7 +165,7 @@ class CancelRun(Wire):
 class ForkRun(Wire):
     """Request to create a run that starts with a copy of another run's events."""
 
-    at: Annotated[int, Field(ge=1, le=2**53)]
+    at: Annotated[int, Field(ge=1, le=2**53), NOT_BOOL]
     """Last `seq` to copy."""
     input: Input | None = None
     """New message after the copied events. If `at` is 1, it replaces the prompt."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from rxloop.errors import ConfigurationError, InvalidEvent, InvalidInput, NotAsked, NotPermitted, RunOver
+from rxloop.errors import ConfigurationError, InvalidEvent, InvalidInput, NotAsked, NotPermitted, RunExists, RunOver
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import WAITING
@@ -21,6 +21,7 @@ from rxloop.run.ownership import read_open_questions
 from rxloop.server.core.caller_trace import find_trace_context
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Gateway, Principal
+from rxloop.server.core.runs import REQUEST, check_digest, digest_request, find_started_run
 
 log = logging.getLogger("rxloop")
 
@@ -152,30 +153,70 @@ async def fork_run(
     results: Mapping[str, Any] | None = None,
     model: str | None = None,
     settings: ModelSettings | None = None,
+    key: str | None = None,
+    request: bytes = b"",
 ) -> RunRecord:
-    """Fork a run. The principal must have access to the run.
+    """Fork a run, once per idempotency key. The principal must have access to the run.
 
     Without the scope `effects`, the fork is restricted; see `ForkOptions`. The caller checks that the principal may
     choose the model and the settings.
 
+    Args:
+        gateway: Gateway of the run.
+        principal: Client that forks the run.
+        record: Record of the run.
+        at: `seq` of the last event to copy.
+        prompt: See `ForkOptions`.
+        results: See `ForkOptions`.
+        model: Model of the fork.
+        settings: Model settings of the fork.
+        key: Idempotency key, as in `start_run`.
+        request: Content of the request, as in `start_run`.
+
     Raises:
         Refused: If the model cannot be used, the principal has too many active runs, or may not replace one of the
-            results, or the run has no such event or call.
+            results, or the run has no such event or call, or the key was used for a different request.
     """
+    digest = digest_request(b"%b %b" % (record.task_id.encode(), request))
+    earlier = await _find_fork(gateway, principal, record, key, digest)
+    if earlier is not None:
+        return earlier
     restricted = "effects" not in principal.scopes
     if model is not None:
         _check_model(gateway, record, model)
+    fork_id = None if key is None else gateway.runtime.derive_run_id(record.agent_name, key, principal.id or None)
     changes: dict[str, Any] = {"prompt": prompt, "results": results, "model": model, "settings": settings}
+    # A fork copies the metadata of the original run, including the digest of its request.
+    changes |= {"fork_id": fork_id, "metadata": {**find_trace_context(), REQUEST: digest}}
     async with gateway.reserve_run(principal):
         try:
-            metadata = dict(find_trace_context())
-            return await gateway.runtime.fork(record.task_id, at, restricted=restricted, metadata=metadata, **changes)
+            return await gateway.runtime.fork(record.task_id, at, restricted=restricted, **changes)
+        except RunExists:
+            # A concurrent request has used the key.
+            earlier = await _find_fork(gateway, principal, record, key, digest)
+            if earlier is None:
+                raise
+            return earlier
         except NotPermitted:
             message = "results of server tools require the scope `effects`; replace only results of client tools"
             raise Refused(403, "forbidden", message) from None
         except ConfigurationError:
             # Hide the original message, because it could contain names of internal calls.
             raise Refused(422, "invalid", "the event, or a call before it, does not exist") from None
+
+
+async def _find_fork(
+    gateway: Gateway, principal: Principal, record: RunRecord, key: str | None, digest: str
+) -> RunRecord | None:
+    """Return the run that an earlier request with the same key has created.
+
+    Raises:
+        Refused: If the key was used for a different request.
+    """
+    earlier = await find_started_run(gateway, principal, record.agent_name, key)
+    if earlier is not None:
+        check_digest(earlier, digest)
+    return earlier
 
 
 def _check_model(gateway: Gateway, record: RunRecord, model: str) -> None:

@@ -113,8 +113,8 @@ async def start_run(
         record = await start.submit()
     else:
         gateway.check_accepting()
-    if key is not None and record.metadata.get(REQUEST) != digest:
-        raise Refused(422, "key_used", "the key was used for a different request")
+    if key is not None:
+        check_digest(record, digest)
     return record
 
 
@@ -214,6 +214,16 @@ async def _find_message_run(gateway: Gateway, key: str, message: Message) -> tup
 def digest_request(request: bytes) -> str:
     """Return a request digest for the `REQUEST` metadata."""
     return sha256(request).hexdigest()
+
+
+def check_digest(record: RunRecord, digest: str) -> None:
+    """Check that a run with an idempotency key was created by the same request.
+
+    Raises:
+        Refused: If the key was used for a different request.
+    """
+    if record.metadata.get(REQUEST) != digest:
+        raise Refused(422, "key_used", "the key was used for a different request")
 
 
 def _rename_hidden_names(gateway: Gateway, agent: str, tools: ClientTools) -> ClientTools:

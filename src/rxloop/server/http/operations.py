@@ -222,6 +222,7 @@ async def fork(call: ApiCall[ForkRun, Query]) -> Response:
         raise Refused(422, "invalid", "clients may not choose this model", fields={"model": "not offered"})
     settings = _check_settings(body.settings, call.settings)
     changes: dict[str, Any] = {"prompt": prompt, "results": body.results, "model": body.model, "settings": settings}
+    changes |= {"key": read_idempotency_key(call.request), "request": body.model_dump_json().encode()}
     forked = await fork_run(call.gateway, call.principal, record, body.at, **changes)
     return write_json(await make_info(call, forked), 202, {"location": call.path("runs", forked.task_id)})
 
