@@ -34,7 +34,6 @@ _CALLS_SHARE = 0.25
 
 _MAX_PAUSE = 60.0
 """Maximum seconds between retries of a failing run."""
-
 _CANCEL_INTERVAL = 5.0
 """Seconds to wait before cancelling a task again."""
 _LOST_AFTER = 20.0
@@ -53,8 +52,6 @@ _MAX_SEARCHED_RUNS = 5_000
 _MAX_FAILING_RUNS = 10
 """Number of failing runs tolerated per concurrency slot before new jobs have to wait."""
 
-_ADOPTED_AT_ONCE = 10
-"""Number of orphaned runs that are scheduled before other tasks of the event loop run."""
 _DEFAULT_CONCURRENCY = 32
 """Default concurrency when serving a queue."""
 
@@ -286,10 +283,9 @@ class RunExecutor:
         all_states = await self._is_time_to_search()
         due, last = await self._find_due(all_states)
         unqueued: list[RunRecord] = []
-        for number, record in enumerate(due, start=1):
-            if number % _ADOPTED_AT_ONCE == 0:
-                # Starting a thousand runs in one iteration would block the event loop for a second.
-                await asyncio.sleep(0)
+        for record in due:
+            # Starting a thousand runs in one iteration would block the event loop for a second.
+            await asyncio.sleep(0)
             if not self._foreign_runs.can_execute(record):
                 continue
             if self._queue is not None and record.state == "submitted":
