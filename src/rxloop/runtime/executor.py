@@ -45,7 +45,6 @@ _SEARCH_INTERVAL, _SLOW_SEARCH_INTERVAL = 10.0, 60.0
 _ENOUGH_JOBS = 200
 """Number of jobs considered enough to keep workers busy. Also the maximum number enqueued per search, because most
 weren't lost."""
-
 _MAX_SEARCHED_RUNS = 5_000
 """Number of runs to search if most of the first ones are scheduled for later or foreign."""
 
