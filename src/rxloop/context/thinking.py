@@ -49,11 +49,11 @@ class ThinkingPhase:
     model: Provider | str | None
     """Model that writes summaries."""
     due: int | Trigger
-    """Number of model calls between two calls of `think`, or a trigger."""
+    """Number of model calls before `think` is called again, or a trigger."""
     note: bool
     publish: bool
     tokens: int
-    """Maximum tokens of a note and of a summary."""
+    """Token limit of notes and summaries."""
     timeout: float
     """Time limit of thinking in seconds."""
 
@@ -150,7 +150,7 @@ class ThinkingPhase:
         return replace(cycle, events=(*cycle.events, failure), thinking=fields)
 
     def _check(self, cycle: _Cycle, result: object) -> tuple[CompressionResult, ThinkingResult]:
-        """Check the result of `think`, and apply its messages and its summary.
+        """Validate the result of `think` and apply it.
 
         Raises:
             ValueError: The result is invalid or too large.

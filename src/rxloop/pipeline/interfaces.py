@@ -297,4 +297,6 @@ class Growth:
 
 
 Trigger = Callable[[Growth], bool]
-"""Function that decides whether a compression or thinking is due, such as `lambda since: since.tokens > 20_000`."""
+"""Function that decides whether a compression or thinking is due, such as `lambda since: since.tokens > 20_000`.
+
+It is called before each model call. If it raises an error, the run fails."""

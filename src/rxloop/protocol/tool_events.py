@@ -200,7 +200,7 @@ class Goal(Wire):
     parent: str | None = Field(default=None, exclude_if=is_empty)
     """Id of the goal that includes this goal, or None."""
     depends_on: list[str] = Field(default_factory=list[str], exclude_if=is_empty)
-    """Ids of the goals that must be done first."""
+    """Ids of goals to achieve first."""
 
     @property
     def closed(self) -> bool:

@@ -1,4 +1,4 @@
-"""Goals of a run, edited by the model and the program."""
+"""Editing and rendering of goals."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Required
 
 from pydantic import Field, ValidationError
+from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict
 
 from rxloop.errors import ConfigurationError, ToolError
@@ -16,20 +17,22 @@ from rxloop.support.text import to_one_line
 from rxloop.tools.function import tool
 
 _WIDTH = 300
-"""Maximum length of a title in characters, as in `Goal`."""
+"""Maximum title length in characters."""
 
 
 _Id = Annotated[str, Field(coerce_numbers_to_str=True)]
+_Null = SkipJsonSchema[None]
+"""Models send null for omitted arguments, even if the schema does not mention it."""
 
 
 class GoalChange(TypedDict, total=False):
     """New goal, or changes to the goal with this id. Omitted fields stay unchanged."""
 
-    id: Required[Annotated[_Id, Field(description="Short name without spaces, such as `tests`.")]]
-    title: Annotated[str | None, Field(description="Result to achieve. Required for a new goal.")]
-    status: GoalStatus | None
-    parent: Annotated[_Id | None, Field(description="Id of the goal that includes this goal. Empty for none.")]
-    depends_on: Annotated[list[_Id] | None, Field(description="Ids of the goals that must be done first.")]
+    id: Required[Annotated[_Id, Field(description="Short id, such as `tests`.")]]
+    title: Annotated[str | _Null, Field(description="Result to achieve. Required for a new goal.")]
+    status: GoalStatus | _Null
+    parent: Annotated[_Id | _Null, Field(description="Id of the goal that includes this goal. Empty for none.")]
+    depends_on: Annotated[list[_Id] | _Null, Field(description="Ids of goals to achieve first.")]
 
 
 def change_goals(goals: Sequence[Goal], changes: Sequence[GoalChange]) -> list[Goal]:
@@ -49,7 +52,6 @@ def change_goals(goals: Sequence[Goal], changes: Sequence[GoalChange]) -> list[G
     if all(goal.closed for goal in goals) and changed.keys().isdisjoint(change["id"] for change in changes):
         changed = {}
     for change in changes:
-        # Models send null for omitted arguments.
         fields: dict[str, Any] = {name: value for name, value in change.items() if value is not None}
         name, known = change["id"], changed.get(change["id"])
         if "parent" in fields:
@@ -69,7 +71,7 @@ def change_goals(goals: Sequence[Goal], changes: Sequence[GoalChange]) -> list[G
 
 
 def update_goals(ctx: RunContext[Any], *changes: GoalChange) -> tuple[Goal, ...]:
-    """Add or change goals of a run, and publish a `goals-updated` event.
+    """Add or change goals of a run. Publishes a `goals-updated` event if they differ.
 
     Args:
         ctx: Context of a tool or an operator.

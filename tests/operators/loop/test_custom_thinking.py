@@ -16,6 +16,7 @@ from rxloop import (
     MemoryEventLog,
     Message,
     RunCancelled,
+    RunError,
     SlidingWindowCompressor,
     ThinkingFailedEvent,
     Usage,
@@ -121,6 +122,17 @@ async def test_think_is_called_when_a_trigger_decides_so(trigger: Any, cycles: l
     model = ScriptedModel(*look_calls(7), "Done.")
     events = await collect_run(model, op.thinking_phase(LARGE, think=Thinker().think, think_every=trigger))
     assert [event.position for event in noted(events)] == cycles
+
+
+@pytest.mark.parametrize("option", ["every", "think_every"])
+async def test_run_fails_when_a_trigger_raises_an_error(option: str) -> None:
+    def trigger(since: Growth) -> bool:
+        raise LookupError("no such limit")
+
+    options: dict[str, Any] = {option: trigger}
+    phase = op.thinking_phase(LARGE, think=Thinker().think, **options)
+    with pytest.raises(RunError, match="no such limit"):
+        await Agent(ScriptedModel("Done."), loop=op.standard(before_model=[phase])).run("Find the crate.")
 
 
 async def test_summary_replaces_the_removed_messages() -> None:

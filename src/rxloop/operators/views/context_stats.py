@@ -25,7 +25,7 @@ class ContextStats:
     """Effect and cost of the compression and thinking of a run."""
 
     compression: CompressionTotals = field(default_factory=CompressionTotals)
-    """Number of compressions, their tokens before and after, their duration, and the usage of thinking."""
+    """Compression totals, including the usage of thinking."""
     notes: int = 0
     """Number of `thinking-noted` events."""
     failures: int = 0
@@ -33,21 +33,21 @@ class ContextStats:
     usage: Usage = field(default_factory=Usage)
     """Usage of the run, including nested runs, without thinking."""
     dollars: float = 0.0
-    """Cost of all model calls with a known price in US dollars, without the tokens that a custom `think` reports."""
+    """Cost of model calls with a known price in US dollars. Tokens reported by a custom `think` are excluded."""
     errors: int = 0
     """Number of failed tool calls."""
     recovered_errors: int = 0
     """Number of failed tool calls whose tool succeeded later."""
     values: int = 0
-    """Number of different ids, paths, numbers and names in the messages that are omitted from requests."""
+    """Number of distinct values (ids, paths, numbers and names) in messages that requests omit."""
     lost_values: int = 0
-    """Number of these values that are missing in the newest compressed request."""
+    """Number of these values that are missing from the newest compressed request."""
     repeated_calls: int = 0
-    """Number of calls that the model repeated with the same arguments after the first call was omitted."""
+    """Number of calls repeated with the same arguments after an earlier call was omitted."""
 
     @property
     def retained(self) -> float:
-        """Fraction of the values in omitted messages that the model still sees, from 0 to 1."""
+        """Fraction of these values that is still visible to the model, from 0 to 1."""
         return 1 - self.lost_values / self.values if self.values else 1.0
 
     @property
@@ -102,7 +102,7 @@ class _Figures:
         self._counts = Counter[str]()
         """Fields of `ContextStats`."""
         self._errors = Counter[str]()
-        """Failed calls by tool that did not succeed later."""
+        """Failed calls since the last success, by tool name."""
         self._omitted_calls: set[str] = set()
 
     def make_stats(self) -> ContextStats:
@@ -135,7 +135,7 @@ class _Figures:
         return not isinstance(event, ToolCompleteEvent)
 
     def _count_values(self, event: ContextCompressedEvent) -> None:
-        """Search the values of the omitted messages in the messages that are sent."""
+        """Count values that occur in omitted messages, and those missing from the remaining messages."""
         # Imported here because runs without compression do not need the compressors.
         from rxloop.context.compression import CompressionState
         from rxloop.context.facts import extract_facts
