@@ -13,6 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rxloop import Agent, EventLog, MemoryEventLog, Runtime
 from rxloop.cli.commands.view import create_viewer
 from rxloop.cli.service.adapters import create_adapters, create_application
+from rxloop.protocol.events import CustomEvent, Event, TaskEvent
+from rxloop.protocol.messages import Message as LogMessage
 from rxloop.testing import ScriptedModel
 from support.api_server import serve_app
 from support.browser import expect, until
@@ -20,7 +22,7 @@ from support.viewer_pages import find_filter, find_inspector, find_rows, make_gu
 from support.viewer_runs import HOSTILE, record_hostile_run, store_long_run
 
 if TYPE_CHECKING:
-    from playwright.async_api import Page
+    from playwright.async_api import Page, Route
 
 pytestmark = [pytest.mark.service("chromium"), pytest.mark.asyncio(loop_scope="module")]
 
@@ -334,3 +336,43 @@ async def test_page_asks_for_the_key_of_the_server(page: Page, weather: tuple[Ev
         await page.get_by_role("button", name="Open").click()
         await expect(page.get_by_role("heading", name="No run yet")).to_be_visible()
         await page.goto("about:blank")
+
+
+async def test_late_response_does_not_replace_the_run_that_was_opened_later(
+    page: Page, weather: tuple[EventLog, str]
+) -> None:
+    log, first = weather
+    agent = Agent(ScriptedModel("Fine."), name="clerk", log=log)
+    second = (await agent.run("How are you?")).task_id
+    held: list[Route] = []
+    is_held = asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        held.append(route)
+        is_held.set()
+
+    async with serve_view(log) as url:
+        await page.route(f"**/runs/{first}", hold)
+        await page.goto(f"{url}#/r/{first}")
+        await is_held.wait()
+        await page.evaluate(f"location.hash = '#/r/{second}'")
+        await expect(find_inspector(page).get_by_text(second)).to_be_visible()
+        async with page.expect_response(f"**/runs/{first}"):
+            await held[0].continue_()
+        await page.evaluate("new Promise(done => setTimeout(done))")
+        await expect(find_inspector(page).get_by_text(second)).to_be_visible()
+        await expect(find_inspector(page).get_by_text("clerk").first).to_be_visible()
+
+
+async def test_large_events_are_loaded_in_several_responses(page: Page) -> None:
+    log = MemoryEventLog()
+    envelope: dict[str, Any] = {"task_id": "large", "context_id": "large", "attempt": 1}
+    events: list[Event] = [
+        TaskEvent(seq=1, messages=[LogMessage.user("Large")], model="m", agent_name="clerk", **envelope),
+        *(CustomEvent(seq=seq, name="note", data=f"{seq} {'x' * 5_000_000}", **envelope) for seq in range(2, 6)),
+    ]
+    await log.append("large", events, expected_seq=0)
+    async with serve_view(log) as url:
+        await page.goto(f"{url}#/r/large?at=1.5.0")
+        await expect(find_inspector(page).get_by_text(re.compile("5 xxx")).first).to_be_visible()
+        await expect(find_inspector(page).get_by_text("This event is hidden")).to_have_count(0)

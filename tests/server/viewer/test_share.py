@@ -180,5 +180,8 @@ async def test_dialog_downloads_the_chosen_file(page: Page, weather: tuple[Event
         await expect(dialog.get_by_role("button", name="Download")).to_be_disabled()
         await page.keyboard.press("Escape")
         await expect(dialog).to_be_hidden()
+        # The key closes the dialog only.
+        await expect(find_inspector(page)).to_be_visible()
+        await expect(page.get_by_role("button", name="Share")).to_be_focused()
         await page.set_viewport_size({"width": 390, "height": 844})
         assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")

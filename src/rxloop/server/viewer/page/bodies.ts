@@ -2,13 +2,16 @@
 
 import { effect, signal } from '@preact/signals';
 import type { ApiError } from './api.ts';
-import type { Event, EventOf } from './outline.ts';
+import { HIDDEN_KIND } from './kinds.ts';
+import type { Event, EventOf, Outline } from './outline.ts';
 import { api, model, selected, toApiError } from './store.ts';
 
 const bodies = new Map<number, Event | null>();
 export const bodiesRevision = signal(0);
 export const bodyFailure = signal<ApiError | null>(null);
 const BLOCK = 20;
+/** More than any view displays at once. */
+const MAX_BODIES = 4_000;
 const requested = new Set<string>();
 
 /** Return the body of an event, or undefined while it is fetched. Null means that this reader may not receive it. */
@@ -33,17 +36,30 @@ async function fetchBodies(seq: number): Promise<void> {
   if (requested.has(key)) return;
   requested.add(key);
   try {
-    const events = await api.events(taskId, from, to);
-    if (model.peek().taskId !== taskId) return;
-    for (let each = from; each <= to; each++) if (!bodies.has(each)) bodies.set(each, null);
-    for (const event of events) bodies.set(event.seq, event);
-    bodyFailure.value = null;
-    bodiesRevision.value++;
+    // The server ends a range early if its events are large.
+    for (let first = from; first <= to; ) {
+      const events = await api.events(taskId, first, to);
+      if (model.peek().taskId !== taskId) return;
+      const last = events.at(-1)?.seq ?? to;
+      const end = hasMore(outline, last, to) ? last : to;
+      for (let each = first; each <= end; each++) bodies.set(each, null);
+      for (const event of events) bodies.set(event.seq, event);
+      first = end + 1;
+      bodyFailure.value = null;
+      bodiesRevision.value++;
+    }
+    for (const old of [...bodies.keys()].slice(0, Math.max(bodies.size - MAX_BODIES, 0))) bodies.delete(old);
   } catch (error) {
-    bodyFailure.value = toApiError(error);
+    if (model.peek().taskId === taskId) bodyFailure.value = toApiError(error);
   } finally {
     requested.delete(key);
   }
+}
+
+/** True if this reader may receive an event after `last`. */
+function hasMore(outline: Outline, last: number, to: number): boolean {
+  for (let i = outline.find(last) + 1; i > 0 && i < outline.size && outline.seq[i] <= to; i++) if (outline.kind[i] !== HIDDEN_KIND) return true;
+  return false;
 }
 
 effect(() => {

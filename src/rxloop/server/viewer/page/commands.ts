@@ -71,7 +71,9 @@ export function toggleTheme(): void {
 }
 
 export function copyLink(): void {
-  void navigator.clipboard?.writeText(location.href);
+  // Browsers refuse the clipboard to pages without encryption, except on this machine.
+  const copied = navigator.clipboard?.writeText(location.href) ?? Promise.reject(new Error('no clipboard'));
+  copied.then(() => { announcement.value = 'Link copied'; }, () => { announcement.value = 'The link could not be copied'; });
 }
 
 function close(): void {

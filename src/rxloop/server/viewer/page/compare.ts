@@ -40,6 +40,8 @@ let stop = new AbortController();
 export function openComparison(a: string, b: string): () => void {
   stop.abort();
   stop = new AbortController();
+  clearTimeout(timer);
+  timer = 0;
   const { signal: aborted } = stop;
   batch(() => {
     sides.value = [makeSide(a), makeSide(b)];
@@ -116,6 +118,7 @@ function followSide(side: Side, aborted: AbortSignal): Promise<void> {
 // -- bodies of the compared events
 
 const bodies = new Map<string, Event | null>();
+const MAX_BODIES = 1_000;
 export const compareRevision = signal(0);
 /** Reason why an event could not be fetched, until the reader tries again. */
 export const eventFailure = signal<ApiError | null>(null);
@@ -137,6 +140,7 @@ async function fetchEvent(key: string, taskId: string, seq: number): Promise<voi
   try {
     const [event] = await api.events(taskId, seq, seq);
     bodies.set(key, event ?? null);
+    if (bodies.size > MAX_BODIES) bodies.delete(bodies.keys().next().value!);
     compareRevision.value++;
   } catch (error) {
     eventFailure.value = toApiError(error);

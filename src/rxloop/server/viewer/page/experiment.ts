@@ -77,7 +77,7 @@ export function formatScore(value: number): string {
   return Math.abs(value) >= 100 ? value.toFixed(0) : value.toPrecision(3);
 }
 
-/** Mean of the runs of a cell, or null. A run without an answer counts as 0 if higher is better. */
+/** Mean of the runs of a cell that have a score, or null. */
 export function meanOf(runs: CaseRun[] | undefined, scorer: string): number | null {
   const values = (runs ?? []).map(run => run.scores[scorer]).filter(value => typeof value === 'number' || typeof value === 'boolean').map(Number);
   return values.length ? values.reduce((sum, each) => sum + each, 0) / values.length : null;

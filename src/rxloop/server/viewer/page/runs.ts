@@ -1,7 +1,7 @@
 // The list of runs, kept current by the live list of the API. New runs wait until the reader adds them.
 
 import { signal } from '@preact/signals';
-import { address, api, needsKey, signIn } from './store.ts';
+import { address, announcement, api, needsKey, signIn } from './store.ts';
 import { ApiError, pause, PAUSES, type RunInfo } from './api.ts';
 import { addPage, addRun, parseTerms, STATES, toMoment, type Lists } from './runlist.ts';
 
@@ -39,7 +39,8 @@ async function follow(signal: AbortSignal): Promise<void> {
         take(name, JSON.parse(data));
       }
     } catch (error) {
-      if (signal.aborted || (error instanceof ApiError && error.status === 401)) return;
+      if (signal.aborted) return;
+      if (error instanceof ApiError && error.status === 401) return void (needsKey.value = true);
     }
     if (signal.aborted) return;
     const time = PAUSES[Math.min(failures++, PAUSES.length - 1)];
@@ -63,8 +64,12 @@ export function addWaiting(): void {
 }
 
 export async function loadMore(): Promise<void> {
-  if (!next.value) return;
-  const page = await api.runs({ limit: PAGE, details: 1, after: next.value });
+  const after = next.value;
+  if (!after) return;
+  const page = await api.runs({ limit: PAGE, details: 1, after }).catch(() => null);
+  // A second click may have loaded the same page.
+  if (next.value !== after) return;
+  if (!page) return void (announcement.value = 'Older runs could not be loaded. Try again.');
   const known = new Set(lists.value.runs.map(run => run.taskId));
   lists.value = { ...lists.value, runs: [...lists.value.runs, ...page.runs.filter(run => !known.has(run.taskId))] };
   next.value = page.next;

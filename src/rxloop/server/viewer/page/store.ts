@@ -119,13 +119,15 @@ export async function openRun(taskId: string): Promise<void> {
     isFollowing.value = !address.value.at;
     marked.value = 0;
     forkAt.value = 0;
-    const { from, to } = address.value;
-    window_.value = from != null && to != null && to > from ? { from: from * 1000, to: to * 1000 } : null;
+    isPlaying.value = false;
+    readWindow();
     revision.value++;
   });
   try {
     await signIn();
-    info.value = await api.run(taskId);
+    const found = await api.run(taskId);
+    if (signal.aborted) return;
+    info.value = found;
     await loadOutline(run, signal);
   } catch (error) {
     if (!signal.aborted) fail(error);
@@ -146,6 +148,12 @@ export function followAgain(): void {
   void followRun(run, stop.signal);
 }
 
+/** Show the part of the axis that is in the address. */
+function readWindow(): void {
+  const { from, to } = address.peek();
+  window_.value = from != null && to != null && to > from ? { from: from * 1000, to: to * 1000 } : null;
+}
+
 async function loadOutline(run: RunModel, signal: AbortSignal): Promise<void> {
   for (let last = -1; last !== run.outline.last; ) {
     last = run.outline.last;
@@ -153,7 +161,7 @@ async function loadOutline(run: RunModel, signal: AbortSignal): Promise<void> {
     if (signal.aborted) return;
     run.addPage(page);
     received = performance.now();
-    rebuild();
+    if (model.peek() === run) rebuild();
     if (page.last >= (page.seq as number)) return;
   }
 }
@@ -211,13 +219,21 @@ async function finish(run: RunModel, signal: AbortSignal): Promise<void> {
     const exact = new RunModel(run.taskId);
     exact.live = run.live;
     exact.discarded = run.discarded;
-    model.value = exact;
-    await loadOutline(exact, signal);
+    exact.isTrueTime = run.isTrueTime;
+    // The page keeps its rows until all of the new ones are known.
+    const isLoaded = await loadOutline(exact, signal).then(() => true, () => false);
+    if (signal.aborted) return;
+    if (isLoaded) {
+      model.value = exact;
+      rebuild();
+    }
   }
   checkProblems(0);
-  info.value = await api.run(run.taskId).catch(() => info.peek());
-  isDirty = true;
-  flush();
+  const found = await api.run(run.taskId).catch(() => info.peek());
+  if (signal.aborted) return;
+  info.value = found;
+  // No later frame draws the last events.
+  rebuild();
 }
 
 /** Draw one frame of a live run. */
@@ -374,7 +390,10 @@ export function open(): void {
     stop.abort();
     model.value = new RunModel('');
   } else if (!isSame) void openRun(next.taskId);
-  else if (next.at !== before.at) isFollowing.value = !next.at;
+  else {
+    if (next.at !== before.at) isFollowing.value = !next.at;
+    readWindow();
+  }
   if (location.hash !== formatAddress(next) && next.page === 'run') history.replaceState(null, '', formatAddress(next));
 }
 

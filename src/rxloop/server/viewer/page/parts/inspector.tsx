@@ -27,7 +27,7 @@ export function Inspector() {
     handle.setPointerCapture(event.pointerId);
     const move = (next: PointerEvent) => { inspectorWidth.value = Math.min(Math.max(innerWidth - next.clientX, 320), 720); };
     handle.addEventListener('pointermove', move);
-    handle.addEventListener('pointerup', () => {
+    handle.addEventListener('lostpointercapture', () => {
       handle.removeEventListener('pointermove', move);
       keepSetting('width', String(inspectorWidth.value));
     }, { once: true });

@@ -4,6 +4,7 @@ import { createContext } from 'preact';
 import { useContext, useMemo, useState } from 'preact/hooks';
 import { cut, findBytes, FOLD, formatPath, formatSize, parseEmbedded, toText, WINDOW } from '../json.ts';
 import { formatNumber } from '../time.ts';
+import { download } from './download.ts';
 import { Text } from './text.tsx';
 
 type Path = readonly (string | number)[];
@@ -19,7 +20,7 @@ export function JsonDocument({ value, name }: { value: unknown; name: string }) 
       <p class="tools">
         <button aria-pressed={isRaw} onClick={() => setRaw(!isRaw)}>Raw</button>
         <Copy text={() => toText(value)} label="Copy" />
-        <button onClick={() => download(toText(value), name)}>Download</button>
+        <button onClick={() => download([toText(value)], `${name}.json`)}>Download</button>
       </p>
       <div class="block mono" tabIndex={0}>{isRaw ? <Text text={toText(value)} /> : <HasCopies.Provider value={true}><Json value={value} /></HasCopies.Provider>}</div>
     </div>
@@ -125,16 +126,7 @@ function Copy({ text, label, name }: { text: () => string; label: string; name?:
     void navigator.clipboard?.writeText(text()).then(() => {
       setCopied(true);
       setTimeout(() => setCopied(false), 1500);
-    });
+    }, () => undefined);
   };
   return <button class={name ? 'more' : ''} aria-label={isCopied ? 'copied' : name ?? label} onClick={copy}>{isCopied ? 'copied' : label}</button>;
-}
-
-/** Save a text as a file, with a type that no browser opens. */
-function download(text: string, name: string): void {
-  const link = document.createElement('a');
-  link.href = URL.createObjectURL(new Blob([text], { type: 'application/octet-stream' }));
-  link.download = `${name}.json`;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }

@@ -2,6 +2,7 @@
 
 import { fileName, formatSize, partsOf, readMedia, type Media, type Part } from '../media.ts';
 import { toLine } from '../text.ts';
+import { download } from './download.ts';
 import { LongText } from './text.tsx';
 
 /** The content of a message: text, pictures and files. */
@@ -32,12 +33,7 @@ export function MediaPart({ part, seq }: { part: Part; seq: number }) {
 function Download({ media, seq }: { media: Media; seq: number }) {
   const save = (event: Event) => {
     event.stopPropagation();
-    const bytes = Uint8Array.from(atob(media.data), each => each.charCodeAt(0));
-    const link = document.createElement('a');
-    link.href = URL.createObjectURL(new Blob([bytes], { type: 'application/octet-stream' }));
-    link.download = fileName(media, seq);
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href));
+    download([Uint8Array.from(atob(media.data), each => each.charCodeAt(0))], fileName(media, seq));
   };
   return <button class="more" aria-label={`Download ${toLine(media.name)}`} onClick={save}>Download</button>;
 }

@@ -46,7 +46,7 @@ export function Overview({ width }: { width: number }) {
   };
   return (
     <div
-      class="overview" onPointerDown={onDown} onPointerMove={onMove} onPointerUp={() => { drag.current = null; }}
+      class="overview" onPointerDown={onDown} onPointerMove={onMove} onLostPointerCapture={() => { drag.current = null; }}
       onDblClick={() => show(null)} title="Drag to choose a part, double-click for the whole run"
     >
       <canvas ref={canvas} role="img" aria-label={`Tokens per second over the whole run${peak ? `, at most ${peak}` : ''}`} />

@@ -1,14 +1,20 @@
 // Dialog that exports a run as a file.
 
-import { signal } from '@preact/signals';
-import { useEffect, useState } from 'preact/hooks';
+import { computed, effect, signal } from '@preact/signals';
+import { useEffect, useRef, useState } from 'preact/hooks';
 import { bodyOfKind } from '../bodies.ts';
 import { api, isFile, me, model, playhead, toApiError, useModel } from '../store.ts';
 import { formatBytes, makeCase } from '../share.ts';
 import { formatNumber } from '../time.ts';
+import { download } from './download.ts';
 import { Text } from './text.tsx';
 
 export const isShareOpen = signal(false);
+const openTaskId = computed(() => model.value.taskId);
+effect(() => {
+  openTaskId.value;
+  isShareOpen.value = false;
+});
 
 const FORMS = [
   ['html', 'Page', 'This page with the run, in one file that works without a server.'],
@@ -73,9 +79,20 @@ export function ShareDialog() {
   }, [made]);
   const edited = line && makeCase(line, expected);
   const close = () => { isShareOpen.value = false; };
+  const box = useRef<HTMLElement>(null);
+  useEffect(() => {
+    const before = document.activeElement as HTMLElement | null;
+    box.current!.focus();
+    return () => before?.focus();
+  }, []);
+  // The keys of the page do not apply while the dialog is open.
+  const onKey = (event: KeyboardEvent) => {
+    event.stopPropagation();
+    if (event.key === 'Escape') close();
+  };
   return (
     <div class="veil" onClick={close}>
-      <section class="dialog share" role="dialog" aria-label="Share" onClick={event => event.stopPropagation()} onKeyDown={event => { if (event.key === 'Escape') close(); }}>
+      <section class="dialog share" role="dialog" aria-modal="true" aria-label="Share" tabIndex={-1} ref={box} onClick={event => event.stopPropagation()} onKeyDown={onKey}>
         <h2>Share</h2>
         <fieldset>
           <legend>Form</legend>
@@ -101,16 +118,8 @@ export function ShareDialog() {
           </fieldset>
         )}
         <p role="status">{failure ? <span class="offline">{failure}</span> : made ? `${formatBytes(made.blob.size)}, ${made.name}` : 'Creating the file'}</p>
-        <p><button class="primary" disabled={!made} onClick={() => made && download(edited ? { ...made, blob: new Blob([`${edited}\n`]) } : made)}>Download</button>{edited && <> <button onClick={() => void navigator.clipboard?.writeText(edited)}>Copy</button></>} <button onClick={close}>Close</button></p>
+        <p><button class="primary" disabled={!made} onClick={() => made && download([edited ? `${edited}\n` : made.blob], made.name)}>Download</button>{edited && <> <button onClick={() => void navigator.clipboard?.writeText(edited)}>Copy</button></>} <button onClick={close}>Close</button></p>
       </section>
     </div>
   );
-}
-
-export function download({ blob, name }: Pick<Made, 'blob' | 'name'>): void {
-  const link = document.createElement('a');
-  link.href = URL.createObjectURL(blob);
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }

@@ -79,7 +79,7 @@ function Slider() {
       class="slider" ref={element} role="slider" tabIndex={0} aria-label="Event" aria-valuemin={outline.seq[0] ?? 0} aria-valuemax={outline.last} aria-valuenow={seq}
       onPointerDown={event => { isHeld.current = true; event.currentTarget.setPointerCapture(event.pointerId); move(event); }}
       onPointerMove={event => { if (isHeld.current) move(event); }}
-      onPointerUp={() => { isHeld.current = false; }}
+      onLostPointerCapture={() => { isHeld.current = false; }}
     >
       <canvas ref={canvas} />
       <span class="knob" style={px({ left: x + EDGE })} />

@@ -82,6 +82,7 @@ export function ExperimentPage() {
     let isOpen = true;
     marked.value = [];
     setInfo(null);
+    setFailure('');
     signIn().then(() => api.get<ExperimentInfo>(`experiments/${encodeURIComponent(name)}`)).then(
       found => { if (isOpen) setInfo(found); },
       error => { if (isOpen) setFailure(toApiError(error).message); },

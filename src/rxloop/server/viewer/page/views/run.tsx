@@ -5,7 +5,7 @@ import { useLayoutEffect, useRef, useState } from 'preact/hooks';
 import { TABS, type Tab } from '../address.ts';
 import { pan, step, zoomAt } from '../commands.ts';
 import {
-  address, change, connection, failure, filtered, go, info, inspectorWidth, isAtEnd, isInspectorOpen, isLoading, useModel, now, openRun, playhead,
+  address, change, connection, failure, filtered, go, info, isAtEnd, isInspectorOpen, isLoading, useModel, now, openRun, playhead,
   problems,
   playheadTime, shownWindow,
 } from '../store.ts';
@@ -129,10 +129,10 @@ function Timeline() {
     const observer = new ResizeObserver(read);
     observer.observe(element);
     // Listening to the wheel of the whole element keeps the browser from zooming the page.
-    const onWheel = (event: WheelEvent) => wheel(event, element, width);
+    const onWheel = (event: WheelEvent) => wheel(event, element);
     element.addEventListener('wheel', onWheel, { passive: false });
     return () => (observer.disconnect(), element.removeEventListener('wheel', onWheel));
-  }, [inspectorWidth.value, isInspectorOpen.value]);
+  }, []);
   const { rows, outline } = useModel();
   if (isLoading.value && !outline.size) return <div class="timeline" ref={box} aria-busy="true" />;
   const scale = makeScale(useModel().axis, shownWindow.value, width);
@@ -160,15 +160,15 @@ function gutter(): number {
 }
 
 /** Ctrl and the wheel zoom at the pointer, Shift and the wheel pan. */
-function wheel(event: WheelEvent, element: HTMLElement, width: number): void {
+function wheel(event: WheelEvent, element: HTMLElement): void {
+  const inner = Math.max(element.clientWidth - gutter() - 2 * PADDING, 1);
   if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
     event.preventDefault();
-    return pan((event.deltaX || event.deltaY) / Math.max(width, 1));
+    return pan((event.deltaX || event.deltaY) / inner);
   }
   if (!event.ctrlKey) return;
   event.preventDefault();
-  const inner = element.clientWidth - gutter() - 2 * PADDING;
-  const share = (event.clientX - element.getBoundingClientRect().left - gutter() - PADDING) / Math.max(inner, 1);
+  const share = (event.clientX - element.getBoundingClientRect().left - gutter() - PADDING) / inner;
   const { from, to } = shownWindow.value;
   zoomAt(Math.exp(event.deltaY / 300), from + share * (to - from));
 }
