@@ -18,6 +18,7 @@ from rxloop.cli.commands.transfer import read_runs
 from rxloop.client import Client
 from rxloop.errors import ApiError
 from rxloop.evals import Case
+from rxloop.server import Principal, bearer
 from rxloop.testing import ScriptedModel, call
 from support.api_server import make_client, serve_api
 from support.hidden_tools import MARK, fail, peek
@@ -178,3 +179,40 @@ async def test_export_is_a_file_of_the_owner(tmp_path: Path) -> None:
     assert re.fullmatch(r'attachment; filename="run-[\w-]+\.html"', file.headers["content-disposition"])
     assert file.headers["content-type"] == "application/octet-stream"
     assert file.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_run_is_appended_to_the_cases(tmp_path: Path) -> None:
+    path = tmp_path / "cases.jsonl"
+    users = {"ann-key": Principal("ann", frozenset({"cases"})), "bob-key": Principal("bob")}
+    async with serve_api(make_clerk("Paid.", "Paid."), auth=bearer(users), cases=path) as served:
+        async with Client(served.url, token="ann-key") as ann, Client(served.url, token="bob-key") as bob:
+            first, second = await ann.start(None, "Invoice?", wait=10), await ann.start(None, "Receipt?", wait=10)
+            own = await bob.start(None, "Mine?", wait=10)
+            assert (await ann.me()).may.cases
+            assert not (await bob.me()).may.cases
+            assert (await ann.add_case(first.task_id)).count == 1
+            added = await ann.add_case(second.task_id, expected="")
+            assert (added.id, added.count) == (second.task_id, 2)
+            for client, run, status in ((bob, own, 403), (bob, first, 404), (ann, first, 409)):
+                with pytest.raises(ApiError) as refused:
+                    await client.add_case(run.task_id)
+                assert refused.value.status == status
+            path.write_bytes(path.read_bytes() + b"damaged")
+            with pytest.raises(ApiError, match="line 3 is not valid JSON"):
+                await ann.add_case(second.task_id)
+    assert path.read_bytes().endswith(b"damaged")
+    cases = [json.loads(line) for line in path.read_bytes().splitlines()[:2]]
+    assert cases == [
+        {"id": first.task_id, "input": "Invoice?", "expected": "Paid."},
+        {"id": second.task_id, "input": "Receipt?"},
+    ]
+
+
+async def test_server_without_a_file_for_cases_refuses_them() -> None:
+    users = {"ann-key": Principal("ann", frozenset({"cases"}))}
+    async with serve_api(make_clerk("Paid."), auth=bearer(users)) as served:
+        async with Client(served.url, token="ann-key") as ann:
+            run = await ann.start(None, "Invoice?", wait=10)
+            assert not (await ann.me()).may.cases
+            with pytest.raises(ApiError, match="rxloop view --cases FILE"):
+                await ann.add_case(run.task_id)

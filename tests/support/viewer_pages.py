@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rxloop import Agent, EventLog, Runtime, tool
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 
 
 @contextlib.asynccontextmanager
-async def serve_view(log: EventLog) -> AsyncGenerator[str]:
+async def serve_view(log: EventLog, cases: Path | None = None) -> AsyncGenerator[str]:
     """Serve the application of `rxloop view` and yield the URL of the page."""
     async with Runtime({}, log=log) as runtime:
-        app, adapters = create_viewer(runtime)
+        app, adapters = create_viewer(runtime, cases)
         async with serve_app(app) as url:
             try:
                 yield f"{url}/view/"

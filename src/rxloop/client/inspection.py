@@ -10,6 +10,7 @@ from rxloop.client.connection import Requests, make_run_path
 from rxloop.protocol.events import AnyEvent
 from rxloop.protocol.http_api import AgentInfo, AgentList
 from rxloop.protocol.http_api.comparison import RunComparison
+from rxloop.protocol.http_api.experiments import AddCase, AddedCase
 from rxloop.protocol.http_api.inspection import AccessInfo, Outline, ProblemList, RunProblem, SearchPage
 from rxloop.protocol.http_api.requests import RequestList, SentRequest
 
@@ -173,6 +174,20 @@ class Inspection:
         """
         query = {"with": other, "visibility": "all" if internal else None}
         return await self._requests.get(RunComparison, f"{make_run_path(task_id)}/diff", query)
+
+    async def add_case(self, task_id: str, *, expected: str | None = None) -> AddedCase:
+        """Append a run to the cases of the server. Requires the scope `cases`.
+
+        Args:
+            task_id: Task id.
+            expected: Expected answer. None uses the answer of the run, and an empty string omits it.
+
+        Raises:
+            ApiError: If the run does not exist, the server has no file for cases or already has this case, or the
+                request fails.
+        """
+        body = AddCase(expected=expected)
+        return await self._requests.post(AddedCase, f"{make_run_path(task_id)}/case", body)
 
     async def me(self) -> AccessInfo:
         """Return the principal of this client, and its permissions on the server.

@@ -116,6 +116,27 @@ class Case:
         return cases
 
 
+def append_case(path: Path, case: Mapping[str, Any]) -> int:
+    """Append a case to a JSONL file, which is created if it does not exist. Return the number of cases in the file.
+
+    Args:
+        path: Path of the file.
+        case: Attributes of `Case`, as JSON.
+
+    Raises:
+        ConfigurationError: The file is not valid, or already contains a case with this id. It is not changed.
+        OSError: The file cannot be written.
+    """
+    known = Case.read(path) if path.exists() else []
+    if any(each.id == case["id"] for each in known):
+        raise ConfigurationError(f"{path.name} already contains a case with the id {case['id']!r}; remove its line")
+    # A file edited by hand may lack the last line break.
+    ends_in_line = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
+    with path.open("ab") as file:
+        file.write(b"\n" * ends_in_line + orjson.dumps(dict(case)) + b"\n")
+    return len(known) + 1
+
+
 def _parse_case(line: bytes, location: str) -> Case:
     try:
         values = orjson.loads(line)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rxloop import MemoryEventLog
+from rxloop import EventLog, MemoryEventLog
 from rxloop.evals import Case, experiment, score
 from support.browser import expect, find_barriers
 from support.capitals import CASES, agent, make_capital_model
@@ -76,3 +76,33 @@ async def test_case_with_another_expected_answer_can_be_read(page: Page, tmp_pat
         path = tmp_path / "cases.jsonl"
         await (await waiting.value).save_as(path)
     assert Case.read(path) == [Case("What is the capital of Norway?", "Oslo, in the south", id=run.task_id)]
+
+
+@pytest.mark.service("axe")
+async def test_run_becomes_a_case_with_one_click(page: Page, weather: tuple[EventLog, str], tmp_path: Path) -> None:
+    log, task_id = weather
+    path = tmp_path / "cases.jsonl"
+    path.write_text('{"input": "Earlier"}', encoding="utf-8")
+    async with serve_view(log, path) as url:
+        await page.goto(f"{url}#/r/{task_id}")
+        await page.get_by_role("button", name="Make a case").click()
+        await expect(page.get_by_text("Case 2 added")).to_be_visible()
+        assert await find_barriers(page) == []
+        earlier, case = Case.read(path)
+        assert (earlier.input, case.id, case.input) == ("Earlier", task_id, "Oslo or Bergen for a hike on Saturday?")
+        assert str(case.expected).startswith("Oslo is the better choice")
+        await page.get_by_role("button", name="Make a case").click()
+        await expect(page.get_by_text("already contains a case with the id")).to_be_visible()
+        assert len(Case.read(path)) == 2
+        path.unlink()
+        await page.get_by_role("button", name="Share").click()
+        dialog = page.get_by_role("dialog", name="Share")
+        await dialog.get_by_role("radio", name="Case").check()
+        await dialog.get_by_role("textbox", name="Expected answer").fill("Oslo")
+        await dialog.get_by_role("button", name="Make a case").click()
+        await expect(dialog.get_by_text("Case 1 added")).to_be_visible()
+        assert [each.expected for each in Case.read(path)] == ["Oslo"]
+    async with serve_view(log) as url:
+        await page.goto(f"{url}#/r/{task_id}")
+        await expect(page.get_by_role("button", name="Share")).to_be_visible()
+        await expect(page.get_by_role("button", name="Make a case")).to_have_count(0)

@@ -9,6 +9,7 @@ import webbrowser
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ from rxloop.cli.database import open_database
 from rxloop.cli.demo import find_program
 from rxloop.cli.terminal import report_errors, write
 from rxloop.errors import ConfigurationError
+from rxloop.evals.case import Case
 from rxloop.runtime.runtime import Runtime
 from rxloop.storage import MemoryEventLog
 
@@ -38,6 +40,10 @@ def view(
         int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="Port; 0 selects a free port.")
     ] = 8321,
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the browser.")] = False,
+    cases: Annotated[
+        Path | None,
+        typer.Option("--cases", metavar="FILE", help="JSONL file to which the page can append runs, as cases."),
+    ] = None,
 ) -> None:
     """Show recorded runs in a browser, and follow active ones.
 
@@ -48,7 +54,10 @@ def view(
     """
     with report_errors():
         check_packages("rxloop view")
-        asyncio.run(_serve(open_database(db), port, opens=not no_open))
+        if cases is not None and cases.exists():
+            # An invalid file is reported now instead of by the first case.
+            Case.read(cases)
+        asyncio.run(_serve(open_database(db), port, cases, opens=not no_open))
 
 
 def check_packages(command: str) -> None:
@@ -62,19 +71,27 @@ def check_packages(command: str) -> None:
             raise ConfigurationError(f'{command} needs {package}, which is not installed: pip install "rxloop[serve]"')
 
 
-async def _serve(database: AbstractAsyncContextManager[EventLog], port: int, *, opens: bool) -> None:
+async def _serve(
+    database: AbstractAsyncContextManager[EventLog], port: int, cases: Path | None, *, opens: bool
+) -> None:
     async with database as log, Runtime({}, log=log) as runtime:
-        await _serve_runtime(runtime, port, "", opens=opens)
+        await _serve_runtime(runtime, port, "", cases=cases, opens=opens)
 
 
 async def _serve_runtime(
-    runtime: Runtime, port: int, place: str, *, opens: bool, start: Callable[[], Awaitable[None]] | None = None
+    runtime: Runtime,
+    port: int,
+    place: str,
+    *,
+    opens: bool,
+    cases: Path | None = None,
+    start: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     # Imported lazily because the extra is optional.
     from rxloop.cli.service.process import get_url, open_listener, serve_until_signal
     from rxloop.server import Shutdown
 
-    app, adapters = create_viewer(runtime)
+    app, adapters = create_viewer(runtime, cases)
     if start is not None:
         app = StartOnRequest(app, start)
     with open_listener(HOST, port) as listener:
@@ -119,20 +136,24 @@ def open_browser(url: str) -> None:
     asyncio.get_running_loop().run_in_executor(None, webbrowser.open, url)
 
 
-def create_viewer(runtime: Runtime) -> tuple[ASGIApp, list[Any]]:
+def create_viewer(runtime: Runtime, cases: Path | None = None) -> tuple[ASGIApp, list[Any]]:
     """Create an application, and return it with its adapters. Without agents, it is read-only.
 
     Requests have access to all runs and to internal data, so the application must only be reachable locally.
+
+    Args:
+        runtime: Runtime with the event log.
+        cases: JSONL file to which clients may append runs.
     """
     from rxloop.cli.service.adapters import LocalNames, MountedAdapter, create_application
     from rxloop.server import Principal, api, viewer
 
-    reader = Principal("", frozenset({"others", "internal"}))
+    reader = Principal("", frozenset({"others", "internal", "cases"}))
 
     def authenticate(request: HTTPConnection) -> Principal:
         return reader
 
-    adapters = [api(runtime, auth=authenticate), viewer(runtime)]
+    adapters = [api(runtime, auth=authenticate, cases=cases), viewer(runtime)]
     mounted = [
         MountedAdapter("", "the API", adapters[0], owns_prefix=True),
         MountedAdapter("/view", "the viewer", adapters[1], owns_prefix=False),
@@ -168,7 +189,7 @@ class StartOnRequest:
 
 
 class ReadOnly:
-    """Middleware that rejects all HTTP methods except GET and HEAD."""
+    """Middleware that rejects all requests which could change runs. Cases are not part of a run."""
 
     def __init__(self, app: ASGIApp) -> None:
         """Wrap an application."""
@@ -178,7 +199,8 @@ class ReadOnly:
         """Forward or refuse a request."""
         from rxloop.server.core.errors import Refused, write_problem
 
-        if scope["type"] == "http" and scope["method"] not in ("GET", "HEAD"):
+        adds_case = scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith("/case")
+        if scope["type"] == "http" and scope["method"] not in ("GET", "HEAD") and not adds_case:
             refused = Refused(403, "read_only", "rxloop view only reads runs; use rxloop serve to change them")
             await write_problem(refused)(scope, receive, send)
             return

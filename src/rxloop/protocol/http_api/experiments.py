@@ -1,8 +1,8 @@
-"""Response bodies of the HTTP API for experiments."""
+"""Request and response bodies of the HTTP API for experiments."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -84,3 +84,19 @@ class ExperimentInfo(Wire):
     """True if the log contains a report, with scores."""
     variants: list[VariantInfo]
     cases: list[CaseInfo]
+
+
+class AddCase(Wire):
+    """Request to append a run to the cases of the server."""
+
+    expected: Annotated[str, Field(max_length=100_000)] | None = None
+    """Expected answer. None uses the answer of the run, and an empty string omits it."""
+
+
+class AddedCase(Wire):
+    """Case that was appended."""
+
+    id: str
+    """Id of the case, which is the id of the run."""
+    count: int
+    """Number of cases of the server."""

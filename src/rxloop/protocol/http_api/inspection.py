@@ -216,6 +216,8 @@ class Permissions(Wire):
     """True if `visibility=all` is allowed."""
     others: bool
     """True if the client has access to runs of other principals."""
+    cases: bool = Field(default=False, exclude_if=is_empty)
+    """True if the client can append runs to the cases of the server."""
 
 
 class LogInfo(Wire):

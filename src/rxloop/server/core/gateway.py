@@ -31,9 +31,10 @@ from rxloop.support.threads import call_user_function
 
 T = TypeVar("T")
 
-Scope = Literal["others", "internal", "effects", "metrics"]
+Scope = Literal["others", "internal", "effects", "metrics", "cases"]
 """Extra permissions: `others` for runs of other principals, `internal` for hidden tools and internal state, `effects`
-for forks that repeat calls of the original run or replace results of server tools, `metrics` for metrics."""
+for forks that repeat calls of the original run or replace results of server tools, `metrics` for metrics, `cases`
+for adding runs to the cases of the server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -31,6 +33,7 @@ class Api(Adapter):
         runtime: Runtime,
         settings: Collection[str],
         models: Sequence[str],
+        cases: str | PathLike[str] | None,
         on_disconnect: OnDisconnect,
         options: AdapterOptions,
     ) -> None:
@@ -44,6 +47,7 @@ class Api(Adapter):
         if isinstance(names, str) or not all(isinstance(each, str) and 0 < len(each) <= MAX_NAME for each in names):
             raise ConfigurationError(f"models must be model strings such as ('zai:glm-4.7',), got {models!r}")
         self._settings, self._models = frozenset(settings), tuple(dict.fromkeys(models))
+        self._cases = None if cases is None else Path(cases)
 
     @cached_property
     def openapi(self) -> dict[str, Any]:
@@ -62,7 +66,7 @@ class Api(Adapter):
 
     @override
     def make_call(self, request: Request, principal: Principal, body: Any, query: Any) -> ApiCall[Any, Any]:
-        return ApiCall(self, request, principal, body, query, self._settings, self._models)
+        return ApiCall(self, request, principal, body, query, self._settings, self._models, self._cases)
 
     @override
     def to_refusal(self, error: Exception, request: HTTPConnection) -> Refused:
@@ -86,6 +90,7 @@ def api(
     on_disconnect: OnDisconnect = "keep",
     settings: Collection[str] = (),
     models: Sequence[str] = (),
+    cases: str | PathLike[str] | None = None,
     **options: Unpack[AdapterOptions],
 ) -> Api:
     """Create the HTTP API of a runtime.
@@ -101,6 +106,7 @@ def api(
             "max_tokens")`. The names are fields of `settings` in the OpenAPI document. Empty by default, because an
             agent is tested with its own settings.
         models: Model strings that clients may choose for forks, such as `("zai:glm-4.7",)`. Empty by default.
+        cases: JSONL file to which clients with the scope `cases` may append runs as cases of experiments.
         options: `auth`, `limits` and `heartbeat`; see `AdapterOptions`.
 
     Raises:
@@ -110,4 +116,4 @@ def api(
         >>> app = api(Runtime({"support": support}, log=SqliteEventLog("app.db")), auth=bearer({"secret": "ann"}))
         >>> uvicorn.run(app)
     """
-    return Api(runtime, settings, models, on_disconnect, options)
+    return Api(runtime, settings, models, cases, on_disconnect, options)

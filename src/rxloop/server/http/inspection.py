@@ -249,7 +249,12 @@ async def me(call: ApiCall[None, Query]) -> Response:
     """Return the permissions of the authenticated principal."""
     principal, runtime = call.principal, call.gateway.runtime
     has_agents = bool(runtime.agents)
-    may = Permissions(act=has_agents, internal="internal" in principal.scopes, others="others" in principal.scopes)
+    may = Permissions(
+        act=has_agents,
+        internal="internal" in principal.scopes,
+        others="others" in principal.scopes,
+        cases=call.cases is not None and "cases" in principal.scopes,
+    )
     return write_json(
         AccessInfo(
             principal=principal.id,

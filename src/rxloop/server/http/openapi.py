@@ -15,7 +15,7 @@ from rxloop.protocol import http_api as http
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.http_api import Deltas, Problem, RunInfo
 from rxloop.protocol.http_api.comparison import RunComparison
-from rxloop.protocol.http_api.experiments import ExperimentInfo, ExperimentPage
+from rxloop.protocol.http_api.experiments import AddCase, AddedCase, ExperimentInfo, ExperimentPage
 from rxloop.protocol.http_api.inspection import AccessInfo, Outline, ProblemList, ProblemPage, SearchPage, SearchResults
 from rxloop.protocol.http_api.requests import RequestList, SentRequest
 from rxloop.server.core.adapter import Endpoint
@@ -113,6 +113,7 @@ OPERATIONS = (
         responses={200: None},
         media_types=("application/octet-stream",),
     ),
+    Operation("POST", f"{_RUN}/case", exports.add_case, AddCase, responses={201: AddedCase}),
     Operation("GET", f"{_RUN}/graph", reads.graph, query=GraphQuery, responses={200: None}, media_types=_GRAPH_TYPES),
     Operation("GET", "/contexts", reads.contexts, query=PageQuery, responses={200: http.ContextPage}),
     Operation("GET", f"{_CONTEXT}/runs", reads.context_runs, query=RunsInContextQuery, responses={200: http.RunPage}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
@@ -34,6 +35,8 @@ class ApiCall(Call[B, Q]):
     """Model settings that clients may set."""
     models: tuple[str, ...] = ()
     """Models that clients may choose for forks."""
+    cases: Path | None = None
+    """JSONL file to which clients may append cases."""
 
     @property
     def task_id(self) -> str:

@@ -84,7 +84,7 @@ export interface AgentInfo {
 export interface Me {
   principal: string;
   scopes: string[];
-  may: { act: boolean; internal: boolean; others: boolean };
+  may: { act: boolean; internal: boolean; others: boolean; cases?: boolean };
   agents?: boolean;
   version?: string;
 }
@@ -139,6 +139,9 @@ export class Api {
   fork = (id: string, body: Record<string, unknown>): Promise<RunInfo> => this.post(`runs/${encodeURIComponent(id)}/fork`, body);
 
   agents = (): Promise<{ agents: AgentInfo[] }> => this.get('agents');
+
+  /** Append a run to the cases of the server. */
+  addCase = (id: string, expected?: string): Promise<{ id: string; count: number }> => this.post(`runs/${encodeURIComponent(id)}/case`, expected === undefined ? {} : { expected });
 
   /** Answer a question. */
   answer = (id: string, inputs: Record<string, unknown>): Promise<RunInfo> => this.post(`runs/${encodeURIComponent(id)}/resume`, { inputs });

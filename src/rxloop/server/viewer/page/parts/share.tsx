@@ -33,7 +33,21 @@ interface Made {
 
 export function ShareButton() {
   if (isFile) return null;
-  return <button title="Export this run" onClick={() => { isShareOpen.value = true; }}>Share</button>;
+  return <><CaseButton /><button title="Export this run" onClick={() => { isShareOpen.value = true; }}>Share</button></>;
+}
+
+/** Button that appends the run to the cases of the server, with its answer or an edited one. */
+function CaseButton({ expected }: { expected?: string }) {
+  const { taskId } = model.value;
+  const [note, setNote] = useState<{ taskId: string; text: string } | null>(null);
+  if (!me.value?.may.cases) return null;
+  const add = () => {
+    const show = (text: string) => setNote({ taskId, text });
+    show('Adding');
+    api.addCase(taskId, expected).then(({ count }) => show(`Case ${formatNumber(count)} added`), error => show(toApiError(error).message));
+  };
+  const text = note?.taskId === taskId ? note.text : '';
+  return <><span class="filenote" role="status">{text}</span><button title="Append this run to the file of cases" disabled={text === 'Adding'} onClick={add}>Make a case</button></>;
 }
 
 /** Note in a file that the run cannot be changed there. */
@@ -118,7 +132,7 @@ export function ShareDialog() {
           </fieldset>
         )}
         <p role="status">{failure ? <span class="offline">{failure}</span> : made ? `${formatBytes(made.blob.size)}, ${made.name}` : 'Creating the file'}</p>
-        <p><button class="primary" disabled={!made} onClick={() => made && download([edited ? `${edited}\n` : made.blob], made.name)}>Download</button>{edited && <> <button onClick={() => void navigator.clipboard?.writeText(edited)}>Copy</button></>} <button onClick={close}>Close</button></p>
+        <p><button class="primary" disabled={!made} onClick={() => made && download([edited ? `${edited}\n` : made.blob], made.name)}>Download</button>{edited && <> <button onClick={() => void navigator.clipboard?.writeText(edited)}>Copy</button> <CaseButton expected={expected} /></>} <button onClick={close}>Close</button></p>
       </section>
     </div>
   );
