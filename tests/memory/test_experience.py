@@ -274,3 +274,12 @@ async def test_concurrent_lessons_read_each_run_once() -> None:
     found = await asyncio.gather(*(texts(experience) for _ in range(5)))
     assert found == [[LESSON]] * 5
     assert log.reads == 1
+
+
+async def test_answers_that_resemble_a_task_are_no_similar_tasks() -> None:
+    log = MemoryEventLog()
+    for _ in range(2):
+        await run(log, NORWAY, "Weather in Oslo?", prompt="Hello")
+    experience = Experience(Memory(log))
+    assert await predict(experience) == []
+    assert await texts(experience, task="Weather in Oslo?") == []

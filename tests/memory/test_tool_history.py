@@ -81,8 +81,9 @@ async def test_call_with_unrelated_arguments_is_not_a_correction() -> None:
     assert [each.correction for each in run.calls] == ["", ""]
 
 
-async def test_call_of_the_same_message_is_not_a_correction() -> None:
-    run = await fold([call("find", "1", place="Oslo"), call("find", "2", place="Oslo, Norway")], "There.")
+def test_call_of_the_same_message_is_not_a_correction() -> None:
+    failed = complete("find", 2, step="1", success=False, arguments={"place": "Oslo"})
+    run = fold_events(start(), failed, complete("find", 3, step="1", arguments={"place": "Oslo, Norway"}))
     assert [each.correction for each in run.calls] == ["", ""]
 
 
@@ -128,7 +129,7 @@ def test_calls_of_nested_runs_and_copied_calls_are_not_counted() -> None:
     ],
 )
 def test_predicted_call_is_a_hit_if_its_result_is_used(later: ContentCompleteEvent, used: bool) -> None:
-    result = complete("find", 3, step="1", content="Oslo: 18 C, mild, cloudy", arguments={"place": "Oslo"})
+    result = complete("find", 3, step="1", content="Weather in Oslo: 18 C, mild, cloudy", arguments={"place": "Oslo"})
     run = fold_events(start("Weather in Oslo?"), predict("1"), result, later)
     assert run.calls[0].used is used
     assert run.calls[0].is_useful is used

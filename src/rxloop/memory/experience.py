@@ -1,4 +1,4 @@
-"""Lessons from the tool calls of earlier runs, and predicted calls for new runs."""
+"""Lessons and predicted tool calls, based on earlier runs."""
 
 from __future__ import annotations
 
@@ -24,25 +24,22 @@ _INTRODUCTION = (
 )
 
 _MAX_RUNS = 1_000
-"""Number of the newest runs that lessons are based on."""
+"""Maximum number of recent runs used for lessons."""
 
 _RECENT_CALLS, _MIN_FAILURES = 20, 3
-"""Number of the newest calls of a tool in a lesson, and how many of them must have failed.
-
-A corrected call is a lesson even if it is the only failed call.
-"""
+"""Number of recent calls per tool, and minimum number of failures for a lesson without a correction."""
 
 _AVOIDABLE = frozenset(("", "error", "timeout", "invalid_arguments"))
-"""Codes of successful calls and of failures that other arguments may avoid."""
+"""Codes of calls that count. Different arguments may prevent these failures. An empty code means success."""
 
 _MAX_CORRECTIONS, _MAX_QUOTE, _MAX_NAME = 2, 120, 64
-"""Maximum number of corrections of a tool, and of characters of quoted texts and tool names."""
+"""Maximum number of corrections per tool, and maximum sizes of quoted texts and tool names in characters."""
 
 _MAX_FOUND, _MAX_SIMILAR = 50, 10
-"""Number of notes and runs that are examined for a task."""
+"""Maximum number of notes to search, and maximum number of similar runs."""
 
 _MIN_SIMILARITY = 0.5
-"""Minimum fraction of the words of two tasks that occur in both."""
+"""Minimum fraction of shared words in two similar tasks."""
 
 _MIN_RUNS = 2
 """Minimum number of similar runs in which a call or sequence occurred."""
@@ -160,7 +157,7 @@ class Experience:
         return found
 
     async def _find_similar(self, owner: str | None, task: str, exclude_context: str | None) -> list[RunCalls]:
-        """Return the runs whose user message is similar to a task, the most similar first."""
+        """Return runs with similar user messages, starting with the most similar run."""
         words = set(find_words(task))
         found: dict[str, None] = {}
         for note in await self._memory.search(owner, task, limit=_MAX_FOUND, exclude_context=exclude_context):
@@ -171,7 +168,7 @@ class Experience:
 
 
 def _iterate_calls(notes: OwnerNotes, agent: str | None, task_ids: Iterable[str] | None = None) -> Iterator[RunCalls]:
-    """Yield the tool calls of runs that were not removed together with their notes, by default the newest first."""
+    """Yield tool calls by run, excluding forgotten runs. The default order is newest first."""
     removed, before = {removal.run_id for _, removal in notes.removals}, notes.removed_before
     for task_id in reversed(notes.runs) if task_ids is None else task_ids:
         run = notes.runs.get(task_id)
@@ -194,7 +191,7 @@ def _make_lessons(runs: Sequence[RunCalls]) -> list[Lesson]:
 def _make_tool_lesson(name: str, entries: Sequence[tuple[str, ToolCallRecord]]) -> list[Lesson]:
     recent = entries[-_RECENT_CALLS:]
     failed = [(task_id, call) for task_id, call in recent if call.code]
-    # The tool may have changed since the call failed, or the failure was temporary.
+    # A later success means that the failure was temporary or the tool has changed.
     succeeded = {call.arguments for _, call in entries if not call.code}
     mistakes = [(task_id, call) for task_id, call in entries if call.correction and call.arguments not in succeeded]
     mistakes = [*{call.arguments: (task_id, call) for task_id, call in mistakes}.values()][-_MAX_CORRECTIONS:]

@@ -1,4 +1,4 @@
-"""Tool calls of earlier runs: a fold of their events, and statistics."""
+"""Fold of tool calls from the events of a run, and statistics of several runs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from rxloop.state.history import THINK_ALOUD
 _FOLDED = frozenset((TaskEvent, ToolCompleteEvent, ContentCompleteEvent, StatusUpdateEvent))
 
 _MAX_ARGUMENTS, _MAX_ERROR, _MAX_RESULT = 2_000, 200, 20_000
-"""Maximum number of characters kept of arguments and errors, and compared of results."""
+"""Maximum sizes in characters: recorded arguments, recorded errors, and results compared with messages."""
 
 _MAX_FAILED, _MAX_COMPARED = 20, 300
-"""Maximum number of failed calls, and of characters of their arguments, that are compared with a successful call."""
+"""Maximum number of failed calls to correct, and maximum size of compared arguments in characters."""
 
 _MIN_SIMILARITY = 0.5
-"""Minimum similarity of the values of a failed call and its correction."""
+"""Minimum similarity between a failed call and its correction."""
 
 _KEY, _MARKS = re.compile(r'"\w+":'), ' {}"'
-"""Keys and delimiters of JSON objects, which all calls of a tool have in common."""
+"""JSON keys and delimiters, which are excluded from comparisons."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class ToolCallRecord:
 
     @property
     def is_useful(self) -> bool:
-        """True if the call succeeded, and is not a predicted call that was not used."""
+        """True if the call succeeded and, if predicted, its result was used."""
         return not self.code and self.used is not False
 
 
@@ -87,16 +87,16 @@ class RunCalls:
         self.calls: list[ToolCallRecord] = []
         self._copied = 0
         self._failed: list[ToolCallRecord] = []
-        """Newest failed calls without a correction."""
+        """Recent failed calls without a correction."""
         self._steps: set[str | None] = set()
         """Steps of predicted calls."""
         self._prompt = ""
-        """Last message that started the run, until the first message of the model."""
+        """User message, until the model has answered."""
         self._unused: list[tuple[ToolCallRecord, set[str]]] = []
-        """Predicted calls that were not used, with words of their results that do not occur in the prompt."""
+        """Unused predicted calls, with the words that only occur in their results."""
 
     def add(self, events: Iterable[Event]) -> None:
-        """Add durable events of the run, in order."""
+        """Add the next durable events."""
         for event in events:
             if type(event) not in _FOLDED or event.parent_task_id is not None:
                 continue
@@ -130,7 +130,7 @@ class RunCalls:
             self._failed = [*self._failed[1 - _MAX_FAILED :], call]
         else:
             for failed in self._failed:
-                # Calls of the same message are made before the model reads the error.
+                # Calls in the same message cannot respond to the error.
                 if failed.name == call.name and failed.step != call.step and _is_variant(failed, call):
                     failed.correction = call.arguments
             self._failed = [failed for failed in self._failed if not failed.correction]
@@ -157,12 +157,12 @@ def _encode_arguments(call: ToolCall) -> str:
 
 
 def _is_enough(shared: set[str], size: int) -> bool:
-    """Return True if a message uses a result: it contains a number of it, two words, or its only word."""
+    """Return True if a message shares a number, two words, or the only word with a result."""
     return len(shared) >= min(2, size or 2) or any(character.isdigit() for word in shared for character in word)
 
 
 def _is_variant(failed: ToolCallRecord, succeeded: ToolCallRecord) -> bool:
-    """Return True if the values of two calls are similar, so that the second may be a correction of the first."""
+    """Return True if the second call may be a correction, because its values are similar."""
     a, b = (_KEY.sub(" ", call.arguments)[:_MAX_COMPARED] for call in (failed, succeeded))
     if not set(find_words(a)).isdisjoint(find_words(b)):
         return True

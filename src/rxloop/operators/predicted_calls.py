@@ -84,10 +84,10 @@ def predict_context(source: CallSource, *, calls: int = 3, tokens: int = 2_000) 
 
 
 def _list_tools(request: ModelRequest) -> list[str]:
-    """Return the names of the tools that may be called, or an empty list if this is not the first request of a run."""
+    """Return the names of allowed tools, or an empty list for later requests of a run."""
     host, messages = get_host(request.ctx), request.messages
     is_first = request.branch is None and request.iteration == 1 and not request.pressure
-    if not is_first or request.step in host.earlier.messages or not messages or messages[-1].role != "user":
+    if not is_first or not messages or messages[-1].role != "user":
         return []
     if request.settings.tool_choice not in (None, "auto"):
         return []
@@ -105,8 +105,8 @@ async def _predict(
     try:
         predicted = await source.predict(info.owner, task, tools=tools, **limits)
     except EventLogError as error:
-        # The log of the memory may be another one than that of the run.
-        log.warning("run %s: no tool calls are predicted: %s", request.ctx.task_id, error)
+        # The memory may use a different log.
+        log.warning("Failed to predict tool calls of run %s: %s", request.ctx.task_id, error)
         predicted = ()
     if not predicted:
         push(request)

@@ -21,7 +21,7 @@ from rxloop.providers.catalog import find_price
 from rxloop.support.text import to_one_line
 
 _CONCURRENT_READS = 20
-"""Number of runs that are read at the same time."""
+"""Number of concurrent reads."""
 
 _MAX_SEQUENCES = 10
 """Maximum number of sequences of tools per agent."""
