@@ -113,9 +113,22 @@ def test_answer_after_recalled_notes_without_foreign_text_is_of_the_model() -> N
 
 
 def test_messages_of_a_reflection_are_not_episodes() -> None:
-    noted = fold(task(), MemoryRecalledEvent(note_ids=["n"], reflection=True), answer("Done."))
+    first = task().model_copy(update={"agent_name": "reflection"})
+    noted = fold(first, MemoryRecalledEvent(note_ids=["n"], reflection=True), answer("Done."))
     assert noted.notes == []
+    assert noted.is_reflection
     assert noted.reflected == ["n"]
+
+
+@pytest.mark.parametrize(
+    ("agent", "fields"),
+    [("agent", {}), ("reflection", {"parent_task_id": "run"}), ("reflection", {"reflection": False})],
+)
+def test_other_run_is_not_a_reflection(agent: str, fields: dict[str, Any]) -> None:
+    first = task().model_copy(update={"agent_name": agent})
+    noted = fold(first, MemoryRecalledEvent(**{"note_ids": ["n"], "reflection": True, **fields}), answer("Done."))
+    assert texts(noted) == [("model", "Done.")]
+    assert not noted.is_reflection
 
 
 def test_note_of_a_nested_agent_belongs_to_the_run() -> None:

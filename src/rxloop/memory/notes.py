@@ -34,6 +34,9 @@ MAX_TEXT = 4_000
 AGENT = "memory"
 """Agent name and initiator of the runs that store notes and removals of the program."""
 
+REFLECTION = "reflection"
+"""Agent name of the runs that summarise notes."""
+
 _OWN_RESULT = re.compile("Remembered as [0-9a-f]{12}\\.|Forgotten\\.")
 """Results of our own tools, which never contain foreign text. MCP tools may have the same names."""
 
@@ -117,7 +120,7 @@ class NoteFold:
         self.is_own = self.is_completed = self.is_reflection = False
         self.reflected: list[str] = []
         self._copied = 0
-        self._task_id = ""
+        self._task_id = self._agent = ""
 
     def add(self, events: Iterable[Event]) -> None:
         """Process the next events of the run."""
@@ -129,8 +132,10 @@ class NoteFold:
                     self.has_foreign_text = True
                 case MemoryRecalledEvent():
                     self.has_foreign_text |= event.foreign
-                    self.is_reflection |= event.reflection
-                    self.reflected += event.note_ids if event.reflection else ()
+                    # Other runs must not be deleted with their sources.
+                    if event.reflection and event.parent_task_id is None and self._agent == REFLECTION:
+                        self.is_reflection = True
+                        self.reflected += event.note_ids
                 # Branches are alternatives, of which only the result is part of the conversation.
                 case _ if event.branch is not None:
                     pass
@@ -148,7 +153,7 @@ class NoteFold:
                     pass
 
     def _add_task(self, event: TaskEvent) -> None:
-        self._task_id = event.task_id
+        self._task_id, self._agent = event.task_id, event.agent_name
         self.is_own = event.agent_name == event.initiator == AGENT and not event.messages
         self._copied = event.fork_seq or 0
         self.has_foreign_text |= any(message.role == "tool" for message in event.messages)

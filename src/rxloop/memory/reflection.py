@@ -8,7 +8,7 @@ from pydantic import Field
 
 from rxloop.agents.agent import Agent
 from rxloop.errors import ConfigurationError, ToolError, UnknownNote
-from rxloop.memory.notes import Note, make_note_id
+from rxloop.memory.notes import REFLECTION, Note, make_note_id
 from rxloop.memory.tools import check_branch, render_notes
 from rxloop.operators.loop.recall import recall
 from rxloop.operators.loop.standard import standard
@@ -19,9 +19,6 @@ from rxloop.tools.function import tool
 if TYPE_CHECKING:
     from rxloop.pipeline.event_log import EventLog
     from rxloop.pipeline.interfaces import Provider, Tool
-
-REFLECTION = "reflection"
-"""Name of the agent."""
 
 PROMPT = "Summarise the new messages."
 
