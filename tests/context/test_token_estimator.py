@@ -11,6 +11,7 @@ from rxloop.context import TextCounter, TokenEstimator
 from rxloop.context.token_estimator import text_tokens
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.protocol.messages import ImagePart, Message, TextPart, ToolCall
+from rxloop.state.history import History
 
 ENGLISH = (
     "The committee met on Tuesday to talk about the new library. Most of the members were in favour of the plan, but a "
@@ -168,3 +169,25 @@ def count_lines(text: str) -> int:
         sys.settrace(before)
         gc.enable()
     return lines
+
+
+def test_only_new_messages_of_a_history_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[str] = []
+    count = TokenEstimator()._messages
+
+    def observe(message: Message) -> float:
+        counted.append(message.text)
+        return count(message)
+
+    estimator = TokenEstimator()
+    monkeypatch.setattr(estimator, "_messages", observe)
+    history = History([Message.user("One."), Message.assistant("Two and a half.")])
+    longer = history.append(Message.user("Three!"))
+    for each in (history, longer, longer, history):
+        assert estimator.raw(each) == pytest.approx(estimator.raw([*each]))
+    new = History([Message.user("Four?")])
+    counted.clear()
+    estimator.raw(new)
+    estimator.raw(new.append(Message.user("Five.")))
+    estimator.raw(new)
+    assert counted == ["Four?", "Five."]

@@ -121,12 +121,12 @@ def test_messages_of_a_reflection_are_not_episodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("agent", "fields"),
-    [("agent", {}), ("reflection", {"parent_task_id": "run"}), ("reflection", {"reflection": False})],
+    ("agent", "parent", "reflection"), [("agent", None, True), ("reflection", "run", True), ("reflection", None, False)]
 )
-def test_other_run_is_not_a_reflection(agent: str, fields: dict[str, Any]) -> None:
+def test_other_run_is_not_a_reflection(agent: str, parent: str | None, reflection: bool) -> None:
     first = task().model_copy(update={"agent_name": agent})
-    noted = fold(first, MemoryRecalledEvent(**{"note_ids": ["n"], "reflection": True, **fields}), answer("Done."))
+    recalled = MemoryRecalledEvent(note_ids=["n"], reflection=reflection, parent_task_id=parent)
+    noted = fold(first, recalled, answer("Done."))
     assert texts(noted) == [("model", "Done.")]
     assert not noted.is_reflection
 

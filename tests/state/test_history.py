@@ -153,6 +153,15 @@ def test_later_version_reuses_a_value_built_for_an_earlier_one() -> None:
     assert history.append(message("d")).get_derived("key", bytes) == (2, b"a,b")
 
 
+def test_values_of_different_types_are_independent() -> None:
+    history = History([message("a")])
+    history.set_derived("key", 1, b"a")
+    history.set_derived("other", 1, 2.5)
+    assert history.get_derived("key", bytes) == (1, b"a")
+    assert history.get_derived("other", float) == (1, 2.5)
+    assert history.get_derived("key", float) is None
+
+
 class ObservedStore(list[Message | StoredMessages]):
     def __init__(self, messages: list[Message | StoredMessages]) -> None:
         super().__init__(messages)

@@ -113,10 +113,11 @@ class RequestCompressor:
 
     def make_request(self, request: ModelRequest, messages: Sequence[Message], counter: TokenCounter) -> ModelRequest:
         """Return the request with the given messages and an estimate of its tokens."""
-        everything = [*request.system, *messages, *request.tail]
+        layers = [*request.system, *request.tail]
         if not isinstance(counter, TokenEstimator):
-            return request.replace(messages=messages, estimate=counter.count(everything, request.tools))
-        raw = counter.raw(everything, request.tools)
+            estimate = counter.count([*layers, *messages], request.tools)
+            return request.replace(messages=messages, estimate=estimate)
+        raw = counter.raw(layers, request.tools) + counter.raw(messages)
         self._sent.setdefault(get_host(request.ctx), {})[request.branch] = (request.step, raw)
         return request.replace(messages=messages, estimate=counter.predict(raw))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Self
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator
@@ -45,7 +46,7 @@ def _progress(state: RunState) -> str:
     """Describe the model call count and recent tool calls."""
     if not state.iteration:
         return ""
-    last = next((message for message in reversed(list(state.messages)[-100:]) if message.role == "assistant"), None)
+    last = next((message for message in islice(reversed(state.messages), 100) if message.role == "assistant"), None)
     text = f"{state.iteration} model calls so far."
     if last is None:
         return text
@@ -58,7 +59,7 @@ def _progress(state: RunState) -> str:
 def _failed(messages: Sequence[Message]) -> list[tuple[str, str]]:
     """Return failed calls in the newest block, including their results."""
     block: list[Message] = []
-    for message in reversed(list(messages)[-50:]):
+    for message in islice(reversed(messages), 50):
         block.append(message)
         if message.role != "tool":
             break

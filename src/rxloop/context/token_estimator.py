@@ -12,6 +12,7 @@ from weakref import ref
 
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.protocol.messages import FilePart, ImagePart, Message
+from rxloop.state.history import History
 
 T = TypeVar("T")
 
@@ -267,7 +268,17 @@ class TokenEstimator:
 
     def raw(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> float:
         """Return the estimate without calibration."""
-        return sum(map(self._messages, messages)) + sum(map(self._tools, tools))
+        return self._sum(messages) + sum(map(self._tools, tools))
+
+    def _sum(self, messages: Sequence[Message]) -> float:
+        """Return the sum of all messages. Only new messages of a history are added."""
+        if not isinstance(messages, History):
+            return sum(map(self._messages, messages))
+        count, total = messages.get_derived(self._messages, float) or (0, 0.0)
+        for index in range(count, len(messages)):
+            total += self._messages(messages[index])
+        messages.set_derived(self._messages, len(messages), total)
+        return total
 
     def observe(self, raw: float, actual: int) -> None:
         """Calibrate with a report.

@@ -51,7 +51,7 @@ class History(Sequence[Message]):
         messages = list(messages)
         self._items: list[Message | StoredMessages] = list(messages)
         self._length = len(self._items)
-        self._derived: tuple[object, int, object] | None = None
+        self._derived: dict[type, tuple[object, int, object]] = {}
         self.size = 0
         """Total size in characters, used for estimates."""
         self.newest_user: int | None = None
@@ -119,21 +119,23 @@ class History(Sequence[Message]):
 
         Args:
             key: Key of the value, including all settings that affect it.
-            kind: Type of the value.
+            kind: Type of the value. There is one value per type.
         """
-        if self._derived is None or self._derived[0] != key:
-            return None
-        return self._derived[1], cast("T", self._derived[2])
+        entry = self._derived.get(kind)
+        return None if entry is None or entry[0] != key else (entry[1], cast("T", entry[2]))
 
     def set_derived(self, key: object, count: int, value: object) -> None:
-        """Cache a value computed from the first messages, for this version and later ones. It replaces the last one.
+        """Cache a value computed from the first messages, for this version and later ones.
+
+        It replaces the last value of the same type.
 
         Args:
             key: Key of the value.
             count: Number of messages from which it was computed.
             value: Immutable value, which is shared by all versions.
         """
-        self._derived = (key, count, value)
+        # Earlier versions keep their values.
+        self._derived = {**self._derived, type(value): (key, count, value)}
 
     def __len__(self) -> int:
         return self._length
