@@ -14,6 +14,7 @@ import pytest
 
 from rxloop import Agent, MemoryEventLog, Runtime
 from rxloop.server import ServerLimits, api, bearer
+from rxloop.server.http.openapi import make_document
 from rxloop.testing import ScriptedModel
 from support.api_server import TOKENS, serve_app
 
@@ -27,7 +28,8 @@ CONFIG = """
 # be combined.
 [[operations]]
 include-name = [
-    "POST /runs", "GET /runs", "POST /runs/{task_id}/fork", "GET /runs/{task_id}/state", "GET /runs/{task_id}/events"
+    "POST /runs", "GET /runs", "POST /runs/{task_id}/fork", "POST /runs/{task_id}/resume", "GET /runs/{task_id}/state",
+    "GET /runs/{task_id}/events"
 ]
 checks.positive_data_acceptance.expected-statuses = ["2xx", 401, 403, 404, 409, 422, 429, 503]
 """
@@ -80,3 +82,10 @@ async def test_every_reference_of_the_document_is_defined() -> None:
     assert names
     assert {name.removeprefix("#/components/schemas/") for name in names} <= {*document["components"]["schemas"]}
     assert "bearer" not in str(document)
+
+
+def test_fields_that_responses_never_omit_are_required() -> None:
+    schemas = make_document(secured=False)["components"]["schemas"]
+    assert schemas["RunPage"]["required"] == ["runs", "next"]
+    assert "pending" not in schemas["RunInfo"]["required"]
+    assert schemas["SendMessage"]["required"] == ["input"]

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic.json_schema import GenerateJsonSchema, models_json_schema
+from typing_extensions import override
 
 from rxloop._version import __version__
 from rxloop.protocol import http_api as http
@@ -163,7 +164,9 @@ def make_document(*, secured: bool) -> dict[str, Any]:
         (model, "serialization") for each in OPERATIONS for model in each.responses.values() if model is not None
     ]
     models: list[Any] = [*bodies, *responses, (Problem, "serialization")]
-    refs, schemas = models_json_schema(models, ref_template=f"{_SCHEMA_PREFIX}{{model}}")
+    refs, schemas = models_json_schema(
+        models, ref_template=f"{_SCHEMA_PREFIX}{{model}}", schema_generator=_SchemaGenerator
+    )
     paths: dict[str, Any] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _describe_operation(operation, refs, secured)
@@ -172,6 +175,16 @@ def make_document(*, secured: bool) -> dict[str, Any]:
         components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
     info = {"title": "rxloop", "version": __version__, "description": "Agent runs as event streams."}
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
+
+
+class _SchemaGenerator(GenerateJsonSchema):
+    """Generator that requires the fields of responses, except for those that responses can omit."""
+
+    @override
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        if self.mode == "serialization":
+            return field.get("serialization_exclude_if") is None
+        return super().field_is_required(field, total)
 
 
 def _describe_operation(operation: Operation, refs: Any, secured: bool) -> dict[str, Any]:

@@ -3,18 +3,7 @@
 export type Schema = Record<string, any>;
 
 /** A question of a run, as sent by `GET /runs/{id}`. */
-export interface Question {
-  inputId: string;
-  prompt: string;
-  inputKind?: 'confirmation' | 'text' | 'selection' | 'data' | 'tool' | 'credential';
-  options?: unknown[] | null;
-  answerSchema?: Schema;
-  call?: { name: string; arguments: unknown } | null;
-  agentPath?: string[];
-  provider?: string;
-  url?: string;
-  publicKey?: string;
-}
+export type { PendingInput as Question } from './http_api.d.ts';
 
 export type FieldKind = 'text' | 'number' | 'boolean' | 'choice' | 'list' | 'object' | 'json';
 

@@ -1,92 +1,20 @@
 // Requests to the HTTP API, and the stream of a run as newline-delimited JSON that continues after a broken connection.
 
-import type { Question } from './act.ts';
-import { parseFileName } from './share.ts';
 import { readFrames, type Frame } from './frames.ts';
-import type { RunComparison } from './diff.ts';
-import type { Event, OutlinePage } from './outline.ts';
-import type { RequestRow, SentRequest } from './requests.ts';
-import type { StateInfo } from './state.ts';
+import type {
+  AccessInfo as Me, AgentList, Outline as OutlinePage, ProblemList, RequestList, RunComparison, RunInfo, RunPage, SentRequest, StateInfo,
+} from './http_api.d.ts';
+import type { Event } from './outline.ts';
+import { parseFileName } from './share.ts';
+
+export type {
+  AccessInfo as Me, AgentInfo, ProblemPage, RunInfo, RunProblem as Problem, SearchHit as Hit, SearchResults,
+} from './http_api.d.ts';
 
 export class ApiError extends Error {
   constructor(readonly status: number, readonly code: string, message: string, readonly fields: Record<string, string> = {}) {
     super(message);
   }
-}
-
-export interface RunInfo {
-  taskId: string;
-  contextId: string;
-  agent: string;
-  owner?: string;
-  state: string;
-  attempt: number;
-  seq: number;
-  cursor: string;
-  created: string;
-  updated: string;
-  deltas?: string;
-  content?: string;
-  reason?: string;
-  usage?: { inputTokens: number; outputTokens: number; cachedTokens?: number };
-  error?: { code: string; message: string; retryable?: boolean };
-  pending?: Question[];
-  model?: string;
-  title?: string;
-  seconds?: number;
-  calls?: number;
-  problems?: number;
-  forkOf?: string;
-  /** Tokens in equal parts of the time of the run. */
-  tokenRate?: number[];
-  /** Cost in US dollars. */
-  dollars?: number;
-}
-
-export interface Problem {
-  code: string;
-  seq: number;
-  until?: number;
-  seconds?: number;
-  count?: number;
-  name?: string;
-  text: string;
-}
-
-/** Runs with problems, newest first. */
-export interface ProblemPage {
-  runs: { run: RunInfo; problems: Problem[] }[];
-  next?: string;
-}
-
-export interface Hit {
-  taskId: string;
-  seq: number;
-  kind: string;
-  field: string;
-  text: string;
-  marks: [number, number][];
-}
-
-export interface SearchResults {
-  hits: Hit[];
-  runs: RunInfo[];
-  next?: string;
-}
-
-export interface AgentInfo {
-  name: string;
-  model: string;
-  models?: string[];
-  settings?: string[];
-}
-
-export interface Me {
-  principal: string;
-  scopes: string[];
-  may: { act: boolean; internal: boolean; others: boolean; cases?: boolean };
-  agents?: boolean;
-  version?: string;
 }
 
 export type Fetch = (url: string, init?: RequestInit) => Promise<Response>;
@@ -103,7 +31,7 @@ export class Api {
 
   me = (): Promise<Me> => this.get<Me>('me');
 
-  runs = (query: Record<string, string | number>): Promise<{ runs: RunInfo[]; next?: string }> => this.get('runs', query);
+  runs = (query: Record<string, string | number>): Promise<RunPage> => this.get('runs', query);
 
   /** Yield the frames of a live list: its page, then each run that has changed. */
   async *runFrames(query: Record<string, string | number>, signal: AbortSignal): AsyncGenerator<Frame> {
@@ -125,10 +53,10 @@ export class Api {
   sentRequest = (id: string, seq: number): Promise<SentRequest> =>
     this.get(`runs/${encodeURIComponent(id)}/requests/${seq}`, { visibility: this.visibility });
 
-  sentRequests = (id: string, after: number): Promise<{ requests: RequestRow[]; next?: number }> =>
+  sentRequests = (id: string, after: number): Promise<RequestList> =>
     this.get(`runs/${encodeURIComponent(id)}/requests`, { after, visibility: this.visibility });
 
-  problems = (id: string): Promise<{ problems: Problem[] }> => this.get(`runs/${encodeURIComponent(id)}/problems`, { visibility: this.visibility });
+  problems = (id: string): Promise<ProblemList> => this.get(`runs/${encodeURIComponent(id)}/problems`, { visibility: this.visibility });
 
   state = (id: string, seq: number, messagesFrom: number): Promise<StateInfo> =>
     this.get(`runs/${encodeURIComponent(id)}/state`, { seq, messagesFrom, visibility: this.visibility });
@@ -138,7 +66,7 @@ export class Api {
 
   fork = (id: string, body: Record<string, unknown>): Promise<RunInfo> => this.post(`runs/${encodeURIComponent(id)}/fork`, body);
 
-  agents = (): Promise<{ agents: AgentInfo[] }> => this.get('agents');
+  agents = (): Promise<AgentList> => this.get('agents');
 
   /** Append a run to the cases of the server. */
   addCase = (id: string, expected?: string): Promise<{ id: string; count: number }> => this.post(`runs/${encodeURIComponent(id)}/case`, expected === undefined ? {} : { expected });

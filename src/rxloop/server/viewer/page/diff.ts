@@ -1,45 +1,12 @@
 // Differences between two runs: rows of the comparison, and the parts in which two events differ.
 
 import { diffWordsWithSpace } from 'diff';
+import type { ComparedCost, ComparedEvents, ComparedRun, RunComparison } from './http_api.d.ts';
 import type { Event, Outline } from './outline.ts';
 import { formatDollars } from './time.ts';
 
-export type Change = 'same' | 'changed' | 'only';
-
-/** A pair of events, or several pairs of equal events. */
-export interface ComparedEvents {
-  change: Change;
-  a?: number;
-  b?: number;
-  count: number;
-  last?: [number, number];
-}
-
-export interface ComparedCost {
-  modelCalls: number;
-  toolCalls: number;
-  usage: { inputTokens: number; outputTokens: number };
-  seconds: number;
-  dollars?: number;
-}
-
-export interface ComparedRun {
-  taskId: string;
-  state: string;
-  seq: number;
-  cost: ComparedCost;
-  costSince: ComparedCost;
-}
-
-/** The answer of `GET /runs/{id}/diff`. */
-export interface RunComparison {
-  shared: number;
-  at?: [number | null, number | null] | null;
-  a: ComparedRun;
-  b: ComparedRun;
-  pairs: ComparedEvents[];
-  more?: number;
-}
+export type { ComparedCost, ComparedEvents, ComparedRun, RunComparison };
+export type Change = ComparedEvents['change'];
 
 export interface Row {
   /** Index of the pair in the comparison. */

@@ -1,43 +1,9 @@
 // Pure functions for the table of an experiment.
 
-export type Score = boolean | number | string | null;
+import type { CaseInfo, CaseRun, ExperimentInfo, ExperimentSummary, MeanScore } from './http_api.d.ts';
 
-export interface CaseRun {
-  taskId: string;
-  repeat: number;
-  state: string;
-  scores: Record<string, Score>;
-}
-
-export interface CaseInfo {
-  id: string;
-  title: string;
-  cells: Record<string, CaseRun[]>;
-}
-
-export interface MeanScore {
-  scorer: string;
-  better: 'higher' | 'lower';
-  mean: number;
-  low: number;
-  high: number;
-}
-
-export interface ExperimentInfo {
-  name: string;
-  hasReport: boolean;
-  variants: { name: string; scores: MeanScore[]; usage: { inputTokens: number; outputTokens: number } }[];
-  cases: CaseInfo[];
-}
-
-export interface ExperimentSummary {
-  name: string;
-  variants: string[];
-  cases: number;
-  runs: number;
-  failed: number;
-  updated: string;
-}
+export type { CaseInfo, CaseRun, ExperimentInfo, ExperimentSummary, MeanScore };
+export type Score = CaseRun['scores'][string];
 
 /** Add a page of experiments. An experiment may continue on the next page. */
 export function addExperiments(list: ExperimentSummary[], page: ExperimentSummary[]): ExperimentSummary[] {

@@ -1,26 +1,13 @@
 // The structure of a run as columns, one entry per durable event. Bodies of events are fetched only where they are shown.
 
 import type { Event } from './protocol.d.ts';
+import type { Outline as OutlinePage, OutlineNames } from './http_api.d.ts';
 import { HistoryCount } from './history.ts';
 import { CUT, FAILED, HIDDEN, HIDDEN_KIND, REFUSED, RETRIED, TRANSIENT, VOIDED, WAITS } from './kinds.ts';
 
 /** An event as sent by `GET /runs/{id}/events`. */
-export type { Event };
+export type { Event, OutlinePage };
 export type EventOf<K extends Event['kind']> = Extract<Event, { kind: K }>;
-
-/** The answer of `GET /runs/{id}/outline`. */
-export interface OutlinePage {
-  taskId: string;
-  first: number;
-  last: number;
-  final: boolean;
-  start: string | number;
-  attempts: [number, number][];
-  dict: Record<string, (string | string[])[]>;
-  /** Cost of `usage` events by `seq`. */
-  dollars?: Record<string, number>;
-  [column: string]: unknown;
-}
 
 export class Outline {
   seq: number[] = [];
@@ -94,11 +81,11 @@ export class Outline {
 
   /** Append a page of the outline. Events that are already known are ignored. */
   addPage(page: OutlinePage): void {
-    const count = (page.kind as number[]).length;
+    const count = page.kind.length;
     let time = this.size ? this.start + this.duration : toMs(page.start);
     if (!this.size) this.start = toMs(page.start);
     if (page.attempts.length) this.attempts = page.attempts;
-    const text = (column: string, index: number) => word(page, column, index);
+    const text = (column: keyof OutlineNames, index: number) => word(page, column, index);
     for (let i = 0; i < count; i++) {
       time += num(page, 'dt', i);
       const seq = page.first + i;
@@ -106,7 +93,7 @@ export class Outline {
       this.push({
         seq, time: time - this.start, kind: text('kind', i), name: text('name', i) || text('model', i), step: text('step', i),
         branch: text('branch', i), path: text('path', i), run: text('run', i), opens: num(page, 'opens', i), flags: num(page, 'flags', i),
-        a: num(page, 'a', i), b: num(page, 'b', i), label: (page.label as (string | null)[])[i] ?? '', code: text('code', i), dollars: page.dollars?.[seq] ?? 0,
+        a: num(page, 'a', i), b: num(page, 'b', i), label: page.label[i] ?? '', code: text('code', i), dollars: page.dollars?.[seq] ?? 0,
       });
       this.count(this.history.read(this.kind.at(-1)!, !this.path.at(-1) && !this.branch.at(-1), num(page, 'messages', i), num(page, 'calls', i)));
       this.remember(page.taskId, this.size - 1);
@@ -342,13 +329,12 @@ function toMs(value: string | number): number {
   return typeof value === 'number' ? value : Date.parse(value);
 }
 
-function num(page: OutlinePage, column: string, index: number): number {
-  return (page[column] as (number | null)[] | undefined)?.[index] ?? 0;
+function num(page: OutlinePage, column: 'dt' | 'opens' | 'flags' | 'a' | 'b' | 'messages' | 'calls', index: number): number {
+  return page[column]?.[index] ?? 0;
 }
 
-function word(page: OutlinePage, column: string, index: number): string {
-  const value = (page[column] as (number | string | null)[] | undefined)?.[index];
-  return value == null ? '' : typeof value === 'string' ? value : [page.dict[column]?.[value] ?? ''].flat().join('/');
+function word(page: OutlinePage, column: keyof OutlineNames, index: number): string {
+  return [page.dict[column]?.[page[column]?.[index]] ?? ''].flat().join('/');
 }
 
 function lastAtMost(sorted: number[], value: number): number {

@@ -205,7 +205,7 @@ export interface PartTokens {
 export interface RequestRecord {
   base?: number | null;
   same?: number;
-  messages?: ([unknown, unknown] | RecordedPart)[] | null;
+  messages?: ([number, number] | RecordedPart)[] | null;
   system?: RecordedPart[];
   tail?: RecordedPart[];
   tools?: string | null;

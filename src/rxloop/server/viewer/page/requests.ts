@@ -1,79 +1,10 @@
 // Requests to models as they were sent: parts, sizes, and the messages that each request contained.
 
+import type { Message, OmittedMessage as Omitted, RequestRow, RequestTokens as Tokens, SentPart as Sent, SentRequest } from './http_api.d.ts';
 import type { Outline } from './outline.ts';
 
-export type Change = 'same' | 'new' | 'shortened' | 'rewritten';
-
-export interface Sent {
-  role: string;
-  from: string;
-  index?: number;
-  message?: Message;
-  original?: Message;
-  tokens: number;
-  change: Change;
-  hidden?: boolean;
-}
-
-export interface Message {
-  role: string;
-  content?: unknown;
-  reasoning?: string | null;
-  toolCalls?: { id: string; name: string; arguments: unknown }[];
-  toolCallId?: string | null;
-}
-
-export interface Omitted {
-  index: number;
-  role: string;
-  tokens: number;
-  why: string;
-  text?: string;
-}
-
-export interface Tokens {
-  estimated: number;
-  counted?: number;
-  cached?: number;
-  output?: number;
-}
-
-export interface SentRequest {
-  taskId: string;
-  seq: number;
-  step: string | null;
-  model: string;
-  provider: string;
-  exact: boolean;
-  settings: Record<string, unknown>;
-  answerSchema?: unknown;
-  tools: { name: string; description?: string; parameters?: unknown; tokens: number; change: Change; hidden?: boolean }[];
-  parts: Sent[];
-  leftOut: Omitted[];
-  tokens: Tokens;
-  window?: number;
-  problems?: string[];
-  tries: { seq: number; status?: number; code: string; message: string; seconds: number; retryIn?: number }[];
-  answer?: number;
-  previous?: number;
-}
-
-export interface RequestRow {
-  seq: number;
-  run?: string;
-  step: string | null;
-  branch?: string;
-  agentPath?: string[];
-  model: string;
-  tokens: Tokens;
-  parts?: Partial<Record<Part, number>>;
-  window?: number;
-  saved?: number;
-  history: number;
-  sent: [first: number, last: number][];
-  edited?: [first: number, last: number, edit: 'shortened' | 'rewritten'][];
-  exact: boolean;
-}
+export type { Message, Omitted, RequestRow, Sent, SentRequest, Tokens };
+export type Change = Sent['change'];
 
 export const PARTS = ['system', 'tools', 'task', 'summary', 'history', 'workspace', 'memory', 'note'] as const;
 export type Part = (typeof PARTS)[number];

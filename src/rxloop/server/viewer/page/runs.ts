@@ -72,7 +72,7 @@ export async function loadMore(): Promise<void> {
   if (!page) return void (announcement.value = 'Older runs could not be loaded. Try again.');
   const known = new Set(lists.value.runs.map(run => run.taskId));
   lists.value = { ...lists.value, runs: [...lists.value.runs, ...page.runs.filter(run => !known.has(run.taskId))] };
-  next.value = page.next;
+  next.value = page.next ?? undefined;
 }
 
 // -- filter

@@ -1,35 +1,8 @@
 // State of a run after an event, and its difference from the state after another event.
 
-import type { Question } from './act.ts';
+import type { Message, StateInfo, Usage } from './http_api.d.ts';
 
-export interface Message {
-  role: string;
-  content: unknown;
-  reasoning?: string | null;
-  toolCalls?: Call[];
-  toolCallId?: string | null;
-}
-
-interface Call {
-  id: string;
-  name: string;
-  arguments: unknown;
-}
-
-/** The answer of `GET /runs/{id}/state`. */
-export interface StateInfo {
-  seq: number;
-  attempt: number;
-  state: string;
-  reason?: string;
-  iteration: number;
-  messages: Message[];
-  messageCount?: number;
-  calls?: Call[];
-  pending?: Question[];
-  content: string;
-  usage: Record<string, number>;
-}
+export type { Message, StateInfo };
 
 const MAX_STATES = 400;
 
@@ -63,7 +36,9 @@ export class States {
   }
 }
 
-export const EMPTY: StateInfo = { seq: 0, attempt: 0, state: '', iteration: 0, messages: [], content: '', usage: {} };
+export const EMPTY: StateInfo = {
+  taskId: '', seq: 0, attempt: 0, state: 'submitted', iteration: 0, messages: [], content: '', usage: { inputTokens: 0, outputTokens: 0, cachedTokens: 0, reasoningTokens: 0 },
+};
 
 export type Sign = '+' | '-' | '';
 
@@ -92,7 +67,7 @@ export function compareFigures(before: [string, string][], after: [string, strin
   });
 }
 
-const USAGE: [string, string][] = [
+const USAGE: [keyof Usage, string][] = [
   ['inputTokens', 'input tokens'], ['outputTokens', 'output tokens'], ['cachedTokens', 'from the cache'],
   ['cacheWriteTokens', 'written to the cache'], ['reasoningTokens', 'reasoning'],
 ];
@@ -100,7 +75,7 @@ const USAGE: [string, string][] = [
 /** Figures of a state, in the order in which they are shown. */
 export function listFigures(state: StateInfo, format: (value: number) => string): [string, string][] {
   if (!state.seq) return [];
-  const tokens = USAGE.filter(([key]) => state.usage[key]).map(([key, name]): [string, string] => [name, format(state.usage[key])]);
+  const tokens = USAGE.filter(([key]) => state.usage[key]).map(([key, name]): [string, string] => [name, format(state.usage[key] ?? 0)]);
   return [['state', state.reason ? `${state.state}, ${state.reason}` : state.state], ['model calls', format(state.iteration)], ...tokens];
 }
 

@@ -1,13 +1,13 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { formatAddress, parseAddress } from '../address.ts';
-import { compareEvents, describeCost, toActiveTimes, toRows, type RunComparison } from '../diff.ts';
+import { compareEvents, describeCost, toActiveTimes, toRows, type ComparedRun, type RunComparison } from '../diff.ts';
 import { describePlan, makeForkDraft, makeSettings, planFork, readFork, readResult } from '../forks.ts';
 import type { EventOf } from '../outline.ts';
 import { makeEvents, makeOutline } from './run.ts';
 
-const COST = { modelCalls: 1, toolCalls: 2, usage: { inputTokens: 1000, outputTokens: 20 }, seconds: 1.25 };
-const RUN = { taskId: 'a', state: 'completed', seq: 9, cost: COST, costSince: COST };
+const COST = { modelCalls: 1, toolCalls: 2, usage: { inputTokens: 1000, outputTokens: 20, cachedTokens: 0, reasoningTokens: 0 }, seconds: 1.25 };
+const RUN: ComparedRun = { taskId: 'a', state: 'completed', seq: 9, cost: COST, costSince: COST };
 const COMPARISON: RunComparison = {
   shared: 4, at: [6, 7], a: RUN, b: RUN,
   pairs: [

@@ -4,7 +4,7 @@ import { formatAddress, parseAddress } from '../address.ts';
 import { addExperiments, describeRun, difference, findRange, findWorse, formatScore, listScorers, meanOf, sortCases, type CaseInfo, type CaseRun, type Score } from '../experiment.ts';
 import { makeCase } from '../share.ts';
 
-const run = (value: Score, state = 'completed', repeat = 1): CaseRun => ({ taskId: `${value}${repeat}`, repeat, state, scores: value === null ? {} : { exact: value } });
+const run = (value: Score, state: CaseRun['state'] = 'completed', repeat = 1): CaseRun => ({ taskId: `${value}${repeat}`, repeat, state, scores: value === null ? {} : { exact: value } });
 const makeRow = (id: string, a: Score[], b: Score[]): CaseInfo => ({ id, title: '', cells: { a: a.map(each => run(each)), b: b.map(each => run(each)) } });
 
 test('cells show verdicts, numbers, labels and states', () => {
@@ -37,7 +37,7 @@ test('a scale contains zero and all intervals', () => {
 });
 
 test('scorers are named once, also without means', () => {
-  const variants = [{ name: 'a', scores: [{ scorer: 'tokens', better: 'lower' as const, mean: 1, low: 1, high: 1 }], usage: { inputTokens: 1, outputTokens: 1 } }];
+  const variants = [{ name: 'a', scores: [{ scorer: 'tokens', better: 'lower' as const, mean: 1, low: 1, high: 1 }], usage: { inputTokens: 1, outputTokens: 1, cachedTokens: 0, reasoningTokens: 0 } }];
   assert.deepEqual(listScorers({ name: 'x', hasReport: true, variants, cases: [makeRow('1', ['rude'], [])] }), ['tokens', 'exact']);
 });
 

@@ -16,10 +16,12 @@ test('the stream continues the numbers of a page, also within a batch', () => {
   for (let size = 1; size < EVENTS.length; size++) {
     const outline = new Outline();
     const column = <T>(values: T[]) => values.slice(0, size);
+    const { kind, step, branch, path, run, name } = whole;
+    const dict = { kind, step, branch, path, run, name };
+    const indexes = EVENTS.slice(0, size).map((_, i) => i);
     const page = {
-      taskId: 'run', first: 1, last: size, final: false, start: EVENTS[0].timestamp, attempts: [[1, 1]], dict: {},
-      kind: column(whole.kind), step: column(whole.step), branch: column(whole.branch), path: column(whole.path), run: column(whole.run),
-      name: column(whole.name), dt: column(whole.time.map((ms, i) => ms - (whole.time[i - 1] ?? 0))), opens: column(whole.opens),
+      taskId: 'run', first: 1, last: size, final: false, start: EVENTS[0].timestamp, attempts: [[1, 1]], dict,
+      kind: indexes, step: indexes, branch: indexes, path: indexes, run: indexes, name: indexes, dt: column(whole.time.map((ms, i) => ms - (whole.time[i - 1] ?? 0))), opens: column(whole.opens),
       flags: column(whole.flags), a: column(whole.a), b: column(whole.b), label: column(whole.label),
       messages: column(whole.messages), calls: column(whole.calls),
     };
@@ -57,8 +59,8 @@ test('an answer in the stream ends a question of the log', () => {
     [2, 'input-received', { inputId: 'q1', value: true }],
   ]);
   const page = {
-    taskId: 'run', first: 1, last: 2, final: false, start: events[0].timestamp, attempts: [[1, 1]], dict: {},
-    kind: ['task', 'input-required'], step: ['', '1'], dt: [0, 1], flags: [0, 32], label: ['', 'Refund?'],
+    taskId: 'run', first: 1, last: 2, final: false, start: events[0].timestamp, attempts: [[1, 1]],
+    dict: { kind: ['task', 'input-required'], step: ['', '1'] }, kind: [0, 1], step: [0, 1], dt: [0, 1], flags: [0, 32], label: ['', 'Refund?'],
   };
   const outline = new Outline();
   outline.addPage(page as unknown as OutlinePage);

@@ -8,7 +8,7 @@ import { splitMarks } from '../text.ts';
 import { addPage, addRun, matching, parseTerms, setTerm, toggleGroups, toHeights, toItems, toMoment } from '../runlist.ts';
 
 const makeRun = (taskId: string, more: Partial<RunInfo> = {}): RunInfo => ({
-  taskId, contextId: 'c', agent: 'support', state: 'completed', attempt: 1, seq: 9, cursor: '', created: `2026-01-01T00:00:0${taskId}Z`, updated: '', ...more,
+  taskId, contextId: 'c', agent: 'support', state: 'completed', attempt: 1, seq: 9, deltas: 'none', cursor: '', events: '', created: `2026-01-01T00:00:0${taskId}Z`, updated: '', ...more,
 });
 const ids = (runs: RunInfo[]) => runs.map(run => run.taskId);
 

@@ -12,7 +12,7 @@ const makeRow = (more: Partial<RequestRow> = {}): RequestRow => ({
   seq: 3, step: '1', model: 'm', tokens: { estimated: 100 }, parts: { system: 20, history: 80 }, history: 4, sent: [[0, 3]], exact: true, ...more,
 });
 
-const makePart = (from: string, index?: number, tokens = 1): Sent => ({ role: 'user', from, index, tokens, change: 'new' });
+const makePart = (from: Sent['from'], index?: number, tokens = 1): Sent => ({ role: 'user', from, index, tokens, change: 'new' });
 
 test('bars have the input tokens that the provider has reported', () => {
   for (const counted of [0, 1, 7, 90, 12_345]) {

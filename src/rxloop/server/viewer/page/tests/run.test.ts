@@ -4,6 +4,7 @@ import { applyFilter } from '../filter.ts';
 import { Fold } from '../fold.ts';
 import { buildLanes, cluster, LEAST_DISTANCE } from '../lanes.ts';
 import { RunModel } from '../model.ts';
+import type { OutlinePage } from '../outline.ts';
 import { buildRows, visibleRows } from '../rows.ts';
 import { EVENTS, makeEvents, makeOutline } from './run.ts';
 
@@ -139,7 +140,7 @@ test('deltas set the first token of a call that is not complete', () => {
 });
 
 /** The outline of the first events, as the API sends it. */
-function toPage(count: number) {
+function toPage(count: number): OutlinePage {
   const outline = makeOutline(EVENTS.slice(0, count));
   const columns = ['kind', 'name', 'step', 'branch', 'path', 'run'] as const;
   const dict = Object.fromEntries(columns.map(name => [name, ['', ...new Set(outline[name])]]));
@@ -147,7 +148,7 @@ function toPage(count: number) {
   const dt = outline.time.map((ms, i) => ms - (outline.time[i - 1] ?? 0));
   const { opens, flags, a, b, label } = outline;
   return {
-    taskId: 'run', first: 1, last: count, final: false, start: '2026-01-01T00:00:00.000Z', attempts: [[1, 1]] as [number, number][],
+    taskId: 'run', first: 1, last: count, final: false, start: '2026-01-01T00:00:00.000Z', attempts: [[1, 1]],
     dict, ...indexes, dt, opens, flags, a, b, label,
-  };
+  } as unknown as OutlinePage;
 }

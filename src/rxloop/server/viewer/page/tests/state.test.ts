@@ -5,8 +5,8 @@ import { compareFigures, compareItems, countChanges, listFigures, States, type S
 /** A history with one more message after every second event. */
 function makeState(seq: number, from: number): StateInfo {
   const count = Math.ceil(seq / 2);
-  const messages = Array.from({ length: count }, (_, k) => ({ role: 'user', content: `message ${k}` }));
-  return { seq, attempt: 1, state: 'working', iteration: seq, messages: messages.slice(from), messageCount: count, content: '', usage: { inputTokens: seq } };
+  const messages = Array.from({ length: count }, (_, k) => ({ role: 'user' as const, content: `message ${k}`, reasoning: null, toolCalls: [], toolCallId: null, providerState: null }));
+  return { taskId: 'run', seq, attempt: 1, state: 'working', iteration: seq, messages: messages.slice(from), messageCount: count, content: '', usage: { inputTokens: seq, outputTokens: 0, cachedTokens: 0, reasoningTokens: 0 } };
 }
 
 test('no message is requested twice, in any order', async () => {
@@ -43,7 +43,7 @@ test('added and removed items have signs', () => {
 });
 
 test('a changed figure has its old and its new value', () => {
-  const [before, after] = [makeState(2, 0), { ...makeState(3, 0), usage: { inputTokens: 3, outputTokens: 5 }, reason: 'paused' }];
+  const [before, after] = [makeState(2, 0), { ...makeState(3, 0), usage: { inputTokens: 3, outputTokens: 5, cachedTokens: 0, reasoningTokens: 0 }, reason: 'paused' }];
   const lines = compareFigures(listFigures(before, String), listFigures(after, String));
   assert.deepEqual(lines.map(each => `${each.sign}${each.item.join(' ')}`), [
     '-state working', '+state working, paused', '-model calls 2', '+model calls 3', '-input tokens 2', '+input tokens 3', '+output tokens 5',
