@@ -108,6 +108,7 @@ class ThinkingPhase:
             branch=request.branch,
             note=result.text(),
             position=len(request.messages),
+            thinking_model=result.thinking_model,
             thinking=result.thinking_tokens,
             seconds=seconds,
             published=self.publish,

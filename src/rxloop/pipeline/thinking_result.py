@@ -35,6 +35,8 @@ class ThinkingResult:
     """Messages to send instead of the history. Unchanged messages must be the same objects."""
     thinking_tokens: Usage = field(default_factory=Usage)
     """Tokens used by the thinking model."""
+    thinking_model: str | None = None
+    """Name of this model, used to find its price."""
 
     def text(self) -> str:
         """Return the note without its heading."""

@@ -256,13 +256,15 @@ class ThinkingNotedEvent(Event):
 
     kind: Literal["thinking-noted"] = "thinking-noted"
     marble = "T"
-    public_fields = ("note", "position", "thinking", "seconds", "published")
+    public_fields = ("note", "position", "thinking_model", "thinking", "seconds", "published")
     incidental_fields = ("thinking", "seconds")
     note: str
     position: int = 0
     """Number of messages in the history."""
+    thinking_model: str | None = Field(default=None, exclude_if=is_empty)
+    """Model used to write the note."""
     thinking: Usage = Field(default_factory=Usage, exclude_if=lambda usage: not usage.total_tokens)
-    """Tokens used by a thinking model. They are not part of the run's usage."""
+    """Tokens used by this model. They are not part of the run's usage."""
     seconds: float = 0.0
     """Duration in seconds."""
     published: bool = False

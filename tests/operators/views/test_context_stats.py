@@ -49,6 +49,12 @@ async def test_cost_includes_the_thinking_model() -> None:
     assert values[-1].dollars == pytest.approx(0.2)  # pyright: ignore[reportUnknownMemberType]
 
 
+async def test_cost_includes_the_model_of_custom_thinking() -> None:
+    used = ThinkingResult(thinking_tokens=Usage(input_tokens=1_000_000), thinking_model="zai:glm-4.5-air")
+    values, _ = await collect_stats(*look_calls(2), think=lambda *arguments: used)
+    assert values[-1].dollars == pytest.approx(0.4)  # pyright: ignore[reportUnknownMemberType]
+
+
 async def test_notes_and_failures_are_counted() -> None:
     results = iter([ThinkingResult(current_state="A", thinking_tokens=Usage(input_tokens=5)), None, ThinkingResult()])
     values, _ = await collect_stats(*look_calls(3), think=lambda *arguments: next(results))

@@ -79,6 +79,14 @@ def compress(
 def adaptive(prices: Mapping[str, Price] | None = None) -> Trigger:
     """Return a trigger that compresses when this is cheaper than sending the new messages again and again.
 
+    ::
+
+        in   --M--|    --M------|
+        out  --M--|    --(c,m)--|
+
+    With `op.compress(..., every=op.adaptive())`, M is a `ModelRequest` that is sent unchanged, c a `context-compressed`
+    event, and m a request that is compressed before it reaches the limit.
+
     After a compression, the provider bills the remaining messages once at the full price instead of the price of cached
     tokens. A compression is due when the messages added since the last one have cost as much as this cache miss, and
     more than half of the limit is used. This is the rule for renting or buying when the length of the run is unknown

@@ -33,7 +33,7 @@ class ContextStats:
     usage: Usage = field(default_factory=Usage)
     """Usage of the run, including nested runs, without thinking."""
     dollars: float = 0.0
-    """Cost of model calls with a known price in US dollars. Tokens reported by a custom `think` are excluded."""
+    """Cost of model calls and thinking with a known price, in US dollars."""
     errors: int = 0
     """Number of failed tool calls."""
     recovered_errors: int = 0
@@ -116,10 +116,11 @@ class _Figures:
         """Add a durable event, and return True if it ends a cycle or an attempt."""
         self._state = fold_all([event], self._state)
         self._spending.add(event)
+        if isinstance(event, ContextCompressedEvent | ThinkingNotedEvent):
+            price = self._find_price(event.thinking_model or "", self._prices)
+            self._thinking_dollars += 0.0 if price is None else price.of(event.thinking)
         match event:
             case ContextCompressedEvent():
-                price = self._find_price(event.thinking_model or "", self._prices)
-                self._thinking_dollars += 0.0 if price is None else price.of(event.thinking)
                 if event.view and event.branch is None and event.parent_task_id is None:
                     self._count_values(event)
             case ThinkingNotedEvent():
