@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rxloop.protocol.events import Event, ToolCompleteEvent, ToolStartEvent
+from rxloop.protocol.events import ContentCompleteEvent, Event, LLMCallEvent, ToolCompleteEvent, ToolStartEvent
 from rxloop.protocol.messages import ToolCall
 from rxloop.recorded.pairs import EqualEvents, EventPair, fold_equal_pairs, pair_events
 
@@ -53,3 +53,45 @@ def test_consecutive_equal_pairs_are_folded() -> None:
     assert isinstance(last, EqualEvents)
     assert (first.size, changed.change, last.size) == (3, "changed", 2)
     assert [each.a and each.a.seq for each in (first.first, first.last, changed, last.first)] == [1, 3, 4, 5]
+
+
+def make_step(number: int, content: str, *names: str) -> list[Event]:
+    """Return the request and the message of a step, without their numbers."""
+    fields: dict[str, Any] = {"step": str(number), "task_id": "run", "context_id": "talk", "attempt": 1}
+    calls = [ToolCall(id=str(index), name=name, arguments={}) for index, name in enumerate(names)]
+    sizes = {"message_count": 2 * number, "tool_count": 1, "estimated_input_tokens": 9}
+    call = LLMCallEvent(model="m", iteration=number, **sizes, **fields)
+    return [call, ContentCompleteEvent(content=content, tool_calls=calls, finish_reason="stop", **fields)]
+
+
+def make_run(*steps: tuple[str, ...]) -> list[Event]:
+    """Return the events of a run with a step for each content and its calls."""
+    events = [event for number, step in enumerate(steps, start=1) for event in make_step(number, *step)]
+    return [event.model_copy(update={"seq": seq}) for seq, event in enumerate(events, start=1)]
+
+
+def test_events_after_an_additional_step_are_the_same() -> None:
+    a, b = (
+        make_run(("x", "look"), ("y", "read"), ("end",)),
+        make_run(("x", "look"), ("new", "ask"), ("y", "read"), ("end",)),
+    )
+    expected = [("same", 1, 1), ("same", 2, 2), ("only", None, 3), ("only", None, 4)]
+    assert list_pairs(a, b) == [*expected, ("same", 3, 5), ("same", 4, 6), ("same", 5, 7), ("same", 6, 8)]
+    assert [each for each in list_pairs(b, a) if each[0] != "same"] == [("only", 3, None), ("only", 4, None)]
+
+
+def test_steps_with_other_texts_correspond_by_the_names_of_their_calls() -> None:
+    a, b = make_run(("x", "look"), ("y", "read")), make_run(("new", "ask"), ("z", "look"), ("y", "read"))
+    changes = list_pairs(a, b)
+    assert [each for each in changes if each[0] == "changed"] == [("changed", 2, 4)]
+    assert [each for each in changes if each[0] == "only"] == [("only", None, 1), ("only", None, 2)]
+
+
+def test_replaced_steps_correspond_in_order() -> None:
+    a, b = make_run(("x", "look"), ("y", "read")), make_run(("v", "ask"), ("w", "tell"))
+    assert [each for each in list_pairs(a, b) if each[0] == "only"] == []
+
+
+def test_many_equal_steps_correspond_by_their_position() -> None:
+    a, b = make_run(*[("x", "look")] * 3_000), make_run(*[("x", "look")] * 2_999)
+    assert [each for each in list_pairs(a, b) if each[0] != "same"] == [("only", 5_999, None), ("only", 6_000, None)]

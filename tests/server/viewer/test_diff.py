@@ -189,6 +189,15 @@ async def test_marked_runs_are_compared_and_keys_step_through_the_differences(pa
         await expect(count).to_have_text(re.compile(r"difference 1 of \d"))
 
 
+async def test_rows_after_an_additional_step_are_the_same(page: Page) -> None:
+    oslo, bergen = call("read_alerts", region="Oslo"), call("read_alerts", region="Bergen")
+    async with serve_agents(make_clerk(oslo, "Go out.", oslo, bergen, "Go out.")) as served:
+        first, second = [await start(served, owner=None) for _ in range(2)]
+        await page.goto(f"{served.url}/view/#/diff/{first}/{second}")
+        # Request, message, start and end of the call are the only differences.
+        await expect(page.locator(".tabs .count").last).to_have_text("difference 1 of 4")
+
+
 async def test_comparison_with_an_unknown_run_is_explained(page: Page) -> None:
     async with serve_agents(make_clerk("Done.")) as served:
         task_id = await start(served, owner=None)
