@@ -587,6 +587,7 @@ export interface ThinkingNotedEvent {
   };
   note: string;
   position?: number;
+  thinkingModel?: string | null;
   thinking?: Usage;
   seconds?: number;
   published?: boolean;
