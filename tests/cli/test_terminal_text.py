@@ -71,6 +71,8 @@ def make_hostile_lines(task_id: str) -> Iterator[bytes]:
         }
         if kind == "message-added":
             fields["content"] = EVIL
+        if kind == "goals-updated":
+            fields["goals"] = [{"id": EVIL_ID, "title": EVIL}]
         if kind == "tool-complete":
             fields["messages"] = [{"role": "system", "content": EVIL}]
         common: dict[str, Any] = {"kind": kind, "step": EVIL_ID, "metadata": {EVIL: EVIL}, **fields}
@@ -110,6 +112,9 @@ def hostile_workspace(workspace: Workspace) -> Workspace:
         ["replay", "last", "--json"],
         ["runs"],
         ["runs", "--json"],
+        ["stats"],
+        ["stats", "--json"],
+        ["stats", "--agent", EVIL.replace("\x00", "")],
         ["graph", "last"],
         ["graph", "last", "-f", "mermaid"],
         ["graph", "last", "-f", "dot"],
