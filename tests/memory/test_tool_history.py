@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rxloop import Agent, Event, MemoryEventLog, tool
 from rxloop.errors import ToolError
+from rxloop.memory import tool_history
 from rxloop.memory.tool_history import RunCalls, ToolHistory
 from rxloop.protocol.events import ContentCompleteEvent, TaskEvent, ToolCompleteEvent
 from rxloop.protocol.messages import Message, ToolCall
@@ -79,6 +80,15 @@ async def test_all_failed_variants_are_corrected_by_the_successful_call() -> Non
 async def test_call_with_unrelated_arguments_is_not_a_correction() -> None:
     run = await fold(call("find", place="Oslo"), call("find", place="Lima, Peru"), "There.")
     assert [each.correction for each in run.calls] == ["", ""]
+
+
+def test_failed_call_is_only_compared_with_the_next_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+    monkeypatch.setattr(tool_history, "_is_variant", lambda failed, call: compared.append(call.arguments))
+    failed = complete("find", 2, success=False, arguments={"place": "Oslo"})
+    others = [complete("find", seq, arguments={"place": str(seq)}) for seq in range(3, 103)]
+    fold_events(start(), failed, *others)
+    assert len(compared) == 10
 
 
 def test_call_of_the_same_message_is_not_a_correction() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from itertools import pairwise
@@ -22,8 +22,10 @@ _FOLDED = frozenset((TaskEvent, ToolCompleteEvent, ContentCompleteEvent, StatusU
 _MAX_ARGUMENTS, _MAX_ERROR, _MAX_RESULT = 2_000, 200, 20_000
 """Maximum sizes in characters: recorded arguments, recorded errors, and results compared with messages."""
 
-_MAX_FAILED, _MAX_COMPARED = 20, 300
-"""Maximum number of failed calls to correct, and maximum size of compared arguments in characters."""
+_MAX_FAILED, _MAX_COMPARISONS, _MAX_COMPARED = 20, 10, 100
+"""Maximum number of failed calls to correct, of later calls that each of them is compared with, and of compared
+characters of arguments. The duration of a comparison grows with the square of the number of characters.
+"""
 
 _MIN_SIMILARITY = 0.5
 """Minimum similarity between a failed call and its correction."""
@@ -86,8 +88,8 @@ class RunCalls:
         self.created, self.completed = 0, False
         self.calls: list[ToolCallRecord] = []
         self._copied = 0
-        self._failed: list[ToolCallRecord] = []
-        """Recent failed calls without a correction."""
+        self._failed: list[tuple[ToolCallRecord, int]] = []
+        """Recent failed calls without a correction, and the number of later calls that they were compared with."""
         self._steps: set[str | None] = set()
         """Steps of predicted calls."""
         self._prompt = ""
@@ -127,17 +129,23 @@ class RunCalls:
         )
         self.calls.append(call)
         if call.code:
-            self._failed = [*self._failed[1 - _MAX_FAILED :], call]
+            self._failed = [*self._failed[1 - _MAX_FAILED :], (call, 0)]
         else:
-            for failed in self._failed:
-                # Calls in the same message cannot respond to the error.
-                if failed.name == call.name and failed.step != call.step and _is_variant(failed, call):
-                    failed.correction = call.arguments
-            self._failed = [failed for failed in self._failed if not failed.correction]
+            self._failed = [*self._correct_failed(call)]
         if event.step in self._steps:
             call.used = False
             words = set(find_words(event.content[:_MAX_RESULT] if event.success else ""))
             self._unused.append((call, words.difference(find_words(f"{self._prompt} {call.arguments}"))))
+
+    def _correct_failed(self, call: ToolCallRecord) -> Iterator[tuple[ToolCallRecord, int]]:
+        """Set the correction of the failed calls that a successful call corrects, and yield those to correct later."""
+        for failed, compared in self._failed:
+            # Calls in the same message cannot respond to the error.
+            if failed.name == call.name and failed.step != call.step:
+                compared += 1
+                failed.correction = call.arguments if _is_variant(failed, call) else ""
+            if not failed.correction and compared < _MAX_COMPARISONS:
+                yield failed, compared
 
     def _add_message(self, event: ContentCompleteEvent) -> None:
         if PREDICTED in event.metadata:
