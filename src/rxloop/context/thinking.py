@@ -66,7 +66,7 @@ class ThinkingPhase:
         result = reflect(state) if self.think is None else ThinkingResult(current_state=note)
         counter = cutter.counter(request)
         compression = cutter.compression(self._add_note(request, result), counter)
-        publishes = self.think is None and self.publish and result.text()
+        publishes = self.think is None and self.publish and not request.pressure and result.text()
         events = (self._event(request, result),) if publishes else ()
         cycle = _Cycle(request, counter, compression, compression.unchanged(), result, events)
         can_think = not request.pressure and state.thinking_failures < MOST_FAILURES

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rxloop import (
     Agent,
@@ -23,6 +25,7 @@ from rxloop import (
     op,
 )
 from rxloop.context import TextWorkspace
+from rxloop.context.layout import find_problems
 from rxloop.errors import ContextLengthExceeded
 from rxloop.pipeline import Budget, Growth, ThinkingResult
 from rxloop.protocol import ThinkingNotedEvent
@@ -167,6 +170,27 @@ async def test_messages_of_think_are_sent_instead_of_the_history() -> None:
     assert [(event.reason, event.dropped) for event in compressions(events)] == [("thinking", 4)]
 
 
+@given(st.lists(st.sets(st.integers(0, 16)), min_size=8, max_size=8), st.booleans())
+@settings(max_examples=50)
+def test_requests_are_valid_for_any_messages_of_think(removed: list[set[int]], window: bool) -> None:
+    # T93, T95
+    choices = iter(removed)
+
+    def result(cycle: Cycle) -> ThinkingResult:
+        indexes = next(choices)
+        kept = [message for index, message in enumerate(cycle.history) if index not in indexes]
+        return ThinkingResult(compressed_history=kept, summary="Some messages are left out.")
+
+    calls = [look_calls(2, first=2 * number) for number in range(8)]
+    model = ScriptedModel(*calls, "Done.")
+    phase = op.thinking_phase(SMALL if window else LARGE, think=Thinker(result).think)
+    asyncio.run(collect_run(model, phase))
+    assert len(model.requests) == 9
+    for request in model.requests:
+        assert find_problems(request.messages) == []
+        assert request.messages[0].text == "Find the crate."
+
+
 @pytest.mark.parametrize(
     ("result", "reason"),
     [
@@ -296,6 +320,12 @@ async def test_notes_built_from_rules_are_events_only_if_they_are_published(publ
     events = await collect_run(model, op.thinking_phase(LARGE, publish=publish))
     assert [event.public for event in noted(events)] == [True] * count
     assert notes(model)[-1] == "2 model calls so far. The last one called look."
+
+
+async def test_note_is_published_once_when_a_request_is_refused() -> None:
+    model = ScriptedModel(*look_calls(2), ContextLengthExceeded("too long"), "Done.")
+    events = await collect_run(model, op.thinking_phase(LARGE, publish=True))
+    assert [event.step for event in noted(events)] == ["2", "3"]
 
 
 async def test_thinking_model_reads_the_workspace() -> None:
