@@ -240,3 +240,27 @@ async def test_json_has_line_breaks_windows_and_chips(page: Page) -> None:
         assert (await download.value).suggested_filename == "t-3.json"
         await inspector.get_by_role("button", name="Raw").click()
         await expect(tree).to_contain_text('"seq": 3')
+
+
+async def test_texts_of_an_event_are_highlighted_and_lines_can_be_kept(page: Page) -> None:
+    log, task_id, _ = await record(count=2)
+    async with serve_view(log) as url:
+        await page.goto(f"{url}#/r/{task_id}?at=1.1.0&in=json")
+        inspector = find_inspector(page)
+        find = inspector.get_by_role("textbox", name="Find in this event")
+        await find.fill("ANN")
+        await expect(inspector.get_by_role("status")).to_have_text(re.compile(r"^[1-9]\d* match"))
+        assert await page.evaluate("CSS.highlights.get('found').size") > 0
+        await find.press("Enter")
+        await expect(inspector.get_by_role("status")).to_have_text(re.compile(r"^1 of [1-9]\d* match"))
+        await find.fill("nothing like this")
+        await expect(inspector.get_by_role("status")).to_have_text("0 matches")
+        wrap = inspector.get_by_role("button", name="Wrap")
+        await expect(wrap).to_have_attribute("aria-pressed", "true")
+        await find.blur()
+        await page.keyboard.press("W")
+        await expect(wrap).to_have_attribute("aria-pressed", "false")
+        await page.reload()
+        await expect(wrap).to_have_attribute("aria-pressed", "false")
+        await inspector.get_by_role("tab", name="Event").click()
+        assert not await page.evaluate("CSS.highlights.has('found')")

@@ -5,7 +5,7 @@ import { stepDifference } from './compare.ts';
 import { addWaiting } from './runs.ts';
 import {
   address, announcement, forkAt, marked, change, filtered, goLive, isFollowing, isHelpOpen, isInspectorOpen, isPlaying, keepSetting, model, now, playhead, problems, revision,
-  select, selected, selectedRow, show, shownRows, shownWindow, speed, theme, toggle, go,
+  select, selected, selectedRow, show, shownRows, shownWindow, speed, theme, toggle, toggleWrap, go,
 } from './store.ts';
 import type { ThoughtGraph } from './thoughts.ts';
 import { keepInside, zoom } from './time.ts';
@@ -45,6 +45,7 @@ const COMMANDS: Record<string, () => void> = {
     isInspectorOpen.value = true;
     forkAt.value = selected.value;
   },
+  wrap: toggleWrap,
   nextDifference: () => stepDifference(1),
   previousDifference: () => stepDifference(-1),
   mark: () => {

@@ -33,6 +33,7 @@ export const BINDINGS: Binding[] = [
   { keys: ['h'], command: 'parentThought', help: 'thought that led to the selected one', where: 'run' },
   { keys: ['Enter'], command: 'inspect', help: 'open the inspector', where: 'run' },
   { keys: ['m'], command: 'mark', help: 'compare states with this event', where: 'run' },
+  { keys: ['W'], command: 'wrap', help: 'break long lines of JSON', where: 'run' },
   { keys: ['F'], command: 'fork', help: 'start a new run from the selected event', where: 'run' },
   { keys: [';'], command: 'nextDifference', help: 'next difference', where: 'diff' },
   { keys: [','], command: 'previousDifference', help: 'difference before', where: 'diff' },

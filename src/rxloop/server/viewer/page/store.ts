@@ -18,6 +18,8 @@ export const inspectorWidth = signal(Math.min(Math.max(Number(readSetting('width
 export const isInspectorOpen = signal(innerWidth > 1000);
 export const lettersOff = signal(readSetting('letters') === 'off');
 export const isHelpOpen = signal(false);
+/** Long lines of JSON are broken. */
+export const isWrapped = signal(readSetting('wrap') !== 'off');
 export const needsKey = signal(false);
 export const me = signal<Me | null>(null);
 export const announcement = signal('');
@@ -411,6 +413,11 @@ export function keepSetting(name: string, value: string): void {
   } catch {
     // Without storage, the setting lasts until the page is closed.
   }
+}
+
+export function toggleWrap(): void {
+  isWrapped.value = !isWrapped.value;
+  keepSetting('wrap', isWrapped.value ? 'on' : 'off');
 }
 
 effect(() => {

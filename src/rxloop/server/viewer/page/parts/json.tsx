@@ -1,8 +1,9 @@
 // JSON as a tree that can be folded. Names and texts are shown as text.
 
 import { createContext } from 'preact';
-import { useContext, useMemo, useState } from 'preact/hooks';
+import { useContext, useEffect, useMemo, useRef, useState } from 'preact/hooks';
 import { cut, findBytes, FOLD, formatPath, formatSize, parseEmbedded, toText, WINDOW } from '../json.ts';
+import { isWrapped, toggleWrap } from '../store.ts';
 import { formatNumber } from '../time.ts';
 import { download } from './download.ts';
 import { Text } from './text.tsx';
@@ -15,16 +16,66 @@ const HasCopies = createContext(false);
 /** A tree with buttons that copy and download the whole value. */
 export function JsonDocument({ value, name }: { value: unknown; name: string }) {
   const [isRaw, setRaw] = useState(false);
+  const box = useRef<HTMLDivElement>(null);
   return (
     <div class="json">
       <p class="tools">
         <button aria-pressed={isRaw} onClick={() => setRaw(!isRaw)}>Raw</button>
+        <button aria-pressed={isWrapped.value} title="Break long lines (W)" onClick={toggleWrap}>Wrap</button>
         <Copy text={() => toText(value)} label="Copy" />
         <button onClick={() => download([toText(value)], `${name}.json`)}>Download</button>
       </p>
-      <div class="block mono" tabIndex={0}>{isRaw ? <Text text={toText(value)} /> : <HasCopies.Provider value={true}><Json value={value} /></HasCopies.Provider>}</div>
+      <Find box={box} change={`${name} ${isRaw}`} />
+      <div class={`block mono${isWrapped.value ? '' : ' nowrap'}`} tabIndex={0} ref={box}>{isRaw ? <Text text={toText(value)} /> : <HasCopies.Provider value={true}><Json value={value} /></HasCopies.Provider>}</div>
     </div>
   );
+}
+
+const MAX_MARKS = 1_000;
+
+/** Field that highlights a text in the opened parts of a tree. Enter goes to the next match. */
+function Find({ box, change }: { box: { current: HTMLElement | null }; change: string }) {
+  const [text, setText] = useState('');
+  const ranges = useRef<Range[]>([]);
+  const [place, setPlace] = useState({ at: 0, count: 0 });
+  useEffect(() => {
+    ranges.current = text && box.current ? findRanges(box.current, text, MAX_MARKS) : [];
+    CSS.highlights?.set('found', new Highlight(...ranges.current));
+    setPlace({ at: 0, count: ranges.current.length });
+    return () => void CSS.highlights?.delete('found');
+  }, [text, change]);
+  const next = (event: KeyboardEvent) => {
+    if (event.key !== 'Enter' || !place.count) return;
+    // Matches are numbered from 1. No match is selected at first.
+    const at = event.shiftKey ? (place.at > 1 ? place.at - 1 : place.count) : (place.at % place.count) + 1;
+    ranges.current[at - 1].startContainer.parentElement?.scrollIntoView({ block: 'center' });
+    setPlace({ ...place, at });
+  };
+  return (
+    <label class="find">
+      <input type="text" aria-label="Find in this event" placeholder="Find" value={text} onInput={event => setText(event.currentTarget.value)} onKeyDown={next} />
+      <span class="quiet" role="status">{text && `${place.at ? `${formatNumber(place.at)} of ` : ''}${formatNumber(place.count)}${place.count === MAX_MARKS ? '+' : ''} ${place.count === 1 ? 'match' : 'matches'}`}</span>
+    </label>
+  );
+}
+
+/** Return the matches of a text in an element, ignoring case. */
+function findRanges(element: HTMLElement, text: string, limit: number): Range[] {
+  const ranges: Range[] = [];
+  const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
+  const wanted = text.toLowerCase();
+  for (let node = walker.nextNode(); node && ranges.length < limit; node = walker.nextNode()) {
+    const own = node.textContent!.toLowerCase();
+    // Lower case can have another length.
+    if (own.length !== node.textContent!.length) continue;
+    for (let at = own.indexOf(wanted); at >= 0 && ranges.length < limit; at = own.indexOf(wanted, at + wanted.length)) {
+      const range = new Range();
+      range.setStart(node, at);
+      range.setEnd(node, at + wanted.length);
+      ranges.push(range);
+    }
+  }
+  return ranges;
 }
 
 /** Objects and arrays below the second level are closed at first. `depth` is the level of the value itself. */
