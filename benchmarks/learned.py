@@ -18,7 +18,7 @@ from typing import Any
 
 from rxloop import Agent, EventLog, SqliteEventLog, tool
 from rxloop.errors import ToolError
-from rxloop.memory import Experience, Memory
+from rxloop.memory import Experience, Memory, RunCalls
 from rxloop.testing import ScriptedModel, call
 
 CITIES = ["Oslo", "Bergen", "Trondheim", "Stavanger", "Narvik", "Molde", "Hamar", "Voss", "Alta", "Moss"]
@@ -64,6 +64,13 @@ async def main(runs: int, path: Path) -> None:
     await measure("recall without new runs", recall)
     await add_run(log, runs)
     await measure("recall after one more run", recall)
+    events = [await log.read(record.task_id) for record in await log.list_runs()]
+
+    async def fold() -> None:
+        for each in events:
+            RunCalls().add(each)
+
+    await measure("fold of the tool calls alone", fold)
     print(*(lesson.text for lesson in await experience.lessons("ann", task)), sep="\n")
     await log.aclose()
 

@@ -75,7 +75,6 @@ class RunCalls:
 
     Attributes:
         task_id: Id of the run.
-        context_id: Id of the conversation.
         agent: Name of the agent.
         created: Time of the first event in milliseconds since 1970.
         completed: True if the run has completed.
@@ -84,7 +83,7 @@ class RunCalls:
 
     def __init__(self) -> None:
         """Create an empty fold."""
-        self.task_id = self.context_id = self.agent = ""
+        self.task_id = self.agent = ""
         self.created, self.completed = 0, False
         self.calls: list[ToolCallRecord] = []
         self._copied = 0
@@ -103,8 +102,8 @@ class RunCalls:
             if type(event) not in _FOLDED or event.parent_task_id is not None:
                 continue
             if isinstance(event, TaskEvent):
-                self.task_id, self.context_id, self.created = event.task_id, event.context_id, event.timestamp
-                self.agent, self._copied = event.agent_name, event.fork_seq or 0
+                self.task_id, self.created, self.agent = event.task_id, event.timestamp, event.agent_name
+                self._copied = event.fork_seq or 0
                 self._prompt = event.messages[-1].text if event.messages else ""
             elif event.seq <= self._copied:
                 continue
@@ -210,18 +209,15 @@ class ToolHistory:
     """Statistics of the tools in several runs.
 
     Attributes:
-        runs: Number of runs.
         tools: Statistics by tool name.
         sequences: Number of pairs of successive calls of different tools, by their names.
     """
 
-    runs: int = 0
     tools: dict[str, ToolStats] = field(default_factory=dict[str, ToolStats])
     sequences: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
 
     def add(self, run: RunCalls) -> None:
         """Add a run."""
-        self.runs += 1
         earlier: set[tuple[str, str]] = set()
         for call in run.calls:
             stats = self.tools.setdefault(call.name, ToolStats())
