@@ -52,8 +52,33 @@ def test_dropped_goals_and_parts_of_closed_goals_are_not_listed() -> None:
     assert render_goals(goals) == "- trip (done): Book a trip"
 
 
-def test_title_cannot_imitate_other_goals() -> None:
-    assert render_goals([Goal(id="a", title="A\n- b (done): B")]).count("\n") == 0
+def test_texts_cannot_imitate_other_goals() -> None:
+    goals = [
+        Goal(id="a", title="A\n- b (done): B"),
+        Goal(id="c\n- d (done): D\n-", title="C"),
+        Goal(id="e", title="E", depends_on=["c\n- d (done): D\n-"]),
+    ]
+    assert render_goals(goals).count("\n") == 2
+
+
+async def test_sync_tools_keep_all_goals_when_they_update_them_repeatedly_or_at_the_same_time() -> None:
+    @tool
+    def plan(ctx: RunContext[Any], name: str) -> str:
+        """Add goals."""
+        for number in range(20):
+            update_goals(ctx, {"id": f"{name}{number}", "title": "Pack"})
+        return f"{len(ctx.state.goals or ())} goals"
+
+    calls = [call("plan", name=name) for name in "ab"]
+    run = Agent(ScriptedModel(calls, "Done."), tools=[plan]).run("Book a trip.")
+    updates = [event async for event in run.pipe(op.of_type(GoalsUpdatedEvent))]
+    assert [len(update.goals) for update in updates] == [*range(1, 41)]
+
+
+@pytest.mark.parametrize("change", [{"title": "Book a trip"}, "trip", {"id": ["trip"], "title": "Book a trip"}])
+def test_change_without_a_valid_id_is_refused(change: Any) -> None:
+    with pytest.raises(ConfigurationError, match="must be a dict with the `id` of a goal"):
+        change_goals((), [change])
 
 
 def test_omitted_fields_stay_unchanged() -> None:

@@ -83,6 +83,8 @@ class AttemptInfo:
     """Budget for requests."""
     owner: str | None = None
     """Owner of the run."""
+    run_in_loop: Callable[[Callable[[], Any]], Any] = lambda function: function()
+    """Runs a function in the event loop thread, and returns its result."""
 
     @property
     def task_id(self) -> str:

@@ -186,6 +186,7 @@ class Attempt:
             resolve_model=spec.provider,
             budget=WorkBudget(spec.limits, self.recorder, self.lifetime, scope, describe_loop),
             owner=self.recorder.stamp.owner,
+            run_in_loop=self.lifetime.run_in_loop,
         )
 
     def make_recorder(self, clock: Clock) -> Recorder:

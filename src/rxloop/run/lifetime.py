@@ -6,11 +6,12 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import suppress
 from enum import Enum
 from typing import Any, Final, NamedTuple, TypeVar
 
-from rxloop.errors import RxloopError
+from rxloop.errors import RunOver, RxloopError
 from rxloop.operators.loop.checks import make_thread_error
 from rxloop.pipeline.requests import Operator
 from rxloop.state.run_state import LimitHit
@@ -22,6 +23,9 @@ from rxloop.support.foreign_errors import free_memory, is_out_of_memory, leave_t
 log = logging.getLogger("rxloop")
 
 T = TypeVar("T")
+
+_CHECK_INTERVAL = 1.0
+"""Seconds between checks on whether the run's event loop has closed, while waiting in another thread."""
 
 
 class Phase(Enum):
@@ -221,6 +225,32 @@ class Lifetime:
         else:
             with suppress(RuntimeError):  # The loop may already be closed.
                 self.event_loop.call_soon_threadsafe(self._call_safely, function, *arguments)
+
+    def run_in_loop(self, function: Callable[[], T]) -> T:
+        """Run a function in the event loop thread, and wait for its result. Can be called from any thread.
+
+        Raises:
+            RunOver: The event loop is closed.
+        """
+        loop = self.event_loop
+        if loop is None or threading.get_ident() == self.thread:
+            return function()
+        done: Future[T] = Future()
+
+        def call() -> None:
+            try:
+                done.set_result(function())
+            except BaseException as error:
+                done.set_exception(error)
+
+        with suppress(RuntimeError):  # The loop may already be closed.
+            loop.call_soon_threadsafe(call)
+        while True:
+            try:
+                return done.result(_CHECK_INTERVAL)
+            except TimeoutError:
+                if loop.is_closed():
+                    raise RunOver(f"run {self._task_id} is over, because its event loop is closed") from None
 
     def _call_safely(self, function: Callable[..., None], *arguments: Any) -> None:
         try:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import Any, cast
 
@@ -40,8 +38,6 @@ log = logging.getLogger("rxloop")
 
 MAX_RECURSIVE_SENDS = 100
 """Maximum number of messages sent during the delivery of other messages."""
-_CHECK_INTERVAL = 1.0
-"""Seconds between checks on whether the run's event loop has closed, while waiting in another thread."""
 
 
 def send_messages(
@@ -66,7 +62,7 @@ def send_messages(
     if not messages:
         raise ConfigurationError("messages must not be empty")
     events = [_make_event(message, metadata or {}) for message in messages]
-    _in_loop(attempt, lambda: _publish_or_queue(attempt, events, interrupt))
+    attempt.lifetime.run_in_loop(lambda: _publish_or_queue(attempt, events, interrupt))
 
 
 def _make_event(message: Message, metadata: Mapping[str, Any]) -> MessageAddedEvent:
@@ -119,32 +115,6 @@ def _make_over_error(attempt: Attempt) -> RunOver:
         f"run {attempt.task_id} has ended or is ending, so the message was not sent: start a new run in the same "
         "conversation using agent.run(..., context_id=...)"
     )
-
-
-def _in_loop(attempt: Attempt, function: Callable[[], None]) -> None:
-    """Run a function in the event loop thread of the run, and wait for it."""
-    loop = attempt.lifetime.event_loop
-    if loop is None or threading.get_ident() == attempt.lifetime.thread:
-        function()
-        return None
-    done: Future[None] = Future()
-
-    def call() -> None:
-        try:
-            done.set_result(function())
-        except BaseException as error:
-            done.set_exception(error)
-
-    try:
-        loop.call_soon_threadsafe(call)
-    except RuntimeError:
-        raise _make_over_error(attempt) from None
-    while True:
-        try:
-            return done.result(_CHECK_INTERVAL)
-        except TimeoutError:
-            if loop.is_closed():
-                raise _make_over_error(attempt) from None
 
 
 def publish_queued(attempt: Attempt) -> None:

@@ -49,6 +49,9 @@ def change_goals(goals: Sequence[Goal], changes: Sequence[GoalChange]) -> list[G
             be done in some order.
     """
     changed = {goal.id: goal for goal in goals}
+    for change in changes:
+        if not isinstance(change, dict) or not isinstance(change.get("id"), str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"a change must be a dict with the `id` of a goal, got {change!r}")
     if all(goal.closed for goal in goals) and changed.keys().isdisjoint(change["id"] for change in changes):
         changed = {}
     for change in changes:
@@ -83,10 +86,15 @@ def update_goals(ctx: RunContext[Any], *changes: GoalChange) -> tuple[Goal, ...]
     Raises:
         ConfigurationError: A change is invalid. The goals stay unchanged.
     """
-    goals = change_goals(ctx.state.goals or (), changes)
-    if goals != list(ctx.state.goals or ()):
-        ctx.emit(GoalsUpdatedEvent(goals=goals))
-    return tuple(goals)
+
+    def update() -> tuple[Goal, ...]:
+        goals = change_goals(ctx.state.goals or (), changes)
+        if goals != list(ctx.state.goals or ()):
+            ctx.emit(GoalsUpdatedEvent(goals=goals))
+        return tuple(goals)
+
+    # In the thread of a sync tool, the state does not contain updates that are being published.
+    return ctx.info.run_in_loop(update)
 
 
 @tool(name="update_goals", idempotent=True)
@@ -116,9 +124,9 @@ def render_goals(goals: Sequence[Goal]) -> str:
         for goal in parts.get(parent, ()):
             if goal.status == "dropped":
                 continue
-            missing = [name for name in goal.depends_on if name not in closed]
+            missing = [to_one_line(name, _WIDTH) for name in goal.depends_on if name not in closed]
             waits = f", after {', '.join(missing)}" if missing and not goal.closed else ""
-            yield f"{indent}- {goal.id} ({goal.status}{waits}): {to_one_line(goal.title, _WIDTH)}"
+            yield f"{indent}- {to_one_line(goal.id, _WIDTH)} ({goal.status}{waits}): {to_one_line(goal.title, _WIDTH)}"
             if not goal.closed:
                 yield from render(goal.id, f"{indent}  ")
 
