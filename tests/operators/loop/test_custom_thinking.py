@@ -15,6 +15,7 @@ from rxloop import (
     Agent,
     ConfigurationError,
     Event,
+    LLMCallEvent,
     MemoryEventLog,
     Message,
     RunCancelled,
@@ -170,6 +171,16 @@ async def test_messages_of_think_are_sent_instead_of_the_history() -> None:
     assert [(event.reason, event.dropped) for event in compressions(events)] == [("thinking", 4)]
 
 
+async def test_think_cannot_remove_the_question_or_pinned_messages() -> None:
+    pinned = Message.user("Metric units only.", pinned=True)
+    thinker = Thinker(lambda cycle: ThinkingResult(compressed_history=cycle.history[-2:]))
+    model = ScriptedModel(*look_calls(3), "Done.")
+    prompt = [Message.user("Hi."), pinned, Message.user("Find the crate.")]
+    events = await collect_run(model, op.thinking_phase(LARGE, think=thinker.think, think_every=3), prompt=prompt)
+    assert [message.text for message in model.requests[-1].messages[:3]] == [message.text for message in prompt]
+    assert [event.problems for event in events if isinstance(event, LLMCallEvent) and event.problems] == []
+
+
 @given(st.lists(st.sets(st.integers(0, 16)), min_size=8, max_size=8), st.booleans())
 @settings(max_examples=50)
 def test_requests_are_valid_for_any_messages_of_think(removed: list[set[int]], window: bool) -> None:
@@ -184,8 +195,10 @@ def test_requests_are_valid_for_any_messages_of_think(removed: list[set[int]], w
     calls = [look_calls(2, first=2 * number) for number in range(8)]
     model = ScriptedModel(*calls, "Done.")
     phase = op.thinking_phase(SMALL if window else LARGE, think=Thinker(result).think)
-    asyncio.run(collect_run(model, phase))
+    events = asyncio.run(collect_run(model, phase))
     assert len(model.requests) == 9
+    # Requests are repaired again before they are sent.
+    assert [event.problems for event in events if isinstance(event, LLMCallEvent) and event.problems] == []
     for request in model.requests:
         assert find_problems(request.messages) == []
         assert request.messages[0].text == "Find the crate."
