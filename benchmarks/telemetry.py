@@ -40,6 +40,8 @@ from rxloop.testing import ScriptedModel, call, turn
 
 FEW, MANY = 20, 200
 """Iterations of a run. The difference of the calls of both runs excludes the cost of the start and the end."""
+TIMED = 50
+"""Iterations of a run whose time is measured. Many short runs depend less on other programs than a few long ones."""
 
 
 def sdk_view(tracers: TracerProvider) -> Any:
@@ -122,13 +124,13 @@ class Bench:
 
     async def measure_time(self, views: list[Any]) -> float:
         """Return the CPU time of an iteration in seconds."""
-        agent = self._make_agent(MANY, views)
+        agent = self._make_agent(TIMED, views)
         gc.collect()
         start = time.process_time()
         await agent.run("Count.")
         seconds = time.process_time() - start
         await agent.aclose()
-        return seconds / MANY
+        return seconds / TIMED
 
     async def count_calls(self, views: list[Any]) -> float:
         """Return the number of calls of an iteration."""
@@ -185,7 +187,7 @@ async def measure_all(url: str, rounds: int) -> None:
 def main() -> None:
     """Print the costs."""
     parser = argparse.ArgumentParser(prog="benchmarks/telemetry.py", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--rounds", type=int, default=15, help="number of pairs of runs for each view")
+    parser.add_argument("--rounds", type=int, default=60, help="number of pairs of runs for each view")
     rounds: int = parser.parse_args().rounds
     with server() as url:
         asyncio.run(measure_all(url, rounds))
