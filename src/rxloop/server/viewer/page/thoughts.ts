@@ -44,8 +44,10 @@ export class ThoughtGraph {
 
   /** Add the new thoughts of an outline, up to the first one whose related thoughts are still unknown. */
   update(outline: Outline): void {
-    for (; this.read < outline.size && !outline.unresolved.has(outline.seq[this.read]); this.read++) {
-      if (outline.kind[this.read] === 'thought-stream') this.add(outline, this.read);
+    for (; this.read < outline.size; this.read++) {
+      if (outline.kind[this.read] !== 'thought-stream') continue;
+      if (outline.unresolved.has(outline.seq[this.read])) return;
+      this.add(outline, this.read);
     }
   }
 

@@ -66,3 +66,10 @@ test('a thought is shown after the log has resolved its references', () => {
   graph.update(outline);
   assert.deepEqual([[...outline.unresolved], graph.rows.map(each => each.parent)], [[], [-1, 0]]);
 });
+
+test('an unknown cost does not delay the thoughts after it', () => {
+  const outline = makeOutline(makeEvents([[0, 'usage', { step: '1' }], [1, 'thought-stream', { thoughtId: 'a', content: '1' }]]));
+  const graph = new ThoughtGraph();
+  graph.update(outline);
+  assert.deepEqual([[...outline.unresolved], graph.rows.length], [[1], 1]);
+});
