@@ -50,7 +50,8 @@ def predict_context(source: CallSource, *, calls: int = 3, tokens: int = 2_000) 
 
     M1 is the first `ModelRequest`, C a `content-complete` with predicted calls, and T a `ToolRequest` for each of them.
     Guards and `run_tools` handle the calls like those of the model. M2, the next request, contains the calls and their
-    results in the history, so that all vendors accept and cache it. Without predicted calls, M1 passes unchanged.
+    results in the history, like calls of another model, so that vendors can cache them. Without predicted calls, M1
+    passes unchanged.
 
     Only tools with `read_only=True` that need no approval are called. A call is predicted if at least two earlier runs
     with a similar user message made it, and at least half of these runs. In the log, C has the metadata key
