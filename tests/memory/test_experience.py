@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -95,6 +96,29 @@ async def test_forgotten_run_has_no_lessons_and_predictions(log: EventLog, by: s
     for experience in (Experience(memory), Experience(Memory(log))):
         assert await texts(experience, task="Weather in Oslo?") == []
         assert await predict(experience) == []
+
+
+@pytest.mark.parametrize("by", ["run", "owner", "time"])
+async def test_run_without_remaining_notes_is_forgotten_with_its_lessons(log: EventLog, by: str) -> None:
+    memory = Memory(log)
+    task_id = await run(log, OSLO, NORWAY, "18 C.")
+    for note in await memory.notes("ann"):
+        await memory.forget("ann", note.note_id)
+    experience = Experience(memory)
+    assert await texts(experience) == [LESSON]
+    tomorrow = datetime.now(tz=UTC) + timedelta(days=1)
+    options: dict[str, Any] = {"run": {"run_id": task_id}, "owner": {}, "time": {"before": tomorrow}}[by]
+    assert await memory.forget("ann", **options) == 0
+    assert await texts(experience) == await texts(Experience(Memory(log))) == []
+
+
+async def test_forgetting_again_stores_nothing(log: EventLog) -> None:
+    await run(log, OSLO, NORWAY, "18 C.")
+    memory = Memory(log)
+    await memory.forget("ann")
+    runs = await log.list_runs()
+    await memory.forget("ann")
+    assert await log.list_runs() == runs
 
 
 async def test_incremental_lessons_equal_rebuilt_lessons(log: EventLog) -> None:

@@ -303,7 +303,7 @@ class Memory:
         removed = notes.find_removed(removal)
         ids = {note.note_id for note in removed}
         own = {note.task_id for note in removed if notes.is_removed_completely(note.task_id, ids)}
-        if any(note.task_id not in own for note in removed):
+        if any(note.task_id not in own for note in removed) or notes.removes_calls(removal):
             await self._store(owner, make_id(), removal)
         for task_id in own:
             with suppress(UnknownRun):

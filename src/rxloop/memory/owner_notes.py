@@ -23,7 +23,7 @@ from rxloop.memory.words import find_stem
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunQuery, RunRecord
-from rxloop.protocol.events import SUPERSEDED, WAITING, Event, MemoryForgottenEvent, State
+from rxloop.protocol.events import WAITING, Event, MemoryForgottenEvent, State
 from rxloop.protocol.visibility import IMPORTED_RUN
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ class OwnerNotes:
         run.seq = events[-1].seq if events else run.seq
         if run.fold.has_foreign_text:
             self._foreign.setdefault(context_id, set()).add(task_id)
-        is_over = run.seq >= record.seq and _is_over(record)
+        is_over = run.seq >= record.seq and record.is_over
         (self._open.discard if is_over else self._open.add)(task_id)
         for note in run.fold.notes:
             self._add(note)
@@ -342,8 +342,15 @@ class OwnerNotes:
 
     @property
     def newest(self) -> int:
-        """Time at which the newest note was added, in milliseconds."""
-        return max((note.added for note in self._notes.values()), default=0)
+        """Time in milliseconds at which the newest note was added, or the newest run with tool calls started."""
+        runs = [run.calls.created for run in self.runs.values() if run.calls.calls]
+        return max([note.added for note in self._notes.values()] + runs, default=0)
+
+    def removes_calls(self, removal: MemoryForgottenEvent) -> bool:
+        """Return True if a removal matches tool calls, of which lessons would remain."""
+        since, until = self.removed_before, removal.before or 0
+        runs = (run.calls for run in self.runs.values() if run.calls.calls)
+        return any(calls.task_id == removal.run_id or since <= calls.created < until for calls in runs)
 
     def find_removed(self, removal: MemoryForgottenEvent) -> list[Note]:
         """Return the notes matched by a removal."""
@@ -391,10 +398,3 @@ class OwnerNotes:
             new.may_replace(note) and (until is None or new.created <= until)
             for new in self._replacements.get(note.note_id, ())
         )
-
-
-def _is_over(record: RunRecord) -> bool:
-    """Return True if the run cannot be resumed."""
-    if record.state == "failed":
-        return record.error is not None and not record.error.retryable
-    return record.state == "completed" or (record.error is not None and record.error.code == SUPERSEDED)

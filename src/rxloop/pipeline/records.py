@@ -66,6 +66,13 @@ class RunRecord:
         """Cursor of the last event."""
         return f"{self.task_id}/{self.attempt}.{self.seq}.0"
 
+    @property
+    def is_over(self) -> bool:
+        """True if the run cannot be resumed."""
+        if self.state == "failed":
+            return self.error is not None and not self.error.retryable
+        return self.state == "completed" or (self.error is not None and self.error.code == SUPERSEDED)
+
     def apply_end(self, end: StatusUpdateEvent) -> RunRecord:
         """Return an updated record after an attempt with this final event."""
         return replace(
