@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from rxloop import MemoryEventLog
 from rxloop.memory import Memory
 from rxloop.memory.notes import Note
 from rxloop.memory.vectors import NoteVectors, fuse
+from rxloop.testing import virtual_time
 
 TOPICS = {"harbour": 0, "pier": 0, "quay": 0, "cat": 1, "kitten": 1, "violin": 2}
 
@@ -67,6 +69,22 @@ async def test_each_note_is_embedded_once(embed: Embedding) -> None:
     for _ in range(2):
         await texts(memory, "quay")
     assert sorted(text for call in embed.calls for text in call) == ["Pier 0", "Pier 1", "Pier 2", "quay", "quay"]
+
+
+def test_words_are_searched_if_the_embedding_hangs(caplog: pytest.LogCaptureFixture) -> None:
+    async def embed(texts: Sequence[str]) -> Sequence[Sequence[float]]:
+        await asyncio.sleep(1_000)
+        return []
+
+    async def search() -> list[str]:
+        memory = Memory(MemoryEventLog(), embed=embed)
+        await memory.add("ann", "The pier.")
+        return await texts(memory, "pier")
+
+    with virtual_time() as time:
+        assert time.run(search()) == ["The pier."]
+        assert time.now < 60
+    assert "by words" in caplog.text
 
 
 async def test_notes_of_other_owners_are_not_found(embed: Embedding) -> None:

@@ -11,6 +11,7 @@ from rxloop import (
     Agent,
     ConfigurationError,
     Event,
+    Limits,
     MemoryEventLog,
     ModelRequest,
     ModelSettings,
@@ -124,6 +125,18 @@ async def test_guards_apply_to_predicted_calls(log: MemoryEventLog) -> None:
     await make_agent(log, tools, model, refuse).run(TASK, owner="ann")
     assert tools.calls == []
     assert model.requests[0].messages[-1].text == "Not today."
+
+
+async def test_limits_are_not_reached_because_of_predicted_calls(log: MemoryEventLog) -> None:
+    await learn(log, READ, "18 C.")
+
+    @op.on(ToolRequest)
+    async def refuse(request: ToolRequest, ctx: RunContext[None]) -> AsyncIterator[Signal]:
+        yield request.refuse("Not today.")
+
+    for limits in (Limits(tool_failures=1), Limits(iterations=1)):
+        agent = make_agent(log, Tools(), ScriptedModel("Sorry."), refuse)
+        assert (await agent.run(TASK, owner="ann", limits=limits)).output == "Sorry."
 
 
 async def test_only_the_first_request_of_a_run_is_predicted(log: MemoryEventLog) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -209,9 +210,11 @@ def check_trigger(name: str, trigger: object) -> None:
     """Validate a number of model calls or a trigger.
 
     Raises:
-        ConfigurationError: The value is neither a positive integer nor a function.
+        ConfigurationError: The value is neither a positive integer nor a sync function.
     """
-    if not callable(trigger) and (not isinstance(trigger, int) or trigger < 1):
+    is_number = isinstance(trigger, int) and not isinstance(trigger, bool) and trigger >= 1
+    # The result of an async function would always be true.
+    if not is_number and (not callable(trigger) or inspect.iscoroutinefunction(trigger)):
         raise ConfigurationError(f"{name} must be an integer of at least 1, or a function, got {trigger!r}")
 
 

@@ -121,7 +121,11 @@ class ThinkingPhase:
         dropped = sorted({*compressed.state.omitted} - {*before.omitted})
         messages = [request.messages[index] for index in dropped]
         budget = Budget(
-            tokens=self.tokens, target=self.tokens, counter=cycle.counter, sent=compressed.messages, dropped=messages
+            tokens=self.tokens,
+            target=self.tokens,
+            counter=cycle.counter,
+            sent=tuple(compressed.messages),
+            dropped=messages,
         )
         name, limit, begin = "think", asyncio.timeout(self.timeout), time.perf_counter()
         fields: dict[str, Any] = {}
@@ -159,6 +163,9 @@ class ThinkingPhase:
         compressed, request = cycle.compressed, cycle.request
         if not isinstance(result, ThinkingResult):
             raise ValueError(f"think must return a ThinkingResult, got {result!r}")
+        lists: list[Any] = [result.insights, result.next_actions]
+        if any(isinstance(each, str) for each in lists):
+            raise ValueError(f"insights and next_actions must be tuples of strings, got {result!r}")
         if result.compressed_history:
             compressed = cycle.compression.check_result(result.compressed_history, find_pinned(request), 0.0)
             if compressed.failed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from array import array
@@ -19,6 +20,9 @@ log = logging.getLogger("rxloop")
 
 _MAX_NEW, _BATCH = 1_000, 100
 """Maximum numbers of notes that are embedded per search, and per call of the function."""
+
+_TIMEOUT = 30.0
+"""Time limit of a call of the function in seconds."""
 
 _CANDIDATES, _MATCHES = 500, 100
 """Number of notes that are compared exactly, and maximum number of results."""
@@ -79,7 +83,8 @@ class NoteVectors:
         return [notes[note_id] for note_id in best if scores[note_id] > 0]
 
     async def _encode(self, texts: Sequence[str]) -> list[tuple[int, array[float]]]:
-        vectors = await self._embed(texts)
+        async with asyncio.timeout(_TIMEOUT):
+            vectors = await self._embed(texts)
         known = next((len(vector) for _, vector in self._vectors.values()), None)
         return [_encode(vector, known or len(vectors[0])) for _, vector in zip(texts, vectors, strict=True)]
 

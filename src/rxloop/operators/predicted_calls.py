@@ -58,7 +58,8 @@ def predict_context(source: CallSource, *, calls: int = 3, tokens: int = 2_000) 
     `predicted`. A predicted call is a hit if the run used its result, and otherwise a miss, see `ToolStats`. Misses are
     not predicted again.
 
-    If the log of the memory cannot be read, a warning is logged and no call is predicted.
+    The calls count as an iteration, but their failures do not count for `Limits.tool_failures`. Nothing is predicted if
+    `Limits.iterations` is 1, or if the log of the memory cannot be read, which logs a warning.
 
     Args:
         source: `rxloop.memory.Experience` over the log of the agents.
@@ -88,7 +89,9 @@ def _list_tools(request: ModelRequest) -> list[str]:
     """Return the names of allowed tools, or an empty list for later requests of a run."""
     host, messages = get_host(request.ctx), request.messages
     is_first = request.branch is None and request.iteration == 1 and not request.pressure
-    if not is_first or not messages or messages[-1].role != "user":
+    # Without a further iteration, the model could not answer.
+    is_last = request.ctx.info.limits.iterations == 1
+    if not is_first or is_last or not messages or messages[-1].role != "user":
         return []
     if request.settings.tool_choice not in (None, "auto"):
         return []

@@ -33,6 +33,7 @@ from rxloop.protocol.events import (
 )
 from rxloop.protocol.messages import Message, mark_private
 from rxloop.protocol.model import make_unchecked
+from rxloop.protocol.visibility import PREDICTED
 from rxloop.state.attempt_counts import count_attempt, count_progress
 from rxloop.state.history import Batch, History, make_content
 from rxloop.state.run_state import (
@@ -225,13 +226,15 @@ def _fold_tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, 
         return {"batch": batch, "pending": pending}
     answers = [batch.answers[index] for index in range(len(batch.calls))]
     all_failed = not any(answer.success for answer in answers)
+    # The model has not failed if predicted calls fail.
+    is_predicted = state.last is not None and PREDICTED in state.last.metadata
     return {
         **_select_answer(state, answers),
         "batch": None,
         "pending": pending,
         "held": (),
         "messages": state.messages.append(*batch.messages(), *state.held),
-        "failures": state.failures + 1 if all_failed else 0,
+        "failures": state.failures + (not is_predicted) if all_failed else 0,
         "thought_streak": state.thought_streak + 1 if batch.thought_only else 0,
     }
 

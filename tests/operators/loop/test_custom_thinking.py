@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -139,6 +139,21 @@ async def test_run_fails_when_a_trigger_raises_an_error(option: str) -> None:
         await Agent(ScriptedModel("Done."), loop=op.standard(before_model=[phase])).run("Find the crate.")
 
 
+@pytest.mark.parametrize("trigger", [True, 0, "5"])
+def test_trigger_must_be_a_number_or_a_function(trigger: Any) -> None:
+    for option in ("every", "think_every"):
+        with pytest.raises(ConfigurationError, match="at least 1, or a function"):
+            op.thinking_phase(LARGE, **{option: trigger})
+
+
+def test_trigger_must_not_be_an_async_function() -> None:
+    async def trigger(since: Growth) -> bool:
+        return False
+
+    with pytest.raises(ConfigurationError, match="at least 1, or a function"):
+        op.compress(LARGE, every=cast("Any", trigger))
+
+
 async def test_summary_replaces_the_removed_messages() -> None:
     def result(cycle: Cycle) -> ThinkingResult:
         places = [message.text.split()[1] for message in cycle.budget.dropped if message.role == "tool"]
@@ -208,6 +223,10 @@ def test_requests_are_valid_for_any_messages_of_think(removed: list[set[int]], w
     ("result", "reason"),
     [
         (lambda cycle: "Go on.", "think must return a ThinkingResult, got 'Go on.'"),
+        (
+            lambda cycle: ThinkingResult(insights=cast("Any", "word")),
+            "insights and next_actions must be tuples of strings",
+        ),
         (lambda cycle: 1 / 0, "ZeroDivisionError: division by zero"),
         (lambda cycle: ThinkingResult(current_state="word " * 500), "the note must have at most 400 tokens, got"),
         (lambda cycle: ThinkingResult(compressed_history=[cycle.history[1], cycle.history[0]]), "keep the order"),
@@ -239,6 +258,19 @@ async def test_compression_and_thinking_fail_independently() -> None:
     events = await collect_run(model, op.thinking_phase(Broken(), think=Thinker().think))
     assert [event.thinking for event in events if isinstance(event, ThinkingFailedEvent)] == [False] * 3
     assert notes(model)[-1] == "Cycle 9."
+
+
+async def test_think_cannot_change_the_messages_to_send() -> None:
+    def change(cycle: Cycle) -> ThinkingResult:
+        cast("list[Message]", cycle.budget.sent).clear()
+        return ThinkingResult()
+
+    model = ScriptedModel(*look_calls(20), "Done.")
+    phase = op.thinking_phase(SMALL, think=Thinker(change).think, think_every=1_000)
+    events = await collect_run(model, phase)
+    assert compressions(events)
+    assert failures(events)[0].startswith("AttributeError")
+    assert all(len(request.messages) > 1 for request in model.requests[1:])
 
 
 def test_slow_think_is_cancelled_after_its_timeout() -> None:
