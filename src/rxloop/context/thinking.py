@@ -89,7 +89,8 @@ class ThinkingPhase:
 
     def _is_due(self, cycle: _Cycle) -> bool:
         noted = cycle.request.ctx.state.noted
-        growth = measure(cycle.compression, cycle.request, 0 if noted is None else noted.position)
+        since = _find_start(cycle.request) if noted is None else noted.position
+        growth = measure(cycle.compression, cycle.request, since)
         return growth.calls >= self.due if isinstance(self.due, int) else self.due(growth)
 
     def _add_note(self, request: ModelRequest, result: ThinkingResult) -> ModelRequest:
@@ -179,6 +180,12 @@ class ThinkingPhase:
         if result.summary:
             compressed = insert_summary(compressed, result.summary, request, cycle.counter)
         return compressed, result
+
+
+def _find_start(request: ModelRequest) -> int:
+    """Return the index of the first message of the run in the history of the conversation."""
+    messages, first = request.messages, next(iter(request.ctx.state.initial_messages), None)
+    return next((index for index in range(len(messages) - 1, 0, -1) if messages[index] is first), 0)
 
 
 def read_workspace(request: ModelRequest) -> str:

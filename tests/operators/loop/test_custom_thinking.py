@@ -154,6 +154,16 @@ def test_trigger_must_not_be_an_async_function() -> None:
         op.compress(LARGE, every=cast("Any", trigger))
 
 
+async def test_model_calls_of_earlier_runs_of_the_conversation_are_not_counted() -> None:
+    thinker, log = Thinker(), MemoryEventLog()
+    phase = op.thinking_phase(LARGE, think=thinker.think, think_every=3)
+    model = ScriptedModel(*look_calls(4), "Done.", *look_calls(4), "Done.")
+    agent = Agent(model, log=log, tools=[look], loop=op.standard(before_model=[phase]))
+    for _ in range(2):
+        await agent.run("Find the crate.", context_id="c")
+    assert [(len(cycle.history), len(cycle.results)) for cycle in thinker.cycles] == [(7, 1), (17, 1)]
+
+
 async def test_summary_replaces_the_removed_messages() -> None:
     def result(cycle: Cycle) -> ThinkingResult:
         places = [message.text.split()[1] for message in cycle.budget.dropped if message.role == "tool"]

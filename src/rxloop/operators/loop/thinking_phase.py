@@ -50,8 +50,8 @@ def thinking_phase(
         compressor: For example `SlidingWindowCompressor(max_tokens=60_000)`.
         think: Function that receives the history, the text of the workspaces, the newest tool results and a `Budget`,
             and returns a `ThinkingResult`.
-        think_every: Call `think` after this number of model calls, or when a trigger decides so. It is also called when
-            the history is compressed.
+        think_every: Call `think` after this number of model calls in the run, or when a trigger decides so. It is also
+            called when the history is compressed.
         publish: Whether clients receive `thinking-noted` events. They are also published for notes built from rules.
         thinking_model: Model that writes summaries; a small, cheap one is enough. Either a provider, or a model string
             such as `zai:glm-4.5-air`, whose provider is opened and closed by the agent.
