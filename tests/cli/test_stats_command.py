@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
+from typing_extensions import Unpack
+
+from rxloop import Agent, MemoryEventLog
+from rxloop.cli.commands.stats import load_stats
+from rxloop.pipeline.records import RunQuery, RunRecord
+from rxloop.testing import ScriptedModel
 from support.cli_workspace import Workspace
 
 
@@ -37,3 +44,17 @@ def test_stats_can_be_limited_to_an_agent(workspace: Workspace) -> None:
     assert workspace.run("stats", "--json", "--agent", json.loads(line)["agent"]).stdout.splitlines() == [line]
     missing = workspace.run("stats", "--agent", "nobody")
     assert (missing.stdout, missing.stderr.strip()) == ("", "no runs of the agent 'nobody'")
+
+
+async def test_stats_omit_runs_that_are_deleted_in_the_meantime() -> None:
+    class Log(MemoryEventLog):
+        async def list_runs(self, **query: Unpack[RunQuery]) -> Sequence[RunRecord]:
+            records = await super().list_runs(**query)
+            await self.delete(records[0].task_id)
+            return records
+
+    log = Log()
+    for _ in range(2):
+        await Agent(ScriptedModel("Hello."), log=log, name="guide").run("Hi")
+    [agent] = await load_stats(log, None)
+    assert agent["runs"] == 1

@@ -12,6 +12,7 @@ import pytest
 from rxloop import Agent, Event, EventLog, MemoryEventLog, op, tool
 from rxloop.errors import ToolError
 from rxloop.memory import Experience, Memory, MemoryRecalledEvent
+from rxloop.memory import experience as experience_module
 from rxloop.testing import ScriptedModel, call
 
 OSLO, NORWAY = call("get_weather", city="Oslo"), call("get_weather", city="Oslo, Norway")
@@ -129,6 +130,16 @@ async def test_incremental_lessons_equal_rebuilt_lessons(log: EventLog) -> None:
         task = "Weather in Oslo?"
         assert await experience.lessons("ann", task) == await rebuilt.lessons("ann", task)
         assert await predict(experience) == await predict(rebuilt)
+
+
+async def test_number_of_calls_in_lessons_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MemoryEventLog()
+    await run(log, OSLO, NORWAY, "18 C.")
+    for _ in range(3):
+        await run(log, NORWAY, "18 C.")
+    assert (await texts(Experience(Memory(log))))[0].startswith("get_weather: 1 of the last 5 calls")
+    monkeypatch.setattr(experience_module, "_MAX_CALLS", 3)
+    assert await texts(Experience(Memory(log))) == []
 
 
 async def test_lessons_read_each_run_once() -> None:

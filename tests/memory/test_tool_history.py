@@ -14,7 +14,7 @@ from rxloop import Agent, Event, MemoryEventLog, tool
 from rxloop.errors import ToolError
 from rxloop.memory import tool_history
 from rxloop.memory.tool_history import RunCalls, ToolHistory
-from rxloop.protocol.events import ContentCompleteEvent, TaskEvent, ToolCompleteEvent
+from rxloop.protocol.events import ContentCompleteEvent, StatusUpdateEvent, TaskEvent, ToolCompleteEvent
 from rxloop.protocol.messages import Message, ToolCall
 from rxloop.protocol.visibility import PREDICTED
 from rxloop.testing import ScriptedModel, call
@@ -146,6 +146,13 @@ def test_predicted_call_is_a_hit_if_its_result_is_used(later: ContentCompleteEve
     assert run.calls[0].is_useful is used
     stats = summarize(run).tools["find"]
     assert (stats.hits, stats.misses) == (used, not used)
+
+
+def test_words_of_unused_results_are_removed_when_the_run_is_completed() -> None:
+    run = fold_events(start(), predict("1"), complete("find", 3, step="1", content="It is 18 degrees."))
+    run.add([ContentCompleteEvent(seq=4, content="Hello."), StatusUpdateEvent(seq=5, state="completed", final=True)])
+    assert run.calls[0].used is False
+    assert run._unused == []
 
 
 def test_calls_of_the_model_are_neither_hits_nor_misses() -> None:

@@ -113,6 +113,9 @@ class RunCalls:
                 self._add_message(event)
             elif isinstance(event, StatusUpdateEvent):
                 self.completed = event.state == "completed"
+                if self.completed:
+                    # No later message can use their results.
+                    self._unused.clear()
 
     def _add_call(self, event: ToolCompleteEvent) -> None:
         if event.name == THINK_ALOUD:

@@ -14,9 +14,11 @@ import typer
 from rxloop.cli import options
 from rxloop.cli.database import open_database
 from rxloop.cli.terminal import format_table, notify, run_main, write
+from rxloop.errors import UnknownRun
 from rxloop.memory.tool_history import RunCalls, ToolHistory
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.records import RunRecord
+from rxloop.protocol.events import Event
 from rxloop.providers.catalog import find_price
 from rxloop.support.text import to_one_line
 
@@ -59,7 +61,7 @@ def stats(
 
     async def main() -> None:
         async with open_database(db, skip_corrupt=True) as log:
-            agents = await _load(log, agent)
+            agents = await load_stats(log, agent)
         for index, each in enumerate(agents):
             write(orjson.dumps(each).decode() + "\n" if json else "\n" * (index > 0))
             if not json:
@@ -70,18 +72,36 @@ def stats(
     run_main(main())
 
 
-async def _load(log: EventLog, agent: str | None) -> list[dict[str, Any]]:
+async def load_stats(log: EventLog, agent: str | None) -> list[dict[str, Any]]:
+    """Return the statistics of agents, those with the most runs first.
+
+    Args:
+        log: Event log.
+        agent: Name of the only agent, or None for all agents.
+    """
     records = await log.list_runs(agent_name=agent)
     agents: dict[str, tuple[list[RunRecord], ToolHistory]] = {}
     for start in range(0, len(records), _CONCURRENT_READS):
         page = records[start : start + _CONCURRENT_READS]
-        for record, events in zip(page, await asyncio.gather(*(log.read(each.task_id) for each in page)), strict=True):
+        for record, events in zip(
+            page, await asyncio.gather(*(_read(log, each.task_id) for each in page)), strict=True
+        ):
+            if not events:
+                continue
             known, history = agents.setdefault(record.agent_name, ([], ToolHistory()))
             known.append(record)
             calls = RunCalls()
             calls.add(events)
             history.add(calls)
     return sorted((_to_json(name, *each) for name, each in agents.items()), key=lambda each: -each["runs"])
+
+
+async def _read(log: EventLog, task_id: str) -> Sequence[Event]:
+    """Return the events of a run, or an empty sequence if it was deleted in the meantime."""
+    try:
+        return await log.read(task_id)
+    except UnknownRun:
+        return ()
 
 
 def _write_tables(agent: Mapping[str, Any]) -> None:
