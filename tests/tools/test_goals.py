@@ -46,6 +46,13 @@ def test_dependency_is_not_listed_when_it_is_closed() -> None:
         assert "hotel (pending): Book a hotel" in render_goals(goals)
 
 
+def test_list_of_dependencies_is_short() -> None:
+    parts: list[GoalChange] = [{"id": f"p{number}", "title": "Pack"} for number in range(90)]
+    ids = [part["id"] for part in parts]
+    goals = change_goals((), [*parts, {"id": "go", "title": "Go", "depends_on": ids}])
+    assert render_goals(goals).splitlines()[-1] == "- go (pending, after p0, p1, p2, p3, p4, 85 more): Go"
+
+
 def test_dropped_goals_and_parts_of_closed_goals_are_not_listed() -> None:
     goals = change_goals((), [*PLAN, {"id": "cat", "title": "Feed the cat", "status": "dropped"}])
     goals = change_goals(goals, [{"id": "trip", "status": "done"}])

@@ -20,6 +20,9 @@ _WIDTH = 300
 """Maximum title length in characters."""
 
 
+_MAX_LISTED = 5
+"""Maximum number of listed dependencies of a goal, because each request contains all goals."""
+
 _Id = Annotated[str, Field(coerce_numbers_to_str=True)]
 _Null = SkipJsonSchema[None]
 """Models send null for omitted arguments, even if the schema does not mention it."""
@@ -125,6 +128,10 @@ def render_goals(goals: Sequence[Goal]) -> str:
             if goal.status == "dropped":
                 continue
             missing = [to_one_line(name, _WIDTH) for name in goal.depends_on if name not in closed]
+            missing = [
+                *missing[:_MAX_LISTED],
+                *([f"{len(missing) - _MAX_LISTED} more"] if missing[_MAX_LISTED:] else []),
+            ]
             waits = f", after {', '.join(missing)}" if missing and not goal.closed else ""
             yield f"{indent}- {to_one_line(goal.id, _WIDTH)} ({goal.status}{waits}): {to_one_line(goal.title, _WIDTH)}"
             if not goal.closed:
