@@ -239,7 +239,7 @@ class RunPage(Wire):
 
     runs: list[RunInfo]
     next: str | None = None
-    """Value of `after` for the next page. Missing on the last page."""
+    """Value of `after` for the next page, or None on the last page."""
 
 
 class ContextInfo(Wire):
@@ -265,7 +265,7 @@ class ContextPage(Wire):
 
     contexts: list[ContextInfo]
     next: str | None = None
-    """Value of `after` for the next page. Missing on the last page."""
+    """Value of `after` for the next page, or None on the last page."""
 
 
 class StateInfo(Wire):
