@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from rxloop import Agent, Event, EventLog, MemoryEventLog, op, tool
-from rxloop.errors import ToolError
+from rxloop.errors import ConfigurationError, ToolError
 from rxloop.memory import Experience, Memory, MemoryRecalledEvent
 from rxloop.memory import experience as experience_module
 from rxloop.testing import ScriptedModel, call
@@ -67,6 +67,11 @@ async def test_correction_is_a_lesson_after_one_run(log: EventLog) -> None:
     task_id = await run(log, OSLO, NORWAY, "18 C.")
     [lesson] = await Experience(Memory(log)).lessons("ann")
     assert (lesson.text, lesson.tool, lesson.task_ids) == (LESSON, "get_weather", (task_id,))
+
+
+def test_experience_requires_a_memory() -> None:
+    with pytest.raises(ConfigurationError, match=r"such as Memory\(log\), got <rxloop.storage"):
+        Experience(cast("Any", MemoryEventLog()))
 
 
 async def test_owners_never_receive_lessons_of_each_other(log: EventLog) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -232,9 +232,14 @@ async def test_number_of_calls_and_tokens_are_limited(log: MemoryEventLog, optio
     assert sorted(tools.calls) == ["Oslo", "Rome"][:count]
 
 
-@pytest.mark.parametrize("options", [{"calls": 0}, {"tokens": -1}])
-def test_limits_must_be_positive(options: dict[str, int]) -> None:
-    with pytest.raises(ConfigurationError, match="must be a positive number"):
+def test_source_must_be_an_experience() -> None:
+    with pytest.raises(ConfigurationError, match="source must be an Experience, got <Memory of"):
+        op.predict_context(cast("Any", Memory(MemoryEventLog())))
+
+
+@pytest.mark.parametrize("options", [{"calls": 0}, {"tokens": -1}, {"calls": None}, {"tokens": 0.5}])
+def test_limits_must_be_positive(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="must be a positive integer"):
         op.predict_context(Experience(Memory(MemoryEventLog())), **options)
 
 

@@ -164,8 +164,7 @@ class ThinkingPhase:
         compressed, request = cycle.compressed, cycle.request
         if not isinstance(result, ThinkingResult):
             raise ValueError(f"think must return a ThinkingResult, got {result!r}")
-        lists: list[Any] = [result.insights, result.next_actions]
-        if any(isinstance(each, str) for each in lists):
+        if str in map(type, (result.insights, result.next_actions)):
             raise ValueError(f"insights and next_actions must be tuples of strings, got {result!r}")
         if result.compressed_history:
             compressed = cycle.compression.check_result(result.compressed_history, find_pinned(request), 0.0)

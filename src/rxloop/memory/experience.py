@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from rxloop.errors import ConfigurationError
 from rxloop.memory.memory import Memory
 from rxloop.memory.notes import make_note_id
 from rxloop.memory.owner_notes import OwnerNotes
@@ -81,7 +82,12 @@ class Experience:
         Args:
             memory: Memory over the log of the agents.
             agent: Name of the agent whose runs are used. By default, the runs of all agents are used.
+
+        Raises:
+            ConfigurationError: The memory is another object, such as a log.
         """
+        if not isinstance(memory, Memory):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"memory must be a Memory such as Memory(log), got {memory!r}")
         self._memory, self._agent = memory, agent
 
     async def lessons(

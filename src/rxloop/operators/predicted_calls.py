@@ -7,10 +7,11 @@ from typing import Any, Protocol
 
 from reactivex import Observable
 
-from rxloop.errors import ConfigurationError, EventLogError
+from rxloop.errors import EventLogError
 from rxloop.operators.exchange.model_exchange import complete_message, make_tool_requests
 from rxloop.operators.loop.answer_requests import answer_requests
 from rxloop.operators.loop.early_tools import can_discard
+from rxloop.operators.loop.recall import check_source
 from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal, ToolRequest
 from rxloop.protocol.events import ContentCompleteEvent
@@ -67,18 +68,14 @@ def predict_context(source: CallSource, *, calls: int = 3, tokens: int = 2_000) 
         tokens: Maximum number of tokens of the results, estimated from the results of the earlier calls.
 
     Raises:
-        ConfigurationError: `calls` or `tokens` is not positive.
+        ConfigurationError: `source` is not an experience, or `calls` or `tokens` is not a positive integer.
     """
-    for name, value in (("calls", calls), ("tokens", tokens)):
-        if value < 1:
-            raise ConfigurationError(f"{name} must be a positive number, got {value!r}")
+    check_source(source, "predict", "source must be an Experience", calls=calls, tokens=tokens)
 
     def answer(request: ModelRequest) -> Observable[Signal] | ModelRequest:
         tools = _list_tools(request)
-        if not tools:
-            return request
-
-        return from_task(partial(_predict, source, request, tools, calls, tokens), request.ctx, name="rxloop-predict")
+        predict = partial(_predict, source, request, tools, calls, tokens)
+        return from_task(predict, request.ctx, name="rxloop-predict") if tools else request
 
     operator = answer_requests(ModelRequest, answer)
     operator.__qualname__ = "predict_context"
@@ -90,10 +87,8 @@ def _list_tools(request: ModelRequest) -> list[str]:
     host, messages = get_host(request.ctx), request.messages
     is_first = request.branch is None and request.iteration == 1 and not request.pressure
     # Without a further iteration, the model could not answer.
-    is_last = request.ctx.info.limits.iterations == 1
-    if not is_first or is_last or not messages or messages[-1].role != "user":
-        return []
-    if request.settings.tool_choice not in (None, "auto"):
+    may_call = request.ctx.info.limits.iterations != 1 and request.settings.tool_choice in (None, "auto")
+    if not (is_first and may_call) or not messages or messages[-1].role != "user":
         return []
     calls = [(each, ToolCall(id=each.name, name=each.name)) for each in request.tools if not each.answer]
     tools = [(each, host.tools.find(ToolRequest(call, request.ctx, request.tools))) for each, call in calls]

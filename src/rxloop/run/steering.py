@@ -84,7 +84,10 @@ def _publish_or_queue(attempt: Attempt, events: Sequence[Event], interrupt: bool
     """
     lifetime = attempt.lifetime
     if lifetime.is_ending:
-        raise _make_over_error(attempt)
+        raise RunOver(
+            f"run {attempt.task_id} has ended or is ending, so the message was not sent: start a new run in the same "
+            "conversation using agent.run(..., context_id=...)"
+        )
     is_publishing = bool(attempt.unpublished_messages)
     if is_publishing and not lifetime.is_starting:
         attempt.recursive_sends += len(events)
@@ -108,13 +111,6 @@ def _interrupt(attempt: Attempt, step: str) -> None:
     call = attempt.open_call
     if call is not None and not attempt.lifetime.is_ending and attempt.state().open_step == step:
         call.interrupt(attempt.close_interrupted(step))
-
-
-def _make_over_error(attempt: Attempt) -> RunOver:
-    return RunOver(
-        f"run {attempt.task_id} has ended or is ending, so the message was not sent: start a new run in the same "
-        "conversation using agent.run(..., context_id=...)"
-    )
 
 
 def publish_queued(attempt: Attempt) -> None:

@@ -225,16 +225,15 @@ def _fold_tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, 
     if len(batch.answers) < len(batch.calls):
         return {"batch": batch, "pending": pending}
     answers = [batch.answers[index] for index in range(len(batch.calls))]
-    all_failed = not any(answer.success for answer in answers)
     # The model has not failed if predicted calls fail.
-    is_predicted = state.last is not None and PREDICTED in state.last.metadata
+    all_failed = PREDICTED not in (state.last or event).metadata and not any(answer.success for answer in answers)
     return {
         **_select_answer(state, answers),
         "batch": None,
         "pending": pending,
         "held": (),
         "messages": state.messages.append(*batch.messages(), *state.held),
-        "failures": state.failures + (not is_predicted) if all_failed else 0,
+        "failures": state.failures + 1 if all_failed else 0,
         "thought_streak": state.thought_streak + 1 if batch.thought_only else 0,
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -250,8 +250,13 @@ async def test_concurrent_runs_of_an_agent_have_their_own_notes(log: MemoryEvent
         assert len(find_blocks(request)[0].text.splitlines()) == 2
 
 
-@pytest.mark.parametrize("tokens", [0, -1])
-def test_limit_must_be_positive(memory: Memory, tokens: int) -> None:
+def test_source_must_be_a_memory() -> None:
+    with pytest.raises(ConfigurationError, match="memory must be a Memory or an Experience, got"):
+        op.recall(cast("Any", MemoryEventLog()))
+
+
+@pytest.mark.parametrize("tokens", [0, -1, 0.5, True, "3", None])
+def test_limit_must_be_positive(memory: Memory, tokens: Any) -> None:
     with pytest.raises(ConfigurationError, match="positive"):
         op.recall(memory, tokens=tokens)
 

@@ -60,10 +60,9 @@ def recall(memory: NoteSource, *, tokens: int = 2_000) -> Operator[object]:
         tokens: Maximum number of tokens of the notes, estimated as a quarter of their characters.
 
     Raises:
-        ConfigurationError: `tokens` is not positive.
+        ConfigurationError: `memory` is neither a memory nor an experience, or `tokens` is not a positive integer.
     """
-    if tokens < 1:
-        raise ConfigurationError(f"tokens must be a positive number, got {tokens!r}")
+    check_source(memory, "recall", "memory must be a Memory or an Experience", tokens=tokens)
     recalled: WeakKeyDictionary[Any, dict[str, _Block]] = WeakKeyDictionary()
 
     def answer(request: ModelRequest) -> Observable[Signal] | ModelRequest:
@@ -87,6 +86,19 @@ def recall(memory: NoteSource, *, tokens: int = 2_000) -> Operator[object]:
     operator = answer_requests(ModelRequest, answer)
     operator.__qualname__ = "recall"
     return operator
+
+
+def check_source(source: object, method: str, rule: str, **limits: object) -> None:
+    """Validate the arguments of an operator that reads a memory.
+
+    Raises:
+        ConfigurationError: The source has no such method, or a limit is not a positive integer.
+    """
+    if not callable(getattr(source, method, None)):
+        raise ConfigurationError(f"{rule}, got {source!r}")
+    for name, value in limits.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigurationError(f"{name} must be a positive integer, got {value!r}")
 
 
 _Block = tuple[Message, ...]
