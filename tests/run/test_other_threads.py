@@ -14,9 +14,9 @@ from reactivex.scheduler import ThreadPoolScheduler
 from reactivex.scheduler.eventloop import AsyncIOThreadSafeScheduler
 
 import rxloop
-from rxloop import Agent, RxloopError
+from rxloop import Agent, RunContext, RxloopError, tool
 from rxloop.run.handle import Run
-from rxloop.testing import ScriptedModel, frames
+from rxloop.testing import ScriptedModel, call, frames
 
 STREAMS: dict[str, Callable[[Agent, Run], Any]] = {
     "run": lambda _, run: run,
@@ -125,3 +125,18 @@ async def test_items_can_be_observed_in_another_thread() -> None:  # P24
     assert "".join(texts) == "abc"
     assert threading.get_ident() not in threads
     await run
+
+
+async def test_error_of_a_function_in_the_event_loop_is_raised_in_the_thread_of_a_tool() -> None:
+    def fail() -> None:
+        raise TimeoutError("too late")
+
+    @tool
+    def look(ctx: RunContext[Any]) -> str:
+        """Look."""
+        with pytest.raises(TimeoutError, match="too late"):
+            ctx.info.run_in_loop(fail)
+        return "looked"
+
+    result = await Agent(ScriptedModel(call("look"), "Done."), tools=[look]).run("Look.")
+    assert result.messages[-2].text == "looked"

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from enum import Enum
 from typing import Any, Final, NamedTuple, TypeVar
@@ -245,12 +245,10 @@ class Lifetime:
 
         with suppress(RuntimeError):  # The loop may already be closed.
             loop.call_soon_threadsafe(call)
-        while True:
-            try:
-                return done.result(_CHECK_INTERVAL)
-            except TimeoutError:
-                if loop.is_closed():
-                    raise RunOver(f"run {self._task_id} is over, because its event loop is closed") from None
+        while not wait([done], _CHECK_INTERVAL).done:
+            if loop.is_closed():
+                raise RunOver(f"run {self._task_id} is over, because its event loop is closed")
+        return done.result()
 
     def _call_safely(self, function: Callable[..., None], *arguments: Any) -> None:
         try:
