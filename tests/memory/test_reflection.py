@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -47,6 +48,16 @@ async def test_reflection_writes_notes_with_sources_and_confidence(log: EventLog
     block = model.requests[0].tail[0].text
     assert f"- [{ids[0]}, " in block
     assert "I like trains." in block
+
+
+async def test_concurrent_reflections_of_an_owner_summarise_messages_once(log: EventLog) -> None:
+    memory = Memory(log)
+    await chat(log, "I take the train.")
+    source = await message(memory, "I take the train.")
+    models = [ScriptedModel(write("Takes the train.", source), "Done.") for _ in range(3)]
+    notes = await asyncio.gather(*(Memory(log).reflect("ann", model=model) for model in models))
+    assert sorted(map(len, notes)) == [0, 0, 1]
+    assert [note.text for note in await facts(memory)] == ["Takes the train."]
 
 
 async def test_only_new_messages_are_summarised(log: EventLog) -> None:

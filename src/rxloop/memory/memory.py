@@ -345,16 +345,17 @@ class Memory:
             RunError: The run failed. The next call reads the same messages.
             EventLogError: The log is not readable or not writable.
         """
-        new, _ = await self.list_unsummarised(owner)
-        if not new:
-            return []
-        from rxloop.memory.reflection import PROMPT
+        from rxloop.memory.reflection import PROMPT, Reflections
 
-        agent = self.reflection(model, tokens=tokens)
-        try:
-            result = await agent.run(PROMPT, owner=owner)
-        finally:
-            await agent.aclose()
+        async with self._log.local.get(Reflections).lock(owner):
+            new, _ = await self.list_unsummarised(owner)
+            if not new:
+                return []
+            agent = self.reflection(model, tokens=tokens)
+            try:
+                result = await agent.run(PROMPT, owner=owner)
+            finally:
+                await agent.aclose()
         return [note for note in await self.notes(owner) if note.task_id == result.task_id]
 
     async def list_unsummarised(self, owner: str | None) -> tuple[list[Note], list[Note]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from weakref import WeakValueDictionary
 
 from pydantic import Field
 
@@ -35,6 +37,17 @@ _NOTHING = "[There are no new messages.]"
 
 _NOTES_SHARE = 0.3
 """Maximum share of current notes in the token limit."""
+
+
+class Reflections:
+    """Locks of a log. Concurrent calls of `Memory.reflect` would write the same notes twice."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def lock(self, owner: str | None) -> asyncio.Lock:
+        """Return the lock of an owner."""
+        return self._locks.setdefault(owner or "", asyncio.Lock())
 
 
 class NoteAccess(Protocol):
