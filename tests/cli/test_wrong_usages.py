@@ -108,7 +108,7 @@ USAGES: list[tuple[str, int, tuple[str, ...]]] = [
     ("export nope", 1, ("'nope'", "rxloop runs")),
     ("import nope.jsonl", 2, ("'nope.jsonl'", "check the path")),
     ("import broken.jsonl", 2, ("broken.jsonl, line 1",)),
-    ("import empty.txt", 2, ("empty.txt contains no events", "rxloop export --full")),
+    ("import empty.txt", 2, ("empty.txt contains no events", "rxloop export")),
     # Experiments, models, keys and the environment.
     ("eval nope:x", 2, ("'nope'", "no module")),
     ("eval kit:number", 2, ("'kit:number'", "must be an Experiment", "got 5")),
@@ -120,6 +120,7 @@ USAGES: list[tuple[str, int, tuple[str, ...]]] = [
     ("strategies react --format png", 2, ("--format must be one of text, mermaid, json", "'png'")),
     ("protocol nope", 2, ("'nope'", "the kinds are")),
     ("doctor extra", 2, ("extra", "rxloop doctor --help")),
+    ("stats extra", 2, ("extra", "rxloop stats --help")),
     ("keys set nope", 2, ("'nope'", "rxloop models lists all")),
     ("keys set ollama", 2, ("ollama has no API key", "rxloop models ollama")),
     ("keys set zai sk-1", 2, ("the key must not be an argument", "use a pipe")),

@@ -10,6 +10,8 @@ import pytest
 from rxloop import Agent, MemoryEventLog, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.events import CustomEvent, Event
 from rxloop.protocol.messages import Message, Usage
+from rxloop.server.core import computations
+from rxloop.server.core.computations import WholeRuns
 from rxloop.server.core.request_slots import _REQUEST
 from rxloop.server.http.inspection import Outlines
 from rxloop.testing import ScriptedModel
@@ -50,6 +52,7 @@ async def request_and_disconnect(url: str, path: str, computing: asyncio.Event) 
         "/runs/one/problems",
         "/runs/one/search?q=needle",
         "/runs/one/diff?with=two",
+        "/runs/one/export",
         "/runs?q=needle",
         "/runs?details=true",
         "/problems",
@@ -60,19 +63,20 @@ async def test_work_ends_when_the_client_disconnects(path: str, monkeypatch: pyt
     log, computing, calls = MemoryEventLog(), asyncio.Event(), 0
     for task_id in ("one", "two"):
         await store_run(log, task_id)
-    compute = Outlines.compute
+    methods: dict[type[Any], Any] = {each: each.compute for each in (Outlines, WholeRuns)}
 
-    async def watch(self: Outlines, function: Any) -> Any:
+    async def watch(self: Outlines | WholeRuns, function: Any) -> Any:
         nonlocal calls
         calls += 1
-        result = await compute(self, function)
+        result = await methods[type(self)](self, function)
         computing.set()
         await wait_until_disconnected()
         return result
 
     async with serve_api(Agent(ScriptedModel("Hi."), name="clerk"), log=log) as served:
         with monkeypatch.context() as patch:
-            patch.setattr(Outlines, "compute", watch)
+            for each in methods:
+                patch.setattr(each, "compute", watch)
             await request_and_disconnect(served.url, path, computing)
             await served.gateway._closed.wait()
         assert calls == 2
@@ -80,26 +84,24 @@ async def test_work_ends_when_the_client_disconnects(path: str, monkeypatch: pyt
             assert (await ann.get(path)).status_code == 200
 
 
-async def test_export_is_not_computed_when_the_client_disconnects(monkeypatch: pytest.MonkeyPatch) -> None:
-    log, computing, reads = MemoryEventLog(), asyncio.Event(), 0
-    exports: list[Any] = []
+@pytest.mark.parametrize("path", ["/runs/one/state", "/runs/one/graph"])
+async def test_fold_ends_when_the_client_disconnects(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, computing, calls = MemoryEventLog(), asyncio.Event(), 0
     await store_run(log, "one")
-    read = log.read
 
-    async def watch(*args: Any, **options: Any) -> Any:
-        nonlocal reads
-        reads += 1
+    async def watch(function: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
         computing.set()
         await wait_until_disconnected()
-        return await read(*args, **options)
+        return function()
 
-    def export(*args: Any, **options: Any) -> bytes:
-        exports.append(args)
-        return b""
-
-    monkeypatch.setattr(log, "read", watch)
-    monkeypatch.setattr("rxloop.server.http.exports.export_run", export)
     async with serve_api(Agent(ScriptedModel("Hi."), name="clerk"), log=log) as served:
-        await request_and_disconnect(served.url, "/runs/one/export", computing)
-        await served.gateway._closed.wait()
-    assert (reads, exports) == (1, [])
+        with monkeypatch.context() as patch:
+            patch.setattr(computations, "run_in_thread", watch)
+            await request_and_disconnect(served.url, path, computing)
+            await served.gateway._closed.wait()
+        # The second part of the run is not folded.
+        assert calls == 1
+        async with make_client(served.url) as ann:
+            assert (await ann.get(path)).status_code == 200

@@ -359,7 +359,7 @@ def seams(agent: Agent[None, str]) -> None:
     client_tool("show_map", hidden=True)  # wrong
     RunContext().require_auth()  # wrong
     RunContext().require_auth("github", "https://github.com")  # wrong
-    op.answer_requests(ToolRequest, lambda request: request)  # wrong
+    op.answer_requests(ToolRequest, lambda request: "text")  # wrong
     op.answer_requests(ModelRequest, lambda request: emit("text"))  # wrong
 
 
