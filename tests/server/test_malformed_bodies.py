@@ -7,13 +7,15 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pytest
 from starlette.routing import Route
 
 from rxloop import Agent, MemoryEventLog, Runtime, client_tool, op, tool
-from rxloop.server import PushOptions, a2a, agui, api, mcp_server, openai_api, ui_stream
+from rxloop.server import Principal, PushOptions, a2a, agui, api, mcp_server, openai_api, ui_stream
 from rxloop.testing import ScriptedModel, call, turn
 from support.asgi_client import Answer, send_request
 from support.malformed_bodies import replace_each_value
@@ -310,12 +312,23 @@ class Server:
 async def serve(case: Case) -> AsyncGenerator[Server]:
     page = client_tool("page", SCHEMA, description="Show a page.")
     agent = Agent(ScriptedModel(*[answer] * 5_000), tools=[pay, page], name="clerk")
+    options = OPTIONS.get(case.make, {})
+    with TemporaryDirectory() as folder:
+        if case.route.endswith("/case"):
+            writer = Principal("", frozenset({"others", "cases"}))
+            options = options | {"auth": lambda _: writer, "cases": Path(folder, "cases.jsonl")}
+        async with start(case, agent, options) as server:
+            yield server
+    await agent.aclose()
+
+
+@asynccontextmanager
+async def start(case: Case, agent: Agent[Any, Any], options: dict[str, Any]) -> AsyncGenerator[Server]:
     async with Runtime({"clerk": agent}, log=MemoryEventLog(), grace=0.2) as runtime:
-        app = case.make(runtime, **OPTIONS.get(case.make, {}))
+        app = case.make(runtime, **options)
         async with app._app.router.lifespan_context(app._app):
             yield Server(app, runtime, case)
             await app.drain(0.2)
-    await agent.aclose()
 
 
 def check(answer: Answer, name: str, caplog: pytest.LogCaptureFixture) -> None:
