@@ -12,6 +12,9 @@ _COMPLETE_EVERY = 20
 _COMPLETE_EVERY_WITH_LARGE_DATA = 400
 """The same while `ignore_large_data` is active. It is reached only if large data is processed without interruption."""
 
+_FROZEN_BY_PYTHON = 1_000
+"""Maximum number of objects that Python itself excludes. Python 3.12 excludes 375 when it starts."""
+
 
 class _Exclusion:
     """Callback of the garbage collector that excludes the survivors of collections from later ones (`gc.freeze`)."""
@@ -79,7 +82,7 @@ def ignore_large_data() -> Generator[None]:
 
     The block does nothing if the program has excluded objects itself, because their exclusion would end with the block.
     """
-    if not _EXCLUSION.blocks and gc.get_freeze_count():
+    if not _EXCLUSION.blocks and gc.get_freeze_count() > _FROZEN_BY_PYTHON:
         yield
         return
     _EXCLUSION.start_block()
