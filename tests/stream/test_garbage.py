@@ -94,7 +94,8 @@ def test_garbage_of_large_data_is_collected_after_the_last_block() -> None:
         assert alive() is not None
     gc.collect()
     assert alive() is None
-    assert not gc.get_freeze_count()
+    # Python 3.12 excludes a few hundred objects itself.
+    assert gc.get_freeze_count() < 1_000
 
 
 def test_complete_collection_is_delayed_by_large_data_but_not_forever() -> None:
