@@ -29,13 +29,22 @@ export function Conversation() {
   // New messages move the view only if it was at the end.
   const wasAtEnd = useRef(true);
   const change = isAtEnd.value ? revision.value + now.value : 0;
-  useEffect(() => {
-    if (wasAtEnd.current && isAtEnd.value && box.current) box.current.scrollTop = box.current.scrollHeight;
-  }, [change]);
+  const top = useRef(0);
   const onScroll = () => {
     const element = box.current;
-    if (element) wasAtEnd.current = element.scrollHeight - element.scrollTop - element.clientHeight < 40;
+    if (!element) return;
+    wasAtEnd.current = element.scrollHeight - element.scrollTop - element.clientHeight < 40;
+    top.current = element.scrollTop;
   };
+  useEffect(() => {
+    const element = box.current;
+    if (!element || !isAtEnd.value) return;
+    // The browser reports the scrolling of the reader only with the next frame.
+    if (element.scrollTop < top.current) onScroll();
+    if (!wasAtEnd.current) return;
+    element.scrollTop = element.scrollHeight;
+    top.current = element.scrollTop;
+  }, [change]);
   return (
     <div class="conversation" ref={box} onScroll={onScroll} role="log" aria-label="Conversation" aria-live="off">
       <div class="column">
