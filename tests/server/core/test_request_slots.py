@@ -226,6 +226,7 @@ async def test_requests_that_wait_for_runs_do_not_hold_slots() -> None:
     assert [each.json()["content"] for each in responses] == ["Hello."] * 6
 
 
+@in_virtual_time
 async def test_request_is_dropped_if_its_client_disconnects_while_it_is_queued() -> None:
     async with Runtime({"clerk": Agent(ScriptedModel(*["Hello."] * 3), name="clerk")}, log=MemoryEventLog()) as runtime:
         app, slots = api(runtime, auth=bearer({"ann-key": "ann"})), runtime.log.local.get(RequestSlots)
@@ -245,7 +246,8 @@ async def test_request_is_dropped_if_its_client_disconnects_while_it_is_queued()
         assert slots.has_abandoned("ann")
         assert (await kept).status == 202
         assert len(await runtime.log.list_runs()) == 1
-        # Without a queue, the run starts, and the client can find it later.
+        # Without a queue and a pause, the run starts, and the client can find it later.
+        await asyncio.sleep(MAX_PAUSE)
         assert (await (await start(leaves=True))).status == 202
 
 

@@ -290,6 +290,7 @@ async def test_failed_run_is_resumed_or_forked(page: Page) -> None:
         await find_button(page, "Start the fork").click()
         # The page compares the fork with the run.
         await expect(page.get_by_role("heading", name="B Choose completed")).to_be_visible()
+        await expect(page.get_by_role("gridcell", name="completed Done.")).to_be_visible()
         assert (await served.runtime.get_record(task_id)).state == "failed"
 
 

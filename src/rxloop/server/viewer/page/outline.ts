@@ -270,13 +270,14 @@ function summarize(event: Event): [name: string, label: string, flags: number, a
     case 'status-update': {
       const failed = event.state === 'failed' || event.state === 'canceled' ? FAILED : 0;
       const waits = event.state === 'input-required' || event.state === 'auth-required' ? WAITS : 0;
-      return [event.state, event.error?.message ?? event.reason ?? '', failed | waits, 0, 0];
+      return [event.state, event.error?.message ?? (event.reason || (event.final && event.content) || ''), failed | waits, 0, 0];
     }
     case 'llm-call': return [event.model, '', 0, event.estimatedInputTokens ?? 0, event.messageCount ?? 0];
     case 'llm-failed': return [event.error?.code ?? '', event.error?.message ?? '', FAILED | (event.retryIn != null ? RETRIED : 0), event.status ?? 0, toMilliseconds(event.retryIn)];
     case 'content-complete': {
       const cut = event.finishReason === 'length' || event.finishReason === 'interrupted' ? CUT : 0;
-      return [event.finishReason ?? '', event.content ?? '', cut, toMilliseconds(event.firstToken), toMilliseconds(event.longestSilence)];
+      const calls = event.toolCalls?.slice(0, 8).map(each => each.name).join(', ');
+      return [event.finishReason ?? '', event.content || calls || (event.finishReason ?? ''), cut, toMilliseconds(event.firstToken), toMilliseconds(event.longestSilence)];
     }
     case 'usage': return ['', '', 0, event.inputTokens ?? 0, event.outputTokens ?? 0];
     case 'tool-start': return [event.call?.name ?? '', argumentsOf(event.call?.arguments), 0, 0, 0];

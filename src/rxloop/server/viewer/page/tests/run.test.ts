@@ -123,6 +123,17 @@ test('an outline and the events of the stream give the same columns', () => {
   for (const column of ['seq', 'time', 'kind', 'name', 'step', 'opens', 'flags', 'a', 'b'] as const) assert.deepEqual(outline[column], live[column], column);
 });
 
+test('streamed answers and ends have the same label as in an outline of the log', () => {
+  const { label } = makeOutline();
+  assert.deepEqual([label[1], label[4], label[12], label[20]], ['', 'get_forecast, get_forecast', 'I ask.', 'Go.']);
+  const ends = makeOutline(makeEvents([
+    [0, 'content-complete', { content: '', finishReason: 'length' }],
+    [1, 'status-update', { state: 'failed', final: true, reason: 'tokens', content: 'Half' }],
+    [2, 'status-update', { state: 'failed', final: true, error: { code: 'log', message: 'disk full' } }],
+  ]));
+  assert.deepEqual(ends.label, ['length', 'tokens', 'disk full']);
+});
+
 test('events that were already received are ignored', () => {
   const model = new RunModel('run');
   for (const event of [...EVENTS.slice(0, 5), ...EVENTS.slice(2)]) model.addEvent(event);
