@@ -122,4 +122,6 @@ def get_host(ctx: RunContext[Any]) -> Host:
     Raises:
         RxloopError: If the context was created outside a run.
     """
-    return cast("Host", ctx.port)
+    # Operators call this several times per event, so do not call `cast`, or `port` unless it raises.
+    host: Any = ctx.run
+    return cast("Host", ctx.port) if host is None else host

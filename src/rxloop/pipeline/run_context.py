@@ -209,7 +209,8 @@ class RunContext(ExplainedAttributes, Generic[D_co]):
     @property
     def info(self) -> AttemptInfo:
         """Metadata and services for the attempt."""
-        return self.port.info
+        # Operators read this several times per event, so do not call `port` unless it raises.
+        return self.port.info if self.run is None else self.run.info
 
     @property
     def hidden(self) -> bool:
@@ -269,7 +270,7 @@ class RunContext(ExplainedAttributes, Generic[D_co]):
     @property
     def state(self) -> RunState:
         """State of the run on the current branch."""
-        return self.port.state(self.branch)
+        return (self.port if self.run is None else self.run).state(self.branch)
 
     @property
     def usage(self) -> Usage:

@@ -241,7 +241,10 @@ def _has_printable_ids(fields: dict[str, Any]) -> bool:
 # `typed` is required because values of other types may be equal to a string.
 @lru_cache(maxsize=256, typed=True)
 def _are_printable(*ids: Any) -> bool:
-    return all(name is None or name == () or (name.__class__ is str and name.isprintable()) for name in ids)
+    for name in ids:
+        if name is not None and name != () and not (name.__class__ is str and name.isprintable()):
+            return False
+    return True
 
 
 def _check_round_trip(event: Event) -> None:

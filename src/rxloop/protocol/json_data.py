@@ -94,9 +94,10 @@ def freeze_model(model: M, name: str) -> M:
         InvalidEvent: A field cannot be encoded as JSON.
     """
     try:
-        return cast("M", _Converter().convert_model(model, 0))
+        converted: Any = _Converter().convert_model(model, 0)
     except _InvalidValue as fault:
         raise fault.to_error(name) from fault.__cause__
+    return converted
 
 
 def allows_extra(cls: type[BaseModel]) -> bool:
@@ -133,10 +134,11 @@ class _Converter:
             return value if MIN_INTEGER <= value <= MAX_INTEGER else _format_integer(value)
         if cls is float:
             return value if isfinite(value) else _format_float(value)
-        if isinstance(value, dict):
-            return self._convert_dict(cast("dict[Any, Any]", value), depth)
-        if isinstance(value, list | tuple):
-            return self._convert_list(cast("Sequence[Any]", value), depth)
+        # Unlike `isinstance`, `issubclass` requires no `cast`, which is a function call.
+        if issubclass(cls, dict):
+            return self._convert_dict(value, depth)
+        if issubclass(cls, list | tuple):
+            return self._convert_list(value, depth)
         return self._convert_other(value, depth)
 
     def convert_typed(self, value: Any, depth: int) -> Any:

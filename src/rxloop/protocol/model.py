@@ -158,11 +158,11 @@ EMPTY_DICT, EMPTY_LIST = FrozenDict(), FrozenList()
 
 def thaw(value: Any) -> Any:
     """Return a deep copy that consists of ordinary dicts and lists."""
-    if isinstance(value, dict):
-        return {key: thaw(item) for key, item in cast("dict[str, Any]", value).items()}
-    if isinstance(value, list):
-        return [thaw(item) for item in cast("list[Any]", value)]
-    return value
+    # Unlike `isinstance`, `issubclass` requires no `cast`, which is a function call.
+    cls: type[Any] = value.__class__
+    if issubclass(cls, dict):
+        return {key: thaw(item) for key, item in value.items()}
+    return [thaw(item) for item in value] if issubclass(cls, list) else value
 
 
 P = ParamSpec("P")

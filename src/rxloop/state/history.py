@@ -290,13 +290,13 @@ class Batch:
 
     def _positions(self) -> Iterable[int]:
         """Return call indexes used in events."""
-        every = range(len(self.calls) + len(self.left_out))
+        every = range(len(self.message.tool_calls) + len(self.left_out))
         return (position for position in every if position not in self.left_out) if self.left_out else every
 
     @property
     def thought_only(self) -> bool:
         """True if all calls are `think_aloud`."""
-        return all(call.name == THINK_ALOUD for call in self.calls)
+        return all(call.name == THINK_ALOUD for call in self.message.tool_calls)
 
     def messages(self, pending: Iterable[PendingInput] = ()) -> list[Message]:
         """Return the assistant message, one result per call in order, and additional messages from the tools."""
@@ -308,7 +308,7 @@ class Batch:
                 content=self._answer(index, waiting),
                 message_id=f"{self.message.message_id}:{position}",
             )
-            for index, (position, call) in enumerate(zip(self._positions(), self.calls, strict=False))
+            for index, (position, call) in enumerate(zip(self._positions(), self.message.tool_calls, strict=False))
         ]
         return [self.message, *results, *self._tool_messages()]
 
