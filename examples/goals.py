@@ -3,7 +3,8 @@
     python examples/goals.py
 
 The model is scripted, so the example runs offline. A compressor removes old messages, but the goals stay in each
-request. The program closes a goal too: the tool that runs the tests marks its goal as done when they pass.
+request. The program closes a goal too: the tool that runs the tests marks its goal as done when they pass. The user
+adds a goal while the agent is working.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import reactivex.operators as rx
+
 from rxloop import Agent, ModelRequest, RunContext, SlidingWindowCompressor, op, tool
 from rxloop.testing import ScriptedCall, ScriptedModel, call
-from rxloop.tools import Goal, GoalsUpdatedEvent, goal_tool, update_goals
+from rxloop.tools import Goal, GoalChange, GoalsUpdatedEvent, goal_tool, update_goals
 
 MARKS = {"pending": "[ ]", "active": "[>]", "done": "[x]", "dropped": "[-]"}
 
@@ -57,6 +60,7 @@ PLAN = [
     {"id": "code", "title": "Write the endpoint", "parent": "endpoint", "depends_on": ["read"]},
     {"id": "tests", "title": "Pass the tests", "parent": "endpoint", "depends_on": ["code"]},
 ]
+ADDED: GoalChange = {"id": "changelog", "title": "Describe the endpoint in the changelog", "parent": "endpoint"}
 
 
 async def main() -> None:
@@ -66,13 +70,15 @@ async def main() -> None:
         set_status(read="done", code="active"),
         set_status(code="done", tests="active"),
         call("run_tests"),
-        set_status(endpoint="done"),
+        set_status(changelog="done", endpoint="done"),
         answer,
     )
     loop = op.standard(before_model=[op.goals(), op.compress(SlidingWindowCompressor(max_tokens=4_000))])
     run = Agent(model, tools=[goal_tool, read_file, run_tests], loop=loop).run("Add an endpoint for refunds.")
+    first = run.pipe(op.of_type(GoalsUpdatedEvent), rx.take(1), rx.map(lambda _: run.update_goals(ADDED)))
+    first.subscribe()
     async for event in run.pipe(op.of_type(GoalsUpdatedEvent)):
-        print(f"Step {event.step}:\n{checklist(event.goals)}")
+        print(f"Step {event.step}:" if event.step else "The user adds a goal:", checklist(event.goals), sep="\n")
     print((await run).output)
 
 

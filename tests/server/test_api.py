@@ -10,7 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from rxloop import Agent, ConfigurationError, MemoryEventLog, RunContext, Runtime, tool
+from rxloop import Agent, ConfigurationError, MemoryEventLog, RunContext, Runtime, op, tool
+from rxloop.client import Client
+from rxloop.errors import ApiError
 from rxloop.server import ServerLimits, api, bearer
 from rxloop.testing import ScriptedModel, call, frames
 from support.api_server import TOKENS, RunningApi, serve_api, serve_app
@@ -174,6 +176,30 @@ async def test_message_is_accepted_by_a_working_run_and_refused_by_a_finished_on
     assert finished["content"] == "On Saturday, then."
     assert late.status_code == 409
     assert late.json()["error"]["code"] == "run_over"
+
+
+async def test_owner_changes_goals_of_a_waiting_run() -> None:
+    goals, part = op.goals({"id": "pay", "title": "Pay 5"}), {"id": "ask", "title": "Ask", "dependsOn": ["pay"]}
+    clerk = make_clerk(loop=op.standard(before_model=[goals]))
+    async with (
+        serve_api(clerk) as served,
+        connect(served, "bob-key") as bob,
+        Client(served.url, token="ann-key") as ann,
+    ):
+        run = await ann.start("clerk", "Pay 5", wait=10)
+        foreign = await bob.post(f"/runs/{run.task_id}/goals", json={"changes": [part]})
+        with pytest.raises(ApiError) as refused:
+            await ann.update_goals(run.task_id, {"id": "pay", "depends_on": ["ask"]})
+        changed = await ann.update_goals(run.task_id, {"id": "ask", "title": "Ask", "depends_on": ["pay"]})
+        await ann.answer(run.task_id, {run.pending[0].input_id: True}, wait=10)
+        with pytest.raises(ApiError, match="the run is over"):
+            await ann.update_goals(run.task_id, {"id": "pay", "status": "done"})
+        updates = [event async for event in ann.follow(run.task_id, kinds=["goals-updated"])]
+    assert foreign.status_code == 404
+    assert refused.value.code == "invalid"
+    assert refused.value.fields == {"changes": "goal 'pay' refers to the unknown goal 'ask'; add 'ask' too"}
+    assert changed.state == "input-required"
+    assert [[goal.id for goal in update.goals] for update in updates] == [["pay"], ["pay", "ask"]]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
 
 
 async def test_fork_has_the_owner_of_its_run_and_continues_independently() -> None:

@@ -23,6 +23,7 @@ GETS = [
 POSTS: dict[str, Any] = {
     "/runs/{}/resume": {"inputs": {"1.0.1": True}},
     "/runs/{}/say": {"input": "Hello"},
+    "/runs/{}/goals": {"changes": [{"id": "g", "title": "G"}]},
     "/runs/{}/cancel": {},
     "/runs/{}/fork": {"at": 1},
 }

@@ -219,6 +219,7 @@ CASES = [
     Case(api, "/runs", RUN),
     Case(api, "/runs/{task_id}/resume", {"type": "resume", "inputs": {"1.0.1": True, "1.1.1": {"a": 1}}}),
     Case(api, "/runs/{task_id}/say", {"input": "Hi", "interrupt": True}),
+    Case(api, "/runs/{task_id}/goals", {"changes": [{"id": "g", "title": "G", "dependsOn": []}]}),
     Case(api, "/runs/{task_id}/cancel", {"reason": "r"}),
     Case(api, "/runs/{task_id}/case", {"expected": "x"}),
     Case(api, "/runs/{task_id}/fork", {"at": 3, "input": "Hi", "results": {}}),

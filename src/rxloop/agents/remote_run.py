@@ -14,7 +14,7 @@ from rxloop.agents.options import ExecuteOptions, ResumeOptions, RunOptions
 from rxloop.agents.specs import make_resume_spec, make_run_spec, make_spec
 from rxloop.agents.validation import check_inputs, check_options, check_run_id
 from rxloop.coordination.answers import read_snapshot
-from rxloop.coordination.commands import send_answer, send_cancel, send_message
+from rxloop.coordination.commands import send_answer, send_cancel, send_goals, send_message
 from rxloop.coordination.order import RETRY, find_blocking, is_idle, wait_for_order
 from rxloop.errors import (
     AttemptError,
@@ -32,6 +32,7 @@ from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord, Snapshot
 from rxloop.pipeline.run_context import D
 from rxloop.protocol.messages import Prompt
+from rxloop.protocol.tool_events import GoalChange
 from rxloop.run.attempt import Attempt
 from rxloop.run.final_events import make_exists_error
 from rxloop.run.handle import Run
@@ -180,6 +181,22 @@ class RemoteRun(ExplainedAttributes, Generic[D, O]):
         if not messages or any(each.role not in ("user", "system") for each in messages):
             raise ConfigurationError("send() requires user or system messages, such as a string")
         await send_message(event_log, self.task_id, messages, interrupt=interrupt)
+
+    async def update_goals(self, *changes: GoalChange) -> None:
+        """Add or change goals of the run durably.
+
+        An active run applies the changes immediately, and other runs in their next attempt. If the model has made them
+        invalid in the meantime, a warning is logged, and the goals stay unchanged.
+
+        Args:
+            *changes: New goals and changes, such as `{"id": "tests", "status": "done"}`.
+
+        Raises:
+            RunOver: If the run is finished or finishes first, or it waits for input that was superseded by a later run.
+            UnknownRun: If the run does not exist.
+            ConfigurationError: If a change is invalid, the agent has no log, or the log does not support an inbox.
+        """
+        await send_goals(self._definition.get_log(f"change the goals of {self.task_id}"), self.task_id, changes)
 
 
 async def submit_run(definition: AgentDefinition, prompt: Prompt, options: RunOptions) -> RunRecord:

@@ -28,6 +28,7 @@ from rxloop.protocol.http_api import (
     SendMessage,
     StartRun,
     StateInfo,
+    UpdateGoals,
 )
 from rxloop.protocol.http_api.comparison import RunComparison
 from rxloop.protocol.http_api.experiments import ExperimentInfo, ExperimentPage
@@ -43,6 +44,7 @@ from rxloop.protocol.http_api.inspection import (
 from rxloop.protocol.http_api.requests import RequestList, SentRequest
 from rxloop.protocol.ids import make_id
 from rxloop.protocol.messages import Message
+from rxloop.protocol.tool_events import GoalChange
 from rxloop.stream.stream import Stream
 from rxloop.support.http_environment import name_variables
 
@@ -199,23 +201,6 @@ class Client(Inspection, Findings):
         """
         return await self._requests.get(RunInfo, make_run_path(task_id), {"wait": wait})
 
-    async def state(
-        self, task_id: str, seq: int | None = None, *, messages_from: int | None = None, internal: bool = False
-    ) -> StateInfo:
-        """Return a run's state, including messages, open calls and questions.
-
-        Args:
-            task_id: Task id.
-            seq: Number of the last event to apply. The default is the newest one.
-            messages_from: Index of the first message to include. `message_count` then includes the earlier messages.
-            internal: Whether to include internal data, if allowed.
-
-        Raises:
-            ApiError: If the run or event does not exist, or the request fails.
-        """
-        query = {"seq": seq, "messagesFrom": messages_from, "visibility": "all" if internal else None}
-        return await self._requests.get(StateInfo, f"{make_run_path(task_id)}/state", query)
-
     async def runs(
         self,
         *,
@@ -326,6 +311,15 @@ class Client(Inspection, Findings):
         """
         body = _make_body(SendMessage, {"input": _convert_input(input), "interrupt": interrupt})
         return await self._requests.post(RunInfo, f"{make_run_path(task_id)}/say", body)
+
+    async def update_goals(self, task_id: str, *changes: GoalChange) -> RunInfo:
+        """Add or change goals of an active or waiting run.
+
+        Raises:
+            ApiError: `invalid` if a change is invalid, or `run_over` if the run is not active.
+        """
+        body = _make_body(UpdateGoals, {"changes": changes})
+        return await self._requests.post(RunInfo, f"{make_run_path(task_id)}/goals", body)
 
     async def cancel(self, task_id: str, reason: str | None = None) -> RunInfo:
         """Cancel an active or waiting run. Finished runs are not affected.

@@ -8,7 +8,7 @@ from typing import Any, TypedDict, cast
 
 from rxloop.client.connection import Requests, make_run_path
 from rxloop.protocol.events import AnyEvent
-from rxloop.protocol.http_api import AgentInfo, AgentList
+from rxloop.protocol.http_api import AgentInfo, AgentList, StateInfo
 from rxloop.protocol.http_api.comparison import RunComparison
 from rxloop.protocol.http_api.experiments import AddCase, AddedCase
 from rxloop.protocol.http_api.inspection import AccessInfo, Outline, ProblemList, RunProblem, SearchPage
@@ -45,6 +45,23 @@ class Inspection:
     """Methods of `Client` that read recorded runs without following them."""
 
     _requests: Requests
+
+    async def state(
+        self, task_id: str, seq: int | None = None, *, messages_from: int | None = None, internal: bool = False
+    ) -> StateInfo:
+        """Return a run's state, including messages, open calls and questions.
+
+        Args:
+            task_id: Task id.
+            seq: Number of the last event to apply. The default is the newest one.
+            messages_from: Index of the first message to include. `message_count` then includes the earlier messages.
+            internal: Whether to include internal data, if allowed.
+
+        Raises:
+            ApiError: If the run or event does not exist, or the request fails.
+        """
+        query = {"seq": seq, "messagesFrom": messages_from, "visibility": "all" if internal else None}
+        return await self._requests.get(StateInfo, f"{make_run_path(task_id)}/state", query)
 
     async def outline(
         self, task_id: str, *, after: int = 0, limit: int | None = None, internal: bool = False

@@ -25,14 +25,16 @@ from rxloop.coordination.order import wait_for_end
 from rxloop.errors import ConflictError, InvalidInput, RunOver
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import RETRY_SECONDS, read_log
-from rxloop.pipeline.records import Snapshot
-from rxloop.protocol.commands import AnswerCommand, CancelCommand, MessageCommand
+from rxloop.pipeline.records import HistoryQuery, Snapshot
+from rxloop.protocol.commands import AnswerCommand, CancelCommand, GoalsCommand, MessageCommand
 from rxloop.protocol.envelope import COMMAND_ID
-from rxloop.protocol.events import InputReceivedEvent
+from rxloop.protocol.events import GoalsUpdatedEvent, InputReceivedEvent
 from rxloop.protocol.ids import make_id
 from rxloop.protocol.messages import Message
+from rxloop.protocol.tool_events import GoalChange
 from rxloop.state.fold import fold_all
 from rxloop.state.run_state import RunState
+from rxloop.storage.conversation import FORMAT, add_page, find_cached
 
 _APPLY_TIMEOUT = 2.0
 """Seconds to wait for a working run to apply a message. The message has already been stored."""
@@ -178,14 +180,50 @@ async def send_message(event_log: EventLog, task_id: str, messages: Sequence[Mes
         for message in messages
     ]
     command = MessageCommand(messages=identified, interrupt=interrupt)
+    _, state = await _send(event_log, task_id, command)
+    if state.finished and find_new_messages(state, command):
+        raise RunOver(f"run {task_id} ended before receiving the message: start a new run in the same conversation")
+
+
+async def send_goals(event_log: EventLog, task_id: str, changes: Sequence[GoalChange]) -> None:
+    """Change the goals of a run, returning once the changes have been stored.
+
+    Args:
+        event_log: Log with the run.
+        task_id: Id of the run.
+        changes: New goals and changes.
+
+    Raises:
+        RunOver: As in `send_message`.
+        ConfigurationError: A change is invalid, or the log doesn't support commands.
+    """
+    # Imported here because few programs change the goals of other runs.
+    from rxloop.tools.goals import change_goals
+
+    key = (await read_log(event_log.get_record, task_id)).conversation
+    cached = find_cached(event_log, key)
+    snapshot = await read_snapshot(event_log, task_id, history=HistoryQuery(cached[0], FORMAT))
+    _check_accepts_messages(snapshot)
+    assert snapshot.history is not None
+    before = await add_page(event_log, key, task_id, cached, snapshot.history)
+    goals = (before if snapshot.state.goals is None else snapshot.state).goals or ()
+    pending = apply_commands(task_id, snapshot.state.replace(goals=goals), snapshot.new_commands, warn=False)
+    updates = [event.goals for event in pending.events if isinstance(event, GoalsUpdatedEvent)]
+    change_goals([goals, *updates][-1], changes)
+    number, state = await _send(event_log, task_id, GoalsCommand(changes=[*changes]))
+    if state.finished and state.last_command < number:
+        raise RunOver(f"run {task_id} ended before its goals were changed: start a new run in the same conversation")
+
+
+async def _send(event_log: EventLog, task_id: str, command: MessageCommand | GoalsCommand) -> tuple[int, RunState]:
+    """Store a command, and give the owner time to apply it. Return its number and the state of the run."""
     number = await read_log(event_log.send_command, task_id, command)
     state = await _read_state(event_log, task_id)
     if state.last_command < number and await _has_owner(event_log, task_id, state):
-        # The owner applies messages immediately unless it is already ending the run.
+        # The owner applies commands immediately unless it is already ending the run.
         await _wait_applied(event_log, task_id, state.seq, number)
         state = await _read_state(event_log, task_id)
-    if state.finished and find_new_messages(state, command):
-        raise RunOver(f"run {task_id} ended before receiving the message: start a new run in the same conversation")
+    return number, state
 
 
 def _check_accepts_messages(snapshot: Snapshot) -> None:

@@ -9,12 +9,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rxloop.coordination.answers import find_credentials, find_new_answers, validate_commands
-from rxloop.errors import EventLogError, InvalidInput, LogUnreachable, UnknownRun
+from rxloop.errors import ConfigurationError, EventLogError, InvalidInput, LogUnreachable, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
-from rxloop.protocol.commands import AnswerCommand, CancelCommand, Command, MessageCommand
+from rxloop.protocol.commands import AnswerCommand, CancelCommand, Command, GoalsCommand, MessageCommand
 from rxloop.protocol.envelope import COMMAND_ID
-from rxloop.protocol.events import Event, InputReceivedEvent, MessageAddedEvent
+from rxloop.protocol.events import Event, GoalsUpdatedEvent, InputReceivedEvent, MessageAddedEvent
 from rxloop.protocol.messages import Message
 from rxloop.state.run_state import RunState
 
@@ -86,6 +86,10 @@ def apply_commands(task_id: str, state: RunState, commands: Commands, *, warn: b
                 state = state.replace(answers={**state.answers, event.input_id: event.value})
             if command.messages and is_accepted(task_id, state, command):
                 new_messages = read_messages(state, number, command)
+        elif isinstance(command, GoalsCommand):
+            event = read_goals(task_id, state, number, command, warn=warn)
+            events.append(event)
+            state = state.replace(goals=tuple(event.goals))
         elif isinstance(command, MessageCommand):
             if (
                 command.superseding_task_id is not None
@@ -145,6 +149,22 @@ def find_new_messages(state: RunState, command: MessageCommand | AnswerCommand) 
     ]
 
 
+def read_goals(
+    task_id: str, state: RunState, number: int, command: GoalsCommand, *, warn: bool = True
+) -> GoalsUpdatedEvent:
+    """Return changed goals as an event. If a change has become invalid, the goals in the event are unchanged."""
+    # Imported here because few programs change the goals of other runs.
+    from rxloop.tools.goals import change_goals
+
+    goals = state.goals or ()
+    try:
+        goals = change_goals(goals, command.changes)
+    except ConfigurationError as error:
+        if warn:
+            log.warning("Skipping command %s for run %s: %s", number, task_id, error)
+    return GoalsUpdatedEvent(goals=[*goals], metadata={COMMAND_ID: number})
+
+
 class Inbox:
     """Inbox of a running attempt. Cancelling ends the attempt, and messages are added to its history.
 
@@ -177,7 +197,7 @@ class Inbox:
         state: Callable[[], RunState],
         is_ending: Callable[[], bool],
         on_cancel: Callable[[str, int], None],
-        on_message: Callable[[int, MessageCommand], None],
+        on_message: Callable[[int, MessageCommand | GoalsCommand], None],
         on_answers: Callable[[Sequence[InputReceivedEvent]], bool],
     ) -> None:
         """Start watching for commands. They are only applied after calling `open`.
@@ -188,7 +208,7 @@ class Inbox:
             state: Function returning the current run state.
             is_ending: Function returning True if no more commands should be applied.
             on_cancel: Called with the reason and number when cancelled.
-            on_message: Called with the number and command for each message.
+            on_message: Called with the number and command for each message and change of goals.
             on_answers: Called with answers to pass to waiting tool calls. Returns False if no call is waiting for them.
         """
         self._log, self._task_id, self._state, self._is_ending = event_log, task_id, state, is_ending

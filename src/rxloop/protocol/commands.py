@@ -10,6 +10,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.protocol.json_data import freeze_json
 from rxloop.protocol.messages import Message, Wire
 from rxloop.protocol.model import is_empty
+from rxloop.protocol.tool_events import GoalChange
 
 log = logging.getLogger("rxloop")
 
@@ -58,7 +59,14 @@ class MessageCommand(_Command):
     to the model."""
 
 
-Command = Annotated[CancelCommand | AnswerCommand | MessageCommand, Field(discriminator="kind")]
+class GoalsCommand(_Command):
+    """Command that changes goals."""
+
+    kind: Literal["goals"] = "goals"
+    changes: list[GoalChange]
+
+
+Command = Annotated[CancelCommand | AnswerCommand | MessageCommand | GoalsCommand, Field(discriminator="kind")]
 """Any command to a run."""
 
 

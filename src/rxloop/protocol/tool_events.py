@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Required
 
 from pydantic import Field, field_validator
-from typing_extensions import override
+from pydantic.json_schema import SkipJsonSchema
+from typing_extensions import TypedDict, override
 
 from rxloop.protocol.envelope import Event, Timestamp
 from rxloop.protocol.messages import Media, Message, ToolCall, Usage, Wire
@@ -206,6 +207,21 @@ class Goal(Wire):
     def closed(self) -> bool:
         """True if the goal is done or dropped."""
         return self.status in ("done", "dropped")
+
+
+_GoalId = Annotated[str, Field(coerce_numbers_to_str=True)]
+_Null = SkipJsonSchema[None]
+"""Models send null for omitted arguments, even if the schema does not mention it."""
+
+
+class GoalChange(TypedDict, total=False):
+    """New goal, or changes to the goal with this id. Omitted fields stay unchanged."""
+
+    id: Required[Annotated[_GoalId, Field(description="Short id, such as `tests`.")]]
+    title: Annotated[str | _Null, Field(description="Result to achieve. Required for a new goal.")]
+    status: GoalStatus | _Null
+    parent: Annotated[_GoalId | _Null, Field(description="Id of the goal that includes this goal. Empty for none.")]
+    depends_on: Annotated[list[_GoalId] | _Null, Field(description="Ids of goals to achieve first.")]
 
 
 def check_goals(goals: Sequence[Goal]) -> Sequence[Goal]:

@@ -22,6 +22,7 @@ from rxloop.stream.stream import Pipeable, Stream, check_reader
 
 if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import Artifacts
+    from rxloop.protocol.tool_events import Goal, GoalChange
 
 O = TypeVar("O", default=str)  # noqa: E741
 
@@ -222,6 +223,27 @@ class Run(MisuseErrors, Pipeable[AnyEvent], Generic[O]):
         from rxloop.run.steering import send_messages, to_sent_messages
 
         send_messages(self._attempt, to_sent_messages(message), interrupt=interrupt)
+
+    def update_goals(self, *changes: GoalChange) -> tuple[Goal, ...]:
+        """Add or change goals while running. Can be called from any thread.
+
+        The next model request contains the new goals, if the loop has `op.goals()`. The model is not called again for
+        them.
+
+        Args:
+            *changes: New goals and changes, such as `{"id": "tests", "status": "done"}`.
+
+        Returns:
+            All goals of the run.
+
+        Raises:
+            RunOver: The run has not started yet, or is already ending.
+            ConfigurationError: A change is invalid. The goals stay unchanged.
+        """
+        # Imported here because few programs change goals.
+        from rxloop.run.steering import send_goals
+
+        return send_goals(self._attempt, changes)
 
     def cancel(self, reason: str | None = None) -> None:
         """Cancel the run without waiting. Use `await run.aclose()` to wait."""

@@ -15,14 +15,14 @@ from rxloop.coordination.answers import (
     read_snapshot,
     validate_answers,
 )
-from rxloop.coordination.inbox import AppliedCommands, Commands, Inbox, apply_commands, find_new_messages
+from rxloop.coordination.inbox import AppliedCommands, Commands, Inbox, apply_commands, find_new_messages, read_goals
 from rxloop.coordination.lease import DeliveryGate
 from rxloop.coordination.order import check_can_continue
 from rxloop.errors import ConfigurationError, ConflictError, RunOver, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import check_complete, read_log
 from rxloop.pipeline.records import HistoryQuery, RunRecord, Snapshot, get_conversation, has_started
-from rxloop.protocol.commands import MessageCommand
+from rxloop.protocol.commands import GoalsCommand, MessageCommand
 from rxloop.protocol.envelope import COMMAND_ID, STARTED_CALLS
 from rxloop.protocol.events import Event, InputReceivedEvent, TaskEvent, ToolCompleteEvent, normalise
 from rxloop.run.admission import (
@@ -301,7 +301,10 @@ def _apply_commands(attempt: Attempt, state: RunState, commands: Commands) -> Ap
     return applied
 
 
-def _send_command(attempt: Attempt, number: int, command: MessageCommand) -> None:
+def _send_command(attempt: Attempt, number: int, command: MessageCommand | GoalsCommand) -> None:
+    if isinstance(command, GoalsCommand):
+        attempt.publish(read_goals(attempt.task_id, attempt.state(), number, command))
+        return
     messages = find_new_messages(attempt.state(), command)
     try:
         if messages:

@@ -13,6 +13,7 @@ from reactivex import Observable, abc
 from rxloop.errors import ConfigurationError, RunOver, RxloopError
 from rxloop.protocol.events import Event, MessageAddedEvent, normalise
 from rxloop.protocol.messages import Message, Prompt, to_messages
+from rxloop.protocol.tool_events import Goal, GoalChange
 from rxloop.run.attempt import Attempt
 from rxloop.run.spec import Steer, Steering
 from rxloop.stream.sources import from_async_iter
@@ -63,6 +64,19 @@ def send_messages(
         raise ConfigurationError("messages must not be empty")
     events = [_make_event(message, metadata or {}) for message in messages]
     attempt.lifetime.run_in_loop(lambda: _publish_or_queue(attempt, events, interrupt))
+
+
+def send_goals(attempt: Attempt, changes: Sequence[GoalChange]) -> tuple[Goal, ...]:
+    """Change the goals of a run from any thread; see `Run.update_goals`."""
+    # Imported here because few programs change the goals of a run.
+    from rxloop.tools.goals import update_goals
+
+    def update() -> tuple[Goal, ...]:
+        if attempt.lifetime.is_starting or attempt.lifetime.is_ending:
+            raise RunOver(f"run {attempt.task_id} must be running to change its goals; call `await run.begin()` first")
+        return update_goals(attempt.context(), *changes)
+
+    return attempt.lifetime.run_in_loop(update)
 
 
 def _make_event(message: Message, metadata: Mapping[str, Any]) -> MessageAddedEvent:

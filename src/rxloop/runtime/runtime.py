@@ -22,6 +22,7 @@ from rxloop.pipeline.records import RunRecord, Until
 from rxloop.protocol.events import AnyEvent
 from rxloop.protocol.ids import derive_id
 from rxloop.protocol.messages import Message, Prompt, to_messages
+from rxloop.protocol.tool_events import GoalChange
 from rxloop.recorded.follow import RecordedStream
 from rxloop.recorded.questions import PendingQuery, PendingRun, list_pending
 from rxloop.run.ownership import wait_stored
@@ -291,8 +292,7 @@ class Runtime(ExplainedAttributes):
             task_id: The run.
             after: Cursor of the last event that the reader has. Only later events are delivered.
             strict: Reject an invalid cursor, and end with `LogRolledBack` if the log was rolled back. Pass False for
-                cursors from clients. Then, after an invalid cursor or a rollback, the stream sends a `gap` event and
-                starts again from the first event.
+                cursors from clients: the stream then sends a `gap` event and starts again from the first event.
             until: `"attempt"` also ends the stream when the run has an unanswered question.
 
         Raises:
@@ -305,6 +305,10 @@ class Runtime(ExplainedAttributes):
     async def send(self, task_id: str, message: str | Message, *, interrupt: bool = False) -> None:
         """Send a message to a run in any process; see `RemoteRun.send`."""
         await (await self._find_agent(task_id)).get_run(task_id).send(message, interrupt=interrupt)
+
+    async def update_goals(self, task_id: str, *changes: GoalChange) -> None:
+        """Add or change goals of a run in any process; see `RemoteRun.update_goals`."""
+        await (await self._find_agent(task_id)).get_run(task_id).update_goals(*changes)
 
     async def answer(self, task_id: str, inputs: Mapping[str, Any], *, messages: Prompt | None = None) -> None:
         """Answer questions of a run. The run continues in this process if no other process owns it.
@@ -383,11 +387,7 @@ class Runtime(ExplainedAttributes):
         return self._agents[name]
 
     async def _schedule(
-        self,
-        record: RunRecord,
-        *,
-        submitted: Submitted | None = None,
-        credentials: Mapping[str, Any] | None = None,
+        self, record: RunRecord, *, submitted: Submitted | None = None, credentials: Mapping[str, Any] | None = None
     ) -> None:
         """Schedule a run in this process, or pass it to a worker."""
         if self._queue is not None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Required
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
-from pydantic.json_schema import SkipJsonSchema
-from typing_extensions import TypedDict
 
 from rxloop.errors import ConfigurationError, ToolError
 from rxloop.pipeline.run_context import RunContext
-from rxloop.protocol.tool_events import Goal, GoalStatus, GoalsUpdatedEvent, check_goals
+from rxloop.protocol.tool_events import Goal, GoalChange, GoalsUpdatedEvent, check_goals
 from rxloop.support.text import to_one_line
 from rxloop.tools.function import tool
 
@@ -22,20 +20,6 @@ _WIDTH = 300
 
 _MAX_LISTED = 5
 """Maximum number of listed dependencies of a goal, because each request contains all goals."""
-
-_Id = Annotated[str, Field(coerce_numbers_to_str=True)]
-_Null = SkipJsonSchema[None]
-"""Models send null for omitted arguments, even if the schema does not mention it."""
-
-
-class GoalChange(TypedDict, total=False):
-    """New goal, or changes to the goal with this id. Omitted fields stay unchanged."""
-
-    id: Required[Annotated[_Id, Field(description="Short id, such as `tests`.")]]
-    title: Annotated[str | _Null, Field(description="Result to achieve. Required for a new goal.")]
-    status: GoalStatus | _Null
-    parent: Annotated[_Id | _Null, Field(description="Id of the goal that includes this goal. Empty for none.")]
-    depends_on: Annotated[list[_Id] | _Null, Field(description="Ids of goals to achieve first.")]
 
 
 def change_goals(goals: Sequence[Goal], changes: Sequence[GoalChange]) -> list[Goal]:

@@ -10,9 +10,9 @@ from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
 from rxloop.pipeline.sent.texts import mark_origin
 from rxloop.protocol.messages import Message
-from rxloop.protocol.tool_events import Goal, GoalsUpdatedEvent
+from rxloop.protocol.tool_events import Goal, GoalChange, GoalsUpdatedEvent
 from rxloop.stream.sources import emit
-from rxloop.tools.goals import GoalChange, change_goals, render_goals
+from rxloop.tools.goals import change_goals, render_goals
 
 
 def goals(*initial: GoalChange) -> Operator[object]:

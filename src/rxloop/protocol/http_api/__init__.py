@@ -24,6 +24,7 @@ from rxloop.protocol.messages import (
 from rxloop.protocol.model import NOT_BOOL, is_empty, is_missing
 from rxloop.protocol.run_events import State
 from rxloop.protocol.settings import ReasoningEffort
+from rxloop.protocol.tool_events import MAX_GOALS, GoalChange
 
 Text = Annotated[str, Field(min_length=1, max_length=100_000)]
 
@@ -154,6 +155,12 @@ class SendMessage(Wire):
     input: Input
     interrupt: bool = False
     """True to stop the answer that is being generated."""
+
+
+class UpdateGoals(Wire):
+    """Request to add or change goals of a run."""
+
+    changes: Annotated[list[GoalChange], Field(min_length=1, max_length=MAX_GOALS)]
 
 
 class CancelRun(Wire):

@@ -87,6 +87,7 @@ OPERATIONS = (
     ),
     Operation("POST", f"{_RUN}/resume", runs.resume, http.ResumeRun, query=StartQuery, responses=_START, streams=True),
     Operation("POST", f"{_RUN}/say", runs.say, http.SendMessage, responses={202: RunInfo}),
+    Operation("POST", f"{_RUN}/goals", runs.goals, http.UpdateGoals, responses={202: RunInfo}),
     Operation("POST", f"{_RUN}/cancel", runs.cancel, http.CancelRun, responses=_START),
     Operation("POST", f"{_RUN}/fork", runs.fork, http.ForkRun, responses={202: RunInfo}, headers=_KEY),
     Operation("GET", f"{_RUN}/diff", comparison.diff, query=DiffQuery, responses={200: RunComparison}),

@@ -16,7 +16,16 @@ from rxloop.operators.views.filters import until_final
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.events import AnyEvent, Event, StatusUpdateEvent
-from rxloop.protocol.http_api import CancelRun, ForkRun, ResumeRun, RunSettings, SendMessage, StartRun, make_messages
+from rxloop.protocol.http_api import (
+    CancelRun,
+    ForkRun,
+    ResumeRun,
+    RunSettings,
+    SendMessage,
+    StartRun,
+    UpdateGoals,
+    make_messages,
+)
 from rxloop.protocol.ids import UNKNOWN, read_cursor
 from rxloop.protocol.settings import ModelSettings
 from rxloop.protocol.visibility import PUBLIC_METADATA
@@ -202,6 +211,17 @@ async def say(call: ApiCall[SendMessage, Query]) -> Response:
     [message] = make_messages(call.body.input)
     async with call.gateway.reserve_command(record, len(message.model_dump_json())):
         await call.gateway.runtime.send(record.task_id, message, interrupt=call.body.interrupt)
+    return write_json(await make_info(call, await call.record()), 202)
+
+
+async def goals(call: ApiCall[UpdateGoals, Query]) -> Response:
+    """Add or change goals of a run."""
+    record = await call.record()
+    async with call.gateway.reserve_command(record, len(call.body.model_dump_json())):
+        try:
+            await call.gateway.runtime.update_goals(record.task_id, *call.body.changes)
+        except ConfigurationError as error:
+            raise Refused(422, "invalid", "the goals are invalid", fields={"changes": str(error)}) from error
     return write_json(await make_info(call, await call.record()), 202)
 
 

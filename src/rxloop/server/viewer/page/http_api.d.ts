@@ -230,6 +230,13 @@ export interface RunSettings {
       ];
   reasoningEffort?: "none" | "minimal" | "low" | "medium" | "high" | "xhigh" | "max";
 }
+export interface GoalChange {
+  id: string;
+  title?: string;
+  status?: "pending" | "active" | "done" | "dropped";
+  parent?: string;
+  dependsOn?: string[];
+}
 export interface Health {
   status: "ok";
 }
@@ -582,4 +589,11 @@ export interface StateInfo {
   pending?: PendingInput[];
   content: string;
   usage: Usage;
+}
+export interface UpdateGoals {
+  /**
+   * @minItems 1
+   * @maxItems 100
+   */
+  changes: [GoalChange, ...GoalChange[]];
 }
