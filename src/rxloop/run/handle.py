@@ -67,8 +67,7 @@ class Run(MisuseErrors, Pipeable[AnyEvent], Generic[O]):
     def pending(self) -> list[PendingInput]:
         """Unanswered questions, available even while other calls are running.
 
-        Use `agent.get_run(run.task_id).answer({input_id: value})` to answer. For paused runs, see also
-        `result.pending`.
+        Use `agent.get_run(run.task_id).answer({input_id: value})` to answer. See also `result.pending`.
         """
         return self.hold.pending
 
@@ -129,12 +128,9 @@ class Run(MisuseErrors, Pipeable[AnyEvent], Generic[O]):
         return Frames(aiter(Stream(source, self.hold).pipe(public())), heartbeat)
 
     async def has_more(self, after: str | None) -> bool:
-        """Return True if a reconnecting client would receive any events. Otherwise respond with a 204.
+        """Return True if a client that reconnects with this `Last-Event-ID` would receive any events.
 
-        An `EventSource` reconnects whenever its stream ends, unless it receives a 204.
-
-        Args:
-            after: `Last-Event-ID` sent by the client.
+        Otherwise respond with a 204, because an `EventSource` reconnects until it receives one.
         """
         final = self._attempt.final
         return final is None or not after or has_unread(read_cursor(after, strict=False), final)
@@ -206,9 +202,8 @@ class Run(MisuseErrors, Pipeable[AnyEvent], Generic[O]):
     def send(self, message: str | Message | Sequence[Message | str], *, interrupt: bool = False) -> None:
         """Send a message to the model while running. Can be called from any thread.
 
-        The message is added to the history immediately, or after any open message and its tool results. If the model is
-        answering or has just answered, it is called again within the run's limits. Messages sent before starting are
-        added after the prompt.
+        The message is added to the history immediately, or after any open message and its tool results. A model that
+        is answering or has just answered is called again. Messages sent before starting are added after the prompt.
 
         Args:
             message: Text, user or system message, or a sequence of them.
@@ -225,22 +220,14 @@ class Run(MisuseErrors, Pipeable[AnyEvent], Generic[O]):
         send_messages(self._attempt, to_sent_messages(message), interrupt=interrupt)
 
     def update_goals(self, *changes: GoalChange) -> tuple[Goal, ...]:
-        """Add or change goals while running. Can be called from any thread.
+        """Add or change goals from any thread, and return all goals; see `rxloop.tools.update_goals`.
 
-        The next model request contains the new goals, if the loop has `op.goals()`. The model is not called again for
-        them.
-
-        Args:
-            *changes: New goals and changes, such as `{"id": "tests", "status": "done"}`.
-
-        Returns:
-            All goals of the run.
+        The next model request contains them, if the loop has `op.goals()`.
 
         Raises:
             RunOver: The run has not started yet, or is already ending.
             ConfigurationError: A change is invalid. The goals stay unchanged.
         """
-        # Imported here because few programs change goals.
         from rxloop.run.steering import send_goals
 
         return send_goals(self._attempt, changes)
@@ -252,9 +239,8 @@ class Run(MisuseErrors, Pipeable[AnyEvent], Generic[O]):
     async def release(self, grace: float = 0) -> None:
         """Stop executing the run without ending it, and wait until this process is done with it.
 
-        The log still shows it as working, with open calls and messages. Any process can continue it using
-        `agent.get_run(task_id).execute` or `agent.resume`. Subscribers receive a final event in state `working` with
-        the code `released`, which isn't logged.
+        The log still shows it as working. Any process can continue it using `agent.get_run(task_id).execute` or
+        `agent.resume`. Subscribers receive a final event in state `working` with code `released`, which isn't logged.
 
         Args:
             grace: Seconds to wait for running tools that aren't idempotent. No new calls are started. Calls that take

@@ -36,14 +36,7 @@ from rxloop.protocol.model import make_unchecked
 from rxloop.protocol.visibility import PREDICTED
 from rxloop.state.attempt_counts import count_attempt, count_progress
 from rxloop.state.history import Batch, History, make_content
-from rxloop.state.run_state import (
-    RequestSize,
-    RunState,
-    add_earlier_ids,
-    get_final_history,
-    initial_state,
-    make_state,
-)
+from rxloop.state.run_state import RequestSize, RunState, add_earlier_ids, get_final_history, initial_state, make_state
 from rxloop.state.side_events import (
     Handler,
     add_answer,
