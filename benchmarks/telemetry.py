@@ -34,8 +34,8 @@ from rxloop.operators.views.make_view import make_view
 from rxloop.operators.views.spans import view_operations
 from rxloop.protocol.events import ContentCompleteEvent, Event, ToolCompleteEvent
 from rxloop.stream.sources import DURABLE
+from rxloop.telemetry.measurements import make_prometheus_recorder
 from rxloop.telemetry.operations import OperationFold, Recorder
-from rxloop.telemetry.prometheus import make_prometheus_recorder
 from rxloop.testing import ScriptedModel, call, turn
 
 FEW, MANY = 20, 200

@@ -19,14 +19,17 @@ from rxloop import (
     MemoryEventLog,
     ModelSettings,
     RunContext,
+    StatusUpdateEvent,
     ToolError,
     Usage,
+    UsageEvent,
     op,
     replay,
     tool,
 )
 from rxloop.errors import RateLimited
 from rxloop.providers import openai_chat
+from rxloop.telemetry.export import make_spans
 from rxloop.testing import ScriptedModel, call, turn
 from support.http_server import Reply, sse, start_server
 from support.runs import copy_first_events, outcome
@@ -324,6 +327,21 @@ async def test_failed_requests_are_events_of_their_model_call() -> None:
     task_id = await trace_run(make_agent(RateLimited(SECRET), log=log), collector)
     assert [event.name for event in collector.one("chat").events] == ["rxloop.request_failed"]
     assert [event.kind for event in await log.read(task_id)].count("llm-failed") == 1
+
+
+def test_failed_model_call_has_the_tokens_that_it_used() -> None:
+    ids: dict[str, Any] = {"task_id": "run", "context_id": "conversation", "attempt": 1}
+    counts = {"message_count": 1, "tool_count": 0, "estimated_input_tokens": 1}
+    events = [
+        StatusUpdateEvent(state="working", seq=1, **ids),
+        LLMCallEvent(model="m", iteration=1, step="1", seq=2, **counts, **ids),
+        UsageEvent(input_tokens=5, step="1", seq=3, **ids),
+        StatusUpdateEvent(state="failed", reason="timeout", final=True, seq=4, **ids),
+    ]
+    chat, agent = make_spans("run", events)
+    assert (chat.attributes or {})["gen_ai.usage.input_tokens"] == 5
+    assert (chat.attributes or {})["error.type"] == "timeout"
+    assert (agent.attributes or {})["gen_ai.aggregated_usage.input_tokens"] == 5
 
 
 async def test_settings_are_attributes_of_model_calls() -> None:

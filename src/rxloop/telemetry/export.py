@@ -14,14 +14,15 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from typing_extensions import override
 
 from rxloop.errors import RxloopError
 from rxloop.protocol.events import Event
-from rxloop.telemetry.otel import Telemetry
+from rxloop.telemetry import names
+from rxloop.telemetry.operations import OperationFold
+from rxloop.telemetry.otel import SpanRecorder
 
 _BATCH = 512
 """Maximum number of spans in a request, or in an element of `resourceSpans`."""
@@ -50,15 +51,15 @@ def make_spans(task_id: str, events: Iterable[Event], *, content: bool | None = 
         events: All events of the run.
         content: Whether spans contain content, as in `op.spans`.
     """
-    exporter = InMemorySpanExporter()
+    spans: list[Any] = []
     resource = Resource({SERVICE_NAME: "rxloop"}).merge(Resource.create())
     provider = TracerProvider(resource=resource, id_generator=_StableIds(task_id), shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    fold = Telemetry(content, False, False, provider, None).fold(lambda span: None, Context())
+    recorder = SpanRecorder(provider).subscribe(spans.append, Context())
+    fold = OperationFold(recorder, content=names.captures_content() if content is None else content)
     for event in events:
         fold.add(event)
     fold.close()
-    return list(exporter.get_finished_spans())
+    return spans
 
 
 def encode_spans(task_id: str, events: Iterable[Event], *, content: bool | None = None) -> bytes:

@@ -10,8 +10,8 @@ from rxloop.operators.views import View
 from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import Event
 from rxloop.stream.sources import DURABLE
-from rxloop.telemetry.names import OPEN_CALLS
-from rxloop.telemetry.operations import OperationFold
+from rxloop.telemetry import names
+from rxloop.telemetry.operations import OPEN_OPERATIONS, OpenOperations, OperationFold
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -60,14 +60,20 @@ def spans(
         ConfigurationError: The package opentelemetry-api is not installed.
     """
     try:
-        from rxloop.telemetry.otel import Telemetry
+        from rxloop.telemetry.otel import SpanRecorder
     except ImportError as error:
         raise ConfigurationError(
             f"op.spans requires {error.name}; install it with pip install 'rxloop[otel]'"
         ) from error
-    telemetry = Telemetry(content, iterations, metrics, tracer_provider, meter_provider)
-    view = view_operations(telemetry.fold)
-    vars(view)[OPEN_CALLS] = telemetry.open_calls
+    recorder = SpanRecorder(tracer_provider, meter_provider, has_metrics=metrics)
+    has_content = names.captures_content() if content is None else content
+    shared: OpenOperations = {}
+
+    def make_fold(emit: Callable[[Span], None]) -> OperationFold:
+        return OperationFold(recorder.subscribe(emit), content=has_content, iterations=iterations, shared=shared)
+
+    view = view_operations(make_fold)
+    vars(view)[OPEN_OPERATIONS] = shared
     return view
 
 

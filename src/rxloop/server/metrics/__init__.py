@@ -36,7 +36,7 @@ class MetricsAdapter(Adapter):
             ) from error
         # Imported lazily because the extra is optional.
         from rxloop.server.metrics.figures import RuntimeFigures
-        from rxloop.telemetry.prometheus import make_prometheus_recorder
+        from rxloop.telemetry.measurements import make_prometheus_recorder
 
         self._registry = CollectorRegistry() if registry is None else registry
         self._choose_encoder = exposition.choose_encoder

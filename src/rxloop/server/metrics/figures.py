@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
@@ -37,36 +37,24 @@ class RuntimeFigures(Collector):
         self._runtime = runtime
         self._lock = asyncio.Lock()
         self._read_at = float("-inf")
-        self._is_available = False
-        self._counts: dict[State, int] = {}
-        self._oldest: float | None = None
-        """Time in seconds from which the oldest submitted run has been due, or None."""
-        self._jobs: int | None = None
+        self._stored: list[Metric] = []
+        """Figures of the log and the queue."""
 
     async def refresh(self) -> None:
         """Read the figures of the log and the queue, if the last ones are too old. Failures are logged."""
         async with self._lock:
             if time.monotonic() < self._read_at + _MAX_AGE:
                 return
-            self._is_available = False
+            is_available = False
+            self._stored = []
             try:
                 async with asyncio.timeout(_TIMEOUT):
-                    await self._read()
-                self._is_available = True
+                    self._stored = await _read_figures(self._runtime)
+                is_available = True
             except Exception as error:
                 log.warning("Cannot read the log for metrics: %s", str(error) or f"no answer in {_TIMEOUT:g} s")
+            self._stored.append(_gauge("rxloop_log_up", "1 if the log and the queue can be read", is_available))
             self._read_at = time.monotonic()
-
-    async def _read(self) -> None:
-        runtime, event_log = self._runtime, self._runtime.log
-        for state in _STATES:
-            self._counts[state] = await read_log(event_log.count_runs, state)
-        records = await read_log(event_log.list_runs, states=("submitted",), limit=_MAX_SEARCHED)
-        now = time.time()
-        due = (max(record.created / 1000, now + get_delay(record)) for record in records)
-        self._oldest = min(due, default=None)
-        if runtime.queue is not None:
-            self._jobs = await runtime.queue.waiting()
 
     def describe(self) -> Iterator[Metric]:
         """Return nothing, because the figures are not known before the first request."""
@@ -74,32 +62,39 @@ class RuntimeFigures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the current figures."""
-        runtime, load = self._runtime, self._runtime.load
+        load, resources = self._runtime.load, self._runtime.log.local.get(Account).total()
         yield InfoMetricFamily("rxloop", "Version of rxloop", value={"version": _version.__version__})
-        yield GaugeMetricFamily("rxloop_log_up", "1 if the log and the queue can be read", value=self._is_available)
-        if self._is_available:
-            runs = GaugeMetricFamily("rxloop_runs", "Unfinished runs in the log by state", labels=["state"])
-            for state, count in self._counts.items():
-                runs.add_metric([state], count)
-            yield runs
-            age = 0.0 if self._oldest is None else max(0.0, time.time() - self._oldest)
-            yield GaugeMetricFamily(
-                "rxloop_oldest_submitted_run_age_seconds", "Age of the oldest due run that has not started", value=age
-            )
-            if self._jobs is not None:
-                yield GaugeMetricFamily("rxloop_queue_jobs", "Jobs that wait for a worker", value=self._jobs)
-        yield GaugeMetricFamily(
-            "rxloop_executing_runs",
-            "Runs that this process executes, each with the lease of its conversation",
-            value=load.executing,
-        )
-        yield GaugeMetricFamily("rxloop_waiting_runs", "Runs that wait for a slot in this process", value=load.waiting)
-        yield CounterMetricFamily(
-            "rxloop_adopted_runs", "Orphaned runs that this process has resumed", value=load.adopted
-        )
-        used = GaugeMetricFamily(
-            "rxloop_server_resources", "Requests, streams and sessions that clients hold open", labels=["resource"]
-        )
-        for resource, count in runtime.log.local.get(Account).total().items():
-            used.add_metric([resource], count)
-        yield used
+        yield from self._stored
+        executing = "Runs that this process executes, each with the lease of its conversation"
+        yield _gauge("rxloop_executing_runs", executing, load.executing)
+        yield _gauge("rxloop_waiting_runs", "Runs that wait for a slot in this process", load.waiting)
+        adopted = "Orphaned runs that this process has resumed"
+        yield CounterMetricFamily("rxloop_adopted_runs", adopted, value=load.adopted)
+        used = "Requests, streams and sessions that clients hold open"
+        yield _gauge("rxloop_server_resources", used, resources, label="resource")
+
+
+async def _read_figures(runtime: Runtime) -> list[Metric]:
+    """Return the figures of the log and the queue."""
+    counts = {state: await read_log(runtime.log.count_runs, state) for state in _STATES}
+    records = await read_log(runtime.log.list_runs, states=("submitted",), limit=_MAX_SEARCHED)
+    now = time.time()
+    due = min((max(record.created / 1000, now + get_delay(record)) for record in records), default=now)
+    age = "Age of the oldest due run that has not started"
+    figures = [
+        _gauge("rxloop_runs", "Unfinished runs in the log by state", counts, label="state"),
+        _gauge("rxloop_oldest_submitted_run_age_seconds", age, max(0.0, now - due)),
+    ]
+    if runtime.queue is not None:
+        figures.append(_gauge("rxloop_queue_jobs", "Jobs that wait for a worker", await runtime.queue.waiting()))
+    return figures
+
+
+def _gauge(name: str, description: str, value: float | Mapping[Any, float], *, label: str = "") -> Metric:
+    """Return a gauge with a value, or with a value for each value of a label."""
+    if not isinstance(value, Mapping):
+        return GaugeMetricFamily(name, description, value=value)
+    gauge = GaugeMetricFamily(name, description, labels=[label])
+    for each, number in value.items():
+        gauge.add_metric([each], number)
+    return gauge
