@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from rxloop.protocol.tool_events import GoalChange
 
 
 class Permits:
@@ -99,13 +101,16 @@ class ActiveCall:
     Attributes:
         permit: Concurrency permit, or None without a limit.
         task: Task that executes the call, or None before it starts.
+        goal_changes: Changes of goals by a call that was started early, until the model has requested it. Otherwise
+            None.
     """
 
-    __slots__ = ("permit", "task")
+    __slots__ = ("goal_changes", "permit", "task")
 
     def __init__(self, permit: Permit | None) -> None:
         self.permit = permit
         self.task: asyncio.Task[Any] | None = None
+        self.goal_changes: list[Sequence[GoalChange]] | None = None
 
     def release(self) -> None:
         """Release the permit while the call waits."""

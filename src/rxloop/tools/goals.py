@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
@@ -75,10 +76,14 @@ def update_goals(ctx: RunContext[Any], *changes: GoalChange) -> tuple[Goal, ...]
     """
 
     def update() -> tuple[Goal, ...]:
-        goals = change_goals(ctx.state.goals or (), changes)
-        if goals != list(ctx.state.goals or ()):
-            ctx.emit(GoalsUpdatedEvent(goals=goals))
-        return tuple(goals)
+        before = ctx.state.goals or ()
+        pending = None if ctx.active_call is None else ctx.active_call.goal_changes
+        goals = tuple(reduce(change_goals, [*(pending or ()), changes], before))
+        if pending is not None:
+            pending.append(changes)
+        elif goals != before:
+            ctx.emit(GoalsUpdatedEvent(goals=[*goals]))
+        return goals
 
     # In the thread of a sync tool, the state does not contain updates that are being published.
     return ctx.info.run_in_loop(update)

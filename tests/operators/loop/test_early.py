@@ -33,6 +33,7 @@ from rxloop.protocol.events import LLMFailedEvent
 from rxloop.protocol.messages import ErrorInfo
 from rxloop.stream.sources import Push, from_task
 from rxloop.testing import virtual_time
+from rxloop.tools import GoalChange, GoalsUpdatedEvent, update_goals
 from support.runs import collect, copy_first_events, format_marbles, outcome
 
 Piece = float | Event | Exception
@@ -452,6 +453,59 @@ def test_invalid_event_of_an_early_call_fails_the_call_and_not_the_run() -> None
     (done,) = [event for event in events if isinstance(event, ToolCompleteEvent)]
     assert not done.success
     assert format_marbles(events) == "twlcsxklckF"
+
+
+def test_early_calls_keep_the_goals_of_each_other() -> None:
+    @tool(read_only=True)
+    def look(ctx: RunContext, at: str) -> str:
+        """Look at something."""
+        update_goals(ctx, {"id": at, "title": "See it"})
+        goals = update_goals(ctx, {"id": at, "status": "active"}, {"id": "all", "title": at, "depends_on": [at]})
+        return " ".join(goal.id for goal in goals)
+
+    turns = [delta(0, SEA), 1.0, delta(1, '{"at": "sky"}'), 1.0, message(SEA, '{"at": "sky"}')]
+    with virtual_time() as time:
+        agent = Agent(SlowModel(turns, ANSWER), tools=[look], loop=make_loop(), thoughts=False)
+        events = time.run(collect(agent.run("Look.")))
+    updates = [event for event in events if isinstance(event, GoalsUpdatedEvent)]
+    assert [[goal.id for goal in update.goals] for update in updates] == [["sea", "all"], ["sea", "all", "sky"]]
+    assert [goal.title for goal in updates[-1].goals] == ["See it", "sky", "See it"]
+    assert [event.content for event in events if isinstance(event, ToolCompleteEvent)] == ["sea all", "sky all"]
+    assert format_marbles(events) == "twlcsGxsGxklckF"
+
+
+def test_discarded_early_call_changes_no_goals() -> None:
+    @tool(read_only=True)
+    async def look(ctx: RunContext, at: str) -> str:
+        """Look at something."""
+        update_goals(ctx, {"id": at, "title": "See it"})
+        return at
+
+    with virtual_time() as time:
+        model = SlowModel([delta(0, SEA), 1.0, message('{"at": "sky"}')], ANSWER)
+        run = Agent(model, tools=[look], loop=make_loop(), thoughts=False).run("Look.")
+        events = time.run(collect(run))
+    updates = [event for event in events if isinstance(event, GoalsUpdatedEvent)]
+    assert [[goal.id for goal in update.goals] for update in updates] == [["sky"]]
+
+
+def test_early_call_fails_when_its_goals_have_become_invalid() -> None:
+    plan: list[GoalChange] = [{"id": "sea", "title": "See it"}, {"id": "sky", "title": "See it"}]
+
+    @tool(read_only=True)
+    async def look(ctx: RunContext, at: str) -> str:
+        """Look at something."""
+        update_goals(ctx, {"id": at, "parent": "sky" if at == "sea" else "sea"})
+        return at
+
+    with virtual_time() as time:
+        turns = [delta(0, SEA), 1.0, delta(1, '{"at": "sky"}'), 1.0, message(SEA, '{"at": "sky"}')]
+        loop = make_loop(before_model=[op.goals(*plan)])
+        events = time.run(collect(Agent(SlowModel(turns, ANSWER), tools=[look], loop=loop).run("Look.")))
+    first, second = [event for event in events if isinstance(event, ToolCompleteEvent)]
+    assert first.success
+    assert second.error is not None
+    assert "goals must not wait for themselves" in second.error
 
 
 def test_discarded_call_is_hidden_when_its_tool_is_hidden() -> None:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 from reactivex import Observable, abc
 from reactivex.disposable import Disposable
 from reactivex.notification import Notification, OnCompleted, OnError, OnNext
 
-from rxloop.errors import InvalidEvent
+from rxloop.errors import ConfigurationError, InvalidEvent
 from rxloop.operators.loop.answer_requests import answer_with_permits
 from rxloop.pipeline.active_call import ActiveCall, Permit
 from rxloop.pipeline.host import get_host
 from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.requests import IterationEnd, Operator, Signal, ToolRequest
 from rxloop.pipeline.run_context import RunContext
-from rxloop.protocol.events import LLMFailedEvent, ToolCallDeltaEvent, ToolCompleteEvent, ToolVoidedEvent
+from rxloop.protocol.events import (
+    GoalsUpdatedEvent,
+    LLMFailedEvent,
+    ToolCallDeltaEvent,
+    ToolCompleteEvent,
+    ToolVoidedEvent,
+)
 from rxloop.protocol.messages import ToolCall
 from rxloop.stream.rx import ColdObservable, connect
 
@@ -101,6 +108,7 @@ class _EarlyCall:
         self._observer: abc.ObserverBase[Signal] | None = None
         # Permits and questions are delayed until the request arrives.
         self._active = ActiveCall(None)
+        self._active.goal_changes = []
         ctx = request.ctx.bind(until_requested=self._requested.wait)
         self._connection = connect(
             execute(tool, ToolRequest(request.call, ctx, request.offered), self._active),
@@ -126,9 +134,10 @@ class _EarlyCall:
             self._observer = observer
             self._requested.set()
             try:
+                self._update_goals()
                 for notification in self._held:
                     notification.accept(observer)
-            except InvalidEvent as error:
+            except (InvalidEvent, ConfigurationError) as error:
                 # The tool would get this error if it had emitted the event after the request.
                 self.dispose()
                 observer.on_next(self.request.refuse(str(error), code="error"))
@@ -136,6 +145,17 @@ class _EarlyCall:
             return Disposable(self._abandon)
 
         return ColdObservable(subscribe)
+
+    def _update_goals(self) -> None:
+        """Apply the changes of goals, which may have been updated since the call started."""
+        changes, self._active.goal_changes = self._active.goal_changes, None
+        if changes:
+            # Imported here because few tools change goals.
+            from rxloop.tools.goals import change_goals
+
+            ctx = self.request.ctx
+            goals = list(reduce(change_goals, changes, ctx.state.goals or ()))
+            self._held.insert(1, OnNext(GoalsUpdatedEvent(goals=goals, step=ctx.step, branch=ctx.branch)))
 
     def _abandon(self) -> None:
         if not self._connection.stopped:
