@@ -147,6 +147,37 @@ async def test_number_of_calls_in_lessons_is_limited(monkeypatch: pytest.MonkeyP
     assert await texts(Experience(Memory(log))) == []
 
 
+async def test_calls_of_the_oldest_runs_are_dropped_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MemoryEventLog()
+    for city in ("Rome", "Oslo"):
+        await run(log, call("get_weather", city=city), call("get_weather", city=f"{city}, Norway"), "18 C.")
+    monkeypatch.setattr(experience_module, "_MAX_KEPT", 3)
+    memory = Memory(log)
+    assert await texts(Experience(memory)) == [LESSON]
+    assert [len(each.calls.calls) for each in (await memory.load("ann")).runs.values()] == [0, 2]
+
+
+async def recall_text(log: EventLog, *tools: Any, name: str) -> str:
+    """Return the lessons that an agent with these tools receives."""
+    model, loop = ScriptedModel("18 C."), op.standard(before_model=[op.recall(Experience(Memory(log)))])
+    await Agent(model, log=log, loop=loop, tools=[*tools], name=name).run("Weather in Oslo?", owner="ann")
+    return "\n".join(message.text for message in model.requests[0].tail)
+
+
+async def test_agents_only_receive_lessons_about_their_own_tools(log: EventLog) -> None:
+    await run(log, OSLO, NORWAY, "18 C.")
+    assert LESSON in await recall_text(log, get_weather, name="other")
+    assert await recall_text(log, book, name="guide") == ""
+
+
+async def test_agents_only_receive_their_own_sequences_of_tools(log: EventLog) -> None:
+    for _ in range(2):
+        await run(log, NORWAY, call("book", hotel="Ibis"), "Booked.")
+    assert "get_weather, book" in await recall_text(log, get_weather, book, name="guide")
+    assert await recall_text(log, get_weather, book, name="other") == ""
+    assert await recall_text(log, get_weather, name="guide") == ""
+
+
 async def test_lessons_read_each_run_once() -> None:
     log = CountingLog()
     for _ in range(30):
@@ -301,7 +332,8 @@ async def test_answers_after_lessons_are_foreign_notes() -> None:
     memory = Memory(log)
     await run(log, OSLO, NORWAY, "18 C.")
     loop = op.standard(before_model=[op.recall(Experience(memory), tokens=300)])
-    result = await Agent(ScriptedModel("Add the country."), log=log, loop=loop).run("Weather in Rome?", owner="ann")
+    agent = Agent(ScriptedModel("Add the country."), log=log, loop=loop, tools=[get_weather])
+    result = await agent.run("Weather in Rome?", owner="ann")
     origins = {note.text: note.origin for note in await memory.notes("ann") if note.task_id == result.task_id}
     assert origins == {"Weather in Rome?": "user", "Add the country.": "foreign"}
 

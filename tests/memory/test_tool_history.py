@@ -152,7 +152,7 @@ def test_words_of_unused_results_are_removed_when_the_run_is_completed() -> None
     run = fold_events(start(), predict("1"), complete("find", 3, step="1", content="It is 18 degrees."))
     run.add([ContentCompleteEvent(seq=4, content="Hello."), StatusUpdateEvent(seq=5, state="completed", final=True)])
     assert run.calls[0].used is False
-    assert run._unused == []
+    assert not run._unused
 
 
 def test_calls_of_the_model_are_neither_hits_nor_misses() -> None:

@@ -143,9 +143,12 @@ class ThinkingPhase:
                 compressed, result = self._check(cycle, result)
                 event = self._event(request, result, time.perf_counter() - begin)
                 return replace(cycle, compressed=compressed, result=result, events=(event,))
-            fields["thinking"] = result.thinking_tokens
+            fields["thinking"] = tokens = result.thinking_tokens
             compressed = insert_summary(compressed, result.summary, request, cycle.counter)
-            return replace(cycle, compressed=compressed, result=_extend(cycle.result, result), thinking=fields)
+            insights = (*cycle.result.insights, *result.insights)
+            actions = (*result.next_actions, *cycle.result.next_actions)
+            result = replace(cycle.result, insights=insights, next_actions=actions, thinking_tokens=tokens)
+            return replace(cycle, compressed=compressed, result=result, thinking=fields)
         except RejectedSummary as error:
             reason, fields["thinking"] = str(error), error.used
         except Exception as error:
@@ -197,9 +200,3 @@ def read_results(history: Sequence[Message]) -> tuple[Message, ...]:
     """Return the tool results of the last iteration."""
     newest = takewhile(lambda message: message.role != "assistant", reversed(history))
     return tuple(message for message in newest if message.role == "tool")[::-1]
-
-
-def _extend(result: ThinkingResult, summary: ThinkingResult) -> ThinkingResult:
-    """Add the facts and next steps of a model's summary to the result of the phase."""
-    insights, actions = (*result.insights, *summary.insights), (*summary.next_actions, *result.next_actions)
-    return replace(result, insights=insights, next_actions=actions, thinking_tokens=summary.thinking_tokens)

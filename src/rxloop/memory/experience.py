@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, islice, takewhile
-from typing import Any
+from typing import Any, TypedDict
 
 import orjson
+from typing_extensions import Unpack
 
 from rxloop.errors import ConfigurationError
 from rxloop.memory.memory import Memory
@@ -29,6 +30,9 @@ _MAX_RUNS, _MAX_CALLS = 1_000, 20_000
 
 Processing more calls would block the event loop.
 """
+
+_MAX_KEPT = 50_000
+"""Maximum number of calls of an owner in memory. The calls of the oldest runs are dropped."""
 
 _RECENT_CALLS, _MIN_FAILURES = 20, 3
 """Number of recent calls per tool, and minimum number of failures for a lesson without a correction."""
@@ -64,17 +68,34 @@ class Lesson:
     task_ids: tuple[str, ...]
 
 
+class LessonScope(TypedDict, total=False):
+    """New run that receives lessons."""
+
+    agent: str
+    """Name of its agent. Runs of other agents are not similar tasks."""
+    tools: Collection[str]
+    """Names of its tools. Lessons about other tools are omitted."""
+    exclude_context: str
+    """Its conversation. Earlier runs of this conversation are not similar tasks."""
+
+
 class Experience:
     """Tool calls in the earlier runs of the owners of a memory.
 
     Pass it to `op.recall` to add lessons to requests, and to `op.predict_context` to load what similar runs read first.
     It uses the runs that the memory has read, and stores nothing else. Owners never receive lessons of each other.
+    Agents receive their own sequences of tools, and lessons about their tools, also from runs of other agents.
+
+    Attributes:
+        uses_tools: True, so that `op.recall` passes the agent and its tools.
 
     Example:
         >>> experience = Experience(Memory(log))
         >>> [lesson.text for lesson in await experience.lessons("ann")]
         ['get_weather: 1 of the last 2 calls failed. {"city":"Oslo"} failed with "which country?", but ...']
     """
+
+    uses_tools = True
 
     def __init__(self, memory: Memory, *, agent: str | None = None) -> None:
         """Create an experience without reading the log.
@@ -90,29 +111,29 @@ class Experience:
             raise ConfigurationError(f"memory must be a Memory such as Memory(log), got {memory!r}")
         self._memory, self._agent = memory, agent
 
-    async def lessons(
-        self, owner: str | None, task: str | None = None, *, exclude_context: str | None = None
-    ) -> list[Lesson]:
+    async def lessons(self, owner: str | None, task: str | None = None, **scope: Unpack[LessonScope]) -> list[Lesson]:
         """Return lessons for a new run, the most frequent failures first.
 
         Args:
             owner: Owner of the runs.
             task: User message of the new run. Adds the tools that completed similar tasks.
-            exclude_context: Conversation whose runs are not similar tasks.
+            **scope: See `LessonScope`.
         """
-        notes = await self._memory.load(owner)
+        notes, agent, tools = await self._load(owner), scope.get("agent"), scope.get("tools")
         while True:
             runs = [*islice(_iterate_calls(notes, self._agent), _MAX_RUNS)]
             counts = accumulate((len(run.calls) for run in runs), initial=0)
-            lessons = _make_lessons([run for run, count in zip(runs, counts, strict=False) if count < _MAX_CALLS][::-1])
+            recent = [run for run, count in zip(runs, counts, strict=False) if count < _MAX_CALLS][::-1]
+            lessons = _make_lessons(recent, tools)
             if task is not None:
-                lessons += _make_task_lesson(await self._find_similar(owner, task, exclude_context))
+                similar = await self._find_similar(owner, task, scope.get("exclude_context"))
+                lessons += _make_task_lesson([run for run in similar if agent in (None, run.agent)], tools)
             task_ids = {task_id for lesson in lessons for task_id in lesson.task_ids}
             if not await notes.drop_deleted((), task_ids):
                 return lessons
 
     async def recall(
-        self, owner: str | None, question: str, *, tokens: int, exclude_context: str
+        self, owner: str | None, question: str, *, tokens: int, **scope: Unpack[LessonScope]
     ) -> tuple[str, MemoryRecalledEvent] | None:
         """Return the lessons for a user message as text for the model, and the event for the stream; see `op.recall`.
 
@@ -122,12 +143,12 @@ class Experience:
             owner: Owner of the run.
             question: User message.
             tokens: Maximum number of tokens.
-            exclude_context: Conversation of the run.
+            **scope: See `LessonScope`.
 
         Returns:
             None if there are no lessons.
         """
-        lessons = await self.lessons(owner, question, exclude_context=exclude_context)
+        lessons = await self.lessons(owner, question, **scope)
         sizes = accumulate((len(lesson.text) + 3 for lesson in lessons), initial=len(_INTRODUCTION))
         lines = [f"- {lesson.text}" for lesson, size in zip(lessons, [*sizes][1:], strict=True) if size <= 4 * tokens]
         if not lines:
@@ -174,7 +195,16 @@ class Experience:
             others = set(find_words(note.text))
             if note.origin == "user" and len(words & others) >= _MIN_SIMILARITY * max(len(words), len(others), 1):
                 found[note.task_id] = None
-        return [*islice(_iterate_calls(await self._memory.load(owner), self._agent, found), _MAX_SIMILAR)]
+        return [*islice(_iterate_calls(await self._load(owner), self._agent, found), _MAX_SIMILAR)]
+
+    async def _load(self, owner: str | None) -> OwnerNotes:
+        """Return the runs of an owner, dropping the calls of the oldest runs if there are too many."""
+        notes, count = await self._memory.load(owner), 0
+        for run in reversed(notes.runs.values()):
+            count += len(run.calls.calls)
+            if count > _MAX_KEPT:
+                run.calls.calls.clear()
+        return notes
 
 
 def _iterate_calls(notes: OwnerNotes, agent: str | None, task_ids: Iterable[str] | None = None) -> Iterator[RunCalls]:
@@ -188,11 +218,11 @@ def _iterate_calls(notes: OwnerNotes, agent: str | None, task_ids: Iterable[str]
             yield run.calls
 
 
-def _make_lessons(runs: Sequence[RunCalls]) -> list[Lesson]:
+def _make_lessons(runs: Sequence[RunCalls], tools: Collection[str] | None) -> list[Lesson]:
     calls: dict[str, list[tuple[str, ToolCallRecord]]] = {}
     for run in runs:
         for call in run.calls:
-            if call.code in _AVOIDABLE:
+            if call.code in _AVOIDABLE and (tools is None or call.name in tools):
                 calls.setdefault(call.name, []).append((run.task_id, call))
     ordered = sorted(calls.items(), key=lambda item: -sum(bool(call.code) for _, call in item[1]))
     return [lesson for name, entries in ordered for lesson in _make_tool_lesson(name, entries)]
@@ -216,14 +246,12 @@ def _make_tool_lesson(name: str, entries: Sequence[tuple[str, ToolCallRecord]]) 
     return [Lesson(text, name, tuple(dict.fromkeys(task_id for task_id, _ in mistakes or failed)))]
 
 
-def _make_task_lesson(similar: Sequence[RunCalls]) -> list[Lesson]:
+def _make_task_lesson(similar: Sequence[RunCalls], tools: Collection[str] | None) -> list[Lesson]:
     """Return the sequence of tools that most often completed similar tasks, if it occurred several times."""
     sources: dict[tuple[str, ...], list[str]] = {}
     for run in similar:
-        names = tuple(
-            name for name, _ in groupby(call.name for call in run.calls if not call.code and call.used is not False)
-        )
-        if run.completed and names:
+        names = tuple(name for name, _ in groupby(call.name for call in run.calls if call.is_useful))
+        if run.completed and names and (tools is None or {*names} <= {*tools}):
             sources.setdefault(names, []).append(run.task_id)
     names = max(sources, key=lambda names: len(sources[names]), default=())
     if len(sources.get(names, ())) < _MIN_RUNS:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from itertools import pairwise
 from math import ceil
+from sys import intern
 
 from rxloop.memory.words import find_words
 from rxloop.protocol.events import ContentCompleteEvent, Event, StatusUpdateEvent, TaskEvent, ToolCompleteEvent
@@ -68,6 +69,7 @@ class ToolCallRecord:
         return not self.code and self.used is not False
 
 
+@dataclass(slots=True, eq=False)
 class RunCalls:
     """Fold of the events of a run to its tool calls.
 
@@ -81,20 +83,20 @@ class RunCalls:
         calls: Calls in the order of their completion.
     """
 
-    def __init__(self) -> None:
-        """Create an empty fold."""
-        self.task_id = self.agent = ""
-        self.created, self.completed = 0, False
-        self.calls: list[ToolCallRecord] = []
-        self._copied = 0
-        self._failed: list[tuple[ToolCallRecord, int]] = []
-        """Recent failed calls without a correction, and the number of later calls that they were compared with."""
-        self._steps: set[str | None] = set()
-        """Steps of predicted calls."""
-        self._prompt = ""
-        """User message, until the model has answered."""
-        self._unused: list[tuple[ToolCallRecord, set[str]]] = []
-        """Unused predicted calls, with the words that only occur in their results."""
+    task_id: str = ""
+    agent: str = ""
+    created: int = 0
+    completed: bool = False
+    calls: list[ToolCallRecord] = field(default_factory=list[ToolCallRecord])
+    _copied: int = 0
+    _failed: Sequence[tuple[ToolCallRecord, int]] = ()
+    """Recent failed calls without a correction, and the number of later calls that they were compared with."""
+    _steps: Collection[str | None] = ()
+    """Steps of predicted calls."""
+    _prompt: str = ""
+    """User message, until the model has answered."""
+    _unused: Sequence[tuple[ToolCallRecord, set[str]]] = ()
+    """Unused predicted calls, with the words that only occur in their results."""
 
     def add(self, events: Iterable[Event]) -> None:
         """Add the next durable events."""
@@ -114,30 +116,29 @@ class RunCalls:
             elif isinstance(event, StatusUpdateEvent):
                 self.completed = event.state == "completed"
                 if self.completed:
-                    # No later message can use their results.
-                    self._unused.clear()
+                    # No later message can use their results or correct them.
+                    self._unused = self._failed = ()
 
     def _add_call(self, event: ToolCompleteEvent) -> None:
         if event.name == THINK_ALOUD:
             return
         call = ToolCallRecord(
-            name=event.name,
+            # Runs share equal names, steps and errors.
+            name=intern(event.name),
             arguments=_encode_arguments(event.call),
-            step=event.step,
+            step=event.step and intern(event.step),
             code="" if event.success else event.code or "error",
-            error="" if event.success else event.content[:_MAX_ERROR],
+            error="" if event.success else intern(event.content[:_MAX_ERROR]),
             seconds=event.duration,
             size=len(event.content),
         )
         self.calls.append(call)
-        if call.code:
-            self._failed = [*self._failed[1 - _MAX_FAILED :], (call, 0)]
-        else:
-            self._failed = [*self._correct_failed(call)]
+        later = [*self._failed[1 - _MAX_FAILED :], (call, 0)] if call.code else self._correct_failed(call)
+        self._failed = [*later]
         if event.step in self._steps:
             call.used = False
             words = set(find_words(event.content[:_MAX_RESULT] if event.success else ""))
-            self._unused.append((call, words.difference(find_words(f"{self._prompt} {call.arguments}"))))
+            self._unused = [*self._unused, (call, words.difference(find_words(f"{self._prompt} {call.arguments}")))]
 
     def _correct_failed(self, call: ToolCallRecord) -> Iterator[tuple[ToolCallRecord, int]]:
         """Set the correction of the failed calls that a successful call corrects, and yield those to correct later."""
@@ -151,7 +152,7 @@ class RunCalls:
 
     def _add_message(self, event: ContentCompleteEvent) -> None:
         if PREDICTED in event.metadata:
-            self._steps.add(event.step)
+            self._steps = (*self._steps, event.step)
             return
         self._prompt = ""
         if self._unused:
@@ -230,8 +231,6 @@ class ToolHistory:
             stats.hits += call.used is True
             stats.misses += call.used is False
             earlier.add((call.name, call.arguments))
-            if call.code:
-                stats.failures[call.code] += 1
-            if call.seconds:
-                stats.seconds.append(call.seconds)
+            stats.failures.update([call.code] if call.code else ())
+            stats.seconds += [call.seconds] if call.seconds else ()
         self.sequences.update((a.name, b.name) for a, b in pairwise(run.calls) if a.name != b.name)

@@ -117,10 +117,8 @@ def render_goals(goals: Sequence[Goal]) -> str:
             if goal.status == "dropped":
                 continue
             missing = [to_one_line(name, _WIDTH) for name in goal.depends_on if name not in closed]
-            missing = [
-                *missing[:_MAX_LISTED],
-                *([f"{len(missing) - _MAX_LISTED} more"] if missing[_MAX_LISTED:] else []),
-            ]
+            if missing[_MAX_LISTED:]:
+                missing[_MAX_LISTED:] = [f"{len(missing) - _MAX_LISTED} more"]
             waits = f", after {', '.join(missing)}" if missing and not goal.closed else ""
             yield f"{indent}- {to_one_line(goal.id, _WIDTH)} ({goal.status}{waits}): {to_one_line(goal.title, _WIDTH)}"
             if not goal.closed:

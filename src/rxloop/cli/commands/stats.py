@@ -83,17 +83,14 @@ async def load_stats(log: EventLog, agent: str | None) -> list[dict[str, Any]]:
     agents: dict[str, tuple[list[RunRecord], ToolHistory]] = {}
     for start in range(0, len(records), _CONCURRENT_READS):
         page = records[start : start + _CONCURRENT_READS]
-        for record, events in zip(
-            page, await asyncio.gather(*(_read(log, each.task_id) for each in page)), strict=True
-        ):
-            if not events:
-                continue
+        parts = await asyncio.gather(*(_read(log, each.task_id) for each in page))
+        for record, events in zip(page, parts, strict=True):
             known, history = agents.setdefault(record.agent_name, ([], ToolHistory()))
-            known.append(record)
             calls = RunCalls()
             calls.add(events)
             history.add(calls)
-    return sorted((_to_json(name, *each) for name, each in agents.items()), key=lambda each: -each["runs"])
+            known += [record] if events else []
+    return sorted((_to_json(name, *each) for name, each in agents.items() if each[0]), key=lambda each: -each["runs"])
 
 
 async def _read(log: EventLog, task_id: str) -> Sequence[Event]:
@@ -122,5 +119,4 @@ def _write_tables(agent: Mapping[str, Any]) -> None:
 
 
 def _join(counts: Mapping[str, int]) -> str:
-    ordered = sorted(counts.items(), key=lambda item: -item[1])
-    return ", ".join(f"{count:,} {to_one_line(name, 20)}" for name, count in ordered)
+    return ", ".join(f"{count:,} {to_one_line(name, 20)}" for name, count in Counter(counts).most_common())

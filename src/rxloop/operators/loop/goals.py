@@ -39,24 +39,21 @@ def goals(*initial: GoalChange) -> Operator[object]:
     Raises:
         ConfigurationError: An initial goal is invalid.
     """
-    first = change_goals((), initial)
+    first = tuple(change_goals((), initial))
     layers: WeakKeyDictionary[Any, tuple[tuple[Goal, ...], Message | None]] = WeakKeyDictionary()
 
     def answer(request: ModelRequest) -> Observable[Signal] | ModelRequest:
-        current, host = request.ctx.state.goals, get_host(request.ctx)
-        if current is None and not first:
-            return request
-        added = (
-            () if current is not None else (GoalsUpdatedEvent(goals=first, step=request.step, branch=request.branch),)
-        )
-        current = tuple(first) if current is None else current
+        goals, host = request.ctx.state.goals, get_host(request.ctx)
+        current = first if goals is None else goals
         layer = layers.get(host)
         if layer is None or layer[0] is not current:
             text = render_goals(current)
             message = mark_origin(Message.user(f"[Goals, as they are now]\n{text}"), "workspace") if text else None
             layer = layers[host] = current, message
         request = request if layer[1] is None else request.replace(tail=(*request.tail, layer[1]))
-        return emit(*added, request) if added else request
+        if goals is None and first:
+            return emit(GoalsUpdatedEvent(goals=[*first], step=request.step, branch=request.branch), request)
+        return request
 
     operator = answer_requests(ModelRequest, answer)
     operator.__qualname__ = "goals"

@@ -108,22 +108,20 @@ _Block = tuple[Message, ...]
 async def _search(
     memory: NoteSource, tokens: int, request: ModelRequest, question: str
 ) -> tuple[_Block, MemoryRecalledEvent | None]:
-    info = request.ctx.info
+    info, options = request.ctx.info, dict[str, Any]()
+    if getattr(memory, "uses_tools", False):
+        options = {"agent": info.agent_name, "tools": {tool.name for tool in request.tools}}
     try:
-        found = await memory.recall(info.owner, question, tokens=tokens, exclude_context=info.context_id)
+        found = await memory.recall(info.owner, question, tokens=tokens, exclude_context=info.context_id, **options)
     except EventLogError as error:
         # The memory may read another log, which can fail independently of the run.
         log.warning("run %s: the request is sent without notes: %s", request.ctx.task_id, error)
         found = None
-    if found is None:
-        return (), None
-    return (mark_origin(Message.user(found[0]), "memory"),), found[1]
+    return ((), None) if found is None else ((mark_origin(Message.user(found[0]), "memory"),), found[1])
 
 
 def _add_block(request: ModelRequest, block: _Block) -> ModelRequest:
-    if not block:
-        return request
-    return request.replace(tail=(*block, *request.tail) if request.tail else block)
+    return request.replace(tail=(*block, *request.tail) if request.tail else block) if block else request
 
 
 def _find_question(messages: Sequence[Message]) -> Message | None:

@@ -108,9 +108,8 @@ class _Figures:
     def make_stats(self) -> ContextStats:
         """Return the current statistics."""
         state, dollars = self._state, self._spending.dollars + self._thinking_dollars
-        failures = state.thinking_failures + state.compression_failures
-        compression, usage = state.compression, state.usage
-        return ContextStats(compression=compression, failures=failures, usage=usage, dollars=dollars, **self._counts)
+        self._counts["failures"] = state.thinking_failures + state.compression_failures
+        return ContextStats(compression=state.compression, usage=state.usage, dollars=dollars, **self._counts)
 
     def add(self, event: Event) -> bool:
         """Add a durable event, and return True if it ends a cycle or an attempt."""

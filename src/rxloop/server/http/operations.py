@@ -14,18 +14,9 @@ from rxloop.errors import ConfigurationError
 from rxloop.operators.views.after import after as after_cursor
 from rxloop.operators.views.filters import until_final
 from rxloop.pipeline.records import RunRecord
+from rxloop.protocol import http_api as http
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.events import AnyEvent, Event, StatusUpdateEvent
-from rxloop.protocol.http_api import (
-    CancelRun,
-    ForkRun,
-    ResumeRun,
-    RunSettings,
-    SendMessage,
-    StartRun,
-    UpdateGoals,
-    make_messages,
-)
 from rxloop.protocol.ids import UNKNOWN, read_cursor
 from rxloop.protocol.settings import ModelSettings
 from rxloop.protocol.visibility import PUBLIC_METADATA
@@ -147,7 +138,7 @@ async def _find_position(gateway: Gateway, task_id: str, after: str) -> int | No
     return cursor.seq if is_known else None
 
 
-async def start(call: ApiCall[StartRun, StartQuery]) -> Response:
+async def start(call: ApiCall[http.StartRun, StartQuery]) -> Response:
     """Start a run."""
     gateway, body = call.gateway, call.body
     _check_stream(call)
@@ -156,7 +147,7 @@ async def start(call: ApiCall[StartRun, StartQuery]) -> Response:
         gateway,
         call.principal,
         agent,
-        make_messages(body.input),
+        http.make_messages(body.input),
         key=read_idempotency_key(call.request),
         request=body.model_dump_json().encode(),
         when_busy=body.when_busy,
@@ -168,7 +159,7 @@ async def start(call: ApiCall[StartRun, StartQuery]) -> Response:
     return await _answer_when_idle(call, record, None)
 
 
-async def resume(call: ApiCall[ResumeRun, StartQuery]) -> Response:
+async def resume(call: ApiCall[http.ResumeRun, StartQuery]) -> Response:
     """Answer questions of a run, or resume a run that was canceled or failed with a retryable error."""
     record = await call.record()
     _check_stream(call)
@@ -205,16 +196,16 @@ async def _answer_when_idle(call: ApiCall[Any, StartQuery], record: RunRecord, a
     return write_json(info, 200 if info.is_idle else 202, location)
 
 
-async def say(call: ApiCall[SendMessage, Query]) -> Response:
+async def say(call: ApiCall[http.SendMessage, Query]) -> Response:
     """Send a message to an active run."""
     record = await call.record()
-    [message] = make_messages(call.body.input)
+    [message] = http.make_messages(call.body.input)
     async with call.gateway.reserve_command(record, len(message.model_dump_json())):
         await call.gateway.runtime.send(record.task_id, message, interrupt=call.body.interrupt)
     return write_json(await make_info(call, await call.record()), 202)
 
 
-async def goals(call: ApiCall[UpdateGoals, Query]) -> Response:
+async def goals(call: ApiCall[http.UpdateGoals, Query]) -> Response:
     """Add or change goals of a run."""
     record = await call.record()
     async with call.gateway.reserve_command(record, len(call.body.model_dump_json())):
@@ -225,7 +216,7 @@ async def goals(call: ApiCall[UpdateGoals, Query]) -> Response:
     return write_json(await make_info(call, await call.record()), 202)
 
 
-async def cancel(call: ApiCall[CancelRun, Query]) -> Response:
+async def cancel(call: ApiCall[http.CancelRun, Query]) -> Response:
     """Cancel a run."""
     record = await call.record()
     await cancel_run(call.gateway, record.task_id, call.body.reason)
@@ -233,11 +224,11 @@ async def cancel(call: ApiCall[CancelRun, Query]) -> Response:
     return write_json(info, 200 if info.state in FINAL_STATES else 202)
 
 
-async def fork(call: ApiCall[ForkRun, Query]) -> Response:
+async def fork(call: ApiCall[http.ForkRun, Query]) -> Response:
     """Start a new run from the beginning of another run."""
     record = await call.record()
     body = call.body
-    prompt = None if body.input is None else make_messages(body.input)
+    prompt = None if body.input is None else http.make_messages(body.input)
     if body.model is not None and body.model not in call.models:
         raise Refused(422, "invalid", "clients may not choose this model", fields={"model": "not offered"})
     settings = _check_settings(body.settings, call.settings)
@@ -247,7 +238,7 @@ async def fork(call: ApiCall[ForkRun, Query]) -> Response:
     return write_json(await make_info(call, forked), 202, {"location": call.path("runs", forked.task_id)})
 
 
-def _check_settings(settings: RunSettings | None, allowed: Set[str]) -> ModelSettings | None:
+def _check_settings(settings: http.RunSettings | None, allowed: Set[str]) -> ModelSettings | None:
     """Return the requested model settings after checking permissions."""
     if settings is None:
         return None
@@ -258,7 +249,7 @@ def _check_settings(settings: RunSettings | None, allowed: Set[str]) -> ModelSet
     return ModelSettings.model_validate(settings.model_dump(exclude_unset=True))
 
 
-def _parse_tools(gateway: Gateway, agent: str, body: StartRun) -> Sequence[ClientTool] | None:
+def _parse_tools(gateway: Gateway, agent: str, body: http.StartRun) -> Sequence[ClientTool] | None:
     try:
         return parse_client_tools(gateway, agent, [dict(each) for each in body.tools])
     except ConfigurationError as error:
