@@ -90,3 +90,13 @@ async def test_recipe_continues_own_orphaned_runs_once_in_two_processes(tmp_path
         ("clerk", "asked"): "input-required",
     }
     assert (tmp_path / "effects").read_text().split() == ["clerk", "billing"]
+
+
+def test_no_text_resumes_runs_that_other_processes_execute() -> None:
+    texts = [
+        path.read_text(encoding="utf-8") for pattern in ("*.md", "*.py") for path in ROOT.glob(f"[!t.]*/**/{pattern}")
+    ]
+    texts.append((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(texts) > 500
+    recipes = [re.findall(r"unfinished=True\).{,60}\n?.{,60}resume\(record", text) for text in texts]
+    assert not [recipe for recipe in recipes if recipe]

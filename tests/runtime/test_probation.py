@@ -6,20 +6,32 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rxloop import Agent, EventLog, Limits, MemoryEventLog, Message, RunRecord, Runtime, StatusUpdateEvent, tool
+from rxloop import (
+    Agent,
+    EventLog,
+    Limits,
+    MemoryEventLog,
+    Message,
+    RunRecord,
+    Runtime,
+    SqliteEventLog,
+    StatusUpdateEvent,
+    tool,
+)
 from rxloop.protocol.events import TaskEvent
-from rxloop.testing import virtual_time
+from rxloop.testing import ScriptedModel, virtual_time
 from support.workers.scripted_agents import ScriptedPromptModel
 
 STEP = 10.0
 """Seconds of a tool call."""
 
 
-async def add_suspects(log: MemoryEventLog, deaths: int, *names: str) -> None:
+async def add_suspects(log: EventLog, deaths: int, *names: str) -> None:
     """Add runs whose attempts all ended with their process."""
     for name in names:
         task = TaskEvent(messages=[Message.user(f"work {name}")], model="m", agent_name="a")
@@ -236,6 +248,27 @@ def test_suspect_executed_by_another_process_does_not_delay_others() -> None:
     with virtual_time() as time:
         time.run(main())
     assert office.began["q"] < 1
+
+
+async def test_number_of_searches_does_not_depend_on_the_number_of_suspects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, names, searches = SqliteEventLog(tmp_path / "runs.db"), [f"run{number}" for number in range(20)], 0
+    await add_suspects(log, 1, *names)
+    search = log.list_orphaned
+
+    async def list_orphaned(**options: Any) -> Sequence[RunRecord]:
+        nonlocal searches
+        searches += 1
+        return await search(**options)
+
+    monkeypatch.setattr(log, "list_orphaned", list_orphaned)
+    async with Runtime({"a": Agent(ScriptedModel(*["Done."] * 20))}, log=log) as runtime:
+        for name in names:
+            await runtime.follow(name)
+    assert states(await log.list_runs()) == {"completed"}
+    await log.aclose()
+    assert searches < 5
 
 
 def test_start_of_an_attempt_is_durable_before_its_deps_are_created() -> None:

@@ -79,8 +79,7 @@ async def _has_owner(event_log: EventLog, task_id: str, state: RunState) -> bool
     # The log may be unable to read the last event. The attempt closing the run will report that.
     if (await read_log(event_log.get_record, task_id)).state != "working":
         return False
-    orphaned = await read_log(event_log.list_orphaned, submitted_limit=0)
-    return all(record.task_id != task_id for record in orphaned)
+    return not await read_log(event_log.is_orphaned, task_id)
 
 
 async def send_answer(

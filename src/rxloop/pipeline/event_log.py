@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _SHORTCUTS = {
     "append_now": {"append_now", "append"},
+    "is_orphaned": {"is_orphaned", "list_orphaned"},
     "snapshot": {"snapshot", "get_record", "read", "read_commands", "list_runs", "read_conversation"},
 }
 """Optimised methods by name, with the methods they replace."""
@@ -326,12 +327,15 @@ class EventLog(ABC):
 
         return await list_orphaned(self, submitted_before, submitted_limit, submitted_after)
 
-    async def send_command(self, task_id: str, command: Command) -> int:
-        """Store a command for a run durably, even if another process owns the run.
+    async def is_orphaned(self, task_id: str) -> bool:
+        """Return True if a working run has no live owner. The default searches the runs of `list_orphaned`."""
+        orphans = await self.list_orphaned(submitted_limit=0)
+        return any(each.task_id == task_id and each.state == "working" for each in orphans)
 
-        Commands are deleted together with their run. Each command is applied once: the resulting event contains its
-        number as `command_id`, and the fold keeps the highest number. The default stores commands in `local`, until the
-        process ends.
+    async def send_command(self, task_id: str, command: Command) -> int:
+        """Store a command for a run durably, even if another process owns the run. The default stores it in `local`.
+
+        Commands are deleted with their run. The event of an applied command contains its number as `command_id`.
 
         Returns:
             Command number, which increases across all runs of the log.
@@ -356,8 +360,7 @@ class EventLog(ABC):
     def watch_commands(self, task_id: str, notify: Callable[[], None]) -> Callable[[], None]:
         """Call `notify` when new commands may be available, from any process.
 
-        Earlier commands are not reported, so start watching before reading existing commands. The default only notices
-        commands sent through this object.
+        Start watching before reading existing commands. The default only notices commands sent through this object.
 
         Args:
             task_id: Run ID. The run may not exist in the log yet.

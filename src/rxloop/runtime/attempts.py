@@ -99,12 +99,12 @@ class Attempts:
             async with self._slots:
                 return await self._execute(due, agent, on_input, self._live_runs.add)
         task_id = due.record.task_id
-        if not await self._is_orphaned(task_id):
+        if not await read_log(self._log.is_orphaned, task_id):
             return Outcome.ELSEWHERE
         on_delay()
         async with self._probation.admit(task_id, due.suspicion) as suspect:
             # Another process may have adopted it in the meantime.
-            if not await self._is_orphaned(task_id):
+            if not await read_log(self._log.is_orphaned, task_id):
                 return Outcome.ELSEWHERE
             current = await check()
             if current is None or current.suspicion != due.suspicion:
@@ -117,10 +117,6 @@ class Attempts:
             async with self._slots:
                 outcome = await self._execute(current, agent, on_input, watch)
             return Outcome.ELSEWHERE if outcome is Outcome.LOST else outcome
-
-    async def _is_orphaned(self, task_id: str) -> bool:
-        orphans = await read_log(self._log.list_orphaned, submitted_limit=0)
-        return any(orphan.task_id == task_id for orphan in orphans)
 
     async def _execute(
         self, due: DueRun, agent: str, on_input: OnInput | None, on_run: Callable[[Run[Any]], object]

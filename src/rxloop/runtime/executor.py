@@ -379,8 +379,7 @@ class RunExecutor:
     async def _is_executing_elsewhere(self, record: RunRecord) -> bool:
         if record.state != "working" or self.is_executing(record.task_id):
             return False
-        orphans = await read_log(self._log.list_orphaned, submitted_limit=0)
-        return all(orphan.task_id != record.task_id for orphan in orphans)
+        return not await read_log(self._log.is_orphaned, record.task_id)
 
     async def enqueue_next(self, task_id: str) -> None:
         """Enqueue the next run that may have been waiting in the same conversation."""

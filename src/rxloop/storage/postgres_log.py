@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Literal
 
@@ -31,6 +31,7 @@ from rxloop.state.run_state import RunFold
 from rxloop.storage.postgres.address import Address, Connection
 from rxloop.storage.postgres.engine import Engine, Engines
 from rxloop.storage.postgres.reads import (
+    is_orphaned,
     list_orphaned,
     read_commands,
     read_conversation,
@@ -42,6 +43,7 @@ from rxloop.storage.postgres.reads import (
 )
 from rxloop.storage.postgres.rows import RUNS_PER_TRANSACTION, Batch, count_runs, insert_command, remove_run, trim
 from rxloop.storage.postgres.schema import migrate
+from rxloop.storage.postgres.serial_connection import T
 from rxloop.storage.rules import check_batch
 from rxloop.storage.tail import Page, Position, follow_events
 
@@ -254,16 +256,25 @@ class PostgresEventLog(EventLog):
         Raises:
             EventLogError: If the database read fails.
         """
+        submitted = (submitted_before, submitted_limit, submitted_after)
+        return await self._read_orphaned(partial(list_orphaned, submitted=submitted), [])
+
+    async def is_orphaned(self, task_id: str) -> bool:
+        """Return True if a working run has no live owner, implementing `EventLog.is_orphaned`.
+
+        Raises:
+            EventLogError: If the database read fails.
+        """
+        return await self._read_orphaned(partial(is_orphaned, task_id=task_id), False)
+
+    async def _read_orphaned(self, query: Callable[..., Awaitable[T]], default: T) -> T:
+        """Return the result of a query about orphaned runs, or the default shortly after a broken connection."""
         engine = self._engine()
         if engine.has_reconnected(_GRACE_PERIOD):
-            return []
-        records = await engine.run_read(
-            lambda connection: list_orphaned(
-                connection, self._address, (submitted_before, submitted_limit, submitted_after), _GRACE_PERIOD
-            )
-        )
+            return default
+        result = await engine.run_read(lambda connection: query(connection, self._address, grace_period=_GRACE_PERIOD))
         # Check again, because the query itself may have reconnected.
-        return [] if engine.has_reconnected(_GRACE_PERIOD) else records
+        return default if engine.has_reconnected(_GRACE_PERIOD) else result
 
     async def send_command(self, task_id: str, command: Command) -> int:
         """Store a command for a run and commit it, implementing `EventLog.send_command`.

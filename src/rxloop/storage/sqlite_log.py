@@ -35,7 +35,7 @@ from rxloop.storage.rules import check_batch, make_unknown_run_error
 from rxloop.storage.sqlite.database import Fsync, convert_errors, transaction
 from rxloop.storage.sqlite.file import OpenFile, check_path
 from rxloop.storage.sqlite.followers import Followers
-from rxloop.storage.sqlite.leases import Lease, list_orphaned
+from rxloop.storage.sqlite.leases import Lease, is_orphaned, list_orphaned
 from rxloop.storage.sqlite.reads import (
     Corrupt,
     StatusPage,
@@ -66,8 +66,8 @@ class SqliteEventLog(EventLog):
     Example:
         >>> log = SqliteEventLog("runs.db")
         >>> agent = Agent("zai:glm-4.7", log=log)
-        >>> for record in await log.list_runs(unfinished=True):
-        ...     await agent.resume(record.task_id)
+        >>> for record in await log.list_orphaned():
+        ...     await agent.get_run(record.task_id).execute()
     """
 
     def __init__(
@@ -275,11 +275,7 @@ class SqliteEventLog(EventLog):
         return await self._writer.acquire_lease(Lease(conversation, task_id, on_lost))
 
     async def has_lease(self, conversation: str, task_id: str) -> bool:
-        """Return True if this log object still holds the lease, implementing `EventLog.has_lease`.
-
-        Raises:
-            EventLogError: If writing the file fails.
-        """
+        """Return True if this log object still holds the lease, implementing `EventLog.has_lease`."""
         return await self._writer.has_lease(conversation, task_id)
 
     async def release_lease(self, conversation: str, task_id: str) -> None:
@@ -301,6 +297,10 @@ class SqliteEventLog(EventLog):
         return await self._query(
             lambda connection: list_orphaned(connection, submitted_before, submitted_limit, submitted_after), []
         )
+
+    async def is_orphaned(self, task_id: str) -> bool:
+        """Return True if a working run has no live owner, implementing `EventLog.is_orphaned`."""
+        return await self._query(lambda connection: is_orphaned(connection, task_id), False)
 
     async def send_command(self, task_id: str, command: Command) -> int:
         """Store a command for a run durably, implementing `EventLog.send_command`.

@@ -224,11 +224,8 @@ class Adapter(ABC):
             reservation = None if endpoint.public else self.gateway.reserve(principal, "requests")
             with reservation or nullcontext():
                 data = None if endpoint.body is None else await self.gateway.read_body(principal, request)
-                slot = None if endpoint.public else self.gateway.acquire_slot(principal, len(data or b""))
-                async with slot or nullcontext(False) as is_queued:
-                    if is_queued and await request.is_disconnected():
-                        self.gateway.slots.note_abandoned(principal.id)
-                        raise Refused(499, "disconnected", "the client disconnected before its request was processed")
+                slot = None if endpoint.public else self.gateway.acquire_slot(principal, request, len(data or b""))
+                async with slot or nullcontext():
                     body = None
                     if endpoint.body is not None and data is not None:
                         body = parse_body(endpoint.body, data, request, self.gateway.limits)

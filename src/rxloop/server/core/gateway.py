@@ -287,9 +287,15 @@ class Gateway:
         """
         return self._account.reserve(principal.id, resource, self._get_limit(resource))
 
-    def acquire_slot(self, principal: Principal, body_size: int = 0) -> AbstractAsyncContextManager[bool]:
+    @asynccontextmanager
+    async def acquire_slot(self, principal: Principal, request: Request, body_size: int = 0) -> AsyncGenerator[None]:
         """Wait for a slot to process a request; see `RequestSlots.acquire`. Opening a stream releases the slot."""
-        return nullcontext(False) if self._auth is None else self.slots.acquire(principal.id, body_size)
+        slot = nullcontext(False) if self._auth is None else self.slots.acquire(principal.id, body_size)
+        async with slot as is_queued:
+            if is_queued and await request.is_disconnected():
+                self.slots.note_abandoned(principal.id)
+                raise Refused(499, "disconnected", "the client disconnected before its request was processed")
+            yield
 
     async def read_body(self, principal: Principal, request: Request) -> bytes:
         """Read the body of a request; see `read_bytes` and `RequestSlots.pace_body`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -180,9 +180,13 @@ _SLOT: ContextVar[_Slot | None] = ContextVar("rxloop_request_slot", default=None
 
 def release_slot() -> None:
     """Release the slot of the current request, because it only waits for a run or a client from now on."""
+    make_slot_release()()
+
+
+def make_slot_release() -> Callable[[], None]:
+    """Return a function that other tasks can call instead of `release_slot`."""
     slot = _SLOT.get()
-    if slot is not None:
-        slot.release()
+    return slot.release if slot is not None else lambda: None
 
 
 # -- disconnected clients

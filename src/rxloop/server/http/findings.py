@@ -108,16 +108,11 @@ async def _find_problems(log: EventLog, record: RunRecord, *, internal: bool) ->
         log, record, internal=internal, now=None if record.state in IDLE_STATES else now
     )
     seconds = (now - record.updated) / 1000
-    if record.state == "working" and seconds >= ORPHANED_AFTER and await _is_orphaned(log, record.task_id):
+    if record.state == "working" and seconds >= ORPHANED_AFTER and await read_log(log.is_orphaned, record.task_id):
         text = "no process owns this run"
         orphaned = RunProblem(code="orphaned", task_id=record.task_id, seq=record.seq, seconds=seconds, text=text)
         found = [*found, orphaned]
     return summary, found
-
-
-async def _is_orphaned(log: EventLog, task_id: str) -> bool:
-    orphans = await read_log(log.list_orphaned, submitted_limit=0)
-    return any(orphan.task_id == task_id for orphan in orphans)
 
 
 async def scan_runs(call: ApiCall[None, Any], since: int | None, after: str | None) -> AsyncGenerator[RunRecord]:

@@ -7,7 +7,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import anyio
@@ -32,7 +32,8 @@ from rxloop.server.core.adapter import Adapter, AdapterOptions, OnDisconnect
 from rxloop.server.core.bodies import check_json
 from rxloop.server.core.errors import Refused, to_refusal
 from rxloop.server.core.gateway import Auth, Gateway, Principal, StreamSlot
-from rxloop.server.mcp.calls import PRINCIPAL, Calls, Context, ToolResult
+from rxloop.server.core.request_slots import make_slot_release
+from rxloop.server.mcp.calls import ON_WAIT, PRINCIPAL, Calls, Context, ToolResult, note_wait
 from rxloop.server.mcp.http_sessions import HttpSessions
 from rxloop.server.mcp.thinking_tools import ThinkingTools
 from rxloop.server.mcp.tools import AgentSelection, make_agent_tools
@@ -48,10 +49,7 @@ _SESSION_VERSIONS = ("", *HANDSHAKE_PROTOCOL_VERSIONS)
 
 
 class AllowedHosts:
-    """Allowed values of the `Host` and `Origin` headers.
-
-    Other values are refused, because a browser page can make its own host name resolve to this machine.
-    """
+    """Allowed `Host` and `Origin` headers. A browser page can make its own host name resolve to this machine."""
 
     def __init__(self, names: Sequence[str]) -> None:
         """Allow local host names and additional names.
@@ -115,7 +113,8 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request (ASGI entry point)."""
         request = Request(scope, receive)
-        with self._count_posts(request.method == "POST"), ExitStack() as stack:
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self._count_posts(request.method == "POST"))
             try:
                 if self._hosts is not None:
                     self._hosts.check(request)
@@ -125,16 +124,21 @@ class Endpoint:
                     message = "GET is not supported, because sessions are disabled"
                     raise Refused(405, "method_not_allowed", message, headers={"allow": "POST"})
                 sessions = await self._sessions()
+                reservation = stack.enter_context(self._gateway.reserve(principal, "requests"))
+                body = await self._gateway.read_body(principal, request) if request.method == "POST" else b""
+                await stack.enter_async_context(self._gateway.acquire_slot(principal, request, len(body)))
                 if request.method == "POST":
-                    with self._gateway.reserve(principal, "requests"):
-                        body = await self._gateway.read_body(principal, request)
-                        check_json(body, "body", self._gateway.limits)
+                    check_json(body, "body", self._gateway.limits)
                     receive = _replay_body(body, receive)
+                # Sessions handle requests in their own tasks.
+                scope_fields: dict[str, Any] = {
+                    PRINCIPAL: principal,
+                    ON_WAIT: (make_slot_release(), reservation.release),
+                }
                 tracked = stack.enter_context(self._track(request, principal, send))
             except Exception as error:
                 await _write_problem(to_refusal(error, request))(scope, receive, send)
                 return
-            scope_fields: dict[str, Any] = {PRINCIPAL: principal}
             if self._gateway.requires_auth:
                 # The SDK uses this user to protect sessions from other users.
                 scope_fields["user"] = AuthenticatedUser(AccessToken(token="", client_id=principal.id, scopes=[]))
@@ -198,6 +202,8 @@ async def _complete(handle: ASGIApp, scope: Scope, receive: Receive, send: Send)
     async def send_message(message: Message) -> None:
         nonlocal is_open
         await send(message)
+        if scope["method"] == "GET":
+            note_wait(scope)
         is_open = message["type"] == "http.response.start" or message.get("more_body", False)
 
     await handle(scope, receive, send_message)

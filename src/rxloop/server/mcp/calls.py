@@ -48,6 +48,8 @@ KEY = "rxloop/key"
 _MAX_KEY_LENGTH = 200
 PRINCIPAL = "rxloop.principal"
 """Scope key for the authenticated principal."""
+ON_WAIT = "rxloop.on_wait"
+"""Scope key for functions to call when a request only waits for a run or a client from now on."""
 
 _PROGRESS_INTERVAL = 0.1
 """Minimum interval in seconds between optional progress messages."""
@@ -55,6 +57,12 @@ _RECENT_EVENTS = 16
 """Number of recent events to search first for an answer."""
 _MAX_TRIES = 3
 """Maximum number of attempts for a question with invalid answers."""
+
+
+def note_wait(scope: Mapping[str, Any]) -> None:
+    """Release the slot of a request, because it only waits for a run or a client from now on."""
+    for release in scope.get(ON_WAIT, ()):
+        release()
 
 
 @dataclass(slots=True)
@@ -290,6 +298,7 @@ class Calls:
                     if call.is_modern:
                         input_requests = cast("dict[str, types.InputRequest]", requests)
                         return types.InputRequiredResult(input_requests=input_requests, request_state=end.cursor)
+                    note_wait(call.ctx.request.scope if call.ctx.request is not None else {})
                     responses = await _elicit(call, requests)
                 answers, responses = questions.parse_responses(responses), None
                 try:
@@ -311,6 +320,7 @@ class Calls:
     async def _follow(self, call: Call, after: str | None) -> StatusUpdateEvent | None:
         """Follow a run and report progress until it is idle, returning None on timeout."""
         gateway, task_id = self._gateway, call.run_ids.task_id
+        note_wait(call.ctx.request.scope if call.ctx.request is not None else {})
         with gateway.reserve_stream(call.principal) as slot, slot.scope:
             if self._wait is not None:
                 slot.scope.deadline = anyio.current_time() + self._wait

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
-from rxloop.errors import EventLogError
 from rxloop.pipeline.records import (
     FINISHED,
     IDLE_RUN_EVENTS,
@@ -21,12 +20,11 @@ from rxloop.pipeline.records import (
     is_finished,
 )
 from rxloop.protocol.commands import Command
-from rxloop.protocol.events import Event
 from rxloop.state.run_state import RunFold
 from rxloop.storage.postgres import psycopg
 from rxloop.storage.postgres.address import Address, Connection, can_store
 from rxloop.storage.postgres.leases import ALIVE
-from rxloop.storage.postgres.rows import hash_labels, to_array
+from rxloop.storage.postgres.rows import hash_labels, parse_events, to_array
 from rxloop.storage.rules import find_owner_conditions, make_unknown_run_error
 from rxloop.storage.sql_rows import RECORD, FoldRow, RunRow, checksum, cover_runs, extend_mark, to_commands, to_record
 from rxloop.storage.tail import PAGE_BYTES, PAGE_SIZE, Page, Position
@@ -70,6 +68,11 @@ RANGE_CTE = """until AS (
 """
 """Runs before a given run of a conversation. With a valid mark, only later runs are included."""
 
+_IS_SETTLED = "now() > pg_postmaster_start_time() + %(settling)s * interval '1 second'"
+_HAS_NO_OWNER = """NOT EXISTS (
+    SELECT FROM $s.leases l JOIN alive USING (lock_key) WHERE l.context_id = r.conversation AND l.task_id = r.task_id
+)"""
+
 _ORPHANED = f"""
 WITH alive AS MATERIALIZED ({ALIVE}), submitted AS (
     SELECT number FROM $s.runs s WHERE state = 'submitted' AND NOT idle
@@ -79,7 +82,7 @@ WITH alive AS MATERIALIZED ({ALIVE}), submitted AS (
     ORDER BY number LIMIT %(limit)s
 )
 SELECT {RECORD} FROM $s.runs r
-WHERE now() > pg_postmaster_start_time() + %(settling)s * interval '1 second' AND number IN (
+WHERE {_IS_SETTLED} AND number IN (
     SELECT number FROM $s.runs WHERE NOT idle AND state <> 'submitted'
     UNION ALL
     SELECT number FROM submitted
@@ -90,9 +93,13 @@ WHERE now() > pg_postmaster_start_time() + %(settling)s * interval '1 second' AN
         AND EXISTS (
             SELECT FROM $s.commands c WHERE c.run = w.number AND c.number > w.last_command AND c.kind <> 'message'
         )
-) AND NOT EXISTS (
-    SELECT FROM $s.leases l JOIN alive USING (lock_key) WHERE l.context_id = r.conversation AND l.task_id = r.task_id
-) ORDER BY number
+) AND {_HAS_NO_OWNER} ORDER BY number
+"""
+
+_IS_ORPHANED = f"""
+WITH alive AS MATERIALIZED ({ALIVE})
+SELECT number FROM $s.runs r WHERE {_IS_SETTLED} AND task_id = %(task)s AND NOT idle AND state = 'working'
+    AND {_HAS_NO_OWNER}
 """
 
 
@@ -225,22 +232,11 @@ async def list_orphaned(
     return [to_record(row) for row in rows]
 
 
-def parse_events(rows: Iterable[tuple[str, int, int, bytes]]) -> list[Event]:
-    """Parse event rows.
-
-    Raises:
-        EventLogError: If an event cannot be parsed.
-    """
-    events: list[Event] = []
-    for task_id, seq, _, data in rows:
-        try:
-            events.append(Event.from_json(data))
-        except Exception as error:
-            raise EventLogError(
-                f"Cannot read event {seq} of run {task_id}: {error}. Other runs are not affected.",
-                retryable=False,
-            ) from error
-    return events
+async def is_orphaned(connection: Connection, address: Address, task_id: str, grace_period: float) -> bool:
+    """Return True if a working run has no live holder; see `list_orphaned`."""
+    values = {"task": task_id, "settling": grace_period}
+    rows = await (await connection.execute(address.sql(_IS_ORPHANED), values)).fetchall() if can_store(task_id) else []
+    return bool(rows)
 
 
 _RUNS = f"""

@@ -359,3 +359,21 @@ async def count_runs(connection: Connection, address: Address, state: State) -> 
     query = address.sql(f"SELECT count(*) FROM $s.runs WHERE state = %s{condition}")
     row = await (await connection.execute(query, (state,))).fetchone()
     return 0 if row is None else row[0]
+
+
+def parse_events(rows: Iterable[tuple[str, int, int, bytes]]) -> list[Event]:
+    """Parse event rows.
+
+    Raises:
+        EventLogError: If an event cannot be parsed.
+    """
+    events: list[Event] = []
+    for task_id, seq, _, data in rows:
+        try:
+            events.append(Event.from_json(data))
+        except Exception as error:
+            raise EventLogError(
+                f"Cannot read event {seq} of run {task_id}: {error}. Other runs are not affected.",
+                retryable=False,
+            ) from error
+    return events

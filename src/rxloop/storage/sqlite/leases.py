@@ -287,6 +287,12 @@ _SUBMITTED_RUNS = """
 _LEASED = "SELECT number FROM leases JOIN runs USING (task_id) WHERE idle = 0 AND state = 'submitted'"
 """Runs with an acquired lease that have not written an event yet."""
 
+_RUNS_AND_HOLDERS = """
+    FROM runs
+    LEFT JOIN (SELECT context_id AS conversation, task_id, holder_id FROM leases) USING (conversation, task_id)
+    LEFT JOIN lease_holders USING (holder_id)
+"""
+
 
 def list_orphaned(
     connection: sqlite3.Connection, submitted_before: float, submitted_limit: int | None, submitted_after: str | None
@@ -294,9 +300,7 @@ def list_orphaned(
     """Return resumable runs without a live holder, including runs submitted long ago."""
     start = clock()
     rows = connection.execute(
-        f"SELECT {_HOLDER_COLUMNS}, {RECORD} FROM runs"
-        " LEFT JOIN (SELECT context_id AS conversation, task_id, holder_id FROM leases) USING (conversation, task_id)"
-        " LEFT JOIN lease_holders USING (holder_id)"
+        f"SELECT {_HOLDER_COLUMNS}, {RECORD} {_RUNS_AND_HOLDERS}"
         " WHERE number IN (SELECT number FROM runs WHERE idle = 0 AND state <> 'submitted'"
         f" UNION ALL SELECT number FROM ({_SUBMITTED_RUNS}) UNION ALL {_LEASED} UNION ALL {_ANSWERED}) ORDER BY number",
         (start - submitted_before, start, submitted_after, -1 if submitted_limit is None else submitted_limit),
@@ -304,6 +308,13 @@ def list_orphaned(
     # Read the clock after the query, so that it is later than every heartbeat.
     now, died = clock(), cache(has_died)
     return [to_record(row) for process, beat, lease, *row in rows if not _is_alive(process, beat, lease, now, died)]
+
+
+def is_orphaned(connection: sqlite3.Connection, task_id: str) -> bool:
+    """Return True if a working run has no live holder."""
+    query = f"SELECT {_HOLDER_COLUMNS} {_RUNS_AND_HOLDERS} WHERE task_id = ? AND idle = 0 AND state = 'working'"
+    rows = connection.execute(query, (task_id,)).fetchall()
+    return any(not _is_alive(process, beat, lease, clock(), has_died) for process, beat, lease in rows)
 
 
 def _is_alive(process: str | None, beat: float, lease: float, now: float, died: Callable[[str], bool]) -> bool:

@@ -100,9 +100,12 @@ async def list_orphaned_returns_active_runs_without_a_lease(log: EventLog) -> No
     for context_id, task_id in (("a", "a"), ("c", "later")):
         assert_equal(await log.acquire_lease(context_id, task_id, _on_lost), True)
     assert_equal(ids(await log.list_orphaned()), ["b", "c"])
+    names = ("a", "b", "c", *ENDS, "unknown")
+    assert_equal([name for name in names if await log.is_orphaned(name)], ["b", "c"])
 
     await log.release_lease("a", "a")
     assert_equal(ids(await log.list_orphaned()), ["a", "b", "c"])
+    assert_equal(await log.is_orphaned("a"), True)
     await _release_leases(log, c="later")
 
 
