@@ -8,18 +8,7 @@ from contextlib import suppress
 from math import inf
 from typing import Any
 
-from rxloop.coordination.answers import (
-    check_not_dropped,
-    check_not_superseded,
-    describe_drop,
-    find_credentials,
-    find_new_answers,
-    find_plain_credentials,
-    is_superseded,
-    make_dropped_error,
-    read_snapshot,
-    validate_answers,
-)
+from rxloop.coordination import answers
 from rxloop.coordination.inbox import apply_commands, find_new_messages
 from rxloop.coordination.order import wait_for_end
 from rxloop.errors import ConflictError, InvalidInput, RunOver
@@ -108,22 +97,22 @@ async def send_answer(
         InvalidInput: The run isn't waiting for an answer, was already answered differently, or an answer doesn't fit
             its question.
     """
-    snapshot = await read_snapshot(event_log, task_id)
-    await validate_answers(snapshot.state, inputs)
+    snapshot = await answers.read_snapshot(event_log, task_id)
+    await answers.validate_answers(snapshot.state, inputs)
     new, state = _find_new_answers(snapshot, inputs), snapshot.state
-    plain = find_plain_credentials(state, inputs)
+    plain = answers.find_plain_credentials(state, inputs)
     if plain and not executes_here:
         raise InvalidInput(
             f"the answer to {', '.join(plain)} is a credential, which must not be logged: resume the run using "
             f"agent.resume({task_id!r}, inputs=...), or pass public_key= when asking, to receive ciphertext"
         )
-    encrypted = {key: value for key, value in find_credentials(state, inputs).items() if key not in plain}
+    encrypted = {key: value for key, value in answers.find_credentials(state, inputs).items() if key not in plain}
     if new or encrypted:
         command = AnswerCommand(inputs=new | encrypted, messages=list(messages))
         number = await read_log(event_log.send_command, task_id, command)
         # When several senders find the question open, the first command wins: either an answer, or the drop by a later
         # run.
-        snapshot = await read_snapshot(event_log, task_id, since=snapshot)
+        snapshot = await answers.read_snapshot(event_log, task_id, since=snapshot)
         _find_new_answers(snapshot, new, before=number, encrypted=encrypted)
     elif plain and messages:
         await send_message(event_log, task_id, messages, interrupt=False)
@@ -146,16 +135,16 @@ def _find_new_answers(
     """
     task_id, state = snapshot.task_id, snapshot.state
     if not inputs.keys() <= state.answers.keys():
-        check_not_superseded(task_id, state)
+        answers.check_not_superseded(task_id, state)
     is_open = not (inputs.keys() <= state.answers.keys() and state.pending.keys().isdisjoint(encrypted))
     if is_open:
-        check_not_dropped(task_id, state, snapshot.later)
+        answers.check_not_dropped(task_id, state, snapshot.later)
     earlier = [command for command in snapshot.new_commands if command[0] < before]
     applied = apply_commands(task_id, state, earlier, warn=False)
-    answers = {event.input_id: event.value for event in applied.events if isinstance(event, InputReceivedEvent)}
+    values = {event.input_id: event.value for event in applied.events if isinstance(event, InputReceivedEvent)}
     if is_open and applied.dropped_by is not None:
-        raise make_dropped_error(task_id, state, applied.dropped_by, snapshot.record.context_id)
-    return find_new_answers(task_id, state.replace(answers={**state.answers, **answers}), inputs)
+        raise answers.make_dropped_error(task_id, state, applied.dropped_by, snapshot.record.context_id)
+    return answers.find_new_answers(task_id, state.replace(answers={**state.answers, **values}), inputs)
 
 
 async def send_message(event_log: EventLog, task_id: str, messages: Sequence[Message], *, interrupt: bool) -> None:
@@ -171,7 +160,7 @@ async def send_message(event_log: EventLog, task_id: str, messages: Sequence[Mes
         RunOver: The run has ended, or a later run has dropped its questions.
         ConfigurationError: The log doesn't support commands.
     """
-    snapshot = await read_snapshot(event_log, task_id)
+    snapshot = await answers.read_snapshot(event_log, task_id)
     _check_accepts_messages(snapshot)
     # With an id, a message can be recognised when its sender retries after losing the response.
     identified = [
@@ -201,7 +190,7 @@ async def send_goals(event_log: EventLog, task_id: str, changes: Sequence[GoalCh
 
     key = (await read_log(event_log.get_record, task_id)).conversation
     cached = find_cached(event_log, key)
-    snapshot = await read_snapshot(event_log, task_id, history=HistoryQuery(cached[0], FORMAT))
+    snapshot = await answers.read_snapshot(event_log, task_id, history=HistoryQuery(cached[0], FORMAT))
     _check_accepts_messages(snapshot)
     assert snapshot.history is not None
     before = await add_page(event_log, key, task_id, cached, snapshot.history)
@@ -231,7 +220,7 @@ def _check_accepts_messages(snapshot: Snapshot) -> None:
         raise RunOver(
             f"cannot send to run {task_id} because it is {state.state}: start a new run in the same conversation"
         )
-    if is_superseded(state) and state.error is not None:
+    if answers.is_superseded(state) and state.error is not None:
         raise RunOver(
             f"run {task_id} was superseded because {state.error.message}: start a new run in the same conversation"
         )
@@ -241,7 +230,7 @@ def _check_accepts_messages(snapshot: Snapshot) -> None:
             "the message then"
         )
     if state.pending and later is not None:
-        reason = describe_drop(later.task_id, later.context_id)
+        reason = answers.describe_drop(later.task_id, later.context_id)
         raise RunOver(f"run {task_id} was superseded because {reason}: start a new run in the same conversation")
 
 

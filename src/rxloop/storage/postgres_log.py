@@ -28,19 +28,9 @@ from rxloop.pipeline.records import (
 from rxloop.protocol.commands import Command
 from rxloop.protocol.events import Event, State
 from rxloop.state.run_state import RunFold
+from rxloop.storage.postgres import reads
 from rxloop.storage.postgres.address import Address, Connection
 from rxloop.storage.postgres.engine import Engine, Engines
-from rxloop.storage.postgres.reads import (
-    is_orphaned,
-    list_orphaned,
-    read_commands,
-    read_conversation,
-    read_page,
-    read_record,
-    read_records,
-    read_snapshot,
-    store_folds,
-)
 from rxloop.storage.postgres.rows import RUNS_PER_TRANSACTION, Batch, count_runs, insert_command, remove_run, trim
 from rxloop.storage.postgres.schema import migrate
 from rxloop.storage.postgres.serial_connection import T
@@ -167,7 +157,7 @@ class PostgresEventLog(EventLog):
             EventLogError: If the database read fails.
         """
         return await self._engine().run_read(
-            lambda connection: read_snapshot(connection, self._address, task_id, since, history)
+            lambda connection: reads.read_snapshot(connection, self._address, task_id, since, history)
         )
 
     async def read_conversation(
@@ -179,14 +169,14 @@ class PostgresEventLog(EventLog):
             EventLogError: If the database read fails.
         """
         return await self._engine().run_read(
-            lambda connection: read_conversation(connection, self._address, conversation, before, after, version)
+            lambda connection: reads.read_conversation(connection, self._address, conversation, before, after, version)
         )
 
     def store_folds(self, conversation: str, folds: Sequence[RunFold], *, version: int) -> None:
         """Store conversation folds in the background, implementing `EventLog.store_folds`."""
         engine = self._engine()
         engine.run_in_background(
-            lambda connection: store_folds(connection, self._address, conversation, folds, version),
+            lambda connection: reads.store_folds(connection, self._address, conversation, folds, version),
             lambda error: log.debug("Cannot store folds in %s: %s", self._address, error),
         )
 
@@ -197,7 +187,7 @@ class PostgresEventLog(EventLog):
             UnknownRun: If the run does not exist.
             EventLogError: If the database read fails.
         """
-        return await self._engine().run_read(lambda connection: read_record(connection, self._address, task_id))
+        return await self._engine().run_read(lambda connection: reads.read_record(connection, self._address, task_id))
 
     async def list_runs(self, **query: Unpack[RunQuery]) -> Sequence[RunRecord]:
         """Return the records of matching runs, implementing `EventLog.list_runs`.
@@ -211,7 +201,7 @@ class PostgresEventLog(EventLog):
             EventLogError: If the database read fails.
         """
         criteria = RunFilter(**query)
-        return await self._engine().run_read(lambda connection: read_records(connection, self._address, criteria))
+        return await self._engine().run_read(lambda connection: reads.read_records(connection, self._address, criteria))
 
     async def count_runs(self, state: State) -> int:
         """Return the number of runs in a state, implementing `EventLog.count_runs`.
@@ -257,7 +247,7 @@ class PostgresEventLog(EventLog):
             EventLogError: If the database read fails.
         """
         submitted = (submitted_before, submitted_limit, submitted_after)
-        return await self._read_orphaned(partial(list_orphaned, submitted=submitted), [])
+        return await self._read_orphaned(partial(reads.list_orphaned, submitted=submitted), [])
 
     async def is_orphaned(self, task_id: str) -> bool:
         """Return True if a working run has no live owner, implementing `EventLog.is_orphaned`.
@@ -265,7 +255,7 @@ class PostgresEventLog(EventLog):
         Raises:
             EventLogError: If the database read fails.
         """
-        return await self._read_orphaned(partial(is_orphaned, task_id=task_id), False)
+        return await self._read_orphaned(partial(reads.is_orphaned, task_id=task_id), False)
 
     async def _read_orphaned(self, query: Callable[..., Awaitable[T]], default: T) -> T:
         """Return the result of a query about orphaned runs, or the default shortly after a broken connection."""
@@ -293,7 +283,7 @@ class PostgresEventLog(EventLog):
             UnknownRun: If the run does not exist.
             EventLogError: If the database read fails.
         """
-        return await self._engine().run_read(lambda each: read_commands(each, self._address, task_id, after))
+        return await self._engine().run_read(lambda each: reads.read_commands(each, self._address, task_id, after))
 
     def watch_commands(self, task_id: str, notify: Callable[[], None]) -> Callable[[], None]:
         """Call `notify` when new commands may be available, implementing `EventLog.watch_commands`."""
@@ -370,5 +360,5 @@ class PostgresEventLog(EventLog):
     ) -> Page:
         """Read a page of events, or all events."""
         return await (engine or self._engine()).run_read(
-            lambda connection: read_page(connection, self._address, task_id, after, deltas, paged)
+            lambda connection: reads.read_page(connection, self._address, task_id, after, deltas, paged)
         )

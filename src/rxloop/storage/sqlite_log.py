@@ -32,22 +32,12 @@ from rxloop.protocol.commands import Command
 from rxloop.protocol.events import Event, State
 from rxloop.state.run_state import RunFold
 from rxloop.storage.rules import check_batch, make_unknown_run_error
+from rxloop.storage.sqlite import reads
 from rxloop.storage.sqlite.database import Fsync, convert_errors, transaction
 from rxloop.storage.sqlite.file import OpenFile, check_path
 from rxloop.storage.sqlite.followers import Followers
 from rxloop.storage.sqlite.leases import Lease, is_orphaned, list_orphaned
-from rxloop.storage.sqlite.reads import (
-    Corrupt,
-    StatusPage,
-    count_records,
-    read_commands,
-    read_conversation,
-    read_page,
-    read_record,
-    read_records,
-    read_snapshot,
-    store_folds,
-)
+from rxloop.storage.sqlite.reads import Corrupt, StatusPage
 from rxloop.storage.sqlite.worker import Worker
 from rxloop.storage.sqlite.writer import Writer, insert_command, remove_run, trim
 from rxloop.storage.tail import Position, Tail, Tails, follow_events
@@ -216,7 +206,7 @@ class SqliteEventLog(EventLog):
             EventLogError: If reading the file fails.
         """
         corrupt = self._corrupt
-        return await self._query_run(task_id, lambda each: read_snapshot(each, task_id, since, history, corrupt))
+        return await self._query_run(task_id, lambda each: reads.read_snapshot(each, task_id, since, history, corrupt))
 
     async def read_conversation(
         self, conversation: str, *, before: str, after: Mark | None = None, version: int
@@ -228,7 +218,8 @@ class SqliteEventLog(EventLog):
         """
         empty = ConversationPage((), Mark(0, 0, 0, ""), from_start=True)
         return await self._query(
-            lambda connection: read_conversation(connection, conversation, before, after, version, self._corrupt), empty
+            lambda connection: reads.read_conversation(connection, conversation, before, after, version, self._corrupt),
+            empty,
         )
 
     def store_folds(self, conversation: str, folds: Sequence[RunFold], *, version: int) -> None:
@@ -236,7 +227,7 @@ class SqliteEventLog(EventLog):
 
         def work(connection: sqlite3.Connection) -> None:
             with transaction(connection):
-                store_folds(connection, conversation, folds, version)
+                reads.store_folds(connection, conversation, folds, version)
 
         self._writer.run_in_background(work, lambda error: log.debug("Cannot store folds in %s: %s", self.path, error))
 
@@ -247,7 +238,7 @@ class SqliteEventLog(EventLog):
             UnknownRun: If the run does not exist.
             EventLogError: If reading the file fails.
         """
-        return await self._query_run(task_id, lambda connection: read_record(connection, task_id))
+        return await self._query_run(task_id, lambda connection: reads.read_record(connection, task_id))
 
     async def list_runs(self, **query: Unpack[RunQuery]) -> Sequence[RunRecord]:
         """Return the records of matching runs, implementing `EventLog.list_runs`.
@@ -260,11 +251,11 @@ class SqliteEventLog(EventLog):
         criteria = RunFilter(**query)
         if criteria.after is not None:
             await self.get_record(criteria.after)
-        return await self._query(lambda connection: read_records(connection, criteria), [])
+        return await self._query(lambda connection: reads.read_records(connection, criteria), [])
 
     async def count_runs(self, state: State) -> int:
         """Return the number of runs in a state, implementing `EventLog.count_runs`."""
-        return await self._query(lambda connection: count_records(connection, RunFilter(states=(state,))), 0)
+        return await self._query(lambda connection: reads.count_records(connection, RunFilter(states=(state,))), 0)
 
     async def acquire_lease(self, conversation: str, task_id: str, on_lost: Callable[[], None]) -> bool:
         """Acquire the conversation lease for a run, implementing `EventLog.acquire_lease`.
@@ -326,7 +317,7 @@ class SqliteEventLog(EventLog):
             UnknownRun: If the run does not exist.
             EventLogError: If reading the file fails.
         """
-        return await self._query_run(task_id, lambda connection: read_commands(connection, task_id, after))
+        return await self._query_run(task_id, lambda connection: reads.read_commands(connection, task_id, after))
 
     def watch_commands(self, task_id: str, notify: Callable[[], None]) -> Callable[[], None]:
         """Call `notify` within 20 ms after a new command, implementing `EventLog.watch_commands`."""
@@ -397,4 +388,6 @@ class SqliteEventLog(EventLog):
     async def _read_page(self, task_id: str, deltas: bool, paged: bool, after: Position) -> StatusPage:
         """Read a page of events, or all events."""
         corrupt = self._corrupt
-        return await self._query_run(task_id, lambda each: read_page(each, task_id, after, deltas, paged, corrupt))
+        return await self._query_run(
+            task_id, lambda each: reads.read_page(each, task_id, after, deltas, paged, corrupt)
+        )
