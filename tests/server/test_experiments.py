@@ -12,8 +12,10 @@ from rxloop.errors import ApiError, ArtifactError
 from rxloop.evals import experiment, score
 from rxloop.evals.stored_reports import read_report
 from rxloop.server.http import experiments
+from rxloop.support.tasks import CLOCK
 from support.api_server import make_client, serve_api
 from support.capitals import CASES, agent, make_capital_model
+from support.fake_clock import FakeClock
 
 
 def make_experiment(log: Any, name: str = "capitals", **options: Any) -> Any:
@@ -71,9 +73,15 @@ async def test_experiment_without_a_report_has_cells_without_scores(monkeypatch:
 
 
 async def test_latest_report_is_kept() -> None:
-    log = MemoryEventLog()
+    class TickingClock(FakeClock):
+        def now(self) -> int:
+            self.time += 1
+            return self.time
+
+    log, token = MemoryEventLog(), CLOCK.set(TickingClock())
     await make_experiment(log).run()
     report = await make_experiment(log).run()
+    CLOCK.reset(token)
     assert await read_report(log, "capitals") == report
 
 

@@ -113,22 +113,25 @@ async def run_experiment(experiment: Plan, push: Push[Report]) -> None:
             trials=[trials[index] for index in sorted(trials)],
         )
 
-    push(report())
+    latest = report()
+    push(latest)
     async with AsyncExitStack() as stack:
         scorers = [(each, await stack.enter_async_context(each.open(experiment.log))) for each in experiment.scorers]
         remaining = iter(enumerate(plan))
 
         async def work() -> None:
+            nonlocal latest
             # Use a shared iterator, so that idle workers start the next run.
             for index, planned in remaining:
                 trials[index] = await _run_trial(experiment, planned, existing, scorers)
-                push(report())
+                latest = report()
+                push(latest)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(min(experiment.concurrency, len(plan))):
                 group.create_task(work())
     if experiment.log is not None:
-        await store_report(experiment.log, report())
+        await store_report(experiment.log, latest)
 
 
 def _plan_runs(experiment: Plan) -> Iterator[_PlannedRun]:
