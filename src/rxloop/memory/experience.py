@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, islice, takewhile
 from typing import Any, TypedDict
+from weakref import WeakKeyDictionary
 
 import orjson
 from typing_extensions import Unpack
@@ -31,8 +32,10 @@ _MAX_RUNS, _MAX_CALLS = 1_000, 20_000
 Processing more calls would block the event loop.
 """
 
-_MAX_KEPT = 50_000
-"""Maximum number of calls of an owner in memory. The calls of the oldest runs are dropped."""
+_MAX_KEPT, _CHECK_EVERY = 50_000, 100
+"""Maximum number of calls of an owner in memory, and number of new runs after which the calls of the oldest runs are
+dropped.
+"""
 
 _RECENT_CALLS, _MIN_FAILURES = 20, 3
 """Number of recent calls per tool, and minimum number of failures for a lesson without a correction."""
@@ -110,6 +113,7 @@ class Experience:
         if not isinstance(memory, Memory):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(f"memory must be a Memory such as Memory(log), got {memory!r}")
         self._memory, self._agent = memory, agent
+        self._checked = WeakKeyDictionary[OwnerNotes, int]()
 
     async def lessons(self, owner: str | None, task: str | None = None, **scope: Unpack[LessonScope]) -> list[Lesson]:
         """Return lessons for a new run, the most frequent failures first.
@@ -200,10 +204,13 @@ class Experience:
     async def _load(self, owner: str | None) -> OwnerNotes:
         """Return the runs of an owner, dropping the calls of the oldest runs if there are too many."""
         notes, count = await self._memory.load(owner), 0
-        for run in reversed(notes.runs.values()):
-            count += len(run.calls.calls)
-            if count > _MAX_KEPT:
-                run.calls.calls.clear()
+        # Iterating over all runs takes as long as making the lessons.
+        if self._checked.get(notes) != (checked := len(notes.runs) // _CHECK_EVERY):
+            self._checked[notes] = checked
+            for run in reversed(notes.runs.values()):
+                count += len(run.calls.calls)
+                if count > _MAX_KEPT:
+                    run.calls.calls.clear()
         return notes
 
 
