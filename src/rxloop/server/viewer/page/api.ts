@@ -2,7 +2,7 @@
 
 import { readFrames, type Frame } from './frames.ts';
 import type {
-  AccessInfo as Me, AgentList, Outline as OutlinePage, ProblemList, RequestList, RunComparison, RunInfo, RunPage, SentRequest, StateInfo,
+  AccessInfo as Me, AgentList, Outline as OutlinePage, ProblemList, RequestList, RunComparison, RunInfo, RunPage, SentRequest, StateInfo, SearchPage,
 } from './http_api.d.ts';
 import type { Event } from './outline.ts';
 import { parseFileName } from './share.ts';
@@ -60,6 +60,9 @@ export class Api {
 
   state = (id: string, seq: number, messagesFrom: number): Promise<StateInfo> =>
     this.get(`runs/${encodeURIComponent(id)}/state`, { seq, messagesFrom, visibility: this.visibility });
+
+  search = (id: string, q: string, after: number, limit: number): Promise<SearchPage> =>
+    this.get(`runs/${encodeURIComponent(id)}/search`, { q, after, limit, visibility: this.visibility });
 
   diff = (id: string, other: string): Promise<RunComparison> =>
     this.get(`runs/${encodeURIComponent(id)}/diff`, { with: other, visibility: this.visibility });

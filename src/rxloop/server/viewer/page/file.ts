@@ -65,7 +65,10 @@ async function answer(path: string[], query: URLSearchParams, accept: string, re
   if (first === 'runs' && !taskId) return accept === 'text/event-stream' ? stream(meta.run) : json({ runs: fitsText(meta.run, query.get('q')) ? [meta.run] : [] });
   if (first === 'problems') return json({ runs: [{ run: meta.run, problems: await problems() }] });
   if (first === 'experiments') return taskId ? refuse(404, 'the file contains a single run') : json({ experiments: [] });
-  if (first === 'search') return json({ ...await searchEvents(read, meta, query), runs: [meta.run] });
+  if (first === 'search') {
+    const { next, ...found } = await searchEvents(read, meta, query);
+    return json({ ...found, runs: [meta.run], ...(next && { next: `${meta.taskId}/${next}` }) });
+  }
   if (first !== 'runs' || taskId !== meta.taskId) return refuse(404, 'the file contains a single run');
   if (!what) return json(meta.run);
   if (what === 'outline') {
@@ -79,6 +82,7 @@ async function answer(path: string[], query: URLSearchParams, accept: string, re
     const from = number('from', 1);
     return new Response(await readRange(read, meta, from, Math.min(number('to', from + 399), from + 399)));
   }
+  if (what === 'search') return json(await searchEvents(read, meta, query));
   if (what === 'state') return json(await readState(read, meta, number('seq', meta.last), number('messagesFrom', 0)));
   if (what === 'requests') return seq ? readRequest(read, Number(seq)) : json({ requests: JSON.parse((await read('requests')) ?? '[]') });
   return refuse(404, 'the file does not contain this part of the run');
@@ -156,7 +160,7 @@ async function readRequest(read: ReadBlock, seq: number): Promise<Response> {
 }
 
 /** Search the texts of the events, like the server. */
-async function searchEvents(read: ReadBlock, meta: Meta, query: URLSearchParams): Promise<object> {
+async function searchEvents(read: ReadBlock, meta: Meta, query: URLSearchParams): Promise<{ hits: object[]; searched: number; next?: number }> {
   const limit = Number(query.get('limit') ?? 50);
   const after = Number(query.get('after')?.split('/').at(-1) ?? 0);
   const hits: object[] = [];
@@ -167,10 +171,10 @@ async function searchEvents(read: ReadBlock, meta: Meta, query: URLSearchParams)
       const event = JSON.parse(line) as Record<string, unknown> & { seq: number; kind: string };
       if (event.seq <= after) continue;
       hits.push(...findTexts(event, query.get('q') ?? '').map(each => ({ taskId: meta.taskId, seq: event.seq, kind: event.kind, ...each })));
-      if (hits.length >= limit) return { hits, next: `${meta.taskId}/${event.seq}` };
+      if (hits.length >= limit) return { hits, searched: event.seq, next: event.seq };
     }
   }
-  return { hits };
+  return { hits, searched: meta.last };
 }
 
 function empty(page: OutlinePage): object {

@@ -4,12 +4,12 @@ import type { Row } from './rows.ts';
 
 type Test = (row: Row, now: number) => boolean;
 
-/** Return the tests of a filter text. A row matches if all tests match. */
-export function parseFilter(text: string): Test[] {
-  return text.trim().split(/\s+/).filter(Boolean).map(parseTerm);
-}
+const toTerms = (text: string): string[] => text.trim().split(/\s+/).filter(Boolean);
 
-function parseTerm(term: string): Test {
+/** Return the words of a filter text, without its terms. */
+export const findWords = (text: string): string => toTerms(text).filter(each => !parseTerm(each)).join(' ');
+
+function parseTerm(term: string): Test | null {
   const longer = /^>(\d+(?:\.\d+)?)(ms|s|min)?$/.exec(term);
   if (longer) {
     const least = Number(longer[1]) * { ms: 1, s: 1000, min: 60_000 }[longer[2] ?? 's']!;
@@ -18,11 +18,10 @@ function parseTerm(term: string): Test {
   const tokens = /^tokens>(\d+)$/.exec(term);
   if (tokens) return row => row.tokens > Number(tokens[1]);
   const pair = /^([a-z]+):(.+)$/.exec(term);
-  const test = pair && parsePair(pair[1], pair[2]);
-  if (test) return test;
-  const word = term.toLowerCase();
-  return row => `${row.title} ${row.sub} ${row.note}`.toLowerCase().includes(word);
+  return pair && parsePair(pair[1], pair[2]);
 }
+
+const hasWord = (word: string): Test => row => `${row.title} ${row.sub} ${row.note}`.toLowerCase().includes(word.toLowerCase());
 
 function parsePair(key: string, value: string): Test | null {
   const matches = wildcard(value);
@@ -43,11 +42,15 @@ function wildcard(pattern: string): (text: string) => boolean {
   return text => regex.test(text);
 }
 
-/** Return the matching rows, and these rows together with their ancestors. Null means that all rows match. */
-export function applyFilter(rows: Row[], text: string, now: number): { hits: Row[]; shown: Set<Row> } | null {
-  const tests = parseFilter(text);
-  if (!tests.length) return null;
-  const hits = rows.filter(row => tests.every(test => test(row, now)));
+/**
+ * Return the matching rows, and these rows together with their ancestors. Null means that all rows match. Rows match all
+ * terms, and the words are in the row or in one of its events.
+ */
+export function applyFilter(rows: Row[], text: string, now: number, found?: ReadonlySet<Row | null>): { hits: Row[]; shown: Set<Row> } | null {
+  const terms = toTerms(text);
+  if (!terms.length) return null;
+  const tests = terms.map(parseTerm);
+  const hits = rows.filter(row => terms.every((term, k) => (tests[k] ?? (found?.has(row) ? () => true : hasWord(term)))(row, now)));
   const shown = new Set<Row>();
   for (const hit of hits) for (let row: Row | null = hit; row && !shown.has(row); row = row.parent) shown.add(row);
   return { hits, shown };

@@ -11,7 +11,7 @@ export interface Binding {
 
 export const BINDINGS: Binding[] = [
   { keys: ['?'], command: 'help', help: 'show or hide this list', where: 'everywhere' },
-  { keys: ['/'], command: 'find', help: 'go to the filter', where: 'everywhere' },
+  { keys: ['/'], command: 'find', help: 'find a text, or filter. Enter goes to the next match', where: 'everywhere' },
   { keys: ['g r'], command: 'runs', help: 'list of runs', where: 'everywhere' },
   { keys: ['g p'], command: 'problemsOfAll', help: 'problems of all runs', where: 'everywhere' },
   { keys: ['g x'], command: 'experiments', help: 'experiments', where: 'everywhere' },

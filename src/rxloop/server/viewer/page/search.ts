@@ -1,4 +1,4 @@
-// Text search in an event, like that of the server.
+// Text search in an event, like that of the server, and steps through the matches.
 
 export interface Found {
   field: string;
@@ -39,4 +39,10 @@ function makeExcerpt(text: string, start: number, pattern: RegExp): { text: stri
   const count = (end: number) => [...excerpt.slice(0, end)].length;
   const marks = [...excerpt.matchAll(pattern)].map((match): [number, number] => [count(match.index), count(match.index + match[0].length)]);
   return { text: excerpt, marks };
+}
+
+/** Return the index of the match after or before the current one, or -1 at the end. */
+export function findNext(hits: readonly { seq: number }[], current: number, seq: number, direction: 1 | -1): number {
+  if (hits[current] && hits[current].seq === seq) return current + direction < hits.length ? current + direction : -1;
+  return direction > 0 ? hits.findIndex(each => each.seq >= seq) : hits.findLastIndex(each => !seq || each.seq < seq);
 }

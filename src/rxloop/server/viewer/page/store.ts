@@ -2,9 +2,9 @@
 
 import { batch, computed, effect, signal } from '@preact/signals';
 import { formatAddress, parseAddress, seqOf, type Address } from './address.ts';
-import { Api, ApiError, follow, type Me, type Problem, type RunInfo } from './api.ts';
+import { Api, ApiError, follow, type Hit, type Me, type Problem, type RunInfo } from './api.ts';
 import { makeBlockReader, makeFileFetch } from './file.ts';
-import { applyFilter } from './filter.ts';
+import { applyFilter, findWords } from './filter.ts';
 import { RunModel } from './model.ts';
 import type { Event } from './outline.ts';
 import { visibleRows, type Row } from './rows.ts';
@@ -85,9 +85,34 @@ export const shownWindow = computed<Window>(() => {
   const end = model.value.axis.toPosition(Math.max(now.value, model.value.outline.duration));
   return window_.value ?? { from: 0, to: Math.max(end * 1.02, 1) };
 });
+
+/** Texts of the run that contain the words of the filter. */
+export interface Matches {
+  taskId: string;
+  text: string;
+  hits: Hit[];
+  /** The `seq` of the last event that was searched. */
+  searched: number;
+  isLoading: boolean;
+  failure: string;
+}
+
+export const matches = signal<Matches | null>(null);
+/** Words for which the texts of the run are searched. */
+export const words = computed(() => (address.value.page === 'run' ? findWords(address.value.q).slice(0, 200) : ''));
+/** The result of the search for these words, or null until it has begun. */
+export const currentMatches = computed(() => {
+  const found = matches.value;
+  return found && found.text === words.value && found.taskId === model.value.taskId ? found : null;
+});
+const matchingRows = computed(() => {
+  revision.value;
+  const { outline, rowOf } = model.value;
+  return new Set(currentMatches.value?.hits.map(each => rowOf[outline.find(each.seq)]));
+});
 export const filtered = computed(() => {
   revision.value;
-  return applyFilter(model.value.rows, address.value.page === 'run' ? address.value.q : '', now.peek());
+  return applyFilter(model.value.rows, address.value.page === 'run' ? address.value.q : '', now.peek(), matchingRows.value);
 });
 export const shownRows = computed<Row[]>(() => {
   revision.value;

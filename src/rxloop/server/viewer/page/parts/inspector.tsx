@@ -1,18 +1,21 @@
 // Inspector: the selected event in words, and as it is stored.
 
 import type { ComponentChildren } from 'preact';
+import { useEffect, useRef } from 'preact/hooks';
 import { moveTo } from '../commands.ts';
 import { describeCode } from '../failures.ts';
 import { family, letter } from '../kinds.ts';
 import { textOf, type Event, type EventOf } from '../outline.ts';
 import { bodiesRevision, bodyFailure, bodyOf, bodyOfKind } from '../bodies.ts';
-import { address, change, info, inspectorWidth, isInspectorOpen, keepSetting, useModel, selected } from '../store.ts';
+import { place } from '../find.ts';
+import { address, change, currentMatches, info, inspectorWidth, isInspectorOpen, keepSetting, useModel, selected, words } from '../store.ts';
 import { toLine } from '../text.ts';
 import { formatDuration, formatNumber } from '../time.ts';
 import { findCall } from '../requests.ts';
 import { Fork, ForkButton } from './fork.tsx';
 import { STATE_WORDS } from './header.tsx';
 import { Json, JsonDocument } from './json.tsx';
+import { bringIntoView, highlight } from './ranges.ts';
 import { RequestTab } from './request.tsx';
 import { Shape } from './shape.tsx';
 import { StateTab } from './state.tsx';
@@ -103,6 +106,13 @@ function Selected({ index: i }: { index: number }) {
   const tab = panels.find(name => name === address.value.in) ?? 'event';
   const kind = outline.kind[i];
   const which = family(kind, outline.flags[i]);
+  const box = useRef<HTMLDivElement>(null);
+  const isMatch = currentMatches.value?.hits[place.value]?.seq === seq;
+  useEffect(() => {
+    const [first] = highlight('match', box.current, words.value);
+    if (isMatch) bringIntoView(first);
+    return () => void CSS.highlights?.delete('match');
+  }, [seq, event, tab, words.value, isMatch && place.value]);
   return (
     <>
       <Head shape={<Shape family={which} letter={letter(kind)} />} title={kind} sub={outline.name[i]} action={<ForkButton seq={seq} />}>
@@ -116,7 +126,7 @@ function Selected({ index: i }: { index: number }) {
           <button key={name} role="tab" aria-selected={tab === name} onClick={() => change({ in: name })}>{PANELS[name]}</button>
         ))}
       </div>
-      <div class="scroll" role="tabpanel">
+      <div class="scroll" role="tabpanel" ref={box}>
         <Fork seq={seq} />
         {tab === 'state' ? <StateTab seq={seq} />
           : tab === 'request' ? <RequestTab seq={call} />

@@ -6,6 +6,7 @@ import { cut, findBytes, FOLD, formatPath, formatSize, parseEmbedded, toText, WI
 import { isWrapped, toggleWrap } from '../store.ts';
 import { formatNumber } from '../time.ts';
 import { download } from './download.ts';
+import { bringIntoView, highlight, MAX_MARKS } from './ranges.ts';
 import { Text } from './text.tsx';
 
 type Path = readonly (string | number)[];
@@ -31,16 +32,13 @@ export function JsonDocument({ value, name }: { value: unknown; name: string }) 
   );
 }
 
-const MAX_MARKS = 1_000;
-
 /** Field that highlights a text in the opened parts of a tree. Enter goes to the next match. */
 function Find({ box, change }: { box: { current: HTMLElement | null }; change: string }) {
   const [text, setText] = useState('');
   const ranges = useRef<Range[]>([]);
   const [place, setPlace] = useState({ at: 0, count: 0 });
   useEffect(() => {
-    ranges.current = text && box.current ? findRanges(box.current, text, MAX_MARKS) : [];
-    CSS.highlights?.set('found', new Highlight(...ranges.current));
+    ranges.current = highlight('found', box.current, text);
     setPlace({ at: 0, count: ranges.current.length });
     return () => void CSS.highlights?.delete('found');
   }, [text, change]);
@@ -48,7 +46,7 @@ function Find({ box, change }: { box: { current: HTMLElement | null }; change: s
     if (event.key !== 'Enter' || !place.count) return;
     // Matches are numbered from 1. No match is selected at first.
     const at = event.shiftKey ? (place.at > 1 ? place.at - 1 : place.count) : (place.at % place.count) + 1;
-    ranges.current[at - 1].startContainer.parentElement?.scrollIntoView({ block: 'center' });
+    bringIntoView(ranges.current[at - 1]);
     setPlace({ ...place, at });
   };
   return (
@@ -57,25 +55,6 @@ function Find({ box, change }: { box: { current: HTMLElement | null }; change: s
       <span class="quiet" role="status">{text && `${place.at ? `${formatNumber(place.at)} of ` : ''}${formatNumber(place.count)}${place.count === MAX_MARKS ? '+' : ''} ${place.count === 1 ? 'match' : 'matches'}`}</span>
     </label>
   );
-}
-
-/** Return the matches of a text in an element, ignoring case. */
-function findRanges(element: HTMLElement, text: string, limit: number): Range[] {
-  const ranges: Range[] = [];
-  const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
-  const wanted = text.toLowerCase();
-  for (let node = walker.nextNode(); node && ranges.length < limit; node = walker.nextNode()) {
-    const own = node.textContent!.toLowerCase();
-    // Lower case can have another length.
-    if (own.length !== node.textContent!.length) continue;
-    for (let at = own.indexOf(wanted); at >= 0 && ranges.length < limit; at = own.indexOf(wanted, at + wanted.length)) {
-      const range = new Range();
-      range.setStart(node, at);
-      range.setEnd(node, at + wanted.length);
-      ranges.push(range);
-    }
-  }
-  return ranges;
 }
 
 /** Objects and arrays below the second level are closed at first. `depth` is the level of the value itself. */

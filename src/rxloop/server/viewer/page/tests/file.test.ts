@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { gzipSync } from 'node:zlib';
 import { makeBlockReader, makeFileFetch } from '../file.ts';
-import { findTexts } from '../search.ts';
+import { findNext, findTexts } from '../search.ts';
 import { formatBytes, parseFileName } from '../share.ts';
 
 const blocks: Record<string, string> = {
@@ -79,6 +79,23 @@ test('the list of runs contains the run of the file', async () => {
   assert.equal((await get('runs?q=other')).runs.length, 0);
   const reader = (await fetch('../runs', { headers: { accept: 'text/event-stream' } })).body!.getReader();
   assert.match(new TextDecoder().decode((await reader.read()).value), /^event: page\ndata: \{"runs":\[/);
+});
+
+test('a run in a file is searched after an event', async () => {
+  const events = '{"seq":1,"kind":"a","text":"Wind"}\n{"seq":2,"kind":"b","text":"no wind"}';
+  const search = makeFileFetch(makeBlockReader(name => (name === 'events-1' ? gzipSync(events).toString('base64') : find(name))));
+  const get = async (path: string) => (await search(`../${path}`)).json();
+  const [first, second] = [await get(`runs/${id}/search?q=WIND&limit=1`), await get(`runs/${id}/search?q=WIND&after=1&limit=9`)];
+  const seqs = (page: { hits: { seq: number }[] }) => page.hits.map(each => each.seq);
+  assert.deepEqual([seqs(first), first.searched, first.next], [[1], 1, 1]);
+  assert.deepEqual([seqs(second), second.searched, second.next], [[2], 4, undefined]);
+  assert.equal((await get('search?q=wind&limit=1')).next, 'a/b/1');
+});
+
+test('matches are visited in order, from the selected event on', () => {
+  const hits = [2, 5, 5, 9].map(seq => ({ seq }));
+  assert.deepEqual([findNext(hits, -1, 0, 1), findNext(hits, 1, 5, 1), findNext(hits, 3, 9, 1), findNext(hits, 0, 6, 1)], [0, 2, -1, 3]);
+  assert.deepEqual([findNext(hits, -1, 0, -1), findNext(hits, 2, 5, -1), findNext(hits, 0, 2, -1), findNext(hits, 3, 4, -1)], [3, 1, -1, 0]);
 });
 
 test('files of a newer format are refused', async () => {

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { applyFilter } from '../filter.ts';
+import { applyFilter, findWords } from '../filter.ts';
 import { Fold } from '../fold.ts';
 import { buildLanes, cluster, LEAST_DISTANCE } from '../lanes.ts';
 import { RunModel } from '../model.ts';
@@ -83,6 +83,15 @@ test('filter terms: wildcard, duration, tokens, agent and text', () => {
   const count = (text: string) => applyFilter(rows, text, 4000)!.hits.length;
   assert.deepEqual(['name:get_*', '>1.4s', 'tokens>200', 'agent:desk', '11', 'step:2'].map(count), [2, 2, 1, 2, 1, 3]);
   assert.equal(applyFilter(rows, '  ', 4000), null);
+});
+
+test('rows with a found event match the words of a filter, but not its terms', () => {
+  const { rows } = buildRows(makeOutline());
+  const found = new Set(rows.filter(row => row.title === 'get_forecast'));
+  assert.deepEqual([findWords(' kind:tool wind  ok:no gusts >2s'), findWords('ok:no')], ['wind gusts', '']);
+  assert.deepEqual(names(applyFilter(rows, 'wind gusts', 4000)!.hits), []);
+  assert.deepEqual(names(applyFilter(rows, 'wind gusts', 4000, found)!.hits), ['3 get_forecast', '3 get_forecast']);
+  assert.deepEqual(names(applyFilter(rows, 'wind ok:no', 4000, found)!.hits), ['3 get_forecast']);
 });
 
 test('folded rows hide their descendants only', () => {

@@ -4,16 +4,18 @@ import type { FunctionComponent } from 'preact';
 import { useLayoutEffect, useRef, useState } from 'preact/hooks';
 import { TABS, type Tab } from '../address.ts';
 import { pan, step, zoomAt } from '../commands.ts';
+import { stepMatch } from '../find.ts';
 import {
   address, change, connection, failure, filtered, go, info, isAtEnd, isInspectorOpen, isLoading, useModel, now, openRun, playhead,
   problems,
-  playheadTime, shownWindow,
+  playheadTime, shownWindow, words,
 } from '../store.ts';
 import { openCount } from '../questions.ts';
 import { toLine } from '../text.ts';
 import { formatDollars, formatDuration, formatNumber, makeScale, plural } from '../time.ts';
 import { AxisView } from '../parts/axis.tsx';
 import { Figure, Filter, Header, State } from '../parts/header.tsx';
+import { MatchBar } from '../parts/hits.tsx';
 import { Inspector } from '../parts/inspector.tsx';
 import { Lanes, Marker, PADDING } from '../parts/lanes.tsx';
 import { Overview } from '../parts/overview.tsx';
@@ -51,7 +53,7 @@ export function RunPage() {
       <Header path={<><a href="#/">Runs</a><i>/</i>{agent && <><span><bdi>{toLine(agent)}</bdi></span><i>/</i></>}<h1><bdi>{title}</bdi></h1>{!isMissing && <State state={stateNow()} />}</>}>
         {!isMissing && <><Stats /><FileNote /><PublicNote /><ShareButton /></>}
       </Header>
-      {!isMissing && <Tabs />}
+      {!isMissing && <><Tabs /><MatchBar /></>}
       {isShareOpen.value && <ShareDialog />}
       {isMissing ? <Failure /> : (
         <main class="body">
@@ -111,12 +113,18 @@ function Tabs() {
       </div>
       <span class="space" />
       {found && <span class="count">{formatNumber(found.hits.length)} of {formatNumber(rows.length)} rows</span>}
-      <span onKeyDown={event => { if (event.key === 'Enter') { step(event.shiftKey ? -1 : 1); } }}>
-        <Filter value={q} label="Filter" hint="Filter: kind:tool ok:no >2s text" onChange={text => change({ q: text })} />
+      <span onKeyDown={event => { if (event.key === 'Enter') goToMatch(event.shiftKey ? -1 : 1); }}>
+        <Filter value={q} label="Filter" hint="Find text, or filter: kind:tool ok:no >2s" onChange={text => change({ q: text })} />
       </span>
       {!isInspectorOpen.value && <button onClick={() => { isInspectorOpen.value = true; }}>Inspector</button>}
     </nav>
   );
+}
+
+/** Words lead to the texts that contain them, other filters to the events of matching rows. */
+function goToMatch(direction: 1 | -1): void {
+  if (words.value) void stepMatch(direction);
+  else step(direction);
 }
 
 function Timeline() {
