@@ -157,6 +157,8 @@ async def test_html_contains_the_run_in_blocks() -> None:
     meta = json.loads(blocks["meta"])
     assert (meta["format"], meta["taskId"], meta["last"], meta["blocks"]) == (1, run.task_id, run.seq, [1])
     assert meta["me"]["may"] == {"act": False, "internal": False, "others": False}
+    assert (meta["run"]["content"], meta["run"]["finishReason"]) == ("It is 5. </script><b>", "stop")
+    assert "content" not in json.loads(read_blocks(part)["meta"])["run"]
     assert json.loads(blocks["outline"]) == [json.loads(outline.model_dump_json(by_alias=True))]
     assert [json.loads(line)["seq"] for line in blocks["events-1"].splitlines()] == [event.seq for event in events]
     assert "alert(1)" not in html

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
@@ -17,6 +18,7 @@ class Receiver:
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self.scopes: set[str] = set()
+        self.services: set[str | None] = set()
         self.status = 200
         """Status of the responses."""
         receiver = self
@@ -25,6 +27,7 @@ class Receiver:
             def do_POST(self) -> None:
                 request = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["content-length"])))
                 for resource in request.resource_spans:
+                    receiver.services.add(find_attribute(resource.resource, "service.name"))
                     for scope in resource.scope_spans:
                         receiver.scopes.add(scope.scope.name)
                         receiver.spans += scope.spans
@@ -53,6 +56,6 @@ def receive_spans() -> Generator[Receiver]:
         receiver.server.server_close()
 
 
-def find_attribute(span: Span, name: str) -> str | None:
-    """Return a string attribute of a span, or None."""
+def find_attribute(span: Span | Resource, name: str) -> str | None:
+    """Return a string attribute of a span or a resource, or None."""
     return next((each.value.string_value for each in span.attributes if each.key == name), None)

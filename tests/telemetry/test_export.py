@@ -91,6 +91,17 @@ def test_export_command_sends_a_recorded_run_with_its_times_and_the_same_ids(rec
     assert "Go." in str(find_attribute(receiver.spans[-1], "gen_ai.input.messages"))
 
 
+def test_exported_spans_have_the_service_name_of_the_environment(
+    receiver: Receiver, crashed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OTEL_SERVICE_NAME", raising=False)
+    export(crashed, endpoint=receiver.url)
+    assert receiver.services == {"rxloop"}
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "support")
+    export(crashed, endpoint=receiver.url)
+    assert receiver.services == {"rxloop", "support"}
+
+
 def test_export_command_fails_if_the_server_refuses_the_spans(receiver: Receiver, crashed: Path) -> None:
     receiver.status = 400
     code, messages = export(crashed, endpoint=receiver.url)

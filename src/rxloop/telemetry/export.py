@@ -52,7 +52,9 @@ def make_spans(task_id: str, events: Iterable[Event], *, content: bool | None = 
         content: Whether spans contain content, as in `op.spans`.
     """
     spans: list[Any] = []
-    resource = Resource({SERVICE_NAME: "rxloop"}).merge(Resource.create())
+    resource = Resource.create()
+    if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
+        resource = resource.merge(Resource({SERVICE_NAME: "rxloop"}))
     provider = TracerProvider(resource=resource, id_generator=_StableIds(task_id), shutdown_on_exit=False)
     recorder = SpanRecorder(provider).subscribe(spans.append, Context())
     fold = OperationFold(recorder, content=names.captures_content() if content is None else content)

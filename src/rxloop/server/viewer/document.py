@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from rxloop._version import __version__
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.events import Event
+from rxloop.protocol.events import Event, StatusUpdateEvent
 from rxloop.protocol.http_api import RunInfo
 from rxloop.protocol.http_api.inspection import AccessInfo, LogInfo, Permissions
 from rxloop.protocol.http_api.requests import SentRequest
@@ -318,6 +318,8 @@ def _make_info(record: RunRecord, events: Sequence[Event]) -> RunInfo:
     fold = SummaryFold()
     fold.add(events)
     summary = fold.make_summary(record.task_id)
+    last = events[-1].to_public()
+    end = last if isinstance(last, StatusUpdateEvent) and last.final else None
     return RunInfo(
         task_id=record.task_id,
         context_id=record.context_id,
@@ -331,6 +333,9 @@ def _make_info(record: RunRecord, events: Sequence[Event]) -> RunInfo:
         updated=record.updated,
         events="",
         metadata=dict(record.metadata.get(PUBLIC_METADATA) or {}),
+        content=end and end.content,
+        reason=end and end.reason,
+        finish_reason=end and end.finish_reason,
         usage=record.usage,
         error=None if record.error is None else redact_error(record.error, None),
         model=record.model or None,
