@@ -119,15 +119,9 @@ class ThinkingPhase:
         """Call `think` or the thinking model. If it fails, return the cycle without its result."""
         request, compressed = cycle.request, cycle.compressed
         before = self.cutter.load_state(request) or CompressionState()
-        dropped = sorted({*compressed.state.omitted} - {*before.omitted})
-        messages = [request.messages[index] for index in dropped]
-        budget = Budget(
-            tokens=self.tokens,
-            target=self.tokens,
-            counter=cycle.counter,
-            sent=tuple(compressed.messages),
-            dropped=messages,
-        )
+        indexes = sorted({*compressed.state.omitted} - {*before.omitted})
+        sent, dropped = tuple(compressed.messages), [request.messages[index] for index in indexes]
+        budget = Budget(tokens=self.tokens, target=self.tokens, counter=cycle.counter, sent=sent, dropped=dropped)
         name, limit, begin = "think", asyncio.timeout(self.timeout), time.perf_counter()
         fields: dict[str, Any] = {}
         try:

@@ -14,7 +14,7 @@ from rxloop.coordination.order import wait_for_end
 from rxloop.errors import ConflictError, InvalidInput, RunOver
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import RETRY_SECONDS, read_log
-from rxloop.pipeline.records import HistoryQuery, Snapshot
+from rxloop.pipeline.records import Snapshot
 from rxloop.protocol.commands import AnswerCommand, CancelCommand, GoalsCommand, MessageCommand
 from rxloop.protocol.envelope import COMMAND_ID
 from rxloop.protocol.events import GoalsUpdatedEvent, InputReceivedEvent
@@ -23,7 +23,7 @@ from rxloop.protocol.messages import Message
 from rxloop.protocol.tool_events import GoalChange
 from rxloop.state.fold import fold_all
 from rxloop.state.run_state import RunState
-from rxloop.storage.conversation import FORMAT, add_page, find_cached
+from rxloop.storage.conversation import conversation
 
 _APPLY_TIMEOUT = 2.0
 """Seconds to wait for a working run to apply a message. The message has already been stored."""
@@ -188,14 +188,12 @@ async def send_goals(event_log: EventLog, task_id: str, changes: Sequence[GoalCh
     # Imported here because few programs change the goals of other runs.
     from rxloop.tools.goals import change_goals
 
-    key = (await read_log(event_log.get_record, task_id)).conversation
-    cached = find_cached(event_log, key)
-    snapshot = await answers.read_snapshot(event_log, task_id, history=HistoryQuery(cached[0], FORMAT))
+    snapshot = await answers.read_snapshot(event_log, task_id)
     _check_accepts_messages(snapshot)
-    assert snapshot.history is not None
-    before = await add_page(event_log, key, task_id, cached, snapshot.history)
-    goals = (before if snapshot.state.goals is None else snapshot.state).goals or ()
-    pending = apply_commands(task_id, snapshot.state.replace(goals=goals), snapshot.new_commands, warn=False)
+    state = snapshot.state
+    if (goals := state.goals) is None:
+        goals = (await conversation(event_log, snapshot.record.conversation, before=task_id)).goals or ()
+    pending = apply_commands(task_id, state.replace(goals=goals), snapshot.new_commands, warn=False)
     updates = [event.goals for event in pending.events if isinstance(event, GoalsUpdatedEvent)]
     change_goals([goals, *updates][-1], changes)
     number, state = await _send(event_log, task_id, GoalsCommand(changes=[*changes]))

@@ -110,15 +110,9 @@ async def _predict(
     if not predicted:
         push(request)
         return
-    message = ContentCompleteEvent(
-        tool_calls=[
-            ToolCall(id=f"predicted-{index}", name=name, arguments=dict(arguments))
-            for index, (name, arguments) in enumerate(predicted)
-        ],
-        finish_reason="tool_calls",
-        metadata={PREDICTED: True},
-        step=request.step,
-    )
+    made = [ToolCall(id=f"predicted-{n}", name=name, arguments=dict(each)) for n, (name, each) in enumerate(predicted)]
+    metadata = {PREDICTED: True}
+    message = ContentCompleteEvent(tool_calls=made, finish_reason="tool_calls", step=request.step, metadata=metadata)
     complete_message(message, request)
     push(message)
     for signal in make_tool_requests(message, enumerate(message.tool_calls), request.ctx, request.tools):

@@ -21,7 +21,11 @@ log = logging.getLogger("rxloop")
 
 
 class NoteSource(Protocol):
-    """Memory that `recall` reads, implemented by `rxloop.memory.Memory`."""
+    """Memory that `recall` reads, implemented by `rxloop.memory.Memory`.
+
+    If it has the attribute `uses_tools = True`, `recall` also receives the name of the `agent` and the names of its
+    `tools`, as in `rxloop.memory.Experience`.
+    """
 
     async def recall(
         self, owner: str | None, question: str, *, tokens: int, exclude_context: str
