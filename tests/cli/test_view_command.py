@@ -70,4 +70,7 @@ def test_occupied_port_is_reported(workspace: Workspace, command: str) -> None:
     with start_viewer(workspace, "view") as address:
         port = str(httpx.URL(address).port)
         result = workspace.run(*command.split(), "--port", port, "--no-open", code=2)
-    assert f"cannot listen on 127.0.0.1, port {port}" in result.stderr
+    expected = (
+        f"cannot listen on 127.0.0.1, port {port}: Address already in use; select another port, or 0 for a free one"
+    )
+    assert expected in " ".join(result.stderr.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket
@@ -37,7 +38,9 @@ def open_listener(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        raise ConfigurationError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from error
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        remedy = "; select another port, or 0 for a free one" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigurationError(f"cannot listen on {host}, port {port}: {reason}{remedy}") from error
     # asyncio only sets TCP_NODELAY for sockets with an explicit protocol. Otherwise, small responses and events are
     # delayed by up to 40 ms, until the client acknowledges the previous packet.
     return socket.socket(listener.family, listener.type, socket.IPPROTO_TCP, listener.detach())
