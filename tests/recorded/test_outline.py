@@ -223,6 +223,12 @@ def test_label_is_the_beginning_of_the_text_on_one_line(content: str, label: str
     assert outline([event]).label == [label]
 
 
+def test_label_of_a_call_contains_the_lengths_of_lists_and_objects() -> None:
+    wanted = ToolCall(id="c", name="go", arguments={"to": ["a", "b"], "how": {"by": "bus"}, "day": 3}, raw="{}")
+    event = ToolStartEvent(seq=1, task_id="run", attempt=1, step="1", call=wanted, index=0, idempotency_key="k")
+    assert outline([event]).label == ["to=[2], how=[1], day=3"]
+
+
 SAMPLE = record(
     turn(calls=[call("work", "x", seconds=2), call("fail", "y")], usage=Usage(input_tokens=7, output_tokens=3)),
     call("peek", secret="x"),

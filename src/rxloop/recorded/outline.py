@@ -357,7 +357,7 @@ def _describe_value(value: Any) -> str:
     # Converting a large value would take longer than the whole page.
     if isinstance(value, str):
         return value[:_LABEL_SOURCE]
-    return repr(value) if isinstance(value, int | float | None) else type(value).__name__
+    return repr(value) if isinstance(value, int | float | None) else f"[{len(value)}]"
 
 
 def _describe_call(event: Any) -> str:

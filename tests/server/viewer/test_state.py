@@ -10,6 +10,7 @@ import pytest
 
 from rxloop import Agent, EventLog, MemoryEventLog, Runtime, tool
 from rxloop.testing import ScriptedModel, call
+from rxloop.tools import goal_tool
 from support.browser import expect, find_barriers
 from support.viewer_pages import find_inspector, get_text, serve_view
 from support.viewer_runs import record_hostile_run
@@ -146,3 +147,52 @@ async def test_moving_the_playhead_requests_only_the_state_at_which_it_rests(
         # A slow browser may rest in between.
         assert len(states) <= 10
         assert await find_barriers(page) == []
+
+
+@pytest.mark.service("axe")
+async def test_goals_are_shown_at_each_event_with_their_changes(page: Page) -> None:
+    model = ScriptedModel(
+        call(
+            "update_goals",
+            goals=[
+                {"id": "trip", "title": "Plan the trip", "status": "active"},
+                {"id": "rain", "title": "<b>Check</b> the rain", "parent": "trip"},
+                {"id": "book", "title": "Book a hut", "parent": "trip", "depends_on": ["rain"]},
+            ],
+        ),
+        call("update_goals", goals=[{"id": "rain", "status": "done"}, {"id": "pack", "title": "Pack"}]),
+        "Done.",
+    )
+    log = MemoryEventLog()
+    task_id = (await Agent(model, tools=[goal_tool], log=log).run("Plan a hike")).task_id
+    first, second = [each.seq for each in await log.read(task_id) if each.kind == "goals-updated"]
+    goals = find_group(page, "Goals")
+    async with serve_view(log) as url:
+        await page.goto(f"{url}#/r/{task_id}?at=1.{first - 1}.0&in=state")
+        await expect(page.locator(f".runstate[data-seq='{first - 1}'][aria-busy=false]")).to_be_visible()
+        await expect(goals).to_have_count(0)
+        await page.keyboard.press("j")
+        await expect(goals).to_have_count(3)
+        assert await get_text(goals) == [
+            "+ added ● active Plan the trip",
+            "+ added ○ pending <b>Check</b> the rain",
+            "+ added ○ pending Book a hut after <b>Check</b> the rain (pending)",
+        ]
+        assert [await each.get_attribute("aria-level") for each in await goals.all()] == ["1", "2", "2"]
+        await page.goto(f"{url}#/r/{task_id}?at=1.{second}.0&in=state")
+        await expect(goals).to_have_count(4)
+        shown = [
+            "● active Plan the trip",
+            "~ changed ✓ done <b>Check</b> the rain, was pending",
+            "○ pending Book a hut after <b>Check</b> the rain (done)",
+            "+ added ○ pending Pack",
+        ]
+        assert await get_text(goals) == shown
+        await expect(page.get_by_role("region", name="Goals").get_by_role("heading")).to_have_text("Goals 4+1 ~1")
+        # The event itself shows the same.
+        await find_inspector(page).get_by_role("tab", name="Event").click()
+        assert await get_text(goals) == shown
+        assert await find_barriers(page) == []
+        await page.goto(f"{url}#/r/{task_id}?at=1.{second + 1}.0&in=state")
+        await expect(page.locator(f".runstate[data-seq='{second + 1}'][aria-busy=false]")).to_be_visible()
+        await expect(page.get_by_role("region", name="Goals").get_by_role("heading")).to_have_text("Goals 4")

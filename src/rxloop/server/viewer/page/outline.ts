@@ -314,7 +314,7 @@ export function textOf(content: unknown): string {
 
 function argumentsOf(value: unknown): string {
   if (value === null || typeof value !== 'object') return value == null ? '' : String(value);
-  return Object.entries(value).map(([name, each]) => `${name}=${typeof each === 'string' ? each : JSON.stringify(each)}`).join(', ');
+  return Object.entries(value).map(([name, each]) => `${name}=${typeof each === 'string' ? each : each !== null && typeof each === 'object' ? `[${Object.keys(each).length}]` : JSON.stringify(each)}`).join(', ');
 }
 
 function shorten(text: string): string {

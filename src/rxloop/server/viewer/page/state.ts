@@ -40,7 +40,7 @@ export const EMPTY: StateInfo = {
   taskId: '', seq: 0, attempt: 0, state: 'submitted', iteration: 0, messages: [], content: '', usage: { inputTokens: 0, outputTokens: 0, cachedTokens: 0, reasoningTokens: 0 },
 };
 
-export type Sign = '+' | '-' | '';
+export type Sign = '+' | '-' | '~' | '';
 
 export interface Line<T> {
   sign: Sign;
@@ -79,9 +79,8 @@ export function listFigures(state: StateInfo, format: (value: number) => string)
   return [['state', state.reason ? `${state.state}, ${state.reason}` : state.state], ['model calls', format(state.iteration)], ...tokens];
 }
 
-/** Number of changed lines of both signs. */
+/** Number of changed lines of each sign. */
 export function countChanges(lines: readonly Line<unknown>[]): string {
-  const plus = lines.filter(each => each.sign === '+').length;
-  const minus = lines.filter(each => each.sign === '-').length;
-  return [plus && `+${plus}`, minus && `−${minus}`].filter(Boolean).join(' ');
+  return (['+', '-', '~'] as const).map(sign => ({ sign, count: lines.filter(each => each.sign === sign).length }))
+    .filter(each => each.count).map(({ sign, count }) => `${sign.replace('-', '−')}${count}`).join(' ');
 }

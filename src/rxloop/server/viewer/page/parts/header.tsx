@@ -29,6 +29,7 @@ export function Header({ path, children }: { path: ComponentChildren; children?:
 
 const LOOKS: Record<string, string> = {
   working: '●', submitted: '○', completed: '✓', failed: '✕', canceled: '⊘', 'input-required': '◐', 'auth-required': '◐',
+  active: '●', done: '✓', dropped: '⊘',
 };
 export const STATE_WORDS: Record<string, string> = { 'input-required': 'waits', 'auth-required': 'waits' };
 

@@ -2,13 +2,17 @@
 
 import type { ComponentChildren } from 'preact';
 import { useEffect, useState } from 'preact/hooks';
+import { bodyOfKind } from '../bodies.ts';
 import { moveTo } from '../commands.ts';
+import { compareGoals, findGoals, statusOf, type GoalLine } from '../goals.ts';
 import { textOf } from '../outline.ts';
 import { compareFigures, compareItems, countChanges, EMPTY, listFigures, States, type Line, type Message, type StateInfo } from '../state.ts';
 import { api, marked, model, toApiError, useModel } from '../store.ts';
 import { toLine } from '../text.ts';
 import { formatNumber } from '../time.ts';
+import { State } from './header.tsx';
 import { Json } from './json.tsx';
+import { px } from './px.ts';
 import { LongText } from './text.tsx';
 
 /** Milliseconds for which the playhead must rest before its state is requested. */
@@ -77,6 +81,7 @@ function Sections({ seq, base, before, after }: Loaded) {
           : base ? <>Changes since event {base}. Press <kbd>m</kbd> to mark an event for comparison.</> : 'State after the first event.'}
       </p>
       <Group title="Figures" lines={figures} count={0} render={([name, value]) => <>{name} <b><bdi>{toLine(value)}</bdi></b></>} />
+      <Goals seq={seq} base={base} />
       <Group title="Messages" lines={messages} count={after.messages.length} render={each => <MessageText message={each} />} number />
       <Group title="Open calls" lines={calls} count={after.calls?.length ?? 0} render={each => <><b><bdi>{toLine(each.name)}</bdi></b> <Json value={each.arguments} depth={1} /></>} />
       <Group title="Open questions" lines={pending} count={after.pending?.length ?? 0} render={each => <LongText text={each.prompt} />} />
@@ -87,18 +92,40 @@ function Sections({ seq, base, before, after }: Loaded) {
   );
 }
 
+/** Goals after an event, with the changes since another event. */
+export function Goals({ seq, base }: { seq: number; base: number }) {
+  const { outline } = useModel();
+  const load = (at: number) => (at ? bodyOfKind(at, 'goals-updated') : null);
+  const [before, after] = [load(findGoals(outline, base)), load(findGoals(outline, seq))];
+  if (before === undefined || after === undefined) return <p class="section quiet">Loading the goals…</p>;
+  const lines = compareGoals(before?.goals ?? [], after?.goals ?? []);
+  return <Group title="Goals" lines={lines} count={after?.goals.length ?? 0} levelOf={each => each.level} render={each => <GoalText line={each} />} />;
+}
+
+function GoalText({ line: { goal, changes, after } }: { line: GoalLine }) {
+  return (
+    <>
+      <State state={statusOf(goal)} /> <bdi title={toLine(goal.id)}>{toLine(goal.title)}</bdi>
+      {after.map((each, k) => <span class="quiet" key={each.id}>{k ? ', ' : ' after '}<bdi>{toLine(each.title)}</bdi> ({statusOf(each)})</span>)}
+      {changes.map(each => <span class="was" key={each}>, <bdi>{toLine(each)}</bdi></span>)}
+    </>
+  );
+}
+
 interface GroupProps<T> {
   title: string;
   lines: Line<T>[];
   count: number;
   number?: boolean;
+  /** Level of an item in a tree. */
+  levelOf?: (item: T) => number;
   render: (item: T) => ComponentChildren;
 }
 
-const WORDS = { '+': 'added', '-': 'removed', '': '' };
+const WORDS = { '+': 'added', '-': 'removed', '~': 'changed', '': '' };
 
 /** Lines of a part of the state, newest ones at the end. Of long parts, only the end and the changes are shown at first. */
-function Group<T>({ title, lines, count, number, render }: GroupProps<T>) {
+function Group<T>({ title, lines, count, number, levelOf, render }: GroupProps<T>) {
   const [isWhole, setWhole] = useState(false);
   if (!lines.length) return null;
   const first = isWhole ? 0 : Math.max(0, lines.length - SHOWN);
@@ -109,7 +136,7 @@ function Group<T>({ title, lines, count, number, render }: GroupProps<T>) {
       {shown.length < lines.length && <button class="more" onClick={() => setWhole(true)}>Show {lines.length - shown.length} earlier</button>}
       <ul>
         {shown.map(({ line, k }) => (
-          <li key={`${line.sign}${k}`} class={WORDS[line.sign]}>
+          <li key={`${line.sign}${k}`} class={WORDS[line.sign]} aria-level={levelOf && levelOf(line.item) + 1} style={levelOf && px({ 'padding-left': levelOf(line.item) * 18 })}>
             <span class="sign">{line.sign === '-' ? '−' : line.sign || (number ? k + 1 : '')}</span>
             {line.sign && <span class="unseen">{WORDS[line.sign]}</span>}
             <div>{render(line.item)}</div>

@@ -132,6 +132,11 @@ test('an outline and the events of the stream give the same columns', () => {
   for (const column of ['seq', 'time', 'kind', 'name', 'step', 'opens', 'flags', 'a', 'b'] as const) assert.deepEqual(outline[column], live[column], column);
 });
 
+test('labels of calls contain the lengths of lists and objects', () => {
+  const call = { id: 'c', name: 'go', arguments: { to: ['a', 'b'], how: { by: 'bus' }, day: 3 } };
+  assert.deepEqual(makeOutline(makeEvents([[0, 'tool-start', { call }]])).label, ['to=[2], how=[1], day=3']);
+});
+
 test('streamed answers and ends have the same label as in an outline of the log', () => {
   const { label } = makeOutline();
   assert.deepEqual([label[1], label[4], label[12], label[20]], ['', 'get_forecast, get_forecast', 'I ask.', 'Go.']);

@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import { compareGoals, findGoals } from '../goals.ts';
+import { makeEvents, makeOutline } from './run.ts';
 import { compareFigures, compareItems, countChanges, listFigures, States, type StateInfo } from '../state.ts';
 
 /** A history with one more message after every second event. */
@@ -48,4 +50,23 @@ test('a changed figure has its old and its new value', () => {
   assert.deepEqual(lines.map(each => `${each.sign}${each.item.join(' ')}`), [
     '-state working', '+state working, paused', '-model calls 2', '+model calls 3', '-input tokens 2', '+input tokens 3', '+output tokens 5',
   ]);
+});
+
+test('goals are a tree in which changes and dependencies are named', () => {
+  const before = [{ id: 'a', title: 'Design' }, { id: 'b', title: 'Build' }, { id: 'c', title: 'Old', status: 'done' as const }];
+  const now = [
+    { id: 'b', title: 'Build it', status: 'active' as const, dependsOn: ['a'] }, { id: 'a', title: 'Design' }, { id: 'd', title: 'Tests', parent: 'b' },
+  ];
+  const lines = compareGoals(before, now);
+  assert.deepEqual(lines.map(({ sign, item }) => [sign, item.level, item.goal.id]), [['~', 0, 'b'], ['+', 1, 'd'], ['', 0, 'a'], ['-', 0, 'c']]);
+  assert.deepEqual(lines[0].item.changes, ['was pending', 'was Build', 'was after no goal']);
+  assert.deepEqual(lines[0].item.after.map(each => each.id), ['a']);
+  assert.equal(countChanges(lines), '+1 −1 ~1');
+});
+
+test('goals of an event are those of the last update before it, without updates of nested agents', () => {
+  const update = { goals: [] };
+  const nested = { ...update, taskId: 'nested', parentTaskId: 'run', agentPath: ['desk'] };
+  const outline = makeOutline(makeEvents([[0, 'task'], [1, 'goals-updated', update], [2, 'goals-updated', nested], [3, 'goals-updated', update]]));
+  assert.deepEqual([1, 2, 3, 4, 9].map(last => findGoals(outline, last)), [0, 2, 2, 4, 4]);
 });
