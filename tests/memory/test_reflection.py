@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rxloop import Agent, EventLog, MemoryEventLog, ModelRequest, Runtime, tool
+from rxloop import Agent, EventLog, MemoryEventLog, ModelRequest, PostgresEventLog, Runtime, SqliteEventLog, tool
 from rxloop.errors import RunError
 from rxloop.memory import Memory, Note
-from rxloop.protocol.events import ToolCompleteEvent
-from rxloop.testing import ScriptedModel, call
+from rxloop.protocol.events import (
+    Event,
+    MemoryNotedEvent,
+    MemoryRecalledEvent,
+    StatusUpdateEvent,
+    TaskEvent,
+    ToolCompleteEvent,
+)
+from rxloop.protocol.messages import Message
+from rxloop.testing import ScriptedModel, call, frames, virtual_time
+from support.postgres.server import clear_log
+from support.processes.machines import MachineLog, SharedState
 
 
 async def chat(log: EventLog, prompt: str, *turns: Any, owner: str = "ann") -> str:
@@ -58,6 +70,144 @@ async def test_concurrent_reflections_of_an_owner_summarise_messages_once(log: E
     notes = await asyncio.gather(*(Memory(log).reflect("ann", model=model) for model in models))
     assert sorted(map(len, notes)) == [0, 0, 1]
     assert [note.text for note in await facts(memory)] == ["Takes the train."]
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.service("postgres"))])
+async def logs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[list[EventLog]]:
+    """Two log objects with the same runs, as in two processes."""
+    if request.param == "sqlite":
+        logs: list[EventLog] = [SqliteEventLog(tmp_path / "runs.db") for _ in range(2)]
+    else:
+        address = clear_log(request.getfixturevalue("postgres"))
+        logs = [PostgresEventLog(address) for _ in range(2)]
+    yield logs
+    for log in logs:
+        await log.aclose()
+
+
+async def test_reflections_of_two_processes_summarise_messages_once(logs: list[EventLog]) -> None:
+    await chat(logs[0], "I take the train.")
+    source = await message(Memory(logs[0]), "I take the train.")
+    models = [ScriptedModel(write("Takes the train.", source), "Done.") for _ in logs]
+
+    async def run(log: EventLog, model: ScriptedModel) -> None:
+        async with Runtime({"reflection": Memory(log).reflection(model)}, log=log) as runtime:
+            record = await runtime.start("reflection", "Summarise.", owner="ann")
+            await runtime.follow(record.task_id)
+
+    await asyncio.gather(*(run(log, model) for log, model in zip(logs, models, strict=True)))
+    for log in logs:
+        assert [note.text for note in await facts(Memory(log))] == ["Takes the train."]
+    assert sum("I take the train." in model.requests[0].tail[0].text for model in models) == 1
+
+
+async def test_reflect_in_two_processes_summarises_messages_once(logs: list[EventLog]) -> None:
+    await chat(logs[0], "I take the train.")
+    source = await message(Memory(logs[0]), "I take the train.")
+    models = [ScriptedModel(write("Takes the train.", source), "Done.") for _ in logs]
+    memories = [Memory(log) for log in logs]
+    notes = await asyncio.gather(
+        *(memory.reflect("ann", model=model) for memory, model in zip(memories, models, strict=True))
+    )
+    assert sorted(map(len, notes)) == [0, 1]
+    assert sum("I take the train." in request.tail[0].text for model in models for request in model.requests[:1]) == 1
+
+
+def test_reflection_of_a_dead_process_is_repeated_and_its_own_notes_do_not_count() -> None:
+    shared = SharedState()
+    first, second, third = (MachineLog(shared) for _ in range(3))
+
+    async def main() -> None:
+        await chat(first, "I take the train.")
+        source = await message(Memory(first), "I take the train.")
+        model = ScriptedModel(write("Of the first process.", source), frames(f"a{'-' * 1_000}b"))
+        async with Runtime({"reflection": Memory(first).reflection(model)}, log=first, grace=0) as runtime:
+            record = await runtime.start("reflection", "Summarise.", owner="ann")
+            async for event in runtime.follow(record.task_id):
+                if event.kind == "memory-noted":
+                    break
+        assert (await second.get_record(record.task_id)).state == "working"
+        memory = Memory(second)
+        [note] = await memory.reflect("ann", model=ScriptedModel(write("Of the second process.", source), "Done."))
+        await asyncio.sleep(1)
+        agent = Memory(third).reflection(ScriptedModel("Done."))
+        async with Runtime({"reflection": agent}, log=third) as runtime:
+            await runtime.follow(record.task_id)
+        assert (await second.get_record(record.task_id)).state == "completed"
+        assert await facts(memory) == [note] == await facts(Memory(third))
+
+    with virtual_time() as time:
+        time.run(main())
+
+
+async def store(log: EventLog, task_id: str, *events: Event, agent: str = "reflection") -> None:
+    """Append a run. The timestamps are the numbers of its events."""
+    task = TaskEvent(initiator="user", messages=[Message.user("Summarise.")], model="", agent_name=agent, owner="ann")
+    stored = (await log.get_record(task_id)).seq if task_id in [each.task_id for each in await log.list_runs()] else 0
+    new = events if stored else (task, StatusUpdateEvent(state="working"), *events)
+    fields = {"task_id": task_id, "context_id": task_id, "attempt": 1}
+    stamped = [
+        event.model_copy(update={**fields, "seq": seq, "timestamp": seq}) for seq, event in enumerate(new, stored + 1)
+    ]
+    await log.append(task_id, stamped, expected_seq=stored)
+
+
+END = StatusUpdateEvent(state="completed", final=True, content="Done.")
+
+
+async def test_prompt_of_a_reflection_is_never_a_note(log: EventLog) -> None:
+    memory = Memory(log)
+    await store(log, "run")
+    assert await memory.notes("ann") == []
+    await store(log, "run", MemoryRecalledEvent(note_ids=["n"], reflection=True))
+    assert await memory.notes("ann") == []
+
+
+async def test_prompt_of_another_agent_with_the_name_of_reflections_is_a_note(log: EventLog) -> None:
+    memory = Memory(log)
+    await store(log, "run")
+    assert await memory.notes("ann") == []
+    await store(log, "run", END)
+    assert [note.text for note in await memory.notes("ann")] == ["Summarise."]
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_only_the_first_completed_of_overlapping_reflections_counts(log: EventLog, reads: bool) -> None:
+    memory = Memory(log)
+    runs = {"late": ["a", "b"], "early": ["b", "c"], "other": ["d"], "last": ["a"]}
+    for task_id, note_ids in runs.items():
+        noted = MemoryNotedEvent(note_id=f"note-{task_id}", text=task_id)
+        await store(log, task_id, MemoryRecalledEvent(note_ids=note_ids, reflection=True), noted)
+    for task_id, count in {"late": 3, "early": 1, "other": 5, "last": 4}.items():
+        if reads:
+            await memory.notes("ann")
+        await store(log, task_id, *[StatusUpdateEvent(state="working")] * count, END)
+    assert {note.text for note in await memory.notes("ann")} == {"early", "other", "last"}
+    # The messages of a deleted reflection are summarised again.
+    await log.delete("early")
+    assert {note.text for note in await memory.notes("ann")} == {"late", "other"}
+
+
+async def test_replacement_of_an_unfinished_reflection_does_not_count(log: EventLog) -> None:
+    memory = Memory(log)
+    old = await memory.add("ann", "Old")
+    noted = MemoryNotedEvent(note_id="n", text="New", replaces=old.note_id)
+    await store(log, "run", MemoryRecalledEvent(note_ids=["a"], reflection=True), noted)
+    assert [note.text for note in await memory.notes("ann")] == ["Old"]
+    await store(log, "run", END)
+    assert [note.text for note in await memory.notes("ann")] == ["New"]
+
+
+async def test_notes_of_a_failed_reflection_do_not_count(log: EventLog) -> None:
+    memory = Memory(log)
+    await chat(log, "One.")
+    source = await message(memory, "One.")
+    for text in ("First", "Second"):
+        with pytest.raises(RunError):
+            await memory.reflect("ann", model=ScriptedModel(write(text, source), ValueError("broken")))
+        assert await facts(memory) == [] == await facts(Memory(log))
+    [note] = await memory.reflect("ann", model=ScriptedModel(write("Third", source), "Done."))
+    assert await facts(memory) == [note]
 
 
 async def test_only_new_messages_are_summarised(log: EventLog) -> None:

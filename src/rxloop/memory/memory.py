@@ -336,6 +336,8 @@ class Memory:
     async def reflect(self, owner: str | None, *, model: Provider | str, tokens: int = 8_000) -> list[Note]:
         """Summarise new messages with a model, which is not called if there are none. Return the resulting notes.
 
+        Waits for reflections of the owner in all processes. The notes count when the run is completed.
+
         Args:
             owner: Owner of the messages.
             model: Provider or model string.
@@ -345,23 +347,23 @@ class Memory:
             RunError: The run failed. The next call reads the same messages.
             EventLogError: The log is not readable or not writable.
         """
-        from rxloop.memory.reflection import PROMPT, Reflections
+        from rxloop.memory.reflection import PROMPT, wait_for_reflections
 
-        async with self._log.local.get(Reflections).lock(owner):
-            new, _ = await self.list_unsummarised(owner)
-            if not new:
-                return []
-            agent = self.reflection(model, tokens=tokens)
-            try:
-                result = await agent.run(PROMPT, owner=owner)
-            finally:
-                await agent.aclose()
+        await wait_for_reflections(self._log, owner)
+        new, _ = await self.list_unsummarised(owner)
+        if not new:
+            return []
+        agent = self.reflection(model, tokens=tokens)
+        try:
+            result = await agent.run(PROMPT, owner=owner)
+        finally:
+            await agent.aclose()
         return [note for note in await self.notes(owner) if note.task_id == result.task_id]
 
     async def list_unsummarised(self, owner: str | None) -> tuple[list[Note], list[Note]]:
         """Return unsummarised episodes and all other current notes, oldest first."""
         current = await self.notes(owner)
-        done = (await self.load(owner)).find_summarised()
+        done = (await self.load(owner)).summarised
         new = [note for note in current if note.kind == "episode" and note.note_id not in done]
         return new, [note for note in current if note.kind != "episode"]
 

@@ -37,6 +37,9 @@ AGENT = "memory"
 REFLECTION = "reflection"
 """Agent name of the runs that summarise notes."""
 
+START = 2
+"""Last `seq` of the events at the start of a run, `task` and `status-update`."""
+
 _OWN_RESULT = re.compile("Remembered as [0-9a-f]{12}\\.|Forgotten\\.")
 """Results of our own tools, which never contain foreign text. MCP tools may have the same names."""
 
@@ -99,13 +102,14 @@ class NoteFold:
     run.
 
     Attributes:
+        task_id: Id of the run.
         notes: Notes in order.
         removals: Removals in order.
         has_foreign_text: True if the history of the run contains foreign text.
         is_own: True if a memory created the run for its notes.
         is_reflection: True if the run summarises notes.
         reflected: Ids of these notes.
-        is_completed: True if the run is completed.
+        completed: Time in milliseconds at which the run was completed, or 0.
     """
 
     def __init__(self, *, has_foreign_text: bool = False) -> None:
@@ -117,10 +121,11 @@ class NoteFold:
         self.notes: list[Note] = []
         self.removals: list[MemoryForgottenEvent] = []
         self.has_foreign_text = has_foreign_text
-        self.is_own = self.is_completed = self.is_reflection = False
+        self.is_own = self.is_reflection = False
+        self.completed = 0
         self.reflected: list[str] = []
         self._copied = 0
-        self._task_id = self._agent = ""
+        self.task_id = self._agent = ""
 
     def add(self, events: Iterable[Event]) -> None:
         """Process the next events of the run."""
@@ -135,6 +140,8 @@ class NoteFold:
                     # Other runs must not be deleted with their sources.
                     if event.reflection and event.parent_task_id is None and self._agent == REFLECTION:
                         self.is_reflection = True
+                        # The prompt is not part of a conversation.
+                        self.notes = [note for note in self.notes if note.kind != "episode"]
                         self.reflected += event.note_ids
                 # Branches are alternatives, of which only the result is part of the conversation.
                 case _ if event.branch is not None:
@@ -146,14 +153,14 @@ class NoteFold:
                 case TaskEvent():
                     self._add_task(event)
                 case StatusUpdateEvent():
-                    self.is_completed = event.state == "completed"
+                    self.completed = event.timestamp if event.state == "completed" else 0
                 case _ if event.seq > self._copied:
                     self._add_message(event)
                 case _:
                     pass
 
     def _add_task(self, event: TaskEvent) -> None:
-        self._task_id, self._agent = event.task_id, event.agent_name
+        self.task_id, self._agent = event.task_id, event.agent_name
         self.is_own = event.agent_name == event.initiator == AGENT and not event.messages
         self._copied = event.fork_seq or 0
         self.has_foreign_text |= any(message.role == "tool" for message in event.messages)
@@ -184,7 +191,7 @@ class NoteFold:
                     kind=event.note_kind,
                     text=event.text.strip()[:MAX_TEXT],
                     origin="foreign" if event.origin == "model" and self.has_foreign_text else event.origin,
-                    task_id=self._task_id or event.task_id,
+                    task_id=self.task_id or event.task_id,
                     sources=tuple(event.sources) or (event.cursor,),
                     context_id=event.context_id,
                     created=event.timestamp if event.noted is None else event.noted,

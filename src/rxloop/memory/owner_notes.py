@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 
 from rxloop.errors import EventLogError, UnknownRun
 from rxloop.memory.index import NoteIndex
-from rxloop.memory.notes import Note, NoteFold, removes
+from rxloop.memory.notes import REFLECTION, START, Note, NoteFold, removes
 from rxloop.memory.periods import find_period
 from rxloop.memory.tool_history import RunCalls
 from rxloop.memory.vectors import NoteVectors, fuse
@@ -89,6 +89,10 @@ class OwnerNotes:
         """Ids of runs with sources whose existence must be checked."""
         self._obsolete: set[str] = set()
         """Runs to delete, because they contain notes derived from deleted runs."""
+        self._accepted: set[str] = set()
+        """Ids of completed reflections whose notes count."""
+        self.summarised: set[str] = set()
+        """Ids of the notes that these reflections have summarised."""
         self._next_check = monotonic() + _CHECK_INTERVAL
 
     async def refresh(self) -> None:
@@ -229,18 +233,32 @@ class OwnerNotes:
             self._foreign.setdefault(context_id, set()).add(task_id)
         is_over = run.seq >= record.seq and record.is_over
         (self._open.discard if is_over else self._open.add)(task_id)
+        if record.agent_name == REFLECTION and run.seq <= START:
+            # The next event shows whether the prompt is part of a conversation.
+            return
         for note in run.fold.notes:
             self._add(note)
         if run.fold.is_reflection:
-            # Prompts of reflections are not conversations.
-            for note_id in [each for each in run.note_ids if self._notes[each].kind == "episode"]:
-                self._remove(self._notes[note_id])
+            self._accept_reflections()
         for removal in run.fold.removals:
             self.removals.append((task_id, removal))
             for note in self.find_removed(removal):
                 self._remove(note)
         run.fold.notes.clear()
         run.fold.removals.clear()
+
+    def _accept_reflections(self) -> None:
+        """Determine the reflections whose notes count.
+
+        Notes of unfinished reflections do not count. If processes have summarised the same messages, only the notes of
+        the first completed reflection count.
+        """
+        reflections = [run for run in self.runs.values() if run.fold.is_reflection and run.fold.completed]
+        self._accepted, self.summarised = set(), set()
+        for run in sorted(reflections, key=lambda run: (run.fold.completed, run.fold.task_id)):
+            if run.fold.reflected and self.summarised.isdisjoint(run.fold.reflected):
+                self._accepted.add(run.fold.task_id)
+                self.summarised.update(run.fold.reflected)
 
     def _add(self, note: Note) -> None:
         if note.note_id in self._notes or any(removes(removal, note) for _, removal in self.removals):
@@ -298,6 +316,8 @@ class OwnerNotes:
         if not runs:
             self._foreign.pop(run.context_id, None)
         del self.runs[task_id]
+        if run.fold.is_reflection:
+            self._accept_reflections()
 
     def get(self, note_id: str) -> Note | None:
         """Return a note, also if it is outdated, or None if it does not exist or was removed."""
@@ -313,18 +333,13 @@ class OwnerNotes:
         notes = (note for note in self._notes.values() if source in note.sources)
         return [note.note_id for note in notes if own or note.other_runs]
 
-    def find_summarised(self) -> set[str]:
-        """Return the ids of notes summarised by completed reflections."""
-        folds = [run.fold for run in self.runs.values() if run.fold.is_completed]
-        return {note_id for fold in folds for note_id in fold.reflected}
-
     def find_outdated(self, note_id: str) -> list[str]:
         """Return the ids of the notes that a note replaces directly or indirectly."""
         found: list[str] = []
         note = self._notes.get(note_id)
         while note is not None and note.replaces is not None and note.replaces not in found:
             old = self._notes.get(note.replaces)
-            if old is None or not note.may_replace(old):
+            if old is None or not self._replaces(note, old):
                 break
             found.append(old.note_id)
             note = old
@@ -392,9 +407,15 @@ class OwnerNotes:
         return [note for note, _ in matches]
 
     def _is_current(self, note: Note, until: int | None) -> bool:
-        if until is not None and note.created > until:
+        if not self._counts(note) or (until is not None and note.created > until):
             return False
         return not any(
-            new.may_replace(note) and (until is None or new.created <= until)
+            self._replaces(new, note) and (until is None or new.created <= until)
             for new in self._replacements.get(note.note_id, ())
         )
+
+    def _counts(self, note: Note) -> bool:
+        return note.task_id in self._accepted or not self.runs[note.task_id].fold.is_reflection
+
+    def _replaces(self, new: Note, old: Note) -> bool:
+        return new.may_replace(old) and self._counts(new)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import AsyncIterator
+from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
-from weakref import WeakValueDictionary
 
 from pydantic import Field
 
 from rxloop.agents.agent import Agent
+from rxloop.coordination.order import wait_for_end
 from rxloop.errors import ConfigurationError, ToolError, UnknownNote
-from rxloop.memory.notes import REFLECTION, Note, make_note_id
+from rxloop.memory.notes import REFLECTION, START, Note, make_note_id
 from rxloop.memory.tools import check_branch, render_notes
+from rxloop.operators.loop.compose import compose
+from rxloop.operators.loop.iterate import iterate
+from rxloop.operators.loop.on import on
 from rxloop.operators.loop.recall import recall
 from rxloop.operators.loop.standard import standard
+from rxloop.pipeline.log_retry import read_log
+from rxloop.pipeline.requests import RunRequest, Signal
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import MemoryNotedEvent, MemoryRecalledEvent
 from rxloop.tools.function import tool
@@ -39,17 +45,6 @@ _NOTES_SHARE = 0.3
 """Maximum share of current notes in the token limit."""
 
 
-class Reflections:
-    """Locks of a log. Concurrent calls of `Memory.reflect` would write the same notes twice."""
-
-    def __init__(self) -> None:
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-
-    def lock(self, owner: str | None) -> asyncio.Lock:
-        """Return the lock of an owner."""
-        return self._locks.setdefault(owner or "", asyncio.Lock())
-
-
 class NoteAccess(Protocol):
     """Interface of `Memory` for reflections."""
 
@@ -67,9 +62,49 @@ class NoteAccess(Protocol):
 
 def make_agent(memory: NoteAccess, model: Provider | str, log: EventLog, tokens: int) -> Agent[Any]:
     """Create the agent, see `Memory.reflection`."""
-    loop = standard(before_model=[recall(_Messages(memory), tokens=tokens)])
-    tools = [_make_writer(memory)]
-    return Agent(model, name=REFLECTION, instructions=_INSTRUCTIONS, tools=tools, loop=loop, log=log, thoughts=False)
+
+    @on(RunRequest)
+    async def wait(request: RunRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
+        await ctx.port.durable()
+        await wait_for_reflections(log, ctx.info.owner, ctx.task_id)
+        yield request
+
+    return Agent(
+        model,
+        name=REFLECTION,
+        instructions=_INSTRUCTIONS,
+        tools=[_make_writer(memory)],
+        strategy=lambda pipeline: compose(wait, iterate(pipeline)),
+        loop=standard(before_model=[recall(_Messages(memory), tokens=tokens)]),
+        log=log,
+        thoughts=False,
+    )
+
+
+async def wait_for_reflections(log: EventLog, owner: str | None, task_id: str | None = None) -> None:
+    """Wait for reflections of the owner in all processes, so that messages are summarised once.
+
+    Reflections of processes that have died are ignored. If such a run is resumed later, its notes only count if its
+    messages were not summarised in the meantime.
+
+    Args:
+        log: Log with the runs.
+        owner: Owner of the runs.
+        task_id: Reflection that only waits for earlier ones.
+    """
+    while True:
+        records = await read_log(log.list_runs, agent_name=REFLECTION, states=("working",))
+        records = [record for record in records if (record.owner or None) == (owner or None)]
+        # A run with events after its start may already have selected messages.
+        records.sort(key=lambda record: record.seq <= START)
+        records = [*takewhile(lambda record: record.task_id != task_id, records)]
+        if not records:
+            return
+        orphaned = {record.task_id for record in await read_log(log.list_orphaned, submitted_limit=0)}
+        working = next((record for record in records if record.task_id not in orphaned), None)
+        if working is None:
+            return
+        await wait_for_end(log, working.task_id, working.seq)
 
 
 class _Messages:
