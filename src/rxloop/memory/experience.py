@@ -133,7 +133,7 @@ class Experience:
                 similar = await self._find_similar(owner, task, scope.get("exclude_context"))
                 lessons += _make_task_lesson([run for run in similar if agent in (None, run.agent)], tools)
             task_ids = {task_id for lesson in lessons for task_id in lesson.task_ids}
-            if not await notes.drop_deleted((), task_ids):
+            if not await notes.drop_deleted(task_ids):
                 return lessons
 
     async def recall(

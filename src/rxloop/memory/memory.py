@@ -139,7 +139,7 @@ class Memory:
             validate_id(context_id, "context_id")
         await self._store(owner, task_id, *noted, context_id=context_id)
         notes = await self.load(owner)
-        return [note for each in noted if (note := notes.get(each.note_id)) is not None]
+        return [note for each in noted if (note := notes.notes.get(each.note_id)) is not None]
 
     async def reads_run(self, ctx: RunContext[Any]) -> bool:
         """Return True if the run is stored in the log of this memory."""
@@ -177,8 +177,8 @@ class Memory:
             UnknownNote: The owner has no note with this id.
         """
         notes = await self.load(owner)
-        note = notes.get(note_id)
-        if note is None or await notes.drop_deleted([note]):
+        note = notes.notes.get(note_id)
+        if note is None or await notes.drop_deleted(note.runs):
             raise UnknownNote(f"there is no note {note_id!r} of this owner; list the notes with `memory.notes(owner)`")
         return note
 
@@ -227,7 +227,7 @@ class Memory:
         notes, now = await self.load(owner), now or datetime.now().astimezone()
         while True:
             found = await notes.search(question, now, limit=limit, tokens=tokens, exclude_context=exclude_context)
-            if not await notes.drop_deleted(found):
+            if not await notes.drop_deleted({task_id for note in found for task_id in note.runs}):
                 return found
 
     async def recall(
@@ -289,20 +289,23 @@ class Memory:
         await notes.drop_deleted()
         if note_id is not None:
             note = await self.get(owner, note_id)
-            derived = notes.find_derived(note.sources[0], own=False) if note.kind == "episode" else []
-            removal = MemoryForgottenEvent(note_ids=[note_id, *derived, *notes.find_outdated(note_id)])
+            derived = notes.find_derived(note.sources[0]) if note.kind == "episode" else []
+            # Messages of the same event are not based on each other.
+            ids = [each.note_id for each in derived if each.kind != "episode"]
+            removal = MemoryForgottenEvent(note_ids=[note_id, *ids, *notes.find_outdated(note_id)])
         elif run_id is not None:
             removal = MemoryForgottenEvent(run_id=run_id)
         elif source is not None:
-            removal = MemoryForgottenEvent(note_ids=notes.find_derived(source))
+            removal = MemoryForgottenEvent(note_ids=[each.note_id for each in notes.find_derived(source)])
         else:
             # A time in the future would also remove notes that are added later.
             after_newest = notes.newest + 1
             until = after_newest if before is None else min(to_milliseconds(before), after_newest)
             removal = MemoryForgottenEvent(before=until)
         removed = notes.find_removed(removal)
-        ids = {note.note_id for note in removed}
-        own = {note.task_id for note in removed if notes.is_removed_completely(note.task_id, ids)}
+        runs = {note.task_id: notes.runs[note.task_id] for note in removed}
+        removed_ids = {note.note_id for note in removed}
+        own = [task_id for task_id, run in runs.items() if run.fold.is_own and run.note_ids <= removed_ids]
         if any(note.task_id not in own for note in removed) or notes.removes_calls(removal):
             await self._store(owner, make_id(), removal)
         for task_id in own:

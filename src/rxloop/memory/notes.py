@@ -83,9 +83,9 @@ class Note:
         return _TRUST[self.origin] >= _TRUST[other.origin]
 
     @property
-    def other_runs(self) -> set[str]:
-        """Ids of other runs that contain sources."""
-        return {source.rpartition("/")[0] for source in self.sources} - {self.task_id}
+    def runs(self) -> set[str]:
+        """Ids of the runs that contain the note or its sources."""
+        return {self.task_id, *(source.rpartition("/")[0] for source in self.sources)}
 
     @property
     def tokens(self) -> int:
@@ -229,7 +229,7 @@ def removes(removal: MemoryForgottenEvent, note: Note) -> bool:
     """Return True if the removal matches the note."""
     return (
         note.note_id in removal.note_ids
-        or removal.run_id in (note.task_id, *note.other_runs)
+        or removal.run_id in note.runs
         or (removal.before is not None and note.added < removal.before)
     )
 

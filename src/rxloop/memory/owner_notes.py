@@ -75,7 +75,8 @@ class OwnerNotes:
         """Ids of runs that can publish further events."""
         self._foreign: dict[str, set[str]] = {}
         """Ids of runs containing foreign text, by conversation."""
-        self._notes: dict[str, Note] = {}
+        self.notes: dict[str, Note] = {}
+        """Notes by id, including outdated ones."""
         self._numbers: dict[str, int] = {}
         """Numbers in the index by note id."""
         self._ids: dict[int, str] = {}
@@ -83,12 +84,14 @@ class OwnerNotes:
         """Replacements by the id of the outdated note."""
         self.removals: list[tuple[str, MemoryForgottenEvent]] = []
         self._index = NoteIndex()
-        self._derived: dict[str, set[str]] = {}
-        """Ids of derived notes by the id of the run with their sources."""
-        self._unchecked: set[str] = set()
-        """Ids of runs with sources whose existence must be checked."""
+        self._derived: dict[str, Note] = {}
+        """Notes with sources in other runs, by note id."""
+        self._are_unchecked = False
+        """True if the sources of these notes must be checked, because there are new notes or fewer runs."""
         self._obsolete: set[str] = set()
         """Runs to delete, because they contain notes derived from deleted runs."""
+        self.newest = 0
+        """Time of the newest event in milliseconds."""
         self._accepted: set[str] = set()
         """Ids of completed reflections whose notes count."""
         self.summarised: set[str] = set()
@@ -110,34 +113,29 @@ class OwnerNotes:
                 parts = await asyncio.gather(*(self._read(record) for record in page))
                 for record, events in zip(page, parts, strict=True):
                     self._add_events(record, events)
-            for task_id in self._unchecked - self.runs.keys():
-                self._drop_derived(task_id)
-            self._unchecked.clear()
-            await self._delete_obsolete()
+            await self._drop_derived()
         if monotonic() >= self._next_check:
             await self.drop_deleted()
 
-    async def drop_deleted(self, notes: Collection[Note] | None = None, task_ids: Collection[str] = ()) -> bool:
+    async def drop_deleted(self, task_ids: Collection[str] | None = None) -> bool:
         """Remove the notes and tool calls of deleted runs. Return True if there are any.
 
         Args:
-            notes: Notes whose runs are checked. The default are all runs of the owner.
-            task_ids: Other runs that are checked, unless all runs are.
+            task_ids: Runs that are checked. The default is all runs of the owner.
         """
         started = monotonic()
-        if notes is None:
+        if task_ids is None:
             # Other tasks may add new runs during the query.
             known = [*self.runs]
             existing = {record.task_id for record in await self._list()}
             deleted = [task_id for task_id in known if task_id not in existing]
             self._next_check = monotonic() + max(_CHECK_INTERVAL, (monotonic() - started) / _CHECK_SHARE)
         else:
-            task_ids = {*task_ids, *(task_id for note in notes for task_id in (note.task_id, *note.other_runs))}
             exists = await asyncio.gather(*map(self._exists, task_ids))
             deleted = [task_id for task_id, each in zip(task_ids, exists, strict=True) if not each]
         for task_id in deleted:
             self.drop_run(task_id)
-        await self._delete_obsolete()
+        await self._drop_derived()
         return bool(deleted)
 
     async def _exists(self, task_id: str) -> bool:
@@ -147,9 +145,17 @@ class OwnerNotes:
             return False
         return True
 
-    async def _delete_obsolete(self) -> None:
-        """Delete runs that contain notes derived from deleted runs."""
-        while self._obsolete:
+    async def _drop_derived(self) -> None:
+        """Remove notes derived from deleted runs, and delete the runs that contain only such notes."""
+        while self._are_unchecked or self._obsolete:
+            self._are_unchecked = False
+            for note in [each for each in self._derived.values() if not each.runs <= self.runs.keys()]:
+                run = self.runs[note.task_id]
+                self._remove(note)
+                if run.fold.is_reflection or (run.fold.is_own and not run.note_ids):
+                    self._obsolete.add(note.task_id)
+            if not self._obsolete:
+                return
             task_id = self._obsolete.pop()
             try:
                 await self._log.delete(task_id)
@@ -228,7 +234,8 @@ class OwnerNotes:
             run.fold.has_foreign_text, run.seq = True, record.seq
         run.fold.add(events)
         run.calls.add(events)
-        run.seq = events[-1].seq if events else run.seq
+        if events:
+            run.seq, self.newest = events[-1].seq, max(self.newest, events[-1].timestamp)
         if run.fold.has_foreign_text:
             self._foreign.setdefault(context_id, set()).add(task_id)
         is_over = run.seq >= record.seq and record.is_over
@@ -261,20 +268,19 @@ class OwnerNotes:
                 self.summarised.update(run.fold.reflected)
 
     def _add(self, note: Note) -> None:
-        if note.note_id in self._notes or any(removes(removal, note) for _, removal in self.removals):
+        if note.note_id in self.notes or any(removes(removal, note) for _, removal in self.removals):
             return
-        self._notes[note.note_id] = note
+        self.notes[note.note_id] = note
         self.runs[note.task_id].note_ids.add(note.note_id)
         number = self._index.add(note.text, conversation=note.context_id, author=note.author)
         self._numbers[note.note_id], self._ids[number] = number, note.note_id
         if note.replaces is not None:
             self._replacements.setdefault(note.replaces, []).append(note)
-        for task_id in note.other_runs:
-            self._derived.setdefault(task_id, set()).add(note.note_id)
-            self._unchecked.add(task_id)
+        if len(note.runs) > 1:
+            self._derived[note.note_id], self._are_unchecked = note, True
 
     def _remove(self, note: Note) -> None:
-        del self._notes[note.note_id]
+        del self.notes[note.note_id]
         number = self._numbers.pop(note.note_id)
         del self._ids[number]
         self._index.remove(number)
@@ -285,30 +291,18 @@ class OwnerNotes:
             self._replacements[note.replaces].remove(note)
             if not self._replacements[note.replaces]:
                 del self._replacements[note.replaces]
-        for task_id in note.other_runs:
-            self._derived[task_id].discard(note.note_id)
-            if not self._derived[task_id]:
-                del self._derived[task_id]
-
-    def _drop_derived(self, task_id: str) -> None:
-        """Remove the notes derived from a deleted run."""
-        for note_id in [*self._derived.get(task_id, ())]:
-            note = self._notes[note_id]
-            run = self.runs[note.task_id]
-            self._remove(note)
-            if run.fold.is_reflection or (run.fold.is_own and not run.note_ids):
-                self._obsolete.add(note.task_id)
+        self._derived.pop(note.note_id, None)
 
     def drop_run(self, task_id: str) -> None:
         """Remove a deleted run with its notes. Removals in it no longer apply to notes that are added later."""
-        self._drop_derived(task_id)
         # The stem cache may contain words of deleted notes.
         find_stem.cache_clear()
         run = self.runs.get(task_id)
         if run is None:
             return
         for note_id in [*run.note_ids]:
-            self._remove(self._notes[note_id])
+            self._remove(self.notes[note_id])
+        self._are_unchecked = True
         self.removals = [each for each in self.removals if each[0] != task_id]
         self._open.discard(task_id)
         runs = self._foreign.get(run.context_id, set())
@@ -319,47 +313,26 @@ class OwnerNotes:
         if run.fold.is_reflection:
             self._accept_reflections()
 
-    def get(self, note_id: str) -> Note | None:
-        """Return a note, also if it is outdated, or None if it does not exist or was removed."""
-        return self._notes.get(note_id)
-
-    def find_derived(self, source: str, *, own: bool = True) -> list[str]:
-        """Return the ids of the notes derived from an event.
-
-        Args:
-            source: Cursor of the event.
-            own: Whether to include the messages in the event itself.
-        """
-        notes = (note for note in self._notes.values() if source in note.sources)
-        return [note.note_id for note in notes if own or note.other_runs]
+    def find_derived(self, source: str) -> list[Note]:
+        """Return the notes derived from the event with this cursor."""
+        return [note for note in self.notes.values() if source in note.sources]
 
     def find_outdated(self, note_id: str) -> list[str]:
         """Return the ids of the notes that a note replaces directly or indirectly."""
         found: list[str] = []
-        note = self._notes.get(note_id)
+        note = self.notes.get(note_id)
         while note is not None and note.replaces is not None and note.replaces not in found:
-            old = self._notes.get(note.replaces)
+            old = self.notes.get(note.replaces)
             if old is None or not self._replaces(note, old):
                 break
             found.append(old.note_id)
             note = old
         return found
 
-    def is_removed_completely(self, task_id: str, removed: Collection[str]) -> bool:
-        """Return True if a memory created the run for its notes, and none of them would remain."""
-        run = self.runs[task_id]
-        return run.fold.is_own and run.note_ids <= {*removed}
-
     @property
     def removed_before(self) -> int:
         """Time in milliseconds before which all notes were removed, or 0."""
         return max((removal.before or 0 for _, removal in self.removals), default=0)
-
-    @property
-    def newest(self) -> int:
-        """Time in milliseconds at which the newest note was added, or the newest run with tool calls started."""
-        runs = [run.calls.created for run in self.runs.values() if run.calls.calls]
-        return max([note.added for note in self._notes.values()] + runs, default=0)
 
     def removes_calls(self, removal: MemoryForgottenEvent) -> bool:
         """Return True if a removal matches tool calls, of which lessons would remain."""
@@ -369,11 +342,11 @@ class OwnerNotes:
 
     def find_removed(self, removal: MemoryForgottenEvent) -> list[Note]:
         """Return the notes matched by a removal."""
-        return [note for note in self._notes.values() if removes(removal, note)]
+        return [note for note in self.notes.values() if removes(removal, note)]
 
     def list_notes(self, until: int | None = None) -> list[Note]:
         """Return the notes that are current, or were current at a time in milliseconds, oldest first."""
-        notes = [note for note in self._notes.values() if self._is_current(note, until)]
+        notes = [note for note in self.notes.values() if self._is_current(note, until)]
         return sorted(notes, key=lambda note: note.created)
 
     async def search(
@@ -382,7 +355,7 @@ class OwnerNotes:
         """Return the current notes that best match a question, as in `Memory.search`."""
         found: list[Note] = []
         remaining = tokens
-        similar = [] if self._vectors is None else await self._vectors.search(question, self._notes)
+        similar = [] if self._vectors is None else await self._vectors.search(question, self.notes)
         ranked = self._rank(question, now)
         for note in fuse(ranked, similar) if similar else ranked:
             if note.context_id == exclude_context or not self._is_current(note, None):
@@ -398,7 +371,7 @@ class OwnerNotes:
 
     def _rank(self, question: str, now: datetime) -> list[Note]:
         """Return all matching notes, best first. Notes of the time that the question mentions come earlier."""
-        matches = [(self._notes[self._ids[number]], score) for number, score in self._index.search(question)]
+        matches = [(self.notes[self._ids[number]], score) for number, score in self._index.search(question)]
         period = find_period(question, now)
         if period is not None:
             start, end = (round(each.timestamp() * 1000) for each in period)
