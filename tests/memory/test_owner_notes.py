@@ -88,6 +88,55 @@ async def test_concurrent_searches_read_each_run_once() -> None:
     assert log.calls["read"] == 30
 
 
+async def test_first_access_to_an_owner_who_is_not_cached_reads_each_run_once() -> None:
+    log = CountingLog()
+    for number in range(9):
+        await chat(log, "Prompt", owner=f"owner-{number % 3}")
+    memory = Memory(log, max_owners=2)
+    for _ in range(2):
+        for number in range(3):
+            log.calls.clear()
+            for _ in range(5):
+                assert await texts(memory, f"owner-{number}") == ["Prompt", "Fine."] * 3
+            assert log.calls["read"] == 3
+
+
+async def test_calls_for_more_owners_than_the_cache_holds_read_each_run_once() -> None:
+    class SlowLog(CountingLog):
+        async def list_runs(self, **query: Any) -> Any:
+            # Other calls continue in the meantime.
+            await asyncio.sleep(0)
+            return await super().list_runs(**query)
+
+    log = SlowLog()
+    owners = [f"owner-{number}" for number in range(101)]
+    for owner in owners:
+        await chat(log, "Prompt", owner=owner)
+    memory = Memory(log)
+    log.calls.clear()
+    sources = {owner: (await log.list_runs(owner=owner))[0].task_id for owner in owners}
+    notes = await asyncio.gather(*(memory.add(owner, "A", sources=[f"{sources[owner]}/1.1.0"]) for owner in owners))
+    # Each call reads the earlier run and the run of its note.
+    assert log.calls["read"] == 2 * len(owners)
+    await asyncio.gather(
+        *(memory.forget(note_owner, note.note_id) for note_owner, note in zip(owners, notes, strict=True))
+    )
+    for owner in owners:
+        assert await texts(memory, owner) == ["Prompt", "Fine."] == await texts(Memory(log), owner)
+
+
+async def test_owner_that_a_call_uses_is_read_once_although_the_cache_dropped_it() -> None:
+    log = CountingLog()
+    for owner in ("ann", "bob"):
+        await chat(log, "Prompt", owner=owner)
+    memory = Memory(log, max_owners=1)
+    notes = await memory.load("ann")
+    await memory.load("bob")
+    log.calls.clear()
+    assert await memory.load("ann") is notes
+    assert log.calls["read"] == 0
+
+
 async def test_run_that_other_runs_overtook_is_found() -> None:
     log = CountingLog()
     memory = Memory(log)

@@ -11,8 +11,8 @@ import_later(__name__)
 if TYPE_CHECKING:
     from rxloop.memory.experience import Experience as Experience
     from rxloop.memory.experience import Lesson as Lesson
-    from rxloop.memory.memory import ImportedMessage as ImportedMessage
     from rxloop.memory.memory import Memory as Memory
+    from rxloop.memory.notes import ImportedMessage as ImportedMessage
     from rxloop.memory.notes import Note as Note
     from rxloop.memory.tool_history import RunCalls as RunCalls
     from rxloop.memory.tool_history import ToolHistory as ToolHistory

@@ -8,16 +8,18 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from datetime import datetime
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, get_args
+from weakref import WeakValueDictionary
 
 from rxloop.errors import ConfigurationError, UnknownNote, UnknownRun
-from rxloop.memory.notes import MAX_TEXT, Note, make_event, make_note_id, make_run, to_milliseconds
+from rxloop.memory.notes import MAX_TEXT, ImportedMessage, Note, make_event, make_note_id, make_run, to_milliseconds
 from rxloop.memory.owner_notes import OwnerNotes
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.protocol.events import Event, MemoryForgottenEvent, MemoryNotedEvent, MemoryRecalledEvent
 from rxloop.protocol.ids import make_id, validate_id
 from rxloop.protocol.tool_events import NoteKind
+from rxloop.storage.log_urls import open_log
 
 if TYPE_CHECKING:
     from rxloop.agents.agent import Agent
@@ -30,18 +32,6 @@ _KINDS = [kind for kind in get_args(NoteKind) if kind != "episode"]
 
 _MAX_RECALLED = 100
 """Maximum number of notes in a recalled block."""
-
-_MAX_OWNERS = 100
-"""Maximum number of cached owners."""
-
-
-class ImportedMessage(NamedTuple):
-    """Message of a conversation from elsewhere."""
-
-    text: str
-    author: str = ""
-    """Name of the person who wrote the message."""
-    time: datetime | None = None
 
 
 class Memory:
@@ -58,18 +48,25 @@ class Memory:
         ['Prefers trains.']
     """
 
-    def __init__(self, log: EventLog | str | PathLike[str], *, embed: Embedder | None = None) -> None:
+    def __init__(
+        self, log: EventLog | str | PathLike[str], *, embed: Embedder | None = None, max_owners: int = 100
+    ) -> None:
         """Create a memory without reading the log.
 
         Args:
             log: Event log of the agents, or the path of a SQLite file.
             embed: Async function that returns vectors for a list of texts. Notes are then also searched by meaning. The
                 vectors are kept in the memory of the process only.
+            max_owners: Maximum number of owners whose notes are cached. The first access to another owner reads each of
+                its runs once.
         """
         self._embed = embed
         self._owns_log = not isinstance(log, EventLog)
-        self._log = log if isinstance(log, EventLog) else _open(log)
+        self._log = log if isinstance(log, EventLog) else open_log(log)
+        self._max_owners = max_owners
         self._owners: OrderedDict[str, OwnerNotes] = OrderedDict()
+        self._used: WeakValueDictionary[str, OwnerNotes] = WeakValueDictionary()
+        """All notes in memory, including those that a call still uses after they were dropped from the cache."""
 
     def __repr__(self) -> str:
         return f"<Memory of {self._log!r}>"
@@ -103,8 +100,9 @@ class Memory:
         task_id = make_id()
         fields = {"note_kind": kind, "text": text, "confidence": confidence, "replaces": replaces}
         noted = make_event(note_id=make_note_id(task_id), sources=[*sources], **fields)
+        notes = await self.load(owner)
         await self.check(owner, noted)
-        await self._store(owner, task_id, noted)
+        await self._store(notes, task_id, noted)
         return await self.get(owner, noted.note_id)
 
     async def import_conversation(
@@ -137,8 +135,9 @@ class Memory:
             raise ConfigurationError("a conversation must have messages, and each message a text")
         if context_id is not None:
             validate_id(context_id, "context_id")
-        await self._store(owner, task_id, *noted, context_id=context_id)
         notes = await self.load(owner)
+        await self._store(notes, task_id, *noted, context_id=context_id)
+        await notes.refresh()
         return [note for each in noted if (note := notes.notes.get(each.note_id)) is not None]
 
     async def reads_run(self, ctx: RunContext[Any]) -> bool:
@@ -307,7 +306,7 @@ class Memory:
         removed_ids = {note.note_id for note in removed}
         own = [task_id for task_id, run in runs.items() if run.fold.is_own and run.note_ids <= removed_ids]
         if any(note.task_id not in own for note in removed) or notes.removes_calls(removal):
-            await self._store(owner, make_id(), removal)
+            await self._store(notes, make_id(), removal)
         for task_id in own:
             with suppress(UnknownRun):
                 await self._log.delete(task_id)
@@ -356,11 +355,8 @@ class Memory:
         new, _ = await self.list_unsummarised(owner)
         if not new:
             return []
-        agent = self.reflection(model, tokens=tokens)
-        try:
+        async with self.reflection(model, tokens=tokens) as agent:
             result = await agent.run(PROMPT, owner=owner)
-        finally:
-            await agent.aclose()
         return [note for note in await self.notes(owner) if note.task_id == result.task_id]
 
     async def list_unsummarised(self, owner: str | None) -> tuple[list[Note], list[Note]]:
@@ -379,27 +375,21 @@ class Memory:
     async def load(self, owner: str | None) -> OwnerNotes:
         """Return the notes of an owner, including new events in the log."""
         key = owner or ""
-        notes = self._owners.get(key)
+        notes = self._used.get(key)
         if notes is None:
-            notes = self._owners[key] = OwnerNotes(self._log, key, self._embed)
+            notes = self._used[key] = OwnerNotes(self._log, key, self._embed)
+        self._owners[key] = notes
         self._owners.move_to_end(key)
-        if len(self._owners) > _MAX_OWNERS:
+        if len(self._owners) > self._max_owners:
             self._owners.popitem(last=False)
         await notes.refresh()
         return notes
 
-    async def _store(self, owner: str | None, task_id: str, *events: Event, context_id: str | None = None) -> None:
+    async def _store(self, notes: OwnerNotes, task_id: str, *events: Event, context_id: str | None = None) -> None:
         """Store events in a finished run of their own."""
-        if owner:
-            validate_id(owner, "owner")
+        if notes.owner:
+            validate_id(notes.owner, "owner")
         # Notes of the present millisecond may have been removed.
-        timestamp = max(time.time_ns() // 1_000_000, (await self.load(owner)).removed_before)
-        stamped = make_run(task_id, context_id or task_id, owner or None, timestamp, events)
+        timestamp = max(time.time_ns() // 1_000_000, notes.removed_before)
+        stamped = make_run(task_id, context_id or task_id, notes.owner or None, timestamp, events)
         await self._log.append(task_id, stamped, expected_seq=0, writer=task_id)
-
-
-def _open(path: str | PathLike[str]) -> EventLog:
-    # Imported lazily, because most programs pass their log.
-    from rxloop.storage.log_urls import open_log
-
-    return open_log(path)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -91,6 +91,15 @@ class Note:
     def tokens(self) -> int:
         """Estimated number of tokens of the text and its author."""
         return (len(self.text) + (len(self.author) + 2 if self.author else 0) + 3) // 4
+
+
+class ImportedMessage(NamedTuple):
+    """Message of a conversation from elsewhere."""
+
+    text: str
+    author: str = ""
+    """Name of the person who wrote the message."""
+    time: datetime | None = None
 
 
 class NoteFold:
@@ -185,21 +194,17 @@ class NoteFold:
         if isinstance(event, MemoryForgottenEvent):
             self.removals.append(event)
         elif event.text.strip():
-            self.notes.append(
-                Note(
-                    note_id=event.note_id,
-                    kind=event.note_kind,
-                    text=event.text.strip()[:MAX_TEXT],
-                    origin="foreign" if event.origin == "model" and self.has_foreign_text else event.origin,
-                    task_id=self.task_id or event.task_id,
-                    sources=tuple(event.sources) or (event.cursor,),
-                    context_id=event.context_id,
-                    created=event.timestamp if event.noted is None else event.noted,
-                    author=event.author,
-                    confidence=event.confidence,
-                    replaces=event.replaces,
-                    added=event.timestamp,
-                )
+            self._append(
+                event,
+                note_id=event.note_id,
+                kind=event.note_kind,
+                text=event.text,
+                origin="foreign" if event.origin == "model" and self.has_foreign_text else event.origin,
+                sources=event.sources,
+                created=event.noted,
+                author=event.author,
+                confidence=event.confidence,
+                replaces=event.replaces,
             )
 
     def _add_messages(self, event: Event, messages: Iterable[Message], first: int = 0) -> None:
@@ -210,19 +215,21 @@ class NoteFold:
                     self._add_episode(event, message.text, "user", index)
 
     def _add_episode(self, event: Event, text: str, origin: NoteOrigin, index: int) -> None:
-        self.notes.append(
-            Note(
-                note_id=make_note_id(event.cursor, index),
-                kind="episode",
-                text=text.strip()[:MAX_TEXT],
-                origin=origin,
-                task_id=event.task_id,
-                sources=(event.cursor,),
-                context_id=event.context_id,
-                created=event.timestamp,
-                added=event.timestamp,
-            )
+        self._append(event, note_id=make_note_id(event.cursor, index), kind="episode", text=text, origin=origin)
+
+    def _append(
+        self, event: Event, *, text: str, sources: Iterable[str] = (), created: int | None = None, **fields: Any
+    ) -> None:
+        note = Note(
+            text=text.strip()[:MAX_TEXT],
+            task_id=self.task_id or event.task_id,
+            sources=tuple(sources) or (event.cursor,),
+            context_id=event.context_id,
+            created=event.timestamp if created is None else created,
+            added=event.timestamp,
+            **fields,
         )
+        self.notes.append(note)
 
 
 def removes(removal: MemoryForgottenEvent, note: Note) -> bool:

@@ -68,7 +68,7 @@ class OwnerNotes:
         """Create an empty fold. The empty owner has the runs without an owner."""
         self._vectors = None if embed is None else NoteVectors(embed)
         self.runs: dict[str, _Run] = {}
-        self._log, self._owner = log, owner
+        self._log, self.owner = log, owner
         self._lock: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open: set[str] = set()
@@ -168,13 +168,13 @@ class OwnerNotes:
             self.drop_run(task_id)
 
     async def _list(self, **query: Unpack[RunQuery]) -> list[RunRecord]:
-        if self._owner or self._log.accepts_empty_owner:
-            query["owner"] = self._owner
+        if self.owner or self._log.accepts_empty_owner:
+            query["owner"] = self.owner
         else:
             # Other owners' runs would fill the page.
             query.pop("limit", None)
         records = await read_log(self._log.list_runs, **query)
-        return [record for record in records if (record.owner or "") == self._owner]
+        return [record for record in records if (record.owner or "") == self.owner]
 
     async def _find_new_runs(self) -> list[RunRecord]:
         """Return the records of unknown runs, newest first."""

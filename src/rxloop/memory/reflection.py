@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from itertools import takewhile
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from rxloop.agents.agent import Agent
 from rxloop.coordination.order import wait_for_end
-from rxloop.errors import ConfigurationError, ToolError, UnknownNote
-from rxloop.memory.notes import REFLECTION, START, Note, make_note_id
-from rxloop.memory.tools import check_branch, render_notes
+from rxloop.memory.notes import REFLECTION, START, Note
+from rxloop.memory.tools import NoteAccess, add_note, changing_notes, render_notes
 from rxloop.operators.loop.compose import compose
 from rxloop.operators.loop.iterate import iterate
 from rxloop.operators.loop.on import on
@@ -21,7 +20,7 @@ from rxloop.operators.loop.standard import standard
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.requests import RunRequest, Signal
 from rxloop.pipeline.run_context import RunContext
-from rxloop.protocol.events import MemoryNotedEvent, MemoryRecalledEvent
+from rxloop.protocol.events import MemoryRecalledEvent
 from rxloop.tools.function import tool
 
 if TYPE_CHECKING:
@@ -43,21 +42,6 @@ _NOTHING = "[There are no new messages.]"
 
 _NOTES_SHARE = 0.3
 """Maximum share of current notes in the token limit."""
-
-
-class NoteAccess(Protocol):
-    """Interface of `Memory` for reflections."""
-
-    async def check(self, owner: str | None, note: MemoryNotedEvent) -> None:
-        """Check a note, see `Memory.check`."""
-
-    async def get(self, owner: str | None, note_id: str) -> Note:
-        """Return a note, see `Memory.get`."""
-        ...
-
-    async def list_unsummarised(self, owner: str | None) -> tuple[list[Note], list[Note]]:
-        """Return unsummarised messages and current notes."""
-        ...
 
 
 def make_agent(memory: NoteAccess, model: Provider | str, log: EventLog, tokens: int) -> Agent[Any]:
@@ -155,23 +139,17 @@ def _make_writer(memory: NoteAccess) -> Tool:
         replaces: Annotated[str | None, Field(description="Id of the outdated note.")] = None,
     ) -> str:
         """Write a note about the user."""
-        check_branch(ctx)
-        owner = ctx.info.owner
-        try:
-            messages = [await memory.get(owner, note_id) for note_id in dict.fromkeys(sources)]
-            note = MemoryNotedEvent(
-                note_id=make_note_id(ctx.idempotency_key),
+        with changing_notes(ctx):
+            messages = [await memory.get(ctx.info.owner, note_id) for note_id in dict.fromkeys(sources)]
+            return await add_note(
+                memory,
+                ctx,
+                text=text,
                 note_kind=kind,
-                text=text.strip(),
                 origin="foreign" if any(each.origin == "foreign" for each in messages) else "model",
                 confidence=confidence,
                 replaces=replaces,
                 sources=[*dict.fromkeys(cursor for each in messages for cursor in each.sources)],
             )
-            await memory.check(owner, note)
-        except (ConfigurationError, UnknownNote) as error:
-            raise ToolError(str(error)) from error
-        ctx.emit(note)
-        return f"Remembered as {note.note_id}."
 
     return write_note

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Protocol
 from unicodedata import category
@@ -10,7 +12,7 @@ from unicodedata import category
 from pydantic import Field
 
 from rxloop.errors import ConfigurationError, ToolError, UnknownNote
-from rxloop.memory.notes import Note, make_note_id
+from rxloop.memory.notes import Note, make_event, make_note_id
 from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import MemoryNotedEvent
@@ -87,7 +89,7 @@ def _clean(text: str) -> str:
 
 
 class NoteAccess(Protocol):
-    """Interface of `Memory` for its tools."""
+    """Interface of `Memory` for its tools and reflections."""
 
     async def reads_run(self, ctx: RunContext[Any]) -> bool:
         """Return True if the memory reads the log of a run."""
@@ -95,6 +97,14 @@ class NoteAccess(Protocol):
 
     async def check(self, owner: str | None, note: MemoryNotedEvent) -> None:
         """Check a note, see `Memory.check`."""
+
+    async def get(self, owner: str | None, note_id: str) -> Note:
+        """Return a note, see `Memory.get`."""
+        ...
+
+    async def list_unsummarised(self, owner: str | None) -> tuple[list[Note], list[Note]]:
+        """Return unsummarised messages and current notes."""
+        ...
 
     async def forget(self, owner: str | None, note_id: str) -> int:
         """Remove a note, see `Memory.forget`."""
@@ -116,23 +126,11 @@ def make_tools(memory: NoteAccess) -> list[Tool]:
         replaces: Annotated[str | None, Field(description="Id of the outdated note.")] = None,
     ) -> str:
         """Remember something about the user or the task in future conversations."""
-        check_branch(ctx)
-        if not await memory.reads_run(ctx):
-            raise ToolError("Nothing can be remembered: the agent must have the event log that the memory reads.")
-        note = MemoryNotedEvent(
-            note_id=make_note_id(ctx.idempotency_key),
-            note_kind=kind,
-            text=text.strip(),
+        with changing_notes(ctx):
+            if not await memory.reads_run(ctx):
+                raise ToolError("Nothing can be remembered: the agent must have the event log that the memory reads.")
             # The memory marks the note if the run has read foreign text.
-            origin="model",
-            replaces=replaces,
-        )
-        try:
-            await memory.check(ctx.info.owner, note)
-        except (ConfigurationError, UnknownNote) as error:
-            raise ToolError(str(error)) from error
-        ctx.emit(note)
-        return f"Remembered as {note.note_id}."
+            return await add_note(memory, ctx, text=text, note_kind=kind, origin="model", replaces=replaces)
 
     @tool(read_only=True, idempotent=True)
     async def search_memory(
@@ -147,18 +145,28 @@ def make_tools(memory: NoteAccess) -> list[Tool]:
     @tool(approve=True, idempotent=True)
     async def forget_note(ctx: RunContext[Any], note_id: Annotated[str, Field(description="Id of the note.")]) -> str:
         """Forget a note, because the user asked for it."""
-        check_branch(ctx)
-        try:
+        with changing_notes(ctx):
             # A run of its own keeps the removal if this run is deleted.
             await memory.forget(ctx.info.owner, note_id)
-        except UnknownNote as error:
-            raise ToolError(str(error)) from error
         return "Forgotten."
 
     return [remember, search_memory, forget_note]
 
 
-def check_branch(ctx: RunContext[Any]) -> None:
-    """Raise an error on other branches than the main branch, whose events are not part of the conversation."""
+@contextmanager
+def changing_notes(ctx: RunContext[Any]) -> Generator[None]:
+    """Pass errors of the memory to the model, and reject other branches, which are not part of the conversation."""
     if ctx.branch is not None:
         raise ToolError("Notes can only be changed on the main branch. Mention the note in the answer instead.")
+    try:
+        yield
+    except (ConfigurationError, UnknownNote) as error:
+        raise ToolError(str(error)) from error
+
+
+async def add_note(memory: NoteAccess, ctx: RunContext[Any], *, text: str, **fields: Any) -> str:
+    """Validate and publish a note of the model, and return the result of the tool."""
+    note = make_event(note_id=make_note_id(ctx.idempotency_key), text=text.strip(), **fields)
+    await memory.check(ctx.info.owner, note)
+    ctx.emit(note)
+    return f"Remembered as {note.note_id}."
