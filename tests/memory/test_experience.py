@@ -151,10 +151,15 @@ async def test_calls_of_the_oldest_runs_are_dropped_from_memory(monkeypatch: pyt
     log = MemoryEventLog()
     for city in ("Rome", "Oslo"):
         await run(log, call("get_weather", city=city), call("get_weather", city=f"{city}, Norway"), "18 C.")
-    monkeypatch.setattr(experience_module, "_MAX_KEPT", 3)
+    monkeypatch.setattr(experience_module, "_MAX_CALLS", 2)
+    monkeypatch.setattr(experience_module, "_CHECK_EVERY", 1)
     memory = Memory(log)
-    assert await texts(Experience(memory)) == [LESSON]
+    experience = Experience(memory)
+    assert await texts(experience) == [LESSON]
     assert [len(each.calls.calls) for each in (await memory.load("ann")).runs.values()] == [0, 2]
+    await run(log, OSLO, NORWAY, "18 C.")
+    assert await texts(experience) == [LESSON]
+    assert [len(each.calls.calls) for each in (await memory.load("ann")).runs.values()] == [0, 0, 2]
 
 
 async def recall_text(log: EventLog, *tools: Any, name: str) -> str:
