@@ -207,8 +207,9 @@ class OperationFold:
             number = {"rxloop.iteration": event.iteration}
             self._start(operations, _ITERATION, f"iteration {event.iteration}", event, number)
         key = (event.branch, event.step, None)
-        # The provider has refused the first request of the step, for example because it was too long.
-        self._end(operations, key, event.timestamp, _INTERRUPTED)
+        if key in operations:
+            # The provider has refused the first request of the step, for example because it was too long.
+            self._end(operations, key, event.timestamp, _find_failure(operations, key) or _INTERRUPTED)
         provider, model = names.split_model(event.model)
         attributes = {
             names.OPERATION: "chat",
@@ -251,8 +252,9 @@ class OperationFold:
                 "server.address": response.server_address,
                 "server.port": response.server_port,
             }
-        error = _CANCELED if reason == "canceled" else None
-        self._end(operations, (event.branch, event.step, None), event.timestamp, error, attributes)
+        key = (event.branch, event.step, None)
+        error = _find_failure(operations, key) or _CANCELED if reason == "canceled" else None
+        self._end(operations, key, event.timestamp, error, attributes)
 
     def _format_answer(
         self, text: str | None, finish_reason: str, reasoning: str | None = None, calls: Sequence[ToolCall] = ()
@@ -321,7 +323,6 @@ class OperationFold:
             changes |= names.usage_attributes(operation.usage, names.AGGREGATED_USAGE if key == _AGENT else names.USAGE)
         if operation.failures:
             changes["rxloop.retries"] = len(operation.failures) - (error is not None)
-            error = error and operation.failures[-1].error
         if error is not None:
             changes[names.ERROR_TYPE] = error.code
         # Clocks of several machines may differ.
@@ -343,3 +344,9 @@ class OperationFold:
             ToolCompleteEvent: _end_tool,
         }
     )
+
+
+def _find_failure(operations: Operations, key: Key) -> ErrorInfo | None:
+    """Return the error of the last failed request of a model call."""
+    failures = operations[key].failures if key in operations else []
+    return failures[-1].error if failures else None
