@@ -1,6 +1,7 @@
 """Forked runs."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ from rxloop import (
 )
 from rxloop.errors import UnknownRun
 from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.events import normalise
+from rxloop.run import fork as forks
 from rxloop.state import fold
 from rxloop.state.history import INTERRUPTED
 from rxloop.state.run_state import RunState
@@ -246,6 +249,21 @@ async def test_prefix_and_start_of_a_fork_are_written_in_one_batch(shop: Shop) -
     # After a crash, either all events exist or none.
     added = ["status-update", "tool-complete", "tool-complete", "tool-complete", "message-added"]
     assert batches[0] == [event.kind for event in (await log.read(parent))[:at]] + added
+
+
+async def test_events_are_copied_and_folded_outside_of_the_event_loop(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent, threads = await shop.buy(), set[int]()
+
+    def normalise_here(event: Event) -> None:
+        threads.add(threading.get_ident())
+        normalise(event)
+
+    monkeypatch.setattr(forks, "normalise", normalise_here)
+    await shop.agent("Bought.").fork(parent, await find_seq(shop.log, parent, "content-complete"))
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 async def test_idempotency_keys_of_a_fork_differ_from_its_parent(shop: Shop) -> None:

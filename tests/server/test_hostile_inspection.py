@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -38,11 +38,27 @@ def test_search_finds_a_limited_number_of_values_in_an_event() -> None:
 
 @pytest.mark.parametrize("position", range(4, 12))
 def test_search_finds_a_text_between_two_slices(position: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "_SLICE", 8)
+    monkeypatch.setattr(search, "MAX_STEPS", 120)
     text = "." * position + "NEE(DLE"
     [hit] = search_text(text, "nee(dle")
     assert hit.marks == [(position, position + 7)]
     assert search_text(text, "needle") == []
+
+
+@pytest.mark.parametrize("length", [1, 7, 200])
+def test_search_can_be_interrupted_after_a_number_of_comparisons(length: int) -> None:
+    spans = list[int]()
+
+    class Pattern:
+        pattern = "x" * length
+
+        def search(self, text: str, start: int, end: int) -> None:
+            spans.append((end - start) * length)
+
+    event = make_event("a" * 3_000_000)
+    assert [*search_events([event], cast("Any", Pattern()), "a", kinds=None, internal=False)] == []
+    assert max(spans) <= search.MAX_STEPS
+    assert sum(spans) >= 3_000_000 * length
 
 
 async def test_summaries_in_memory_have_a_limited_size(monkeypatch: pytest.MonkeyPatch) -> None:

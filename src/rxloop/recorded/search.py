@@ -21,8 +21,8 @@ _BEFORE = 60
 MAX_HITS = 100
 """Maximum number of hits in an event, because models and tools can publish lists with many values."""
 
-_SLICE = 1 << 20
-"""Number of characters searched at once. A search cannot be interrupted, so it would delay the other threads."""
+MAX_STEPS = 1 << 20
+"""Maximum number of comparisons without an interruption, because the other threads wait for them."""
 
 _MAX_DEPTH = 50
 """Maximum JSON nesting depth that is searched."""
@@ -74,8 +74,10 @@ def _find_texts(event: Event, pattern: re.Pattern[str], internal: bool) -> Itera
 
 def _find_first(text: str, pattern: re.Pattern[str]) -> int | None:
     # An escaped character has at most two characters, so slices overlap by at least the length of the searched text.
-    for start in range(0, max(len(text), 1), _SLICE):
-        first = pattern.search(text, start, start + _SLICE + len(pattern.pattern))
+    length = len(pattern.pattern)
+    size = max(MAX_STEPS // length - length, 1)
+    for start in range(0, max(len(text), 1), size):
+        first = pattern.search(text, start, start + size + length)
         if first is not None:
             return first.start()
     return None

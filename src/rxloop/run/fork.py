@@ -19,12 +19,15 @@ from rxloop.protocol.events import (
     SubtaskEvent,
     TaskEvent,
     ToolCompleteEvent,
+    normalise,
 )
 from rxloop.protocol.ids import make_nested_id
 from rxloop.protocol.messages import Message, ToolCall
 from rxloop.protocol.model import EMPTY_LIST
 from rxloop.state.copied_calls import Call, RunCalls
+from rxloop.state.earlier_attempts import EarlierAttempts
 from rxloop.state.history import Slot
+from rxloop.thinking.graph import ThoughtGraph
 from rxloop.tools.client_tool import ClientTool
 from rxloop.tools.result import collect_iterator, encode_with_parts, failure_fields, make_parts_field
 
@@ -198,6 +201,12 @@ class CopiedRun(NamedTuple):
     """Ids of copied questions that the fork asks again."""
     started_calls: dict[str, str | None]
     """Open calls that the original run started; see `STARTED_CALLS`."""
+
+    def fold(self) -> tuple[EarlierAttempts, ThoughtGraph]:
+        """Normalise and fold the copied events."""
+        for event in self.events:
+            normalise(event)
+        return EarlierAttempts(self.events), ThoughtGraph.of(self.events)
 
 
 class _Call(NamedTuple):

@@ -24,7 +24,7 @@ from rxloop.pipeline.log_retry import check_complete, read_log
 from rxloop.pipeline.records import HistoryQuery, RunRecord, Snapshot, get_conversation, has_started
 from rxloop.protocol.commands import GoalsCommand, MessageCommand
 from rxloop.protocol.envelope import COMMAND_ID, STARTED_CALLS
-from rxloop.protocol.events import Event, InputReceivedEvent, TaskEvent, ToolCompleteEvent, normalise
+from rxloop.protocol.events import Event, InputReceivedEvent, TaskEvent, ToolCompleteEvent
 from rxloop.run.admission import (
     Close,
     acquire_lease,
@@ -42,7 +42,9 @@ from rxloop.state.earlier_attempts import EarlierAttempts
 from rxloop.state.fold import fold_all
 from rxloop.state.run_state import RunState
 from rxloop.storage.conversation import FORMAT, add_page, conversation, find_cached
+from rxloop.support.garbage import ignore_large_data
 from rxloop.support.tasks import GRACE
+from rxloop.support.threads import compute
 from rxloop.support.trace_context import remove_trace_context
 from rxloop.thinking.graph import ThoughtGraph
 
@@ -81,7 +83,8 @@ async def load(attempt: Attempt, event_log: EventLog, close: Close) -> Event | N
     if spec.chosen_id:
         await attempt.lifetime.prepare(_check_id_is_new(attempt, event_log))
     if spec.fork is not None:
-        await attempt.lifetime.prepare(_copy_run(attempt, event_log, spec.fork))
+        with ignore_large_data():
+            await attempt.lifetime.prepare(_copy_run(attempt, event_log, spec.fork))
         return None
     if spec.keep_context:
         acquired = await acquire_lease_to_begin(attempt, event_log, close)
@@ -246,9 +249,8 @@ def _resume(attempt: Attempt, event_log: EventLog, loaded: _LoadedRun) -> Event 
     if state.state == "submitted":
         # A submitted run hasn't been started, so this is its first attempt, which includes the `task` event.
         attempt.earlier_events = events
-        _resume_recorder(attempt, earlier, events, state.attempt)
-    else:
-        _resume_recorder(attempt, earlier, events, state.attempt + 1)
+    number = state.attempt + (state.state != "submitted")
+    _resume_recorder(attempt, earlier, ThoughtGraph.of(events), events[0], number)
     inputs = spec.inputs or {}
     stays_idle = spec.only_executes or spec.cancel is not None
     if attempt.lifetime.is_ending and is_superseded(state):
@@ -321,7 +323,8 @@ async def _copy_run(attempt: Attempt, event_log: EventLog, fork: Fork) -> None:
     first = originals[0][0]
     before = await conversation(event_log, get_conversation(first), before=fork.task_id)
     attempt.join_conversation(attempt.context_id, first.owner if isinstance(first, TaskEvent) else None)
-    copied = fork.copy(
+    copy = partial(
+        fork.copy,
         originals,
         before.messages,
         task_id=attempt.task_id,
@@ -333,19 +336,18 @@ async def _copy_run(attempt: Attempt, event_log: EventLog, fork: Fork) -> None:
         prepare=attempt.prepare_messages,
         tools=attempt.spec.tools.plain_tools,
     )
+    copied = await compute(copy)
     attempt.earlier_events = copied.events
     if not await acquire_lease(attempt, event_log):
         return
-    for event in attempt.earlier_events:
-        normalise(event)
-    earlier = EarlierAttempts(attempt.earlier_events)
+    earlier, graph = await compute(copied.fold)
     earlier.started_calls.update(copied.started_calls)
     earlier.discard(copied.discarded, copied.events)
     attempt.fork_fields = {
         **({"discarded": copied.discarded} if copied.discarded else {}),
         **({"metadata": {STARTED_CALLS: copied.started_calls}} if copied.started_calls else {}),
     }
-    _resume_recorder(attempt, earlier, attempt.earlier_events, earlier.state.attempt + 1)
+    _resume_recorder(attempt, earlier, graph, copied.events[0], earlier.state.attempt + 1)
     attempt.initial_events = _make_changes(attempt, fork, copied.results)
     _create_writer(attempt, event_log, 0)
 
@@ -361,9 +363,11 @@ def _make_changes(attempt: Attempt, fork: Fork, answers: Sequence[ToolCompleteEv
         yield from fork.added
 
 
-def _resume_recorder(attempt: Attempt, earlier: EarlierAttempts, events: Sequence[Event], number: int) -> None:
-    attempt.recorder.resume(earlier, ThoughtGraph.of(events), number)
-    attempt.info.metadata = {**events[0].metadata, **attempt.spec.metadata}
+def _resume_recorder(
+    attempt: Attempt, earlier: EarlierAttempts, graph: ThoughtGraph, first: Event, number: int
+) -> None:
+    attempt.recorder.resume(earlier, graph, number)
+    attempt.info.metadata = {**first.metadata, **attempt.spec.metadata}
 
 
 def _create_writer(attempt: Attempt, event_log: EventLog, durable_seq: int) -> None:
