@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from hashlib import sha256
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
+import orjson
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
@@ -49,6 +50,9 @@ MAX_RANGE = 400
 
 _MAX_RANGE_BYTES = 8 << 20
 """Maximum size of a range in bytes, unless it has a single event."""
+
+_MAX_DEPTH = 50
+"""Depth of JSON values below which texts are not shortened."""
 
 _MIN_COMPRESSED = 1_000
 """Size in bytes from which responses are compressed."""
@@ -190,13 +194,15 @@ async def _read_range(call: ApiCall[None, EventsQuery], record: RunRecord) -> Re
     frames: list[bytes] = []
     choose = make_event_selector(query)
     encode = (writer if query.visibility == "public" else INTERNAL[writer.media_type]).encode
+    max_text = query.max_text if writer.media_type == "application/x-ndjson" else None
 
     def add(events: Sequence[Event]) -> bool:
         """Encode events, and return True if the range is full."""
         size = sum(map(len, frames))
         for event in map(choose, events):
             if event is not None:
-                frames.append(encode(event))
+                frame = encode(event)
+                frames.append(frame if max_text is None or len(frame) <= max_text else shorten_texts(frame, max_text))
                 size += len(frames[-1])
                 if size >= _MAX_RANGE_BYTES:
                     return True
@@ -215,6 +221,30 @@ async def _read_range(call: ApiCall[None, EventsQuery], record: RunRecord) -> Re
     if tag in (each.strip().removeprefix("W/") for each in call.request.headers.get("if-none-match", "").split(",")):
         return Response(status_code=304, headers=headers)
     return Response(body, headers=headers, media_type=writer.media_type)
+
+
+def shorten_texts(line: bytes, limit: int) -> bytes:
+    """Shorten long texts in a line of JSON, and add the number of omitted characters as `omitted`.
+
+    Base64 data is not shortened, because it could not be decoded.
+    """
+    omitted = 0
+
+    def shorten(value: Any, depth: int = 0) -> Any:
+        nonlocal omitted
+        if isinstance(value, str) and len(value) > limit:
+            omitted += len(value) - limit
+            return f"{value[:limit]}\u2026"
+        if depth == _MAX_DEPTH or not isinstance(value, dict | list):
+            return value
+        if isinstance(value, list):
+            return [shorten(each, depth + 1) for each in cast("list[Any]", value)]
+        fields = cast("dict[str, Any]", value)
+        kept = {"data"} if fields.keys() & {"mediaType", "encoding"} else set[str]()
+        return {name: each if name in kept else shorten(each, depth + 1) for name, each in fields.items()}
+
+    fields = shorten(orjson.loads(line))
+    return orjson.dumps(fields | {"omitted": omitted}) + b"\n" if omitted else line
 
 
 async def state(call: ApiCall[None, StateQuery]) -> Response:

@@ -139,6 +139,8 @@ class EventsQuery(Query):
     """`seq` of the first event of a range. The response then contains at most 400 recorded events, and ends."""
     last: _Seq | None = Field(default=None, alias="to")
     """`seq` of the last event of a range."""
+    max_text: Annotated[int, Field(ge=1)] | None = None
+    """Number of characters from which texts of a range of JSON lines are shortened."""
     kinds: Annotated[list[str], BeforeValidator(_split_list), Field(min_length=1)] | None = None
     visibility: Visibility = "public"
     branch: Annotated[str, Field(max_length=128)] | None = None

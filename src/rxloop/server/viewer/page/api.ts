@@ -84,9 +84,9 @@ export class Api {
 
   cancel = (id: string, reason: string): Promise<RunInfo> => this.post(`runs/${encodeURIComponent(id)}/cancel`, reason ? { reason } : {});
 
-  /** Return the events with a `seq` in a range. */
-  async events(id: string, from: number, to: number): Promise<Event[]> {
-    const query = { from, to, visibility: this.visibility };
+  /** Return the events with a `seq` in a range. Longer texts are shortened, and `omitted` is the number of missing characters. */
+  async events(id: string, from: number, to: number, maxText = 0): Promise<Event[]> {
+    const query = { from, to, visibility: this.visibility, ...(maxText && { maxText }) };
     const response = await this.request(`runs/${encodeURIComponent(id)}/events`, query, 'application/x-ndjson');
     if (response.status === 204) return [];
     return parseLines(await response.text());

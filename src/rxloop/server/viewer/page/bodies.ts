@@ -13,6 +13,43 @@ const BLOCK = 20;
 /** More than any view displays at once. */
 const MAX_BODIES = 4_000;
 const requested = new Set<string>();
+/** Texts with more characters are fetched only if the reader asks for them. */
+const MAX_TEXT = 65_536;
+/** Events that were fetched with all of their texts, newest last. */
+let wholes: number[] = [];
+const MAX_WHOLES = 4;
+
+/** Number of characters of an event that were not fetched. */
+export const omittedOf = (event: Event | null | undefined): number => (event as { omitted?: number } | null | undefined)?.omitted ?? 0;
+
+/** Fetch an event with all of its texts. */
+export async function loadWhole(seq: number): Promise<void> {
+  const { taskId } = model.peek();
+  const key = `${taskId} ${seq}`;
+  if (requested.has(key)) return;
+  requested.add(key);
+  bodyFailure.value = null;
+  try {
+    const [event] = await api.events(taskId, seq, seq);
+    if (model.peek().taskId !== taskId) return;
+    bodies.set(seq, event ?? null);
+    wholes.push(seq);
+    if (wholes.length > MAX_WHOLES) bodies.delete(wholes.shift()!);
+    bodiesRevision.value++;
+  } catch (error) {
+    if (model.peek().taskId === taskId) bodyFailure.value = toApiError(error);
+  } finally {
+    requested.delete(key);
+  }
+}
+
+/** Like `bodyOf`, for uses that require all texts. */
+export function wholeOf(seq: number): Event | null | undefined {
+  const event = bodyOf(seq);
+  if (!omittedOf(event)) return event;
+  if (!bodyFailure.peek()) void loadWhole(seq);
+  return undefined;
+}
 
 /** Return the body of an event, or undefined while it is fetched. Null means that this reader may not receive it. */
 export function bodyOf(seq: number): Event | null | undefined {
@@ -38,12 +75,13 @@ async function fetchBodies(seq: number): Promise<void> {
   try {
     // The server ends a range early if its events are large.
     for (let first = from; first <= to; ) {
-      const events = await api.events(taskId, first, to);
+      const events = await api.events(taskId, first, to, MAX_TEXT);
       if (model.peek().taskId !== taskId) return;
       const last = events.at(-1)?.seq ?? to;
       const end = hasMore(outline, last, to) ? last : to;
-      for (let each = first; each <= end; each++) bodies.set(each, null);
-      for (const event of events) bodies.set(event.seq, event);
+      const put = (at: number, event: Event | null) => { if (!(bodies.has(at) && wholes.includes(at))) bodies.set(at, event); };
+      for (let each = first; each <= end; each++) put(each, null);
+      for (const event of events) put(event.seq, event);
       first = end + 1;
       bodyFailure.value = null;
       bodiesRevision.value++;
@@ -65,6 +103,7 @@ function hasMore(outline: Outline, last: number, to: number): boolean {
 effect(() => {
   model.value;
   bodies.clear();
+  wholes = [];
 });
 effect(() => {
   // The page tries again for another event.

@@ -3,6 +3,7 @@
 import type { Fetch, Me, Problem, RunInfo } from './api.ts';
 import type { OutlinePage } from './outline.ts';
 import type { Omitted, SentRequest } from './requests.ts';
+import { shortenTexts } from './json.ts';
 import { findTexts } from './search.ts';
 import type { StateInfo } from './state.ts';
 
@@ -80,7 +81,7 @@ async function answer(path: string[], query: URLSearchParams, accept: string, re
   if (what === 'events') {
     if (!query.has('from')) return new Response(null, { status: 204 });
     const from = number('from', 1);
-    return new Response(await readRange(read, meta, from, Math.min(number('to', from + 399), from + 399)));
+    return new Response(await readRange(read, meta, from, Math.min(number('to', from + 399), from + 399), number('maxText', Infinity)));
   }
   if (what === 'search') return json(await searchEvents(read, meta, query));
   if (what === 'state') return json(await readState(read, meta, number('seq', meta.last), number('messagesFrom', 0)));
@@ -89,14 +90,14 @@ async function answer(path: string[], query: URLSearchParams, accept: string, re
 }
 
 /** Return the lines of the events in a range. */
-async function readRange(read: ReadBlock, { blocks }: Meta, from: number, to: number): Promise<string> {
+async function readRange(read: ReadBlock, { blocks }: Meta, from: number, to: number, maxText: number): Promise<string> {
   const lines: string[] = [];
   for (let k = 0; k < blocks.length; k++) {
     if (blocks[k] > to || (blocks[k + 1] ?? Infinity) <= from) continue;
     for (const line of ((await read(`events-${blocks[k]}`)) ?? '').split('\n')) {
       if (!line) continue;
       const { seq } = JSON.parse(line) as { seq: number };
-      if (seq >= from && seq <= to) lines.push(line);
+      if (seq >= from && seq <= to) lines.push(shortenTexts(line, maxText));
     }
   }
   return lines.join('\n');

@@ -4,7 +4,7 @@ import { signal } from '@preact/signals';
 import { useEffect, useState } from 'preact/hooks';
 import { explain } from '../act.ts';
 import type { AgentInfo } from '../api.ts';
-import { bodyOf } from '../bodies.ts';
+import { wholeOf } from '../bodies.ts';
 import { describePlan, makeForkDraft, makeSettings, planFork, readFork, readResult } from '../forks.ts';
 import { mayAct } from '../questions.ts';
 import { api, forkAt, go, info, me, toApiError, useModel } from '../store.ts';
@@ -25,17 +25,17 @@ export function Fork({ seq }: { seq: number }) {
     if (!agents.value) void api.agents().then(answer => { agents.value = answer.agents; }, () => { agents.value = []; });
   }, []);
   const { outline, rowOf } = useModel();
-  const event = bodyOf(seq);
-  const end = rowOf[outline.find(seq)]?.end;
-  const last = end ? bodyOf(end) : null;
   if (!mayAct.value || forkAt.value !== seq) return null;
+  const event = wholeOf(seq);
+  const end = rowOf[outline.find(seq)]?.end;
+  const last = end ? wholeOf(end) : null;
   if (!agents.value || event === undefined || last === undefined) return <div class="section quiet">Loading the event…</div>;
   return <Form key={seq} seq={seq} event={event} shown={readResult(event, last)} agent={agents.value.find(each => each.name === info.value?.agent)} />;
 }
 
 interface Props {
   seq: number;
-  event: ReturnType<typeof bodyOf>;
+  event: ReturnType<typeof wholeOf>;
   /** Result of the call before it is changed, or null if the event is not a call. */
   shown: string | null;
   agent: AgentInfo | undefined;

@@ -19,7 +19,7 @@ import { bringIntoView, highlight } from './ranges.ts';
 import { RequestTab } from './request.tsx';
 import { Shape } from './shape.tsx';
 import { Goals, StateTab } from './state.tsx';
-import { Block } from './text.tsx';
+import { Block, OmittedNote } from './text.tsx';
 import { px } from './px.ts';
 
 export function Inspector() {
@@ -128,6 +128,7 @@ function Selected({ index: i }: { index: number }) {
       </div>
       <div class="scroll" role="tabpanel" ref={box}>
         <Fork seq={seq} />
+        {tab !== 'state' && <OmittedNote seq={seq} />}
         {tab === 'state' ? <StateTab seq={seq} />
           : tab === 'request' ? <RequestTab seq={call} />
           : event === undefined ? <Pending />

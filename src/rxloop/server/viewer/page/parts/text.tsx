@@ -1,6 +1,7 @@
 // Text of models and tools, always shown as text.
 
 import { useState } from 'preact/hooks';
+import { bodyFailure, bodyOf, loadWhole, omittedOf } from '../bodies.ts';
 import { toSegments } from '../text.ts';
 
 const SHOWN = 20_000;
@@ -24,6 +25,18 @@ export function LongText({ text }: { text: string }) {
         </button>
       )}
     </>
+  );
+}
+
+/** Note that the end of long texts of an event was not loaded, with a button that loads it. */
+export function OmittedNote({ seq }: { seq: number }) {
+  const omitted = omittedOf(bodyOf(seq));
+  if (!omitted) return null;
+  return (
+    <p class="omitted">
+      {omitted.toLocaleString('en-US')} more characters were not loaded. <button onClick={event => { event.stopPropagation(); void loadWhole(seq); }}>Load them</button>
+      {bodyFailure.value && <span class="offline"> {bodyFailure.value.message}</span>}
+    </p>
   );
 }
 

@@ -92,6 +92,14 @@ test('a run in a file is searched after an event', async () => {
   assert.equal((await get('search?q=wind&limit=1')).next, 'a/b/1');
 });
 
+test('long texts of a file are shortened, without binary data', async () => {
+  const event = { seq: 1, text: 'x'.repeat(90), list: [{ mediaType: 'image/png', data: 'A'.repeat(90) }, '😀'.repeat(20)] };
+  const read = makeFileFetch(makeBlockReader(name => (name === 'events-1' ? gzipSync(JSON.stringify(event)).toString('base64') : find(name))));
+  const get = async (query: string) => (await read(`../runs/${id}/events?from=1&to=1${query}`)).json();
+  assert.deepEqual(await get(''), event);
+  assert.deepEqual(await get('&maxText=31'), { ...event, text: `${'x'.repeat(31)}…`, list: [event.list[0], `${'😀'.repeat(15)}…`], omitted: 69 });
+});
+
 test('matches are visited in order, from the selected event on', () => {
   const hits = [2, 5, 5, 9].map(seq => ({ seq }));
   assert.deepEqual([findNext(hits, -1, 0, 1), findNext(hits, 1, 5, 1), findNext(hits, 3, 9, 1), findNext(hits, 0, 6, 1)], [0, 2, -1, 3]);

@@ -17,7 +17,7 @@ import { formatDuration, formatNumber } from '../time.ts';
 import { Json } from '../parts/json.tsx';
 import { Content, MediaPart } from '../parts/media.tsx';
 import { Shape } from '../parts/shape.tsx';
-import { LongText, Text } from '../parts/text.tsx';
+import { LongText, OmittedNote, Text } from '../parts/text.tsx';
 import { ModelView } from './modelview.tsx';
 
 const PAGE = 200;
@@ -98,6 +98,10 @@ function Body({ run, index: i }: { run: RunModel; index: number }) {
   const event = bodyOf(run.outline.seq[i]);
   if (event === undefined) return <p class="quiet">…</p>;
   if (event === null) return <p class="quiet">A hidden message.</p>;
+  return <><Kind run={run} index={i} event={event} /><OmittedNote seq={event.seq} /></>;
+}
+
+function Kind({ run, index: i, event }: { run: RunModel; index: number; event: Event }) {
   switch (event.kind) {
     case 'task': return <>{event.messages.map((each, k) => <Said key={k} event={event} look="user" label={`${each.role} message`}><Content content={each.content} seq={event.seq} /></Said>)}</>;
     case 'message-added': return <Added run={run} index={i} event={event} />;

@@ -12,7 +12,7 @@ import { toLine } from '../text.ts';
 import { formatNumber } from '../time.ts';
 import { Json } from '../parts/json.tsx';
 import { Content } from '../parts/media.tsx';
-import { LongText } from '../parts/text.tsx';
+import { LongText, OmittedNote } from '../parts/text.tsx';
 
 const PAGE = 200;
 
@@ -66,6 +66,10 @@ function Parts({ parts, seq }: { parts: Sent[]; seq: number }) {
 
 /** The answer to the request, the result of a call, or a message that was added later. */
 function Later({ seq }: { seq: number }) {
+  return <><LaterMessage seq={seq} /><OmittedNote seq={seq} /></>;
+}
+
+function LaterMessage({ seq }: { seq: number }) {
   const event = bodyOf(seq);
   if (!event) return <p class="quiet">{event === null ? 'A hidden message.' : '…'}</p>;
   switch (event.kind) {
