@@ -265,14 +265,7 @@ def make_attempt(
     options: ResumeOptions = {"on_input": on_input, "when_busy": when_busy}
     record = cached.record if isinstance(cached, Snapshot) else cached
     spec = make_resume_spec(
-        definition,
-        _EXECUTE,
-        record.task_id,
-        deps,
-        options,
-        only_executes=True,
-        cached=cached,
-        make_deps=make_deps,
+        definition, _EXECUTE, record.task_id, deps, options, only_executes=True, cached=cached, make_deps=make_deps
     )
     return definition.make_run(spec)
 

@@ -43,12 +43,7 @@ class SlidingWindowCompressor(Marks):
     """
 
     def __init__(
-        self,
-        max_tokens: int | None = None,
-        *,
-        max_messages: int | None = None,
-        high: float = 1.0,
-        low: float = 0.6,
+        self, max_tokens: int | None = None, *, max_messages: int | None = None, high: float = 1.0, low: float = 0.6
     ) -> None:
         if max_tokens is None and max_messages is None:
             raise ConfigurationError("SlidingWindowCompressor requires max_tokens, max_messages or both")

@@ -255,9 +255,7 @@ class Layout:
         left = min(self._summary_tokens, self.budget.tokens - count(*kept))
         visible = {fact.value for message in kept for fact in extract_facts(message)}
         text = self._ledger.text(
-            left - titled,
-            visible=visible,
-            size=lambda text: count(Message.user(_TITLE + text)) - titled,
+            left - titled, visible=visible, size=lambda text: count(Message.user(_TITLE + text)) - titled
         )
         if text:
             return Message.user(_TITLE + text)

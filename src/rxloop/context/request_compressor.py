@@ -144,12 +144,8 @@ class RequestCompressor:
         """Log a warning, at most once per run."""
         if get_host(request.ctx) not in self._warned:
             self._warned[get_host(request.ctx)] = True
-            log.warning(
-                "Run %s: %r returned an invalid result, which was repaired or discarded: %s",
-                request.ctx.task_id,
-                self._compressor,
-                message,
-            )
+            text = "Run %s: %r returned an invalid result, which was repaired or discarded: %s"
+            log.warning(text, request.ctx.task_id, self._compressor, message)
 
 
 def _make_events(request: ModelRequest, result: CompressionResult, **fields: Any) -> list[Signal]:

@@ -47,13 +47,9 @@ def _progress(state: RunState) -> str:
     if not state.iteration:
         return ""
     last = next((message for message in islice(reversed(state.messages), 100) if message.role == "assistant"), None)
-    text = f"{state.iteration} model calls so far."
-    if last is None:
-        return text
-    calls = ", ".join(dict.fromkeys(call.name for call in last.tool_calls))
-    if calls:
-        text += f" The last one called {to_one_line(calls, _LINE)}."
-    return text
+    calls = ", ".join(dict.fromkeys(call.name for call in last.tool_calls)) if last is not None else ""
+    called = f" The last one called {to_one_line(calls, _LINE)}." if calls else ""
+    return f"{state.iteration} model calls so far.{called}"
 
 
 def _failed(messages: Sequence[Message]) -> list[tuple[str, str]]:
@@ -70,6 +66,9 @@ def _failed(messages: Sequence[Message]) -> list[tuple[str, str]]:
     return [(names.get(result.tool_call_id or "", "a call"), result.text) for result in bad[:_MAX_LISTED]]
 
 
+_SECTIONS = ("constraints", "done", "next", "facts", "open_errors", "files")
+
+
 class Summary(Wire):
     """Summary of the removed messages, written by the thinking model in fixed sections."""
 
@@ -83,7 +82,7 @@ class Summary(Wire):
     open_errors: list[str] = Field(default_factory=list[str], description="What failed and is not solved.")
     files: list[str] = Field(default_factory=list[str], description="Files that matter, each with why.")
 
-    @field_validator("constraints", "done", "next", "facts", "open_errors", "files", mode="before")
+    @field_validator(*_SECTIONS, mode="before")
     @classmethod
     def _as_lines(cls, value: Any) -> Any:
         """Convert a value to a list of strings, because models may return other shapes."""
@@ -116,14 +115,10 @@ class Summary(Wire):
 
     def lines(self) -> list[str]:
         """Return all non-empty sections as lines."""
-        sections = [("Constraints", self.constraints), ("Done", self.done), ("Next", self.next), ("Facts", self.facts)]
-        sections += [("Open errors", self.open_errors), ("Files", self.files)]
         lines = [f"Goal: {self.goal.strip()}"] if self.goal.strip() else []
-        for title, items in sections:
-            texts = [item.strip() for item in items if item.strip()]
-            if texts:
-                lines.append(f"{title}:")
-                lines += [f"- {item}" for item in texts]
+        for name in _SECTIONS:
+            items = [f"- {item.strip()}" for item in getattr(self, name) if item.strip()]
+            lines += [f"{name.replace('_', ' ').capitalize()}:", *items] if items else []
         return lines
 
     def text(self, fits: Callable[[str], bool]) -> str:
@@ -134,9 +129,8 @@ class Summary(Wire):
         """
         short = self.model_copy()
         while not fits("\n".join(short.lines())):
-            lists = {
-                name: getattr(short, name) for name in ("done", "facts", "files", "open_errors", "next", "constraints")
-            }
+            # Of two equally long sections, the later one is shortened.
+            lists = {name: getattr(short, name) for name in reversed(_SECTIONS)}
             longest = max(lists, key=lambda name: sum(map(len, lists[name])))
             if not lists[longest]:
                 return short.goal[: max(20, len(short.goal) // 2)] if fits(short.goal[:20]) else ""
@@ -197,47 +191,48 @@ class RejectedSummary(ValueError):
         self.used = used
 
 
-class ModelSummary:
-    """Thinking by a model, which updates the summary of the removed messages.
+async def summarise(
+    model: Provider,
+    request: ModelRequest,
+    before: str,
+    history: Sequence[Message],
+    workspace: str,
+    results: Sequence[Message],
+    budget: Budget,
+) -> ThinkingResult:
+    """Return a summary by a model that includes the messages removed in this cycle, see `Think`.
 
     Args:
         model: Thinking model.
         request: Request that was compressed.
         before: Current summary.
+        history: Messages of the run.
+        workspace: Text of the workspaces.
+        results: Tool results of the last iteration.
+        budget: Removed messages and token limit.
+
+    Raises:
+        RejectedSummary: The answer of the model is invalid.
     """
-
-    def __init__(self, model: Provider, request: ModelRequest, before: str) -> None:
-        self._model = model
-        self._request = request
-        self._before = before
-
-    async def think(
-        self, history: Sequence[Message], workspace: str, results: Sequence[Message], budget: Budget
-    ) -> ThinkingResult:
-        """Return a summary that includes the messages removed in this cycle, see `Think`.
-
-        Raises:
-            RejectedSummary: The answer of the model is invalid.
-        """
-        task = next((message.text for message in history if message.role == "user"), "")
-        prompt = question(task, self._before, budget.dropped, _MAX_PROMPT_CHARS, workspace)
-        request = ModelRequest(
-            system=(Message.system(ASK),),
-            messages=[Message.user(prompt)],
-            settings=ModelSettings(max_tokens=2 * budget.tokens + 200),
-            step=f"{self._request.step}/thinking",
-            branch=self._request.branch,
-            ctx=self._request.ctx,
-        )
-        answer, used = await collect_answer(self._model.call(request))
-        try:
-            summary = Summary.read(answer.content)
-        except ValueError as error:
-            raise RejectedSummary(str(error), used) from None
-        short = summary.text(lambda part: budget.count(Message.user(part)) <= budget.tokens)
-        return ThinkingResult(
-            summary=short, insights=tuple(summary.facts), next_actions=tuple(summary.next), thinking_tokens=used
-        )
+    task = next((message.text for message in history if message.role == "user"), "")
+    prompt = question(task, before, budget.dropped, _MAX_PROMPT_CHARS, workspace)
+    asked = ModelRequest(
+        system=(Message.system(ASK),),
+        messages=[Message.user(prompt)],
+        settings=ModelSettings(max_tokens=2 * budget.tokens + 200),
+        step=f"{request.step}/thinking",
+        branch=request.branch,
+        ctx=request.ctx,
+    )
+    answer, used = await collect_answer(model.call(asked))
+    try:
+        summary = Summary.read(answer.content)
+    except ValueError as error:
+        raise RejectedSummary(str(error), used) from None
+    short = summary.text(lambda part: budget.count(Message.user(part)) <= budget.tokens)
+    return ThinkingResult(
+        summary=short, insights=tuple(summary.facts), next_actions=tuple(summary.next), thinking_tokens=used
+    )
 
 
 def insert_summary(
@@ -251,13 +246,9 @@ def insert_summary(
     if not text.strip():
         raise ValueError("the summary is empty")
     view = list(compressed.state.view)
-    at = _find_summary(view)
-    facts = compressed.state.summary
-    message = Message.user(f"{_TITLE}{text}\n\n{facts}".rstrip())
-    if at is not None:
-        view[at] = message
-    else:
-        view.insert(_index_after_task(view, request.messages), message)
+    message = Message.user(f"{_TITLE}{text}\n\n{compressed.state.summary}".rstrip())
+    start, end = _find_summary(view, request.messages)
+    view[start:end] = [message]
     state = replace(compressed.state, view=tuple(view))
     messages = state.messages(request.messages)
     after = counter.count(messages)
@@ -268,13 +259,11 @@ def insert_summary(
     return replace(compressed, state=state, messages=messages, tokens_after=after)
 
 
-def _find_summary(view: Sequence[int | Message]) -> int | None:
-    compressed = (
-        at for at, item in enumerate(view) if isinstance(item, Message) and item.role not in ("tool", "assistant")
-    )
-    return next(compressed, None)
-
-
-def _index_after_task(view: Sequence[int | Message], history: Sequence[Message]) -> int:
+def _find_summary(view: Sequence[int | Message], history: Sequence[Message]) -> tuple[int, int]:
+    """Return the slice with the summary, or an empty slice after the task."""
+    for at, item in enumerate(view):
+        if isinstance(item, Message) and item.role not in ("tool", "assistant"):
+            return at, at + 1
     users = (at for at, item in enumerate(view) if isinstance(item, int) and history[item].role == "user")
-    return next(users, -1) + 1
+    after_task = next(users, -1) + 1
+    return after_task, after_task

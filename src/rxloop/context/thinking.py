@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from reactivex import Observable
 
 from rxloop.context.compression import Compression, CompressionResult, CompressionState
 from rxloop.context.request_compressor import MOST_FAILURES, RequestCompressor, find_pinned, measure
-from rxloop.context.summaries import ModelSummary, RejectedSummary, insert_summary, reflect
+from rxloop.context.summaries import RejectedSummary, insert_summary, reflect, summarise
 from rxloop.errors import RxloopError
 from rxloop.pipeline.interfaces import Budget, Provider, Think, TokenCounter, Trigger
 from rxloop.pipeline.requests import ModelRequest, Signal
@@ -129,7 +130,7 @@ class ThinkingPhase:
             if think is None:
                 model = request.ctx.info.resolve_model(cast("Provider | str", self.model))
                 name, fields = f"the thinking model {model.name}", {"thinking_model": model.name}
-                think = ModelSummary(model, request, before.summary).think
+                think = partial(summarise, model, request, before.summary)
             history, workspace = request.messages, read_workspace(request)
             async with limit:
                 result = await call_user_function(think, history, workspace, read_results(history), budget)

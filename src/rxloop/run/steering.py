@@ -42,11 +42,7 @@ MAX_RECURSIVE_SENDS = 100
 
 
 def send_messages(
-    attempt: Attempt,
-    messages: Sequence[Message],
-    *,
-    interrupt: bool = False,
-    metadata: Mapping[str, Any] | None = None,
+    attempt: Attempt, messages: Sequence[Message], *, interrupt: bool = False, metadata: Mapping[str, Any] | None = None
 ) -> None:
     """Send messages to a run from any thread; see `Run.send`.
 

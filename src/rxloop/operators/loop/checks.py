@@ -6,13 +6,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeVar
 
-from rxloop.errors import (
-    ConfigurationError,
-    ContextLengthExceeded,
-    MediaRefused,
-    PipelineError,
-    ProviderProtocolError,
-)
+from rxloop.errors import ConfigurationError, ContextLengthExceeded, MediaRefused, PipelineError, ProviderProtocolError
 from rxloop.operators.loop.compose import describe, parts
 from rxloop.pipeline.requests import IterationEnd, ModelRequest, Operator, Request, RunRequest, ToolRequest
 from rxloop.protocol.events import Event, LLMFailedEvent

@@ -87,12 +87,7 @@ class WorkBudget(Budget):
     )
 
     def __init__(
-        self,
-        limits: Limits,
-        recorder: States,
-        lifetime: Ending,
-        scope: Scope,
-        describe_loop: Callable[[], str],
+        self, limits: Limits, recorder: States, lifetime: Ending, scope: Scope, describe_loop: Callable[[], str]
     ) -> None:
         self._limits = limits
         self._recorder = recorder
@@ -210,10 +205,7 @@ class WorkBudget(Budget):
         return ColdObservable(lambda observer, scheduler=None: self._wait(source, observer, scheduler))
 
     def _wait(
-        self,
-        source: Observable[Any],
-        observer: abc.ObserverBase[Any],
-        scheduler: abc.SchedulerBase | None,
+        self, source: Observable[Any], observer: abc.ObserverBase[Any], scheduler: abc.SchedulerBase | None
     ) -> abc.DisposableBase:
         subscription = SerialDisposable()
         if self._waiting is None:
