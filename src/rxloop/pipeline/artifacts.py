@@ -36,15 +36,7 @@ class ArtifactStore(Protocol):
     """
 
     async def create(
-        self,
-        context_id: str,
-        artifact_id: str,
-        *,
-        name: str,
-        media_type: str,
-        override: bool,
-        key: str,
-        now: int,
+        self, context_id: str, artifact_id: str, *, name: str, media_type: str, override: bool, key: str, now: int
     ) -> ArtifactRecord:
         """Create an artifact without content, or a new version if `override` is True.
 

@@ -25,13 +25,7 @@ from rxloop.pipeline.records import HistoryQuery, RunRecord, Snapshot, get_conve
 from rxloop.protocol.commands import GoalsCommand, MessageCommand
 from rxloop.protocol.envelope import COMMAND_ID, STARTED_CALLS
 from rxloop.protocol.events import Event, InputReceivedEvent, TaskEvent, ToolCompleteEvent
-from rxloop.run.admission import (
-    Close,
-    acquire_lease,
-    acquire_lease_to_begin,
-    drop_earlier_questions,
-    try_acquire_lease,
-)
+from rxloop.run.admission import Close, acquire_lease, acquire_lease_to_begin, drop_earlier_questions, try_acquire_lease
 from rxloop.run.attempt import Attempt
 from rxloop.run.final_events import is_over, make_exists_error
 from rxloop.run.lifetime import Canceled, Lifetime

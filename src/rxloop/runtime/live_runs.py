@@ -210,14 +210,7 @@ class _Progress:
     """Position of a reader within a run."""
 
     def __init__(
-        self,
-        log: EventLog,
-        task_id: str,
-        after: str | None,
-        push: Push[AnyEvent],
-        gate: Gate,
-        *,
-        ends_at_pause: bool,
+        self, log: EventLog, task_id: str, after: str | None, push: Push[AnyEvent], gate: Gate, *, ends_at_pause: bool
     ) -> None:
         self.cursor = after
         self.last: Event | None = None

@@ -20,14 +20,7 @@ from mcp.server import Server, ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from pydantic import ConfigDict, ValidationError
 
-from rxloop.errors import (
-    ConfigurationError,
-    InvalidThought,
-    SessionError,
-    StageRefused,
-    StrategyError,
-    UnknownSession,
-)
+from rxloop.errors import ConfigurationError, InvalidThought, SessionError, StageRefused, StrategyError, UnknownSession
 from rxloop.pipeline.artifacts import ArtifactStore
 from rxloop.protocol.messages import Wire
 from rxloop.server.mcp import thinking_schema as schema

@@ -17,13 +17,7 @@ from rxloop.support.text import to_mermaid_text, to_short_repr
 from rxloop.thinking.stages import routes
 
 Feature = Literal[
-    "external_tools",
-    "multiple_paths",
-    "backtracking",
-    "revision",
-    "verification",
-    "dynamic_thought_count",
-    "consensus",
+    "external_tools", "multiple_paths", "backtracking", "revision", "verification", "dynamic_thought_count", "consensus"
 ]
 
 BranchingKind = Literal["explicit", "parallel_paths", "tree"]
