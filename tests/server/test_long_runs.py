@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import pytest
 from typing_extensions import override
 
-from rxloop import Agent, Event, MemoryEventLog
+from rxloop import Agent, Event, Limits, MemoryEventLog
+from rxloop.pipeline import records
 from rxloop.server import Principal, ServerLimits
 from rxloop.server.core import computations
 from rxloop.server.core.account import Account
+from rxloop.state import earlier_attempts
+from rxloop.storage import conversation
 from rxloop.support.threads import run_in_thread
 from rxloop.testing import ScriptedModel
 from support.api_server import make_client, serve_api
 from support.run_checks import wait_until
+from support.viewer_runs import store_long_run
 
 FOLDS = ["state", "graph", "graph?form=mermaid", "graph?form=html"]
 PATHS = [*FOLDS, "export?form=jsonl", "export?form=otlp", "diff?with={id}"]
@@ -120,3 +124,29 @@ async def test_request_for_a_long_run_counts_as_a_stream(path: str) -> None:
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many")
     assert refused.headers["retry-after"]
     assert accepted.status_code == 200
+
+
+async def test_long_run_is_folded_outside_of_the_event_loop_when_it_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, log = MemoryEventLog(), MemoryEventLog()
+    await store_long_run(stored, steps=120)
+    await log.append("long", (await stored.read("long"))[:-1], expected_seq=0)
+    modules = (records, earlier_attempts, conversation)
+    threads: dict[object, set[int]] = {module: set() for module in modules}
+
+    def record_thread(module: Any) -> None:
+        fold_all = module.fold_all
+
+        def fold(events: Sequence[Event], *states: Any) -> Any:
+            if len(events) > 500:
+                threads[module].add(threading.get_ident())
+            return fold_all(events, *states)
+
+        monkeypatch.setattr(module, "fold_all", fold)
+
+    for module in modules:
+        record_thread(module)
+    agent = Agent(ScriptedModel("Found.", "Found again."), name="searcher", log=log, limits=Limits(iterations=200))
+    assert (await agent.resume("long")).output == "Found."
+    assert (await agent.run("Again", context_id="talk")).output == "Found again."
+    assert all(threads.values())
+    assert threading.get_ident() not in set[int]().union(*threads.values())

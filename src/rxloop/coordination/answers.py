@@ -92,6 +92,7 @@ async def read_snapshot(
         EventLogError: See `read_log`.
     """
     snapshot = await read_log(event_log.snapshot, task_id, since=since, history=history)
+    await snapshot.fold()
     if any(isinstance(command, AnswerCommand) for _, command in snapshot.commands):
         await validate_commands(snapshot.state, snapshot.new_commands)
     return snapshot

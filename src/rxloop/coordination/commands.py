@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -24,6 +25,7 @@ from rxloop.protocol.tool_events import GoalChange
 from rxloop.state.fold import fold_all
 from rxloop.state.run_state import RunState
 from rxloop.storage.conversation import conversation
+from rxloop.support.threads import compute
 
 _APPLY_TIMEOUT = 2.0
 """Seconds to wait for a working run to apply a message. The message has already been stored."""
@@ -242,4 +244,5 @@ async def _wait_applied(event_log: EventLog, task_id: str, after_seq: int, numbe
 
 
 async def _read_state(event_log: EventLog, task_id: str) -> RunState:
-    return fold_all(await read_log(event_log.read, task_id))
+    events = await read_log(event_log.read, task_id)
+    return await compute(partial(fold_all, events), steps=len(events))

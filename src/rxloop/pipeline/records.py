@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, TypedDict, get_args
 
 from rxloop.errors import ConfigurationError, UnknownRun
@@ -24,6 +24,7 @@ from rxloop.protocol.json_data import canonical_json
 from rxloop.protocol.messages import ErrorInfo, Usage
 from rxloop.state.fold import fold_all
 from rxloop.state.run_state import RunFold, RunState
+from rxloop.support.threads import compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +342,12 @@ class Snapshot:
     def state(self) -> RunState:
         """Folded run state."""
         return fold_all(self.events)
+
+    async def fold(self) -> None:
+        """Fold the events before `state` is read. Long runs are folded in a thread."""
+        if "state" not in vars(self):
+            # The lock of a cached property would block the event loop.
+            vars(self)["state"] = await compute(partial(fold_all, self.events), steps=len(self.events))
 
     @property
     def new_commands(self) -> Sequence[tuple[int, Command]]:

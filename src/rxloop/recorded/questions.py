@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypedDict
 
 from typing_extensions import Unpack
 
-from rxloop.coordination.answers import describe_drop
+from rxloop.coordination.answers import describe_drop, read_snapshot
 from rxloop.coordination.inbox import apply_commands
 from rxloop.errors import ConfigurationError, UnknownRun
 from rxloop.pipeline.event_log import EventLog
@@ -165,7 +165,7 @@ async def _apply_inbox(log: EventLog, record: RunRecord, questions: Sequence[Pen
     if all(isinstance(each, MessageCommand) and each.superseding_task_id is None for _, each in commands):
         # Most runs have no other commands, so avoid loading their events.
         return _Inbox(questions)
-    snapshot = await read_log(log.snapshot, record.task_id)
+    snapshot = await read_snapshot(log, record.task_id)
     state = snapshot.state
     applied = apply_commands(record.task_id, state, snapshot.new_commands, warn=False)
     answered = {event.input_id for event in applied.events if isinstance(event, InputReceivedEvent)}

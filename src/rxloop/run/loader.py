@@ -33,10 +33,8 @@ from rxloop.run.log_writer import LogWriter
 from rxloop.run.steering import send_messages
 from rxloop.state.attempt_counts import check_attempts
 from rxloop.state.earlier_attempts import EarlierAttempts
-from rxloop.state.fold import fold_all
 from rxloop.state.run_state import RunState
 from rxloop.storage.conversation import FORMAT, add_page, conversation, find_cached
-from rxloop.support.garbage import ignore_large_data
 from rxloop.support.tasks import GRACE
 from rxloop.support.threads import compute
 from rxloop.support.trace_context import remove_trace_context
@@ -77,8 +75,7 @@ async def load(attempt: Attempt, event_log: EventLog, close: Close) -> Event | N
     if spec.chosen_id:
         await attempt.lifetime.prepare(_check_id_is_new(attempt, event_log))
     if spec.fork is not None:
-        with ignore_large_data():
-            await attempt.lifetime.prepare(_copy_run(attempt, event_log, spec.fork))
+        await attempt.lifetime.prepare(_copy_run(attempt, event_log, spec.fork))
         return None
     if spec.keep_context:
         acquired = await acquire_lease_to_begin(attempt, event_log, close)
@@ -119,17 +116,22 @@ async def _load_run(attempt: Attempt, event_log: EventLog, close: Close) -> Even
             check_complete(attempt.task_id, (), 1)
     _check_agent(attempt, cached.record if isinstance(cached, Snapshot) else cached)
     if isinstance(cached, Snapshot):
-        _apply_recorded_options(attempt, cached.events)
+        _apply_recorded_options(attempt, cached)
         loaded = await _read_with_lease(attempt, event_log, cached.record, cached, close)
     else:
         loaded = await _read_with_lease(attempt, event_log, cached, None, close)
         if loaded is not None:
-            _apply_recorded_options(attempt, loaded.snapshot.events)
+            _apply_recorded_options(attempt, loaded.snapshot)
     if loaded is None:
         return None
     if attempt.spec.inputs:
         await validate_answers(loaded.snapshot.state, attempt.spec.inputs)
-    return _resume(attempt, event_log, loaded)
+    events = loaded.snapshot.events
+
+    def fold() -> tuple[EarlierAttempts, ThoughtGraph]:
+        return EarlierAttempts(events, loaded.before), ThoughtGraph.of(events)
+
+    return _resume(attempt, event_log, loaded, *await compute(fold, steps=len(events)))
 
 
 def _check_agent(attempt: Attempt, record: RunRecord) -> None:
@@ -222,29 +224,28 @@ def _is_cancelled(snapshot: Snapshot) -> bool:
     return apply_commands(snapshot.task_id, snapshot.state, snapshot.new_commands, warn=False).cancel is not None
 
 
-def _apply_recorded_options(attempt: Attempt, events: Sequence[Event]) -> None:
+def _apply_recorded_options(attempt: Attempt, snapshot: Snapshot) -> None:
     """Apply options recorded in the `task` event, unless the run has ended."""
-    task, apply_recorded_options = events[0] if events else None, attempt.spec.apply_recorded_options
+    task, apply_recorded_options = next(iter(snapshot.events), None), attempt.spec.apply_recorded_options
     if apply_recorded_options is None or not isinstance(task, TaskEvent) or task.options is None:
         return
-    state = fold_all(events)
-    if state.retryable or not state.finished:
+    if snapshot.state.retryable or not snapshot.state.finished:
         attempt.use_spec(apply_recorded_options(task.options))
         attempt.lifetime.limit(attempt.info.limits.seconds)
 
 
-def _resume(attempt: Attempt, event_log: EventLog, loaded: _LoadedRun) -> Event | None:
+def _resume(
+    attempt: Attempt, event_log: EventLog, loaded: _LoadedRun, earlier: EarlierAttempts, graph: ThoughtGraph
+) -> Event | None:
     """Resume a run as its next attempt. Return its final event if it can't be resumed."""
     spec, events = attempt.spec, loaded.snapshot.events
-    earlier = EarlierAttempts(events, loaded.before)
     state = earlier.state
     if spec.cancel is None and (state.retryable or not state.finished):
         check_complete(attempt.task_id, events, state.seq)
     if state.state == "submitted":
         # A submitted run hasn't been started, so this is its first attempt, which includes the `task` event.
         attempt.earlier_events = events
-    number = state.attempt + (state.state != "submitted")
-    _resume_recorder(attempt, earlier, ThoughtGraph.of(events), events[0], number)
+    _resume_recorder(attempt, earlier, graph, events[0], state.attempt + (state.state != "submitted"))
     inputs = spec.inputs or {}
     stays_idle = spec.only_executes or spec.cancel is not None
     if attempt.lifetime.is_ending and is_superseded(state):

@@ -7,6 +7,7 @@ import logging
 import warnings
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, cast
 
 from reactivex import Observable, abc
@@ -24,6 +25,7 @@ from rxloop.state.fold import fold_all
 from rxloop.stream.back_pressure import Gate
 from rxloop.stream.rx import get_running_loop
 from rxloop.support.tasks import wait_all
+from rxloop.support.threads import compute
 
 NO_LOOP = (
     "a run needs a running event loop of asyncio (trio is not supported): await it inside async code, use "
@@ -274,4 +276,5 @@ async def read_open_questions(event_log: EventLog, task_id: str) -> list[Pending
     hold = find_owned(event_log, task_id)
     if hold is not None:
         return hold.pending
-    return list(fold_all(await read_log(event_log.read, task_id)).pending.values())
+    events = await read_log(event_log.read, task_id)
+    return list((await compute(partial(fold_all, events), steps=len(events))).pending.values())

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import ConversationPage, Mark, RunEvents
-from rxloop.protocol.events import ContextCompressedEvent, Event
+from rxloop.protocol.events import ContextCompressedEvent
 from rxloop.protocol.messages import Message, is_private, mark_private
 from rxloop.protocol.tool_events import Goal
 from rxloop.state.fold import fold_all
@@ -29,6 +29,7 @@ from rxloop.state.run_state import (
     get_final_history,
     initial_state,
 )
+from rxloop.support.threads import compute
 
 Cached = tuple[Mark | None, RunState]
 
@@ -118,10 +119,10 @@ async def _add_parts(
         if folded > _EVENTS_PER_BATCH:
             await asyncio.sleep(0)
             folded = len(part.events)
-        run = await _fold(part.events, initial_state())
-        state, folds = add_run(add_folds(state, folds), run), []
-        # An incomplete run would soon invalidate its fold.
-        kept.append(make_fold(part.task_id, len(part.events), run) if part.complete and makes_folds else part)
+        add = partial(_add_events, add_folds(state, folds), part, makes_folds)
+        state, fold = await compute(add, steps=len(part.events))
+        folds = []
+        kept.append(fold or part)
     return kept, add_folds(state, folds)
 
 
@@ -143,13 +144,11 @@ def _combine_single_folds(parts: Sequence[RunFold | RunEvents]) -> list[RunFold]
     return combined
 
 
-async def _fold(events: Sequence[Event], state: RunState) -> RunState:
-    """Fold events, yielding to the event loop between batches."""
-    for at in range(0, len(events), _EVENTS_PER_BATCH):
-        if at:
-            await asyncio.sleep(0)
-        state = fold_all(events[at : at + _EVENTS_PER_BATCH], state)
-    return state
+def _add_events(state: RunState, part: RunEvents, makes_folds: bool) -> tuple[RunState, RunFold | None]:
+    run = fold_all(part.events, initial_state())
+    # An incomplete run would soon invalidate its fold.
+    fold = make_fold(part.task_id, len(part.events), run) if part.complete and makes_folds else None
+    return add_run(state, run), fold
 
 
 class ConversationCache(OrderedDict[str, tuple[Mark | None, RunState]]):

@@ -20,6 +20,7 @@ from weakref import WeakSet, ref
 from typing_extensions import override
 
 from rxloop.errors import RxloopError
+from rxloop.support.garbage import ignore_large_data
 
 T = TypeVar("T")
 
@@ -257,9 +258,21 @@ _COMPUTING = Threads(max_running=1)
 """Thread for computations. Several threads would not be faster, because Python code holds a lock."""
 
 
-async def compute(function: Callable[[], T]) -> T:
-    """Run a long computation in a thread, so that the event loop can run other tasks in between."""
-    return await run_in_thread(function, threads=_COMPUTING)
+_MAX_STEPS = 500
+"""Maximum number of steps on the event loop, such as events to fold. They take a few milliseconds."""
+
+
+async def compute(function: Callable[[], T], *, steps: int | None = None) -> T:
+    """Run a long computation in a thread, so that the event loop can run other tasks in between.
+
+    Args:
+        function: The computation.
+        steps: Number of steps. A short computation runs on the event loop. None means that the number is unknown.
+    """
+    if steps is not None and steps <= _MAX_STEPS:
+        return function()
+    with ignore_large_data():
+        return await run_in_thread(function, threads=_COMPUTING)
 
 
 async def call_user_function(function: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import orjson
 from a2a.types import a2a_pb2 as pb
 
-from rxloop.pipeline.log_retry import read_log
+from rxloop.coordination.answers import read_snapshot
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.messages import Message
 from rxloop.protocol.visibility import PUBLIC_METADATA
@@ -79,4 +79,4 @@ async def continue_task(
 
 async def _list_answered(gateway: Gateway, record: RunRecord) -> Collection[str]:
     """Return the ids of answered questions."""
-    return (await read_log(gateway.runtime.log.snapshot, record.task_id)).state.answers.keys()
+    return (await read_snapshot(gateway.runtime.log, record.task_id)).state.answers.keys()

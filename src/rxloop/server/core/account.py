@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Literal, Self
 from weakref import WeakValueDictionary
 
+from rxloop.coordination.answers import read_snapshot
 from rxloop.errors import UnknownRun
 from rxloop.pipeline.event_log import EventLog
-from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import FINISHED, RunRecord
 from rxloop.server.core.errors import Refused
 
@@ -245,7 +245,7 @@ async def _recount(log: EventLog, task_id: str, commands: _Commands) -> None:
     # A command that is sent now may reach the log before or after the snapshot.
     sending_count, sending_size = commands.sending_count, commands.sending_size
     try:
-        snapshot = await read_log(log.snapshot, task_id)
+        snapshot = await read_snapshot(log, task_id)
         pending = [command for _, command in snapshot.new_commands] if snapshot.record.state not in FINISHED else []
     except UnknownRun:
         pending = []

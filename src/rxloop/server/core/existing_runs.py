@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
+from rxloop.coordination.answers import read_snapshot
 from rxloop.errors import ConfigurationError, InvalidEvent, InvalidInput, NotAsked, NotPermitted, RunExists, RunOver
-from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import WAITING
 from rxloop.protocol.json_data import freeze_json
@@ -114,7 +114,7 @@ async def _check_answered(gateway: Gateway, record: RunRecord, input_ids: Set[st
     Raises:
         NotAsked: If one of the questions was not asked.
     """
-    state = (await read_log(gateway.runtime.log.snapshot, record.task_id)).state
+    state = (await read_snapshot(gateway.runtime.log, record.task_id)).state
     if not input_ids <= state.answers.keys():
         raise NotAsked
 
