@@ -16,7 +16,7 @@ from rxloop.server.viewer.document import make_file
 from rxloop.testing import ScriptedModel, call
 from support.acting_pages import serve_agents
 from support.browser import expect, find_barriers
-from support.hidden_tools import MARK, peek
+from support.hidden_tools import MARK, fail, peek
 from support.viewer_pages import find_filter, find_inspector, find_rows, get_text, serve_view
 
 if TYPE_CHECKING:
@@ -185,3 +185,34 @@ async def test_dialog_downloads_the_chosen_file(page: Page, weather: tuple[Event
         await expect(page.get_by_role("button", name="Share")).to_be_focused()
         await page.set_viewport_size({"width": 390, "height": 844})
         assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.service("axe")
+async def test_dialog_lists_the_data_that_readers_of_the_file_do_not_receive(page: Page) -> None:
+    log = MemoryEventLog()
+    agent = Agent(ScriptedModel([call(f"peek_{MARK}"), call("fail")], "It is open."), tools=[peek, fail], log=log)
+    task_id = (await agent.run("Is it open?")).task_id
+    events = await log.read(task_id)
+    hidden = [each for each in events if each.to_public() is None]
+    last = hidden[0].seq
+    dialog = page.get_by_role("dialog", name="Share")
+    part = dialog.get_by_role("group", name="Hidden from readers")
+    async with serve_view(log) as url:
+        await page.goto(f"{url}#/r/{task_id}?at=1.{last}.0")
+        await page.get_by_role("button", name="Share").click()
+        await expect(part).to_contain_text(f"{len(hidden)} of {len(events)} events, with 1 call")
+        lines = await get_text(part.get_by_role("listitem"))
+        assert {f"1 tool-start peek_{MARK}", f"1 tool-complete peek_{MARK}"} <= {*lines}
+        assert "1 content-complete without hidden calls and texts" in lines
+        assert "system prompts, settings and hidden tools of 2 model requests" in lines
+        assert await find_barriers(page) == []
+        await dialog.get_by_role("radio", name=f"Up to event {last}").check()
+        await expect(part).to_contain_text(f"1 of {last} events, with")
+        await dialog.get_by_role("radio", name=re.compile("^Internal")).check()
+        await expect(part).to_be_hidden()
+    async with serve_public(log) as url:
+        await page.goto(f"{url}#/r/{task_id}")
+        await page.get_by_role("button", name="Share").click()
+        await expect(part).to_contain_text(f"{len(hidden)} of {len(events)} events")
+        assert f"{len(hidden)} hidden, also from you" in await get_text(part.get_by_role("listitem"))
+        assert MARK not in await dialog.inner_text()

@@ -47,8 +47,8 @@ export class Api {
 
   run = (id: string): Promise<RunInfo> => this.get(`runs/${encodeURIComponent(id)}`);
 
-  outline = (id: string, after: number): Promise<OutlinePage> =>
-    this.get(`runs/${encodeURIComponent(id)}/outline`, { after, limit: 20_000, visibility: this.visibility });
+  outline = (id: string, after: number, visibility = this.visibility): Promise<OutlinePage> =>
+    this.get(`runs/${encodeURIComponent(id)}/outline`, { after, limit: 20_000, visibility });
 
   sentRequest = (id: string, seq: number): Promise<SentRequest> =>
     this.get(`runs/${encodeURIComponent(id)}/requests/${seq}`, { visibility: this.visibility });

@@ -4,8 +4,10 @@ import { computed, effect, signal } from '@preact/signals';
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { bodyOfKind } from '../bodies.ts';
 import { api, isFile, me, model, playhead, toApiError, useModel } from '../store.ts';
-import { formatBytes, makeCase } from '../share.ts';
-import { formatNumber } from '../time.ts';
+import { Outline } from '../outline.ts';
+import { findHidden, formatBytes, makeCase } from '../share.ts';
+import { toLine } from '../text.ts';
+import { formatNumber, plural } from '../time.ts';
 import { download } from './download.ts';
 import { Text } from './text.tsx';
 
@@ -60,6 +62,40 @@ export function PublicNote() {
   useModel();
   const isImported = me.value?.may.internal && model.value.outline.size > 0 && bodyOfKind(1, 'task')?.publicForm;
   return isImported ? <span class="filenote" title="This run was imported without hidden calls, system prompts and metadata.">Public form</span> : null;
+}
+
+async function loadOutline(taskId: string, visibility: string): Promise<Outline> {
+  const outline = new Outline();
+  for (let page; !page || (page.last < Number(page.seq) && page.kind.length); ) outline.addPage((page = await api.outline(taskId, outline.last, visibility)));
+  return outline;
+}
+
+/** The data of the run that readers of the public form do not receive. */
+function HiddenPart({ until }: { until: number }) {
+  const { taskId } = model.value;
+  const [outlines, setOutlines] = useState<Outline[] | null>(null);
+  const [failure, setFailure] = useState('');
+  useEffect(() => {
+    let isOpen = true;
+    Promise.all([api.visibility, 'public'].map(each => loadOutline(taskId, each))).then(
+      both => { if (isOpen) setOutlines(both); }, error => { if (isOpen) setFailure(toApiError(error).message); },
+    );
+    return () => { isOpen = false; };
+  }, [taskId]);
+  if (!outlines) return <p class="quiet">{failure || 'Comparing the public form'}</p>;
+  const { events, count, calls, whole, part, requests } = findHidden(outlines[0], outlines[1], until);
+  const list = (groups: [string, number][], more: string) => groups.map(([name, times]) => <li key={name + more}>{formatNumber(times)} <bdi>{toLine(name)}</bdi>{more}</li>);
+  return (
+    <>
+      <p><b>{formatNumber(count)} of {formatNumber(events)} events</b>{calls > 0 && `, with ${formatNumber(calls)} ${plural(calls, 'call')}`}</p>
+      <ul tabIndex={0} aria-label="Hidden data">
+        {list(whole, api.visibility === 'all' ? '' : ', also from you')}
+        {list(part, ' without hidden calls and texts')}
+        {requests > 0 && <li>system prompts, settings and hidden tools of {formatNumber(requests)} {plural(requests, 'model request')}</li>}
+        <li>internal metadata and provider state</li>
+      </ul>
+    </>
+  );
 }
 
 export function ShareDialog() {
@@ -119,6 +155,7 @@ export function ShareDialog() {
           <label><input type="radio" name="audience" checked={!isWhole} onChange={() => setWhole(false)} /> <b>Public</b> <span class="quiet">Without hidden calls, system prompts and metadata.</span></label>
           {me.value?.may.internal && <label><input type="radio" name="audience" checked={isWhole} onChange={() => setWhole(true)} /> <b>Internal</b> <span class="quiet">Everything in the log.</span></label>}
         </fieldset>
+        {!isWhole && <fieldset><legend>Hidden from readers</legend><HiddenPart until={until} /></fieldset>}
         <fieldset>
           <legend>Part</legend>
           <label><input type="radio" name="part" checked={!isPart} onChange={() => setPart(false)} /> <b>All events</b></label>

@@ -3,7 +3,8 @@ import { test } from 'node:test';
 import { gzipSync } from 'node:zlib';
 import { makeBlockReader, makeFileFetch } from '../file.ts';
 import { findNext, findTexts } from '../search.ts';
-import { formatBytes, parseFileName } from '../share.ts';
+import { findHidden, formatBytes, parseFileName } from '../share.ts';
+import { EVENTS, makeOutline } from './run.ts';
 
 const blocks: Record<string, string> = {
   meta: JSON.stringify({ format: 1, taskId: 'a/b', run: { taskId: 'a/b', title: 'Hi' }, me: { may: { act: false } }, last: 4, total: 4, blocks: [1, 3] }),
@@ -115,4 +116,17 @@ test('names and sizes of files are displayed', () => {
   assert.equal(parseFileName('attachment; filename="run-1.otlp.json"'), 'run-1.otlp.json');
   assert.equal(parseFileName(null), 'run');
   assert.deepEqual([512, 1_500, 64_000, 2_300_000].map(formatBytes), ['512 bytes', '1.5 kB', '64 kB', '2.3 MB']);
+});
+
+test('hidden events and texts are counted by kind and name', () => {
+  const [all, shown] = [makeOutline(), makeOutline(EVENTS.filter(each => ![6, 8, 11].includes(each.seq)))];
+  all.flags[4] |= 8;
+  shown.label[20] = 'The model failed.';
+  assert.deepEqual(findHidden(all, shown, 0), {
+    events: 21, count: 3, calls: 1, requests: 3,
+    whole: [['tool-start get_forecast', 1], ['tool-complete get_forecast', 1], ['llm-failed rate_limited', 1]], part: [['content-complete', 1], ['status-update', 1]],
+  });
+  const early = findHidden(all, shown, 7);
+  assert.deepEqual([early.events, early.count, early.requests, early.part], [7, 1, 1, [['content-complete', 1]]]);
+  assert.equal(findHidden(all, all, 0).count, 0);
 });
