@@ -12,6 +12,7 @@ import pytest
 from rxloop import Agent, EventLog, MemoryEventLog, ModelRequest, PostgresEventLog, Runtime, SqliteEventLog, tool
 from rxloop.errors import RunError
 from rxloop.memory import Memory, Note
+from rxloop.memory.owner_notes import OwnerNotes
 from rxloop.protocol.events import (
     Event,
     MemoryNotedEvent,
@@ -186,6 +187,26 @@ async def test_only_the_first_completed_of_overlapping_reflections_counts(log: E
     # The messages of a deleted reflection are summarised again.
     await log.delete("early")
     assert {note.text for note in await memory.notes("ann")} == {"late", "other"}
+
+
+async def test_reflections_are_compared_once_per_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MemoryEventLog()
+    for number in range(30):
+        noted = MemoryNotedEvent(note_id=f"note-{number}", text="A")
+        recalled = MemoryRecalledEvent(note_ids=[str(number)], reflection=True)
+        await store(log, f"run-{number}", recalled, noted, END)
+    calls: list[int] = []
+    original = OwnerNotes._accept_reflections
+
+    def accept(notes: OwnerNotes) -> None:
+        calls.append(1)
+        original(notes)
+
+    monkeypatch.setattr(OwnerNotes, "_accept_reflections", accept)
+    memory = Memory(log)
+    assert len(await memory.notes("ann")) == 30
+    await memory.notes("ann")
+    assert len(calls) == 1
 
 
 async def test_replacement_of_an_unfinished_reflection_does_not_count(log: EventLog) -> None:

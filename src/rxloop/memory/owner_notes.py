@@ -86,8 +86,8 @@ class OwnerNotes:
         self._index = NoteIndex()
         self._derived: dict[str, Note] = {}
         """Notes with sources in other runs, by note id."""
-        self._are_unchecked = False
-        """True if the sources of these notes must be checked, because there are new notes or fewer runs."""
+        self._has_changed = False
+        """True if the sources of these notes and the reflections must be checked again."""
         self._obsolete: set[str] = set()
         """Runs to delete, because they contain notes derived from deleted runs."""
         self.newest = 0
@@ -113,7 +113,7 @@ class OwnerNotes:
                 parts = await asyncio.gather(*(self._read(record) for record in page))
                 for record, events in zip(page, parts, strict=True):
                     self._add_events(record, events)
-            await self._drop_derived()
+            await self._check_sources()
         if monotonic() >= self._next_check:
             await self.drop_deleted()
 
@@ -135,7 +135,7 @@ class OwnerNotes:
             deleted = [task_id for task_id, each in zip(task_ids, exists, strict=True) if not each]
         for task_id in deleted:
             self.drop_run(task_id)
-        await self._drop_derived()
+        await self._check_sources()
         return bool(deleted)
 
     async def _exists(self, task_id: str) -> bool:
@@ -145,10 +145,11 @@ class OwnerNotes:
             return False
         return True
 
-    async def _drop_derived(self) -> None:
+    async def _check_sources(self) -> None:
         """Remove notes derived from deleted runs, and delete the runs that contain only such notes."""
-        while self._are_unchecked or self._obsolete:
-            self._are_unchecked = False
+        while self._has_changed or self._obsolete:
+            self._has_changed = False
+            self._accept_reflections()
             for note in [each for each in self._derived.values() if not each.runs <= self.runs.keys()]:
                 run = self.runs[note.task_id]
                 self._remove(note)
@@ -245,8 +246,7 @@ class OwnerNotes:
             return
         for note in run.fold.notes:
             self._add(note)
-        if run.fold.is_reflection:
-            self._accept_reflections()
+        self._has_changed |= run.fold.is_reflection
         for removal in run.fold.removals:
             self.removals.append((task_id, removal))
             for note in self.find_removed(removal):
@@ -277,7 +277,7 @@ class OwnerNotes:
         if note.replaces is not None:
             self._replacements.setdefault(note.replaces, []).append(note)
         if len(note.runs) > 1:
-            self._derived[note.note_id], self._are_unchecked = note, True
+            self._derived[note.note_id], self._has_changed = note, True
 
     def _remove(self, note: Note) -> None:
         del self.notes[note.note_id]
@@ -302,7 +302,7 @@ class OwnerNotes:
             return
         for note_id in [*run.note_ids]:
             self._remove(self.notes[note_id])
-        self._are_unchecked = True
+        self._has_changed = True
         self.removals = [each for each in self.removals if each[0] != task_id]
         self._open.discard(task_id)
         runs = self._foreign.get(run.context_id, set())
@@ -310,8 +310,6 @@ class OwnerNotes:
         if not runs:
             self._foreign.pop(run.context_id, None)
         del self.runs[task_id]
-        if run.fold.is_reflection:
-            self._accept_reflections()
 
     def find_derived(self, source: str) -> list[Note]:
         """Return the notes derived from the event with this cursor."""
