@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from datetime import datetime
 from os import PathLike
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from rxloop.errors import ConfigurationError, UnknownNote, UnknownRun
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from rxloop.context.compressors import Embedder
     from rxloop.pipeline.interfaces import Provider, Tool
     from rxloop.pipeline.run_context import RunContext
-
-_KINDS = [kind for kind in get_args(NoteKind) if kind != "episode"]
-"""Kinds that programs and tools can add."""
 
 _MAX_RECALLED = 100
 """Maximum number of notes in a recalled block."""
@@ -157,8 +154,8 @@ class Memory:
         """
         if not note.text.strip() or len(note.text) > MAX_TEXT:
             raise ConfigurationError(f"a note must have 1 to {MAX_TEXT:,} characters, got {len(note.text):,}")
-        if note.note_kind not in _KINDS:
-            raise ConfigurationError(f"kind must be one of {', '.join(_KINDS)}, got {note.note_kind!r}")
+        if note.note_kind == "episode":
+            raise ConfigurationError("kind must be one of fact, preference, decision, got 'episode'")
         if not 0 <= note.confidence <= 1:
             raise ConfigurationError(f"confidence must be from 0 to 1, got {note.confidence!r}")
         if note.replaces is not None:

@@ -10,6 +10,7 @@ from datetime import datetime
 from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from typing_extensions import Unpack
 
@@ -69,8 +70,8 @@ class OwnerNotes:
         self._vectors = None if embed is None else NoteVectors(embed)
         self.runs: dict[str, _Run] = {}
         self._log, self.owner = log, owner
-        self._lock: asyncio.Lock | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+        """Locks by event loop, because programs may use a memory in one event loop after another."""
         self._open: set[str] = set()
         """Ids of runs that can publish further events."""
         self._foreign: dict[str, set[str]] = {}
@@ -100,11 +101,7 @@ class OwnerNotes:
 
     async def refresh(self) -> None:
         """Add the new events of the owner's runs."""
-        loop = asyncio.get_running_loop()
-        if self._lock is None or self._loop is not loop:
-            # Programs may use a memory in one event loop after another.
-            self._lock, self._loop = asyncio.Lock(), loop
-        async with self._lock:
+        async with self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             new = await self._find_new_runs()
             # Runs of a conversation are read in order, because foreign text in a run affects later ones.
             records = [*await self._find_continued_runs(), *reversed(new)]

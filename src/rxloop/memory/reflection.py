@@ -11,7 +11,7 @@ from pydantic import Field
 from rxloop.agents.agent import Agent
 from rxloop.coordination.order import wait_for_end
 from rxloop.memory.notes import REFLECTION, START, Note
-from rxloop.memory.tools import NoteAccess, add_note, changing_notes, render_notes
+from rxloop.memory.tools import NoteAccess, add_note, changing_notes, render_note
 from rxloop.operators.loop.compose import compose
 from rxloop.operators.loop.iterate import iterate
 from rxloop.operators.loop.on import on
@@ -78,7 +78,7 @@ async def wait_for_reflections(log: EventLog, owner: str | None, task_id: str | 
     """
     while True:
         records = await read_log(log.list_runs, agent_name=REFLECTION, states=("working",))
-        records = [record for record in records if (record.owner or None) == (owner or None)]
+        records = [record for record in records if (record.owner or "") == (owner or "")]
         # A run with events after its start may already have selected messages.
         records.sort(key=lambda record: record.seq <= START)
         records = [*takewhile(lambda record: record.task_id != task_id, records)]
@@ -120,7 +120,7 @@ def _fit(notes: list[Note], size: int) -> list[str]:
     """Render leading notes within a character limit. The first note is always included."""
     lines: list[str] = []
     for note in notes:
-        line = render_notes([note], ids=True)
+        line = render_note(note, with_id=True)
         size -= len(line) + 1
         if size < 0 and lines:
             break

@@ -38,16 +38,6 @@ _JOINERS = "\u200c\u200d"
 """Invisible characters required by emoji and several writing systems."""
 
 
-def render_notes(notes: list[Note], *, ids: bool = False) -> str:
-    """Return a list of notes for the model, one line per note.
-
-    Args:
-        notes: Notes.
-        ids: Whether to include the ids, as required for replacing and forgetting notes.
-    """
-    return "\n".join(_render(note, ids) for note in notes)
-
-
 def render_block(notes: list[Note], tokens: int) -> tuple[str, list[Note]]:
     """Render as many notes as fit into a token limit.
 
@@ -57,7 +47,7 @@ def render_block(notes: list[Note], tokens: int) -> tuple[str, list[Note]]:
     lines, fitting = [_INTRODUCTION], list[Note]()
     remaining = 4 * tokens - len(_INTRODUCTION)
     for note in notes:
-        line = _render(note, ids=False)
+        line = render_note(note)
         if len(line) < remaining:
             lines.append(line)
             fitting.append(note)
@@ -65,9 +55,10 @@ def render_block(notes: list[Note], tokens: int) -> tuple[str, list[Note]]:
     return "\n".join(lines), fitting
 
 
-def _render(note: Note, ids: bool) -> str:
+def render_note(note: Note, *, with_id: bool = False) -> str:
+    """Return a note as a line for the model. Replacing and forgetting a note requires its id."""
     day = datetime.fromtimestamp(note.created / 1000, UTC).date()
-    label = f"{_clean(note.note_id)}, " if ids else ""
+    label = f"{_clean(note.note_id)}, " if with_id else ""
     author = f" {_clean(note.author)[:_MAX_AUTHOR]}" if note.author else ""
     kind = "" if note.kind == "episode" else f"{note.kind}, "
     confidence = "" if note.confidence == 1 else f", confidence {note.confidence:g}"
@@ -140,7 +131,7 @@ def make_tools(memory: NoteAccess) -> list[Tool]:
     ) -> str:
         """Search the notes about this user and their earlier conversations."""
         found = await memory.search(ctx.info.owner, question, limit=limit)
-        return render_notes(found, ids=True) if found else "No note matches."
+        return "\n".join(render_note(note, with_id=True) for note in found) or "No note matches."
 
     @tool(approve=True, idempotent=True)
     async def forget_note(ctx: RunContext[Any], note_id: Annotated[str, Field(description="Id of the note.")]) -> str:
