@@ -175,6 +175,30 @@ async def test_thousands_of_thoughts_have_few_rows_and_are_reached_by_keyboard(p
         assert await rows.count() <= 40
 
 
+@pytest.mark.parametrize("count", [39, 200])
+async def test_large_graphs_have_a_map_that_opens_thoughts(page: Page, count: int) -> None:
+    log = MemoryEventLog()
+    await store_thoughts(log, count)
+    thoughts = page.get_by_role("img", name=f"Map of {count} thoughts")
+    selected = find_rows(page, "Thoughts").and_(page.locator(".selected"))
+    async with serve_view(log) as url:
+        await page.goto(f"{url}#/r/deep/thoughts")
+        await expect(find_rows(page, "Thoughts").first).to_be_visible()
+        await expect(thoughts).to_have_count(1 if count == 200 else 0)
+        if count < 200:
+            return
+        box = await thoughts.bounding_box()
+        assert box
+        await thoughts.click(position={"x": box["width"] * 0.7525, "y": 20})
+        await expect(selected).to_contain_text("Thought 151")
+        await expect(selected).to_be_in_viewport()
+        shown = thoughts.locator(".shown")
+        first, width = float(await shown.get_attribute("x") or 0), float(await shown.get_attribute("width") or 0)
+        assert first < 150 < first + width < count
+        await page.keyboard.press("ArrowDown")
+        await expect(selected).to_contain_text("Thought 152")
+
+
 async def test_run_without_thoughts_explains_how_to_get_them(page: Page) -> None:
     log = MemoryEventLog()
     run = Agent(ScriptedModel("Hello."), name="clerk", log=log, thoughts=False).run("Hi.")

@@ -169,3 +169,10 @@ export function describePlace(thought: Thought): string[] {
     thought.replacedBy >= 0 && `replaced by ${thought.replacedBy + 1}`,
   ].filter(each => each !== false);
 }
+
+/** Paths of the nodes and edges of all thoughts, from left to right: a unit per thought, and a unit per column. */
+export function makeMap(rows: readonly Thought[]): { nodes: string; old: string; edges: string } {
+  const draw = (isOld: boolean) => rows.map((each, k) => (each.replacedBy >= 0 === isOld ? `M${k} ${each.column}v0` : '')).join('');
+  const edges = rows.map((each, k) => (each.parent < 0 ? '' : `M${each.parent} ${rows[each.parent].column}L${k} ${each.column}`)).join('');
+  return { nodes: draw(false), old: draw(true), edges };
+}

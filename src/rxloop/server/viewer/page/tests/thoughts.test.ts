@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import type { OutlinePage } from '../outline.ts';
-import { describePlace, edgeColumn, MAX_COLUMNS, ThoughtGraph } from '../thoughts.ts';
+import { describePlace, edgeColumn, makeMap, MAX_COLUMNS, ThoughtGraph } from '../thoughts.ts';
 import { makeEvents, makeOutline } from './run.ts';
 
 type Fields = Record<string, unknown>;
@@ -72,4 +72,13 @@ test('an unknown cost does not delay the thoughts after it', () => {
   const graph = new ThoughtGraph();
   graph.update(outline);
   assert.deepEqual([[...outline.unresolved], graph.rows.length], [[1], 1]);
+});
+
+test('the map contains each thought once, from left to right', () => {
+  const { rows } = makeGraph([{}, { relatedTo: 't1' }, { relatedTo: 't1' }, { relatedTo: 't2', session: { thoughtNumber: 2, totalThoughts: 2, isRevision: true, revisesThought: 1 } }]);
+  const map = makeMap(rows);
+  assert.equal(map.edges, 'M0 0L1 0M0 0L2 1M1 0L3 0');
+  assert.equal(map.nodes + map.old, rows.map((each, k) => `M${k} ${each.column}v0`).join(''));
+  rows[1].replacedBy = 3;
+  assert.deepEqual([makeMap(rows).old, makeMap(rows).nodes], ['M1 0v0', 'M0 0v0M2 1v0M3 0v0']);
 });

@@ -1,13 +1,13 @@
 // Thoughts of a run, drawn like a commit graph.
 
-import { useState } from 'preact/hooks';
+import { useEffect, useMemo, useState } from 'preact/hooks';
 import { bodyOfKind } from '../bodies.ts';
 import { moveTo } from '../commands.ts';
 import type { RunModel } from '../model.ts';
-import { isAtEnd, isLoading, now, playhead, selected, useModel } from '../store.ts';
+import { isAtEnd, isLoading, now, playhead, revision, selected, useModel } from '../store.ts';
 import { toLine } from '../text.ts';
-import { describePlace, edgeColumn, MAX_COLUMNS, type Edge, type Thought, type ThoughtGraph } from '../thoughts.ts';
-import { formatDuration } from '../time.ts';
+import { describePlace, edgeColumn, makeMap, MAX_COLUMNS, type Edge, type Thought, type ThoughtGraph } from '../thoughts.ts';
+import { formatDuration, formatNumber } from '../time.ts';
 import { List } from '../parts/list.tsx';
 import { px } from '../parts/px.ts';
 import { LongText } from '../parts/text.tsx';
@@ -15,12 +15,15 @@ import { LongText } from '../parts/text.tsx';
 const HEIGHT = 46;
 /** Distance of a thought from the top of its row. */
 const MIDDLE = 16;
+/** Number of thoughts from which the map is shown. */
+const MIN_MAP = 40;
 const COLUMNS = ['', 'type', 'thought', 'confidence', 'time'];
 
 export function Thoughts() {
   const run = useModel();
   const { graph } = run;
   const [hovered, setHovered] = useState(-1);
+  const [shown, setShown] = useState<[number, number]>([0, 0]);
   const live = isAtEnd.value ? <LiveThoughts run={run} /> : null;
   if (!graph.rows.length && !run.liveThoughts.length) return <Nothing isLoading={isLoading.value} />;
   const current = selected.value ? graph.find(selected.value) : -1;
@@ -28,9 +31,10 @@ export function Thoughts() {
   const ancestors = hovered >= 0 ? graph.ancestors(hovered) : null;
   return (
     <div class="table thoughts">
+      {graph.rows.length >= MIN_MAP && <ThoughtMap graph={graph} shown={shown} current={current} />}
       <List
         role="grid" label="Thoughts" columns={COLUMNS} count={graph.rows.length} height={HEIGHT} current={current} followsEnd={isAtEnd.value && !run.outline.final} after={live}
-        overlay={(first, last) => <Graph graph={graph} first={first} last={last} ancestors={ancestors} />}
+        overlay={(first, last) => <Graph graph={graph} first={first} last={last} ancestors={ancestors} onShow={setShown} />}
         render={(k, top) => (
           <ThoughtRow
             key={graph.rows[k].seq} run={run} thought={graph.rows[k]} number={k} top={top} isSelected={k === current} isReachable={k === reachable}
@@ -39,6 +43,22 @@ export function Thoughts() {
         )}
       />
     </div>
+  );
+}
+
+/** All thoughts from left to right, with the part that is in the list. A click opens a thought. */
+function ThoughtMap({ graph: { rows }, shown: [first, last], current }: { graph: ThoughtGraph; shown: [number, number]; current: number }) {
+  const { nodes, old, edges } = useMemo(() => makeMap(rows), [rows.length, revision.value]);
+  const open = (event: MouseEvent) => {
+    const { left, width } = (event.currentTarget as Element).getBoundingClientRect();
+    moveTo(rows[Math.min(Math.floor(((event.clientX - left) / width) * rows.length), rows.length - 1)].seq);
+  };
+  return (
+    <svg class="thought-map" role="img" aria-label={`Map of ${formatNumber(rows.length)} thoughts`} viewBox={`-.5 -1 ${rows.length} ${MAX_COLUMNS + 1}`} preserveAspectRatio="none" onClick={open}>
+      <rect class="shown" x={first - 0.5} y={-1} width={last - first} height={MAX_COLUMNS + 1} />
+      <path class="edges" d={edges} /><path class="nodes" d={nodes} /><path class="old" d={old} />
+      {current >= 0 && <path class="current" d={`M${current} -1v${MAX_COLUMNS + 1}`} />}
+    </svg>
   );
 }
 
@@ -115,7 +135,8 @@ function Nothing({ isLoading: loads }: { isLoading: boolean }) {
 }
 
 /** The nodes and edges next to the visible rows. The rows contain the same facts as text. */
-function Graph({ graph, first, last, ancestors }: { graph: ThoughtGraph; first: number; last: number; ancestors: Set<number> | null }) {
+function Graph({ graph, first, last, ancestors, onShow }: { graph: ThoughtGraph; first: number; last: number; ancestors: Set<number> | null; onShow: (shown: [number, number]) => void }) {
+  useEffect(() => onShow([first, last]), [first, last]);
   const gap = innerWidth < 700 ? 8 : 14;
   const x = (column: number) => 40 + column * gap;
   const y = (row: number) => (row - first) * HEIGHT + MIDDLE;
