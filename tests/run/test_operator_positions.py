@@ -130,6 +130,17 @@ def test_operators_at_valid_positions_are_accepted() -> None:
     Agent(ScriptedModel("Hi."), loop=[custom_operator, guard, op.run_tools(), custom_operator])
 
 
+def test_operator_may_have_the_name_of_a_view() -> None:
+    async def rewrite(request: ModelRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
+        yield request
+
+    names = [name for name in op.__all__ if name.islower()]
+    assert {"usage", "text", "after", "stats"} <= {*names}
+    for name in names:
+        rewrite.__name__ = rewrite.__qualname__ = name
+        Agent(ScriptedModel("Hi."), loop=op.standard(before_model=[op.on(ModelRequest)(rewrite)]))
+
+
 @pytest.mark.parametrize("misplaced", [guard, rewrite_request, review_iteration])
 def test_loop_operator_around_the_loop_is_rejected(misplaced: Operator) -> None:
     def wrap_iterate(pipeline: Operator) -> Operator:

@@ -10,6 +10,7 @@ import httpx
 import orjson
 import pytest
 from a2a.client import ClientConfig, create_client
+from a2a.server.routes import jsonrpc_dispatcher, rest_dispatcher
 from a2a.types import a2a_pb2 as pb
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -221,6 +222,25 @@ async def test_invalid_body_is_refused_with_an_a2a_error() -> None:
         assert plain.status_code == 415
         assert plain.json()["error"]["details"][0]["reason"] == "CONTENT_TYPE_NOT_SUPPORTED"
         assert (await served.runtime.log.list_runs()) == []
+
+
+async def test_message_with_too_many_parts_is_refused_before_the_sdk_validates_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    params = {"message": {**_message("x"), "parts": [{"text": "x"}] * 6_000}}
+    headers = {"a2a-version": "1.0"}
+    async with serve_a2a(make_clerk()) as served, make_client(served.url) as client:
+        # Parsing would fail with an internal error.
+        monkeypatch.setattr(rest_dispatcher, "Parse", None)
+        monkeypatch.setattr(jsonrpc_dispatcher, "ParseDict", None)
+        rest = await client.post("/message:send", json=params, headers=headers)
+        body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": params}
+        rpc = await client.post("/rpc", json=body, headers=headers)
+    assert rest.status_code == 400
+    assert [rest.json()["error"]["message"], rpc.json()["error"]["message"]] == [
+        "a message must have 1 to 64 parts, got 6000"
+    ] * 2
+    assert rpc.json()["error"]["code"] == -32602
 
 
 async def test_body_limit_applies_while_the_body_is_received() -> None:

@@ -29,6 +29,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive
 from typing_extensions import override
 
+from rxloop.server.a2a.parts import check_part_count
 from rxloop.server.core.adapter import Call
 from rxloop.server.core.bodies import check_json
 from rxloop.server.core.errors import Refused, find_refusal
@@ -127,7 +128,11 @@ async def serve_sdk(endpoint: SdkEndpoint, rpc: bool, call: Call[None, None]) ->
                 return _reject_body(rpc, ContentTypeNotSupportedError("the content type must be application/json"))
             check_json(body, "body", call.gateway.limits, MAX_DEPTH)
             # Encoding the body again removes duplicate keys and invalid characters.
-            body = orjson.dumps(orjson.loads(body)) if body else b""
+            payload = orjson.loads(body) if body else None
+            _check_parts(payload, rpc)
+            body = orjson.dumps(payload) if body else b""
+        except InvalidParamsError as error:
+            return _reject_body(rpc, error)
         except (Refused, orjson.JSONDecodeError) as error:
             if isinstance(error, Refused) and error.status != 400:
                 raise
@@ -141,6 +146,14 @@ async def serve_sdk(endpoint: SdkEndpoint, rpc: bool, call: Call[None, None]) ->
     if not isinstance(response, EventSourceResponse):
         return response
     return call.stream(Stream(*_to_source(cast("Any", response).body_iterator), overflow="block"), _WRITER)
+
+
+def _check_parts(payload: Any, rpc: bool) -> None:
+    # The SDK validates each part before the handler can refuse the message, which would block the event loop.
+    for name in ("params", "message", "parts")[not rpc :]:
+        payload = cast("dict[str, Any]", payload).get(name) if isinstance(payload, dict) else None
+    if isinstance(payload, list) and payload:
+        check_part_count(len(cast("list[Any]", payload)))
 
 
 def _get_media_type(request: Request) -> str:

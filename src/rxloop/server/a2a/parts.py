@@ -30,14 +30,23 @@ _CONFIRMATIONS = ("yes", "y", "true", "ok", "approve", "approved")
 # -- input
 
 
+def check_part_count(count: int) -> None:
+    """Check the number of parts of a message.
+
+    Raises:
+        InvalidParamsError: If the number is invalid.
+    """
+    if not 0 < count <= _MAX_PARTS:
+        raise InvalidParamsError(f"a message must have 1 to {_MAX_PARTS} parts, got {count}")
+
+
 def convert_content(message: pb.Message) -> str | list[Part]:
     """Convert an A2A message to model input. Data parts are converted to JSON text.
 
     Raises:
         InvalidParamsError: If a part is empty, too long, or has an unsupported URL.
     """
-    if not 0 < len(message.parts) <= _MAX_PARTS:
-        raise InvalidParamsError(f"a message must have 1 to {_MAX_PARTS} parts, got {len(message.parts)}")
+    check_part_count(len(message.parts))
     parts = [_convert_part(part, index) for index, part in enumerate(message.parts)]
     if len(parts) == 1 and isinstance(parts[0], TextPart):
         return parts[0].text
