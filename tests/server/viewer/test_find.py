@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rxloop import Agent, EventLog, MemoryEventLog, Runtime
+from rxloop import Agent, EventLog, MemoryEventLog, Runtime, tool
 from rxloop.server.viewer.document import make_file
 from rxloop.testing import ScriptedModel, call
 from support.browser import expect, find_barriers, until
@@ -80,6 +80,27 @@ async def test_matches_of_a_file_are_opened_one_after_the_other(
     path = tmp_path / "run.html"
     path.write_bytes(make_file(await log.get_record(task_id), await log.read(task_id), internal=True))
     await check_matches(page, path.as_uri(), task_id)
+
+
+async def test_matches_in_folded_parts_of_texts_are_opened(page: Page) -> None:
+    @tool
+    async def fetch() -> dict[str, str]:
+        """Return a page."""
+        return {"page": f"{'x ' * 400}needle", "other": "y" * 900}
+
+    log = MemoryEventLog()
+    model = ScriptedModel(call("fetch"), f"{'z ' * 20_000}the needle")
+    task_id = (await Agent(model, tools=[fetch], log=log).run("Fetch")).task_id
+    inspector = find_inspector(page)
+    async with serve_view(log) as url:
+        await page.goto(f"{url}#/r/{task_id}?q=Needle")
+        for field in ("result.page", "content-complete, content"):
+            while field not in await page.locator(".matchbar").inner_text():
+                await find_filter(page).press("Enter")
+            await until(page, f"{_MARKED}.includes('needle')")
+            await expect(inspector.locator(".block").filter(has_text="needle").first).to_be_in_viewport()
+        await page.keyboard.press("Shift+Enter")
+        await expect(inspector.get_by_role("button", name="300 more characters")).to_have_count(1)
 
 
 async def test_hidden_texts_are_only_found_by_readers_with_access(page: Page, tmp_path: Path) -> None:

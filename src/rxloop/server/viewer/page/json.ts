@@ -45,10 +45,6 @@ export function formatPath(path: readonly (string | number)[]): string {
   return text.startsWith('.') ? text : `.${text}`;
 }
 
-export function formatSize(bytes: number): string {
-  return bytes < 1000 ? `${bytes} bytes` : bytes < 1_000_000 ? `${(bytes / 1000).toFixed(1)} kB` : `${(bytes / 1_000_000).toFixed(1)} MB`;
-}
-
 /** Return the text of a value for the clipboard. */
 export function toText(value: unknown): string {
   return typeof value === 'string' ? value : JSON.stringify(value, null, 2) ?? '';

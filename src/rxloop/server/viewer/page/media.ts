@@ -45,11 +45,6 @@ export function partsOf(content: unknown): Part[] {
   return content == null || content === '' ? [] : [{ type: 'text', text: typeof content === 'string' ? content : JSON.stringify(content) }];
 }
 
-export function formatSize(bytes: number): string {
-  if (bytes < 1000) return `${bytes} bytes`;
-  return bytes < 1e6 ? `${(bytes / 1000).toFixed(1)} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
-}
-
 const ENDINGS: Record<string, string> = {
   'image/png': 'png', 'image/jpeg': 'jpg', 'image/gif': 'gif', 'image/webp': 'webp', 'application/pdf': 'pdf', 'application/json': 'json',
   'text/plain': 'txt', 'text/csv': 'csv',

@@ -1,4 +1,4 @@
-// Names and sizes of exported files, and the data that their readers do not receive.
+// Names of exported files, and the data that their readers do not receive.
 
 import { HIDDEN, HIDDEN_KIND } from './kinds.ts';
 import type { Outline } from './outline.ts';
@@ -43,10 +43,4 @@ export function parseFileName(header: string | null): string {
 export function makeCase(line: string, expected: string): string {
   const { expected: _, ...fields } = JSON.parse(line) as Record<string, unknown>;
   return JSON.stringify(expected ? { ...fields, expected } : fields);
-}
-
-export function formatBytes(size: number): string {
-  if (size < 1000) return `${size} bytes`;
-  const [value, unit] = size < 1e6 ? [size / 1e3, 'kB'] : [size / 1e6, 'MB'];
-  return `${value.toFixed(value < 10 ? 1 : 0)} ${unit}`;
 }

@@ -154,3 +154,9 @@ export function formatAge(ms: number): string {
   if (ms < 172_800_000) return `${Math.floor(ms / 3_600_000)} h`;
   return `${Math.floor(ms / 86_400_000)} days`;
 }
+
+export function formatSize(size: number): string {
+  if (size < 1000) return `${size} bytes`;
+  const [value, unit] = size < 1e6 ? [size / 1e3, 'kB'] : [size / 1e6, 'MB'];
+  return `${value.toFixed(value < 10 ? 1 : 0)} ${unit}`;
+}

@@ -2,12 +2,12 @@
 
 import { createContext } from 'preact';
 import { useContext, useEffect, useMemo, useRef, useState } from 'preact/hooks';
-import { cut, findBytes, FOLD, formatPath, formatSize, parseEmbedded, toText, WINDOW } from '../json.ts';
+import { cut, findBytes, FOLD, formatPath, parseEmbedded, toText, WINDOW } from '../json.ts';
 import { isWrapped, toggleWrap } from '../store.ts';
-import { formatNumber } from '../time.ts';
+import { formatNumber, formatSize } from '../time.ts';
 import { download } from './download.ts';
 import { bringIntoView, highlight, MAX_MARKS } from './ranges.ts';
-import { Text } from './text.tsx';
+import { hasMatchAfter, Text } from './text.tsx';
 
 type Path = readonly (string | number)[];
 
@@ -130,7 +130,7 @@ function StringLeaf({ text, path }: { text: string; path: Path }) {
   if (embedded && isTree) {
     return <><button class="more" title="This string contains JSON" onClick={() => setTree(false)}>JSON in a string</button><Json value={embedded} path={[...path, 'json']} /></>;
   }
-  const isCut = !isWhole && text.length > FOLD;
+  const isCut = !isWhole && text.length > FOLD && !hasMatchAfter(text, FOLD);
   return (
     <span class="string">
       "<Text text={isCut ? cut(text, FOLD) : text} />"

@@ -1,6 +1,7 @@
 // Pictures and files of messages.
 
-import { fileName, formatSize, partsOf, readMedia, type Media, type Part } from '../media.ts';
+import { fileName, partsOf, readMedia, type Media, type Part } from '../media.ts';
+import { formatSize } from '../time.ts';
 import { toLine } from '../text.ts';
 import { download } from './download.ts';
 import { LongText } from './text.tsx';

@@ -5,9 +5,9 @@ import { useEffect, useRef, useState } from 'preact/hooks';
 import { bodyOfKind } from '../bodies.ts';
 import { api, isFile, me, model, playhead, toApiError, useModel } from '../store.ts';
 import { Outline } from '../outline.ts';
-import { findHidden, formatBytes, makeCase } from '../share.ts';
+import { findHidden, makeCase } from '../share.ts';
 import { toLine } from '../text.ts';
-import { formatNumber, plural } from '../time.ts';
+import { formatNumber, formatSize, plural } from '../time.ts';
 import { download } from './download.ts';
 import { Text } from './text.tsx';
 
@@ -168,7 +168,7 @@ export function ShareDialog() {
             <pre tabIndex={0} aria-label="Line of the case"><Text text={edited} /></pre>
           </fieldset>
         )}
-        <p role="status">{failure ? <span class="offline">{failure}</span> : made ? `${formatBytes(made.blob.size)}, ${made.name}` : 'Creating the file'}</p>
+        <p role="status">{failure ? <span class="offline">{failure}</span> : made ? `${formatSize(made.blob.size)}, ${made.name}` : 'Creating the file'}</p>
         <p><button class="primary" disabled={!made} onClick={() => made && download([edited ? `${edited}\n` : made.blob], made.name)}>Download</button>{edited && <> <button onClick={() => void navigator.clipboard?.writeText(edited)}>Copy</button> <CaseButton expected={expected} /></>} <button onClick={close}>Close</button></p>
       </section>
     </div>

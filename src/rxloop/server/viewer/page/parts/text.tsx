@@ -2,9 +2,16 @@
 
 import { useState } from 'preact/hooks';
 import { bodyFailure, bodyOf, loadWhole, omittedOf } from '../bodies.ts';
+import { words } from '../store.ts';
 import { toSegments } from '../text.ts';
 
 const SHOWN = 20_000;
+/** Longer texts are only opened by the reader. */
+const MAX_OPENED = 200_000;
+
+/** True if the part of a text after an index contains the words of the filter. */
+export const hasMatchAfter = (text: string, index: number): boolean =>
+  words.value !== '' && text.length < MAX_OPENED && text.toLowerCase().lastIndexOf(words.value.toLowerCase()) > index - words.value.length;
 
 /** Text with its line breaks. Control characters are marked codes. */
 export function Text({ text }: { text: string }) {
@@ -15,7 +22,7 @@ export function Text({ text }: { text: string }) {
 /** Text that is cut, if it is long, until the reader asks for the rest. */
 export function LongText({ text }: { text: string }) {
   const [isWhole, setWhole] = useState(false);
-  const isCut = !isWhole && text.length > SHOWN;
+  const isCut = !isWhole && text.length > SHOWN && !hasMatchAfter(text, SHOWN);
   return (
     <>
       <Text text={isCut ? text.slice(0, SHOWN) : text} />

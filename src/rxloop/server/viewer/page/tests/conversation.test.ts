@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { describeAnswer, describeTry, explainEnd, listTurns, reasoningTime, splitAtCitations, type Turn } from '../conversation.ts';
-import { fileName, formatSize, partsOf, readMedia } from '../media.ts';
+import { fileName, partsOf, readMedia } from '../media.ts';
+import { formatSize } from '../time.ts';
 import { RunModel } from '../model.ts';
 import type { Event } from '../outline.ts';
 import { EVENTS, makeEvents } from './run.ts';

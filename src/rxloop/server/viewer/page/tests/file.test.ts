@@ -3,7 +3,8 @@ import { test } from 'node:test';
 import { gzipSync } from 'node:zlib';
 import { makeBlockReader, makeFileFetch } from '../file.ts';
 import { findNext, findTexts } from '../search.ts';
-import { findHidden, formatBytes, parseFileName } from '../share.ts';
+import { findHidden, parseFileName } from '../share.ts';
+import { formatSize } from '../time.ts';
 import { EVENTS, makeOutline } from './run.ts';
 
 const blocks: Record<string, string> = {
@@ -115,7 +116,7 @@ test('files of a newer format are refused', async () => {
 test('names and sizes of files are displayed', () => {
   assert.equal(parseFileName('attachment; filename="run-1.otlp.json"'), 'run-1.otlp.json');
   assert.equal(parseFileName(null), 'run');
-  assert.deepEqual([512, 1_500, 64_000, 2_300_000].map(formatBytes), ['512 bytes', '1.5 kB', '64 kB', '2.3 MB']);
+  assert.deepEqual([512, 1_500, 64_000, 2_300_000].map(formatSize), ['512 bytes', '1.5 kB', '64 kB', '2.3 MB']);
 });
 
 test('hidden events and texts are counted by kind and name', () => {
