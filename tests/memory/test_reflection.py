@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from rxloop import Agent, EventLog, MemoryEventLog, ModelRequest, PostgresEventL
 from rxloop.errors import RunError
 from rxloop.memory import Memory, Note
 from rxloop.memory.owner_notes import OwnerNotes
+from rxloop.memory.reflection import wait_for_reflections
 from rxloop.protocol.events import (
     Event,
     MemoryNotedEvent,
@@ -112,6 +113,56 @@ async def test_reflect_in_two_processes_summarises_messages_once(logs: list[Even
     )
     assert sorted(map(len, notes)) == [0, 1]
     assert sum("I take the train." in request.tail[0].text for model in models for request in model.requests[:1]) == 1
+
+
+class SlowLog(MachineLog):
+    """Log of a machine with a slow connection."""
+
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
+        await asyncio.sleep(0.1)
+        await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.15, 0.5])
+def test_reflection_waits_for_an_earlier_one_of_another_process(delay: float) -> None:
+    shared = SharedState()
+    logs = [SlowLog(shared) for _ in range(2)]
+
+    async def main() -> None:
+        await chat(logs[0], "I take the train.")
+        source = await message(Memory(logs[0]), "I take the train.")
+        models = [ScriptedModel(write("Takes the train.", source), frames(f"a{'-' * 500}b|")) for _ in logs]
+
+        async def run(number: int) -> None:
+            await asyncio.sleep(number * delay)
+            await Memory(logs[number]).reflection(models[number]).run("Summarise.", owner="ann")
+
+        await asyncio.gather(*map(run, range(2)))
+        assert [note.text for note in await facts(Memory(logs[0]))] == ["Takes the train."]
+        assert sum("I take the train." in model.requests[0].tail[0].text for model in models) == 1
+
+    with virtual_time() as time:
+        time.run(main())
+
+
+def test_reflection_that_has_selected_messages_precedes_an_older_run() -> None:
+    shared = SharedState()
+    log, other = MachineLog(shared), MachineLog(shared)
+
+    async def main() -> None:
+        await store(log, "late")
+        await store(other, "early", MemoryRecalledEvent(note_ids=["a"], reflection=True))
+        for each, task_id in ((log, "late"), (other, "early")):
+            await each.acquire_lease(task_id, task_id, lambda: None)
+        await wait_for_reflections(other, "ann", "early")
+        waiting = asyncio.create_task(wait_for_reflections(log, "ann", "late"))
+        await asyncio.sleep(10)
+        assert not waiting.done()
+        await store(other, "early", END)
+        await waiting
+
+    with virtual_time() as time:
+        time.run(main())
 
 
 def test_reflection_of_a_dead_process_is_repeated_and_its_own_notes_do_not_count() -> None:
