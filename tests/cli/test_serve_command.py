@@ -239,7 +239,9 @@ def test_metrics_have_a_key_of_their_own(module: str, workspace: Workspace) -> N
 
         assert get("/runs", KEY).status_code == 200
         assert 'rxloop_runs{state="working"} 0.0' in get("/metrics", key).text
-        assert [get("/metrics", KEY).status_code, get("/runs", key).status_code] == [401, 401]
+        assert [get("/metrics", KEY).status_code, get("/metrics", "wrong").status_code] == [403, 401]
+        assert "require the metrics scope" in get("/metrics", KEY).text
+        assert get("/runs", key).status_code == 401
     assert "metrics at /metrics" in lines[0]["message"]
 
 

@@ -50,6 +50,9 @@ class RunSummary:
 
     title: str = ""
     fork_of: str | None = None
+    seconds: float | None = None
+    """Time from the first to the last event, excluding events that a fork has copied. None if only the first event was
+    read."""
     first_token: float | None = None
     calls: int | None = None
     """Number of started tool calls, or None if only the first event was read."""
@@ -100,6 +103,7 @@ class SummaryFold:
         self._problems = ProblemFold(internal=internal)
         self._title, self._calls = "", 0
         self._fork_of: str | None = None
+        self._copied, self._start = 0, 0
         self._first_token: float | None = None
         self._has_message = False
         self._rate = TokenRate()
@@ -119,10 +123,13 @@ class SummaryFold:
         """Add durable events in order."""
         for event in events:
             self._problems.add((event,))
+            # Copied events may be days older than the fork.
+            self._start = event.timestamp if event.seq <= self._copied + 1 else self._start
             self._is_priced |= self._spending.add(event)
             match event.to_public():
                 case TaskEvent() as task if task.parent_task_id is None:
                     self._title, self._fork_of = make_title(task), task.fork_of
+                    self._copied = task.fork_seq or 0
                     self._rate.add(task.timestamp, 0)
                 case ContentCompleteEvent() as message if not self._has_message:
                     self._has_message, self._first_token = True, message.first_token
@@ -138,6 +145,7 @@ class SummaryFold:
         return RunSummary(
             title=self._title,
             fork_of=self._fork_of,
+            seconds=None if self.last is None else max(self.last.timestamp - self._start, 0) / 1000,
             first_token=self._first_token,
             calls=self._calls,
             problems=self._problems.count,

@@ -41,6 +41,7 @@ KEYS_INSTEAD = {
     "axis",  # +, -, a and d change the time range
     "overview",  # the same
     "fold",  # e
+    "marker",  # Space
     "veil",  # Esc
     "dialog",  # only keeps clicks from the veil
 }

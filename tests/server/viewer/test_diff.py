@@ -173,10 +173,23 @@ async def test_marked_runs_are_compared_and_keys_step_through_the_differences(pa
         await page.goto(f"{served.url}/view/")
         rows = page.locator(".runs [data-run]")
         await expect(rows).to_have_count(2)
-        await rows.nth(1).press(" ")
-        await rows.nth(0).press(" ")
-        await rows.nth(0).press("m")
+        for key in ("j", "ArrowDown", " ", "k", " ", "m"):
+            await page.keyboard.press(key)
         await page.wait_for_url("**#/diff/**")
+        await page.go_back()
+        marks = rows.get_by_role("checkbox", name="Mark")
+        await expect(marks.nth(1)).to_be_checked()
+        for mark in await marks.all():
+            await mark.uncheck()
+        await expect(page.get_by_role("button", name="Compare")).to_have_count(0)
+        for mark in await marks.all():
+            await mark.check()
+        await page.get_by_role("button", name="Compare").click()
+        await page.wait_for_url("**#/diff/**")
+        tracks = page.locator(".diff .track")
+        await expect(tracks.nth(1)).to_be_visible()
+        edges = await tracks.evaluate_all("all => all.map(each => each.getBoundingClientRect().x)")
+        assert len(set(edges)) == 2
         count = page.locator(".tabs .count").last
         await expect(count).to_have_text(re.compile(r"difference 1 of \d"))
         await page.keyboard.press(";")

@@ -86,7 +86,7 @@ async def test_run_becomes_a_case_with_one_click(page: Page, weather: tuple[Even
     async with serve_view(log, path) as url:
         await page.goto(f"{url}#/r/{task_id}")
         await page.get_by_role("button", name="Make a case").click()
-        await expect(page.get_by_text("Case 2 added")).to_be_visible()
+        await expect(page.get_by_text("Case 2 added to cases.jsonl")).to_be_visible()
         assert await find_barriers(page) == []
         earlier, case = Case.read(path)
         assert (earlier.input, case.id, case.input) == ("Earlier", task_id, "Oslo or Bergen for a hike on Saturday?")
@@ -100,7 +100,7 @@ async def test_run_becomes_a_case_with_one_click(page: Page, weather: tuple[Even
         await dialog.get_by_role("radio", name="Case").check()
         await dialog.get_by_role("textbox", name="Expected answer").fill("Oslo")
         await dialog.get_by_role("button", name="Make a case").click()
-        await expect(dialog.get_by_text("Case 1 added")).to_be_visible()
+        await expect(dialog.get_by_text("Case 1 added to cases.jsonl")).to_be_visible()
         assert [each.expected for each in Case.read(path)] == ["Oslo"]
     async with serve_view(log) as url:
         await page.goto(f"{url}#/r/{task_id}")

@@ -332,6 +332,10 @@ async def test_page_asks_for_the_key_of_the_server(page: Page, weather: tuple[Ev
     async with runtime, serve_app(app) as url:
         await page.goto(f"{url}/view")
         await page.wait_for_url("**/view/")
+        await expect(page.get_by_role("alert")).to_have_count(0)
+        await page.get_by_label("Key", exact=True).fill("wrong")
+        await page.get_by_role("button", name="Open").click()
+        await expect(page.get_by_role("alert")).to_have_text("The server does not accept this key.")
         await page.get_by_label("Key", exact=True).fill("secret-key-of-ann-1")
         await page.get_by_role("button", name="Open").click()
         await expect(page.get_by_role("heading", name="No run yet")).to_be_visible()

@@ -122,9 +122,9 @@ def create_adapters(runtime: Runtime, flags: Sequence[str], keys: Mapping[str, s
 
 
 def create_metrics(runtime: Runtime, keys: Mapping[str, str]) -> MountedAdapter:
-    """Create the adapter for metrics. If there are keys, only the client `metrics` has access."""
+    """Create the adapter for metrics. If there are keys, only the client `metrics` has access, and others get 403."""
     scraper = Principal(METRICS_CLIENT, frozenset({"metrics"}))
-    auth = bearer({key: scraper for key, name in keys.items() if name == METRICS_CLIENT}) if keys else None
+    auth = bearer({key: scraper if name == METRICS_CLIENT else name for key, name in keys.items()}) if keys else None
     return MountedAdapter("/metrics", "metrics", rxloop.server.metrics(runtime, auth=auth), owns_prefix=True)
 
 

@@ -219,7 +219,8 @@ class RunInfo(Wire):
     title: str | None = Field(default=None, exclude_if=is_missing)
     """Beginning of the message that started the run, at most 120 characters."""
     seconds: float | None = Field(default=None, exclude_if=is_missing)
-    """Time from the first to the last event, including pauses."""
+    """Time from the first to the last event, including pauses and excluding events that a fork has copied. Missing for
+    forks whose events were not read."""
     first_token: float | None = Field(default=None, exclude_if=is_missing)
     """Seconds from the first model call to its first token."""
     calls: int | None = Field(default=None, exclude_if=is_missing)

@@ -100,3 +100,5 @@ class AddedCase(Wire):
     """Id of the case, which is the id of the run."""
     count: int
     """Number of cases of the server."""
+    file: str
+    """Name of the file of cases, without its folder."""

@@ -90,4 +90,4 @@ async def add_case(call: ApiCall[AddCase, Query]) -> Response:
         raise Refused(409, "not_added", str(error)) from error
     except OSError as error:
         raise Refused(500, "cases", f"the file for cases cannot be written: {error.strerror}") from error
-    return write_json(AddedCase(id=record.task_id, count=count), 201)
+    return write_json(AddedCase(id=record.task_id, count=count, file=path.name), 201)

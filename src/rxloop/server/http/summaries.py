@@ -126,6 +126,7 @@ def _describe(event: Event) -> tuple[int, int, int]:
 
 def make_detailed_info(call: ApiCall[Any, Any], record: RunRecord, summary: RunSummary) -> RunInfo:
     """Return a run's state with the details of its summary."""
-    seconds = max(record.updated - record.created, 0) / 1000
-    details = {**asdict(summary), "model": record.model or None, "seconds": seconds}
+    details = {**asdict(summary), "model": record.model or None}
+    if summary.seconds is None and summary.fork_of is None:
+        details["seconds"] = max(record.updated - record.created, 0) / 1000
     return reads.make_short_info(call, record).model_copy(update=details)

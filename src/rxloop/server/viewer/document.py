@@ -340,7 +340,7 @@ def _make_info(record: RunRecord, events: Sequence[Event]) -> RunInfo:
         error=None if record.error is None else redact_error(record.error, None),
         model=record.model or None,
         title=summary.title,
-        seconds=max(record.updated - record.created, 0) / 1000,
+        seconds=summary.seconds,
         calls=summary.calls,
         problems=summary.problems,
         token_rate=summary.token_rate,

@@ -72,7 +72,7 @@ export class Api {
   agents = (): Promise<AgentList> => this.get('agents');
 
   /** Append a run to the cases of the server. */
-  addCase = (id: string, expected?: string): Promise<{ id: string; count: number }> => this.post(`runs/${encodeURIComponent(id)}/case`, expected === undefined ? {} : { expected });
+  addCase = (id: string, expected?: string): Promise<{ id: string; count: number; file: string }> => this.post(`runs/${encodeURIComponent(id)}/case`, expected === undefined ? {} : { expected });
 
   /** Answer a question. */
   answer = (id: string, inputs: Record<string, unknown>): Promise<RunInfo> => this.post(`runs/${encodeURIComponent(id)}/resume`, { inputs });

@@ -5,7 +5,7 @@ import { inputOf, PARTS, scaleParts, type Part, type RequestRow } from './reques
 
 /** Families whose colours the parts have. The order of the parts is the same in all bars. */
 export const PART_COLORS: Record<Part, keyof Palette> = {
-  system: 'run', tools: 'tool', task: 'you', summary: 'thought', history: 'model', workspace: 'agent', memory: 'faint', note: 'line2',
+  system: 'run', tools: 'tool', task: 'you', summary: 'thought', history: 'model', workspace: 'agent', memory: 'memory', note: 'line2',
 };
 
 const WIDEST = 28;

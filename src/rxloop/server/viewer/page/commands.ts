@@ -2,7 +2,7 @@
 
 import { TABS } from './address.ts';
 import { stepDifference } from './compare.ts';
-import { addWaiting } from './runs.ts';
+import { addWaiting, compareMarked } from './runs.ts';
 import {
   address, announcement, forkAt, marked, change, filtered, goLive, isFollowing, isHelpOpen, isInspectorOpen, isPlaying, keepSetting, model, now, playhead, problems, revision,
   select, selected, selectedRow, show, shownRows, shownWindow, speed, theme, toggle, toggleWrap, go,
@@ -38,6 +38,9 @@ const COMMANDS: Record<string, () => void> = {
   play,
   live: goLive,
   addRuns: addWaiting,
+  nextRun: () => focusRun(1),
+  previousRun: () => focusRun(-1),
+  compareRuns: compareMarked,
   experiments: () => go({ page: 'experiments' }),
   problemsOfAll: () => go({ page: 'problems' }),
   fork: () => {
@@ -117,6 +120,13 @@ function stepThought(find: (graph: ThoughtGraph, row: number) => number | undefi
   const row = find(graph, graph.findLast(selected.value || playhead.value));
   const thought = row === undefined ? undefined : graph.rows[row];
   if (thought) moveTo(thought.seq);
+}
+
+/** Focus the next or previous run of the list, or the first one. */
+function focusRun(direction: 1 | -1): void {
+  const rows = [...document.querySelectorAll<HTMLElement>('.runs [role=row][tabindex]')];
+  const at = rows.indexOf(document.activeElement as HTMLElement);
+  rows[at < 0 ? 0 : at + direction]?.focus();
 }
 
 function stepInLane(direction: 1 | -1): void {

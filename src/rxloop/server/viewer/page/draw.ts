@@ -3,9 +3,9 @@
 import type { Family } from './kinds.ts';
 import type { Marble } from './lanes.ts';
 
-export type Palette = Record<Family | 'bg' | 'panel' | 'line' | 'line2' | 'ink' | 'quiet' | 'faint' | 'accent' | 'playhead', string>;
+export type Palette = Record<Family | 'bg' | 'panel' | 'line' | 'line2' | 'ink' | 'quiet' | 'faint' | 'accent' | 'playhead' | 'memory', string>;
 
-const NAMES = ['model', 'thought', 'tool', 'agent', 'failed', 'you', 'run', 'bg', 'panel', 'line', 'line2', 'ink', 'quiet', 'faint', 'accent', 'playhead'] as const;
+const NAMES = ['model', 'thought', 'tool', 'agent', 'failed', 'you', 'run', 'bg', 'panel', 'line', 'line2', 'ink', 'quiet', 'faint', 'accent', 'playhead', 'memory'] as const;
 
 export function readPalette(): Palette {
   const style = getComputedStyle(document.documentElement);

@@ -45,7 +45,7 @@ export function describePlan(plan: Plan, { seq, model, hasPrompt, hasResult, may
   const name = model || 'the model';
   if (plan.isOver && !hasPrompt && !hasResult) return `${copied} The copied events contain the final answer, so that nothing is asked.`;
   const calls = plan.calls.slice(hasResult ? 1 : 0);
-  const repeated = !calls.length || hasPrompt ? '' : mayRepeat ? ` Executes ${calls.join(', ')} again.` : ` Calls that were started (${calls.join(', ')}) are only repeated if they have no effects.`;
+  const repeated = !calls.length ? '' : hasPrompt ? ` Cancels ${calls.join(', ')}.` : mayRepeat ? ` Executes ${calls.join(', ')} again.` : ` Calls that were started (${calls.join(', ')}) are only repeated if they have no effects, and interrupted otherwise.`;
   return `${copied}${repeated} Asks ${name} again from step ${plan.step}.`;
 }
 

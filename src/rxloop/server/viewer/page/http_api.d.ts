@@ -27,6 +27,7 @@ export interface AddCase {
 export interface AddedCase {
   id: string;
   count: number;
+  file: string;
 }
 export interface AgentInfo {
   name: string;

@@ -1,7 +1,7 @@
 // The list of runs, kept current by the live list of the API. New runs wait until the reader adds them.
 
 import { signal } from '@preact/signals';
-import { address, announcement, api, needsKey, signIn } from './store.ts';
+import { address, announcement, api, go, needsKey, signIn } from './store.ts';
 import { ApiError, pause, PAUSES, type RunInfo } from './api.ts';
 import { addPage, addRun, parseTerms, STATES, toMoment, type Lists } from './runlist.ts';
 
@@ -73,6 +73,19 @@ export async function loadMore(): Promise<void> {
   const known = new Set(lists.value.runs.map(run => run.taskId));
   lists.value = { ...lists.value, runs: [...lists.value.runs, ...page.runs.filter(run => !known.has(run.taskId))] };
   next.value = page.next ?? undefined;
+}
+
+/** Runs that are marked for a comparison, at most two. */
+export const marked = signal<string[]>([]);
+
+export function mark(taskId: string): void {
+  const others = marked.value.filter(each => each !== taskId);
+  marked.value = others.length < marked.value.length ? others : [...others.slice(-1), taskId];
+}
+
+export function compareMarked(): void {
+  const [taskId, other] = marked.value;
+  if (other) go({ page: 'diff', taskId, other });
 }
 
 // -- filter

@@ -400,6 +400,9 @@ export async function signIn(): Promise<void> {
   }
 }
 
+/** True if the reader has entered a key in this tab. */
+export const hasKey = (): boolean => sessionStorage.getItem(KEY) !== null;
+
 export function useKey(key: string): void {
   sessionStorage.setItem(KEY, key);
   me.value = null;

@@ -76,7 +76,7 @@ export function List({ count, height, label, role, current, render, columns, ove
   if (!columns) return list;
   return (
     <div class="grid" {...names}>
-      <div class="row head" role="row">{columns.map(each => <span role="columnheader" key={each}>{each}</span>)}</div>
+      <div class="row head" role="row">{columns.map(each => <span role="columnheader" key={each} title={each}>{each}</span>)}</div>
       {list}
     </div>
   );

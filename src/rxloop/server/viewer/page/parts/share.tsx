@@ -46,7 +46,7 @@ function CaseButton({ expected }: { expected?: string }) {
   const add = () => {
     const show = (text: string) => setNote({ taskId, text });
     show('Adding');
-    api.addCase(taskId, expected).then(({ count }) => show(`Case ${formatNumber(count)} added`), error => show(toApiError(error).message));
+    api.addCase(taskId, expected).then(({ count, file }) => show(`Case ${formatNumber(count)} added to ${toLine(file)}`), error => show(toApiError(error).message));
   };
   const text = note?.taskId === taskId ? note.text : '';
   return <><span class="filenote" role="status">{text}</span><button title="Append this run to the file of cases" disabled={text === 'Adding'} onClick={add}>Make a case</button></>;

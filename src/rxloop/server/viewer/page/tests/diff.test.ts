@@ -83,6 +83,7 @@ test('a plan names the step and the open calls of a fork', () => {
   const options = { seq: 5, model: 'm', hasPrompt: false, hasResult: false, mayRepeat: true };
   assert.equal(describePlan(plans[3], options), 'Copies 5 events. Executes look, pay again. Asks m again from step 2.');
   assert.equal(describePlan(plans[3], { ...options, hasResult: true }), 'Copies 5 events. Executes pay again. Asks m again from step 2.');
+  assert.equal(describePlan(plans[3], { ...options, hasPrompt: true }), 'Copies 5 events. Cancels look, pay. Asks m again from step 2.');
   assert.match(describePlan(plans[3], { ...options, mayRepeat: false }), /only repeated if they have no effects/);
   assert.equal(describePlan(plans[0], { ...options, seq: 1, hasPrompt: true }), 'Starts from the beginning. Asks m again from step 1.');
   assert.match(describePlan(plans[6], options), /nothing is asked/);

@@ -88,7 +88,8 @@ test('keys do not fire in fields, with modifiers, on the wrong page, or when let
   assert.equal(find(press('j', { isField: true })), null);
   assert.equal(find(press('Escape', { isField: true })), 'leave');
   assert.equal(find(press('c', { hasModifier: true })), null);
-  assert.equal(find(press('j', { page: 'runs' })), null);
+  assert.equal(find(press('l', { page: 'runs' })), null);
+  assert.equal(find(press('j', { page: 'runs' })), 'nextRun');
   assert.equal(find(press('j', { lettersOff: true })), null);
   assert.equal(find(press('ArrowRight', { lettersOff: true })), 'next');
   assert.equal(find(press('Enter', { isControl: true })), null);

@@ -54,8 +54,8 @@ function Steps() {
   const count = differences.value.length;
   return (
     <nav class="tabs">
-      <span class="count" role="status">
-        {!found ? 'Comparing' : !found.at ? 'The runs are the same, event for event.' : found.shared ? `The first ${formatNumber(found.shared)} events are the same.` : 'The runs differ from their first event.'}
+      <span class="count" role="status" title="Usage, checkpoints and other events without content are not compared.">
+        {!found ? 'Comparing' : !found.at ? 'The runs are the same, event for event.' : found.shared ? `The first ${formatNumber(found.shared)} compared events are the same.` : 'The runs differ from their first event.'}
         {found?.more ? ` ${formatNumber(found.more)} further pairs are not shown.` : ''}
       </span>
       <span class="space" />

@@ -9,7 +9,7 @@ import {
 } from '../experiment.ts';
 import { address, api, go, signIn, toApiError } from '../store.ts';
 import { toLine } from '../text.ts';
-import { formatAge, formatNumber } from '../time.ts';
+import { formatAge, formatNumber, plural } from '../time.ts';
 import { Header } from '../parts/header.tsx';
 import { List } from '../parts/list.tsx';
 import { px } from '../parts/px.ts';
@@ -96,7 +96,7 @@ export function ExperimentPage() {
     <div class="page">
       <Header path={<><a href="#/x">Experiments</a><i>/</i><h1><bdi>{toLine(name)}</bdi></h1></>} />
       <nav class="tabs">
-        <span class="count" role="status">{failure || !info ? failure : `${formatNumber(info.cases.length)} cases, ${formatNumber(info.variants.length)} variants${info.hasReport ? '' : ', without scores'}`}</span>
+        <span class="count" role="status">{failure || !info ? failure : `${formatNumber(info.cases.length)} ${plural(info.cases.length, 'case')}, ${formatNumber(info.variants.length)} ${plural(info.variants.length, 'variant')}${info.hasReport ? '' : ', without scores'}`}</span>
         <span class="space" />
         {marked.value.length === 2 && <button class="new" onClick={compare}>Compare</button>}
         {scorers.length > 0 && (

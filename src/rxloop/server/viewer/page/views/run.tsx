@@ -11,6 +11,7 @@ import {
   playheadTime, shownWindow, words,
 } from '../store.ts';
 import { openCount } from '../questions.ts';
+import { lists } from '../runs.ts';
 import { toLine } from '../text.ts';
 import { formatDollars, formatDuration, formatNumber, makeScale, plural } from '../time.ts';
 import { AxisView } from '../parts/axis.tsx';
@@ -44,7 +45,9 @@ export function RunPage() {
   const { outline } = useModel();
   const task = outline.label[0];
   const agent = info.value?.agent ?? outline.name[0] ?? '';
-  const title = toLine(task || address.value.taskId);
+  const { taskId } = address.value;
+  const listed = lists.value.runs.find(each => each.taskId === taskId);
+  const title = toLine(task || listed?.title || (isLoading.value ? 'Loading…' : taskId));
   const isMissing = !!failure.value && !outline.size;
   const View = VIEWS[address.value.tab].component;
   document.title = `${openCount.value ? `(${openCount.value}) ` : ''}${title} · rxloop`;

@@ -1,11 +1,10 @@
 // The list of runs, newest first.
 
-import { signal } from '@preact/signals';
 import { useEffect } from 'preact/hooks';
 import type { RunInfo } from '../api.ts';
 import { searchTexts } from '../findings.ts';
 import { matching, parseTerms, setTerm, STATES, toggleGroups, toHeights, toItems, type Item, type Key } from '../runlist.ts';
-import { addWaiting, filterText, followRuns, found, isReady, isSearching, lists, loadMore, next, search, unreachable } from '../runs.ts';
+import { addWaiting, compareMarked, filterText, followRuns, found, isReady, isSearching, lists, loadMore, mark, marked, next, search, unreachable } from '../runs.ts';
 import { change, go, me } from '../store.ts';
 import { toLine } from '../text.ts';
 import { formatAge, formatDollars, formatDuration, formatNumber, plural } from '../time.ts';
@@ -14,9 +13,6 @@ import { Hits } from '../parts/hits.tsx';
 import { List } from '../parts/list.tsx';
 import { px } from '../parts/px.ts';
 import { Sections } from '../parts/sections.tsx';
-
-/** Runs that are marked for a comparison, at most two. */
-const marked = signal<string[]>([]);
 
 export function RunsPage() {
   useEffect(followRuns, []);
@@ -41,7 +37,7 @@ export function RunsPage() {
       <nav class="tabs">
         <span class="count">{isReady.value && `${shown.length < runs.length ? `${formatNumber(shown.length)} of ` : ''}${formatNumber(runs.length)}${next.value ? '+' : ''} ${plural(runs.length, 'run')}${isSearching() ? ', searching the log' : ''}`}</span>
         {news > 0 && <button class="new" title="Show the new runs (.)" onClick={addWaiting}>{news} new {news === 1 ? 'run' : 'runs'}</button>}
-        {marked.value.length === 2 && <button class="new" title="Compare the marked runs (m)" onClick={compare}>Compare</button>}
+        {marked.value.length === 2 && <button class="new" title="Compare the marked runs (m)" onClick={compareMarked}>Compare</button>}
         <span class="space" />
         <Choices text={text} runs={runs} />
         <button aria-pressed={isGrouped} onClick={() => change({ q: toggleGroups(text) })}>By conversation</button>
@@ -96,16 +92,6 @@ function Connection() {
   return <span class="offline">not reached since {new Date(lost.since).toLocaleTimeString()}, trying again in {seconds} s</span>;
 }
 
-function compare(): void {
-  const [a, b] = marked.value;
-  if (b) location.hash = `#/diff/${encodeURIComponent(a)}/${encodeURIComponent(b)}`;
-}
-
-function mark(taskId: string): void {
-  const others = marked.value.filter(each => each !== taskId);
-  marked.value = others.length < marked.value.length ? others : [...others.slice(-1), taskId];
-}
-
 function Row({ item, number, top, hasOwner }: { item: Item; number: number; top: number; hasOwner: boolean }) {
   if (item.kind === 'run') return <RunRow run={item.run} number={number} top={top} isInGroup={item.isInGroup} hasOwner={hasOwner} />;
   return (
@@ -120,25 +106,25 @@ function RunRow({ run, number, top, isInGroup, hasOwner }: { run: RunInfo; numbe
   const open = () => go({ page: 'run', taskId: run.taskId });
   const isMarked = marked.value.includes(run.taskId);
   const onKey = (event: KeyboardEvent) => {
-    const rows = [...document.querySelectorAll<HTMLElement>('.runs [role=row][tabindex]')];
-    const at = rows.indexOf(event.currentTarget as HTMLElement);
     if (event.key === 'Enter') open();
     else if (event.key === ' ') mark(run.taskId);
-    else if (event.key === 'm') compare();
-    else if (event.key === 'ArrowDown' || event.key === 'j') rows[at + 1]?.focus();
-    else if (event.key === 'ArrowUp' || event.key === 'k') rows[at - 1]?.focus();
     else return;
     event.preventDefault();
   };
   const isActive = run.state === 'working' || run.state === 'submitted';
-  const took = (isActive ? Date.now() : Date.parse(run.updated)) - Date.parse(run.created);
+  const took = run.seconds === undefined ? null : run.seconds * 1000 + (isActive ? Date.now() - Date.parse(run.updated) : 0);
   const tokens = run.usage ? run.usage.inputTokens + run.usage.outputTokens : 0;
   return (
     <div
       class={`row${isMarked ? ' selected' : ''}${isInGroup ? ' inner' : ''}`} role="row" aria-rowindex={number + 1} aria-selected={isMarked} tabIndex={0}
       style={px({ top })} data-run={run.taskId} onClick={open} onKeyDown={onKey}
     >
-      <span role="gridcell"><State state={run.state} /></span>
+      <span role="gridcell">
+        <label class="marker" title="Mark to compare two runs (Space)" onMouseDown={event => event.preventDefault()} onClick={event => event.stopPropagation()}>
+          <input type="checkbox" tabIndex={-1} aria-label="Mark" checked={isMarked} onChange={() => mark(run.taskId)} />
+        </label>
+        <State state={run.state} />
+      </span>
       <span role="gridcell" class="asked">
         {run.forkOf && <span class="quiet" title={`Fork of ${run.forkOf}`}>↳ </span>}
         <bdi>{toLine(run.title ?? '') || run.taskId}</bdi><Count run={run} />
@@ -150,7 +136,7 @@ function RunRow({ run, number, top, isInGroup, hasOwner }: { run: RunInfo; numbe
       <span role="gridcell">{tokens ? formatNumber(tokens) : '–'}</span>
       <span role="gridcell">{run.dollars === undefined ? '' : formatDollars(run.dollars)}</span>
       <span role="gridcell"><Sparkline values={run.tokenRate ?? []} /></span>
-      <span role="gridcell">{formatDuration(Math.max(took, 0))}</span>
+      <span role="gridcell">{took === null ? '' : formatDuration(Math.max(took, 0))}</span>
       <span role="gridcell" class="quiet">{formatAge(Date.now() - Date.parse(run.updated))}</span>
     </div>
   );
