@@ -87,6 +87,12 @@ async def test_bars_are_the_reported_usage_and_cached_tokens_count_once(page: Pa
             usage = usages[number]
             assert (cells[2], cells[3]) == (usage.input_tokens, usage.cached_tokens)
             assert sum(cells[4:]) == usage.input_tokens
+        # All columns are in one line and inside of the table.
+        boxes = [await cell.bounding_box() for cell in await rows.first.get_by_role("gridcell").all()]
+        assert len({box["y"] + box["height"] / 2 for box in boxes if box}) == 1
+        table = await page.locator(".requests .list").bounding_box()
+        assert table is not None
+        assert all(box and box["width"] and box["x"] + box["width"] <= table["x"] + table["width"] for box in boxes)
         totals = page.get_by_label("Totals", exact=True)
         chart = page.get_by_label("Chart of the requests")
         await expect(chart.get_by_text("step 1", exact=True)).to_be_visible()

@@ -2,6 +2,7 @@
 
 import { makeDraft, makeField, readDraft, readJson, type Draft, type Field } from './act.ts';
 import type { Event, Outline } from './outline.ts';
+import { plural } from './time.ts';
 
 /** What a fork at an event does before anything else. */
 export interface Plan {
@@ -9,6 +10,8 @@ export interface Plan {
   step: string;
   /** Names of started calls without a copied result. */
   calls: string[];
+  /** Number of calls of the copied messages that were not started. */
+  unstarted: number;
   /** True if the copied events contain the final answer, so that only a new message continues the run. */
   isOver: boolean;
 }
@@ -27,7 +30,7 @@ export function planFork(outline: Outline, seq: number): Plan {
     else if (kind === 'tool-complete' || kind === 'tool-voided') open.delete(outline.opens[i]);
   }
   const isLast = answered >= 0 && isAnswered && outline.final && !isContinued(outline, answered);
-  return { step: step ? (isAnswered ? String(Number(step) + 1) : step) : '1', calls: [...open.values()], isOver: isLast };
+  return { step: step ? (isAnswered ? String(Number(step) + 1) : step) : '1', calls: [...open.values()], unstarted: Math.max((outline.calls[last] ?? 0) - open.size, 0), isOver: isLast };
 }
 
 /** True if the run calls tools or the model after an answer. */
@@ -45,7 +48,9 @@ export function describePlan(plan: Plan, { seq, model, hasPrompt, hasResult, may
   const name = model || 'the model';
   if (plan.isOver && !hasPrompt && !hasResult) return `${copied} The copied events contain the final answer, so that nothing is asked.`;
   const calls = plan.calls.slice(hasResult ? 1 : 0);
-  const repeated = !calls.length ? '' : hasPrompt ? ` Cancels ${calls.join(', ')}.` : mayRepeat ? ` Executes ${calls.join(', ')} again.` : ` Calls that were started (${calls.join(', ')}) are only repeated if they have no effects, and interrupted otherwise.`;
+  const count = calls.length + plan.unstarted;
+  const others = plan.unstarted ? ` Executes ${plan.unstarted} ${plural(plan.unstarted, 'call')}${mayRepeat ? '' : ', unless they have effects'}.` : '';
+  const repeated = hasPrompt ? count ? ` Cancels ${count} open ${plural(count, 'call')}.` : '' : !calls.length ? others : others + (mayRepeat ? ` Executes ${calls.join(', ')} again.` : ` Calls that were started (${calls.join(', ')}) are only repeated if they have no effects, and interrupted otherwise.`);
   return `${copied}${repeated} Asks ${name} again from step ${plan.step}.`;
 }
 
