@@ -342,6 +342,27 @@ async def test_page_asks_for_the_key_of_the_server(page: Page, weather: tuple[Ev
         await page.goto("about:blank")
 
 
+async def test_title_is_never_the_id_of_a_run_that_is_being_loaded(page: Page, weather: tuple[EventLog, str]) -> None:
+    log, task_id = weather
+    may_load = asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        await may_load.wait()
+        await route.continue_()
+
+    async with serve_view(log) as url:
+        await page.route("**/outline*", hold)
+        await page.goto(f"{url}#/r/{task_id}")
+        heading = page.get_by_role("heading", level=1)
+        await expect(heading).to_have_text("Waiting for the first event")
+        await page.goto(f"{url}#/")
+        await find_rows(page, "Runs").first.click()
+        await expect(heading).to_contain_text("Oslo or Bergen")
+        may_load.set()
+        await expect(find_rows(page, "Waterfall").first).to_be_visible()
+        await page.unroute_all(behavior="wait")
+
+
 async def test_late_response_does_not_replace_the_run_that_was_opened_later(
     page: Page, weather: tuple[EventLog, str]
 ) -> None:

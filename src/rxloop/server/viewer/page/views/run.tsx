@@ -47,8 +47,8 @@ export function RunPage() {
   const agent = info.value?.agent ?? outline.name[0] ?? '';
   const { taskId } = address.value;
   const listed = lists.value.runs.find(each => each.taskId === taskId);
-  const title = toLine(task || listed?.title || (isLoading.value ? 'Loading…' : taskId));
   const isMissing = !!failure.value && !outline.size;
+  const title = toLine(task || listed?.title || (outline.size || isMissing ? taskId : 'Waiting for the first event'));
   const View = VIEWS[address.value.tab].component;
   document.title = `${openCount.value ? `(${openCount.value}) ` : ''}${title} · rxloop`;
   return (
