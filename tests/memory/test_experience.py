@@ -11,8 +11,7 @@ import pytest
 
 from rxloop import Agent, Event, EventLog, MemoryEventLog, op, tool
 from rxloop.errors import ConfigurationError, ToolError
-from rxloop.memory import Experience, Memory, MemoryRecalledEvent
-from rxloop.memory import experience as experience_module
+from rxloop.memory import Experience, Memory, MemoryRecalledEvent, owner_notes
 from rxloop.testing import ScriptedModel, call
 
 OSLO, NORWAY = call("get_weather", city="Oslo"), call("get_weather", city="Oslo, Norway")
@@ -143,7 +142,7 @@ async def test_number_of_calls_in_lessons_is_limited(monkeypatch: pytest.MonkeyP
     for _ in range(3):
         await run(log, NORWAY, "18 C.")
     assert (await texts(Experience(Memory(log))))[0].startswith("get_weather: 1 of the last 5 calls")
-    monkeypatch.setattr(experience_module, "_MAX_CALLS", 3)
+    monkeypatch.setattr(owner_notes, "_MAX_CALLS", 3)
     assert await texts(Experience(Memory(log))) == []
 
 
@@ -151,8 +150,7 @@ async def test_calls_of_the_oldest_runs_are_dropped_from_memory(monkeypatch: pyt
     log = MemoryEventLog()
     for city in ("Rome", "Oslo"):
         await run(log, call("get_weather", city=city), call("get_weather", city=f"{city}, Norway"), "18 C.")
-    monkeypatch.setattr(experience_module, "_MAX_CALLS", 2)
-    monkeypatch.setattr(experience_module, "_CHECK_EVERY", 1)
+    monkeypatch.setattr(owner_notes, "_MAX_CALLS", 2)
     memory = Memory(log)
     experience = Experience(memory)
     assert await texts(experience) == [LESSON]

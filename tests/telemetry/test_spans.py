@@ -31,6 +31,7 @@ from rxloop import (
 from rxloop.errors import RateLimited
 from rxloop.protocol.messages import ErrorInfo
 from rxloop.providers import openai_chat
+from rxloop.telemetry import measurements
 from rxloop.telemetry.export import make_spans
 from rxloop.testing import ScriptedModel, call, turn
 from support.http_server import Reply, sse, start_server
@@ -302,6 +303,24 @@ async def test_strategy_and_iterations_have_spans() -> None:
         "invoke_agent guide > iteration 2",
         "invoke_agent guide",
     ]
+
+
+async def test_iterations_do_not_reduce_the_number_of_other_attribute_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurements, "MAX_SETS", 3)
+    collector = SpanCollector()
+    turns = [*[call("get_weather", city="Oslo")] * 5, "done"]
+    await trace_run(make_agent(*turns), collector, iterations=True)
+    [point] = collector.metrics()["gen_ai.invoke_agent.duration"]
+    assert dict(point.attributes) == {"gen_ai.agent.name": "guide"}
+
+
+async def test_spans_that_the_sampler_omits_are_not_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MemoryEventLog()
+    result = await make_agent("done", log=log).run("Go.")
+    events = await log.read(result.task_id)
+    assert len(make_spans("run", events)) == 2
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+    assert make_spans("run", events) == []
 
 
 async def test_run_is_a_child_of_the_span_of_its_caller() -> None:

@@ -11,6 +11,8 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from typing_extensions import Unpack
+
 from rxloop.errors import ConfigurationError, UnknownNote, UnknownRun
 from rxloop.memory.notes import MAX_TEXT, ImportedMessage, Note, make_event, make_note_id, make_run, to_milliseconds
 from rxloop.memory.owner_notes import OwnerNotes
@@ -24,6 +26,7 @@ from rxloop.storage.log_urls import open_log
 if TYPE_CHECKING:
     from rxloop.agents.agent import Agent
     from rxloop.context.compressors import Embedder
+    from rxloop.operators.loop.recall import RecallScope
     from rxloop.pipeline.interfaces import Provider, Tool
     from rxloop.pipeline.run_context import RunContext
 
@@ -227,7 +230,7 @@ class Memory:
                 return found
 
     async def recall(
-        self, owner: str | None, question: str, *, tokens: int, exclude_context: str
+        self, owner: str | None, question: str, *, tokens: int, **scope: Unpack[RecallScope]
     ) -> tuple[str, MemoryRecalledEvent] | None:
         """Return the notes for a user message as text for the model, and the event for the stream; see `op.recall`.
 
@@ -235,7 +238,7 @@ class Memory:
             owner: Owner of the notes.
             question: User message.
             tokens: Maximum number of tokens.
-            exclude_context: Conversation whose notes are omitted.
+            **scope: Run that receives the notes. Notes of its conversation are omitted.
 
         Returns:
             None if no note matches.
@@ -243,7 +246,8 @@ class Memory:
         # Imported lazily, because it imports the tools.
         from rxloop.memory.tools import render_block
 
-        found = await self.search(owner, question, limit=_MAX_RECALLED, exclude_context=exclude_context)
+        excluded = scope.get("exclude_context")
+        found = await self.search(owner, question, limit=_MAX_RECALLED, exclude_context=excluded)
         text, recalled = render_block(found, tokens)
         if not recalled:
             return None

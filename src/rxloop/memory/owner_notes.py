@@ -18,7 +18,7 @@ from rxloop.errors import EventLogError, UnknownRun
 from rxloop.memory.index import NoteIndex
 from rxloop.memory.notes import REFLECTION, START, Note, NoteFold, removes
 from rxloop.memory.periods import find_period
-from rxloop.memory.tool_history import RunCalls
+from rxloop.memory.tool_history import RunCalls, drop_old_calls
 from rxloop.memory.vectors import NoteVectors, fuse
 from rxloop.memory.words import find_stem
 from rxloop.pipeline.event_log import EventLog
@@ -46,6 +46,9 @@ _MAX_STOPPED = 20
 
 _CONCURRENT_READS = 20
 """Maximum number of concurrent reads."""
+
+_MAX_CALLS = 20_000
+"""Number of tool calls that are kept in memory. Lessons from more calls would block the event loop."""
 
 _CHECK_INTERVAL, _CHECK_SHARE = 60.0, 0.02
 """Minimum number of seconds between searches for deleted runs, and their maximum share of the time."""
@@ -91,6 +94,8 @@ class OwnerNotes:
         """True if the sources of these notes and the reflections must be checked again."""
         self._obsolete: set[str] = set()
         """Runs to delete, because they contain notes derived from deleted runs."""
+        self._call_count = 0
+        """Number of tool calls in memory."""
         self.newest = 0
         """Time of the newest event in milliseconds."""
         self._accepted: set[str] = set()
@@ -110,6 +115,9 @@ class OwnerNotes:
                 parts = await asyncio.gather(*(self._read(record) for record in page))
                 for record, events in zip(page, parts, strict=True):
                     self._add_events(record, events)
+                if self._call_count > 1.25 * _MAX_CALLS:
+                    runs = reversed(self.runs.values())
+                    self._call_count = drop_old_calls((run.calls for run in runs), _MAX_CALLS)
             await self._check_sources()
         if monotonic() >= self._next_check:
             await self.drop_deleted()
@@ -231,7 +239,9 @@ class OwnerNotes:
         if IMPORTED_RUN in record.metadata:
             run.fold.has_foreign_text, run.seq = True, record.seq
         run.fold.add(events)
+        self._call_count -= len(run.calls.calls)
         run.calls.add(events)
+        self._call_count += len(run.calls.calls)
         if events:
             run.seq, self.newest = events[-1].seq, max(self.newest, events[-1].timestamp)
         if run.fold.has_foreign_text:
@@ -300,6 +310,7 @@ class OwnerNotes:
         for note_id in [*run.note_ids]:
             self._remove(self.notes[note_id])
         self._has_changed = True
+        self._call_count -= len(run.calls.calls)
         self.removals = [each for each in self.removals if each[0] != task_id]
         self._open.discard(task_id)
         runs = self._foreign.get(run.context_id, set())

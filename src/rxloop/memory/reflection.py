@@ -7,6 +7,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
+from typing_extensions import Unpack
 
 from rxloop.agents.agent import Agent
 from rxloop.coordination.order import wait_for_end
@@ -15,7 +16,7 @@ from rxloop.memory.tools import NoteAccess, add_note, changing_notes, render_not
 from rxloop.operators.loop.compose import compose
 from rxloop.operators.loop.iterate import iterate
 from rxloop.operators.loop.on import on
-from rxloop.operators.loop.recall import recall
+from rxloop.operators.loop.recall import RecallScope, recall
 from rxloop.operators.loop.standard import standard
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.requests import RunRequest, Signal
@@ -98,11 +99,11 @@ class _Messages:
         self._memory = memory
 
     async def recall(
-        self, owner: str | None, question: str, *, tokens: int, exclude_context: str
+        self, owner: str | None, question: str, *, tokens: int, **scope: Unpack[RecallScope]
     ) -> tuple[str, MemoryRecalledEvent]:
         """Return the oldest new messages and current notes. Foreign messages are never combined with other messages."""
         new, notes = await self._memory.list_unsummarised(owner)
-        new = [note for note in new if note.context_id != exclude_context]
+        new = [note for note in new if note.context_id != scope.get("exclude_context")]
         # Otherwise, foreign text could make the model invent notes about messages of the user.
         foreign = bool(new) and all(note.origin == "foreign" for note in new)
         new = [note for note in new if (note.origin == "foreign") == foreign]

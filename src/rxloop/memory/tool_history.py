@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from functools import lru_cache
 from itertools import pairwise
 from math import ceil
-from sys import intern
 
 from rxloop.memory.words import find_words
 from rxloop.protocol.events import ContentCompleteEvent, Event, StatusUpdateEvent, TaskEvent, ToolCompleteEvent
@@ -123,12 +123,11 @@ class RunCalls:
         if event.name == THINK_ALOUD:
             return
         call = ToolCallRecord(
-            # Runs share equal names, steps and errors.
-            name=intern(event.name),
+            name=_share(event.name),
             arguments=_encode_arguments(event.call),
-            step=event.step and intern(event.step),
+            step=event.step and _share(event.step),
             code="" if event.success else event.code or "error",
-            error="" if event.success else intern(event.content[:_MAX_ERROR]),
+            error="" if event.success else _share(event.content[:_MAX_ERROR]),
             seconds=event.duration,
             size=len(event.content),
         )
@@ -161,6 +160,27 @@ class RunCalls:
             for call, result in self._unused:
                 call.used = (call.name, call.arguments) in calls or _is_enough(result & words, len(result))
             self._unused = [each for each in self._unused if not each[0].used]
+
+
+def drop_old_calls(runs: Iterable[RunCalls], limit: int) -> int:
+    """Drop the calls of the oldest runs, so that about `limit` calls remain, and return their number.
+
+    Args:
+        runs: All runs of an owner, newest first.
+        limit: Number of calls after which all calls of older runs are dropped.
+    """
+    count = 0
+    for run in runs:
+        if count >= limit:
+            run.calls.clear()
+        count += len(run.calls)
+    return count
+
+
+@lru_cache(maxsize=1_000)
+def _share(text: str) -> str:
+    """Return an equal string that earlier calls share. Python 3.12 would never free a string from `sys.intern`."""
+    return text
 
 
 def _encode_arguments(call: ToolCall) -> str:
@@ -231,6 +251,8 @@ class ToolHistory:
             stats.hits += call.used is True
             stats.misses += call.used is False
             earlier.add((call.name, call.arguments))
-            stats.failures.update([call.code] if call.code else ())
-            stats.seconds += [call.seconds] if call.seconds else ()
+            if call.code:
+                stats.failures[call.code] += 1
+            if call.seconds:
+                stats.seconds.append(call.seconds)
         self.sequences.update((a.name, b.name) for a, b in pairwise(run.calls) if a.name != b.name)

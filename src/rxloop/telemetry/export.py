@@ -16,6 +16,7 @@ from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.trace import Span
 from typing_extensions import override
 
 from rxloop.errors import RxloopError
@@ -51,7 +52,7 @@ def make_spans(task_id: str, events: Iterable[Event], *, content: bool | None = 
         events: All events of the run.
         content: Whether spans contain content, as in `op.spans`.
     """
-    spans: list[Any] = []
+    spans: list[Span] = []
     resource = Resource.create()
     if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: "rxloop"}))
@@ -61,7 +62,8 @@ def make_spans(task_id: str, events: Iterable[Event], *, content: bool | None = 
     for event in events:
         fold.add(event)
     fold.close()
-    return spans
+    # A sampler can omit spans.
+    return [span for span in spans if isinstance(span, ReadableSpan)]
 
 
 def encode_spans(task_id: str, events: Iterable[Event], *, content: bool | None = None) -> bytes:

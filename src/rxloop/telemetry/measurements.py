@@ -95,7 +95,8 @@ class Measurements(Recorder):
                     if values.get(label)
                 }
                 records.append((each.value, self._bind(each, labels)))
-        if not is_limited:
+        # Iterations have no metrics, but each one has another name.
+        if records and not is_limited:
             self._sets[key] = records
         return records
 

@@ -85,12 +85,13 @@ async def load_stats(log: EventLog, agent: str | None) -> list[dict[str, Any]]:
         page = records[start : start + _CONCURRENT_READS]
         parts = await asyncio.gather(*(_read(log, each.task_id) for each in page))
         for record, events in zip(page, parts, strict=True):
-            known, history = agents.setdefault(record.agent_name, ([], ToolHistory()))
-            calls = RunCalls()
-            calls.add(events)
-            history.add(calls)
-            known += [record] if events else []
-    return sorted((_to_json(name, *each) for name, each in agents.items() if each[0]), key=lambda each: -each["runs"])
+            if events:
+                known, history = agents.setdefault(record.agent_name, ([], ToolHistory()))
+                known.append(record)
+                calls = RunCalls()
+                calls.add(events)
+                history.add(calls)
+    return sorted((_to_json(name, *each) for name, each in agents.items()), key=lambda each: -each["runs"])
 
 
 async def _read(log: EventLog, task_id: str) -> Sequence[Event]:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol, TypedDict
 from weakref import WeakKeyDictionary
 
 from reactivex import Observable
+from typing_extensions import Unpack
 
 from rxloop.errors import ConfigurationError, EventLogError
 from rxloop.operators.loop.answer_requests import answer_requests
@@ -20,15 +21,22 @@ from rxloop.stream.sources import Push, from_task
 log = logging.getLogger("rxloop")
 
 
-class NoteSource(Protocol):
-    """Memory that `recall` reads, implemented by `rxloop.memory.Memory`.
+class RecallScope(TypedDict, total=False):
+    """Run that receives notes or lessons."""
 
-    If it has the attribute `uses_tools = True`, `recall` also receives the name of the `agent` and the names of its
-    `tools`, as in `rxloop.memory.Experience`.
-    """
+    agent: str
+    """Name of its agent."""
+    tools: Collection[str]
+    """Names of its tools."""
+    exclude_context: str
+    """Its conversation, whose notes are omitted."""
+
+
+class NoteSource(Protocol):
+    """Memory that `recall` reads, implemented by `rxloop.memory.Memory` and `rxloop.memory.Experience`."""
 
     async def recall(
-        self, owner: str | None, question: str, *, tokens: int, exclude_context: str
+        self, owner: str | None, question: str, *, tokens: int, **scope: Unpack[RecallScope]
     ) -> tuple[str, MemoryRecalledEvent] | None:
         """Return the text of the notes that match a question, and the event for the stream. None if no note matches.
 
@@ -36,7 +44,7 @@ class NoteSource(Protocol):
             owner: Owner of the run.
             question: User message.
             tokens: Maximum number of tokens.
-            exclude_context: Conversation whose notes are omitted.
+            **scope: See `RecallScope`.
         """
         ...
 
@@ -112,20 +120,23 @@ _Block = tuple[Message, ...]
 async def _search(
     memory: NoteSource, tokens: int, request: ModelRequest, question: str
 ) -> tuple[_Block, MemoryRecalledEvent | None]:
-    info, options = request.ctx.info, dict[str, Any]()
-    if getattr(memory, "uses_tools", False):
-        options = {"agent": info.agent_name, "tools": {tool.name for tool in request.tools}}
+    info, tools = request.ctx.info, {tool.name for tool in request.tools}
+    scope: RecallScope = {"agent": info.agent_name, "tools": tools, "exclude_context": info.context_id}
     try:
-        found = await memory.recall(info.owner, question, tokens=tokens, exclude_context=info.context_id, **options)
+        found = await memory.recall(info.owner, question, tokens=tokens, **scope)
     except EventLogError as error:
         # The memory may read another log, which can fail independently of the run.
         log.warning("run %s: the request is sent without notes: %s", request.ctx.task_id, error)
         found = None
-    return ((), None) if found is None else ((mark_origin(Message.user(found[0]), "memory"),), found[1])
+    if found is None:
+        return (), None
+    return (mark_origin(Message.user(found[0]), "memory"),), found[1]
 
 
 def _add_block(request: ModelRequest, block: _Block) -> ModelRequest:
-    return request.replace(tail=(*block, *request.tail) if request.tail else block) if block else request
+    if not block:
+        return request
+    return request.replace(tail=(*block, *request.tail) if request.tail else block)
 
 
 def _find_question(messages: Sequence[Message]) -> Message | None:

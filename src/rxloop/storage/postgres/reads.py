@@ -68,7 +68,7 @@ RANGE_CTE = """until AS (
 """
 """Runs before a given run of a conversation. With a valid mark, only later runs are included."""
 
-_IS_SETTLED = "now() > pg_postmaster_start_time() + %(settling)s * interval '1 second'"
+_HAS_RUN_LONG = "now() > pg_postmaster_start_time() + %(grace_period)s * interval '1 second'"
 _HAS_NO_OWNER = """NOT EXISTS (
     SELECT FROM $s.leases l JOIN alive USING (lock_key) WHERE l.context_id = r.conversation AND l.task_id = r.task_id
 )"""
@@ -82,7 +82,7 @@ WITH alive AS MATERIALIZED ({ALIVE}), submitted AS (
     ORDER BY number LIMIT %(limit)s
 )
 SELECT {RECORD} FROM $s.runs r
-WHERE {_IS_SETTLED} AND number IN (
+WHERE {_HAS_RUN_LONG} AND number IN (
     SELECT number FROM $s.runs WHERE NOT idle AND state <> 'submitted'
     UNION ALL
     SELECT number FROM submitted
@@ -98,7 +98,7 @@ WHERE {_IS_SETTLED} AND number IN (
 
 _IS_ORPHANED = f"""
 WITH alive AS MATERIALIZED ({ALIVE})
-SELECT number FROM $s.runs r WHERE {_IS_SETTLED} AND task_id = %(task)s AND NOT idle AND state = 'working'
+SELECT number FROM $s.runs r WHERE {_HAS_RUN_LONG} AND task_id = %(task)s AND NOT idle AND state = 'working'
     AND {_HAS_NO_OWNER}
 """
 
@@ -227,14 +227,14 @@ async def list_orphaned(
         grace_period: Grace period in seconds after a server start, in which owners acquire their leases again.
     """
     before, limit, after = submitted
-    values = {"before": before, "limit": limit, "after": after, "settling": grace_period}
+    values = {"before": before, "limit": limit, "after": after, "grace_period": grace_period}
     rows = await (await connection.execute(address.sql(_ORPHANED), values)).fetchall()
     return [to_record(row) for row in rows]
 
 
 async def is_orphaned(connection: Connection, address: Address, task_id: str, grace_period: float) -> bool:
     """Return True if a working run has no live holder; see `list_orphaned`."""
-    values = {"task": task_id, "settling": grace_period}
+    values = {"task": task_id, "grace_period": grace_period}
     rows = await (await connection.execute(address.sql(_IS_ORPHANED), values)).fetchall() if can_store(task_id) else []
     return bool(rows)
 
