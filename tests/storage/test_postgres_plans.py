@@ -58,7 +58,7 @@ async def test_orphaned_runs_are_found_without_reading_all_waiting_runs(postgres
     for table in ("runs", "leases", "commands"):
         await query_rows(postgres, f"VACUUM ANALYZE {log._address.schema}.{table}")
     explain = "EXPLAIN (ANALYZE, FORMAT JSON) " + reads._ORPHANED.replace("$s", log._address.schema)
-    values = {"before": 20, "limit": 0, "after": "NULL", "settling": 0}
+    values = {"before": 20, "limit": 0, "after": "NULL", "grace_period": 0}
     [[[plan]]] = await query_rows(postgres, explain % values)
     assert plan["Plan"]["Actual Rows"] == 1
     assert sum(_count_run_rows(plan["Plan"])) < 10
