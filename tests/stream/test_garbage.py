@@ -8,6 +8,7 @@ from collections.abc import Generator
 
 import pytest
 
+from rxloop.support import garbage
 from rxloop.support.garbage import ignore_large_data, shorten_collections
 
 
@@ -19,11 +20,16 @@ class Node:
 
 
 @pytest.fixture(autouse=True)
-def manual_collections() -> Generator[None]:
+def manual_collections(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    # Other blocks of this process may have counted before.
+    monkeypatch.setattr(garbage._EXCLUSION, "_used_by_program", None)
+    gc.unfreeze()
     gc.collect()
     gc.disable()
     yield
     gc.enable()
+    # The collected tests were excluded before, and full collections of them would slow down the following tests.
+    gc.freeze()
 
 
 def is_examined(value: object) -> bool:
@@ -119,3 +125,17 @@ def test_objects_excluded_by_the_program_remain_excluded() -> None:
         assert gc.callbacks == callbacks
     assert not is_examined(frozen)
     gc.unfreeze()
+
+
+def test_excluded_objects_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+
+    def count() -> int:
+        counts.append(20_000)
+        return 20_000
+
+    monkeypatch.setattr(gc, "get_freeze_count", count)
+    for _ in range(3):
+        with ignore_large_data():
+            pass
+    assert len(counts) == 1

@@ -26,6 +26,14 @@ class _Exclusion:
         """Number of active blocks of `ignore_large_data`."""
         self._collections = 0
         """Number of full collections since the last one that examined all objects."""
+        self._used_by_program: bool | None = None
+
+    def is_used_by_program(self) -> bool:
+        """Return True if the program had excluded objects itself before the first call."""
+        if self._used_by_program is None:
+            # Counting takes as long as examining the objects: 10 milliseconds per million, so do it only once.
+            self._used_by_program = gc.get_freeze_count() > _FROZEN_BY_PYTHON
+        return self._used_by_program
 
     def __call__(self, phase: str, info: Mapping[str, Any]) -> None:
         is_full = info["generation"] == 2
@@ -80,9 +88,10 @@ def ignore_large_data() -> Generator[None]:
     Use it on the event loop while a thread processes large data, such as the events of a long run. A full collection of
     this data would block the event loop for up to 500 milliseconds, although it contains no garbage.
 
-    The block does nothing if the program has excluded objects itself, because their exclusion would end with the block.
+    The block does nothing if the program had excluded objects itself before the first block, because their exclusion
+    would end with the block.
     """
-    if not _EXCLUSION.blocks and gc.get_freeze_count() > _FROZEN_BY_PYTHON:
+    if not _EXCLUSION.blocks and _EXCLUSION.is_used_by_program():
         yield
         return
     _EXCLUSION.start_block()
