@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from io import StringIO
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -88,13 +89,15 @@ def test_final_screen_is_the_same_with_and_without_a_status(
     out = StringIO()
     console = Console(file=out, width=columns, force_terminal=True, highlight=False)
     line = StatusLine(console)
-    for piece in pieces:
-        line.show(Text("a status that is longer than the terminal is wide"))
-        # Rich renders a frame like this twelve times per second.
-        console.print(Control())
-        with line.suspend(piece, is_answer=is_answer):
-            out.write(piece)
-    line.hide()
+    # The thread of Rich would render frames at the same time as the test.
+    with patch("rich.live._RefreshThread.run"):
+        for piece in pieces:
+            line.show(Text("a status that is longer than the terminal is wide"))
+            # Rich renders a frame like this twelve times per second.
+            console.print(Control())
+            with line.suspend(piece, is_answer=is_answer):
+                out.write(piece)
+        line.hide()
     written, plain = (text.replace("\n", "\r\n") for text in (out.getvalue(), "".join(pieces)))
     assert Screen(columns, rows).write(written) == Screen(columns, rows).write(plain)
     assert "\u2800" <= re.sub(r"\x1b\[[0-9;?]*[a-z]", "", written)[0] <= "\u28ff"

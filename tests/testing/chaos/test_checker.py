@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from rxloop import Event
+from rxloop.protocol.events import SUPERSEDED
+from rxloop.protocol.messages import ErrorInfo
 from rxloop.testing.chaos import Report, Violation
 from rxloop.testing.chaos.report import Witness, summarize
 from support.chaos.sample_logs import (
@@ -330,6 +332,24 @@ async def test_run_that_calls_the_model_after_its_cancel_is_reported(case: LogCa
 
 async def test_canceled_run_without_a_cancel_is_reported(case: LogCase) -> None:
     case.add_run(stamp_events([*PAID, end("canceled")]))
+    assert await case.check() == ["cancel: run r is canceled, but no client requested it"]
+
+
+SUPERSEDED_RUN = [
+    *WAITS,
+    resumed(),
+    status("canceled", final=True, reason=SUPERSEDED, error=ErrorInfo(code=SUPERSEDED, message="dropped")),
+]
+
+
+async def test_waiting_run_that_a_later_run_canceled_is_not_reported(case: LogCase) -> None:
+    case.add_run(stamp_events(SUPERSEDED_RUN))
+    case.add_run(stamp_events(COMPLETED, "s", begins=20))
+    assert not await case.check()
+
+
+async def test_waiting_run_that_was_canceled_without_a_later_run_is_reported(case: LogCase) -> None:
+    case.add_run(stamp_events(SUPERSEDED_RUN))
     assert await case.check() == ["cancel: run r is canceled, but no client requested it"]
 
 

@@ -24,6 +24,7 @@ from rxloop.protocol.events import (
     ToolCompleteEvent,
     ToolStartEvent,
     ends_attempt,
+    is_superseded,
 )
 from rxloop.state.fold import fold_all
 from rxloop.testing.chaos.report import ACTIVE, Digest, Kind, Report, Violation, Witness, compute_digest, summarize
@@ -82,7 +83,7 @@ class Checker:
             self._check_idle(witness, stored)
             self._check_follower(witness)
             self._check_answers(witness)
-            self._check_cancel(witness)
+            self._check_cancel(witness, stored)
         for earlier, later in combinations(stored, 2):
             if earlier.context_id == later.context_id:
                 self._check_order(earlier.task_id, later.task_id)
@@ -163,10 +164,14 @@ class Checker:
         if state != "input-required":
             return
         # Waiting is only allowed if a later run has dropped the question.
-        later = [other for other in started[started.index(witness) + 1 :] if other.context_id == witness.context_id]
-        if all(self._records[other.task_id].state == "submitted" for other in later):
+        if not self._has_later_run(witness, started):
             reason = "; ".join(witness.refused.values()) or "no client received its question"
             self._add("stuck", task_id, f"is stuck waiting for an answer ({reason})")
+
+    def _has_later_run(self, witness: Witness, started: Sequence[Witness]) -> bool:
+        """Return True if a later run of the conversation has begun, which ends runs that wait for an answer."""
+        later = [other for other in started[started.index(witness) + 1 :] if other.context_id == witness.context_id]
+        return any(self._records[other.task_id].state != "submitted" for other in later)
 
     def _check_follower(self, witness: Witness) -> None:
         task_id, received = witness.task_id, witness.received
@@ -194,9 +199,10 @@ class Checker:
             if input_id not in applied:
                 self._add("answer", witness.task_id, f"did not apply the acknowledged answer to {input_id}")
 
-    def _check_cancel(self, witness: Witness) -> None:
+    def _check_cancel(self, witness: Witness, started: Sequence[Witness]) -> None:
         task_id, events, state = witness.task_id, self._logs[witness.task_id], self._records[witness.task_id].state
-        if state == "canceled" and not witness.cancel_requested:
+        was_dropped = any(map(is_superseded, events)) and self._has_later_run(witness, started)
+        if state == "canceled" and not witness.cancel_requested and not was_dropped:
             self._add("cancel", task_id, "is canceled, but no client requested it")
         at = witness.cancelled_at
         if at is None:
