@@ -19,7 +19,7 @@ from support.viewer_pages import find_inspector, get_text, make_guide, open_page
 from support.viewer_talk import PIXEL
 
 if TYPE_CHECKING:
-    from playwright.async_api import Download, Page
+    from playwright.async_api import Download, Page, Route
 
 pytestmark = [pytest.mark.service("chromium"), pytest.mark.asyncio(loop_scope="module")]
 
@@ -67,6 +67,25 @@ async def test_conversation_is_updated_while_the_run_works(page: Page) -> None:
         await expect(calls.filter(has_text="running")).to_have_count(0)
         await expect(page.locator(".said.model").last).to_have_text("It is done.")
         await expect(page.locator(".call.selected")).to_have_count(0)
+
+
+async def test_events_that_the_log_does_not_contain_yet_are_loaded_later(
+    page: Page, weather: tuple[EventLog, str]
+) -> None:
+    log, task_id = weather
+    asked: list[str] = []
+
+    async def answer(route: Route) -> None:
+        # The stream of a live run is some milliseconds ahead of its log.
+        asked.append(route.request.url)
+        await (route.fulfill(status=200, body="") if len(asked) < 3 else route.continue_())
+
+    async with serve_view(log) as url:
+        await page.route("**/events?from=*", answer)
+        await page.goto(f"{url}#/r/{task_id}?at=1.1.0")
+        await expect(find_inspector(page)).to_contain_text("Oslo or Bergen for a hike on Saturday?")
+        await expect(find_inspector(page).get_by_text("hidden")).to_have_count(0)
+        assert asked[:3] == asked[:1] * 3
 
 
 async def test_each_part_of_a_conversation_has_a_role_and_a_name(

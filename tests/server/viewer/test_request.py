@@ -36,7 +36,7 @@ from support.long_runs import UNLIMITED, look, look_calls
 from support.viewer_pages import find_inspector, serve_view
 
 if TYPE_CHECKING:
-    from playwright.async_api import Locator, Page
+    from playwright.async_api import Locator, Page, Route
 
 pytestmark = [pytest.mark.service("chromium"), pytest.mark.asyncio(loop_scope="module")]
 
@@ -152,8 +152,17 @@ async def test_readers_without_the_scope_see_that_parts_are_hidden(page: Page) -
         await expect(page.get_by_text("Secret prompt.")).to_have_count(0)
 
 
-async def test_selected_text_survives_a_hundred_events(page: Page) -> None:
-    go_on = asyncio.Event()
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [
+        ("?at=1.3.0&in=request", "article[data-index='0'] .block bdi"),
+        ("?at=1.1.0&in=event", ".inspector .block bdi"),
+        ("?at=1.1.0&in=state", ".inspector [aria-label=Messages] bdi"),
+        ("/conversation", ".conversation .said.user bdi"),
+    ],
+)
+async def test_selected_text_survives_a_hundred_events(page: Page, address: str, text: str) -> None:
+    go_on, asked, released = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     @tool
     async def tick(ctx: RunContext[Any]) -> str:
@@ -164,20 +173,30 @@ async def test_selected_text_survives_a_hundred_events(page: Page) -> None:
             await asyncio.sleep(0)
         return "done"
 
+    async def hold(route: Route) -> None:
+        asked.set()
+        await released.wait()
+        await route.continue_()
+
     agent = Agent(ScriptedModel(call("tick"), "Done."), name="clerk", tools=[tick])
     runtime = Runtime({"clerk": agent}, log=MemoryEventLog())
     app = create_application(create_adapters(runtime, ["view"], {}), (), "127.0.0.1", keys=False)
     async with runtime, serve_app(app) as url:
         run = await runtime.start("clerk", "A text to select.")
-        inspector = await open_request(page, f"{url}/view/", run.task_id, 3)
-        await (
-            find_part(inspector, 0)
-            .locator(".block bdi")
-            .evaluate("node => { window.kept = node; getSelection().selectAllChildren(node); }")
-        )
+        await page.goto(f"{url}/view/#/r/{run.task_id}{address}")
+        selected = page.locator(text).first
+        await expect(selected).to_have_text("A text to select.")
+        await selected.evaluate("node => { window.kept = node; getSelection().selectAllChildren(node); }")
+        # The page has matched the end of the call to its start by name, and reads the outline again at the end.
+        await page.route("**/outline?*", hold)
         go_on.set()
         await expect(page.get_by_role("tab", name=re.compile(r"Events 1\d\d"))).to_be_visible()
         await expect(page.get_by_text("completed").first).to_be_visible()
+        await asked.wait()
+        async with page.expect_request(f"**/runs/{run.task_id}") as request:
+            released.set()
+        await (await request.value).response()
+        await page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
         assert await page.evaluate("getSelection().toString()") == "A text to select."
         assert await page.evaluate("window.kept.isConnected")
 

@@ -13,6 +13,8 @@ const BLOCK = 20;
 /** More than any view displays at once. */
 const MAX_BODIES = 4_000;
 const requested = new Set<string>();
+/** The log contains an event some milliseconds after the stream. The page waits for it up to six seconds. */
+const MAX_PAUSES = 15;
 /** Texts with more characters are fetched only if the reader asks for them. */
 const MAX_TEXT = 65_536;
 /** Events that were fetched with all of their texts, newest last. */
@@ -74,17 +76,18 @@ async function fetchBodies(seq: number): Promise<void> {
   requested.add(key);
   try {
     // The server ends a range early if its events are large.
-    for (let first = from; first <= to; ) {
+    for (let first = from, pauses = 0; first <= to; ) {
       const events = await api.events(taskId, first, to, MAX_TEXT);
       if (model.peek().taskId !== taskId) return;
-      const last = events.at(-1)?.seq ?? to;
-      const end = hasMore(outline, last, to) ? last : to;
+      const last = events.at(-1)?.seq ?? first - 1;
+      const end = hasMore(outline, last, to) && pauses < MAX_PAUSES ? last : to;
       const put = (at: number, event: Event | null) => { if (!(bodies.has(at) && wholes.includes(at))) bodies.set(at, event); };
       for (let each = first; each <= end; each++) put(each, null);
       for (const event of events) put(event.seq, event);
-      first = end + 1;
       bodyFailure.value = null;
       bodiesRevision.value++;
+      if (end >= first) first = end + 1;
+      else await new Promise(done => setTimeout(done, 50 * ++pauses));
     }
     for (const old of [...bodies.keys()].slice(0, Math.max(bodies.size - MAX_BODIES, 0))) bodies.delete(old);
   } catch (error) {
@@ -96,7 +99,7 @@ async function fetchBodies(seq: number): Promise<void> {
 
 /** True if this reader may receive an event after `last`. */
 function hasMore(outline: Outline, last: number, to: number): boolean {
-  for (let i = outline.find(last) + 1; i > 0 && i < outline.size && outline.seq[i] <= to; i++) if (outline.kind[i] !== HIDDEN_KIND) return true;
+  for (let i = outline.find(last) + 1; i < outline.size && outline.seq[i] <= to; i++) if (outline.kind[i] !== HIDDEN_KIND) return true;
   return false;
 }
 

@@ -50,6 +50,11 @@ export class RunModel {
     return this.outline.addEvent(event);
   }
 
+  /** Use another outline of the same events. The text of the stream is kept. */
+  replaceOutline(outline: Outline): void {
+    [this.outline, this.fold, this.graph] = [outline, new Fold(), new ThoughtGraph()];
+  }
+
   /** Derive everything from the outline. */
   build(now: number): void {
     const { outline } = this;

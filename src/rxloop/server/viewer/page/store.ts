@@ -244,16 +244,11 @@ async function finish(run: RunModel, signal: AbortSignal): Promise<void> {
   if (run.outline.guessed || run.outline.unresolved.size) {
     // Ends were matched to their starts by name. The log knows the exact pairs.
     const exact = new RunModel(run.taskId);
-    exact.live = run.live;
-    exact.discarded = run.discarded;
-    exact.isTrueTime = run.isTrueTime;
-    // The page keeps its rows until all of the new ones are known.
+    // The page keeps its rows until all of the new ones are known. The model stays the same one, so that nothing else is loaded
+    // again and the reader keeps open items and selections.
     const isLoaded = await loadOutline(exact, signal).then(() => true, () => false);
     if (signal.aborted) return;
-    if (isLoaded) {
-      model.value = exact;
-      rebuild();
-    }
+    if (isLoaded) run.replaceOutline(exact.outline);
   }
   checkProblems(0);
   const found = await api.run(run.taskId).catch(() => info.peek());
