@@ -165,7 +165,9 @@ async def test_lease_is_released_at_any_end_of_an_attempt(machines: Machines) ->
     await assert_no_tasks()
 
 
-def test_machine_that_lost_its_lease_stops_its_tools_and_writes_no_final_event(machines: Machines) -> None:
+def test_machine_that_lost_its_lease_stops_its_tools_and_writes_no_final_event(
+    machines: Machines, caplog: pytest.LogCaptureFixture
+) -> None:
     a, b = machines
     with virtual_time() as time:
 
@@ -184,6 +186,8 @@ def test_machine_that_lost_its_lease_stops_its_tools_and_writes_no_final_event(m
             assert a.canceled == 1
             assert resumed.output == "mine"
             assert await a.log.read(running.task_id) == recorded
+            # The other machine has logged the end, so no operator has to act.
+            assert [each.levelname for each in caplog.records if "log the end" in each.message] == ["WARNING"]
             last = (await live)[-1]
             assert isinstance(last, StatusUpdateEvent)
             assert last.final

@@ -111,8 +111,10 @@ async def _close(attempt: Attempt) -> Event:
         recorder.delivery.open()
     except EventLogError as error:
         recorder.delivery.drop()
-        # An attempt that only cancels the run leaves the end to the process that continued it.
-        level = logging.DEBUG if attempt.spec.cancel is not None and isinstance(error, ConflictError) else logging.ERROR
+        level = logging.ERROR
+        if isinstance(error, ConflictError):
+            # Another process continues the run, and logs its end.
+            level = logging.WARNING if attempt.spec.cancel is None else logging.DEBUG
         log.log(level, "Failed to log the end of run %s: %s", attempt.task_id, error)
         end = make_unlogged_end(attempt.task_id, attempt.state(), error)
         final = end.model_copy(update={name: getattr(final, name) for name in _ENVELOPE})
