@@ -111,10 +111,9 @@ async def _close(attempt: Attempt) -> Event:
         recorder.delivery.open()
     except EventLogError as error:
         recorder.delivery.drop()
-        level = logging.ERROR
-        if isinstance(error, ConflictError):
-            # Another process continues the run, and logs its end.
-            level = logging.WARNING if attempt.spec.cancel is None else logging.DEBUG
+        # After a conflict, another process continues the run and logs its end.
+        conflict_level = logging.WARNING if attempt.spec.cancel is None else logging.DEBUG
+        level = conflict_level if isinstance(error, ConflictError) else logging.ERROR
         log.log(level, "Failed to log the end of run %s: %s", attempt.task_id, error)
         end = make_unlogged_end(attempt.task_id, attempt.state(), error)
         final = end.model_copy(update={name: getattr(final, name) for name in _ENVELOPE})

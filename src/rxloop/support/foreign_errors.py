@@ -15,10 +15,11 @@ import reactivex
 
 from rxloop.errors import PipelineError, RxloopError
 
-_ROOTS = (Path(__file__).parents[1], Path(reactivex.__file__).parent, Path(asyncio.__file__).parent)
-
-_IGNORED_FOLDERS = tuple(f"{root}{os.sep}" for root in _ROOTS)
+_IGNORED_FOLDERS = tuple(f"{root}{os.sep}" for root in (Path(__file__).parents[1], Path(reactivex.__file__).parent))
 """Folders to ignore when searching for the raising function."""
+
+_STANDARD_LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
+"""Folder to ignore too. Without a virtual environment, it contains the installed packages, which are not ignored."""
 
 _INTERNAL_FUNCTIONS = frozenset(
     ("operator", "subscribe", "on_next", "on_error", "on_completed", "dispose", "action", "<lambda>", "__call__")
@@ -48,13 +49,18 @@ def _remark(raised: BaseException) -> str:
 
 
 def find_raiser(raised: BaseException) -> str:
-    """Return the name and location of the innermost function outside of rxloop, reactivex and asyncio."""
+    """Return the name and location of the innermost function outside of rxloop, reactivex and the standard library."""
     name = None
     for frame, line in traceback.walk_tb(raised.__traceback__):
         code = frame.f_code
-        if name is None or not code.co_filename.startswith(_IGNORED_FOLDERS):
+        if name is None or not _is_ignored(code.co_filename):
             name = f"{to_plain_name(code.co_qualname)} ({Path(code.co_filename).name}:{line})"
     return name or "something in the pipeline"
+
+
+def _is_ignored(file: str) -> bool:
+    is_installed = f"{os.sep}site-packages{os.sep}" in file
+    return file.startswith(_IGNORED_FOLDERS) or (file.startswith(_STANDARD_LIBRARY) and not is_installed)
 
 
 def to_plain_name(qualified: str) -> str:

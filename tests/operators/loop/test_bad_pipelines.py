@@ -1,10 +1,14 @@
 """Pipelines with missing, failing or request-swallowing operators."""
 
+import dataclasses
+import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from reactivex import Observable, abc
+from reactivex import operators as ops
 
 from rxloop import (
     Agent,
@@ -19,6 +23,11 @@ from rxloop.pipeline.requests import ModelRequest, Operator, Signal, ToolRequest
 from rxloop.testing import ScriptedModel, call
 from support.runs import is_well_formed, shape
 from support.step_tools import step
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    text: str
 
 
 async def run_error(*operators: Operator, turns: Any = ("Hello.",), **fields: Any) -> RunError:
@@ -109,6 +118,18 @@ async def test_agent_stays_usable_after_an_operator_raises(where: int) -> None:
     assert [event for event in events if isinstance(event, StatusUpdateEvent) and event.final] == [events[-1]]
     failing[0] = False
     assert (await agent.run("Hi")).state == "completed"
+
+
+@pytest.mark.parametrize("fail", [lambda: json.loads("{"), lambda: dataclasses.replace(Layer("a"), other=1)])
+async def test_error_names_the_user_function_that_fails_inside_the_standard_library(fail: Any) -> None:
+    def add_layer(signal: Signal) -> Signal:
+        if isinstance(signal, ModelRequest):
+            fail()
+        return signal
+
+    error = await run_error(*op.standard(before_model=[ops.map(add_layer)]))
+
+    assert re.search(r"\(raised by .* \(test_bad_pipelines\.py:\d+\)\)$", str(error))
 
 
 async def test_run_fails_when_the_construction_of_an_operator_fails() -> None:
