@@ -10,7 +10,7 @@ import pytest
 
 from rxloop import Agent, MemoryEventLog, RunContext, Runtime, tool
 from rxloop.protocol.events import Event
-from rxloop.testing import ScriptedModel, call, turn
+from rxloop.testing import ScriptedModel, call, turn, virtual_time
 from support.run_checks import kinds, wait_until
 
 
@@ -92,19 +92,24 @@ async def test_refused_call_ends_while_its_sibling_runs() -> None:  # P24
     assert shop.done == ["slow"]
 
 
-async def test_question_of_a_tool_pauses_the_timeout_of_the_tool() -> None:  # P24
+def test_question_of_a_tool_pauses_the_timeout_of_the_tool() -> None:  # P24
     shop = Shop()
     agent = shop.agent(call("choose"), call("slow"))
-    run = agent.run("Go.")
-    events: list[Event] = []
-    run.events.subscribe(events.append)
-    await wait_until(lambda: question_ids(events))
-    await asyncio.sleep(0.3)
-    await agent.get_run(run.task_id).answer({question_ids(events)[0]: "red"})
-    await wait_until(lambda: shop.done)
-    assert shop.done == ["red"]
-    shop.release.set()
-    assert (await run).output == "Done."
+
+    async def main() -> None:
+        run = agent.run("Go.")
+        events: list[Event] = []
+        run.events.subscribe(events.append)
+        await wait_until(lambda: question_ids(events))
+        await asyncio.sleep(0.3)
+        await agent.get_run(run.task_id).answer({question_ids(events)[0]: "red"})
+        await wait_until(lambda: shop.done)
+        assert shop.done == ["red"]
+        shop.release.set()
+        assert (await run).output == "Done."
+
+    with virtual_time() as time:
+        time.run(main())
 
 
 async def test_run_pauses_when_its_other_calls_have_ended() -> None:  # P24
