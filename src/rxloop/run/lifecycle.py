@@ -21,9 +21,8 @@ def start(attempt: Attempt, event_loop: asyncio.AbstractEventLoop) -> asyncio.Ta
     """Start executing an attempt, returning its task."""
     attempt.lifetime.bind(event_loop)
     attempt.lifetime.phase = Phase.LOADING
-    task = event_loop.create_task(execute_attempt(attempt), name=f"rxloop-run-{attempt.task_id}")
-    attempt.lifetime.task = task
-    return task
+    attempt.lifetime.task = event_loop.create_task(execute_attempt(attempt), name=f"rxloop-run-{attempt.task_id}")
+    return attempt.lifetime.task
 
 
 async def execute_attempt(attempt: Attempt) -> None:
