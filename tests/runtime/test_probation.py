@@ -24,7 +24,9 @@ from rxloop import (
     tool,
 )
 from rxloop.protocol.events import TaskEvent
+from rxloop.runtime.probation import Probation, Suspicion
 from rxloop.testing import ScriptedModel, virtual_time
+from support.processes.counters import count_operations
 from support.workers.scripted_agents import ScriptedPromptModel
 
 STEP = 10.0
@@ -326,3 +328,23 @@ def test_deps_that_would_end_the_process_count_as_attempts(error: BaseException)
     assert (record.state, record.attempt) == ("failed", 4)
     assert record.error is not None
     assert record.error.code == "attempts"
+
+
+def test_admission_of_many_suspects_takes_linear_time() -> None:
+    async def admit(count: int) -> None:
+        probation = Probation()
+
+        async def wait() -> None:
+            async with probation.admit("r", Suspicion(1, 1, 20)):
+                # In the meantime, all other suspects start to wait.
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+
+        waiting = [asyncio.create_task(wait()) for _ in range(count)]
+        await asyncio.gather(*waiting)
+
+    def measure(count: int) -> int:
+        return count_operations(lambda: asyncio.run(admit(count)))
+
+    few, many = measure(200), measure(1_000)
+    assert many < 7 * few

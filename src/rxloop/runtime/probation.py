@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from bisect import insort
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -99,6 +100,8 @@ class Suspect:
 
     def __init__(self, probation: Probation, suspicion: Suspicion) -> None:
         self.suspicion = suspicion
+        self.rank = suspicion.level, random.random()
+        """Order of admission: probably innocent runs come first. Equals are shuffled, so that processes differ."""
         self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._probation = probation
         self._has_progress = self._has_survived = False
@@ -163,9 +166,7 @@ class Probation:
         )
         await asyncio.sleep(suspicion.delay)
         suspect = Suspect(self, suspicion)
-        self._waiting.append(suspect)
-        # Those that are probably innocent come first. The order of equals is random, so that processes differ in it.
-        self._waiting.sort(key=lambda each: (each.suspicion.level, random.random()))
+        insort(self._waiting, suspect, key=lambda each: each.rank)
         self._admit()
         try:
             await suspect.admitted
@@ -192,14 +193,20 @@ class Probation:
 
     def _admit(self) -> None:
         for suspect in list(self._waiting):
+            # A crash can leave a thousand suspects, so do not check each of them if none can be admitted.
+            if self._is_full():
+                return
             if self._has_room(suspect):
                 self._waiting.remove(suspect)
                 self._active.add(suspect)
                 suspect.admitted.set_result(None)
 
+    def _is_full(self) -> bool:
+        if len(self._active) < self._window:
+            return not all(each.suspicion.is_mild for each in self._active)
+        return bool(self._active)
+
     def _has_room(self, suspect: Suspect) -> bool:
         if suspect.suspicion.is_protected and self._known:
             return False
-        return not self._active or (
-            len(self._active) < self._window and all(each.suspicion.is_mild for each in (suspect, *self._active))
-        )
+        return not self._active or suspect.suspicion.is_mild
