@@ -20,10 +20,12 @@ from rxloop import (
     MemoryEventLog,
     ModelSettings,
     RunContext,
+    Runtime,
     StatusUpdateEvent,
     ToolError,
     Usage,
     UsageEvent,
+    fallback,
     op,
     replay,
     tool,
@@ -33,6 +35,7 @@ from rxloop.protocol.messages import ErrorInfo
 from rxloop.providers import openai_chat
 from rxloop.telemetry import measurements
 from rxloop.telemetry.export import make_spans
+from rxloop.telemetry.names import split_model
 from rxloop.testing import ScriptedModel, call, turn
 from support.http_server import Reply, sse, start_server
 from support.runs import copy_first_events, outcome
@@ -166,6 +169,42 @@ async def test_tokens_are_counted_once_by_model_calls_and_once_by_their_agent() 
         for span in collector.find("invoke_agent")
     }
     assert by_agent == {"invoke_agent inner": 5, "invoke_agent outer": 7}
+
+
+async def test_view_that_is_subscribed_several_times_creates_one_span_for_each_operation() -> None:
+    collector = SpanCollector()
+    view = collector.view()
+    agent = Agent(ScriptedModel("Hello."), name="guide", thoughts=False, views=[view, view])
+    async with Runtime({"guide": agent}, log=MemoryEventLog(), views=[view]) as runtime:
+        record = await runtime.start("guide", "Go.")
+        await runtime.follow(record.task_id)
+    assert collector.tree() == ["invoke_agent guide > chat scripted", "invoke_agent guide"]
+    assert collector.metrics()["gen_ai.invoke_agent.duration"][0].count == 1
+
+
+async def test_model_call_names_the_model_that_has_answered() -> None:
+    collector = SpanCollector()
+    failing = ScriptedModel(RateLimited(SECRET), name="zai:glm-4.7")
+    await trace_run(Agent(fallback(failing, ScriptedModel(tokens("Hello."), name="xai:grok-5"))), collector)
+    [point] = collector.metrics()["gen_ai.client.operation.duration"]
+    assert collector.one("chat").name == "chat grok-5"
+    for attributes in (point.attributes, collector.one("chat").attributes or {}):
+        assert (attributes["gen_ai.provider.name"], attributes["gen_ai.request.model"]) == ("x_ai", "grok-5")
+
+
+@pytest.mark.parametrize(
+    ("name", "provider", "model"),
+    [
+        ("scripted", "scripted", "scripted"),
+        ("google:gemini-4", "gcp.gemini", "gemini-4"),
+        ("bedrock:us.anthropic.claude-v1:0", "aws.bedrock", "us.anthropic.claude-v1:0"),
+        ("http://localhost:8000/v1#qwen3", "openai", "qwen3"),
+        ("openai_responses:https://models.example/v1#org/m#2", "openai", "org/m#2"),
+        ("fallback(zai:a, http://localhost/v1#b)", "fallback", "fallback(zai:a, http://localhost/v1#b)"),
+    ],
+)
+def test_model_string_has_a_provider_and_a_model(name: str, provider: str, model: str) -> None:
+    assert split_model(name) == {"gen_ai.provider.name": provider, "gen_ai.request.model": model}
 
 
 @pytest.mark.parametrize("end", ["cancel", "limit", "model", "tool", "pause", "unsubscribed"])

@@ -25,7 +25,18 @@ _TIME_SCOPE: ContextVar[TimeScope | None] = ContextVar("rxloop_time_scope", defa
 class Scope:
     """Owns a run's tasks, context variables and gate."""
 
-    __slots__ = ("__weakref__", "_context", "_mark", "_tasks", "_waiting", "gate", "on_failure", "on_idle", "timers")
+    __slots__ = (
+        "__weakref__",
+        "_context",
+        "_mark",
+        "_tasks",
+        "_waiting",
+        "gate",
+        "on_failure",
+        "on_idle",
+        "on_spawn",
+        "timers",
+    )
 
     def __init__(
         self, on_failure: Callable[[Exception], None] | None = None, time_scope: TimeScope | None = None
@@ -42,6 +53,8 @@ class Scope:
         """Pending timers of the pipeline. This is a dict, because an empty set needs three times the memory."""
         self.on_idle: Callable[[], None] | None = None
         """Called after the last task or timer ends."""
+        self.on_spawn: Callable[[Any], object] | None = None
+        """Called in the context of each new task that has an owner, with the owner."""
         self._tasks: dict[asyncio.Task[None], Callable[[], None] | None] = {}
         self._waiting: dict[asyncio.Task[Any], int] = {}
         self._context = copy_context()
@@ -52,10 +65,24 @@ class Scope:
             self._context.run(_TIME_SCOPE.set, time_scope)
 
     def spawn(
-        self, work: Coroutine[Any, Any, None], name: str, stop: Callable[[], None] | None = None
+        self,
+        work: Coroutine[Any, Any, None],
+        name: str,
+        stop: Callable[[], None] | None = None,
+        owner: ScopeOwner | None = None,
     ) -> asyncio.Task[None]:
-        """Start a task owned by the run. Use `stop` to customize how it is stopped."""
-        task = asyncio.get_running_loop().create_task(work, name=name, context=self._context.copy())
+        """Start a task owned by the run.
+
+        Args:
+            work: Coroutine of the task.
+            name: Name of the task.
+            stop: Function that stops the task. By default, the task is cancelled.
+            owner: Object that the task works for, such as the `RunContext` of a request.
+        """
+        context = self._context.copy()
+        if self.on_spawn is not None and owner is not None:
+            context.run(self.on_spawn, owner)
+        task = asyncio.get_running_loop().create_task(work, name=name, context=context)
         self._tasks[task] = stop
         task.add_done_callback(self._remove)
         return task
@@ -151,7 +178,7 @@ class Scope:
     def close(self) -> None:
         """Drop references to a finished run. They form a cycle, which only the garbage collector could free."""
         self.on_failure = log_failure
-        self.on_idle = None
+        self.on_idle = self.on_spawn = None
 
 
 class ScopeOwner(Protocol):

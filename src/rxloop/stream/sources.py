@@ -63,7 +63,7 @@ def from_task(
         on_failure = log_failure if run is None else run.on_failure
         subscription = _TaskSubscription(work, observer, name, on_failure, shielded, stop, on_abandoned)
         subscription.task = (
-            owner.spawn(subscription.run(), name, subscription.dispose)
+            owner.spawn(subscription.run(), name, subscription.dispose, ctx)
             if owner is not None
             else loop.create_task(subscription.run(), name=name)
         )

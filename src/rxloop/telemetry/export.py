@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode
 from collections.abc import Iterable
 from random import Random
@@ -23,7 +24,7 @@ from rxloop.errors import RxloopError
 from rxloop.protocol.events import Event
 from rxloop.telemetry import names
 from rxloop.telemetry.operations import OperationFold
-from rxloop.telemetry.otel import SpanRecorder
+from rxloop.telemetry.otel import prepare_recorder
 
 _BATCH = 512
 """Maximum number of spans in a request, or in an element of `resourceSpans`."""
@@ -57,7 +58,7 @@ def make_spans(task_id: str, events: Iterable[Event], *, content: bool | None = 
     if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: "rxloop"}))
     provider = TracerProvider(resource=resource, id_generator=_StableIds(task_id), shutdown_on_exit=False)
-    recorder = SpanRecorder(provider).subscribe(spans.append, Context())
+    recorder = prepare_recorder(provider)(spans.append, Context())
     fold = OperationFold(recorder, content=names.captures_content() if content is None else content)
     for event in events:
         fold.add(event)
@@ -80,21 +81,17 @@ def encode_spans(task_id: str, events: Iterable[Event], *, content: bool | None 
         # The conversion of a long run in a single call would block all threads.
         message: dict[str, Any] = MessageToDict(encode_otlp(spans[:_BATCH]))
         del spans[:_BATCH]
-        for resource in message["resourceSpans"]:
-            for scope in resource["scopeSpans"]:
-                for span in scope["spans"]:
-                    _write_ids_in_hex(span)
-                    for link in span.get("links", ()):
-                        _write_ids_in_hex(link)
-            resources.append(orjson.dumps(resource))
+        resources += [_ID.sub(_to_hex, orjson.dumps(resource)) for resource in message["resourceSpans"]]
     return b'{"resourceSpans":[%b]}' % b",".join(resources)
 
 
-def _write_ids_in_hex(value: dict[str, Any]) -> None:
+_ID = re.compile(rb'("(?:traceId|spanId|parentSpanId)":")([\w+/=]+)')
+"""Id in JSON. Texts cannot contain it, because their quotation marks are escaped."""
+
+
+def _to_hex(match: re.Match[bytes]) -> bytes:
     # OTLP/JSON differs from the JSON of protocol buffers in the encoding of ids.
-    for name in ("traceId", "spanId", "parentSpanId"):
-        if name in value:
-            value[name] = b64decode(value[name]).hex()
+    return match[1] + b64decode(match[2]).hex().encode()
 
 
 def export_spans(task_id: str, events: Iterable[Event], *, content: bool | None = None) -> int:

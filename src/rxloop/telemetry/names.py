@@ -76,10 +76,18 @@ def captures_content() -> bool:
 
 
 @lru_cache(maxsize=256)
-def split_model(model: str) -> tuple[str, str]:
-    """Return the provider and the model name of a model string. Without a prefix, both are the model string."""
+def split_model(model: str) -> Mapping[str, str]:
+    """Return the attributes for a model string. Without a prefix, the provider and the model have the same name.
+
+    Models at a custom address, such as `http://localhost:8000/v1#qwen3`, have an API that is compatible with OpenAI.
+    Combinations of models, such as `fallback(openai:gpt-5, zai:glm-4.7)`, are named until one of them has answered.
+    """
     prefix, _, name = model.partition(":")
-    return _PROVIDERS.get(prefix, prefix), name or model
+    if "(" in prefix:
+        prefix, name = prefix.partition("(")[0], model
+    elif "://" in model:
+        prefix, name = "openai", model.partition("#")[2]
+    return {PROVIDER: _PROVIDERS.get(prefix, prefix), REQUEST_MODEL: name or model}
 
 
 def usage_attributes(counts: TokenCounts, names: Sequence[str]) -> dict[str, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import add
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from rxloop.protocol.events import (
@@ -37,7 +36,6 @@ _AGENT, _WORKFLOW, _ITERATION = "agent", "workflow", "iteration"
 Key = str | tuple[str | None, str | None, int | None]
 """Name of an operation of the attempt, or branch, step and call index of a model call (index None) or a tool call."""
 Attributes = Mapping[str, Any]
-_EMPTY: Attributes = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False)
@@ -54,9 +52,11 @@ class Operation:
     usage: names.TokenCounts | None = None
     failures: list[LLMFailedEvent] = field(default_factory=list[LLMFailedEvent])
     """Failed requests of a model call."""
+    model: Attributes | None = None
+    """Attributes of the model that has answered, if several models can answer."""
     span: Any = None
     context: Any = None
-    """OpenTelemetry context in which the span is the current one, or None if it is not needed yet."""
+    """OpenTelemetry context of the spans below this one, or None if it is not needed yet."""
 
 
 class Recorder:
@@ -81,6 +81,16 @@ OpenOperations = dict[str, Operations]
 _NONE: Operations = {}
 
 
+def find_operation(
+    operations: Operations, branch: str | None, step: str | None = None, index: int | None = None
+) -> Operation | None:
+    """Return an open call, or else the operation that contains the calls of its branch."""
+    for key in ((branch, step, index), _ITERATION, _WORKFLOW, _AGENT):
+        if key in operations and (key != _ITERATION or branch is None):
+            return operations[key]
+    return None
+
+
 class OperationFold:
     """Operations of a stream of events, which may contain several runs and nested runs."""
 
@@ -98,7 +108,8 @@ class OperationFold:
             recorder: Receiver of the operations.
             content: Whether operations contain messages, arguments and results.
             iterations: Whether iterations are operations.
-            shared: Dictionary to which the fold adds its open operations. Several folds can use it.
+            shared: Dictionary to which the fold adds its open operations. Several folds can use it. They ignore the
+                attempts in it, so that a view that is subscribed twice creates one span.
         """
         self._recorder, self._content, self._iterations = recorder, content, iterations
         self._shared: OpenOperations = {} if shared is None else shared
@@ -147,7 +158,7 @@ class OperationFold:
             if event.resumed:
                 # The earlier attempt has no final event if its process died.
                 self._end_attempt(task_id, self._now, _INTERRUPTED)
-            if task_id not in self._open:
+            if task_id not in self._shared:
                 self._start_attempt(event)
 
     def _start_attempt(self, event: StatusUpdateEvent) -> None:
@@ -207,21 +218,18 @@ class OperationFold:
             number = {"rxloop.iteration": event.iteration}
             self._start(operations, _ITERATION, f"iteration {event.iteration}", event, number)
         key = (event.branch, event.step, None)
-        if key in operations:
-            # The provider has refused the first request of the step, for example because it was too long.
-            self._end(operations, key, event.timestamp, _find_failure(operations, key) or _INTERRUPTED)
-        provider, model = names.split_model(event.model)
-        attributes = {
+        # The provider has refused the first request of the step, for example because it was too long.
+        self._end(operations, key, event.timestamp, _CANCELED)
+        attributes: dict[str, Any] = {
             names.OPERATION: "chat",
-            names.PROVIDER: provider,
-            names.REQUEST_MODEL: model,
+            **names.split_model(event.model),
             "gen_ai.conversation.id": event.context_id,
             names.STEP: event.step,
             "rxloop.branch": event.branch,
         }
         for name, value in (event.settings or {}).items():
             attributes["gen_ai.request." + {"stop": "stop_sequences"}.get(name, name)] = value
-        self._start(operations, key, f"chat {model}", event, attributes)
+        self._start(operations, key, f"chat {attributes[names.REQUEST_MODEL]}", event, attributes)
 
     def _add_failure(self, event: LLMFailedEvent, operations: Operations) -> None:
         key = (event.branch, event.step, None)
@@ -231,11 +239,13 @@ class OperationFold:
     def _add_usage(self, event: UsageEvent, operations: Operations) -> None:
         # Several models can answer one step, for example with `hedge`. Nested runs have their own operations, so no
         # token is counted twice.
-        counts = names.get_counts(event)
+        counts, model = names.get_counts(event), event.metadata.get("model")
         for each in (_AGENT, (event.branch, event.step, None)):
             if each in operations:
-                usage = operations[each].usage
-                operations[each].usage = counts if usage is None else tuple(map(add, usage, counts))
+                operation = operations[each]
+                operation.usage = counts if operation.usage is None else tuple(map(add, operation.usage, counts))
+                if isinstance(model, str) and each != _AGENT:
+                    operation.model = names.split_model(model)
 
     def _end_call(self, event: ContentCompleteEvent, operations: Operations) -> None:
         reason, response = event.finish_reason, event.response
@@ -252,9 +262,8 @@ class OperationFold:
                 "server.address": response.server_address,
                 "server.port": response.server_port,
             }
-        key = (event.branch, event.step, None)
-        error = _find_failure(operations, key) or _CANCELED if reason == "canceled" else None
-        self._end(operations, key, event.timestamp, error, attributes)
+        error = _CANCELED if reason == "canceled" else None
+        self._end(operations, (event.branch, event.step, None), event.timestamp, error, attributes)
 
     def _format_answer(
         self, text: str | None, finish_reason: str, reasoning: str | None = None, calls: Sequence[ToolCall] = ()
@@ -305,20 +314,28 @@ class OperationFold:
     ) -> None:
         if not operations and key != _AGENT:
             return  # The stream does not contain the start of the attempt.
-        for each in (_AGENT, _WORKFLOW, _ITERATION):
-            if each in operations and (each != _ITERATION or event.branch is None):
-                parent = operations[each]
         known = {name: value for name, value in attributes.items() if value is not None}
-        operation = operations[key] = Operation(name, event, parent, known)
+        operation = Operation(name, event, find_operation(operations, event.branch) or parent, known)
+        operations[key] = operation
         self._recorder.start(operation)
 
     def _end(
-        self, operations: Operations, key: Key, now: int, error: ErrorInfo | None, attributes: Attributes = _EMPTY
+        self,
+        operations: Operations,
+        key: Key,
+        now: int,
+        error: ErrorInfo | None,
+        attributes: Attributes | None = None,
     ) -> None:
         operation = operations.pop(key, None)
         if operation is None:
             return
-        changes = {name: value for name, value in attributes.items() if value is not None}
+        if error is _CANCELED and operation.failures:
+            error = operation.failures[-1].error
+        changes = {name: value for name, value in (attributes or {}).items() if value is not None}
+        if operation.model is not None:
+            changes |= operation.model
+            operation.name = f"chat {operation.model[names.REQUEST_MODEL]}"
         if operation.usage is not None:
             changes |= names.usage_attributes(operation.usage, names.AGGREGATED_USAGE if key == _AGENT else names.USAGE)
         if operation.failures:
@@ -344,9 +361,3 @@ class OperationFold:
             ToolCompleteEvent: _end_tool,
         }
     )
-
-
-def _find_failure(operations: Operations, key: Key) -> ErrorInfo | None:
-    """Return the error of the last failed request of a model call."""
-    failures = operations[key].failures if key in operations else []
-    return failures[-1].error if failures else None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context, get_current
@@ -28,57 +28,38 @@ _MAX_REMEMBERED = 10_000
 """Maximum number of unfinished runs whose first attempt can be linked."""
 
 
+@dataclass(slots=True)
 class SpanRecorder(Recorder):
-    """Recorder that creates spans with the times of the events, and metrics."""
+    """Recorder that creates spans with the times of the events. See `prepare_recorder`."""
 
-    _parent: Context
-    _emit: Callable[[Span], object]
-
-    def __init__(
-        self,
-        tracer_provider: TracerProvider | None = None,
-        meter_provider: MeterProvider | None = None,
-        *,
-        has_metrics: bool = False,
-    ) -> None:
-        """Create a recorder. With None, the global provider is used."""
-        tracer = trace.get_tracer(*_SCOPE, tracer_provider, attributes=names.SCOPE_ATTRIBUTES)
-        self._start_span = tracer.start_span
-        self._metrics = _make_meter_recorder(meter_provider) if has_metrics else Recorder()
-        self._first_attempts: dict[str, SpanContext] = {}
-        """Spans of the first attempts of unfinished runs."""
-
-    def subscribe(self, emit: Callable[[Span], object], parent: Context | None = None) -> Self:
-        """Return a recorder for a subscription, which shares the providers and the first attempts.
-
-        Args:
-            emit: Function called with each span after its end.
-            parent: Context of the spans of outermost runs. None uses the current context.
-        """
-        recorder = copy(self)
-        recorder._emit, recorder._parent = emit, get_current() if parent is None else parent
-        return recorder
+    start_span: Callable[..., Span]
+    measurements: Recorder
+    """Recorder of the metrics."""
+    first_attempts: dict[str, SpanContext]
+    """Spans of the first attempts of unfinished runs."""
+    emit: Callable[[Span], object]
+    """Function called with each span after its end."""
+    parent: Context = field(default_factory=get_current)
+    """Context of the spans of outermost runs."""
 
     @override
     def start(self, operation: Operation) -> None:
         """Start the span of an operation."""
-        event, attributes, links = operation.event, operation.attributes, None
-        if operation.parent is not None:
-            context = get_context(operation.parent)
+        event, attributes, links, parent = operation.event, operation.attributes, None, operation.parent
+        if parent is None:
+            context = TraceContextTextMapPropagator().extract(get_trace_context(event.metadata), self.parent)
         else:
-            context = TraceContextTextMapPropagator().extract(get_trace_context(event.metadata), self._parent)
+            context = parent.context = parent.context or trace.set_span_in_context(parent.span, self.parent)
         is_attempt = names.TASK in attributes
-        if is_attempt and event.task_id in self._first_attempts:
-            links = [Link(self._first_attempts[event.task_id])]
+        if is_attempt and event.task_id in self.first_attempts:
+            links = [Link(self.first_attempts[event.task_id])]
         kind = SpanKind.CLIENT if names.REQUEST_MODEL in attributes else SpanKind.INTERNAL
         start = event.timestamp * _NANOSECONDS
-        operation.span = self._start_span(operation.name, context, kind, attributes, links, start)
-        if operation.parent is None:
-            operation.context = trace.set_span_in_context(operation.span, context)
+        operation.span = self.start_span(operation.name, context, kind, attributes, links, start)
         if is_attempt and links is None:
-            self._first_attempts[event.task_id] = operation.span.get_span_context()
-            if len(self._first_attempts) > _MAX_REMEMBERED:
-                del self._first_attempts[next(iter(self._first_attempts))]
+            self.first_attempts[event.task_id] = operation.span.get_span_context()
+            if len(self.first_attempts) > _MAX_REMEMBERED:
+                del self.first_attempts[next(iter(self.first_attempts))]
 
     @override
     def end(self, operation: Operation, changes: Attributes, message: str | None) -> None:
@@ -92,14 +73,32 @@ class SpanRecorder(Recorder):
             span.set_status(StatusCode.ERROR, message)
         if changes:
             span.set_attributes(changes)
+        if operation.model is not None:
+            span.update_name(operation.name)
         span.end(operation.end * _NANOSECONDS)
         if names.STATE in changes and changes[names.STATE] == "completed":
-            self._first_attempts.pop(operation.event.task_id, None)
-        self._metrics.end(operation, changes, message)
-        self._emit(span)
+            self.first_attempts.pop(operation.event.task_id, None)
+        self.measurements.end(operation, changes, message)
+        self.emit(span)
 
 
-def _make_meter_recorder(provider: MeterProvider | None) -> Measurements:
+def prepare_recorder(
+    provider: TracerProvider | None = None, measurements: Recorder | None = None
+) -> Callable[..., SpanRecorder]:
+    """Return a factory of recorders, which share their tracer, their measurements and the first attempts of runs.
+
+    The arguments of the factory are `emit` and `parent`.
+
+    Args:
+        provider: Provider of the tracer. None uses the global one.
+        measurements: Recorder of the metrics.
+    """
+    tracer = trace.get_tracer(*_SCOPE, provider, attributes=names.SCOPE_ATTRIBUTES)
+    return partial(SpanRecorder, tracer.start_span, measurements or Recorder(), {})
+
+
+def make_meter_recorder(provider: MeterProvider | None) -> Measurements:
+    """Return a recorder of metrics. None uses the global provider."""
     meter = metrics.get_meter(*_SCOPE, provider, attributes=names.SCOPE_ATTRIBUTES)
     histograms = {
         name: meter.create_histogram(
@@ -108,11 +107,3 @@ def _make_meter_recorder(provider: MeterProvider | None) -> Measurements:
         for name, each in {each.name: each for each in HISTOGRAMS}.items()
     }
     return Measurements(lambda each, attributes: partial(histograms[each.name].record, attributes=attributes))
-
-
-def get_context(operation: Operation) -> Context:
-    """Return the context in which the span of an operation is the current one."""
-    if operation.context is None:
-        parent = None if operation.parent is None else get_context(operation.parent)
-        operation.context = trace.set_span_in_context(operation.span, parent)
-    return operation.context

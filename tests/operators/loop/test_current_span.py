@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from opentelemetry import trace
+from opentelemetry import baggage, context, trace
 from reactivex import Observable
 
-from rxloop import Agent, ContentCompleteEvent, Event, MemoryEventLog, Runtime, op, tool
-from rxloop.errors import ConfigurationError
+from rxloop import (
+    Agent,
+    ContentCompleteEvent,
+    Event,
+    MemoryEventLog,
+    Provider,
+    Retry,
+    Runtime,
+    fallback,
+    hedge,
+    limited,
+    op,
+    tool,
+)
+from rxloop.errors import ConfigurationError, RateLimited
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.messages import ToolCall
+from rxloop.providers.retry import retrying
+from rxloop.strategies import self_consistency
 from rxloop.stream.sources import Push, from_task
-from rxloop.testing import ScriptedModel
-from support.span_collector import SpanCollector
+from rxloop.testing import ScriptedModel, call, virtual_time
+from support.span_collector import SpanCollector, get_id
 
 
 class TracedModel:
@@ -82,6 +98,77 @@ async def test_spans_in_tools_and_requests_are_children_of_their_call() -> None:
     chats = [span.context.span_id for span in collector.find("chat") if span.context is not None]
     assert [parents["POST 1"], parents["POST 2"]] == chats
     assert trace.get_current_span() is trace.INVALID_SPAN
+
+
+class SlowModel:
+    """Model that creates a span for each request of a step, and fails the first requests."""
+
+    def __init__(self, collector: SpanCollector, *, failures: int = 0, seconds: float = 1.0) -> None:
+        self.name = "slow"
+        self._failures, self._seconds = failures, seconds
+        self._tracer = collector.tracer_provider.get_tracer("http")
+        self._requests = Counter[str]()
+
+    def call(self, request: ModelRequest) -> Observable[Event]:
+        async def work(push: Push[Event]) -> None:
+            with self._tracer.start_as_current_span("POST", attributes={"step": request.step}):
+                self._requests[request.step] += 1
+                await asyncio.sleep(self._seconds)
+            if self._requests[request.step] <= self._failures:
+                raise RateLimited("busy")
+            push(ContentCompleteEvent(content="Answer: 4", finish_reason="stop"))
+
+        return from_task(work, request.ctx)
+
+    async def aclose(self) -> None:
+        pass
+
+
+class RetryingModel(SlowModel):
+    """Model that repeats failed requests."""
+
+    def call(self, request: ModelRequest) -> Observable[Event]:
+        return retrying(Retry(attempts=2, first=1.0, jitter=0))(super().call(request))
+
+
+DELAYED_MODELS: dict[str, Callable[[SpanCollector], Provider]] = {
+    "retry": lambda collector: RetryingModel(collector, failures=1),
+    "fallback": lambda collector: fallback(SlowModel(collector, failures=1), SlowModel(collector)),
+    "hedge": lambda collector: hedge(SlowModel(collector, seconds=9), SlowModel(collector), after=1),
+    "limited": lambda collector: limited(SlowModel(collector), concurrent=1),
+}
+"""Models with requests that start later than their `llm-call`."""
+
+
+@pytest.mark.parametrize("name", DELAYED_MODELS)
+def test_delayed_requests_of_concurrent_branches_are_children_of_their_model_call(name: str) -> None:
+    collector = SpanCollector()
+    tracing = collector.view()
+    model, loop = DELAYED_MODELS[name](collector), op.standard(at_end=[op.current_span(tracing)])
+    agent = Agent(model, strategy=self_consistency(samples=3), loop=loop, views=[tracing], thoughts=False)
+    with virtual_time() as time:
+        time.run(agent.run("Go.").result())
+
+    chats = {get_id(span): (span.attributes or {})["rxloop.step"] for span in collector.find("chat")}
+    requests = [(span.parent, (span.attributes or {})["step"]) for span in collector.find("POST")]
+    assert len(requests) >= len(chats) == 3
+    assert [parent and chats.get(parent.span_id) for parent, _ in requests] == [step for _, step in requests]
+
+
+async def test_tools_keep_the_baggage_of_the_caller() -> None:
+    collector, found = SpanCollector(), list[object]()
+
+    @tool
+    def look() -> None:
+        """Look."""
+        found.append(baggage.get_baggage("tenant"))
+
+    tracing = collector.view()
+    loop = op.standard(at_end=[op.current_span(tracing)])
+    token = context.attach(baggage.set_baggage("tenant", "acme"))
+    await Agent(ScriptedModel(call("look"), "done"), tools=[look], loop=loop, views=[tracing]).run("Go.")
+    context.detach(token)
+    assert found == ["acme"]
 
 
 async def test_concurrent_runs_do_not_share_current_spans() -> None:

@@ -16,13 +16,11 @@ import pytest
 
 from rxloop.providers import openai_chat
 from rxloop.providers.transport.httpcore_backend import (
-    _ERRORS,
     HEAD_BYTES,
     MAX_COMBINED_BYTES,
     Backend,
     PoolTransport,
     Stream,
-    _to_httpx,
 )
 from rxloop.providers.transport.httpx_client import HttpxClient
 from support.http_server import (
@@ -161,12 +159,20 @@ async def test_connection_closed_at_once_is_not_a_program_error() -> None:
         assert stream.get_extra_info("socket") is here
 
 
-def test_each_httpcore_exception_is_mapped_to_httpx() -> None:
-    kinds = [kind for kind in vars(httpcore).values() if isinstance(kind, type) and issubclass(kind, _ERRORS)]
-    assert len(kinds) > 10
-    for kind in kinds:
-        error = _to_httpx(kind("why"))
-        assert (type(error).__name__, str(error)) == (kind.__name__, "why")
+async def test_requests_use_an_instrumented_transport_of_httpx(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    send, hosts = httpx.AsyncHTTPTransport.handle_async_request, list[str]()
+
+    async def record(transport: httpx.AsyncHTTPTransport, request: httpx.Request) -> httpx.Response:
+        hosts.append(request.url.host)
+        return await send(transport, request)
+
+    # OpenTelemetry's instrumentation of httpx replaces this method.
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", record)
+    server.answer(text_reply("Hello"))
+    provider = chat_model(server, transport="httpx")
+    await collect(provider.call(REQUEST))
+    await provider.aclose()
+    assert hosts == ["127.0.0.1"]
 
 
 class BrokenStream(httpcore.AsyncNetworkStream):

@@ -8,9 +8,9 @@ from reactivex import Observable, abc
 
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.requests import Operator, Signal
-from rxloop.protocol.events import ContentCompleteEvent, LLMCallEvent, ToolStartEvent
+from rxloop.protocol.events import ToolStartEvent
 from rxloop.stream.rx import ColdObservable, RunScheduler, connect
-from rxloop.telemetry.operations import OPEN_OPERATIONS, OpenOperations, Operation
+from rxloop.telemetry.operations import OPEN_OPERATIONS, OpenOperations, find_operation
 
 
 def current_span(spans: Callable[[Observable[Any]], Observable[Any]]) -> Operator[object]:
@@ -25,8 +25,8 @@ def current_span(spans: Callable[[Observable[Any]], Observable[Any]]) -> Operato
 
     L is an `llm-call` and s a `tool-start`. The span of L is current in its request, and the span of s in its tool.
 
-    Place the operator at the end of the loop, and pass the same view to the agent. Calls that start early, before their
-    message is complete, do not have a current span.
+    Place the operator at the end of the loop, and pass the same view to the agent. In calls that start early, before
+    their message is complete, the span of the model call is current.
 
     Example:
         >>> tracing = op.spans()
@@ -44,39 +44,27 @@ def current_span(spans: Callable[[Observable[Any]], Observable[Any]]) -> Operato
     operations = found
     # Imported here, because only programs with `op.spans` have the package.
     from opentelemetry.context import attach
+    from opentelemetry.trace import set_span_in_context
 
-    from rxloop.telemetry.otel import get_context
-
-    def find(event: LLMCallEvent | ToolStartEvent | ContentCompleteEvent) -> Operation | None:
-        key = (event.branch, event.step, event.index if isinstance(event, ToolStartEvent) else None)
-        return operations.get(event.task_id, {}).get(key)
+    def enter(owner: Any, index: int | None = None) -> None:
+        """Make the span of a call current, or else that of its agent. The context of the task ends with the task."""
+        operation = find_operation(operations.get(owner.task_id, {}), owner.branch, owner.step, index)
+        if operation is not None:
+            attach(set_span_in_context(operation.span))
 
     def operator(source: Observable[Signal]) -> Observable[Signal]:
         def subscribe(
             observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
-            scope = scheduler.scope if isinstance(scheduler, RunScheduler) else None
+            if isinstance(scheduler, RunScheduler) and scheduler.scope is not None:
+                # Requests can start later than their `llm-call`, for example after a failure or in a queue.
+                scheduler.scope.on_spawn = enter
 
             def handle(signal: Signal) -> None:
-                # The view starts and ends spans when their events are published.
-                ended = find(signal) if isinstance(signal, ContentCompleteEvent) else None
+                # The view starts spans when their events are published.
                 observer.on_next(signal)
-                if ended is not None and ended.parent is not None:
-                    attach_to_run(ended.parent)
-                elif isinstance(signal, LLMCallEvent) and (call := find(signal)) is not None:
-                    attach_to_run(call)
-                elif isinstance(signal, ToolStartEvent) and (call := find(signal)) and _is_in_task_of_tool():
-                    # The task of the tool has its own context, which ends with it.
-                    attach(get_context(call))
-
-            def attach_to_run(operation: Operation) -> None:
-                """Make a span current in tasks that the run starts from now on. The model call is started next."""
-                if scope is not None:
-                    try:
-                        scope.run(attach, get_context(operation))
-                    except RuntimeError:
-                        # The first model call is made inside the context of the run.
-                        attach(get_context(operation))
+                if isinstance(signal, ToolStartEvent) and _is_in_task_of_tool():
+                    enter(signal, signal.index)
 
             return connect(source, handle, observer.on_error, observer.on_completed, scheduler)
 

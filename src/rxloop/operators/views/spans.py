@@ -60,17 +60,17 @@ def spans(
         ConfigurationError: The package opentelemetry-api is not installed.
     """
     try:
-        from rxloop.telemetry.otel import SpanRecorder
+        from rxloop.telemetry.otel import make_meter_recorder, prepare_recorder
     except ImportError as error:
         raise ConfigurationError(
             f"op.spans requires {error.name}; install it with pip install 'rxloop[otel]'"
         ) from error
-    recorder = SpanRecorder(tracer_provider, meter_provider, has_metrics=metrics)
+    make_recorder = prepare_recorder(tracer_provider, make_meter_recorder(meter_provider) if metrics else None)
     has_content = names.captures_content() if content is None else content
     shared: OpenOperations = {}
 
     def make_fold(emit: Callable[[Span], None]) -> OperationFold:
-        return OperationFold(recorder.subscribe(emit), content=has_content, iterations=iterations, shared=shared)
+        return OperationFold(make_recorder(emit), content=has_content, iterations=iterations, shared=shared)
 
     view = view_operations(make_fold)
     vars(view)[OPEN_OPERATIONS] = shared

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import select
-from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import suppress
 from ssl import SSLContext
 from typing import Any, cast
@@ -22,71 +21,19 @@ HEAD_BYTES = 2**12
 _FINAL_STATUS = re.compile(rb"\nHTTP/\d\.\d [2-9]")
 _STATUS_BYTES = len(b"\nHTTP/1.1 2")
 
-_ERRORS = (
-    httpcore.TimeoutException,
-    httpcore.NetworkError,
-    httpcore.ProtocolError,
-    httpcore.ProxyError,
-    httpcore.UnsupportedProtocol,
-)
 
+class PoolTransport(httpx.AsyncHTTPTransport):
+    """Transport of httpx over a connection pool of httpcore.
 
-class PoolTransport(httpx.AsyncBaseTransport):
-    """Transport of httpx over a connection pool of httpcore. The transport of httpx itself accepts no network backend.
+    The constructor of httpx accepts no network backend. Libraries that instrument httpx instrument this class, too.
 
     Args:
         pool: The connection pool.
     """
 
     def __init__(self, pool: httpcore.AsyncConnectionPool) -> None:
+        # The constructor of the base class would create another pool.
         self._pool = pool
-
-    @override
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        url = request.url
-        address = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
-        body = cast("AsyncIterable[bytes]", request.stream)
-        try:
-            response = await self._pool.handle_async_request(
-                httpcore.Request(
-                    request.method, address, headers=request.headers.raw, content=body, extensions=request.extensions
-                )
-            )
-        except _ERRORS as error:
-            raise _to_httpx(error) from error
-        return httpx.Response(
-            response.status,
-            headers=response.headers,
-            stream=_Body(response),
-            extensions=cast("dict[str, Any]", response.extensions),
-        )
-
-    @override
-    async def aclose(self) -> None:
-        await self._pool.aclose()
-
-
-class _Body(httpx.AsyncByteStream):
-    def __init__(self, response: httpcore.Response) -> None:
-        self._response = response
-
-    @override
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        try:
-            async for data in cast("AsyncIterable[bytes]", self._response.stream):
-                yield data
-        except _ERRORS as error:
-            raise _to_httpx(error) from error
-
-    @override
-    async def aclose(self) -> None:
-        await self._response.aclose()
-
-
-def _to_httpx(error: Exception) -> httpx.TransportError:
-    # Both libraries use the same exception names.
-    kind: type[httpx.TransportError] = getattr(httpx, type(error).__name__)
-    return kind(str(error))
 
 
 class Backend(httpcore.AsyncNetworkBackend):
