@@ -72,13 +72,14 @@ async def test_failing_view_is_logged_and_does_not_end_the_run(failure: str, cap
     assert result.output == "done"
     assert kinds[-1] == "status-update"
     assert "broken view" in caplog.text
+    assert [vars(record)["task"] for record in caplog.records] == [result.task_id]
 
 
 @pytest.mark.parametrize("is_refused", [True, False])
 def test_refusal_of_a_run_is_not_reported_as_a_failing_view(is_refused: bool, caplog: pytest.LogCaptureFixture) -> None:
     source = reactivex.throw(RunExists("another process has just started the run"))
-    subscribe_views(source, [op.stats()], None, lambda error: is_refused)
-    assert ("A view failed" in caplog.text) is not is_refused
+    subscribe_views(source, [op.stats()], None, lambda error: is_refused, "r1")
+    assert ("A view of run r1 failed" in caplog.text) is not is_refused
 
 
 async def test_runtime_subscribes_its_views_to_the_runs_of_all_agents() -> None:

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from rxloop import Agent, MemoryEventLog, Runtime, StatusUpdateEvent
-from rxloop.testing import ScriptedModel
+from rxloop import Agent, MemoryEventLog, Runtime, StatusUpdateEvent, tool
+from rxloop.testing import ScriptedModel, call
 
 
 async def execute(model: ScriptedModel) -> None:
@@ -43,6 +43,19 @@ async def test_failed_run_is_a_warning_with_its_error_code(caplog: pytest.LogCap
     assert vars(record)["code"]
     assert f"failed ({vars(record)['code']})" in record.getMessage()
     assert "4711" not in str(vars(record))
+
+
+async def test_failure_of_a_tool_is_logged_with_the_ids_of_its_run(caplog: pytest.LogCaptureFixture) -> None:
+    @tool
+    async def look() -> None:
+        """Look."""
+        raise ValueError("broken")
+
+    agent = Agent(ScriptedModel(call("look"), "Done."), tools=[look])
+    result = await agent.run("Go.")
+    [record] = caplog.records
+    assert record.getMessage() == "Tool look failed"
+    assert (vars(record)["task"], vars(record)["context"]) == (result.task_id, result.context_id)
 
 
 async def test_runs_are_not_logged_below_info(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,9 +17,11 @@ from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 
 from rxloop import Agent, MemoryEventLog, Runtime, TaskEvent, ToolError, Usage, tool
-from rxloop.errors import EventLogError
+from rxloop.errors import ConfigurationError, EventLogError
 from rxloop.pipeline.records import RunRecord
+from rxloop.protocol.events import State
 from rxloop.server import Principal, api, bearer, metrics
+from rxloop.server.metrics import figures
 from rxloop.telemetry import measurements
 from rxloop.testing import ScriptedModel, call, turn
 from support.queues import MemoryQueue
@@ -238,6 +240,37 @@ async def test_log_is_queried_once_for_many_scrapes() -> None:
     queries = log.queries
     await asyncio.gather(*(read(app) for _ in range(5)))
     assert 0 < queries == log.queries
+
+
+async def test_figures_can_be_read_while_they_are_updated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "_MAX_AGE", 0.0)
+    registry, started, is_released = CollectorRegistry(), asyncio.Event(), asyncio.Event()
+
+    class SlowLog(MemoryEventLog):
+        async def count_runs(self, state: State) -> int:
+            started.set()
+            await is_released.wait()
+            return await super().count_runs(state)
+
+    app = metrics(make_runtime(log=SlowLog()), registry=registry)
+    is_released.set()
+    await read(app)
+    started.clear()
+    is_released.clear()
+    update = asyncio.create_task(read(app))
+    await started.wait()
+    assert registry.get_sample_value("rxloop_runs", {"state": "working"}) == 0
+    assert registry.get_sample_value("rxloop_log_up") == 1
+    is_released.set()
+    await update
+
+
+def test_registry_of_another_runtime_is_refused_and_unchanged() -> None:
+    registry = CollectorRegistry()
+    metrics(make_runtime(), registry=registry)
+    with pytest.raises(ConfigurationError, match="registry must be a new one for each runtime"):
+        metrics(make_runtime(), registry=registry)
+    assert [family.name for family in registry.collect()].count("rxloop_executing_runs") == 1
 
 
 async def test_metrics_are_served_without_figures_of_a_broken_log(caplog: pytest.LogCaptureFixture) -> None:

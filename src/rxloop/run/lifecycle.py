@@ -37,7 +37,7 @@ async def execute_attempt(attempt: Attempt) -> None:
         if final is None:
             lifetime.phase = Phase.ANNOUNCING
             if views := attempt.spec.views:
-                subscribe_views(hub.events, views, lifetime.scheduler, lambda error: error is attempt.refusal)
+                subscribe_views(hub.events, views, lifetime.scheduler, lambda e: e is attempt.refusal, attempt.task_id)
             await announce(attempt)
             lifetime.open()
             if attempt.inbox is not None:

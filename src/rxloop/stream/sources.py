@@ -356,22 +356,25 @@ def subscribe_views(
     views: Iterable[Callable[[Observable[Any]], Observable[Any]]],
     scheduler: abc.SchedulerBase | None,
     is_refusal: Callable[[Exception], bool],
+    task_id: str,
 ) -> None:
-    """Subscribe views to a source. Failures of views are logged.
+    """Subscribe views to the events of a run. Failures of views are logged.
 
     Args:
         source: Observable of events.
         views: Views, whose values are ignored.
         scheduler: Scheduler for the subscriptions.
         is_refusal: Function that returns True for the error of a source that was refused, which is not logged.
+        task_id: Id of the run, for the log.
     """
 
     def report(error: Exception) -> None:
         if not is_refusal(error):
-            log.warning("A view failed and was unsubscribed: %s: %s", type(error).__name__, error)
+            text = "A view of run %s failed and was unsubscribed: %s: %s"
+            log.warning(text, task_id, type(error).__name__, error, extra={"task": task_id})
 
     for view in views:
         try:
             view(select_events(source, view)).subscribe(on_error=report, scheduler=scheduler)
         except Exception:
-            log.exception("A view could not be subscribed")
+            log.exception("A view could not be subscribed to run %s", task_id, extra={"task": task_id})

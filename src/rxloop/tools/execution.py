@@ -328,13 +328,18 @@ def to_failure(error: BaseException, tool: Tool, ctx: RunContext[Any], *, timed_
         return None
     # Tracebacks are logged instead of sent to the model.
     hint = _NO_DEPS if ctx.deps is None and "NoneType" in str(error) else ""
-    log.warning("Tool %s failed%s", public_name(ctx), hint, exc_info=error)
+    log.warning("Tool %s failed%s", public_name(ctx), hint, exc_info=error, extra=log_fields(ctx))
     return make_failure(explain_error(error))
 
 
 def public_name(ctx: RunContext[Any]) -> str:
     """Return a name of the tool for logs and clients. Hidden tools are named by their slot."""
     return f"{ctx.step}/{ctx.index}" if ctx.call is None or ctx.call.hidden else ctx.call.name
+
+
+def log_fields(ctx: RunContext[Any]) -> dict[str, str]:
+    """Return the ids of the run for log records, with the names that the records of ended runs have."""
+    return {"task": ctx.task_id, "context": ctx.context_id}
 
 
 MAX_STEP_SECONDS = 0.5

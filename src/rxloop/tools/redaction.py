@@ -17,7 +17,7 @@ from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import CustomEvent, Event, ThoughtStreamEvent, ToolProgressEvent
 from rxloop.protocol.messages import Message, TextPart
 from rxloop.protocol.model import thaw
-from rxloop.tools.execution import public_name
+from rxloop.tools.execution import log_fields, public_name
 from rxloop.tools.function import Function, as_tool, is_tool
 from rxloop.tools.result import ToolResult, encode_with_parts, explain_error
 
@@ -93,7 +93,7 @@ class RedactedTool:
             text, value, parts = str(error), error.value, error.parts
         except Exception as error:
             # The message and the traceback may contain the data, so log neither.
-            log.warning("Tool %s failed with %s", public_name(ctx), type(error).__name__)
+            log.warning("Tool %s failed with %s", public_name(ctx), type(error).__name__, extra=log_fields(ctx))
             text, value, parts = explain_error(error), None, ()
         if value is not None:
             value = self._redact_value(value, ctx)
@@ -149,7 +149,8 @@ class RedactedTool:
             return _replace_strings(data, lambda text: replace(text, ctx))
         except Exception as error:
             # Error messages may contain the data.
-            log.error("Redacting the tool %s failed with %s", public_name(ctx), type(error).__name__)
+            name, extra = public_name(ctx), log_fields(ctx)
+            log.error("Redacting the tool %s failed with %s", name, type(error).__name__, extra=extra)
             raise ToolError(failure) from None
 
 

@@ -41,8 +41,13 @@ class MetricsAdapter(Adapter):
         self._registry = CollectorRegistry() if registry is None else registry
         self._choose_encoder = exposition.choose_encoder
         self._figures = RuntimeFigures(runtime)
+        try:
+            recorder = make_prometheus_recorder(self._registry)
+        except ValueError as error:
+            raise ConfigurationError(
+                "registry must be a new one for each runtime; it already has the metrics"
+            ) from error
         self._registry.register(self._figures)
-        recorder = make_prometheus_recorder(self._registry)
         runtime.add_views([view_operations(lambda emit: OperationFold(recorder))])
 
     @override
@@ -80,7 +85,8 @@ def metrics(
         options: Common adapter options; see `AdapterOptions`.
 
     Raises:
-        ConfigurationError: If the package prometheus-client is not installed, or an argument is invalid.
+        ConfigurationError: If the package prometheus-client is not installed, an argument is invalid, or the registry
+            already contains the metrics of a runtime.
 
     Example:
         >>> app = Starlette(routes=[Route("/metrics", metrics(runtime)), Mount("/", api(runtime))])

@@ -45,15 +45,15 @@ class RuntimeFigures(Collector):
         async with self._lock:
             if time.monotonic() < self._read_at + _MAX_AGE:
                 return
-            is_available = False
-            self._stored = []
+            figures: list[Metric] = []
             try:
                 async with asyncio.timeout(_TIMEOUT):
-                    self._stored = await _read_figures(self._runtime)
-                is_available = True
+                    figures = await _read_figures(self._runtime)
             except Exception as error:
                 log.warning("Cannot read the log for metrics: %s", str(error) or f"no answer in {_TIMEOUT:g} s")
-            self._stored.append(_gauge("rxloop_log_up", "1 if the log and the queue can be read", is_available))
+            is_available = _gauge("rxloop_log_up", "1 if the log and the queue can be read", bool(figures))
+            # Replaced at the end, because other servers of the registry can read the figures meanwhile.
+            self._stored = [*figures, is_available]
             self._read_at = time.monotonic()
 
     def describe(self) -> Iterator[Metric]:
