@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rxloop import Agent, MemoryEventLog
-from rxloop.testing import call, frames, turn
+from rxloop import Agent, MemoryEventLog, RunContext, tool
+from rxloop.server import bearer
+from rxloop.testing import ScriptedModel, call, frames, turn
+from support.api_server import TOKENS
 from support.clients.agui import Client, node, serve_agui
 from support.processes.services import CLIENTS, COPILOTKIT
 from support.random_runs import TOOLS, InterruptedAnswer, Model, RandomRun
@@ -103,3 +106,63 @@ async def test_thread_of_another_owner_looks_like_an_unknown_thread() -> None:
         first, fresh = await bob.send("Go."), await nowhere.send("Go.")
         assert first.types == fresh.types
         assert [each["content"] for each in first.messages] == ["Go.", "a secret"]
+
+
+@pytest.mark.parametrize("packages", [CLIENTS, COPILOTKIT], ids=["1.0", "before-1.0"])
+@pytest.mark.parametrize("keeps_deltas", [True, False])
+async def test_order_of_concurrent_nested_agents_after_connecting(keeps_deltas: bool, packages: Path) -> None:
+    # The message of `slow` starts first, and the message of `fast` is complete first.
+    texts = {"slow": "1------2|", "fast": "--3-4|"}
+    children = [Agent(ScriptedModel(frames(text, 0.05)), name=name, thoughts=False) for name, text in texts.items()]
+    tools = [child.as_tool(description="Answers.") for child in children]
+    model = ScriptedModel([call(name, prompt="Go.") for name in texts], "Done.")
+    agent = Agent(model, tools=tools, name="clerk", thoughts=False)
+    log = MemoryEventLog(keep_deltas=keeps_deltas)
+    async with node(packages) as clients, serve_agui(agent, log=log) as served:
+        client = clients.agent(served.url, "t")
+        live = (await client.send("Go.")).check()
+        again = (await client.connect()).check()
+        fresh = (await clients.agent(served.url, "t").connect()).check()
+
+    def list_answers(messages: list[dict[str, Any]]) -> list[str]:
+        return [each["content"] for each in messages if each.get("subagentRunId") and each["role"] == "assistant"]
+
+    assert list_answers(live.messages) == ["12", "34"]
+    # From docs/agui.md: a log without deltas contains them in order of completion.
+    assert list_answers(fresh.messages) == (["12", "34"] if keeps_deltas else ["34", "12"])
+    assert again.messages == fresh.messages
+
+
+async def test_running_tool_continues_to_report_progress_after_connecting() -> None:
+    connected = asyncio.Event()
+
+    def authenticate(request: Any) -> Any:
+        if request.url.path == "/connect":
+            connected.set()
+        return bearer(TOKENS)(request)
+
+    @tool
+    async def toil(ctx: RunContext) -> str:
+        """Work until a client connects, and half a second longer."""
+        ctx.progress("early")
+        await connected.wait()
+        for number in range(50):
+            await asyncio.sleep(0.01)
+            ctx.progress(f"late {number}")
+        return "worked"
+
+    def list_progress(messages: list[dict[str, Any]]) -> list[str]:
+        return [each["content"]["message"] for each in messages if each.get("activityType") == "rxloop.tool-progress"]
+
+    agent = Agent(ScriptedModel(call("toil"), "Done."), tools=[toil], name="clerk", thoughts=False)
+    async with node() as clients, serve_agui(agent, auth=authenticate, on_disconnect="keep") as served:
+        cut = await clients.agent(served.url, "t").send("Toil.", cut_after=7)
+        assert list_progress(cut.messages) == ["early"]
+        connecting = (await clients.agent(served.url, "t").connect()).check()
+        later = (await clients.agent(served.url, "t").connect()).check()
+    [snapshot, *_] = connecting.select("MESSAGES_SNAPSHOT")
+    assert list_progress(snapshot["messages"]) == []
+    assert list_progress(connecting.messages) == ["late 49"]
+    # From docs/agui.md: tool progress is not restored.
+    assert list_progress(later.messages) == []
+    assert connecting.messages[-1]["content"] == later.messages[-1]["content"] == "Done."
