@@ -13,6 +13,10 @@ from typing import Any
 
 import pytest
 
+from rxloop import Agent, Runtime
+from rxloop._names import ARGUMENTS
+from rxloop.agents.remote_run import RemoteRun
+
 TABLE = Path(__file__).with_name("api_mistakes.txt").read_text(encoding="utf-8")
 MISTAKES = [line.split(" -> ", 1) for line in TABLE.splitlines() if line and not line.startswith("#")]
 
@@ -104,3 +108,13 @@ def test_mistake_raises_an_error_with_a_remedy(program: str, expected: str, capl
 
 def test_table_has_at_least_150_mistakes() -> None:
     assert len(MISTAKES) >= 150
+
+
+METHODS = {"Agent": Agent.__init__, "Agent.get_run(...).execute": RemoteRun.execute, "Runtime.start": Runtime.start}
+
+
+@pytest.mark.parametrize("callee", ARGUMENTS)
+def test_messages_about_unknown_arguments_list_the_arguments_of_the_signature(callee: str) -> None:
+    method: Any = METHODS.get(callee) or getattr(Agent, callee.removeprefix("Agent."))
+    _, *parameters = inspect.signature(method).parameters.values()
+    assert ARGUMENTS[callee].split() == [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]

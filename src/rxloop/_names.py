@@ -191,6 +191,20 @@ _REMEDIES: Mapping[str, Mapping[str, str]] = {
 """Remedies, and the unknown names they are for. The key is a callable, or a class followed by a dot for attributes.
 `*` stands for positional arguments."""
 
+ARGUMENTS: Mapping[str, str] = {
+    "Agent": "model deps_type output_type",
+    "Agent.as_tool": "name deps",
+    "Agent.fork": "task_id at deps",
+    "Agent.get_run(...).execute": "deps",
+    "Agent.map": "items prompt deps",
+    "Agent.resume": "task_id deps",
+    "Agent.run": "prompt deps",
+    "Agent.run_sync": "prompt deps",
+    "Agent.submit": "prompt",
+    "Runtime.start": "agent prompt key priority at",
+}
+"""Arguments that callables with options declare themselves."""
+
 
 def find_nearest(name: str, names: Iterable[str]) -> str | None:
     """Return the most similar name, or None. Ignores case, `-`, `_` and prefixes such as `functions.`."""
@@ -221,3 +235,16 @@ def explain_name(places: Iterable[str], name: str, names: Iterable[str]) -> str:
                 return f"use {remedy}"
     nearest = find_nearest(name, names)
     return "" if nearest is None else f"did you mean {nearest!r}?"
+
+
+def explain_argument(callee: str, places: Iterable[str], name: str, options: Iterable[str]) -> str:
+    """Return what to write instead of an unknown argument.
+
+    Args:
+        callee: Name of the callable, for its `ARGUMENTS`.
+        places: Keys of the table of remedies, as for `explain_name`.
+        name: Unknown argument.
+        options: Names of its other arguments.
+    """
+    names = [*ARGUMENTS.get(callee, "").split(), *options]
+    return explain_name(places, name, names) or f"expected {', '.join(names)}"

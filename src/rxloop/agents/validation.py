@@ -89,7 +89,7 @@ def check_options(callee: str, options: Mapping[str, Any], kind: type) -> None:
 
 def _make_name_error(callee: str, name: str, allowed: Iterable[str]) -> TypeError:
     # Imported lazily, because correct programs do not need it.
-    from rxloop._names import explain_name
+    from rxloop._names import explain_argument, explain_name
 
     places = [callee if callee == "Agent" else "Agent.run", "option"]
     remedy = explain_name(places, name, ())
@@ -97,7 +97,7 @@ def _make_name_error(callee: str, name: str, allowed: Iterable[str]) -> TypeErro
         remedy = f"pass it to Agent(..., {name}=...)"
     elif not remedy and callee != "Agent.run" and name in {*RunOptions.__annotations__, "deps", "prompt"}:
         remedy = f"pass it to agent.run(..., {name}=...)"
-    remedy = remedy or explain_name((), name, allowed) or f"expected {', '.join(allowed)}"
+    remedy = remedy or explain_argument(callee, (), name, allowed)
     return TypeError(f"{callee}() got an unknown argument {name!r}; {remedy}")
 
 

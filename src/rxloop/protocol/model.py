@@ -84,13 +84,13 @@ class Wire(BaseModel, metaclass=_FrozenModels):
 def _explain_argument(cls: type[BaseModel], name: str) -> str:
     """Return an error message for an unknown argument. `*` stands for positional arguments."""
     # Imported lazily, because correct programs do not need it.
-    from rxloop._names import explain_name
+    from rxloop._names import explain_argument, explain_name
 
     names = list(cls.model_fields)
     if name == "*":
         remedy = explain_name([cls.__name__], name, ()) or f"write {names[0]}="
         return f"{cls.__name__}() requires keyword arguments; {remedy}"
-    remedy = explain_name([cls.__name__], name, names) or f"expected {', '.join(names)}"
+    remedy = explain_argument(cls.__name__, [cls.__name__], name, names)
     return f"{cls.__name__}() got an unknown argument {name!r}; {remedy}"
 
 

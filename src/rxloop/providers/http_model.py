@@ -338,10 +338,10 @@ def http_model(model: str | None, preset: Preset, wire: CodecFactory, **options:
     """
     if unknown := options.keys() - ModelOptions.__annotations__.keys():
         # Imported lazily, because correct programs do not need it.
-        from rxloop._names import explain_name
+        from rxloop._names import explain_argument
 
-        name, names = min(unknown), ModelOptions.__annotations__
-        remedy = explain_name(["model"], name, names) or f"expected {', '.join(names)}"
+        name = min(unknown)
+        remedy = explain_argument("model", ["model"], name, ModelOptions.__annotations__)
         raise TypeError(f"model {model or preset.default_model!r} does not accept the option {name!r}; {remedy}")
     option = options.get
     base_url, http_client, transport = option("base_url"), option("http_client"), option("transport")

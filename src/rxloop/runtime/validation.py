@@ -83,10 +83,9 @@ def check_start_options(options: Mapping[str, Any], allowed: Collection[str]) ->
     for name in options:
         if name not in allowed:
             # Imported lazily, because correct programs do not need it.
-            from rxloop._names import explain_name
+            from rxloop._names import explain_argument
 
-            hint = _HINTS.get(name) or explain_name(["Agent.run", "option"], name, allowed)
-            hint = hint or f"expected {', '.join(allowed)}"
+            hint = _HINTS.get(name) or explain_argument("Runtime.start", ["Agent.run", "option"], name, allowed)
             raise TypeError(f"start() does not accept {name!r}; {hint}")
     for name in ("model", "strategy"):
         value = options.get(name)

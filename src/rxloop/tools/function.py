@@ -304,10 +304,9 @@ def _check_names(callee: str, options: ToolOptions) -> None:
     for name in options:
         if name not in ToolOptions.__annotations__:
             # Imported lazily, because correct programs do not need it.
-            from rxloop._names import explain_name
+            from rxloop._names import explain_argument
 
-            names = ToolOptions.__annotations__
-            remedy = explain_name(["tool"], name, names) or f"expected {', '.join(names)}"
+            remedy = explain_argument(callee, ["tool"], name, ToolOptions.__annotations__)
             raise TypeError(f"{callee}() got an unknown argument {name!r}; {remedy}")
 
 
