@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rxloop import Agent
 from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.support.tasks import CLOCK
-from rxloop.testing import NothingLeft, virtual_time
+from rxloop.testing import NothingLeft, ScriptedModel, virtual_time
 
 
 def test_virtual_minute_takes_no_time_and_sums_are_exact() -> None:
@@ -295,3 +296,17 @@ def test_nested_virtual_time_is_rejected() -> None:
 async def test_virtual_time_in_a_running_loop_is_rejected() -> None:
     with pytest.raises(RxloopError, match="plain `def`"), virtual_time():
         pass
+
+
+@pytest.mark.parametrize("start", ["run.events.subscribe(print)", "run.start()", "agent.map(['Hi']).subscribe(print)"])
+def test_subscription_outside_of_the_event_loop_names_the_remedy_for_virtual_time(start: str) -> None:
+    agent = Agent(ScriptedModel("Hi."))
+    with virtual_time() as time:
+        run = agent.run("Hi")
+        names = {"run": run, "agent": agent}
+        with pytest.raises(RxloopError, match="running event loop") as caught:
+            eval(start, names)
+        time.at(0, lambda: eval(start, names))
+        time.run(run.result())
+    assert "time.at(0, ...)" in str(caught.value)
+    assert "asyncio.run" not in str(caught.value)

@@ -27,14 +27,6 @@ from rxloop.stream.rx import get_running_loop
 from rxloop.support.tasks import wait_all
 from rxloop.support.threads import compute
 
-NO_LOOP = (
-    "a run needs a running event loop of asyncio (trio is not supported): await it inside async code, use "
-    "asyncio.run(run.result()), or agent.run_sync(). In a test with virtual_time() as time, pass a function that "
-    "subscribes to time.at(0, ...). In a thread without a loop, such as that of a GUI or of a pool, subscribe in the "
-    "thread of the loop: run.pipe(reactivex.operators.subscribe_on(AsyncIOThreadSafeScheduler(loop)))"
-)
-
-
 log = logging.getLogger("rxloop")
 
 
@@ -161,10 +153,9 @@ class RunHold:
     def start(self) -> asyncio.Task[None]:
         """Start the run, unless already started."""
         if self.task is None:
-            try:
-                loop = asyncio.get_running_loop()
-            except RuntimeError:
-                raise RxloopError(NO_LOOP) from None
+            loop = get_running_loop(
+                "a run", "await it inside async code, use asyncio.run(run.result()) or agent.run_sync()"
+            )
             attempt = self._attempt
             # Check before starting the task, so that only the first of two concurrent runs is accepted.
             attempt.id_in_use = attempt.spec.chosen_id and self._owned.find(attempt.task_id) is not None

@@ -20,6 +20,7 @@ from rxloop.errors import RxloopError
 from rxloop.stream.back_pressure import Gates
 from rxloop.stream.scope import Scope, call_outside
 from rxloop.support.foreign_errors import leave_to_loop, to_error
+from rxloop.support.tasks import CLOCK, SystemClock
 
 T = TypeVar("T")
 
@@ -246,11 +247,12 @@ def _ignore_end() -> None:
 S = TypeVar("S")
 
 
-def get_running_loop(user: str) -> asyncio.AbstractEventLoop:
+def get_running_loop(user: str, remedy: str = "use it in async code") -> asyncio.AbstractEventLoop:
     """Return the event loop of this thread.
 
     Args:
         user: Description of the caller, used in errors.
+        remedy: What to do in a program without a running event loop, used in errors.
 
     Raises:
         RxloopError: No event loop is running in this thread.
@@ -258,12 +260,14 @@ def get_running_loop(user: str) -> asyncio.AbstractEventLoop:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
-        raise RxloopError(f"{user} needs a running asyncio event loop (trio is not supported); {_REMEDY}") from None
+        remedy = _VIRTUAL_TIME if not isinstance(CLOCK.get(), SystemClock) else f"{remedy}. {_THREADS}"
+        raise RxloopError(f"{user} needs a running event loop of asyncio (trio is not supported); {remedy}") from None
 
 
-_REMEDY = (
-    "use it in async code. In a thread without a loop, such as a GUI thread or a pool thread, subscribe in the thread "
-    "of the loop: stream.pipe(reactivex.operators.subscribe_on(AsyncIOThreadSafeScheduler(loop)))"
+_VIRTUAL_TIME = "inside virtual_time() as time, subscribe in a function that is passed to time.at(0, ...)"
+_THREADS = (
+    "In a thread without a loop, such as that of a GUI or of a pool, subscribe in the thread of the loop: "
+    "stream.pipe(reactivex.operators.subscribe_on(AsyncIOThreadSafeScheduler(loop)))"
 )
 
 
