@@ -366,3 +366,29 @@ def test_batches_of_different_agents_with_one_name_are_kept_apart(first: Any, se
         [outcome] = run_batch(lambda agent=agent: agent.map(["a"], name="letters"))
         outputs.append(outcome.output)
     assert outputs == ([["1"], [2]] if "output_type" in first else ["one", "two"])
+
+
+class Language:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, ctx: object) -> str:
+        return f"Answer in {self.name}."
+
+    def instruct(self, ctx: object) -> str:
+        return self(ctx)
+
+
+@pytest.mark.parametrize(
+    "make_instructions",
+    [lambda name: lambda ctx: name, Language, lambda name: Language(name).instruct],
+    ids=["closure", "object", "method"],
+)
+def test_batch_of_an_unnamed_agent_whose_instructions_have_no_unique_name_is_refused(make_instructions: Any) -> None:
+    log = MemoryEventLog()
+    agent = Agent(ScriptedModel("un"), instructions=make_instructions("French"), log=log)
+    with pytest.raises(ConfigurationError, match=r"'letters' requires a name of the agent: Agent\(..., name='moods'\)"):
+        agent.map(["a"], name="letters")
+    assert [outcome.output for outcome in run_batch(lambda: agent.map(["a"]))] == ["un"]
+    named = Agent(ScriptedModel("deux"), instructions=make_instructions("French"), log=log, name="french")
+    assert [outcome.output for outcome in run_batch(lambda: named.map(["a"], name="letters"))] == ["deux"]

@@ -16,6 +16,7 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from inspect import isfunction
 from typing import Any, Generic, cast
 
 import reactivex
@@ -99,6 +100,7 @@ def run_batch(
     concurrency, metadata = options.pop("concurrency", 50), options.pop("metadata", None) or {}
     if name is not None and definition.log is None:
         raise ConfigurationError(f"batch {name!r} requires an event log: Agent(..., log=SqliteEventLog('runs.db'))")
+    identity = () if name is None else _identify(definition, name)
     shared = cast("Options", options)
 
     def to_prompt(item: I) -> Any:
@@ -116,7 +118,7 @@ def run_batch(
     async def ask(item: I, item_key: str) -> Result[Any]:
         if name is None:
             return await make_run(item, {"metadata": metadata})
-        task_id = derive_id(*_identify(definition), name, item_key)
+        task_id = derive_id(*identity, name, item_key)
         batch_metadata = {"name": name} if key is None else {"name": name, "key": item_key}
         item_metadata = {**metadata, "batch": batch_metadata}
         # Another process may execute the same batch concurrently.
@@ -128,16 +130,16 @@ def run_batch(
     return batch(items, ask, key or (lambda item: _make_default_key(to_prompt(item))), concurrency, check)
 
 
-def _identify(definition: AgentDefinition) -> tuple[str, ...]:
-    """Return strings that identify an agent in the ids of its batches: its name, or its definition if it has none.
-
-    All agents without a name have the same one, so that two of them would return each other's results.
-    """
+def _identify(definition: AgentDefinition, batch_name: str) -> tuple[str, ...]:
+    """Return strings that identify an agent in the ids of its batches: its name, or its definition if it has none."""
     if definition.name != DEFAULT_NAME:
         return (definition.name,)
     instructions: Any = definition.instructions
     if not isinstance(instructions, str):
-        instructions = f"{instructions.__module__}.{getattr(instructions, '__qualname__', type(instructions).__name__)}"
+        # Other agents may have another lambda, closure or object with the same name.
+        if not isfunction(instructions) or "<" in instructions.__qualname__:
+            raise ConfigurationError(f"batch {batch_name!r} requires a name of the agent: Agent(..., name='moods')")
+        instructions = f"{instructions.__module__}.{instructions.__qualname__}"
     tools = sorted(tool.definition.name for tool in definition.tools.plain_tools.values())
     output = definition.output
     schemas = json.dumps((output.schema, output.instructions, output.tool and output.tool.definition.parameters))
@@ -240,12 +242,9 @@ class _Batch(Generic[I, R]):
         gate: Gate | None,
         push: Push[Outcome[I, R]],
     ) -> None:
-        self._ask = ask
-        self._key = key
-        self._check = check
+        self._ask, self._key, self._check = ask, key, check
         self._slots = asyncio.Semaphore(concurrency)
-        self._gate = gate
-        self._push = push
+        self._gate, self._push = gate, push
         self._active: dict[str, asyncio.Event] = {}
         """End events of running items by key."""
 

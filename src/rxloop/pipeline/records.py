@@ -255,9 +255,8 @@ class RunFilter:
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
             raise ConfigurationError(f"limit must be at least 1, or None for all runs, got limit={self.limit!r}")
-        unknown = [state for state in self.states or () if state not in get_args(State)]
-        if unknown:
-            raise ConfigurationError(f"states must be among {', '.join(get_args(State))}, got {unknown[0]!r}")
+        if isinstance(self.states, str) or any(state not in get_args(State) for state in self.states or ()):
+            raise ConfigurationError(f"states must be a list of {', '.join(get_args(State))}, got {self.states!r}")
 
     def matches(self, record: RunRecord) -> bool:
         """Return True if a record matches the filters. Paging options are ignored."""
