@@ -34,7 +34,7 @@ def days(first: str, end: str) -> tuple[datetime, datetime]:
         ("this Wednesday", "2026-05-13", "2026-05-14"),
         ("last Sunday", "2026-05-10", "2026-05-11"),
         ("two days ago", "2026-05-11", "2026-05-12"),
-        ("a week ago", "2026-05-03", "2026-05-10"),
+        ("a week ago", "2026-05-04", "2026-05-11"),
         ("a couple of months ago", "2026-03-01", "2026-04-01"),
         ("3 years ago", "2023-01-01", "2024-01-01"),
         ("in May", "2026-05-01", "2026-06-01"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from heapq import nlargest
 
 from rxloop.memory.words import find_words
@@ -17,29 +18,20 @@ _SATURATION, _LENGTH = 1.2, 0.6
 _NEIGHBOURS = (0.45, 0.35, 0.2, 0.1)
 """Fractions of a score that are added to neighbours in the conversation, at distances 1 to 4."""
 
-_COVERAGE = 0.8
+_COVERAGE = 1.3
 """Maximum increase of the score of a note that contains all words of the question."""
 
-_CONVERSATION = 0.5
-"""Maximum increase of the score of notes in the conversation with the best notes."""
-
-_BEST_NOTES = 3
-"""Number of notes whose scores are added to the score of their conversation."""
-
 _AUTHOR = 2.0
-"""Increase of the score of notes whose author is named in the question."""
+"""Maximum increase of the score of notes whose author is named in the question."""
 
-_QUESTION = 0.3
-"""Decrease of the score of notes that are questions, because the next note is the answer."""
-
-_FEEDBACK_NOTES, _FEEDBACK_WORDS, _FEEDBACK = 15, 15, 0.3
+_FEEDBACK_NOTES, _FEEDBACK_WORDS, _FEEDBACK = 15, 20, 0.4
 """Number of the best notes whose words are added to the question, number of these words, and their maximum weight.
 
 This is pseudo-relevance feedback (Lavrenko and Croft, "Relevance-based Language Models", 2001).
 """
 
-_MAX_POSTINGS, _MAX_FEEDBACK_POSTINGS = 2_000, 1_000
-"""Number of occurrences of words that are searched for notes: of words of the question, and of added words.
+_MAX_POSTINGS = 2_000
+"""Number of occurrences of words that are searched for notes.
 
 The rarest words come first. Notes that contain only other words are too low in the order to matter.
 """
@@ -51,24 +43,20 @@ _MAX_WORDS = 50
 """Maximum number of words of a question, for which the rarest are used. Users may paste long documents."""
 
 
-@dataclass(slots=True)
-class _Postings:
-    notes: array[int] = field(default_factory=lambda: array("I"))
-    """Numbers of the notes with the word, in ascending order."""
-    counts: bytearray = field(default_factory=bytearray)
-
-    def find(self, number: int) -> int | None:
-        """Return the index of a note, or None if it does not contain the word."""
-        place = bisect_left(self.notes, number)
-        return place if place < len(self.notes) and self.notes[place] == number else None
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Entry:
     words: tuple[str, ...]
-    author: str
+    """Different words of the note."""
+    author: frozenset[str]
+    """Words of the author's name."""
     conversation: str
-    is_question: bool
+
+    def list_keys(self) -> Iterator[tuple[str, str]]:
+        yield "conversation", self.conversation
+        for word in self.author:
+            yield "author", word
+        for word in self.words:
+            yield "word", word
 
 
 class NoteIndex:
@@ -81,11 +69,8 @@ class NoteIndex:
 
     def __init__(self) -> None:
         self._entries: list[_Entry | None] = []
-        self._postings: dict[str, _Postings] = {}
-        self._conversations: dict[str, array[int]] = {}
-        """Sorted note numbers by conversation."""
-        self._authors: dict[str, int] = {}
-        """Number of notes by author."""
+        self._postings: dict[tuple[str, str], array[int]] = {}
+        """Sorted numbers of the notes with a word, an author or a conversation."""
         self._count = self._total_length = 0
 
     def __len__(self) -> int:
@@ -99,18 +84,13 @@ class NoteIndex:
             conversation: Key of the conversation that contains the note.
             author: Name of the person who wrote the note, if questions may contain this name.
         """
-        number, words = len(self._entries), tuple(find_words(text))
-        name = " ".join(find_words(author))
-        is_question = text.rstrip().endswith(("?", "\uff1f"))
-        self._entries.append(_Entry(words, name, conversation, is_question))
-        self._conversations.setdefault(conversation, array("I")).append(number)
-        self._authors[name] = self._authors.get(name, 0) + 1
-        for word in dict.fromkeys(words):
-            postings = self._postings.setdefault(word, _Postings())
-            postings.notes.append(number)
-            postings.counts.append(min(words.count(word), 255))
+        number = len(self._entries)
+        entry = _Entry(tuple(dict.fromkeys(find_words(text))), frozenset(find_words(author)), conversation)
+        self._entries.append(entry)
+        for key in entry.list_keys():
+            self._postings.setdefault(key, array("I")).append(number)
         self._count += 1
-        self._total_length += len(words)
+        self._total_length += len(entry.words)
         return number
 
     def remove(self, number: int) -> None:
@@ -121,119 +101,81 @@ class NoteIndex:
         self._entries[number] = None
         self._count -= 1
         self._total_length -= len(entry.words)
-        self._authors[entry.author] -= 1
-        if not self._authors[entry.author]:
-            del self._authors[entry.author]
-        members = self._conversations[entry.conversation]
-        del members[bisect_left(members, number)]
-        if not members:
-            del self._conversations[entry.conversation]
-        for word in set(entry.words):
-            postings = self._postings[word]
-            place = bisect_left(postings.notes, number)
-            del postings.notes[place], postings.counts[place]
-            if not postings.notes:
-                del self._postings[word]
+        for key in entry.list_keys():
+            postings = self._postings[key]
+            del postings[bisect_left(postings, number)]
+            if not postings:
+                del self._postings[key]
 
     def search(self, question: str) -> list[tuple[int, float]]:
         """Return the numbers and scores of matching notes and of their neighbours, best first."""
-        asked = find_words(question)
-        authors = self._find_authors(asked)
-        named = {word for author in authors for word in author.split()}
-        words = dict.fromkeys(word for word in asked if word not in named) or dict.fromkeys(asked)
-        weights = {word: self._weigh(word) for word in words if word in self._postings}
-        if len(weights) > _MAX_WORDS:
-            weights = {word: weights[word] for word in nlargest(_MAX_WORDS, weights, key=weights.__getitem__)}
-        scores = _choose_best(self._match(weights))
-        self._add_feedback(scores, weights)
-        scores = _choose_best(scores)
+        asked = dict.fromkeys(find_words(question))
+        words = [word for word in asked if not self._is_name(word, asked)] or [*asked]
+        found = sorted((word for word in words if ("word", word) in self._postings), key=self._count_notes)
+        weights = {word: self._weigh(word) for word in found[:_MAX_WORDS]}
+        scores = self._match(weights, {})
         for number in scores:
-            if self._get(number).is_question:
-                scores[number] *= 1 - _QUESTION
-        spread = self._spread(scores)
-        best = self._rate_conversations(scores)
-        for number in spread:
-            entry = self._get(number)
-            spread[number] *= 1 + _CONVERSATION * best.get(entry.conversation, 0.0)
-            if entry.author in authors:
-                spread[number] *= 1 + _AUTHOR
-        return sorted(spread.items(), key=lambda item: (-item[1], -item[0]))
+            covered = sum(weights.get(word, 0.0) for word in self._get(number).words)
+            scores[number] *= 1 + _COVERAGE * covered / sum(weights.values())
+        scores = self._spread(self._match(self._find_feedback(scores, weights), scores))
+        for number in scores:
+            author = self._get(number).author
+            scores[number] *= 1 + _AUTHOR * len(author & asked.keys()) / max(len(author), 1)
+        return sorted(scores.items(), key=lambda item: (-item[1], -item[0]))
 
     def _get(self, number: int) -> _Entry:
         entry = self._entries[number]
         assert entry is not None
         return entry
 
-    def _find_authors(self, words: Iterable[str]) -> set[str]:
-        """Return the authors named in a question, unless it names all of them."""
-        present = set(words)
-        found = {author for author in self._authors if author and present.issuperset(author.split())}
-        return found if len(found) < len(self._authors) else set()
+    def _is_name(self, word: str, asked: Mapping[str, None]) -> bool:
+        """Return True if the question contains the name of an author with this word."""
+        notes = self._postings.get(("author", word))
+        return notes is not None and self._get(notes[-1]).author <= asked.keys()
+
+    def _count_notes(self, word: str) -> int:
+        return len(self._postings["word", word])
 
     def _weigh(self, word: str) -> float:
         """Return the inverse document frequency of a word."""
         count = self._count_notes(word)
         return math.log(1 + (self._count - count + 0.5) / (count + 0.5))
 
-    def _match(self, weights: Mapping[str, float]) -> dict[int, float]:
-        """Return the BM25 scores of notes, increased by the fraction of the words that a note contains."""
-        scores: dict[int, float] = {}
-        found: dict[int, float] = {}
+    def _match(self, weights: Mapping[str, float], scores: dict[int, float]) -> dict[int, float]:
+        """Return the best scores after adding the BM25 scores for words with these weights."""
         remaining = _MAX_POSTINGS
+        short, long = 1 + _SATURATION * (1 - _LENGTH), _SATURATION * _LENGTH * self._count / (self._total_length or 1)
         for word in sorted(weights, key=self._count_notes):
-            remaining -= self._count_notes(word)
-            if remaining < 0 and len(scores) > 2 * _MAX_MATCHES:
-                scores = _choose_best(scores, 2 * _MAX_MATCHES)
-            self._add_word(scores, word, weights[word], found, extend=remaining >= 0 or not scores)
-        total = sum(weights.values())
-        for number in scores:
-            scores[number] *= 1 + _COVERAGE * found[number] / total
-        return scores
-
-    def _count_notes(self, word: str) -> int:
-        return len(self._postings[word].notes)
-
-    def _add_word(
-        self, scores: dict[int, float], word: str, weight: float, found: dict[int, float], *, extend: bool
-    ) -> None:
-        """Add the scores for a word, to notes that have none only if `extend` is True."""
-        postings, average = self._postings[word], self._total_length / self._count
-        entries = self._entries
-        pairs: Iterable[tuple[int, int]]
-        if extend:
+            postings = self._postings["word", word]
+            remaining -= len(postings)
             # Newer notes have higher numbers, so keep the end.
-            pairs = zip(postings.notes[-_MAX_POSTINGS:], postings.counts[-_MAX_POSTINGS:], strict=True)
-        else:
-            places = [(each, postings.find(each)) for each in scores]
-            pairs = [(each, postings.counts[place]) for each, place in places if place is not None]
-        scale = weight * (_SATURATION + 1)
-        short, long = _SATURATION * (1 - _LENGTH), _SATURATION * _LENGTH / average
-        for number, count in pairs:
-            length = len(entries[number].words)  # pyright: ignore[reportOptionalMemberAccess]
-            scores[number] = scores.get(number, 0.0) + scale * count / (count + short + long * length)
-            found[number] = found.get(number, 0.0) + weight
+            numbers: Sequence[int] = self._postings["word", word][-_MAX_POSTINGS:]
+            remaining -= len(numbers)
+            if remaining < 0 and scores:
+                scores = _choose_best(scores)
+                find = partial(bisect_left, numbers, hi=len(numbers) - 1)
+                numbers = [number for number in scores if numbers[find(number)] == number]
+            for number in numbers:
+                length = short + long * len(self._get(number).words)
+                scores[number] = scores.get(number, 0.0) + weights[word] * (_SATURATION + 1) / length
+        return _choose_best(scores)
 
-    def _add_feedback(self, scores: dict[int, float], weights: Mapping[str, float]) -> None:
-        """Add the scores for words that the best notes have in common."""
+    def _find_feedback(self, scores: Mapping[int, float], known: Mapping[str, float]) -> dict[str, float]:
+        """Return the weights of the words that the best notes have in common."""
         values: dict[str, float] = {}
         for number in nlargest(_FEEDBACK_NOTES, scores, key=lambda number: (scores[number], number)):
             words = self._get(number).words
-            for word in dict.fromkeys(words):
-                if word not in weights and word not in self._authors:
-                    values[word] = values.get(word, 0.0) + scores[number] * self._weigh(word) / (len(words) + 5)
-        chosen = nlargest(_FEEDBACK_WORDS, values, key=values.__getitem__)
-        remaining = _MAX_FEEDBACK_POSTINGS
-        for word in sorted(chosen, key=self._count_notes):
-            remaining -= self._count_notes(word)
-            weight = _FEEDBACK * values[word] / values[chosen[0]]
-            self._add_word(scores, word, weight * self._weigh(word), {}, extend=remaining >= 0)
+            for word in words:
+                if word not in known and ("author", word) not in self._postings:
+                    values[word] = values.get(word, 0.0) + scores[number] * self._weigh(word) / (len(words) + 2)
+        best = nlargest(_FEEDBACK_WORDS, values, key=values.__getitem__)
+        return {word: _FEEDBACK * values[word] / values[best[0]] * self._weigh(word) for word in best}
 
-    def _spread(self, scores: dict[int, float]) -> dict[int, float]:
+    def _spread(self, scores: Mapping[int, float]) -> dict[int, float]:
         """Return the scores including those of neighbours."""
         result = dict(scores)
         for number, score in scores.items():
-            entry = self._get(number)
-            members = self._conversations[entry.conversation]
+            members = self._postings["conversation", self._get(number).conversation]
             place = bisect_left(members, number)
             for distance, weight in enumerate(_NEIGHBOURS, 1):
                 for neighbour in (place - distance, place + distance):
@@ -241,19 +183,10 @@ class NoteIndex:
                         result[members[neighbour]] = result.get(members[neighbour], 0.0) + weight * score
         return result
 
-    def _rate_conversations(self, scores: dict[int, float]) -> dict[str, float]:
-        """Return the scores of conversations relative to the best one."""
-        by_conversation: dict[str, list[float]] = {}
-        for number, score in scores.items():
-            by_conversation.setdefault(self._get(number).conversation, []).append(score)
-        sums = {group: sum(nlargest(_BEST_NOTES, each)) for group, each in by_conversation.items()}
-        best = max(sums.values(), default=0.0) or 1.0
-        return {group: each / best for group, each in sums.items()}
 
-
-def _choose_best(scores: dict[int, float], limit: int = _MAX_MATCHES) -> dict[int, float]:
-    if len(scores) <= limit:
+def _choose_best(scores: dict[int, float]) -> dict[int, float]:
+    if len(scores) <= _MAX_MATCHES:
         return scores
     # The newest of equal notes are chosen.
-    best = nlargest(limit, scores, key=lambda number: (scores[number], number))
+    best = nlargest(_MAX_MATCHES, scores, key=lambda number: (scores[number], number))
     return {number: scores[number] for number in best}

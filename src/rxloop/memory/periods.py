@@ -11,11 +11,15 @@ _MONTHS = (
     *("july", "august", "september", "october", "november", "december"),
 )
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-_NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "couple of": 2, "few": 3}
+_NUMBERS = (
+    *(("today", "this"), ("yesterday", "last", "a", "an", "one"), ("two", "couple of"), ("three", "few")),
+    *(("four",), ("five",), ("six",)),
+)
+_COUNTS = {word: number for number, words in enumerate(_NUMBERS) for word in words}
 
 _MONTH = "|".join(f"{month}|{month[:3]}" for month in _MONTHS)
 _DAY = "|".join(_DAYS)
-_NUMBER = "|".join(sorted(_NUMBERS, key=len, reverse=True))
+_COUNT = "|".join(_COUNTS)
 
 Period = tuple[datetime, datetime]
 """Start and end."""
@@ -39,53 +43,34 @@ def find_period(text: str, now: datetime) -> Period | None:
     return None
 
 
-def _midnight(moment: datetime) -> datetime:
-    return moment.replace(hour=0, minute=0, second=0, microsecond=0)
+def _days(moment: datetime, days: int = 1) -> Period:
+    start = moment.replace(hour=0, minute=0, second=0, microsecond=0)
+    return start, start + timedelta(days=days)
 
 
-def _day(moment: datetime, days: int = 1) -> Period:
-    return _midnight(moment), _midnight(moment) + timedelta(days=days)
-
-
-def _month(year: int, month: int, now: datetime) -> Period:
-    start = _midnight(now).replace(year=year + (month - 1) // 12, month=(month - 1) % 12 + 1, day=1)
-    return start, (start + timedelta(days=32)).replace(day=1)
-
-
-def _year(year: int, now: datetime) -> Period:
-    start = _midnight(now).replace(year=year, month=1, day=1)
-    return start, start.replace(year=year + 1)
+def _months(year: int, month: int, now: datetime, months: int = 1) -> Period:
+    start, end = _days(now.replace(year=year + (month - 1) // 12, month=(month - 1) % 12 + 1, day=1), 31 * months + 1)
+    return start, end.replace(day=1)
 
 
 def _relative(match: re.Match[str], now: datetime) -> Period:
-    offset = {"last": -1, "this": 0}[match[1].lower()]
-    match match[2].lower():
+    text = match["count"].lower()
+    count = _COUNTS[text] if text in _COUNTS else int(text)
+    match match["unit"].lower():
+        case "" | "day":
+            return _days(now - timedelta(days=count))
         case "week":
-            return _day(now + timedelta(days=7 * offset - now.weekday()), 7)
+            return _days(now - timedelta(days=7 * count + now.weekday()), 7)
         case "weekend":
-            return _day(now + timedelta(days=7 * offset - now.weekday() + 5), 2)
+            return _days(now - timedelta(days=7 * count + now.weekday() - 5), 2)
         case "month":
-            return _month(now.year, now.month + offset, now)
+            return _months(now.year, now.month - count, now)
         case "year":
-            return _year(now.year + offset, now)
+            return _months(now.year - count, 1, now, 12)
         case day:
             # Choose the most recent past day of this week, or the one in the last week.
             back = (now.weekday() - _DAYS.index(day)) % 7
-            return _day(now - timedelta(days=back or -7 * offset))
-
-
-def _ago(match: re.Match[str], now: datetime) -> Period:
-    count = _NUMBERS.get(match[1].lower()) or int(match[1])
-    match match[2].lower():
-        case "day":
-            return _day(now - timedelta(days=count))
-        case "week":
-            # People rarely count weeks, months and years exactly.
-            return _day(now - timedelta(days=7 * count + 3), 7)
-        case "month":
-            return _month(now.year, now.month - count, now)
-        case _:
-            return _year(now.year - count, now)
+            return _days(now - timedelta(days=back or 7 * count))
 
 
 def _named_month(match: re.Match[str], now: datetime) -> Period:
@@ -94,8 +79,8 @@ def _named_month(match: re.Match[str], now: datetime) -> Period:
     # A date without a year is in the past.
     chosen = int(year) if year else now.year - ((number, int(day or 1)) > (now.month, now.day))
     if day:
-        return _day(now.replace(year=chosen, month=number, day=int(day)))
-    return _month(chosen, number, now)
+        return _days(now.replace(year=chosen, month=number, day=int(day)))
+    return _months(chosen, number, now)
 
 
 def _compile(pattern: str) -> re.Pattern[str]:
@@ -104,10 +89,9 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 _RULES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str], datetime], Period]], ...] = (
-    (_compile(r"\btoday\b"), lambda _, now: _day(now)),
-    (_compile(r"\byesterday\b"), lambda _, now: _day(now - timedelta(days=1))),
-    (_compile(rf"\b(last|this) (week|weekend|month|year|{_DAY})\b"), _relative),
-    (_compile(rf"\b(\d{{1,3}}|{_NUMBER}) (day|week|month|year)s? ago\b"), _ago),
+    (_compile(r"\b(?P<count>today|yesterday)\b(?P<unit>)"), _relative),
+    (_compile(rf"\b(?P<count>last|this) (?P<unit>week|weekend|month|year|{_DAY})\b"), _relative),
+    (_compile(rf"\b(?P<count>\d{{1,3}}|{_COUNT}) (?P<unit>day|week|month|year)s? ago\b"), _relative),
     (
         _compile(
             rf"\b(?:(?P<day>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? |(?:in|of|since|during|on|early|late|mid|last) )"
@@ -115,5 +99,5 @@ _RULES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str], datetime], Period]
         ),
         _named_month,
     ),
-    (_compile(r"\b(?:in|of|since|during) ((?:19|20)\d\d)\b"), lambda match, now: _year(int(match[1]), now)),
+    (_compile(r"\b(?:in|of|since|during) ((?:19|20)\d\d)\b"), lambda match, now: _months(int(match[1]), 1, now, 12)),
 )

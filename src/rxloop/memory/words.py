@@ -45,15 +45,9 @@ father dad
 _IRREGULAR = {form: forms.split()[0] for forms in _IRREGULAR_FORMS.split(",") for form in forms.split()}
 """First form by irregular form, and by common synonyms."""
 
-_PLURALS = (("sses", "ss"), ("ies", "i"), ("ss", "ss"), ("us", "us"), ("s", ""))
-_VERBS = ("edly", "ingly", "ing", "ed")
-_DERIVED = (
-    *(("ational", "ate"), ("ization", "ize"), ("fulness", "ful"), ("ousness", "ous"), ("iveness", "ive")),
-    *(("tional", "tion"), ("ation", "ate"), ("ement", ""), ("ment", ""), ("ness", ""), ("able", ""), ("ible", "")),
-    *(("ance", ""), ("ence", ""), ("tion", "t"), ("sion", "s"), ("ally", "al"), ("er", ""), ("or", ""), ("ful", "")),
-    *(("ous", ""), ("ive", ""), ("ly", ""), ("al", "")),
-)
 _MIN_STEM = 3
+_DERIVED = re.compile(rf"(?<=[a-z]{{{_MIN_STEM}}})(?:ation|ion|ement|ment|ness|er|or|ful|ive|ly|al)$")
+"""Suffixes of words with similar meanings, such as "painter" and "paint"."""
 
 
 def find_words(text: str) -> list[str]:
@@ -80,28 +74,13 @@ def find_stem(word: str) -> str:
     word = _IRREGULAR.get(word, word)
     if len(word) <= _MIN_STEM or not word.isascii():
         return word
-    word = _replace_suffix(word, _PLURALS, 1)
-    word = _strip_verb(word)
-    if word.endswith("y") and len(word) > 2 and word[-2] not in "aeiou":
+    if word.endswith("s") and not word.endswith(("ss", "us")):
+        word = word[:-1]
+    verb = word.removesuffix("ing").removesuffix("ed")
+    if verb != word and any(vowel in verb for vowel in "aeiouy"):
+        is_doubled = len(verb) > 2 and verb[-1] == verb[-2] and verb[-1] not in "lsz"
+        word = verb[:-1] if is_doubled else verb
+    word = _DERIVED.sub("", word)
+    if word.endswith("y") and word[-2] not in "aeiou":
         word = word[:-1] + "i"
-    word = _replace_suffix(word, _DERIVED, _MIN_STEM)
-    return word[:-1] if word.endswith("e") and len(word) > _MIN_STEM else word
-
-
-def _replace_suffix(word: str, rules: tuple[tuple[str, str], ...], min_length: int) -> str:
-    for suffix, replacement in rules:
-        if word.endswith(suffix) and len(word) - len(suffix) >= min_length:
-            return word[: len(word) - len(suffix)] + replacement
-    return word
-
-
-def _strip_verb(word: str) -> str:
-    for suffix in _VERBS:
-        stem = word[: len(word) - len(suffix)]
-        if not word.endswith(suffix) or len(stem) < 2 or not any(vowel in stem for vowel in "aeiouy"):
-            continue
-        if stem.endswith(("at", "bl", "iz")):
-            return stem + "e"
-        is_doubled = len(stem) > 2 and stem[-1] == stem[-2] and stem[-1] not in "lsz"
-        return stem[:-1] if is_doubled else stem
-    return word
+    return word.removesuffix("e") if len(word) > _MIN_STEM else word
