@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from rxloop import Agent, MemoryEventLog, Runtime, SqliteEventLog, op, tool
+from rxloop import Agent, MemoryEventLog, ModelRequest, RunContext, Runtime, SqliteEventLog, op, tool
 from rxloop.errors import ConfigurationError, RunOver
 from rxloop.protocol.commands import GoalsCommand
 from rxloop.testing import ScriptedModel, call
@@ -150,10 +151,42 @@ async def test_runtime_changes_goals(tmp_path: Any) -> None:
     await log.aclose()
 
 
-async def test_goals_of_a_submitted_run_replace_the_initial_ones() -> None:
-    log, model = MemoryEventLog(), ScriptedModel("Done.")
+LID: GoalChange = {"id": "lid", "title": "Find the lid"}
+
+
+async def test_goals_of_a_submitted_run_are_added_to_the_initial_ones() -> None:
+    log, model = MemoryEventLog(), ScriptedModel("Done.", "Done again.")
+    agent = make_agent(log, model)
+    record = await agent.submit("Find the crate.", context_id="c")
+    changes: list[GoalChange] = [LID, {"id": "box", "title": "Open both", "status": "done"}]
+    for change in changes:
+        await agent.get_run(record.task_id).update_goals(change)
+    await agent.get_run(record.task_id).execute()
+    expected = "- crate (pending): Find it\n  - box (done): Open both\n- lid (pending): Find the lid"
+    assert last_layer(model).partition("\n")[2] == expected
+    await agent.run("And now?", context_id="c")
+    assert last_layer(model).partition("\n")[2] == expected
+    assert len(await list_updates(log, record.task_id)) == 3
+
+
+async def test_goals_are_added_to_the_initial_ones_when_they_are_changed_before_the_first_request() -> None:
+    @op.on(ModelRequest)
+    async def change(request: ModelRequest, ctx: RunContext[None]) -> AsyncIterator[ModelRequest]:
+        run.update_goals(LID)
+        yield request
+
+    model = ScriptedModel("Done.")
+    run = Agent(model, loop=op.standard(before_model=[change, op.goals(*PLAN)])).run("Find the crate.")
+    await run
+    assert [line.split()[1] for line in last_layer(model).splitlines()[1:]] == ["crate", "box", "lid"]
+
+
+async def test_initial_goals_are_not_added_to_goals_that_contradict_them(caplog: pytest.LogCaptureFixture) -> None:
+    log, model = MemoryEventLog(), ScriptedModel(call("update_goals", goals=[DONE]), "Done.")
     agent = make_agent(log, model)
     record = await agent.submit("Find the crate.")
-    await agent.get_run(record.task_id).update_goals({"id": "lid", "title": "Find the lid"})
+    changes: list[GoalChange] = [{"id": "box", "title": "Open it"}, {**PLAN[0], "parent": "box"}]
+    await agent.get_run(record.task_id).update_goals(*changes)
     await agent.get_run(record.task_id).execute()
-    assert last_layer(model).endswith("\n- lid (pending): Find the lid")
+    assert last_layer(model).partition("\n")[2] == "- box (done): Open it"
+    assert caplog.text.count("must not wait for themselves") == 1

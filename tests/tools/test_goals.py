@@ -116,6 +116,7 @@ def test_new_goals_replace_old_ones_when_all_are_closed() -> None:
         ([{"id": "train", "parent": "train"}], "got train -> train; remove a parent or a dependency"),
         ([{"id": "hotel", "depends_on": ["trip"]}], "goals must not wait for themselves"),
         ([{"id": "train", "title": ""}], "goal 'train': title: String should have at least 1 character"),
+        ([{"id": "train", 1: "one"}], "goal 'train': 1: "),
         ([{"id": "train", "status": "open"}], "goal 'train': status: Input should be 'pending'"),
         ([{"id": f"g{number}", "title": "G"} for number in range(98)], "at most 100 goals, got 101"),
     ],

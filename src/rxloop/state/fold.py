@@ -41,8 +41,10 @@ from rxloop.state.side_events import (
     Handler,
     add_answer,
     add_calls,
+    add_goals,
     add_question,
     add_subtask,
+    add_thought,
     discard_questions,
     find_last_command,
     find_nested_handler,
@@ -110,6 +112,7 @@ def _fold_task(state: RunState, event: TaskEvent) -> dict[str, Any]:
         measured=state.measured,
         refused=state.refused,
         goals=state.goals,
+        planned=state.goals is not None,
         earlier=add_earlier_ids(state.earlier, (*state.thoughts, *state.calls)),
     )
     return vars(fresh)
@@ -263,10 +266,6 @@ def _fold_thinking_failed(state: RunState, event: ThinkingFailedEvent) -> dict[s
     return {name: getattr(state, name) + 1}
 
 
-def _fold_thought(state: RunState, event: ThoughtStreamEvent) -> dict[str, Any]:
-    return {"thoughts": state.thoughts.add(event.thought_id, event), "thought_count": state.thought_count + 1}
-
-
 _HANDLERS = EventTable[Handler](
     {
         TaskEvent: _fold_task,
@@ -278,7 +277,7 @@ _HANDLERS = EventTable[Handler](
         ToolCompleteEvent: _fold_tool_complete,
         MessageAddedEvent: _fold_message_added,
         UsageEvent: _fold_usage,
-        ThoughtStreamEvent: _fold_thought,
+        ThoughtStreamEvent: add_thought,
         InputRequiredEvent: add_question,
         AuthRequiredEvent: add_question,
         InputReceivedEvent: add_answer,
@@ -286,6 +285,6 @@ _HANDLERS = EventTable[Handler](
         ContextCompressedEvent: lambda state, event: {"compressed": event, "compression": state.compression.add(event)},
         ThinkingNotedEvent: lambda state, event: {"noted": event, "compression": state.compression.add(event)},
         ThinkingFailedEvent: _fold_thinking_failed,
-        GoalsUpdatedEvent: lambda state, event: {"goals": tuple(event.goals)},
+        GoalsUpdatedEvent: add_goals,
     }
 )

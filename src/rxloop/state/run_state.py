@@ -168,6 +168,8 @@ class RunState:
     """Last request whose size the provider reported."""
     goals: tuple[Goal, ...] | None = None
     """Goals, or None if there were never any. The next run of the conversation inherits them."""
+    planned: bool = False
+    """True if earlier runs had goals, or an operator or a tool of this run has updated them."""
 
     @property
     def thought_only(self) -> bool:
@@ -232,6 +234,7 @@ class RunState:
             compression_failures=main.compression_failures,
             last_command=main.last_command,
             goals=main.goals,
+            planned=main.planned,
         )
 
     def replace(self, **changes: Any) -> RunState:

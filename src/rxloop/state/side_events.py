@@ -13,6 +13,7 @@ from rxloop.protocol.events import (
     ContextCompressedEvent,
     Event,
     EventTable,
+    GoalsUpdatedEvent,
     InputReceivedEvent,
     InputRequiredEvent,
     LLMFailedEvent,
@@ -21,6 +22,7 @@ from rxloop.protocol.events import (
     StatusUpdateEvent,
     SubtaskEvent,
     ThinkingNotedEvent,
+    ThoughtStreamEvent,
     ToolCompleteEvent,
     UsageEvent,
 )
@@ -67,6 +69,16 @@ def find_last_command(state: RunState, event: Event) -> int:
 def add_calls(state: RunState, event: ContentCompleteEvent) -> Ledger[str, ToolCall]:
     """Return all calls, including new ones."""
     return state.calls.add_all((call.id, call) for call in event.tool_calls)
+
+
+def add_thought(state: RunState, event: ThoughtStreamEvent) -> dict[str, Any]:
+    """Add a thought."""
+    return {"thoughts": state.thoughts.add(event.thought_id, event), "thought_count": state.thought_count + 1}
+
+
+def add_goals(state: RunState, event: GoalsUpdatedEvent) -> dict[str, Any]:
+    """Replace the goals. Programs and other processes change them outside of steps."""
+    return {"goals": tuple(event.goals), "planned": state.planned or event.step is not None}
 
 
 def add_subtask(state: RunState, event: SubtaskEvent) -> dict[str, Any]:

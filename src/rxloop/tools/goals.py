@@ -51,7 +51,7 @@ def change_goals(goals: Sequence[Goal], changes: Sequence[GoalChange]) -> list[G
             ids = ", ".join(changed) or "none"
             raise ConfigurationError(f"goal {name!r} is new and needs a title; the ids of existing goals are: {ids}")
         try:
-            changed[name] = Goal(**({} if known is None else dict(known)) | fields)
+            changed[name] = Goal.model_validate(({} if known is None else dict(known)) | fields)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             raise ConfigurationError(f"goal {name!r}: {first['loc'][0]}: {first['msg']}") from None

@@ -474,6 +474,20 @@ def test_early_calls_keep_the_goals_of_each_other() -> None:
     assert format_marbles(events) == "twlcsGxsGxklckF"
 
 
+def test_early_call_does_not_publish_unchanged_goals() -> None:
+    @tool(read_only=True)
+    async def look(ctx: RunContext, at: str) -> str:
+        """Look at something."""
+        return " ".join(goal.id for goal in update_goals(ctx, {"id": "sea", "title": "See it"}))
+
+    with virtual_time() as time:
+        model = SlowModel([delta(0, SEA), 1.0, message(SEA)], ANSWER)
+        loop = make_loop(before_model=[op.goals({"id": "sea", "title": "See it"})])
+        events = time.run(collect(Agent(model, tools=[look], loop=loop, thoughts=False).run("Look.")))
+    assert [event.content for event in events if isinstance(event, ToolCompleteEvent)] == ["sea"]
+    assert len([event for event in events if isinstance(event, GoalsUpdatedEvent)]) == 1
+
+
 def test_discarded_early_call_changes_no_goals() -> None:
     @tool(read_only=True)
     async def look(ctx: RunContext, at: str) -> str:

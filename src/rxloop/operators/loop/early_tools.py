@@ -154,8 +154,10 @@ class _EarlyCall:
             from rxloop.tools.goals import change_goals
 
             ctx = self.request.ctx
-            goals = list(reduce(change_goals, changes, ctx.state.goals or ()))
-            self._held.insert(1, OnNext(GoalsUpdatedEvent(goals=goals, step=ctx.step, branch=ctx.branch)))
+            before = [*(ctx.state.goals or ())]
+            goals = reduce(change_goals, changes, before)
+            if goals != before:
+                self._held.insert(1, OnNext(GoalsUpdatedEvent(goals=goals, step=ctx.step, branch=ctx.branch)))
 
     def _abandon(self) -> None:
         if not self._connection.stopped:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import logging
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from reactivex import Observable
 
+from rxloop.errors import ConfigurationError
 from rxloop.operators.loop.answer_requests import answer_requests
 from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
@@ -13,6 +15,8 @@ from rxloop.protocol.messages import Message
 from rxloop.protocol.tool_events import Goal, GoalChange, GoalsUpdatedEvent
 from rxloop.stream.sources import emit
 from rxloop.tools.goals import change_goals, render_goals
+
+log = logging.getLogger("rxloop")
 
 
 def goals(*initial: GoalChange) -> Operator[object]:
@@ -23,7 +27,9 @@ def goals(*initial: GoalChange) -> Operator[object]:
         in   --M------|     --M--|
         out  --(G,M1)-|     --M1-|
 
-    G is a `goals-updated` event with the initial goals, which is published unless the conversation already has goals.
+    G is a `goals-updated` event with the initial goals, which is published unless an earlier run of the conversation
+    had goals. Goals that were changed before the first request of the run are added to the initial ones.
+
     M1 is the request with a list of the goals. Dropped goals and the parts of closed goals are omitted. The list only
     changes if the goals change, and the provider can cache the messages before it.
 
@@ -43,18 +49,27 @@ def goals(*initial: GoalChange) -> Operator[object]:
     layers: WeakKeyDictionary[Any, tuple[tuple[Goal, ...], Message | None]] = WeakKeyDictionary()
 
     def answer(request: ModelRequest) -> Observable[Signal] | ModelRequest:
-        goals, host = request.ctx.state.goals, get_host(request.ctx)
-        current = first if goals is None else goals
+        state, host = request.ctx.state, get_host(request.ctx)
+        adds = bool(first) and not state.planned
+        current = _add_initial(first, state.goals or (), request.ctx.task_id) if adds else state.goals or ()
         layer = layers.get(host)
         if layer is None or layer[0] is not current:
             text = render_goals(current)
             message = mark_origin(Message.user(f"[Goals, as they are now]\n{text}"), "workspace") if text else None
             layer = layers[host] = current, message
         request = request if layer[1] is None else request.replace(tail=(*request.tail, layer[1]))
-        if goals is None and first:
-            return emit(GoalsUpdatedEvent(goals=[*first], step=request.step, branch=request.branch), request)
+        if adds:
+            return emit(GoalsUpdatedEvent(goals=[*current], step=request.step, branch=request.branch), request)
         return request
 
     operator = answer_requests(ModelRequest, answer)
     operator.__qualname__ = "goals"
     return operator
+
+
+def _add_initial(initial: tuple[Goal, ...], changed: tuple[Goal, ...], task_id: str) -> tuple[Goal, ...]:
+    try:
+        return tuple(change_goals(initial, [GoalChange(**dict(goal)) for goal in changed]))
+    except ConfigurationError as error:
+        log.warning("Skipping the initial goals of run %s: %s", task_id, error)
+        return changed
