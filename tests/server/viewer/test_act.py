@@ -143,6 +143,8 @@ async def test_invalid_value_is_reported_at_its_field(page: Page) -> None:
         await form.get_by_label("nights").fill("two")
         await form.get_by_label("vegan").select_option("no")
         await form.get_by_role("button", name="Add to guests").click()
+        await form.get_by_role("button", name="Add to guests").click()
+        await form.get_by_role("button", name="Remove guests 1").click()
         await form.get_by_label("name").fill("Ann")
         await form.get_by_label("age").fill("200")
         await find_button(page, "Send the answer").click()
@@ -192,6 +194,10 @@ async def test_second_of_two_answers_is_refused_in_words(page: Page, chromium: B
         [text] = [text for each in texts for text in each]
         assert "Somebody else answered this question" in text
         assert "Refund A1?" in text
+        for each in (page, other):
+            for button in await each.locator(".question.notice").get_by_role("button", name="Close").all():
+                await button.click()
+            await expect(each.locator(".question.notice")).to_have_count(0)
 
 
 async def test_message_reaches_the_run(page: Page) -> None:
@@ -214,6 +220,7 @@ async def test_message_reaches_the_run(page: Page) -> None:
             await page.get_by_label("Message to the run").press("Enter")
         assert (await sending.value).post_data_json == {"input": "Also look at Bergen", "interrupt": True}
         await expect(page.get_by_label("Message to the run")).to_have_value("")
+        await expect(page.get_by_text("Message sent, waiting for the run.")).to_be_visible()
         go_on.set()
         assert await served.wait(run.task_id) == "completed"
         await expect(page.locator(".path .state.completed")).to_be_visible()
@@ -355,6 +362,25 @@ async def test_sign_in_address_is_text_and_no_credential_is_sent(page: Page) -> 
         await expect(question).to_contain_text("https://bank.example/login?x=1")
         await expect(question.locator("a, input, textarea")).to_have_count(0)
         await find_button(page, "Decline to sign in").click()
+        await expect(page.locator(".path .state.completed")).to_be_visible()
+
+
+async def test_encrypted_credential_is_sent(page: Page) -> None:
+    @tool
+    async def sign_in_with_key(ctx: RunContext[Any]) -> str:
+        """Sign in."""
+        return await ctx.require_auth("bank", public_key="a public key")
+
+    async with serve_agents(make_clerk(call("sign_in_with_key"), "Done.", tools=[sign_in_with_key])) as served:
+        task_id = await served.ask("Sign in")
+        await page.goto(served.find_run(task_id))
+        await expect(find_question(page)).to_contain_text("a public key")
+        await page.get_by_label("Encrypted credential").fill(" ciphertext ")
+        async with page.expect_request("**/resume") as sending:
+            await find_button(page, "Send the encrypted credential").click()
+        body = (await sending.value).post_data_json
+        assert body is not None
+        assert [*body["inputs"].values()] == ["ciphertext"]
         await expect(page.locator(".path .state.completed")).to_be_visible()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
@@ -31,9 +32,10 @@ from rxloop.protocol.events import ContentCompleteEvent
 from rxloop.protocol.step_events import PartTokens, RequestRecord
 from rxloop.recorded.diff import measure_cost
 from rxloop.testing import ScriptedModel, turn
+from support.acting_pages import serve_agents
 from support.browser import expect, find_barriers
 from support.long_runs import UNLIMITED, look, look_calls
-from support.viewer_pages import find_inspector, find_rows, get_text, serve_view
+from support.viewer_pages import find_inspector, find_rows, get_text, make_guide, serve_view
 
 if TYPE_CHECKING:
     from playwright.async_api import Locator, Page
@@ -181,7 +183,39 @@ async def test_click_on_a_bar_and_enter_on_a_row_open_the_request(page: Page) ->
         await expect(inspector).to_contain_text("Request of step 1", ignore_case=True)
         await page.get_by_label("Chart of the requests").locator("canvas").click(position={"x": 28 * 5 + 10, "y": 150})
         await expect(inspector).to_contain_text("Request of step 6", ignore_case=True)
+        canvas = page.get_by_label("Chart of the requests").locator("canvas")
+        await expect(canvas).to_have_attribute("title", re.compile(r"^step 6: [\d,]+ tokens$"))
+        # The middle of the first bar is drawn from the bottom to its height.
+        drawn = await canvas.evaluate(
+            """canvas => {
+                const scale = canvas.width / canvas.clientWidth, context = canvas.getContext('2d');
+                const column = context.getImageData(13 * scale, 0, 1, canvas.height).data;
+                return column.filter((alpha, k) => k % 4 === 3 && alpha === 255).length / canvas.height;
+            }"""
+        )
+        inputs = [each.input_tokens for each in events if isinstance(each, UsageEvent)]
+        assert abs(drawn - inputs[0] / (max(inputs) * 1.05)) < 0.05
         assert f"at=1.{calls[5].seq}.0" in page.url
+
+
+async def test_requests_of_nested_agents_and_of_live_runs_are_listed(
+    page: Page, conversation: tuple[EventLog, str]
+) -> None:
+    log, task_id = conversation
+    async with serve_view(log) as url:
+        rows = await open_context(page, url, task_id)
+        await expect(rows).to_have_count(4)
+        await page.get_by_role("combobox", name="Requests of").select_option(index=1)
+        await expect(rows).to_have_count(1)
+    reached, go_on = asyncio.Event(), asyncio.Event()
+    async with serve_agents(make_guide(reached, go_on)) as served:
+        name = next(iter(served.runtime.agents))
+        run = await served.runtime.start(name, "Look around.")
+        await asyncio.wait_for(reached.wait(), 30)
+        await page.goto(served.find_run(run.task_id, "/context"))
+        await expect(rows).to_have_count(2)
+        go_on.set()
+        await expect(rows).to_have_count(3)
 
 
 @pytest.mark.service("axe")

@@ -5,17 +5,30 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rxloop import Agent, EventLog, MemoryEventLog, Runtime, tool
+from rxloop import (
+    Agent,
+    ContentDeltaEvent,
+    Event,
+    EventLog,
+    LLMCallEvent,
+    MemoryEventLog,
+    Message,
+    Runtime,
+    StatusUpdateEvent,
+    TaskEvent,
+    tool,
+)
 from rxloop.cli.service.adapters import create_adapters, create_application
 from rxloop.testing import ScriptedModel, call
 from support.acting_pages import serve_agents
 from support.api_server import serve_app
 from support.browser import expect, find_barriers
 from support.viewer_pages import find_inspector, get_text, make_guide, open_page_anew, serve_view
+from support.viewer_runs import store_long_run
 from support.viewer_talk import PIXEL
 
 if TYPE_CHECKING:
@@ -41,6 +54,10 @@ async def test_conversation_contains_the_messages_up_to_the_playhead(page: Page,
         assert shown[3] == "get_forecast city=Oslo 11 °C, dry until 15:00 0.76 s"
         assert shown[-1].startswith("Oslo is the better choice")
         assert len(shown) == 12
+        await page.locator(".call").filter(has_text="11 °C").click()
+        await expect(find_inspector(page).get_by_role("heading", name="tool-complete")).to_be_visible()
+        await page.locator(".said.user").click()
+        await expect(find_inspector(page).get_by_role("heading", name="task")).to_be_visible()
         await open_page_anew(page, f"{url}#/r/{task_id}/conversation?at=1.12.0")
         await expect(page.locator(".column > .said")).to_have_count(2)
         assert (await get_text(parts))[3:] == [
@@ -88,6 +105,51 @@ async def test_events_that_the_log_does_not_contain_yet_are_loaded_later(
         assert asked[:3] == asked[:1] * 3
 
 
+async def test_text_is_shown_while_it_is_written_and_struck_through_if_it_is_discarded(page: Page) -> None:
+    log = MemoryEventLog()
+    envelope: dict[str, Any] = {"task_id": "t", "context_id": "c", "timestamp": 1}
+    request: dict[str, Any] = {"iteration": 1, "model": "m", "message_count": 1, "tool_count": 0, "step": "1"}
+    request |= {"estimated_input_tokens": 9, **envelope}
+    working: dict[str, Any] = {"state": "working", **envelope}
+    task = TaskEvent(seq=1, attempt=1, messages=[Message.user("Where?")], model="m", agent_name="guide", **envelope)
+    begin = [task, StatusUpdateEvent(seq=2, attempt=1, **working), LLMCallEvent(seq=3, attempt=1, **request)]
+    await log.append("t", begin, expected_seq=0)
+    # Another process resumes the run while the model writes.
+    text = ContentDeltaEvent(seq=3, sub=1, attempt=1, delta="It rains in", step="1", **envelope)
+    again = [StatusUpdateEvent(seq=4, attempt=2, resumed=True, **working), LLMCallEvent(seq=5, attempt=2, **request)]
+    parts: list[list[Event]] = [[text], [*again]]
+    may_continue = asyncio.Event()
+
+    async def stream(route: Route) -> None:
+        if len(parts) == 1:
+            await may_continue.wait()
+        if parts:
+            await route.fulfill(body=b"".join(event.to_json() + b"\n" for event in parts.pop(0)))
+
+    async with serve_view(log) as url:
+        await page.route("**/events?after=*", stream)
+        await page.goto(f"{url}#/r/t/conversation")
+        messages = page.locator(".said.model")
+        await expect(messages).to_have_text("It rains in")
+        may_continue.set()
+        discarded = page.get_by_role("note", name="discarded try")
+        await expect(discarded.locator("del")).to_have_text("It rains in")
+        await expect(discarded).to_contain_text("first try, started after 0 s, not completed")
+        await expect(messages).to_have_text("waits for m")
+
+
+async def test_long_conversations_begin_with_their_newest_entries(page: Page) -> None:
+    log = MemoryEventLog()
+    await store_long_run(log, steps=150)
+    async with serve_view(log) as url:
+        await page.goto(f"{url}#/r/long/conversation")
+        calls = page.locator(".call").filter(has_text="query")
+        await expect(calls).to_have_count(100)
+        await expect(calls.last).to_contain_text("query 150")
+        await page.get_by_role("button", name="Show 101 earlier").click()
+        await expect(calls).to_have_count(150)
+
+
 async def test_each_part_of_a_conversation_has_a_role_and_a_name(
     page: Page, conversation: tuple[EventLog, str], tmp_path: Path
 ) -> None:
@@ -117,7 +179,7 @@ async def test_each_part_of_a_conversation_has_a_role_and_a_name(
         nested = talk.get_by_role("blockquote", name="nested agent rules")
         await expect(nested.get_by_role("article", name="user message")).to_have_text("How long?")
         await expect(nested.get_by_role("article", name="message of rules")).to_have_text("Refunds take two days.")
-        await nested.get_by_role("button", name="rules 2 entries").press("Enter")
+        await nested.get_by_role("button", name="rules 2 entries 0 s").press("Enter")
         await expect(nested.get_by_role("article")).to_have_count(0)
         steering = talk.get_by_role("article", name="message to the running agent")
         await expect(steering).to_contain_text("Shorter, please.")
@@ -153,6 +215,7 @@ async def test_conversation_follows_new_messages_only_at_its_end(page: Page) -> 
         run = await runtime.start("guide", "Look around. " * 400)
         await asyncio.wait_for(reached.wait(), 30)
         await page.goto(f"{url}/view/#/r/{run.task_id}/conversation")
+        await expect(talk).to_contain_text("Look around. Look around.")
         await expect(talk.get_by_text("running")).to_be_in_viewport()
         await talk.evaluate("element => { element.scrollTop = 100; }")
         await page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")

@@ -12,7 +12,7 @@ from rxloop import EventLog, MemoryEventLog
 from rxloop.evals import Case, experiment, score
 from support.browser import expect, find_barriers
 from support.capitals import CASES, agent, make_capital_model
-from support.viewer_pages import find_rows, serve_view
+from support.viewer_pages import find_rows, get_text, serve_view
 
 if TYPE_CHECKING:
     from playwright.async_api import Page
@@ -23,20 +23,33 @@ pytestmark = [pytest.mark.service("chromium"), pytest.mark.asyncio(loop_scope="m
 @pytest.mark.service("axe")
 async def test_experiment_shows_means_and_links_to_runs(page: Page) -> None:
     log = MemoryEventLog()
-    variants = {"good": agent(), "bad": agent(make_capital_model("Malta"))}
+    variants = {"good": agent(), "bad": agent(make_capital_model("Fiji"))}
     report = await experiment(CASES, variants, [score.exact(), score.tokens()], name="capitals", log=log).run()
     good = report.of("good")
     async with serve_view(log) as url:
         await page.goto(f"{url}#/x")
-        await find_rows(page, "Experiments").get_by_role("link", name="capitals").click()
+        row = find_rows(page, "Experiments")
+        await expect(row).to_have_count(1)
+        assert await get_text(row) == ["capitals bad, good 4 8 ✕ 3 now"]
+        await row.get_by_role("link", name="capitals").click()
         means = page.get_by_role("region", name="Means")
         await expect(means.get_by_role("row", name=re.compile("^good"))).to_contain_text("1 to 1")
+        interval = report.of("bad").interval("exact")
+        assert interval.low < interval.high
+        bad = means.get_by_role("row", name=re.compile("^bad"))
+        await expect(bad).to_contain_text(f"{interval.low:.3g} to {interval.high:.3g}")
+        line = bad.locator("line").nth(1)
+        ends = [float(await line.get_attribute(name) or 0) for name in ("x1", "x2")]
+        assert [round((each - 8) / 344, 2) for each in ends] == [round(interval.low, 2), round(interval.high, 2)]
         await expect(means.get_by_role("img", name="mean 1, from 1 to 1")).to_be_visible()
         rows = find_rows(page, "Cases")
         await expect(rows).to_have_count(len(CASES))
         await expect(rows.first.get_by_role("link", name=f"{CASES[0].id}, good, run 1: passed")).to_be_visible()
         await expect(rows.first.locator(".worse")).to_have_count(1)
         assert await find_barriers(page) == []
+        await expect(rows.last).to_contain_text("Malta")
+        await page.get_by_role("button", name="By difference").click()
+        await expect(rows.last).to_contain_text("Fiji")
         await page.get_by_role("combobox", name="Score").select_option("tokens")
         await expect(means.get_by_role("row", name=re.compile("^good"))).to_contain_text(f"{good.mean('tokens'):.0f}")
         await page.set_viewport_size({"width": 390, "height": 844})

@@ -47,6 +47,7 @@ async def store_run(
     if state != "working":
         error = ErrorInfo(code="limit", message="too many steps") if state == "failed" else None
         ends: dict[str, Any] = {"state": state, "final": True, "usage": Usage(input_tokens=100), "error": error}
+        envelope["timestamp"] += 2_500
         events.append(StatusUpdateEvent(seq=5, **ends, **envelope))
     await log.append(task_id, events, expected_seq=0)
     return task_id
@@ -152,7 +153,7 @@ async def test_runs_have_a_cost_and_an_owner(page: Page) -> None:
         await page.goto(url)
         rows = find_rows(page, "Runs")
         await expect(rows.first).to_contain_text(re.compile(r"Paid *clerk *bob *zai:glm-4.7 *0 *100 *\$0\.0020"))
-        await expect(rows.nth(1)).to_contain_text(re.compile(r"Free *clerk *ann *small *0 *100 *0 s"))
+        await expect(rows.nth(1)).to_contain_text(re.compile(r"Free *clerk *ann *small *0 *100 *2.50 s *\d min$"))
         assert await find_barriers(page) == []
 
 
@@ -166,6 +167,7 @@ async def test_list_is_filtered_by_owner_and_age(page: Page) -> None:
     async with serve_view(log) as url:
         await page.goto(url)
         rows = find_rows(page, "Runs")
+        await expect(page.get_by_role("combobox", name="agent").get_by_role("option")).to_have_text(["agent", "clerk"])
         await page.get_by_role("combobox", name="owner").select_option("bob")
         await expect(rows).to_have_count(2)
         await expect(page).to_have_url(re.compile(r"#/\?q=owner:bob$"))
@@ -252,6 +254,25 @@ async def test_problems_of_all_runs_link_to_their_events(page: Page, monkeypatch
         await open_page_anew(page, f"{url}#/problems")
         await rows.get_by_role("link", name="It fails").click()
         await page.wait_for_url(re.compile(r"#/r/run-001/problems$"))
+
+
+async def test_older_problems_and_texts_are_loaded_on_request(page: Page) -> None:
+    log = MemoryEventLog()
+    for number in range(60):
+        await store_run(log, number, state="failed", detail="needle")
+    async with serve_view(log) as url:
+        await page.goto(f"{url}#/problems")
+        status = page.get_by_role("navigation").get_by_role("status")
+        await expect(status).to_have_text("50+ runs with problems")
+        await page.get_by_role("button", name="Load older runs").click()
+        await expect(status).to_have_text("60 runs with problems")
+        await store_run(log, 61, title="The newest one", state="failed")
+        await page.get_by_role("button", name="Reload").click()
+        await expect(find_rows(page, "Problems").first).to_contain_text("The newest one")
+        await page.goto(f"{url}#/?q=needle")
+        await expect(page.get_by_role("heading", name="50+ texts")).to_be_visible()
+        await page.get_by_role("button", name="Search older runs").click()
+        await expect(page.get_by_role("heading", name="60 texts")).to_be_visible()
 
 
 async def test_page_says_that_there_are_no_problems(page: Page) -> None:

@@ -18,7 +18,15 @@ from rxloop.protocol.messages import Message as LogMessage
 from rxloop.testing import ScriptedModel
 from support.api_server import serve_app
 from support.browser import expect, until
-from support.viewer_pages import find_filter, find_inspector, find_rows, make_guide, open_page_anew, serve_view
+from support.viewer_pages import (
+    find_filter,
+    find_inspector,
+    find_rows,
+    get_text,
+    make_guide,
+    open_page_anew,
+    serve_view,
+)
 from support.viewer_runs import HOSTILE, record_hostile_run, store_long_run
 
 if TYPE_CHECKING:
@@ -89,6 +97,9 @@ async def test_run_page_shows_rows_lanes_and_figures(page: Page, weather: tuple[
         await open_run(page, url, task_id)
         rows = [await each.get_attribute("aria-label") or "" for each in await find_rows(page, "Waterfall").all()]
         lanes = await page.locator(".lane .title").all_inner_texts()
+        figures = await get_text(page.locator(".top .figure"))
+    assert figures[:3] == ["11.5 s elapsed", "0.64 s first token", "5 model calls"]
+    assert re.fullmatch(r"11,\d{3} tokens, 38 % cached", figures[3])
     assert rows[1].startswith("step 1, glm-4.7, 1.44 s, 1,212 → 148 tokens")
     assert any("get_alerts" in row and "2.00 s, failed" in row for row in rows)
     assert any(row.startswith("step 2, glm-4.7, 2 tries, 3.40 s") for row in rows)

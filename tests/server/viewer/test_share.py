@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -173,8 +174,19 @@ async def test_dialog_downloads_the_chosen_file(page: Page, weather: tuple[Event
         path = tmp_path / "run.jsonl"
         await download.save_as(path)
         lines = path.read_text(encoding="utf-8").splitlines()
-        assert 0 < len(lines) <= 9
-        assert '"visibility":"internal"' not in path.read_text(encoding="utf-8")
+        public = [event.seq for event in (await log.read(task_id))[:9] if event.to_public() is not None]
+        assert len(public) < 9
+        assert [json.loads(line)["seq"] for line in lines] == public
+        assert download.suggested_filename.endswith(".jsonl")
+        await dialog.get_by_role("radio", name=re.compile("^Internal")).check()
+        await dialog.get_by_role("radio", name="All events").check()
+        async with page.expect_download() as waiting:
+            await dialog.get_by_role("button", name="Download").click()
+        await (await waiting.value).save_as(path)
+        assert len(path.read_text(encoding="utf-8").splitlines()) == 52
+        for form, ending in (("Markdown", "md"), ("OpenTelemetry", "json"), ("Page", "html")):
+            await dialog.get_by_role("radio", name=re.compile(f"^{form}")).check()
+            await expect(dialog.get_by_text(re.compile(rf"run-.*\.{ending}$"))).to_be_visible()
         await dialog.get_by_role("radio", name="pytest").check()
         await expect(dialog.get_by_text("this run cannot be exported as a test")).to_be_visible()
         await expect(dialog.get_by_role("button", name="Download")).to_be_disabled()
@@ -182,7 +194,11 @@ async def test_dialog_downloads_the_chosen_file(page: Page, weather: tuple[Event
         await expect(dialog).to_be_hidden()
         # The key closes the dialog only.
         await expect(find_inspector(page)).to_be_visible()
-        await expect(page.get_by_role("button", name="Share")).to_be_focused()
+        share = page.get_by_role("button", name="Share")
+        await expect(share).to_be_focused()
+        await share.click()
+        await page.mouse.click(20, 500)
+        await expect(dialog).to_be_hidden()
         await page.set_viewport_size({"width": 390, "height": 844})
         assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 

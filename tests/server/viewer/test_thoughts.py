@@ -111,11 +111,38 @@ async def test_earlier_thoughts_do_not_move_while_thoughts_are_added(page: Page)
         assert "follows 2, branch bergen" in shown[7]
         assert "follows 8, branch bergen" in shown[9]
         assert "decision Oslo it is. instead of: Bergen 0.80" in shown[11]
+        graph = page.locator(".thought-graph")
+        await expect(graph.locator(".node.old")).to_have_count(1)
+        await expect(graph.locator(".edge-line.replaced")).to_have_count(1)
+        await expect(graph.locator(".edge-line.parent")).to_have_count(4)
+        await rows.nth(9).hover()
+        await expect(rows.and_(page.locator(".hovered"))).to_have_count(3)
+        await rows.nth(9).click()
+        await expect(find_inspector(page)).to_contain_text("Bergen is out.")
         # The same page, from the log.
         await page.reload()
         await expect(rows).to_have_count(13)
         await expect(rows.nth(11)).to_contain_text("instead of: Bergen")
         assert await get_text(rows) == shown
+
+
+async def test_list_follows_new_thoughts_at_its_end(page: Page) -> None:
+    model = PonderingModel(
+        [call("think_aloud", thought=f"Thought {number}", thought_type="reasoning") for number in range(30)], "Done."
+    )
+    runtime = Runtime({"guide": Agent(model)}, log=MemoryEventLog())
+    app = create_application(create_adapters(runtime, ["view"], {}), (), "127.0.0.1", keys=False)
+    await page.set_viewport_size({"width": 1200, "height": 600})
+    async with runtime, serve_app(app) as url:
+        run = await runtime.start("guide", "Where?")
+        await page.goto(f"{url}/view/#/r/{run.task_id}/thoughts")
+        for _ in range(2):
+            await asyncio.wait_for(model.reached.wait(), 30)
+            model.reached.clear()
+            await expect(page.locator(".live-thought")).to_have_text("thinking The rain")
+            model.go_on.set()
+            await asyncio.sleep(0)
+        await expect(find_rows(page, "Thoughts").filter(has_text="Thought 29")).to_be_in_viewport()
 
 
 async def store_thoughts(log: MemoryEventLog, count: int) -> None:

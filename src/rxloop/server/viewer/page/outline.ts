@@ -110,7 +110,11 @@ export class Outline {
     if (!newest || newest[1] !== event.attempt) this.attempts = [...this.attempts, [event.seq, event.attempt]];
     // The numbers between two events of a stream belong to events that are hidden from this reader.
     for (let seq = this.last + 1; seq < event.seq; seq++) { this.push({ ...HIDDEN_ENTRY, seq, time: this.duration }); this.count(this.history); }
-    this.push({ ...describe(event), time: Math.max(at - this.start, this.duration), opens: this.match(event), ...this.relate(event) });
+    const entry = describe(event);
+    const opens = this.match(event);
+    // The attempt after a lost one repeats its request.
+    const flags = entry.flags | (event.kind === 'llm-call' && opens ? RETRIED : 0);
+    this.push({ ...entry, time: Math.max(at - this.start, this.duration), opens, flags, ...this.relate(event) });
     this.count(this.history.add(event));
     if (event.kind === 'usage') this.unresolved.add(event.seq);
     this.final = isOver(event);
