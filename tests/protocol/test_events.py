@@ -334,6 +334,18 @@ def test_event_repr_is_one_line(event: Event) -> None:
     assert "\n" not in text
 
 
+def test_internal_event_is_described_but_its_repr_contains_only_its_position() -> None:
+    # From docs/protocol.md.
+    event = add_envelope(LLMNoticeEvent(code="left_out", message="the image of the secret tool"))
+
+    assert event.describe() == "left_out: the image of the secret tool"
+    assert str(event) == repr(event) == f"<llm-notice 3.7.2 step={event.step} branch={event.branch}>"
+
+
+def test_failed_thinking_phase_is_described_by_its_reason() -> None:
+    assert ThinkingFailedEvent(reason="the summary is empty").describe() == "the summary is empty"
+
+
 def test_schema_covers_every_kind_with_wire_names() -> None:
     schema = protocol_schema()
 

@@ -306,3 +306,7 @@ class ThinkingFailedEvent(Event):
     tokens_before: int = 0
     thinking: bool = Field(default=False, exclude_if=is_empty)
     """True if thinking failed, and False if the compression failed."""
+
+    @override
+    def describe(self) -> str:
+        return self.reason
