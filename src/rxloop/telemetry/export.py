@@ -13,7 +13,7 @@ from google.protobuf.json_format import MessageToDict
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans as encode_otlp
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator
@@ -54,9 +54,7 @@ def make_spans(task_id: str, events: Iterable[Event], *, content: bool | None = 
         content: Whether spans contain content, as in `op.spans`.
     """
     spans: list[Span] = []
-    resource = Resource.create()
-    if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
-        resource = resource.merge(Resource({SERVICE_NAME: "rxloop"}))
+    resource = Resource.create({SERVICE_NAME: "rxloop"}).merge(OTELResourceDetector().detect())
     provider = TracerProvider(resource=resource, id_generator=_StableIds(task_id), shutdown_on_exit=False)
     recorder = prepare_recorder(provider)(spans.append, Context())
     fold = OperationFold(recorder, content=names.captures_content() if content is None else content)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from typing_extensions import override
@@ -19,7 +20,7 @@ limited. Further values are recorded as `other`."""
 
 
 class Histogram(NamedTuple):
-    """Histogram of a value of operations."""
+    """Histogram of operations."""
 
     operation: str
     name: str
@@ -28,8 +29,8 @@ class Histogram(NamedTuple):
     """Upper bounds."""
     labels: tuple[str, ...]
     """Attributes of the operation that are also attributes of its values."""
-    value: str | None = None
-    """Attribute with the value. None is the duration."""
+    values: Mapping[str | None, str | None] = MappingProxyType({None: None})
+    """Attributes with the values, and their token types. None is the duration."""
     unit: str = "s"
 
 
@@ -41,36 +42,37 @@ _FIRST_CHUNK = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75
 
 _CHAT, _ERROR = (names.OPERATION, names.PROVIDER, names.REQUEST_MODEL), names.ERROR_TYPE
 _TOOL, _AGENT, _WORKFLOW = (names.TOOL, names.TOOL_TYPE, _ERROR), (names.AGENT, _ERROR), (names.WORKFLOW, _ERROR)
-_FIXED = (names.OPERATION, names.TOOL_TYPE, names.TOKEN_TYPE)
+_FIXED = {names.OPERATION, names.TOOL_TYPE, names.TOKEN_TYPE}
 """Labels with few values."""
-_TOKEN_TYPES = {names.USAGE[0]: "input", names.USAGE[1]: "output"}
-_TOKEN_USAGE = ("chat", "gen_ai.client.token.usage", "Tokens of model calls", _TOKENS, (*_CHAT, names.TOKEN_TYPE))
+_TOKEN_TYPES: dict[str | None, str | None] = {names.USAGE[0]: "input", names.USAGE[1]: "output"}
+_USAGE = ("gen_ai.client.token.usage", "Tokens of model calls")
 _FIRST = ("gen_ai.client.operation.time_to_first_chunk", "Time from a request to the first chunk of its answer")
+_STRATEGY = ("gen_ai.invoke_workflow.duration", "Duration of strategies")
 
 HISTOGRAMS = [
     Histogram("chat", "gen_ai.client.operation.duration", "Duration of model calls", _DURATIONS, (*_CHAT, _ERROR)),
-    *(Histogram(*_TOKEN_USAGE, value, "{token}") for value in _TOKEN_TYPES),
-    Histogram("chat", *_FIRST, _FIRST_CHUNK, _CHAT, names.FIRST_CHUNK),
+    Histogram("chat", *_USAGE, _TOKENS, (*_CHAT, names.TOKEN_TYPE), _TOKEN_TYPES, "{token}"),
+    Histogram("chat", *_FIRST, _FIRST_CHUNK, _CHAT, {names.FIRST_CHUNK: None}),
     Histogram("execute_tool", "gen_ai.execute_tool.duration", "Duration of tool calls", _DURATIONS, _TOOL),
     Histogram("invoke_agent", "gen_ai.invoke_agent.duration", "Duration of attempts of runs", _AGENT_DURATIONS, _AGENT),
-    Histogram(
-        "invoke_workflow", "gen_ai.invoke_workflow.duration", "Duration of strategies", _WORKFLOW_DURATIONS, _WORKFLOW
-    ),
+    Histogram("invoke_workflow", *_STRATEGY, _WORKFLOW_DURATIONS, _WORKFLOW),
 ]
 
 Record = Callable[[float], object]
+Bind = Callable[[Attributes], Record]
 
 
 class Measurements(Recorder):
     """Recorder of the metrics of ended operations. It looks up each set of attributes once."""
 
-    def __init__(self, bind: Callable[[Histogram, Attributes], Record]) -> None:
+    def __init__(self, create: Callable[[Histogram], Bind]) -> None:
         """Create a recorder.
 
         Args:
-            bind: Function that returns a function for recording values with the given attributes in a histogram.
+            create: Function that creates a histogram. It returns a function which returns a function for recording
+                values with the given attributes.
         """
-        self._bind = bind
+        self._histograms = [(each, create(each)) for each in HISTOGRAMS]
         self._sets: dict[Any, list[tuple[str | None, Record]]] = {}
 
     @override
@@ -86,15 +88,13 @@ class Measurements(Recorder):
     def _bind_all(self, key: Any, attributes: Attributes) -> list[tuple[str | None, Record]]:
         is_limited = len(self._sets) >= MAX_SETS
         records: list[tuple[str | None, Record]] = []
-        for each in HISTOGRAMS:
-            if each.operation == attributes.get(names.OPERATION):
-                values = {**attributes, names.TOKEN_TYPE: _TOKEN_TYPES.get(each.value or "")}
-                labels = {
-                    label: "other" if is_limited and label not in _FIXED else values[label]
-                    for label in each.labels
-                    if values.get(label)
-                }
-                records.append((each.value, self._bind(each, labels)))
+        for histogram, bind in self._histograms:
+            if histogram.operation == attributes.get(names.OPERATION):
+                for name, token_type in histogram.values.items():
+                    values = {**attributes, names.TOKEN_TYPE: token_type}
+                    labels = {label: values[label] for label in histogram.labels if values.get(label)}
+                    others = dict.fromkeys(labels.keys() - _FIXED, "other") if is_limited else {}
+                    records.append((name, bind(labels | others)))
         # Iterations have no metrics, but each one has another name.
         if records and not is_limited:
             self._sets[key] = records
@@ -112,17 +112,12 @@ def make_prometheus_recorder(registry: CollectorRegistry) -> Measurements:
     """
     import prometheus_client
 
-    histograms = {
-        name: prometheus_client.Histogram(
-            name.replace(".", "_"),
-            each.description,
-            [label.replace(".", "_") for label in each.labels],
-            unit="seconds" if each.unit == "s" else "",
-            registry=registry,
-            buckets=each.buckets,
+    def create(each: Histogram) -> Bind:
+        name, *labels = [name.replace(".", "_") for name in (each.name, *each.labels)]
+        unit = "seconds" if each.unit == "s" else ""
+        histogram = prometheus_client.Histogram(
+            name, each.description, labels, unit=unit, registry=registry, buckets=each.buckets
         )
-        for name, each in {each.name: each for each in HISTOGRAMS}.items()
-    }
-    return Measurements(
-        lambda each, labels: histograms[each.name].labels(*[labels.get(name, "") for name in each.labels]).observe
-    )
+        return lambda labels: histogram.labels(*[labels.get(name, "") for name in each.labels]).observe
+
+    return Measurements(create)

@@ -116,8 +116,8 @@ class OperationFold:
         self._open: OpenOperations = {}
         self._tasks: dict[str, TaskEvent] = {}
         """First events of unfinished runs."""
-        self._subtasks: dict[str, SubtaskEvent] = {}
-        """Events that announced the nested runs."""
+        self._callers: dict[str, Operation | None] = {}
+        """Tool calls of the nested runs."""
         self._now = 0
         """Time of the newest event."""
 
@@ -133,7 +133,7 @@ class OperationFold:
     def close(self) -> None:
         """End the open operations at the time of the newest event, because there is no event that ends them."""
         for task_id in [*self._open]:
-            self._end_attempt(task_id, self._now, _INTERRUPTED)
+            self._end_attempt(task_id)
 
     # -- attempts
 
@@ -141,7 +141,8 @@ class OperationFold:
         self._tasks[event.task_id] = event
 
     def _add_subtask(self, event: SubtaskEvent, _: Operations) -> None:
-        self._subtasks[event.subtask_id] = event
+        caller = self._shared.get(event.task_id, _NONE).get((event.branch, event.step, event.index))
+        self._callers[event.subtask_id] = caller
 
     def _add_status(self, event: StatusUpdateEvent, _: Operations) -> None:
         task_id, root = event.task_id, self._tasks.get(event.root_task_id)
@@ -149,26 +150,21 @@ class OperationFold:
             # Without attempt, the other events that a fork has copied have no effect.
             return
         if event.final or event.reason == RELEASED:
-            error = event.error or ErrorInfo(code=event.reason or "", message="")
-            self._end_attempt(task_id, event.timestamp, error if event.state == "failed" else None, event)
+            self._end_attempt(task_id, event)
             if event.state in ("completed", "failed"):
                 self._tasks.pop(task_id, None)
-                self._subtasks.pop(task_id, None)
+                self._callers.pop(task_id, None)
         elif event.state == "working":
             if event.resumed:
                 # The earlier attempt has no final event if its process died.
-                self._end_attempt(task_id, self._now, _INTERRUPTED)
+                self._end_attempt(task_id)
             if task_id not in self._shared:
                 self._start_attempt(event)
 
     def _start_attempt(self, event: StatusUpdateEvent) -> None:
         task_id = event.task_id
-        task, subtask = self._tasks.get(task_id), self._subtasks.get(task_id)
-        agent = (task or subtask or event).agent_name or ""
-        caller = None
-        if subtask is not None:
-            key = (subtask.branch, subtask.step, subtask.index)
-            caller = self._shared.get(subtask.task_id, {}).get(key)
+        task = self._tasks.get(task_id)
+        agent = (task or event).agent_name or ""
         operations = self._open[task_id] = self._shared[task_id] = {}
         # The first event of a run also describes the request for it.
         first = event if task is None or event.resumed else task
@@ -180,34 +176,36 @@ class OperationFold:
             names.TASK: task_id,
             "rxloop.attempt": event.attempt,
         }
-        self._start(operations, _AGENT, f"invoke_agent {agent}".rstrip(), first, attributes, caller)
+        name, caller = f"invoke_agent {agent}".rstrip(), self._callers.get(task_id)
+        self._start(operations, _AGENT, name, first, attributes, caller)
         if task is not None and task.strategy:
             attributes = {names.OPERATION: "invoke_workflow", names.WORKFLOW: task.strategy}
             self._start(operations, _WORKFLOW, f"invoke_workflow {task.strategy}", event, attributes)
 
-    def _end_attempt(
-        self, task_id: str, now: int, error: ErrorInfo | None, final: StatusUpdateEvent | None = None
-    ) -> None:
+    def _end_attempt(self, task_id: str, final: StatusUpdateEvent | None = None) -> None:
+        """End the operations of an attempt. Without a final event, they end at the time of the newest event."""
         operations = self._open.pop(task_id, None)
         if operations is None:
             return
         self._shared.pop(task_id, None)
         for child in [each for each, open_ in self._open.items() if open_[_AGENT].event.parent_task_id == task_id]:
-            self._end_attempt(child, now, _INTERRUPTED)
-        # Calls that wait for an answer have not failed.
-        is_paused = final is not None and (final.state in WAITING or final.reason == RELEASED)
-        for key in [*operations][:0:-1]:
-            is_interrupted = isinstance(key, tuple) and not is_paused
-            self._end(operations, key, now, error or _INTERRUPTED if is_interrupted else error)
+            self._end_attempt(child)
+        error, now, call_error = _INTERRUPTED, self._now, _INTERRUPTED
         attributes: dict[str, Any] = {names.STATE: "working"}
         if final is not None:
-            reason = final.finish_reason
+            now, reason = final.timestamp, final.finish_reason
+            failure = final.error or ErrorInfo(code=final.reason or "", message="")
+            error = failure if final.state == "failed" else None
+            # Calls that wait for an answer have not failed.
+            call_error = None if final.state in WAITING or final.reason == RELEASED else error or _INTERRUPTED
             attributes = {
                 names.STATE: final.state,
                 "rxloop.reason": final.reason or None,
                 names.FINISH_REASONS: None if reason is None else (reason,),
                 names.OUTPUT_MESSAGES: self._format_answer(final.content, reason or ""),
             }
+        for key in [*operations][:0:-1]:
+            self._end(operations, key, now, call_error if isinstance(key, tuple) else error, {})
         self._end(operations, _AGENT, now, error, attributes)
 
     # -- model calls
@@ -219,7 +217,7 @@ class OperationFold:
             self._start(operations, _ITERATION, f"iteration {event.iteration}", event, number)
         key = (event.branch, event.step, None)
         # The provider has refused the first request of the step, for example because it was too long.
-        self._end(operations, key, event.timestamp, _CANCELED)
+        self._end(operations, key, event.timestamp, _CANCELED, {})
         attributes: dict[str, Any] = {
             names.OPERATION: "chat",
             **names.split_model(event.model),
@@ -274,7 +272,7 @@ class OperationFold:
         return names.format_messages([message], finish_reason=finish_reason)
 
     def _end_iteration(self, event: LLMCallEvent | CheckpointEvent, operations: Operations) -> None:
-        self._end(operations, _ITERATION, event.timestamp, None)
+        self._end(operations, _ITERATION, event.timestamp, None, {})
 
     # -- tool calls
 
@@ -319,20 +317,13 @@ class OperationFold:
         operations[key] = operation
         self._recorder.start(operation)
 
-    def _end(
-        self,
-        operations: Operations,
-        key: Key,
-        now: int,
-        error: ErrorInfo | None,
-        attributes: Attributes | None = None,
-    ) -> None:
+    def _end(self, operations: Operations, key: Key, now: int, error: ErrorInfo | None, attributes: Attributes) -> None:
         operation = operations.pop(key, None)
         if operation is None:
             return
         if error is _CANCELED and operation.failures:
             error = operation.failures[-1].error
-        changes = {name: value for name, value in (attributes or {}).items() if value is not None}
+        changes = {name: value for name, value in attributes.items() if value is not None}
         if operation.model is not None:
             changes |= operation.model
             operation.name = f"chat {operation.model[names.REQUEST_MODEL]}"

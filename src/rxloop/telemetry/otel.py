@@ -17,7 +17,7 @@ from typing_extensions import override
 from rxloop import _version
 from rxloop.support.trace_context import get_trace_context
 from rxloop.telemetry import names
-from rxloop.telemetry.measurements import HISTOGRAMS, Measurements
+from rxloop.telemetry.measurements import Bind, Histogram, Measurements
 from rxloop.telemetry.operations import Attributes, Operation, Recorder
 
 _SCOPE = ("rxloop", _version.__version__)
@@ -100,10 +100,10 @@ def prepare_recorder(
 def make_meter_recorder(provider: MeterProvider | None) -> Measurements:
     """Return a recorder of metrics. None uses the global provider."""
     meter = metrics.get_meter(*_SCOPE, provider, attributes=names.SCOPE_ATTRIBUTES)
-    histograms = {
-        name: meter.create_histogram(
-            name, each.unit, each.description, explicit_bucket_boundaries_advisory=each.buckets
-        )
-        for name, each in {each.name: each for each in HISTOGRAMS}.items()
-    }
-    return Measurements(lambda each, attributes: partial(histograms[each.name].record, attributes=attributes))
+
+    def create(each: Histogram) -> Bind:
+        options = {"explicit_bucket_boundaries_advisory": each.buckets}
+        histogram = meter.create_histogram(each.name, each.unit, each.description, **options)
+        return lambda attributes: partial(histogram.record, attributes=attributes)
+
+    return Measurements(create)

@@ -51,14 +51,11 @@ class RuntimeFigures(Collector):
                     figures = await _read_figures(self._runtime)
             except Exception as error:
                 log.warning("Cannot read the log for metrics: %s", str(error) or f"no answer in {_TIMEOUT:g} s")
-            is_available = _gauge("rxloop_log_up", "1 if the log and the queue can be read", bool(figures))
+            description = "1 if the log and the queue can be read"
+            is_available = GaugeMetricFamily("rxloop_log_up", description, value=bool(figures))
             # Replaced at the end, because other servers of the registry can read the figures meanwhile.
             self._stored = [*figures, is_available]
             self._read_at = time.monotonic()
-
-    def describe(self) -> Iterator[Metric]:
-        """Return nothing, because the figures are not known before the first request."""
-        return iter(())
 
     def collect(self) -> Iterator[Metric]:
         """Yield the current figures."""
@@ -66,12 +63,13 @@ class RuntimeFigures(Collector):
         yield InfoMetricFamily("rxloop", "Version of rxloop", value={"version": _version.__version__})
         yield from self._stored
         executing = "Runs that this process executes, each with the lease of its conversation"
-        yield _gauge("rxloop_executing_runs", executing, load.executing)
-        yield _gauge("rxloop_waiting_runs", "Runs that wait for a slot in this process", load.waiting)
+        yield GaugeMetricFamily("rxloop_executing_runs", executing, value=load.executing)
+        waiting = "Runs that wait for a slot in this process"
+        yield GaugeMetricFamily("rxloop_waiting_runs", waiting, value=load.waiting)
         adopted = "Orphaned runs that this process has resumed"
         yield CounterMetricFamily("rxloop_adopted_runs", adopted, value=load.adopted)
         used = "Requests, streams and sessions that clients hold open"
-        yield _gauge("rxloop_server_resources", used, resources, label="resource")
+        yield _gauge("rxloop_server_resources", used, "resource", resources)
 
 
 async def _read_figures(runtime: Runtime) -> list[Metric]:
@@ -82,19 +80,18 @@ async def _read_figures(runtime: Runtime) -> list[Metric]:
     due = min((max(record.created / 1000, now + get_delay(record)) for record in records), default=now)
     age = "Age of the oldest due run that has not started"
     figures = [
-        _gauge("rxloop_runs", "Unfinished runs in the log by state", counts, label="state"),
-        _gauge("rxloop_oldest_submitted_run_age_seconds", age, max(0.0, now - due)),
+        _gauge("rxloop_runs", "Unfinished runs in the log by state", "state", counts),
+        GaugeMetricFamily("rxloop_oldest_submitted_run_age_seconds", age, value=max(0.0, now - due)),
     ]
     if runtime.queue is not None:
-        figures.append(_gauge("rxloop_queue_jobs", "Jobs that wait for a worker", await runtime.queue.waiting()))
+        jobs = await runtime.queue.waiting()
+        figures.append(GaugeMetricFamily("rxloop_queue_jobs", "Jobs that wait for a worker", value=jobs))
     return figures
 
 
-def _gauge(name: str, description: str, value: float | Mapping[Any, float], *, label: str = "") -> Metric:
-    """Return a gauge with a value, or with a value for each value of a label."""
-    if not isinstance(value, Mapping):
-        return GaugeMetricFamily(name, description, value=value)
+def _gauge(name: str, description: str, label: str, values: Mapping[Any, float]) -> Metric:
+    """Return a gauge with a value for each value of a label."""
     gauge = GaugeMetricFamily(name, description, labels=[label])
-    for each, number in value.items():
+    for each, number in values.items():
         gauge.add_metric([each], number)
     return gauge
