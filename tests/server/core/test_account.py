@@ -172,6 +172,10 @@ async def test_open_sessions_are_limited_per_principal() -> None:
         # Idle sessions are closed, and no longer count.
         while (await client.post("/mcp", json=INITIALIZE, headers=ann)).status_code == 429:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        idle = {**ended, "mcp-session-id": opened[1].headers["mcp-session-id"]}
+        ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+        assert (await client.post("/mcp", json=ping, headers={**ann, **idle})).status_code == 404
         await app.drain(0.1)
 
 
