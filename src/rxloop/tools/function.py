@@ -7,7 +7,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypedDict, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypedDict, TypeVar, cast, overload
 
 from typing_extensions import Unpack
 
@@ -156,6 +156,15 @@ class FunctionTool(Generic[C, P, R]):
         self.idempotent = options.get("idempotent", False) or self.read_only
         self.max_result = options.get("max_result", MAX_RESULT_CHARS)
         self.takes_context = self._parameters.takes_context
+
+    if not TYPE_CHECKING:
+        # Type checkers find unknown attributes on their own if this method is missing.
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            # The definition contains these options, so an attribute would have no effect.
+            if name in ("name", "description", "hidden", "strict") and not hasattr(type(self), name):
+                raise AttributeError(f"cannot set {name!r} of a tool; create the tool with @tool({name}=...)")
+            super().__setattr__(name, value)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function directly, without validation, thread or timeout."""
