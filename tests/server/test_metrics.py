@@ -181,6 +181,7 @@ async def test_adopted_runs_and_jobs_are_counted() -> None:
     [
         ("", "text/plain; version=0.0.4; charset=utf-8"),
         ("text/html, text/plain;version=0.0.4;q=0.5", "text/plain; version=0.0.4; charset=utf-8"),
+        ("application/openmetrics-text;version=latest", "text/plain; version=0.0.4; charset=utf-8"),
         (
             "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
             "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=underscores",

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import Span, SpanProcessor, TracerProvider
 from opentelemetry.trace import SpanKind, StatusCode
 
 from rxloop import (
@@ -255,6 +257,19 @@ async def test_each_span_ends_once(end: str) -> None:
         "pause": ("input-required", {}),
         "unsubscribed": ("working", {"invoke_agent": "interrupted", "execute_tool": "interrupted"}),
     }[end]
+
+
+async def test_open_spans_end_if_a_span_processor_fails() -> None:
+    class FailingProcessor(SpanProcessor):
+        def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+            if span.name.startswith("execute_tool"):
+                raise RuntimeError("broken processor")
+
+    collector, provider = SpanCollector(), TracerProvider(shutdown_on_exit=False)
+    for processor in (FailingProcessor(), collector):
+        provider.add_span_processor(processor)
+    await make_agent(views=[op.spans(tracer_provider=provider, metrics=False)]).run("Go.")
+    assert collector.tree() == ["invoke_agent guide > chat scripted", "invoke_agent guide"]
 
 
 async def test_recorded_run_has_the_spans_of_the_live_run() -> None:

@@ -314,8 +314,8 @@ class OperationFold:
             return  # The stream does not contain the start of the attempt.
         known = {name: value for name, value in attributes.items() if value is not None}
         operation = Operation(name, event, find_operation(operations, event.branch) or parent, known)
-        operations[key] = operation
         self._recorder.start(operation)
+        operations[key] = operation
 
     def _end(self, operations: Operations, key: Key, now: int, error: ErrorInfo | None, attributes: Attributes) -> None:
         operation = operations.pop(key, None)

@@ -63,7 +63,11 @@ class MetricsAdapter(Adapter):
         if not call.principal.scopes & {"metrics", "others"}:
             raise Refused(403, "forbidden", "metrics require the metrics scope")
         await self._figures.refresh()
-        encode, media_type = self._choose_encoder(", ".join(call.request.headers.getlist("accept")))
+        try:
+            encode, media_type = self._choose_encoder(", ".join(call.request.headers.getlist("accept")))
+        except (TypeError, ValueError):
+            # prometheus_client does not validate the version of the format.
+            encode, media_type = self._choose_encoder("")
         body = await run_in_thread(lambda: encode(self._registry))
         return Response(body, headers={"content-type": media_type, "cache-control": "no-store"})
 
