@@ -23,6 +23,7 @@ from rxloop.pipeline.thinking_result import ThinkingResult
 from rxloop.protocol.events import ThinkingFailedEvent, ThinkingNotedEvent
 from rxloop.protocol.messages import Message
 from rxloop.stream.sources import Push, emit, from_task
+from rxloop.support.text import to_short_repr
 from rxloop.support.threads import call_user_function
 
 
@@ -161,9 +162,9 @@ class ThinkingPhase:
         """
         compressed, request = cycle.compressed, cycle.request
         if not isinstance(result, ThinkingResult):
-            raise ValueError(f"think must return a ThinkingResult, got {result!r}")
-        if str in map(type, (result.insights, result.next_actions)):
-            raise ValueError(f"insights and next_actions must be tuples of strings, got {result!r}")
+            raise ValueError(f"think must return a ThinkingResult, got {to_short_repr(result)}")
+        if not {type(result.insights), type(result.next_actions)} <= {tuple, list}:
+            raise ValueError(f"insights and next_actions must be tuples of strings, got {to_short_repr(result)}")
         if result.compressed_history:
             compressed = cycle.compression.check_result(result.compressed_history, find_pinned(request), 0.0)
             if compressed.failed:

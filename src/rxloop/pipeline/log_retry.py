@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from rxloop.errors import EventLogError, LogUnreachable, RxloopError
 from rxloop.protocol.events import TaskEvent
+from rxloop.support.tasks import is_cancelled
 
 if TYPE_CHECKING:
     from rxloop.protocol.events import Event
@@ -107,12 +108,6 @@ def is_temporary(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError) or (
         isinstance(error, Exception) and not isinstance(error, _PERMANENT_ERRORS)
     )
-
-
-def is_cancelled(error: BaseException) -> bool:
-    """Return True if the current task is being cancelled, rather than a task inside the log."""
-    task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 P = ParamSpec("P")

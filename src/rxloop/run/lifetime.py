@@ -19,6 +19,7 @@ from rxloop.stream.rx import RunScheduler
 from rxloop.stream.scope import TimeLimit, TimeScope
 from rxloop.stream.sources import TaskCancelled
 from rxloop.support.foreign_errors import free_memory, is_out_of_memory, leave_to_loop, to_error
+from rxloop.support.tasks import is_cancelled
 
 log = logging.getLogger("rxloop")
 
@@ -302,9 +303,8 @@ class Lifetime:
             interrupt()
         try:
             return await preparing
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+        except asyncio.CancelledError as error:
+            if is_cancelled(error):
                 self.finish(self.closing_end)
             elif not self.is_ending:
                 raise RxloopError("a task awaited during run startup was cancelled") from None

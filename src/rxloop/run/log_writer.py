@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 from rxloop.errors import ConflictError, EventLogError, Fenced, LogUnreachable
 from rxloop.pipeline.event_log import EventLog
-from rxloop.pipeline.log_retry import APPEND_TIMEOUT, is_cancelled, is_temporary, retry_log_call
+from rxloop.pipeline.log_retry import APPEND_TIMEOUT, is_temporary, retry_log_call
 from rxloop.protocol.events import Event
 from rxloop.stream.back_pressure import Gate
 from rxloop.support.foreign_errors import leave_to_loop, to_error
+from rxloop.support.tasks import is_cancelled
 
 LOG_TASK = "rxloop-log-"
 """Name prefix of writer tasks."""

@@ -18,6 +18,7 @@ from rxloop.run.lifetime import Released
 from rxloop.stream.rx import PipelineStopped, RunScheduler, choose, connect
 from rxloop.stream.sources import emit
 from rxloop.support.foreign_errors import free_memory, is_out_of_memory, leave_to_loop, to_error
+from rxloop.support.tasks import is_cancelled
 from rxloop.support.trace_context import get_trace_context
 
 _make_status = make_unchecked(StatusUpdateEvent)
@@ -99,8 +100,7 @@ async def start_pipeline(attempt: Attempt) -> None:
         # The run is already ending.
         return
     except BaseException as error:
-        task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        if is_cancelled(error):
             lifetime.finish(lifetime.closing_end)
             return
         lifetime.fail(to_error(error))

@@ -9,6 +9,12 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 
+def is_cancelled(error: BaseException) -> bool:
+    """Return True if the current task is being cancelled, rather than a task or future that it awaits."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
 async def wait_all(tasks: Collection[asyncio.Task[Any]]) -> None:
     """Wait until all tasks are done, even if the waiting task is canceled. The cancellation is raised afterwards."""
     # Imported on first use to speed up importing rxloop.

@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from rxloop.errors import RxloopError
 from rxloop.support.garbage import ignore_large_data
+from rxloop.support.tasks import is_cancelled
 
 T = TypeVar("T")
 
@@ -279,10 +280,18 @@ async def call_user_function(function: Callable[..., T | Awaitable[T]], *argumen
     """Call a user function. Sync functions run in a thread.
 
     On the event loop, a blocking function would stop all runs of the process, including their timeouts.
+
+    Raises:
+        RuntimeError: The function awaited a canceled task or called `exit`, which must not end the caller.
     """
     result: Any
-    if inspect.iscoroutinefunction(function):
-        result = function(*arguments)
-    else:
-        result = await run_in_thread(lambda: function(*arguments))
-    return await result if inspect.isawaitable(result) else result
+    try:
+        if inspect.iscoroutinefunction(function):
+            result = function(*arguments)
+        else:
+            result = await run_in_thread(lambda: function(*arguments))
+        return await result if inspect.isawaitable(result) else result
+    except (asyncio.CancelledError, SystemExit) as error:
+        if is_cancelled(error):
+            raise
+        raise RuntimeError(f"the function raised {type(error).__name__}") from error

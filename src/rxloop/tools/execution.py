@@ -21,6 +21,7 @@ from rxloop.protocol.json_data import replace_surrogates
 from rxloop.protocol.model import thaw
 from rxloop.state.history import FIND_OUT, UNKNOWN_EFFECT
 from rxloop.stream.scope import TimeScope
+from rxloop.support.tasks import is_cancelled
 from rxloop.tools.result import MAX_RESULT_CHARS, encode_result, explain_error, failure_fields, make_failure
 from rxloop.tools.result_parts import TooLarge
 
@@ -319,9 +320,7 @@ def to_failure(error: BaseException, tool: Tool, ctx: RunContext[Any], *, timed_
         explanation = text if tool.idempotent else f"{text} It was cut off, {UNKNOWN_EFFECT}. {FIND_OUT}"
         return make_failure(explanation, "timeout")
     if isinstance(error, asyncio.CancelledError):
-        task = asyncio.current_task()
-        is_canceled = task is not None and task.cancelling()
-        return None if is_canceled else make_failure(f"{name} waited for something that was cancelled.")
+        return None if is_cancelled(error) else make_failure(f"{name} waited for something that was cancelled.")
     if isinstance(error, SystemExit):
         return make_failure(f"{name} tried to exit the process with status {error.code}.")
     if not isinstance(error, Exception):

@@ -13,6 +13,7 @@ from rxloop.errors import ConfigurationError, Paused, RxloopError
 from rxloop.pipeline.interfaces import Tool, Toolset
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.json_data import replace_surrogates
+from rxloop.support.tasks import is_cancelled
 from rxloop.tools.function import as_tool
 
 if TYPE_CHECKING:
@@ -106,8 +107,7 @@ class Toolsets:
         except Paused:
             raise
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_cancelled(error):
                 raise
             return MissingToolset(toolset_name(toolset), _reason(error))
         except BaseException as error:

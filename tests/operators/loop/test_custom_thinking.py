@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, cast
 
 import pytest
@@ -237,6 +238,8 @@ def test_requests_are_valid_for_any_messages_of_think(removed: list[set[int]], w
             lambda cycle: ThinkingResult(insights=cast("Any", "word")),
             "insights and next_actions must be tuples of strings",
         ),
+        (lambda cycle: ThinkingResult(next_actions=cast("Any", count())), "must be tuples of strings"),
+        (lambda cycle: "long" * 9_999, "must return a ThinkingResult, got 'longlonglonglonglong"),
         (lambda cycle: 1 / 0, "ZeroDivisionError: division by zero"),
         (lambda cycle: ThinkingResult(current_state="word " * 500), "the note must have at most 400 tokens, got"),
         (lambda cycle: ThinkingResult(compressed_history=[cycle.history[1], cycle.history[0]]), "keep the order"),
@@ -250,7 +253,7 @@ async def test_request_is_sent_unchanged_when_think_fails_three_times(
     thinker, model = Thinker(result), ScriptedModel(*look_calls(20), "Done.")
     events = await collect_run(model, op.thinking_phase(SMALL, think=thinker.think))
     assert len(thinker.cycles) == len(failures(events)) == 3
-    assert all(reason in each for each in failures(events))
+    assert all(reason in each and len(each) < 200 for each in failures(events))
     assert noted(events) == []
     assert notes(model) == [""] * 21
     # Compression does not depend on thinking.
@@ -281,6 +284,20 @@ async def test_think_cannot_change_the_messages_to_send() -> None:
     assert compressions(events)
     assert failures(events)[0].startswith("AttributeError")
     assert all(len(request.messages) > 1 for request in model.requests[1:])
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3)])
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_error_that_would_end_the_caller_is_a_failure_of_think(error: BaseException, is_async: bool) -> None:
+    def fail(*arguments: Any) -> ThinkingResult:
+        raise error
+
+    async def fail_later(*arguments: Any) -> ThinkingResult:
+        raise error
+
+    model = ScriptedModel(*look_calls(2), "Done.")
+    events = await collect_run(model, op.thinking_phase(LARGE, think=fail_later if is_async else fail))
+    assert [each.startswith("RuntimeError: the function") for each in failures(events)] == [True, True]
 
 
 def test_slow_think_is_cancelled_after_its_timeout() -> None:
